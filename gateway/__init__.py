@@ -1,0 +1,1 @@
+"""The public door: gRPC and OpenAI HTTP in front of the ledger."""

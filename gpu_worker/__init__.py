@@ -1,0 +1,1 @@
+"""A worker process: executes plans on its device and reports every step."""

@@ -1,0 +1,1 @@
+"""What users touch: the command line and the client."""

@@ -1,0 +1,1 @@
+"""The durable record in Redis: submit, follow, commit, lead."""

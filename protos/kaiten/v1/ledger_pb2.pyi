@@ -1,0 +1,250 @@
+from protos.kaiten.v1 import common_pb2 as _common_pb2
+from protos.kaiten.v1 import inference_service_pb2 as _inference_service_pb2
+from protos.kaiten.v1 import worker_service_pb2 as _worker_service_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class InboxRecord(_message.Message):
+    __slots__ = ("submit", "cancel")
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    submit: SubmitRecord
+    cancel: CancelRecord
+    def __init__(self, submit: _Optional[_Union[SubmitRecord, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ...) -> None: ...
+
+class SubmitRecord(_message.Message):
+    __slots__ = ("id", "tenant", "n", "prompt_token_ids", "sampling", "timeout_ms", "priority", "traceparent", "render")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    RENDER_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    tenant: str
+    n: int
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    sampling: _worker_service_pb2.RowSampling
+    timeout_ms: int
+    priority: int
+    traceparent: str
+    render: RenderOptions
+    def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., n: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_worker_service_pb2.RowSampling, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., priority: _Optional[int] = ..., traceparent: _Optional[str] = ..., render: _Optional[_Union[RenderOptions, _Mapping]] = ...) -> None: ...
+
+class RenderOptions(_message.Message):
+    __slots__ = ("stop",)
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stop: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CancelRecord(_message.Message):
+    __slots__ = ("id", "serial", "n", "choice", "reason", "output_tokens")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    serial: int
+    n: int
+    choice: int
+    reason: _common_pb2.FinishReason
+    output_tokens: int
+    def __init__(self, id: _Optional[str] = ..., serial: _Optional[int] = ..., n: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., output_tokens: _Optional[int] = ...) -> None: ...
+
+class JournalRecord(_message.Message):
+    __slots__ = ("seq", "epoch", "unix_ns", "serials", "positions", "token_ids", "logprobs", "finished", "step", "inputs")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    SERIALS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    epoch: int
+    unix_ns: int
+    serials: _containers.RepeatedScalarFieldContainer[int]
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedCompositeFieldContainer[SequenceLogprobs]
+    finished: _containers.RepeatedCompositeFieldContainer[SequenceFinished]
+    step: StepRecord
+    inputs: _containers.RepeatedCompositeFieldContainer[CoreInput]
+    def __init__(self, seq: _Optional[int] = ..., epoch: _Optional[int] = ..., unix_ns: _Optional[int] = ..., serials: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[SequenceFinished, _Mapping]]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ..., inputs: _Optional[_Iterable[_Union[CoreInput, _Mapping]]] = ...) -> None: ...
+
+class SequenceLogprobs(_message.Message):
+    __slots__ = ("serial", "logprobs")
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    serial: int
+    logprobs: _common_pb2.TokenLogprobs
+    def __init__(self, serial: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
+
+class SequenceFinished(_message.Message):
+    __slots__ = ("serial", "reason", "output_tokens", "error", "done")
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    serial: int
+    reason: _common_pb2.FinishReason
+    output_tokens: int
+    error: str
+    done: _inference_service_pb2.Done
+    def __init__(self, serial: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., output_tokens: _Optional[int] = ..., error: _Optional[str] = ..., done: _Optional[_Union[_inference_service_pb2.Done, _Mapping]] = ...) -> None: ...
+
+class StepRecord(_message.Message):
+    __slots__ = ("worker_id", "plan_id", "step", "timings")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    plan_id: int
+    step: int
+    timings: _worker_service_pb2.StepTimings
+    def __init__(self, worker_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., step: _Optional[int] = ..., timings: _Optional[_Union[_worker_service_pb2.StepTimings, _Mapping]] = ...) -> None: ...
+
+class CoreInput(_message.Message):
+    __slots__ = ("now_ns", "submit", "cancel", "worker_joined", "worker_lost", "plan", "result", "expire")
+    NOW_NS_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    WORKER_JOINED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_LOST_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_FIELD_NUMBER: _ClassVar[int]
+    now_ns: int
+    submit: SubmitInput
+    cancel: CancelRecord
+    worker_joined: WorkerJoinedInput
+    worker_lost: WorkerLostInput
+    plan: PlanInput
+    result: ResultInput
+    expire: ExpireInput
+    def __init__(self, now_ns: _Optional[int] = ..., submit: _Optional[_Union[SubmitInput, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoinedInput, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLostInput, _Mapping]] = ..., plan: _Optional[_Union[PlanInput, _Mapping]] = ..., result: _Optional[_Union[ResultInput, _Mapping]] = ..., expire: _Optional[_Union[ExpireInput, _Mapping]] = ...) -> None: ...
+
+class SubmitInput(_message.Message):
+    __slots__ = ("id", "serial", "committed_tokens")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    serial: int
+    committed_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, id: _Optional[str] = ..., serial: _Optional[int] = ..., committed_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WorkerJoinedInput(_message.Message):
+    __slots__ = ("worker_id", "worker")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    worker: _common_pb2.WorkerDescription
+    def __init__(self, worker_id: _Optional[str] = ..., worker: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ...) -> None: ...
+
+class WorkerLostInput(_message.Message):
+    __slots__ = ("worker_id", "is_crash")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_CRASH_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    is_crash: bool
+    def __init__(self, worker_id: _Optional[str] = ..., is_crash: bool = ...) -> None: ...
+
+class PlanInput(_message.Message):
+    __slots__ = ("worker_id", "plan_id", "lease_steps", "members", "admitted", "preempted", "chunk_tokens", "decode_rows", "blocks_free", "waiting", "digest")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    plan_id: int
+    lease_steps: int
+    members: _containers.RepeatedScalarFieldContainer[int]
+    admitted: _containers.RepeatedScalarFieldContainer[int]
+    preempted: _containers.RepeatedScalarFieldContainer[int]
+    chunk_tokens: int
+    decode_rows: int
+    blocks_free: int
+    waiting: int
+    digest: int
+    def __init__(self, worker_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., lease_steps: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., admitted: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[int] = ..., decode_rows: _Optional[int] = ..., blocks_free: _Optional[int] = ..., waiting: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+
+class ResultInput(_message.Message):
+    __slots__ = ("step", "worker_id")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    step: _worker_service_pb2.StepResult
+    worker_id: str
+    def __init__(self, step: _Optional[_Union[_worker_service_pb2.StepResult, _Mapping]] = ..., worker_id: _Optional[str] = ...) -> None: ...
+
+class ExpireInput(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FoldedTokens(_message.Message):
+    __slots__ = ("token_ids", "logprobs")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+
+class RequestResult(_message.Message):
+    __slots__ = ("id", "serial", "prompt_tokens", "choices", "done", "render")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    RENDER_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    serial: int
+    prompt_tokens: int
+    choices: _containers.RepeatedCompositeFieldContainer[ChoiceResult]
+    done: _inference_service_pb2.Done
+    render: RenderOptions
+    def __init__(self, id: _Optional[str] = ..., serial: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[ChoiceResult, _Mapping]]] = ..., done: _Optional[_Union[_inference_service_pb2.Done, _Mapping]] = ..., render: _Optional[_Union[RenderOptions, _Mapping]] = ...) -> None: ...
+
+class ChoiceResult(_message.Message):
+    __slots__ = ("output", "finished")
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    output: FoldedTokens
+    finished: SequenceFinished
+    def __init__(self, output: _Optional[_Union[FoldedTokens, _Mapping]] = ..., finished: _Optional[_Union[SequenceFinished, _Mapping]] = ...) -> None: ...
+
+class CellRecord(_message.Message):
+    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_READY_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    STALLED_MS_FIELD_NUMBER: _ClassVar[int]
+    model: _common_pb2.WorkerDescription
+    workers_ready: int
+    waiting: int
+    running: int
+    stalled_ms: int
+    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ...) -> None: ...

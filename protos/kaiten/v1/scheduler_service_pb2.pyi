@@ -1,0 +1,80 @@
+from protos.kaiten.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("address", "worker")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    worker: _common_pb2.WorkerDescription
+    def __init__(self, address: _Optional[str] = ..., worker: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ...) -> None: ...
+
+class RegisterResponse(_message.Message):
+    __slots__ = ("heartbeat_interval_ms",)
+    HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    heartbeat_interval_ms: int
+    def __init__(self, heartbeat_interval_ms: _Optional[int] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("boot_id", "is_draining")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    is_draining: bool
+    def __init__(self, boot_id: _Optional[str] = ..., is_draining: bool = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ("must_register", "is_drained")
+    MUST_REGISTER_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINED_FIELD_NUMBER: _ClassVar[int]
+    must_register: bool
+    is_drained: bool
+    def __init__(self, must_register: bool = ..., is_drained: bool = ...) -> None: ...
+
+class GetStateRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStateResponse(_message.Message):
+    __slots__ = ("is_leader", "leader", "journal_seq", "waiting", "running", "policy", "workers")
+    IS_LEADER_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    is_leader: bool
+    leader: _common_pb2.Leader
+    journal_seq: int
+    waiting: int
+    running: int
+    policy: str
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerState]
+    def __init__(self, is_leader: bool = ..., leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., journal_seq: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., policy: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ...) -> None: ...
+
+class WorkerState(_message.Message):
+    __slots__ = ("worker_id", "address", "is_connected", "running", "blocks_free", "block_count", "plans_in_flight", "description")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    IS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PLANS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    is_connected: bool
+    running: int
+    blocks_free: int
+    block_count: int
+    plans_in_flight: int
+    description: _common_pb2.WorkerDescription
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., is_connected: bool = ..., running: _Optional[int] = ..., blocks_free: _Optional[int] = ..., block_count: _Optional[int] = ..., plans_in_flight: _Optional[int] = ..., description: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""The decisions. Standard library only; time is an argument."""

@@ -1,0 +1,1 @@
+"""What every service process needs: settings, errors, gRPC server, lifecycle. No domain words."""
