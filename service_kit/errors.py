@@ -1,0 +1,112 @@
+"""What can go wrong, named by who must act. Knows nothing of gRPC or HTTP: edges own a table.
+
+`str(error)` is always a sentence for its reader; the attributes are for programs.
+"""
+
+
+class KaitenError(Exception):
+    """Root of the taxonomy. Never raised itself."""
+
+
+class InvalidRequest(KaitenError):
+    """The client must change its request; sending it again can never succeed."""
+
+    def __init__(self, field: str, rule: str) -> None:
+        super().__init__(f"{field}: {rule}" if field else rule)
+        self.field = field
+        self.rule = rule
+
+
+class TooLong(InvalidRequest):
+    """More tokens, bytes or items than this deployment will ever take."""
+
+    def __init__(self, field: str, limit: int, got: int) -> None:
+        super().__init__(field, f"must be at most {limit}, got {got}")
+        self.limit = limit
+        self.got = got
+
+
+class NotFound(KaitenError):
+    """`what` does not exist, or no longer."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} not found")
+        self.what = what
+
+
+class AlreadyExists(KaitenError):
+    """`what` exists with another content: the client reused a name."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} already exists with another content")
+        self.what = what
+
+
+class Overloaded(KaitenError):
+    """Refused before any work was done; the same request may succeed after `retry_after_s`."""
+
+    def __init__(self, reason: str, retry_after_s: float, limit: int | None = None) -> None:
+        bound = "" if limit is None else f" (limit {limit})"
+        super().__init__(f"overloaded: {reason}{bound}; retry in {retry_after_s:g} s")
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+        self.limit = limit
+
+
+class DeadlineExceeded(KaitenError):
+    """The request's time ran out; `phase` says where, e.g. "queued" or "decode"."""
+
+    def __init__(self, phase: str) -> None:
+        super().__init__(f"deadline exceeded in phase {phase!r}")
+        self.phase = phase
+
+
+class Cancelled(KaitenError):
+    """Somebody asked for the end. Nobody must act."""
+
+    def __init__(self) -> None:
+        super().__init__("cancelled")
+
+
+class Unavailable(KaitenError):
+    """A part this answer depends on is away; nothing was lost, try again."""
+
+    def __init__(self, reason: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(f"unavailable: {reason}")
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class OutOfOrder(KaitenError):
+    """The caller's picture of the receiver is stale: resync, or stop leading."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class NotLeader(KaitenError):
+    """This scheduler is a standby; `leader_address` (may be empty) is the one to ask."""
+
+    def __init__(self, leader_address: str) -> None:
+        elsewhere = (
+            f"; the leader is {leader_address}" if leader_address else "; no leader is known"
+        )
+        super().__init__(f"not the leader{elsewhere}")
+        self.leader_address = leader_address
+
+
+class Unauthenticated(KaitenError):
+    """The caller did not prove who it is."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ConfigError(KaitenError):
+    """The operator must change a setting; `text` says which, why and to what."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text

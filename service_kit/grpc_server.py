@@ -1,0 +1,115 @@
+"""A gRPC server with every limit set, and binding that explains itself."""
+
+import errno
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+from grpc_reflection.v1alpha import reflection
+
+from service_kit.errors import ConfigError
+from service_kit.grpc_errors import ErrorInterceptor
+from service_kit.grpc_health import HealthStatus
+
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """What one server takes.
+
+    `connection_age_s_max` makes clients reconnect, so that load spreads over new servers; open
+    streams outlive it.
+    """
+
+    message_in_bytes_max: int = 4 * MIB
+    message_out_bytes_max: int = 16 * MIB
+    metadata_bytes_max: int = 16 << 10
+    rpcs_max: int | None = None
+    keepalive_ms: int = 20_000
+    keepalive_timeout_ms: int = 10_000
+    # Clients that ping more often than this are told to go away.
+    client_ping_ms_min: int = 500
+    connection_age_s_max: int | None = 1800
+
+
+def channel_options(limits: ServerLimits) -> list[tuple[str, int]]:
+    """The limits in gRPC's own words."""
+    options = [
+        ("grpc.max_receive_message_length", limits.message_in_bytes_max),
+        ("grpc.max_send_message_length", limits.message_out_bytes_max),
+        # The soft limit refuses at random above it, so both are the same: a sharp edge.
+        ("grpc.max_metadata_size", limits.metadata_bytes_max),
+        ("grpc.absolute_max_metadata_size", limits.metadata_bytes_max),
+        ("grpc.keepalive_time_ms", limits.keepalive_ms),
+        ("grpc.keepalive_timeout_ms", limits.keepalive_timeout_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", limits.client_ping_ms_min),
+        # Two processes sharing a port by accident would each get half of the requests.
+        ("grpc.so_reuseport", 0),
+    ]
+    if limits.connection_age_s_max is not None:
+        options.append(("grpc.max_connection_age_ms", limits.connection_age_s_max * 1000))
+    return options
+
+
+def create_server(
+    *, limits: ServerLimits | None = None, interceptors: Sequence[Any] = ()
+) -> "grpc.aio.Server":
+    """A server, not yet bound or started. Errors are translated inside all other interceptors."""
+    limits = limits or ServerLimits()
+    return grpc.aio.server(
+        interceptors=[*interceptors, ErrorInterceptor()],
+        options=channel_options(limits),
+        maximum_concurrent_rpcs=limits.rpcs_max,
+    )
+
+
+def bind(server: "grpc.aio.Server", host: str, port: int, flag: str = "--grpc-port") -> int:
+    """Bind to host:port (0 = any free one) and return the port. ConfigError says why not."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(_why_not(host, port, flag)) from error
+    if bound == 0:
+        raise ConfigError(_why_not(host, port, flag))
+    return int(bound)
+
+
+def add_health(server: "grpc.aio.Server", service_names: Sequence[str] = ()) -> HealthStatus:
+    """Serve grpc.health.v1. Every name, and "" for the process, starts as not serving."""
+    status = HealthStatus(("", *service_names))
+    status.add_to(server)
+    return status
+
+
+def add_reflection(server: "grpc.aio.Server", names: Sequence[str]) -> None:
+    """Let grpcurl and friends list these services. Call after they were added."""
+    reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+
+
+def _why_not(host: str, port: int, flag: str) -> str:
+    """Ask the operating system the same question, because gRPC does not pass its answer on."""
+    host_flag = flag.removesuffix("-port") + "-host"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except socket.gaierror:
+        return f"host {host!r} cannot be resolved; choose another with {host_flag}"
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return (
+                f"port {port} is taken on {host}; stop what holds it, or choose another with {flag}"
+            )
+        if error.errno == errno.EACCES:
+            return f"port {port} needs privileges; choose one above 1023 with {flag}"
+        return f"cannot listen on {host}:{port}: {error.strerror}; see {host_flag} and {flag}"
+    return f"port {port} was taken on {host} a moment ago; try again, or choose another with {flag}"

@@ -1,0 +1,164 @@
+"""start → serve → drain → stop, the same in every process.
+
+The first SIGTERM or SIGINT drains: `serve` goes on while `drain` refuses new work and lets the old
+end, for at most `drain_s`. The second stops at once. `stop` always runs, also after a failed start.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+import structlog
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from service_kit.errors import ConfigError
+
+log = structlog.get_logger()
+
+# A stop that hangs longer than this is abandoned: the supervisor must not have to kill us.
+STOP_S_MAX: Final = 10.0
+
+
+class Service(Protocol):
+    """What `run` runs. Each method is called at most once, in this order."""
+
+    @property
+    def drain_s(self) -> float: ...
+
+    async def start(self) -> Mapping[str, object] | None:
+        """Make ready. What it returns becomes fields of the `service.ready` log line."""
+
+    async def serve(self) -> None:
+        """Work until cancelled. Returning means there is nothing left to do."""
+
+    async def drain(self) -> None:
+        """Turn readiness off, refuse new work, return when the accepted work has ended."""
+
+    async def stop(self) -> None:
+        """Release everything. Must work after a `start` that failed half-way."""
+
+
+def launch(build: Callable[[], Service]) -> int:
+    """Build a service (settings may be wrong) and run it. Returns the exit code."""
+    try:
+        service = build()
+    except ConfigError as error:
+        return _refuse(error)
+    return run(service)
+
+
+def run(service: Service) -> int:
+    """Run a service to its end: 0 drained or done, 1 crashed, 2 misconfigured."""
+    try:
+        asyncio.run(_Run(service).main())
+    except ConfigError as error:
+        return _refuse(error)
+    except Exception as error:
+        log.critical("service.crashed", exc_info=error)
+        return 1
+    return 0
+
+
+def show_box(title: str, text: str) -> None:
+    """One framed message on stderr, for the person who started this process."""
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 100)
+    console.print(Panel(Text(text), title=title, title_align="left", border_style="red"))
+
+
+def _refuse(error: ConfigError) -> int:
+    show_box("cannot start", str(error))
+    return 2
+
+
+class _Run:
+    """One run: the signals counted so far and the wait that the next one interrupts."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._signals = 0
+        self._drain_asked = asyncio.Event()
+        self._stop_asked = asyncio.Event()
+
+    async def main(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            if await self._unless(self._drain_asked, self._start()):
+                await self._serve()
+        finally:
+            await self._stop()
+
+    def _on_signal(self, number: int) -> None:
+        self._signals += 1
+        log.info("service.signal", signal=signal.Signals(number).name, count=self._signals)
+        (self._drain_asked if self._signals == 1 else self._stop_asked).set()
+
+    async def _start(self) -> None:
+        fields = await self._service.start()
+        log.info("service.ready", **(fields or {}))
+
+    async def _serve(self) -> None:
+        serving = asyncio.create_task(self._service.serve(), name="serve")
+        try:
+            if not await self._unless(self._drain_asked, _watch(serving)):
+                await self._unless(self._stop_asked, self._drain(serving))
+        finally:
+            await _cancelled(serving)
+
+    async def _drain(self, serving: "asyncio.Task[None]") -> None:
+        """Drain within the limit; a `serve` that crashes meanwhile ends the drain."""
+        log.info("service.draining", drain_s=self._service.drain_s)
+        draining = asyncio.create_task(self._service.drain(), name="drain")
+        try:
+            async with asyncio.timeout(self._service.drain_s):
+                await asyncio.wait({draining, serving}, return_when=asyncio.FIRST_COMPLETED)
+                if serving.done():
+                    serving.result()
+                await draining
+        except TimeoutError:
+            log.warning("service.drain_timeout", drain_s=self._service.drain_s)
+        finally:
+            await _cancelled(draining)
+
+    async def _stop(self) -> None:
+        try:
+            async with asyncio.timeout(STOP_S_MAX):
+                await self._service.stop()
+        except TimeoutError:
+            log.warning("service.stop_timeout", stop_s=STOP_S_MAX)
+        log.info("service.stopped")
+
+    async def _unless(self, event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+        """True when the work ended by itself, False when the event came first and cancelled it."""
+        task = asyncio.create_task(work)
+        waiting = asyncio.create_task(event.wait())
+        try:
+            await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+                return True
+            return False
+        finally:
+            await _cancelled(task)
+            await _cancelled(waiting)
+
+
+async def _watch(task: "asyncio.Task[None]") -> None:
+    """Wait for a task without owning it: cancelling the wait leaves the task running."""
+    await asyncio.shield(task)
+
+
+async def _cancelled(task: "asyncio.Task[Any]") -> None:
+    """Cancel and wait until it really ended. Its result, if any, was read by somebody else."""
+    if not task.done():
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    elif not task.cancelled():
+        task.exception()

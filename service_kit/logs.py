@@ -1,0 +1,58 @@
+"""One log format for every process: JSON lines on stderr, coloured text when a person is looking.
+
+Libraries that use the standard library's logging come out in the same format, from WARNING up.
+"""
+
+import logging
+import sys
+from typing import Final
+
+import structlog
+from structlog.typing import Processor
+
+from service_kit.errors import ConfigError
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+def configure(service: str, level: str = "info") -> None:
+    """Set up structlog for this process. Called once, by the service's main."""
+    if level not in LEVELS:
+        raise ConfigError(f"log level {level!r} is unknown; choose one of {', '.join(LEVELS)}")
+    shared = _shared_processors(service)
+    structlog.configure(
+        processors=[*shared, *_renderers()],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers()],
+        )
+    )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+
+
+def _shared_processors(service: str) -> list[Processor]:
+    def add_service(
+        _logger: object, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        event["service"] = service
+        return event
+
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        add_service,
+    ]
+
+
+def _renderers() -> list[Processor]:
+    if sys.stderr.isatty():
+        return [structlog.dev.ConsoleRenderer()]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]

@@ -1,0 +1,48 @@
+"""OpenTelemetry: real when OTEL_EXPORTER_OTLP_ENDPOINT is set, otherwise the API's own no-op.
+
+The exporter is an optional dependency; asking for export without it is a ConfigError, not silence.
+"""
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Final
+
+from opentelemetry import trace
+
+from service_kit.errors import ConfigError
+
+ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
+EXPORTER: Final = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
+
+
+def configure(service: str, environ: Mapping[str, str] | None = None) -> bool:
+    """Install a tracer provider when an endpoint is named. True when spans are exported."""
+    if not (os.environ if environ is None else environ).get(ENDPOINT):
+        return False
+    if not _exporter_is_installed():
+        raise ConfigError(
+            f"{ENDPOINT} is set but the exporter is not installed: pip install 'kaiten[otlp]', "
+            f"or unset {ENDPOINT}"
+        )
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource.create({"service.name": f"kaiten-{service}"}))
+    provider.add_span_processor(BatchSpanProcessor(import_module(EXPORTER).OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)
+    return True
+
+
+def tracer(name: str) -> trace.Tracer:
+    """A tracer; a no-op until `configure` installed a provider."""
+    return trace.get_tracer(name)
+
+
+def _exporter_is_installed() -> bool:
+    try:
+        return find_spec(EXPORTER) is not None
+    except ModuleNotFoundError:  # a missing parent package
+        return False
