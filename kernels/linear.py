@@ -1,0 +1,114 @@
+"""linear: y = x W^T + bias with the weight laid out once for the matrix library.
+
+shapes   x       [rows, in_features]             float32 | bfloat16, contiguous
+         weight  [out_features, in_features]     same dtype
+         bias    [out_features] or None          same dtype
+returns  [rows, out_features], same dtype, accumulated in float32
+exact    a row's result is the same bits whatever the other rows are and however many: oneDNN's packed
+         product sums otherwise for one lone float32 row only, and F.linear for 1, 2, 3, 5 and 7
+         float32 rows, so float32 runs with at least that many rows, the missing ones zero (measured
+         2026-11-20 on AMD Zen 4 and 5; the unit test repeats it)
+cost     reads out * in weights once per call (memory bound up to ~16 rows), 2 * rows * out * in flops
+measured 2026-11-20, 768 -> 3072, 2 threads, GF/s packed / F.linear at 1, 16, 64 rows:
+         float32 20/8, 221/69, 374/106; bfloat16 33/24, 442/293, 752/608
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from kernels.checks import require, require_float
+
+# The number of rows the layout is chosen for: one for all, as the bits may depend on the layout.
+_PACK_ROWS = 16
+# Rows from which on a float32 row keeps its bits (see "exact" above).
+_ROWS_MIN_PACKED, _ROWS_MIN_PLAIN = 2, 8
+
+
+def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The definition of correct."""
+    wide = x.float() @ weight.float().T
+    return (wide if bias is None else wide + bias.float()).to(x.dtype)
+
+
+def packing_available(dtype: torch.dtype) -> bool:
+    """Whether oneDNN's private packing operators exist here and are right for this dtype."""
+    if not torch._C._has_mkldnn:
+        return False
+    if dtype not in _PACKING_WORKS:
+        _PACKING_WORKS[dtype] = _packing_works(dtype)
+    return _PACKING_WORKS[dtype]
+
+
+_PACKING_WORKS: dict[torch.dtype, bool] = {}
+
+
+def _packing_works(dtype: torch.dtype) -> bool:
+    """Pack and multiply once: a private operator may be missing or changed in another torch."""
+    weight = torch.linspace(-1, 1, 32 * 48).view(32, 48).to(dtype)
+    x = torch.linspace(1, -1, 3 * 48).view(3, 48).to(dtype)
+    bias = torch.linspace(0, 1, 32).to(dtype)
+    try:
+        y = _apply_packed(x, _pack(weight), bias)
+    except (RuntimeError, AttributeError, TypeError):
+        return False
+    # One rounding of bfloat16 is 2^-9 of the value; sums here stay below 64.
+    return torch.allclose(
+        y.float(), linear_reference(x, weight, bias).float(), rtol=8e-3, atol=1e-4
+    )
+
+
+def _pack(weight: Tensor) -> Tensor:
+    return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS))
+
+
+def _apply_packed(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], ""))
+
+
+_PATHS: dict[str, Callable[[Tensor, Any, Tensor | None], Tensor]] = {
+    "packed": _apply_packed,
+    "torch": torch.nn.functional.linear,
+}
+
+
+class PackedLinear:
+    """A linear layer that owns its packed weight; the unpacked one is not kept."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, path: str = "auto") -> None:
+        require_float(weight, "weight", dim=2)
+        require(path in ("auto", *_PATHS), "path", "must be auto, packed or torch")
+        if bias is not None:
+            require(bias.shape == weight.shape[:1], "bias", "must have shape [out_features]")
+            require(bias.dtype == weight.dtype, "bias", "must have the dtype of weight")
+        self.out_features, self.in_features = weight.shape
+        self.dtype = weight.dtype
+        can_pack = weight.device.type == "cpu" and packing_available(weight.dtype)
+        require(can_pack or path != "packed", "path", "packing is not available here")
+        self.path = ("packed" if can_pack else "torch") if path == "auto" else path
+        with torch.inference_mode():
+            self._weight = _pack(weight.contiguous()) if self.path == "packed" else weight
+        self._bias = bias
+        self._apply = _PATHS[self.path]
+        is_plain_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
+        rows_min = _ROWS_MIN_PACKED if self.path == "packed" else _ROWS_MIN_PLAIN
+        self._rows_min = rows_min if is_plain_cpu else 1
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, in_features] -> [rows, out_features]."""
+        self._check(x)
+        rows = x.size(0)
+        if rows == 0:
+            return x.new_empty((0, self.out_features))
+        if rows >= self._rows_min:
+            return self._apply(x, self._weight, self._bias)
+        padded = x.new_zeros((self._rows_min, self.in_features))
+        padded[:rows] = x
+        return self._apply(padded, self._weight, self._bias)[:rows]
+
+    def _check(self, x: Tensor) -> None:
+        require(x.dim() == 2 and x.size(1) == self.in_features, "x", "must be [rows, in_features]")
+        require(x.dtype == self.dtype, "x", "must have the dtype of the weight")
+        require(x.is_contiguous(), "x", "must be contiguous")
