@@ -103,7 +103,7 @@ def _next_value(model: type[BaseModel], name: str, flag: str, rest: Any) -> str:
     """The text after a flag; switches need none."""
     field = model.model_fields.get(name)
     if field is not None and field.annotation is bool:
-        return "false" if flag.startswith("--no-") and name not in flag else "true"
+        return "true" if flag == flag_of(name) else "false"
     value = next(rest, None)
     if value is None:
         raise ConfigError(f"{flag} needs a value")

@@ -1,0 +1,147 @@
+"""Layers, origins, and complaints that name what was written and the rule."""
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import Field, SecretStr, model_validator
+
+from service_kit import settings
+from service_kit.errors import ConfigError
+
+
+class Gateway(settings.Settings):
+    """Settings of a pretend gateway."""
+
+    grpc_port: int = Field(default=50051, ge=0, le=65535, description="port of the gRPC API")
+    grpc_host: str = "127.0.0.1"
+    policy: Literal["fcfs", "static"] = "fcfs"
+    heartbeat_ms: int = 100
+    timeout_ms: int = 1000
+    verbose: bool = False
+    names: tuple[str, ...] = ()
+    key: SecretStr | None = None
+    weight: float | None = None
+
+    @model_validator(mode="after")
+    def order(self) -> "Gateway":
+        if self.heartbeat_ms >= self.timeout_ms:
+            raise ValueError("heartbeat_ms must be less than timeout_ms")
+        return self
+
+
+class Needy(settings.Settings):
+    model_path: str = Field(description="folder of the checkpoint")
+
+
+def load(*argv: str, environ: dict[str, str] | None = None) -> Gateway:
+    return settings.load(Gateway, "gateway", list(argv), environ or {})
+
+
+def complaint(*argv: str, environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(*argv, environ=environ)
+    return str(caught.value)
+
+
+def test_later_layers_win(tmp_path: Path) -> None:
+    """Each field is set in one layer more than the one before it."""
+    file = tmp_path / "g.toml"
+    file.write_text("grpc_port = 1\nheartbeat_ms = 1\ntimeout_ms = 101\n")
+    environ = {"KAITEN_GATEWAY_HEARTBEAT_MS": "2", "KAITEN_GATEWAY_TIMEOUT_MS": "102"}
+    loaded = load("--config", str(file), "--timeout-ms=103", environ=environ)
+    assert (loaded.grpc_host, loaded.grpc_port) == ("127.0.0.1", 1)
+    assert (loaded.heartbeat_ms, loaded.timeout_ms) == (2, 103)
+    described = settings.describe(loaded)
+    assert described["grpc_host"] == {"value": "127.0.0.1", "origin": "default"}
+    assert described["grpc_port"] == {"value": 1, "origin": f"file {file}"}
+    assert described["heartbeat_ms"] == {"value": 2, "origin": "env KAITEN_GATEWAY_HEARTBEAT_MS"}
+    assert described["timeout_ms"] == {"value": 103, "origin": "flag --timeout-ms"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [((), False), (("--verbose",), True), (("--no-verbose",), False), (("--verbose=no",), False)],
+)
+def test_switches(argv: tuple[str, ...], expected: bool) -> None:
+    assert load(*argv).verbose is expected
+
+
+def test_many_values_are_comma_separated() -> None:
+    assert load("--names", "a, b,c").names == ("a", "b", "c")
+
+
+def test_negative_numbers_are_values() -> None:
+    assert load("--weight", "-1.5").weight == -1.5
+
+
+def test_secrets_are_redacted() -> None:
+    loaded = load("--key", "hunter2")
+    assert loaded.key is not None
+    assert loaded.key.get_secret_value() == "hunter2"
+    assert "hunter2" not in repr(settings.describe(loaded))
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "parts"),
+    [
+        (["--grpc-prot", "1"], {}, ["unknown flag --grpc-prot", "did you mean --grpc-port?"]),
+        (["--zzz", "1"], {}, ["unknown flag --zzz; see --help"]),
+        (["--grpc-port"], {}, ["--grpc-port needs a value"]),
+        (["--grpc-port=x"], {}, ["flag --grpc-port = 'x'", "valid integer", "port of the gRPC"]),
+        (["--grpc-port=70000"], {}, ["'70000'", "less than or equal to 65535"]),
+        (["--policy=fifo"], {}, ["'fifo'", "'fcfs' or 'static'"]),
+        (["--grpc-port=1", "--grpc-port=2"], {}, ["--grpc-port is given twice"]),
+        (["stray"], {}, ["unexpected argument 'stray'"]),
+        ([], {"KAITEN_GATEWAY_GRPC_PROT": "1"}, ["did you mean KAITEN_GATEWAY_GRPC_PORT?"]),
+        ([], {"KAITEN_GATEWAY_GRPC_PORT": "x"}, ["env KAITEN_GATEWAY_GRPC_PORT = 'x'"]),
+        (["--heartbeat-ms=9", "--timeout-ms=9"], {}, ["heartbeat_ms must be less than timeout_ms"]),
+        (["--config=/no/such"], {}, ["--config /no/such: No such file"]),
+    ],
+)
+def test_complaints(argv: list[str], environ: dict[str, str], parts: list[str]) -> None:
+    text = complaint(*argv, environ=environ)
+    assert [part for part in parts if part not in text] == []
+
+
+def test_a_bad_secret_is_not_repeated() -> None:
+    class Strict(settings.Settings):
+        key: SecretStr = Field(min_length=10)
+
+    with pytest.raises(ConfigError) as caught:
+        settings.load(Strict, "s", ["--key", "hunter2"], {})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("grpc_prot = 1", "unknown key 'grpc_prot'; did you mean grpc_port?"),
+        ("a = ", "is not TOML"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, text: str, expected: str) -> None:
+    file = tmp_path / "g.toml"
+    file.write_text(text)
+    told = complaint("--config", str(file))
+    assert str(file) in told
+    assert expected in told
+
+
+def test_a_missing_required_field_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings.load(Needy, "needy", [], {})
+    assert str(caught.value) == "--model-path is required (model_path: folder of the checkpoint)"
+
+
+def test_other_services_variables_are_not_ours() -> None:
+    assert load(environ={"KAITEN_WORKER_ANYTHING": "1"}) == Gateway()
+
+
+def test_help_lists_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load("--help")
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--grpc-port  [default 50051]\n      port of the gRPC API" in shown
+    assert all(settings.flag_of(name) in shown for name in Gateway.model_fields)
