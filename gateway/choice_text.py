@@ -1,0 +1,66 @@
+"""The text of one choice: tokens in, shown text out, stop strings applied. Pure.
+
+What has been shown after the tokens [0, p) is a function of those tokens alone, never of how they
+were grouped. So any gateway can take over at any position: it feeds [0, p) and drops the text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.detokenize import Detokenizer, Pieces
+from gateway.stop_strings import StopMatcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fed:
+    """`token_count` of the tokens given were used; fewer than given only if `is_stopped`."""
+
+    text: str
+    token_count: int
+    is_stopped: bool
+
+
+class ChoiceText:
+    """Invariant: `output_tokens` counts the tokens fed, up to the one that completed a stop."""
+
+    __slots__ = ("_detokenizer", "_matcher", "output_tokens")
+
+    def __init__(self, pieces: Pieces, stops: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(pieces)
+        self._matcher = StopMatcher(stops) if stops else None
+        self.output_tokens = 0
+
+    def feed(self, token_ids: Sequence[int]) -> Fed:
+        """The text that became certain. After `is_stopped` nothing may follow."""
+        if self._matcher is None:
+            self.output_tokens += len(token_ids)
+            text = self._detokenizer.feed(token_ids)
+            return Fed(text=text, token_count=len(token_ids), is_stopped=False)
+        return self._feed_matching(self._matcher, token_ids)
+
+    def skip(self, token_count: int) -> None:
+        """Count tokens that are output but no text: the stop token that ended the choice."""
+        self.output_tokens += token_count
+
+    def flush(self) -> Fed:
+        """The end of the output. An unfinished character can still complete a stop string."""
+        tail = self._detokenizer.flush()
+        if self._matcher is None:
+            return Fed(text=tail, token_count=0, is_stopped=False)
+        match = self._matcher.feed(tail)
+        shown = match.shown + ("" if match.is_stopped else self._matcher.flush())
+        return Fed(text=shown, token_count=0, is_stopped=match.is_stopped)
+
+    def _feed_matching(self, matcher: StopMatcher, token_ids: Sequence[int]) -> Fed:
+        shown: list[str] = []
+        for index, token_id in enumerate(token_ids):
+            text = self._detokenizer.feed((token_id,))
+            if not text:
+                continue
+            match = matcher.feed(text)
+            shown.append(match.shown)
+            if match.is_stopped:
+                self.output_tokens += index + 1
+                return Fed(text="".join(shown), token_count=index + 1, is_stopped=True)
+        self.output_tokens += len(token_ids)
+        return Fed(text="".join(shown), token_count=len(token_ids), is_stopped=False)

@@ -1,0 +1,55 @@
+"""Find the first stop string in growing text, holding back nothing but a possible beginning of one.
+
+Pure. The text that is certain to be shown is returned at once; the longest suffix that is a proper
+prefix of some stop string waits. Nothing of a stop string, nor anything after it, is ever returned.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """What one piece of text led to: `shown` is certain; `is_stopped` means a stop is complete."""
+
+    shown: str
+    is_stopped: bool
+
+
+class StopMatcher:
+    """One output's matcher. Feed token by token: the token that completes a stop is the last."""
+
+    __slots__ = ("_held", "_starts", "_stops")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        assert all(stops), "an empty stop string would match everywhere"
+        self._stops = tuple(stops)
+        self._starts = frozenset(stop[0] for stop in stops)
+        self._held = ""
+
+    def feed(self, text: str) -> Match:
+        """Add text. Of several stops in it the one that begins first wins."""
+        held = self._held + text
+        begins = [begin for stop in self._stops if (begin := held.find(stop)) >= 0]
+        if begins:
+            self._held = ""
+            return Match(shown=held[: min(begins)], is_stopped=True)
+        keep_from = self._hold_from(held)
+        self._held = held[keep_from:]
+        return Match(shown=held[:keep_from], is_stopped=False)
+
+    def flush(self) -> str:
+        """The output ended without a stop: what was held back is text after all."""
+        held, self._held = self._held, ""
+        return held
+
+    def _hold_from(self, text: str) -> int:
+        """Where the longest suffix that could still become a stop begins."""
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        for begin in range(max(0, len(text) - longest), len(text)):
+            if text[begin] in self._starts and self._could_begin(text[begin:]):
+                return begin
+        return len(text)
+
+    def _could_begin(self, suffix: str) -> bool:
+        return any(stop.startswith(suffix) for stop in self._stops)
