@@ -1,0 +1,298 @@
+"""What a worker does next: who leaves, who stays, who joins, and how far everybody gets.
+
+The order is the order of `Planner.plan`: secure the next step of those who run, preempting if
+blocks are short; admit those who wait, unless somebody was just preempted; share the step's token
+budget among prefills; and, when nothing is about to change, let the worker run several steps on its
+own.
+"""
+
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.blocks import root_hash
+from scheduler_svc.core.policies import Policy, Seat
+from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.types import BlockId, Config, Join, Plan, Serial, SlotIndex
+from scheduler_svc.core.waiting import WaitingQueue
+from scheduler_svc.core.worker import CHECKSUM_MASK, Flight, Worker
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan in the making."""
+
+    joins: list[Join] = field(default_factory=list)
+    copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)
+    appends: list[tuple[SlotIndex, BlockId]] = field(default_factory=list)
+    preempted: list[Serial] = field(default_factory=list)
+
+
+class Planner:
+    """Makes plans over the scheduler's queue and workers; holds no state of its own."""
+
+    def __init__(
+        self, config: Config, policy: Policy, waiting: WaitingQueue, workers: dict[str, Worker]
+    ) -> None:
+        self.config = config
+        self.policy = policy
+        self.waiting = waiting
+        self.workers = workers
+
+    def plan(self, worker: Worker, now_ns: int) -> Plan | None:
+        """The worker's next plan, or None when it needs none now. None changes nothing."""
+        if worker.first_steps_unanswered >= self.config.plans_in_flight_max:
+            return None
+        for sequence in [s for s in worker.running.values() if s.is_certain_to_finish]:
+            worker.depart(sequence)
+        if not self._is_due(worker) and self._candidate(worker, joining=0) is None:
+            return None
+        draft = Draft()
+        running = len(worker.running)
+        self._secure(worker, draft, lease_steps=1)
+        while not draft.preempted:
+            candidate = self._candidate(worker, joining=len(worker.running) - running)
+            if candidate is None:
+                break
+            self._seat(worker, draft, candidate, now_ns)
+        chunks = self._chunks(worker)
+        lease_steps = self._lease(worker, draft, chunks)
+        return self._send(worker, draft, chunks, lease_steps)
+
+    # When a plan is needed
+
+    def _is_due(self, worker: Worker) -> bool:
+        """Something changed in the batch, a prefill has tokens left, or the lease runs low."""
+        if worker.leaves:
+            return True
+        if not worker.running:
+            return False
+        if any(s.known - s.planned > 1 for s in worker.running.values()):
+            return True
+        steps = 1 if self.waiting else self.config.lease_steps_max
+        return worker.lease_left <= max(1, steps // 2)
+
+    # Who joins
+
+    def _candidate(self, worker: Worker, *, joining: int) -> Sequence | None:
+        """Who is to be seated next on this worker; None when nobody can or may be. A question."""
+        if not self.waiting or worker.is_draining or not worker.slots_free:
+            return None
+        if len(worker.running) >= self._fair_share() or not self._has_budget(worker):
+            return None
+        for sequence in self.waiting:
+            if worker.blocks_for(sequence.places_max) > worker.spec.block_count:
+                continue  # fits another worker only
+            if sequence.is_suspect and any(s.is_suspect for s in worker.members):
+                continue  # one at a time, so that the next death has one name
+            return sequence if self._may_sit(worker, sequence, joining) else None
+        return None
+
+    def _fair_share(self) -> int:
+        """Rows for each worker if everyone who waits were seated.
+
+        No worker takes what another could start now.
+        """
+        open_workers = [w for w in self.workers.values() if not w.is_draining]
+        wanted = len(self.waiting) + sum(len(w.running) for w in open_workers)
+        return -(-wanted // len(open_workers))
+
+    def _has_budget(self, worker: Worker) -> bool:
+        """One more prefill can be promised its minimum of every step."""
+        prefills = sum(s.known - s.planned > 1 for s in worker.running.values())
+        decodes = len(worker.running) - prefills
+        budget = worker.spec.step_tokens_max - decodes
+        return budget >= (prefills + 1) * min(self.config.prefill_tokens_min, budget)
+
+    def _may_sit(self, worker: Worker, sequence: Sequence, joining: int) -> bool:
+        hits = self._prefix(worker, sequence)
+        cost = worker.pool.free_among(hits) - len(hits)
+        return self.policy.admit(
+            Seat(
+                running=len(worker.running) - joining,
+                joining=joining,
+                blocks_free=worker.pool.free_count,
+                blocks_now=worker.blocks_for(len(sequence.tokens)) + cost,
+                blocks_worst=worker.blocks_for(sequence.places_max) + cost,
+                blocks_owed=worker.blocks_owed,
+                is_reserved=sequence.preemptions >= self.config.preemptions_max,
+            )
+        )
+
+    def _prefix(self, worker: Worker, sequence: Sequence) -> list[BlockId]:
+        """Cached blocks it can start from.
+
+        One token is always left to compute: it brings the logits.
+        """
+        life = sequence.life
+        life.root = life.root or root_hash(worker.spec.fingerprint, life.request.tenant)
+        full = (len(sequence.tokens) - 1) // worker.spec.block_size
+        hashes = sequence.full_hashes(full, worker.spec.block_size)
+        return worker.pool.find(hashes, sequence.tokens)
+
+    def _seat(self, worker: Worker, draft: Draft, sequence: Sequence, now_ns: int) -> None:
+        hits = self._prefix(worker, sequence)
+        worker.pool.hold(hits)
+        fresh = worker.pool.take(worker.blocks_for(len(sequence.tokens)) - len(hits))
+        tokens_done = len(hits) * worker.spec.block_size
+        if (source := self._fork_source(worker, sequence, len(hits))) is not None:
+            draft.copies.append((source, fresh[0]))
+            tokens_done = len(sequence.tokens) - 1
+        self.waiting.remove(sequence)
+        sequence.move(State.RUNNING)
+        sequence.remembered = len(hits)
+        worker.seat(sequence, hits + fresh, tokens_done)
+        life = sequence.life
+        if life.admitted_ns is None:
+            life.admitted_ns = now_ns
+            life.cached_tokens = tokens_done
+        draft.joins.append(
+            Join(
+                slot=sequence.slot,
+                serial=sequence.serial,
+                tokens=tuple(sequence.tokens),
+                prompt_tokens=sequence.prompt_tokens,
+                tokens_done=tokens_done,
+                blocks=tuple(sequence.blocks),
+            )
+        )
+
+    def _fork_source(self, worker: Worker, sequence: Sequence, hits: int) -> BlockId | None:
+        """The first choice's partly filled last prompt block, when all but the last token can be
+        copied from it.
+        """
+        first = sequence.life.sequences[0]
+        full, rest = divmod(sequence.prompt_tokens - 1, worker.spec.block_size)
+        can_fork = (
+            first is not sequence
+            and sequence.output_tokens == 0
+            and first.worker is worker
+            and first.done >= sequence.prompt_tokens
+            and len(first.blocks) > full
+            and hits == full
+            and rest > 0
+        )
+        return first.blocks[full] if can_fork else None
+
+    # Who stays
+
+    def _secure(self, worker: Worker, draft: Draft, lease_steps: int) -> None:
+        """Blocks for everything that may be written by the end of this plan, at whatever cost."""
+        while self._blocks_short(worker, lease_steps) > worker.pool.free_count:
+            victim = max(worker.running.values(), key=self._victim_key)
+            assert len(worker.running) > 1, "one sequence alone was admitted only if it fits"
+            worker.release(victim)
+            victim.move(State.PREEMPTED)
+            victim.preemptions += 1
+            victim.remembered = 0
+            self.waiting.add(victim)
+            draft.preempted.append(victim.serial)
+        self._append(worker, draft, lease_steps)
+
+    def _victim_key(self, sequence: Sequence) -> tuple[int, ...]:
+        may_be = sequence.preemptions < self.config.preemptions_max
+        return (may_be, *self.policy.victim(sequence))
+
+    def _reach(self, worker: Worker, sequence: Sequence, ahead: int) -> int:
+        """Blocks for the last KV place that may be written `ahead` optional steps from the next
+        one.
+        """
+        return worker.blocks_for(min(sequence.known + ahead, sequence.places_max))
+
+    def _blocks_short(self, worker: Worker, lease_steps: int) -> int:
+        ahead = worker.optional_steps + lease_steps - 1
+        size, total = worker.spec.block_size, 0
+        for sequence in worker.running.values():
+            # Almost always enough: ask for the ceiling division only when it is not.
+            if sequence.known + ahead > len(sequence.blocks) * size:
+                total += max(0, self._reach(worker, sequence, ahead) - len(sequence.blocks))
+        return total
+
+    def _append(self, worker: Worker, draft: Draft, lease_steps: int) -> None:
+        ahead = worker.optional_steps + lease_steps - 1
+        size = worker.spec.block_size
+        for slot, sequence in worker.running.items():
+            if sequence.known + ahead > len(sequence.blocks) * size:
+                count = self._reach(worker, sequence, ahead) - len(sequence.blocks)
+                blocks = worker.pool.take(max(0, count))
+                sequence.blocks += blocks
+                worker.blocks_owed -= len(blocks)
+                draft.appends += [(slot, block) for block in blocks]
+
+    # How far everybody gets
+
+    def _chunks(self, worker: Worker) -> dict[SlotIndex, int]:
+        """Tokens of the first step for rows with more than one to go.
+
+        In the policy's order, and none takes more than half of what is left while another waits
+        behind it: a short prompt is never serialised behind long ones. Each gets at least
+        `prefill_tokens_min` (see `_has_budget`).
+        """
+        prefills = [s for s in worker.running.values() if s.known - s.planned > 1]
+        budget = worker.spec.step_tokens_max - (len(worker.running) - len(prefills))
+        prefills.sort(key=self.policy.order)
+        minimum = self.config.prefill_tokens_min
+        chunks: dict[SlotIndex, int] = {}
+        for index, sequence in enumerate(prefills):
+            behind = len(prefills) - index - 1
+            share = max(minimum, min(budget // 2, budget - behind * minimum)) if behind else budget
+            if (count := min(sequence.known - sequence.planned, share, budget)) < 1:
+                break
+            chunks[sequence.slot] = count
+            budget -= count
+        return chunks
+
+    def _lease(self, worker: Worker, draft: Draft, chunks: dict[SlotIndex, int]) -> int:
+        """Steps the worker may run alone: one while membership may change or a prefill goes on."""
+        steps = self.config.lease_steps_max
+        if self.waiting or steps == 1 or not worker.running:
+            return 1
+        rows = worker.running.items()
+        if any(s.known - s.planned != chunks.get(slot, 1) for slot, s in rows):
+            return 1
+        if self._blocks_short(worker, steps) > worker.pool.free_count:
+            return 1
+        self._append(worker, draft, steps)
+        return steps
+
+    # The plan itself
+
+    def _send(
+        self, worker: Worker, draft: Draft, chunks: dict[SlotIndex, int], lease_steps: int
+    ) -> Plan:
+        members: list[Sequence | None] = [None] * worker.spec.slots_max
+        sampling: set[SlotIndex] = set()
+        decode_rows = len(worker.running)
+        for slot, sequence in worker.running.items():
+            members[slot] = sequence
+            gap = sequence.known - sequence.planned
+            count = 1 if gap == 1 else chunks.get(slot, 0)
+            decode_rows -= gap > 1
+            sequence.planned += count
+            if count == gap:
+                sequence.known += 1
+                sampling.add(slot)
+        worker.plan_id += 1
+        worker.flights.append(
+            Flight(
+                plan_id=worker.plan_id,
+                lease_steps=lease_steps,
+                members=members,
+                chunks=chunks,
+                sampling=sampling,
+            )
+        )
+        leaves, worker.leaves = tuple(worker.leaves), []
+        return Plan(
+            worker_id=worker.id,
+            plan_id=worker.plan_id,
+            lease_steps=lease_steps,
+            leaves=leaves,
+            joins=tuple(draft.joins),
+            appends=tuple(draft.appends),
+            copies=tuple(draft.copies),
+            chunks=tuple(chunks.items()),
+            checksum=worker.checksum & CHECKSUM_MASK,
+            preempted=tuple(draft.preempted),
+            decode_rows=decode_rows,
+            blocks_free=worker.pool.free_count,
+            waiting=len(self.waiting),
+        )

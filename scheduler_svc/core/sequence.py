@@ -1,0 +1,113 @@
+"""A sequence: one choice of a request while it lives. Mutable, owned by the scheduler, never leaves
+the core.
+
+There are no phases. A sequence knows tokens and has KV for some of them; every step closes the gap.
+
+    tokens   [ prompt ............ | output ...... ]
+    done     [ KV answered ..)                          0 <= done
+    planned  [ KV answered or certain in flight ..)     done <= planned < known
+    known    [ tokens known once that is answered ...)  len(tokens) <= known
+
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from scheduler_svc.core.blocks import chain_hash
+from scheduler_svc.core.types import BlockId, Finished, Request, Serial, SlotIndex
+
+if TYPE_CHECKING:
+    from scheduler_svc.core.worker import Worker
+
+
+class State(Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+MOVES: Final = {
+    State.WAITING: {State.RUNNING, State.FINISHED},
+    State.RUNNING: {State.PREEMPTED, State.FINISHED},
+    State.PREEMPTED: {State.RUNNING, State.FINISHED},
+    State.FINISHED: set[State](),
+}
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Sequence:
+    """One choice being computed. Equal only to itself."""
+
+    life: "Life"
+    choice: int
+    serial: Serial
+    tokens: list[int]
+    prompt_tokens: int
+    # KV places of the longest it can become: the last token's KV is never needed.
+    places_max: int
+    state: State = State.WAITING
+    worker: "Worker | None" = None
+    slot: SlotIndex = -1
+    joined_plan: int = 0
+    blocks: list[BlockId] = field(default_factory=list)
+    done: int = 0
+    planned: int = 0
+    known: int = 0
+    # Hashes of full blocks from the front, as far as computed; the first `remembered` are in the
+    # pool.
+    hashes: list[bytes] = field(default_factory=list)
+    remembered: int = 0
+    preemptions: int = 0
+    deaths: int = 0
+
+    def __repr__(self) -> str:
+        return f"<{self.serial} {self.state.value} {self.done}/{len(self.tokens)}>"
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens committed beyond the prompt."""
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def is_certain_to_finish(self) -> bool:
+        """The steps in flight bring its last token, whatever they sample."""
+        return self.known > self.places_max
+
+    @property
+    def is_suspect(self) -> bool:
+        """Workers died under it again and again without a token in between."""
+        return self.deaths >= self.life.deaths_max
+
+    def move(self, state: State) -> None:
+        """The only way a state changes."""
+        assert state in MOVES[self.state], f"{self.serial}: {self.state} may not become {state}"
+        self.state = state
+
+    def full_hashes(self, count: int, block_size: int) -> list[bytes]:
+        """Hashes of the first `count` blocks of tokens, all full; computed once."""
+        while len(self.hashes) < count:
+            start = len(self.hashes) * block_size
+            parent = self.hashes[-1] if self.hashes else self.life.root
+            self.hashes.append(chain_hash(parent, self.tokens[start : start + block_size]))
+        return self.hashes[:count]
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Life:
+    """A request while it lives: its sequences, its endings, its times (ledger clock, ns)."""
+
+    request: Request
+    deaths_max: int
+    # Where its prefix hashes start; known with the first worker.
+    root: bytes = b""
+    sequences: list[Sequence] = field(default_factory=list)
+    # Choices other than the first wait here for its prompt, and fork from it.
+    siblings: list[Sequence] = field(default_factory=list)
+    endings: dict[int, Finished] = field(default_factory=dict)
+    cached_tokens: int = 0
+    admitted_ns: int | None = None
+    first_token_ns: int | None = None

@@ -1,0 +1,209 @@
+"""The values that go in and out of the core. Frozen, plain, and the same on every side of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+Serial = int
+SlotIndex = int
+BlockId = int
+
+
+class Reason(Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    ERROR = "error"
+
+
+class ResultRejected(Exception):
+    """A worker's result contradicts its plan.
+
+    Nothing was changed, and the worker is not to be trusted.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What an operator may choose. Token and step counts; see docs/operating.md."""
+
+    # Steps a worker may run on by itself in steady decode.
+    lease_steps_max: int = 8
+    # Plans sent ahead of the answer to their first step. Two keep the worker busy while we think.
+    plans_in_flight_max: int = 2
+    # What a waiting prefill gets of every step, at least.
+    prefill_tokens_min: int = 16
+    # Afterwards a preempted sequence is taken only where its worst case fits, and is the last
+    # victim.
+    preemptions_max: int = 3
+    # Worker deaths without a token in between: from here a sequence is tried alone, and then
+    # failed.
+    deaths_max: int = 2
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a client asked for, as far as scheduling is concerned."""
+
+    id: str
+    # Of choice 0; choice c has serial + c.
+    serial: Serial
+    n: int = 1
+    prompt: tuple[int, ...]
+    max_tokens: int
+    arrived_ns: int
+    deadline_ns: int | None = None
+    priority: int = 0
+    # Part of every prefix hash: requests of different tenants never share blocks.
+    tenant: str = ""
+    # Output committed before this core existed, per choice; None for a choice that has ended.
+    outputs: tuple[tuple[int, ...] | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.prompt, "an empty prompt has no next token"
+        assert self.n >= 1
+        assert self.max_tokens >= 1
+        assert len(self.outputs) in (0, self.n)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """What a worker can hold and do."""
+
+    fingerprint: str
+    block_size: int
+    block_count: int
+    slots_max: int
+    step_tokens_max: int
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        assert min(self.block_size, self.block_count, self.slots_max) >= 1
+        assert self.step_tokens_max > self.slots_max, "decode rows must leave room for a prefill"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """A sequence takes a slot, with blocks for all its known tokens."""
+
+    slot: SlotIndex
+    serial: Serial
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    tokens_done: int
+    blocks: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a worker does next, as a diff of its batch. Applied in the order of the fields."""
+
+    worker_id: str
+    plan_id: int
+    lease_steps: int
+    leaves: tuple[SlotIndex, ...]
+    joins: tuple[Join, ...]
+    appends: tuple[tuple[SlotIndex, BlockId], ...]
+    copies: tuple[tuple[BlockId, BlockId], ...]
+    chunks: tuple[tuple[SlotIndex, int], ...]
+    checksum: int
+    # For readers: the decision in their words.
+    preempted: tuple[Serial, ...]
+    decode_rows: int
+    blocks_free: int
+    waiting: int
+
+    @property
+    def admitted(self) -> tuple[Serial, ...]:
+        """Serials that joined with this plan."""
+        return tuple(join.serial for join in self.joins)
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Prompt tokens computed by the first step."""
+        return sum(count for _, count in self.chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a worker says one step did. Untrusted until `Scheduler.commit` has checked it."""
+
+    worker_id: str
+    plan_id: int
+    step: int
+    slots: tuple[SlotIndex, ...]
+    tokens: tuple[int, ...]
+    finished: Mapping[SlotIndex, Reason] = field(default_factory=dict)
+    errors: Mapping[SlotIndex, str] = field(default_factory=dict)
+    is_last: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """One choice ended. Exactly one per choice."""
+
+    serial: Serial
+    reason: Reason
+    output_tokens: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOver:
+    """Every choice of a request has ended; the core has forgotten it."""
+
+    id: str
+    serial: Serial
+    prompt_tokens: int
+    cached_tokens: int
+    outputs: tuple[tuple[int, ...], ...]
+    endings: tuple[Finished, ...]
+    queue_ns: int
+    prefill_ns: int
+    decode_ns: int
+    preemptions: int
+
+    @property
+    def output_tokens(self) -> int:
+        """Over all choices."""
+        return sum(len(output) for output in self.outputs)
+
+
+Event = Finished | RequestOver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """What a step result means to the world.
+
+    The first four are parallel, one entry per accepted token.
+    """
+
+    slots: list[SlotIndex]
+    serials: list[Serial]
+    positions: list[int]
+    tokens: list[int]
+    events: list[Event]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSnapshot:
+    """A worker as an operator sees it."""
+
+    running: int
+    blocks_free: int
+    block_count: int
+    plans_in_flight: int
+    is_draining: bool
+
+
+Snapshot = Mapping[str, Any]

@@ -1,0 +1,169 @@
+"""A worker without a device: executes plans by the letter of worker_service.proto, and believes nothing.
+
+Its "KV cache" holds, per place, a digest of everything up to that position. Before a row computes, the digest in its
+blocks is compared with the row's own tokens: a block reused too early, a wrong prefix hit or a bad copy is found at
+the step that would have read it. The next token is a pure function of that digest and the row's serial, so that the
+right output of a request is known without any scheduler (`expected_output`).
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.types import Plan, Reason, StepResult, WorkerSpec
+
+MASK = (1 << 61) - 1
+STOP_TOKEN = 0
+
+
+def digest(previous: int, token: int) -> int:
+    """Of a prefix, from the digest of the prefix one shorter."""
+    return (previous * 1_000_003 + token + 1) & MASK
+
+
+def next_token(prefix_digest: int, serial: int, vocab_size: int) -> int:
+    """What the "model" says after a prefix; about one token in forty stops."""
+    mixed = (prefix_digest ^ (serial * 0x9E3779B97F4A7C15)) & MASK
+    mixed = (mixed * 0x5851F42D4C957F2D) & MASK
+    return STOP_TOKEN if (mixed >> 20) % 40 == 0 else 1 + (mixed >> 24) % (vocab_size - 1)
+
+
+def expected_output(
+    prompt: tuple[int, ...], serial: int, max_tokens: int, vocab_size: int
+) -> tuple[tuple[int, ...], Reason]:
+    """The undisturbed output of one choice."""
+    state, output = 0, []
+    for token in prompt:
+        state = digest(state, token)
+    while len(output) < max_tokens:
+        output.append(next_token(state, serial, vocab_size))
+        state = digest(state, output[-1])
+        if output[-1] == STOP_TOKEN:
+            return tuple(output), Reason.STOP
+    return tuple(output), Reason.LENGTH
+
+
+@dataclass
+class Row:
+    serial: int
+    tokens: list[int]
+    prompt_tokens: int
+    max_tokens: int
+    blocks: list[int]
+    done: int
+    is_finished: bool = False
+
+    @property
+    def gap(self) -> int:
+        return len(self.tokens) - self.done
+
+
+@dataclass
+class ModelWorker:
+    """`send` plans, then `step` as often as you like; None means that it has nothing to do."""
+
+    id: str
+    spec: WorkerSpec
+    max_tokens_of: dict[int, int]
+    rows: dict[int, Row] = field(default_factory=dict)
+    kv: dict[tuple[int, int], int] = field(default_factory=dict)
+    inbox: deque[Plan] = field(default_factory=deque)
+    plan: Plan | None = None
+    steps_done: int = 0
+    steps_total: int = 0
+
+    def send(self, plan: Plan) -> None:
+        self.inbox.append(plan)
+
+    def step(self, *, sees_newer_plan: bool = True) -> StepResult | None:
+        """Run one step. A newer plan waits for the current plan's first step, and may arrive late."""
+        if self.inbox and (self.plan is None or (self.steps_done > 0 and sees_newer_plan)):
+            self._apply(self.inbox.popleft())
+        if self.plan is None:
+            return None
+        return self._run(self.plan)
+
+    def _apply(self, plan: Plan) -> None:
+        size = self.spec.block_size
+        for slot in plan.leaves:
+            del self.rows[slot]
+        for join in plan.joins:
+            assert join.slot not in self.rows, "slot taken"
+            assert 0 <= join.slot < self.spec.slots_max
+            self.rows[join.slot] = Row(
+                serial=join.serial,
+                tokens=list(join.tokens),
+                prompt_tokens=join.prompt_tokens,
+                max_tokens=self.max_tokens_of[join.serial],
+                blocks=list(join.blocks),
+                done=join.tokens_done,
+            )
+        for slot, block in plan.appends:
+            self.rows[slot].blocks.append(block)
+        for source, target in plan.copies:
+            for offset in range(size):
+                if (source, offset) in self.kv:
+                    self.kv[target, offset] = self.kv[source, offset]
+        members = sum((row.serial + 1) * (2 * slot + 1) for slot, row in self.rows.items())
+        assert members & ((1 << 64) - 1) == plan.checksum, "membership differs"
+        assert all(0 <= b < self.spec.block_count for row in self.rows.values() for b in row.blocks)
+        self.plan, self.steps_done = plan, 0
+
+    def _run(self, plan: Plan) -> StepResult:
+        chunks = dict(plan.chunks) if self.steps_done == 0 else {}
+        slots, tokens, finished, computed = [], [], {}, 0
+        for slot, row in self.rows.items():
+            count = chunks.get(slot, 1 if row.gap == 1 else 0)
+            if count == 0 or row.is_finished:
+                continue
+            assert count <= row.gap
+            computed += count
+            state = self._compute(row, count)
+            if row.gap == 0:
+                token = next_token(state, row.serial, self.spec.vocab_size)
+                row.tokens.append(token)
+                slots.append(slot)
+                tokens.append(token)
+                if (reason := self._end(row)) is not None:
+                    finished[slot] = reason
+        assert computed <= self.spec.step_tokens_max, "budget exceeded"
+        result = StepResult(
+            worker_id=self.id,
+            plan_id=plan.plan_id,
+            step=self.steps_done,
+            slots=tuple(slots),
+            tokens=tuple(tokens),
+            finished=finished,
+            is_last=self._is_last(plan),
+        )
+        self.steps_done += 1
+        self.steps_total += 1
+        if result.is_last:
+            self.plan = None
+        return result
+
+    def _compute(self, row: Row, count: int) -> int:
+        size = self.spec.block_size
+        state = 0
+        for position, token in enumerate(row.tokens[: row.done + count]):
+            state = digest(state, token)
+            place = (row.blocks[position // size], position % size)
+            if position < row.done:
+                assert self.kv[place] == state, f"{row.serial}: foreign KV at position {position}"
+            else:
+                self.kv[place] = state
+        row.done += count
+        return state
+
+    def _end(self, row: Row) -> Reason | None:
+        if row.tokens[-1] == STOP_TOKEN:
+            reason = Reason.STOP
+        elif len(row.tokens) - row.prompt_tokens >= row.max_tokens:
+            reason = Reason.LENGTH
+        else:
+            return None
+        row.is_finished = True
+        return reason
+
+    def _is_last(self, plan: Plan) -> bool:
+        can_run_on = any(row.gap == 1 and not row.is_finished for row in self.rows.values())
+        return self.steps_done + 1 >= plan.lease_steps or not can_run_on
