@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.core.blocks import root_hash
 from scheduler_svc.core.policies import Policy, Seat
-from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.sequence import Sequence, State, Stay
 from scheduler_svc.core.types import BlockId, Config, Join, Plan, Serial, SlotIndex
 from scheduler_svc.core.waiting import WaitingQueue
 from scheduler_svc.core.worker import CHECKSUM_MASK, Flight, Worker
@@ -139,14 +139,14 @@ class Planner:
         self.waiting.remove(sequence)
         sequence.move(State.RUNNING)
         sequence.remembered = len(hits)
-        worker.seat(sequence, hits + fresh, tokens_done)
+        slot = worker.seat(sequence, hits + fresh, tokens_done)
         life = sequence.life
         if life.admitted_ns is None:
             life.admitted_ns = now_ns
             life.cached_tokens = tokens_done
         draft.joins.append(
             Join(
-                slot=sequence.slot,
+                slot=slot,
                 serial=sequence.serial,
                 tokens=tuple(sequence.tokens),
                 prompt_tokens=sequence.prompt_tokens,
@@ -226,17 +226,17 @@ class Planner:
         behind it: a short prompt is never serialised behind long ones. Each gets at least
         `prefill_tokens_min` (see `_has_budget`).
         """
-        prefills = [s for s in worker.running.values() if s.known - s.planned > 1]
+        prefills = [(slot, s) for slot, s in worker.running.items() if s.known - s.planned > 1]
         budget = worker.spec.step_tokens_max - (len(worker.running) - len(prefills))
-        prefills.sort(key=self.policy.order)
+        prefills.sort(key=lambda row: self.policy.order(row[1]))
         minimum = self.config.prefill_tokens_min
         chunks: dict[SlotIndex, int] = {}
-        for index, sequence in enumerate(prefills):
+        for index, (slot, sequence) in enumerate(prefills):
             behind = len(prefills) - index - 1
             share = max(minimum, min(budget // 2, budget - behind * minimum)) if behind else budget
             if (count := min(sequence.known - sequence.planned, share, budget)) < 1:
                 break
-            chunks[sequence.slot] = count
+            chunks[slot] = count
             budget -= count
         return chunks
 
@@ -258,11 +258,11 @@ class Planner:
     def _send(
         self, worker: Worker, draft: Draft, chunks: dict[SlotIndex, int], lease_steps: int
     ) -> Plan:
-        members: list[Sequence | None] = [None] * worker.spec.slots_max
+        members: list[Stay | None] = [None] * worker.spec.slots_max
         sampling: set[SlotIndex] = set()
         decode_rows = len(worker.running)
         for slot, sequence in worker.running.items():
-            members[slot] = sequence
+            members[slot] = sequence.stay
             gap = sequence.known - sequence.planned
             count = 1 if gap == 1 else chunks.get(slot, 0)
             decode_rows -= gap > 1

@@ -174,15 +174,15 @@ class Scheduler:
         """Book one step. ResultRejected, with nothing changed, when it contradicts its plan."""
         worker = self.workers[result.worker_id]
         flight = worker.flight_of(result)
-        self._check_ends(worker, flight, result)
+        self._check_ends(flight, result)
         committed = Committed(slots=[], serials=[], positions=[], tokens=[], events=[])
         self._book_chunks(worker, flight, result)
         self._book_tokens(worker, flight, result, now_ns, committed)
         worker.advance(flight, result)
         for slot, reason in result.finished.items():
-            self._end_row(worker, flight, slot, reason, now_ns, committed.events)
+            self._end_row(flight, slot, reason, now_ns, committed.events)
         for slot, error in result.errors.items():
-            self._end_row(worker, flight, slot, Reason.ERROR, now_ns, committed.events, error)
+            self._end_row(flight, slot, Reason.ERROR, now_ns, committed.events, error)
         return committed
 
     def check(self) -> None:
@@ -240,12 +240,13 @@ class Scheduler:
             f"the largest worker holds {max(pools)}"
         )
 
-    def _check_ends(self, worker: Worker, flight: Flight, result: StepResult) -> None:
+    def _check_ends(self, flight: Flight, result: StepResult) -> None:
         """A row ends for length exactly at its last token."""
         for slot in result.slots:
-            sequence = flight.members[slot]
-            assert sequence is not None
-            if not self._is_here(worker, sequence, flight):
+            stay = flight.members[slot]
+            assert stay is not None
+            sequence = stay.sequence
+            if sequence.stay is not stay:
                 continue
             is_last = len(sequence.tokens) >= sequence.places_max
             reason = result.finished.get(slot)
@@ -255,9 +256,6 @@ class Scheduler:
                     f"and was reported {reason.value if reason else 'running'}"
                 )
 
-    def _is_here(self, worker: Worker, sequence: Sequence, flight: Flight) -> bool:
-        """It has not left since that plan.
-
         What was computed after it left never happened: it is computed again.
         """
         return sequence.worker is worker and sequence.joined_plan <= flight.plan_id
@@ -266,9 +264,10 @@ class Scheduler:
         if result.step > 0:
             return
         for slot, count in flight.chunks.items():
-            sequence = flight.members[slot]
-            assert sequence is not None
-            if slot not in result.errors and self._is_here(worker, sequence, flight):
+            stay = flight.members[slot]
+            assert stay is not None
+            sequence = stay.sequence
+            if slot not in result.errors and sequence.stay is stay:
                 # A row that samples advances one more token in _book_tokens.
                 sequence.done += count - (slot in flight.sampling)
                 self._remember(worker, sequence)
@@ -279,9 +278,10 @@ class Scheduler:
         is_optional = result.step > 0
         size = worker.spec.block_size
         for slot, token in zip(result.slots, result.tokens, strict=True):
-            sequence = flight.members[slot]
-            assert sequence is not None
-            if not self._is_here(worker, sequence, flight):
+            stay = flight.members[slot]
+            assert stay is not None
+            sequence = stay.sequence
+            if sequence.stay is not stay:
                 continue
             out.slots.append(slot)
             out.serials.append(sequence.serial)
@@ -319,7 +319,6 @@ class Scheduler:
 
     def _end_row(
         self,
-        worker: Worker,
         flight: Flight,
         slot: int,
         reason: Reason,
@@ -327,10 +326,10 @@ class Scheduler:
         events: list[Event],
         error: str = "",
     ) -> None:
-        sequence = flight.members[slot]
-        assert sequence is not None
-        if self._is_here(worker, sequence, flight):
-            self._finish(sequence, reason, now_ns, events, error=error)
+        stay = flight.members[slot]
+        assert stay is not None
+        if stay.sequence.stay is stay:
+            self._finish(stay.sequence, reason, now_ns, events, error=error)
 
     def _finish(
         self, sequence: Sequence, reason: Reason, now_ns: int, events: list[Event], error: str = ""

@@ -50,9 +50,7 @@ class Sequence:
     # KV places of the longest it can become: the last token's KV is never needed.
     places_max: int
     state: State = State.WAITING
-    worker: "Worker | None" = None
-    slot: SlotIndex = -1
-    joined_plan: int = 0
+    stay: "Stay | None" = None
     blocks: list[BlockId] = field(default_factory=list)
     done: int = 0
     planned: int = 0
@@ -66,6 +64,11 @@ class Sequence:
 
     def __repr__(self) -> str:
         return f"<{self.serial} {self.state.value} {self.done}/{len(self.tokens)}>"
+
+    @property
+    def worker(self) -> "Worker | None":
+        """Where it is in a batch, or on its way out of one."""
+        return self.stay.worker if self.stay is not None else None
 
     @property
     def output_tokens(self) -> int:
@@ -94,6 +97,19 @@ class Sequence:
             parent = self.hashes[-1] if self.hashes else self.life.root
             self.hashes.append(chain_hash(parent, self.tokens[start : start + block_size]))
         return self.hashes[:count]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Stay:
+    """One visit of a sequence to a worker. Plans remember stays, not sequences.
+
+    A sequence may leave and come back, even to the same slot: what was computed for the earlier
+    stay never happened.
+    """
+
+    sequence: Sequence
+    worker: "Worker"
+    slot: SlotIndex
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from scheduler_svc.core.blocks import BlockPool, blocks_for
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import Sequence, Stay
 from scheduler_svc.core.types import (
     BlockId,
     ResultRejected,
@@ -38,7 +38,7 @@ class Flight:
     plan_id: int
     lease_steps: int
     # By slot, as of this plan.
-    members: list[Sequence | None]
+    members: list[Stay | None]
     chunks: dict[SlotIndex, int]
     # Slots that the next result of this plan must answer for: no more, no fewer.
     sampling: set[SlotIndex]
@@ -103,17 +103,18 @@ class Worker:
         """Blocks of this worker's size."""
         return blocks_for(tokens, self.spec.block_size)
 
-    def seat(self, sequence: Sequence, blocks: list[BlockId], tokens_done: int) -> None:
+    def seat(self, sequence: Sequence, blocks: list[BlockId], tokens_done: int) -> SlotIndex:
         """Give a sequence the lowest free slot and the blocks, already held for it."""
         slot = heapq.heappop(self._slots_free)
-        sequence.worker, sequence.slot, sequence.blocks = self, slot, blocks
-        sequence.joined_plan = self.plan_id + 1
+        sequence.stay = Stay(sequence=sequence, worker=self, slot=slot)
+        sequence.blocks = blocks
         sequence.done = sequence.planned = tokens_done
         sequence.known = len(sequence.tokens)
         self.running[slot] = sequence
         self.blocks_owed += self._owed(sequence)
         self._seated[slot] = sequence.serial
         self.checksum += seat_checksum(slot, sequence.serial)
+        return slot
 
     def depart(self, sequence: Sequence) -> None:
         """Free the seat of a sequence whose last token is certain to come with steps in flight."""
@@ -124,10 +125,11 @@ class Worker:
         """The sequence is no longer this worker's: finished, preempted or cancelled."""
         if self.departed.pop(sequence.serial, None) is None:
             self._vacate(sequence)
-        sequence.worker = None
+        sequence.stay = None
 
     def _vacate(self, sequence: Sequence) -> None:
-        slot = sequence.slot
+        assert sequence.stay is not None
+        slot = sequence.stay.slot
         del self.running[slot]
         heapq.heappush(self._slots_free, slot)
         self.leaves.append(slot)
@@ -201,7 +203,8 @@ class Worker:
         assert self._seated == {slot: s.serial for slot, s in self.running.items()}
         assert self.checksum == sum(seat_checksum(*seat) for seat in self._seated.items())
         for slot, sequence in self.running.items():
-            assert sequence.slot == slot
+            assert sequence.stay is not None
+            assert sequence.stay.slot == slot
             assert sequence.worker is self
             assert 0 <= sequence.done <= sequence.planned < sequence.known
             assert len(sequence.tokens) <= sequence.known
