@@ -1,1 +1,51 @@
-"""The durable record in Redis: submit, follow, commit, lead."""
+"""The durable record in Redis or Valkey that gateways and the leader meet in: inbox, journal,
+results, lease.
+"""
+
+from ledger.follow import Follower
+from ledger.leadership import Candidate
+from ledger.ledger import Ledger
+from ledger.subscription import Subscription
+from ledger.tokens import pieces_of
+from ledger.types import (
+    CellView,
+    DamagedLedger,
+    Ending,
+    Fenced,
+    History,
+    InboxEntry,
+    Leader,
+    Lease,
+    LedgerLimits,
+    Load,
+    Recovered,
+    RequestInfo,
+    StoreInfo,
+    StoreLost,
+    Submitted,
+    Update,
+)
+
+__all__ = [
+    "Candidate",
+    "CellView",
+    "DamagedLedger",
+    "Ending",
+    "Fenced",
+    "Follower",
+    "History",
+    "InboxEntry",
+    "Leader",
+    "Lease",
+    "Ledger",
+    "LedgerLimits",
+    "Load",
+    "Recovered",
+    "RequestInfo",
+    "StoreInfo",
+    "StoreLost",
+    "Submitted",
+    "Subscription",
+    "Update",
+    "pieces_of",
+]

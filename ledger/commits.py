@@ -1,0 +1,225 @@
+"""The leader's side: read the inbox, commit steps, fold old tokens away, and recover after an
+election.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ledger import scripts
+from ledger.store import Argument, Call, Store
+from ledger.tokens import Outputs
+from ledger.types import Ending, Fenced, InboxEntry, Leader, Recovered
+from protos.kaiten.v1.ledger_pb2 import (
+    FoldedTokens,
+    InboxRecord,
+    JournalRecord,
+    SequenceFinished,
+    SubmitRecord,
+)
+
+# (record, endings, inbox entries to drop)
+Commit = tuple[JournalRecord, Sequence[Ending], Sequence[str]]
+
+CURSOR_START: Final = "0-0"
+# Entries per read while recovering; a page of long prompts stays well under the reply limits.
+PAGE_ENTRIES: Final = 256
+
+
+def commit_call(store: Store, leader: Leader, commit: Commit) -> Call:
+    """Keys and arguments of one commit, in the order commit.lua states."""
+    record, endings, drop = commit
+    keys = store.keys
+    ending_serials = {serial for e in endings for serial in range(e.serial, e.serial + e.n)}
+    goes_on = [ended for ended in record.finished if ended.serial not in ending_serials]
+    drops = [*drop, *(entry for ending in endings for entry in ending.inbox_ids)]
+    call_keys = [keys.lease, keys.inbox, keys.journal, keys.load]
+    call_keys += [keys.finished(ended.serial) for ended in goes_on]
+    args: list[Argument] = [
+        leader.epoch,
+        leader.nonce,
+        record.seq,
+        record.SerializeToString(),
+        store.limits.result_ttl_s,
+        len(drops),
+        len(goes_on),
+        len(endings),
+        *drops,
+        *(ended.SerializeToString() for ended in goes_on),
+    ]
+    for ending in endings:
+        call_keys += [keys.request(ending.id), keys.result(ending.id)]
+        for serial in range(ending.serial, ending.serial + ending.n):
+            call_keys += [keys.tokens(serial), keys.finished(serial), keys.serial(serial)]
+        args += [ending.serial, ending.n, ending.result.SerializeToString()]
+    return scripts.COMMIT, call_keys, args
+
+
+def _refuse(reply: Sequence[Any], leader: Leader, doing: str) -> None:
+    """Raise what a leader script's verdict means, if it is not OK."""
+    verdict = reply[0]
+    if verdict == b"OK":
+        return
+    found = reply[1].decode() if len(reply) > 1 and reply[1] is not None else "none"
+    reasons = {
+        b"FENCED": f"epoch {leader.epoch} no longer leads (the lease says {found})",
+        b"GAP": f"out of sequence: the journal is at {found}",
+        b"STALE": f"out of sequence: the fold is at {found}",
+        b"MISMATCH": f"serial or n differ from what {found} was accepted with",
+    }
+    raise Fenced(f"{doing} refused: {reasons.get(verdict, verdict)}")
+
+
+def _entry(entry_id: bytes, fields: Sequence[bytes]) -> InboxEntry:
+    named = dict(zip(fields[::2], fields[1::2], strict=True))
+    record = InboxRecord.FromString(named[b"r"])
+    kind = record.WhichOneof("record")
+    return InboxEntry(
+        entry_id=entry_id.decode(),
+        serial=int(named[b"s"]),
+        record=record.submit if kind == "submit" else record.cancel,
+    )
+
+
+def _pages(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+class Commits:
+    """Part of Ledger; see there."""
+
+    _store: Store
+    # What this leader knows of the fold, by epoch: so that a fold built on another state is
+    # refused.
+    _folded: tuple[int, int] | None = None
+
+    async def commit(
+        self,
+        leader: Leader,
+        record: JournalRecord,
+        endings: Sequence[Ending] = (),
+        drop: Sequence[str] = (),
+    ) -> None:
+        """Append one record and end what ends with it, atomically. A repeat is OK. Fenced: stop
+        leading.
+        """
+        await self.commit_many(leader, [(record, endings, drop)])
+
+    async def commit_many(self, leader: Leader, commits: Sequence[Commit]) -> None:
+        """Commit in order in one round trip. When it raises, a prefix of them may have been
+        applied; sending the same again is safe."""
+        if not commits:
+            return
+        calls = [commit_call(self._store, leader, commit) for commit in commits]
+        replies = await self._store.run_scripts(calls)
+        for (record, _, _), reply in zip(commits, replies, strict=True):
+            _refuse(reply, leader, f"commit {record.seq}")
+
+    async def fold(
+        self, leader: Leader, through_seq: int, pieces: Mapping[int, FoldedTokens]
+    ) -> None:
+        """Append each live sequence's tokens of records (last fold, through_seq] and trim these
+        records.
+
+        A repeat is OK. After Unavailable repeat the same fold: it may have been applied.
+        """
+        keys = self._store.keys
+        from_seq = await self._folded_seq(leader)
+        call_keys = [keys.lease, keys.journal]
+        args: list[Argument] = [leader.epoch, leader.nonce, from_seq, through_seq]
+        for serial, piece in pieces.items():
+            call_keys += [keys.tokens(serial), keys.serial(serial)]
+            args.append(piece.SerializeToString())
+        reply = await self._store.script(scripts.FOLD, call_keys, args)
+        _refuse(reply, leader, f"fold through {through_seq}")
+        self._folded = (leader.epoch, through_seq)
+
+    async def _folded_seq(self, leader: Leader) -> int:
+        if self._folded is None or self._folded[0] != leader.epoch:
+            (found,) = await self._store.read((("HGET", self._store.keys.lease, "folded_seq"),))
+            self._folded = (leader.epoch, int(found or 0))
+        return self._folded[1]
+
+    async def inbox_read(
+        self, after_id: str, *, block_ms: int = 1000, count: int = PAGE_ENTRIES
+    ) -> list[InboxEntry]:
+        """Entries after a cursor, waiting up to block_ms for the first. Entries stay until
+        terminal.
+        """
+        entries = await self._store.read_stream(
+            self._store.keys.inbox, after_id, block_ms=block_ms, count=count
+        )
+        return [_entry(*entry) for entry in entries]
+
+    async def inbox_all(self) -> list[InboxEntry]:
+        """Every entry there is, oldest first."""
+        entries: list[InboxEntry] = []
+        start = "-"
+        while True:
+            (page,) = await self._store.read(
+                (("XRANGE", self._store.keys.inbox, start, "+", "COUNT", PAGE_ENTRIES),)
+            )
+            entries += [_entry(*entry) for entry in page]
+            if len(page) < PAGE_ENTRIES:
+                return entries
+            start = f"({entries[-1].entry_id}"
+
+    async def recover(self, leader: Leader) -> Recovered:
+        """Every live request with its committed tokens. Only the leader may rely on it: nobody else
+        commits.
+        """
+        entries = await self.inbox_all()
+        live = [
+            serial
+            for entry in entries
+            if isinstance(entry.record, SubmitRecord)
+            for serial in range(entry.serial, entry.serial + entry.record.n)
+        ]
+        folded, ended = await self._folded_state(live)
+        outputs = Outputs(folded)
+        for record in await self._journal():
+            outputs.apply(record)
+        (lease,) = await self._store.read(
+            (("HMGET", self._store.keys.lease, "epoch", "nonce", "journal_seq", "folded_seq"),)
+        )
+        if (int(lease[0]), int(lease[1] or 0)) != (leader.epoch, leader.nonce):
+            raise Fenced(f"recover refused: epoch {leader.epoch} no longer leads")
+        self._folded = (leader.epoch, int(lease[3]))
+        return Recovered(
+            entries=tuple(entries),
+            tokens=outputs.tokens,
+            finished={**ended, **outputs.finished},
+            journal_seq=int(lease[2]),
+            cursor=entries[-1].entry_id if entries else CURSOR_START,
+        )
+
+    async def _folded_state(
+        self, serials: Sequence[int]
+    ) -> tuple[dict[int, FoldedTokens], dict[int, SequenceFinished]]:
+        keys = self._store.keys
+        folded: dict[int, FoldedTokens] = {}
+        ended: dict[int, SequenceFinished] = {}
+        for page in _pages(serials, PAGE_ENTRIES):
+            tokens, finished = await self._store.read(
+                (
+                    ("MGET", *(keys.tokens(serial) for serial in page)),
+                    ("MGET", *(keys.finished(serial) for serial in page)),
+                )
+            )
+            for serial, output, end in zip(page, tokens, finished, strict=True):
+                folded[serial] = FoldedTokens.FromString(output or b"")
+                if end is not None:
+                    ended[serial] = SequenceFinished.FromString(end)
+        return folded, ended
+
+    async def _journal(self) -> Iterable[JournalRecord]:
+        records: list[JournalRecord] = []
+        start = "-"
+        while True:
+            (page,) = await self._store.read(
+                (("XRANGE", self._store.keys.journal, start, "+", "COUNT", PAGE_ENTRIES),)
+            )
+            records += [JournalRecord.FromString(fields[1]) for _, fields in page]
+            if len(page) < PAGE_ENTRIES:
+                return records
+            start = f"({records[-1].seq}-0"

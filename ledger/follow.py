@@ -1,0 +1,241 @@
+"""Follow the journal: one tail per process, handed out to any number of subscriptions.
+
+Every gateway sees every record, so the dispatch is one dictionary look-up per token. What a
+subscriber has not taken yet piles up as plain token lists, merged per sequence. Anything the tail
+cannot give (records before the subscription, records trimmed away while we were disconnected) is
+filled in from the ledger's history, and positions decide what is new: no gap, no repeat.
+"""
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from ledger.ledger import Ledger
+from ledger.subscription import Pending, Subscription
+from ledger.tokens import tokens_of
+from ledger.types import DamagedLedger, History, StoreLost
+from protos.kaiten.v1.ledger_pb2 import JournalRecord
+from service_kit.errors import Unavailable
+
+# Records remembered for subscriptions that start a little in the past: the time between a submit
+# reply and its subscription, in steps.
+RECENT_RECORDS: Final = 64
+BATCH_RECORDS: Final = 256
+BLOCK_MS: Final = 1000
+RETRY_WAIT_S_FIRST: Final = 0.02
+RETRY_WAIT_S_MAX: Final = 1.0
+
+
+class Follower:
+    """The journal's reader of one process. `run` must be running for subscriptions to move."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.is_connected = False
+        self._passed_seq: int | None = None
+        self._recent: deque[JournalRecord] = deque(maxlen=RECENT_RECORDS)
+        # Several subscriptions may follow one sequence.
+        self._pending: dict[int, tuple[Pending, ...]] = {}
+        # Subscriptions that start beyond what we have passed, or before we have started.
+        self._future: list[tuple[int, int, Subscription]] = []
+        self._order = itertools.count()
+        self._error: StoreLost | None = None
+
+    @property
+    def sequence_count(self) -> int:
+        """Sequences followed now."""
+        return len(self._pending)
+
+    def subscribe(
+        self, serials: Sequence[int], *, from_seq: int, positions: Mapping[int, int] | None = None
+    ) -> Subscription:
+        """Updates from the journal records after from_seq.
+
+        `positions` names the next position wanted per serial; without it a sequence starts with the
+        first token after from_seq, and if these records are no longer in the journal, at position
+        0. For a request just submitted, from_seq is Submitted.journal_seq; to attach, from_seq=0
+        with positions gives everything.
+        """
+        subscription = Subscription(self, serials, positions or {})
+        if self._error is not None:
+            subscription.fail(self._error)
+        elif self._passed_seq is None or from_seq > self._passed_seq:
+            heapq.heappush(self._future, (from_seq, next(self._order), subscription))
+        else:
+            self._place(subscription, from_seq, self._passed_seq)
+        return subscription
+
+    def _place(self, subscription: Subscription, from_seq: int, passed_seq: int) -> None:
+        """Register for what comes; give what has passed since from_seq, or leave it to the history."""
+        if subscription.is_closed:
+            return
+        for pending in subscription.pending:
+            self._pending[pending.serial] = (*self._pending.get(pending.serial, ()), pending)
+        if from_seq >= passed_seq:
+            return
+        if self._recent and self._recent[0].seq <= from_seq + 1:
+            own = {pending.serial: (pending,) for pending in subscription.pending}
+            for record in self._recent:
+                if record.seq > from_seq:
+                    _dispatch(record, own)
+            return
+        for pending in subscription.pending:
+            pending.has_hole = True
+            subscription.mark(pending)
+
+    def forget(self, subscription: Subscription) -> None:
+        """Drop every reference to a subscription."""
+        for pending in subscription.pending:
+            self.forget_sequence(pending)
+        kept = [entry for entry in self._future if entry[2] is not subscription]
+        if len(kept) < len(self._future):
+            heapq.heapify(kept)
+            self._future = kept
+
+    def forget_sequence(self, pending: Pending) -> None:
+        rest = tuple(p for p in self._pending.get(pending.serial, ()) if p is not pending)
+        if rest:
+            self._pending[pending.serial] = rest
+        else:
+            self._pending.pop(pending.serial, None)
+
+    async def fill(self, pending: Pending) -> None:
+        """Close a hole from the ledger's history. Cancelled or failed, it can be called again."""
+        pending.late = []
+        pending.has_hole = False
+        try:
+            history = await self._history(pending.serial)
+        except BaseException:
+            pending.late, pending.has_hole = None, True
+            raise
+        late, pending.late = pending.late, None
+        pending.next = max(pending.next, 0)
+        output = history.output
+        has_logprobs = len(output.logprobs) > 0
+        for position in range(pending.next, len(output.token_ids)):
+            logprobs = output.logprobs[position] if has_logprobs else None
+            pending.take_token(position, output.token_ids[position], logprobs)
+        for token in late:
+            pending.take_token(*token)
+        if history.finished is not None:
+            pending.take_end(history.finished)
+
+    async def _history(self, serial: int) -> History:
+        wait_s = RETRY_WAIT_S_FIRST
+        while True:
+            try:
+                return await self._ledger.history(serial, through_seq=self._passed_seq or 0)
+            except (StoreLost, DamagedLedger):
+                raise
+            except Unavailable:
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, RETRY_WAIT_S_MAX)
+
+    async def run(self) -> None:
+        """Tail the journal until cancelled. An unreachable store pauses the subscriptions;
+        StoreLost ends them.
+        """
+        wait_s = RETRY_WAIT_S_FIRST
+        while True:
+            try:
+                if self._passed_seq is None:
+                    await self._start()
+                await self._read()
+            except StoreLost as error:
+                self._fail(error)
+                raise
+            except Unavailable:
+                self.is_connected = False
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, RETRY_WAIT_S_MAX)
+            else:
+                self.is_connected = True
+                wait_s = RETRY_WAIT_S_FIRST
+
+    async def _start(self) -> None:
+        lease = await self._ledger.leader()
+        self._passed_seq = 0 if lease is None else lease.journal_seq
+        self._activate(self._passed_seq)
+
+    async def _read(self) -> None:
+        store = self._ledger.store
+        entries = await store.read_stream(
+            store.keys.journal, f"{self._passed_seq}-0", block_ms=BLOCK_MS, count=BATCH_RECORDS
+        )
+        for _, fields in entries:
+            self.take(JournalRecord.FromString(fields[1]))
+
+    def take(self, record: JournalRecord) -> None:
+        """Hand one record to those who follow its sequences. Synchronous: nobody sees half a
+        record.
+        """
+        passed_seq = self._passed_seq or 0
+        if record.seq <= passed_seq:
+            return
+        is_contiguous = record.seq == passed_seq + 1
+        if not is_contiguous:
+            # Trimmed while we were away: what is missing has been folded.
+            self._recent.clear()
+            self._mark_holes()
+        if self._future:
+            self._activate(record.seq - 1)
+        self._passed_seq = record.seq
+        self._recent.append(record)
+        _dispatch(record, self._pending)
+
+    def _activate(self, passed_seq: int) -> None:
+        while self._future and self._future[0][0] <= passed_seq:
+            from_seq, _, subscription = heapq.heappop(self._future)
+            self._place(subscription, from_seq, passed_seq)
+
+    def _mark_holes(self) -> None:
+        for followers in self._pending.values():
+            for pending in followers:
+                pending.has_hole = True
+                pending.owner.mark(pending)
+
+    def _fail(self, error: StoreLost) -> None:
+        self._error = error
+        self.is_connected = False
+        owners = {id(p.owner): p.owner for followers in self._pending.values() for p in followers}
+        for subscription in (*owners.values(), *(entry[2] for entry in self._future)):
+            subscription.fail(error)
+        self._pending.clear()
+        self._future.clear()
+
+
+def _dispatch(record: JournalRecord, pending_of: Mapping[int, tuple[Pending, ...]]) -> None:
+    if record.logprobs:
+        for serial, position, token_id, logprobs in tokens_of(record):
+            for pending in pending_of.get(serial, ()):
+                pending.take_token(position, token_id, logprobs)
+                pending.owner.mark(pending)
+    else:
+        _dispatch_plain(record, pending_of)
+    for ended in record.finished:
+        for pending in pending_of.get(ended.serial, ()):
+            pending.take_end(ended)
+            pending.owner.mark(pending)
+
+
+def _dispatch_plain(record: JournalRecord, pending_of: Mapping[int, tuple[Pending, ...]]) -> None:
+    # The hot loop of every gateway: it sees all tokens of the cell, mostly of other gateways'
+    # requests.
+    find = pending_of.get
+    for serial, position, token_id in zip(
+        record.serials, record.positions, record.token_ids, strict=True
+    ):
+        found = find(serial)
+        if found is None:
+            continue
+        for pending in found:
+            if position == pending.next and pending.late is None:
+                pending.next = position + 1
+                pending.token_ids.append(token_id)
+            else:
+                pending.take_token(position, token_id, None)
+            if not pending.is_ready:
+                pending.owner.mark(pending)

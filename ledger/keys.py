@@ -1,0 +1,65 @@
+"""Key names of one cell. The braces put them all into one hash slot, so that one script may touch
+them.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Every key a cell ever writes."""
+
+    cell: str
+
+    @property
+    def prefix(self) -> str:
+        return f"kaiten:{{{self.cell}}}:"
+
+    @property
+    def meta(self) -> str:
+        """Hash: schema, nonce of the store, last serial minted. Lives as long as the cell."""
+        return f"{self.prefix}meta"
+
+    @property
+    def lease(self) -> str:
+        """Hash: who leads, and how far the journal and its fold have come."""
+        return f"{self.prefix}lease"
+
+    @property
+    def inbox(self) -> str:
+        """Stream: submits and cancels; a request's entries live until its terminal commit."""
+        return f"{self.prefix}inbox"
+
+    @property
+    def journal(self) -> str:
+        """Stream: one entry "<seq>-0" per commit, trimmed up to the fold."""
+        return f"{self.prefix}journal"
+
+    @property
+    def load(self) -> str:
+        """Hash: live choices and live prompt tokens."""
+        return f"{self.prefix}load"
+
+    def request(self, id: str) -> str:
+        """Hash: what submit knew; expires with the result."""
+        return f"{self.prefix}request:{id}"
+
+    def result(self, id: str) -> str:
+        """String: RequestResult, with TTL."""
+        return f"{self.prefix}result:{id}"
+
+    @property
+    def serial_prefix(self) -> str:
+        return f"{self.prefix}serial:"
+
+    def serial(self, serial: int) -> str:
+        """String: the id a serial belongs to. No TTL while live, the result's TTL afterwards."""
+        return f"{self.serial_prefix}{serial}"
+
+    def tokens(self, serial: int) -> str:
+        """String: FoldedTokens of a live sequence, pieces concatenated."""
+        return f"{self.prefix}tokens:{serial}"
+
+    def finished(self, serial: int) -> str:
+        """String: SequenceFinished of a choice whose request still has others running."""
+        return f"{self.prefix}finished:{serial}"

@@ -1,0 +1,145 @@
+"""Who leads: elect, renew, resign, and the candidate that waits for its turn.
+
+No wall clock is compared between machines. A candidate watches the lease's renew_seq with its own
+monotonic clock and may steal only after it has seen it stand still for the whole TTL.
+"""
+
+import secrets
+from typing import Final, Protocol
+
+from ledger import scripts
+from ledger.store import Store
+from ledger.types import Fenced, Leader, Lease, StoreLost
+from protos.kaiten.v1.ledger_pb2 import CellRecord
+from service_kit.errors import Unavailable
+
+POLLS_PER_TTL: Final = 8
+# After a pause longer than this many polls (a stopped process, a stalled store) the pause does not
+# count as watching.
+PAUSE_POLLS_MAX: Final = 2
+
+
+class Clock(Protocol):
+    """As service_kit.clock."""
+
+    def monotonic_ns(self) -> int: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class LeaseWatch:
+    """Pure: decides when a lease has been quiet for long enough. Fed with every poll, and with
+    every failed one.
+    """
+
+    def __init__(self, *, ttl_ns: int) -> None:
+        self._ttl_ns = ttl_ns
+        self._pause_ns_max = PAUSE_POLLS_MAX * ttl_ns // POLLS_PER_TTL
+        self._seen: tuple[int, int] | None = None
+        self._polled_ns = 0
+        self._quiet_ns = 0
+
+    def missed(self) -> None:
+        """A poll failed: whatever happened meanwhile was not watched."""
+        self._seen = None
+
+    def may_take(self, lease: Lease | None, now_ns: int) -> bool:
+        """True when nobody holds the lease or its holder has been quiet for the whole TTL."""
+        if lease is None or lease.nonce == 0:
+            return True
+        seen = (lease.epoch, lease.renew_seq)
+        if seen == self._seen:
+            self._quiet_ns += min(now_ns - self._polled_ns, self._pause_ns_max)
+        else:
+            self._seen, self._quiet_ns = seen, 0
+        self._polled_ns = now_ns
+        return self._quiet_ns >= self._ttl_ns
+
+
+class Leadership:
+    """Part of Ledger; see there."""
+
+    _store: Store
+
+    async def elect(self, address: str, nonce: int, *, seen: Lease | None = None) -> Leader | None:
+        """Take the lease if it still is what was seen, or if nobody holds it. None: somebody else
+        holds it.
+
+        A repeat with the same nonce gives the same answer.
+        """
+        verdict, *rest = await self._store.script(
+            scripts.ELECT,
+            (self._store.keys.lease,),
+            (
+                nonce,
+                address,
+                seen.epoch if seen is not None else "",
+                seen.renew_seq if seen is not None else "",
+            ),
+        )
+        if verdict != b"OK":
+            return None
+        return Leader(epoch=int(rest[0]), nonce=nonce, journal_seq=int(rest[1]))
+
+    async def renew(self, leader: Leader, cell: CellRecord) -> None:
+        """The leader is alive and its cell looks like this. Fenced: stop leading."""
+        verdict, *_ = await self._store.script(
+            scripts.RENEW,
+            (self._store.keys.lease,),
+            (leader.epoch, leader.nonce, cell.SerializeToString()),
+        )
+        if verdict != b"OK":
+            raise Fenced(f"renewal refused: epoch {leader.epoch} no longer leads")
+
+    async def resign(self, leader: Leader) -> None:
+        """Let a standby take over at once. Nothing happens when somebody else leads already."""
+        await self._store.script(
+            scripts.RESIGN, (self._store.keys.lease,), (leader.epoch, leader.nonce)
+        )
+
+
+class LeaseSource(Protocol):
+    """What a candidate needs of the ledger."""
+
+    async def leader(self) -> Lease | None: ...
+
+    async def elect(
+        self, address: str, nonce: int, *, seen: Lease | None = None
+    ) -> Leader | None: ...
+
+
+class Candidate:
+    """One scheduler's wish to lead. Every campaign uses a fresh nonce."""
+
+    def __init__(
+        self, ledger: LeaseSource, clock: Clock, ttl_s: float, *, address: str = ""
+    ) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._address = address
+        self._poll_s = ttl_s / POLLS_PER_TTL
+        self._ttl_ns = int(ttl_s * 1e9)
+
+    async def campaign(self) -> Leader:
+        """Wait until this candidate leads. StoreLost ends the wait; an unreachable store only
+        prolongs it.
+        """
+        nonce = secrets.randbits(64) or 1
+        watch = LeaseWatch(ttl_ns=self._ttl_ns)
+        while True:
+            leader = await self._try(nonce, watch)
+            if leader is not None:
+                return leader
+            await self._clock.sleep(self._poll_s)
+
+    async def _try(self, nonce: int, watch: LeaseWatch) -> Leader | None:
+        try:
+            lease = await self._ledger.leader()
+            if not watch.may_take(lease, self._clock.monotonic_ns()):
+                return None
+            return await self._ledger.elect(self._address, nonce, seen=lease)
+        except StoreLost:
+            raise
+        except Unavailable:
+            watch.missed()
+            return None

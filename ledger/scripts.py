@@ -1,0 +1,40 @@
+"""The Lua scripts: each validates first, writes last, and may be sent again with the same
+arguments.
+
+Every script but `bind` starts by comparing the store nonce, so no write ever lands in a store that
+is not ours.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+FOLDER: Final = Path(__file__).parent / "lua"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Source text and the name the server knows it by."""
+
+    name: str
+    text: str
+    sha: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        object.__setattr__(self, "sha", digest)
+
+
+def _read(name: str) -> Script:
+    return Script(name, (FOLDER / f"{name}.lua").read_text(encoding="utf-8"))
+
+
+BIND: Final = _read("bind")
+SUBMIT: Final = _read("submit")
+CANCEL: Final = _read("cancel")
+ELECT: Final = _read("elect")
+RENEW: Final = _read("renew")
+RESIGN: Final = _read("resign")
+COMMIT: Final = _read("commit")
+FOLD: Final = _read("fold")

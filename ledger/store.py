@@ -1,0 +1,295 @@
+"""The connection to Redis or Valkey: bounded, retried with the same identity, errors in our words.
+
+redis-py gives the sockets and the protocol; its own retries are off, because only this module knows
+what may be sent twice (everything sent here may) and for how long it makes sense to try.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from redis import exceptions as redis_errors
+from redis.asyncio.connection import AbstractConnection, Connection, parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from ledger import scripts
+from ledger.keys import Keys
+from ledger.scripts import Script
+from ledger.types import LedgerLimits, StoreLost
+from service_kit.errors import ConfigError, Unavailable
+
+SCHEMA: Final = 1
+RETRY_WAIT_FIRST_S: Final = 0.02
+# A script flushed away between two loads means somebody flushes in a loop; do not join in.
+SCRIPT_LOADS_MAX: Final = 3
+
+# Refusals of a server that is well but not ready: by the first word of the error.
+TRANSIENT: Final = frozenset(
+    {
+        "LOADING",
+        "BUSY",
+        "MISCONF",
+        "MASTERDOWN",
+        "CLUSTERDOWN",
+        "TRYAGAIN",
+        "READONLY",
+        "NOREPLICAS",
+    }
+)
+REFUSALS: Final = {
+    "OOM": "the ledger's store is out of memory",
+    "NOPERM": "the ledger's user lacks a permission",
+    "NOAUTH": "the ledger's store wants a password",
+    "WRONGPASS": "the ledger's password is wrong",
+}
+
+Argument: TypeAlias = str | bytes | int
+Command: TypeAlias = Sequence[Argument]
+Call: TypeAlias = tuple[Script, Sequence[str], Sequence[Argument]]
+
+
+def _code(error: Exception) -> str:
+    """First word of a server's refusal, also when redis-py has made a class of it and cut the word
+    off.
+    """
+    text = str(error)
+    known = {
+        redis_errors.OutOfMemoryError: "OOM",
+        redis_errors.ReadOnlyError: "READONLY",
+        redis_errors.NoPermissionError: "NOPERM",
+        redis_errors.MasterDownError: "MASTERDOWN",
+        redis_errors.ClusterDownError: "CLUSTERDOWN",
+        redis_errors.TryAgainError: "TRYAGAIN",
+    }
+    return known.get(type(error)) or text.split(" ", 1)[0].lstrip("-")
+
+
+def _translated(error: Exception) -> Exception:
+    if isinstance(error, redis_errors.AuthenticationError):
+        return Unavailable(f"the ledger's store refused the login: {error}")
+    if isinstance(error, redis_errors.ResponseError):
+        reason = REFUSALS.get(_code(error))
+        if reason is None and _code(error) not in TRANSIENT:
+            return error
+        return Unavailable(f"{reason or 'the ledger is not ready'}: {error}")
+    return Unavailable(f"the ledger cannot be reached: {error}")
+
+
+def _is_transient(error: Exception) -> bool:
+    if isinstance(error, redis_errors.ResponseError):
+        return _code(error) in TRANSIENT
+    return not isinstance(error, redis_errors.AuthenticationError)
+
+
+class Connections:
+    """A bounded set of sockets, each used by one caller at a time, last used first."""
+
+    def __init__(self, url: str, limits: LedgerLimits, *, timeout_s: float) -> None:
+        try:
+            options: dict[str, Any] = dict(parse_url(url))
+        except ValueError as error:
+            raise ConfigError(f"ledger url: {error}") from error
+        self._class: type[AbstractConnection] = options.pop("connection_class", Connection)
+        options.setdefault("socket_timeout", timeout_s)
+        options.setdefault("socket_connect_timeout", limits.connect_timeout_s)
+        self._options = {**options, "retry": Retry(NoBackoff(), 0), "protocol": 2}
+        self._free: list[AbstractConnection] = []
+        self._permits = asyncio.Semaphore(limits.connections_max)
+        self._is_closed = False
+
+    async def roundtrip(self, commands: Sequence[Command]) -> list[Any]:
+        """Send all commands in one write and read their replies; refusals come back as values."""
+        async with self._permits:
+            connection = self._free.pop() if self._free else self._class(**self._options)
+            try:
+                replies = await self._exchange(connection, commands)
+            except BaseException as error:
+                # Replies may be under way: nobody must read them as answers to another question.
+                await connection.disconnect(nowait=True)
+                if isinstance(error, (redis_errors.ConnectionError, OSError)):
+                    await self._drop_free()
+                raise
+            if self._is_closed:
+                await connection.disconnect(nowait=True)
+            else:
+                self._free.append(connection)
+            return replies
+
+    async def _exchange(
+        self, connection: AbstractConnection, commands: Sequence[Command]
+    ) -> list[Any]:
+        await connection.connect()  # type: ignore[no-untyped-call]
+        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        replies: list[Any] = []
+        for _ in commands:
+            try:
+                replies.append(await connection.read_response())
+            except redis_errors.ResponseError as error:
+                replies.append(error)
+        return replies
+
+    async def _drop_free(self) -> None:
+        # One broken socket usually means a restarted server: the idle ones are dead too.
+        stale, self._free = self._free, []
+        for connection in stale:
+            await connection.disconnect(nowait=True)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        await self._drop_free()
+
+
+class Store:
+    """One cell's keys on one server. Remembers the store's nonce and refuses to work on any other
+    store.
+    """
+
+    def __init__(self, url: str, keys: Keys, limits: LedgerLimits) -> None:
+        self.keys = keys
+        self.limits = limits
+        self._connections = Connections(url, limits, timeout_s=limits.operation_timeout_s)
+        # Blocking reads have their own sockets: they must not starve short operations of permits.
+        block_s_max = limits.block_ms_max / 1000
+        self._blocking = Connections(
+            url, limits, timeout_s=limits.operation_timeout_s + block_s_max
+        )
+        self._nonce: bytes | None = None
+        self._bind_lock = asyncio.Lock()
+
+    async def close(self) -> None:
+        await self._connections.close()
+        await self._blocking.close()
+
+    async def nonce(self) -> bytes:
+        """The nonce of the store this object is bound to; binds at the first call."""
+        if self._nonce is None:
+            async with self._bind_lock:
+                if self._nonce is None:
+                    self._nonce = await self._bind()
+        return self._nonce
+
+    async def rebind(self) -> int:
+        """Read the store's nonce again, creating an unused cell. StoreLost if it is another than
+        before.
+        """
+        async with self._bind_lock:
+            found = await self._bind()
+            if self._nonce is not None and found != self._nonce:
+                raise StoreLost
+            self._nonce = found
+        return int(found)
+
+    async def _bind(self) -> bytes:
+        k = self.keys
+        proposed = secrets.randbits(63) or 1
+        call = (scripts.BIND, (k.meta, k.lease, k.inbox, k.journal, k.load), (SCHEMA, proposed))
+        reply = (await self._run([call]))[0]
+        if reply[0] == b"SCHEMA":
+            raise ConfigError(
+                f"ledger: cell {k.cell!r} was written with schema {reply[1].decode()}, this version reads"
+                f" schema {SCHEMA}; use another cell, or drain and delete the keys {k.prefix}*"
+            )
+        if reply[0] == b"PARTIAL":
+            raise ConfigError(
+                f"ledger: {k.meta} is missing while other keys of cell {k.cell!r} exist, so part of the record"
+                f" was lost; restore the store, or delete the keys {k.prefix}* to start empty"
+            )
+        nonce: bytes = reply[1]
+        return nonce
+
+    async def script(
+        self, script: Script, keys: Sequence[str], args: Sequence[Argument]
+    ) -> list[Any]:
+        """Run one script behind the meta key and the store nonce. The reply's first item is its
+        verdict.
+        """
+        return (await self.run_scripts([(script, keys, args)]))[0]
+
+    async def run_scripts(self, calls: Sequence[Call]) -> list[list[Any]]:
+        """The same for several, in order, in one round trip."""
+        nonce = await self.nonce()
+        meta = self.keys.meta
+        replies = await self._run([(s, (meta, *keys), (nonce, *args)) for s, keys, args in calls])
+        if any(reply[0] == b"STORE_LOST" for reply in replies):
+            raise StoreLost
+        return replies
+
+    async def _run(self, calls: Sequence[Call]) -> list[list[Any]]:
+        commands = [("EVALSHA", s.sha, len(keys), *keys, *args) for s, keys, args in calls]
+        for _ in range(SCRIPT_LOADS_MAX):
+            replies = await self.commands(commands)
+            if not any(isinstance(reply, redis_errors.NoScriptError) for reply in replies):
+                return replies
+            # A restarted server has an empty script cache. Those that did run are idempotent.
+            used = {script.sha: script for script, _, _ in calls}
+            await self.commands([("SCRIPT", "LOAD", script.text) for script in used.values()])
+        raise Unavailable("the ledger's server keeps forgetting our scripts")
+
+    async def read(self, commands: Sequence[Command]) -> list[Any]:
+        """Read-only commands as one snapshot of our own store."""
+        nonce = await self.nonce()
+        wrapped = [("MULTI",), ("HGET", self.keys.meta, "nonce"), *commands, ("EXEC",)]
+        replies = (await self.commands(wrapped))[-1]
+        if replies[0] != nonce:
+            raise StoreLost
+        rest: list[Any] = replies[1:]
+        return rest
+
+    async def read_stream(self, key: str, after_id: str, *, block_ms: int, count: int) -> list[Any]:
+        """Entries after an id, waiting up to block_ms for the first. Not retried; the caller's loop
+        does.
+        """
+        nonce = await self.nonce()
+        block_ms = max(1, min(block_ms, self.limits.block_ms_max))
+        commands = (
+            ("XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", key, after_id),
+            ("HGET", self.keys.meta, "nonce"),
+        )
+        try:
+            replies = await self._blocking.roundtrip(commands)
+        except (redis_errors.RedisError, OSError) as error:
+            raise _translated(error) from error
+        _raise_refusal(replies)
+        if replies[1] != nonce:
+            raise StoreLost
+        entries: list[Any] = replies[0][0][1] if replies[0] else []
+        return entries
+
+    async def commands(self, commands: Sequence[Command]) -> list[Any]:
+        """One round trip, retried within limits.retry_s; NOSCRIPT comes back as a value."""
+        loop = asyncio.get_running_loop()
+        give_up_at, wait_s = loop.time() + self.limits.retry_s, RETRY_WAIT_FIRST_S
+        while True:
+            try:
+                replies = await self._connections.roundtrip(commands)
+                _raise_refusal(replies)
+                return replies
+            except (redis_errors.RedisError, OSError) as error:
+                if not _is_transient(error) or loop.time() + wait_s > give_up_at:
+                    raise _translated(error) from error
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, self.limits.retry_wait_s_max)
+
+    async def facts(self) -> Mapping[str, str]:
+        """Server facts and the settings that matter, merged. Settings we may not read are absent."""
+        facts: dict[str, str] = {}
+        (text,) = await self.commands([("INFO", "server")])
+        for line in text.decode().splitlines():
+            name, _, value = line.partition(":")
+            facts[name] = value
+        for setting in ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy"):
+            with contextlib.suppress(Unavailable):
+                (reply,) = await self.commands([("CONFIG", "GET", setting)])
+                facts.update({setting: reply[1].decode()} if reply else {})
+        return facts
+
+
+def _raise_refusal(replies: Sequence[Any]) -> None:
+    for reply in replies:
+        if isinstance(reply, redis_errors.RedisError) and not isinstance(
+            reply, redis_errors.NoScriptError
+        ):
+            raise reply

@@ -1,0 +1,195 @@
+"""The gateway's side: submit, cancel, and look at requests, results and the cell."""
+
+from ledger import scripts
+from ledger.store import Store
+from ledger.tokens import Outputs, cut
+from ledger.types import (
+    CellView,
+    History,
+    Lease,
+    Load,
+    RequestInfo,
+    StoreLost,
+    Submitted,
+)
+from protos.kaiten.v1.common_pb2 import FinishReason
+from protos.kaiten.v1.ledger_pb2 import (
+    CancelRecord,
+    CellRecord,
+    FoldedTokens,
+    InboxRecord,
+    JournalRecord,
+    RenderOptions,
+    RequestResult,
+    SequenceFinished,
+    SubmitRecord,
+)
+from service_kit.errors import AlreadyExists, InvalidRequest, NotFound, Overloaded, TooLong
+
+# What a full queue tells clients: about the time some request of a busy cell takes to end.
+RETRY_AFTER_S = 1.0
+
+
+class Submissions:
+    """Part of Ledger; see there."""
+
+    _store: Store
+
+    async def submit(self, record: SubmitRecord, body_hash: bytes) -> Submitted:
+        """Accept a request, or find it accepted already. All bounds are decided before anything is
+        written.
+        """
+        limits, keys = self._store.limits, self._store.keys
+        prompt_tokens = len(record.prompt_token_ids)
+        if not 1 <= record.n <= limits.requests_max:
+            raise InvalidRequest("n", f"must be in [1, {limits.requests_max}], got {record.n}")
+        if prompt_tokens > limits.prompt_tokens_max:
+            raise TooLong("prompt tokens", limits.prompt_tokens_max, prompt_tokens)
+        verdict, *rest = await self._store.script(
+            scripts.SUBMIT,
+            (keys.inbox, keys.load, keys.lease, keys.request(record.id)),
+            (
+                body_hash,
+                record.n,
+                prompt_tokens,
+                limits.requests_max,
+                limits.prompt_tokens_max,
+                InboxRecord(submit=record).SerializeToString(),
+                record.render.SerializeToString(),
+                record.id,
+                keys.serial_prefix,
+            ),
+        )
+        if verdict == b"OTHER":
+            raise AlreadyExists(f"request {record.id}")
+        if verdict == b"FULL_REQUESTS":
+            raise Overloaded("too many live requests", RETRY_AFTER_S, limits.requests_max)
+        if verdict == b"FULL_TOKENS":
+            raise Overloaded("too many live prompt tokens", RETRY_AFTER_S, limits.prompt_tokens_max)
+        return Submitted(serial=int(rest[0]), journal_seq=int(rest[1]), is_new=verdict == b"NEW")
+
+    async def cancel(
+        self,
+        id: str,
+        *,
+        choice: int | None = None,
+        reason: FinishReason = FinishReason.FINISH_REASON_CANCELLED,
+        output_tokens: int = 0,
+    ) -> bool:
+        """Ask for the end of a request or of one choice. False: it had ended. Repeats write
+        nothing.
+        """
+        found = await self.find(id)
+        if choice is not None and not 0 <= choice < found.n:
+            raise InvalidRequest("choice", f"must be in [0, {found.n}), got {choice}")
+        record = CancelRecord(
+            id=id, serial=found.serial, n=found.n, reason=reason, output_tokens=output_tokens
+        )
+        if choice is not None:
+            record.choice = choice
+        keys = self._store.keys
+        verdict, *_ = await self._store.script(
+            scripts.CANCEL,
+            (keys.inbox, keys.request(id)),
+            (
+                found.serial,
+                "*" if choice is None else choice,
+                InboxRecord(cancel=record).SerializeToString(),
+            ),
+        )
+        if verdict == b"NONE":
+            raise NotFound(f"request {id}")
+        return bool(verdict != b"ENDED")
+
+    async def find(self, id: str) -> RequestInfo:
+        """A live request, or a finished one while its result is kept. NotFound otherwise."""
+        keys = self._store.keys
+        fields = ("serial", "n", "finished", "prompt_tokens", "render")
+        known, seq = await self._store.read(
+            (("HMGET", keys.request(id), *fields), ("HGET", keys.lease, "journal_seq"))
+        )
+        if known[0] is None:
+            raise NotFound(f"request {id}")
+        return RequestInfo(
+            serial=int(known[0]),
+            n=int(known[1]),
+            is_finished=known[2] is not None,
+            prompt_tokens=int(known[3]),
+            render=RenderOptions.FromString(known[4]),
+            journal_seq=int(seq or 0),
+        )
+
+    async def result(self, id: str) -> RequestResult | None:
+        """What a finished request ended with; None while it is live, unknown, or no longer kept."""
+        (stored,) = await self._store.read((("GET", self._store.keys.result(id)),))
+        return None if stored is None else RequestResult.FromString(stored)
+
+    async def history(self, serial: int, *, through_seq: int) -> History:
+        """Everything of one sequence up to at least journal record through_seq, from position 0.
+
+        What was folded or ended since may be in it too; positions tell. NotFound when no longer
+        kept.
+        """
+        keys = self._store.keys
+        owner, ttl_ms, folded, ended, tail = await self._store.read(
+            (
+                ("GET", keys.serial(serial)),
+                ("PTTL", keys.serial(serial)),
+                ("GET", keys.tokens(serial)),
+                ("GET", keys.finished(serial)),
+                ("XRANGE", keys.journal, "-", f"{through_seq}-0"),
+            )
+        )
+        if owner is None:
+            raise NotFound(f"sequence {serial}")
+        if ttl_ms >= 0:
+            return await self._history_of_finished(owner.decode(), serial)
+        outputs = Outputs({serial: FoldedTokens.FromString(folded or b"")})
+        for _, (_, record) in tail:
+            outputs.apply(JournalRecord.FromString(record))
+        finished = outputs.finished.get(serial)
+        if finished is None and ended is not None:
+            finished = SequenceFinished.FromString(ended)
+        return History(cut(outputs.tokens[serial], finished), finished)
+
+    async def _history_of_finished(self, id: str, serial: int) -> History:
+        stored = await self.result(id)
+        if stored is None:
+            raise NotFound(f"sequence {serial}")
+        choice = stored.choices[serial - stored.serial]
+        return History(cut(choice.output, choice.finished), choice.finished)
+
+    async def cell(self) -> CellView:
+        """The leader's last CellRecord; renew_seq standing still for long means that nobody leads."""
+        (found,) = await self._store.read((("HMGET", self._store.keys.lease, "cell", "renew_seq"),))
+        record = None if found[0] is None else CellRecord.FromString(found[0])
+        return CellView(record, int(found[1] or 0))
+
+    async def leader(self) -> Lease | None:
+        """The lease as it stands; None before the first election."""
+        fields = ("epoch", "nonce", "address", "renew_seq", "journal_seq", "folded_seq")
+        (found,) = await self._store.read((("HMGET", self._store.keys.lease, *fields),))
+        if found[0] is None:
+            return None
+        return Lease(
+            epoch=int(found[0]),
+            nonce=int(found[1] or 0),
+            address=found[2].decode(),
+            renew_seq=int(found[3]),
+            journal_seq=int(found[4]),
+            folded_seq=int(found[5]),
+        )
+
+    async def load(self) -> Load:
+        """Live choices and prompt tokens: what the bounds of submit are checked against."""
+        (found,) = await self._store.read(
+            (("HMGET", self._store.keys.load, "choices", "prompt_tokens"),)
+        )
+        return Load(choices=int(found[0] or 0), prompt_tokens=int(found[1] or 0))
+
+    async def now_ns(self) -> int:
+        """The cell's clock: the store's own, so that every process reads the same one."""
+        (found,) = await self._store.commands((("TIME",),))
+        if not isinstance(found, list):
+            raise StoreLost("TIME answered nonsense")
+        return int(found[0]) * 1_000_000_000 + int(found[1]) * 1000

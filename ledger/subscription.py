@@ -1,0 +1,177 @@
+"""What subscribers have not taken yet: merged per sequence, de-duplicated by position. Performs no
+I/O itself.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from ledger.types import Update
+from protos.kaiten.v1.common_pb2 import TokenLogprobs
+from protos.kaiten.v1.ledger_pb2 import SequenceFinished
+
+UNKNOWN: Final = -1
+
+
+class Source(Protocol):
+    """What a subscription needs of its follower."""
+
+    def forget(self, subscription: "Subscription") -> None: ...
+
+    def forget_sequence(self, pending: "Pending") -> None: ...
+
+    async def fill(self, pending: "Pending") -> None: ...
+
+
+class Pending:
+    """What one subscription has not yet taken of one sequence.
+
+    Invariant: token_ids holds positions [next - len(token_ids), next); next is UNKNOWN until the
+    first token.
+    """
+
+    __slots__ = (
+        "finished",
+        "has_hole",
+        "is_ready",
+        "late",
+        "logprobs",
+        "next",
+        "owner",
+        "serial",
+        "token_ids",
+    )
+
+    def __init__(self, owner: "Subscription", serial: int, position: int) -> None:
+        self.owner = owner
+        self.serial = serial
+        self.next = position
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.finished: SequenceFinished | None = None
+        self.is_ready = False
+        # Tokens are missing at `next`; what arrives above it is left to the history.
+        self.has_hole = False
+        # While history is being read: what arrives meanwhile.
+        self.late: list[tuple[int, int, TokenLogprobs | None]] | None = None
+
+    def take_token(self, position: int, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """Keep a token if it is the next one; note a hole if it lies beyond."""
+        if self.late is not None:
+            self.late.append((position, token_id, logprobs))
+        elif position == self.next or self.next == UNKNOWN:
+            self.next = position + 1
+            self.token_ids.append(token_id)
+            if logprobs is not None:
+                self.logprobs.append(logprobs)
+        elif position > self.next:
+            self.has_hole = True
+
+    def take_end(self, finished: SequenceFinished) -> None:
+        self.finished = finished
+        if self.late is None and self.next != UNKNOWN and finished.output_tokens > self.next:
+            self.has_hole = True
+
+    def drain(self) -> Update | None:
+        """Everything there is, as one update; None when there is nothing."""
+        if not self.token_ids and self.finished is None:
+            return None
+        position = self.next - len(self.token_ids) if self.next != UNKNOWN else 0
+        token_ids, logprobs = self.token_ids, self.logprobs
+        if self.finished is not None:
+            # A stop string ends a sequence before the last token that was computed.
+            kept = max(0, self.finished.output_tokens - position)
+            token_ids, logprobs = token_ids[:kept], logprobs[:kept]
+        self.token_ids, self.logprobs = [], []
+        return Update(
+            serial=self.serial,
+            position=position,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            finished=self.finished,
+        )
+
+
+class Subscription:
+    """Updates of some sequences until each has finished. Iterate it once; close it when leaving
+    early.
+    """
+
+    def __init__(
+        self, follower: Source, serials: Sequence[int], positions: Mapping[int, int]
+    ) -> None:
+        self._follower = follower
+        self.pending = [Pending(self, s, positions.get(s, UNKNOWN)) for s in serials]
+        self._open = len(self.pending)
+        self._ready: deque[Pending] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self.is_closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop receiving. Closing twice is fine."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._follower.forget(self)
+
+    def fail(self, error: Exception) -> None:
+        """The next look at this subscription raises."""
+        self._error = error
+        self._wake()
+
+    def mark(self, pending: Pending) -> None:
+        """Something new is in `pending`."""
+        if not pending.is_ready:
+            pending.is_ready = True
+            self._ready.append(pending)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Update:
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._ready:
+                update = await self._next_ready()
+                if update is not None:
+                    return update
+                continue
+            if self._open == 0 or self.is_closed:
+                self.close()
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    async def _next_ready(self) -> Update | None:
+        pending = self._ready[0]
+        while pending.has_hole:
+            await self._follower.fill(pending)
+        self._ready.popleft()
+        pending.is_ready = False
+        update = pending.drain()
+        if update is not None and update.finished is not None:
+            self._open -= 1
+            self._follower.forget_sequence(pending)
+        return update

@@ -1,0 +1,78 @@
+"""Arithmetic of positions, pure: which tokens of a journal record are new, and what a sequence
+looks like in total.
+
+Invariant of every output here: token_ids holds exactly positions [0, len(token_ids)), each taken
+once.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+
+from ledger.types import DamagedLedger
+from protos.kaiten.v1.common_pb2 import TokenLogprobs
+from protos.kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SequenceFinished
+
+
+def tokens_of(record: JournalRecord) -> Iterator[tuple[int, int, int, TokenLogprobs | None]]:
+    """(serial, position, token id, log-probabilities if the request asked for them), in record
+    order.
+    """
+    waiting: defaultdict[int, deque[TokenLogprobs]] = defaultdict(deque)
+    for entry in record.logprobs:
+        waiting[entry.serial].append(entry.logprobs)
+    for serial, position, token_id in zip(
+        record.serials, record.positions, record.token_ids, strict=True
+    ):
+        queue = waiting.get(serial)
+        yield serial, position, token_id, queue.popleft() if queue else None
+
+
+def pieces_of(records: Iterator[JournalRecord] | list[JournalRecord]) -> dict[int, FoldedTokens]:
+    """What `fold` is given for these consecutive records: each serial's tokens in order."""
+    pieces: defaultdict[int, FoldedTokens] = defaultdict(FoldedTokens)
+    for record in records:
+        for serial, _, token_id, logprobs in tokens_of(record):
+            pieces[serial].token_ids.append(token_id)
+            if logprobs is not None:
+                pieces[serial].logprobs.append(logprobs)
+    return dict(pieces)
+
+
+class Outputs:
+    """The outputs of some sequences, completed by journal records in any overlap with what is
+    known.
+    """
+
+    def __init__(self, folded: Mapping[int, FoldedTokens]) -> None:
+        self.tokens = dict(folded)
+        self.finished: dict[int, SequenceFinished] = {}
+
+    def apply(self, record: JournalRecord) -> None:
+        """Take what is new of the sequences we hold. DamagedLedger when a position is missing
+        before it.
+        """
+        for serial, position, token_id, logprobs in tokens_of(record):
+            output = self.tokens.get(serial)
+            if output is None or position < len(output.token_ids):
+                continue
+            if position > len(output.token_ids):
+                raise DamagedLedger(
+                    f"sequence {serial} lacks tokens [{len(output.token_ids)}, {position})"
+                    f" before journal record {record.seq}"
+                )
+            output.token_ids.append(token_id)
+            if logprobs is not None:
+                output.logprobs.append(logprobs)
+        for ended in record.finished:
+            if ended.serial in self.tokens:
+                self.finished[ended.serial] = ended
+
+
+def cut(output: FoldedTokens, finished: SequenceFinished | None) -> FoldedTokens:
+    """Only what counts: a stop string may end a sequence before its last journaled token."""
+    if finished is None or finished.output_tokens >= len(output.token_ids):
+        return output
+    return FoldedTokens(
+        token_ids=output.token_ids[: finished.output_tokens],
+        logprobs=output.logprobs[: finished.output_tokens],
+    )

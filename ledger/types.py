@@ -1,0 +1,198 @@
+"""Values that cross the ledger's boundary, and the two errors only it knows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from protos.kaiten.v1.common_pb2 import TokenLogprobs
+from protos.kaiten.v1.ledger_pb2 import (
+    CancelRecord,
+    CellRecord,
+    FoldedTokens,
+    RenderOptions,
+    RequestResult,
+    SequenceFinished,
+    SubmitRecord,
+)
+from service_kit.errors import ConfigError, OutOfOrder, Unavailable
+
+InboxRecordValue: TypeAlias = SubmitRecord | CancelRecord
+
+
+class StoreLost(Unavailable):
+    """The store is not the one we knew: flushed, replaced, or another server. Connect anew."""
+
+    def __init__(self, reason: str = "the ledger was flushed or replaced by another store") -> None:
+        super().__init__(reason)
+
+
+class DamagedLedger(Unavailable):
+    """Tokens are missing in the middle of a sequence: the record cannot be continued."""
+
+
+class Fenced(OutOfOrder):
+    """Somebody else leads, or this leader's picture of the journal is wrong: stop leading at once."""
+
+
+def _require(is_met: bool, rule: str) -> None:
+    if not is_met:
+        raise ConfigError(rule)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerLimits:
+    """Every bound of the ledger. Gateways of one cell should agree on the first three."""
+
+    # Live choices (a request counts n) and live prompt tokens a cell accepts.
+    requests_max: int = 4096
+    prompt_tokens_max: int = 4_000_000
+    result_ttl_s: int = 600
+    connections_max: int = 32
+    connect_timeout_s: float = 2.0
+    operation_timeout_s: float = 5.0
+    # An idempotent operation is retried this long before it is Unavailable.
+    retry_s: float = 5.0
+    retry_wait_s_max: float = 0.25
+    # Longest blocking read; asked-for waits are cut to it.
+    block_ms_max: int = 5_000
+    # Accept appendfsync everysec: a crash of the store may then lose what it acknowledged.
+    allow_everysec: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.requests_max >= 1, "requests_max must be at least 1")
+        _require(self.prompt_tokens_max >= 1, "prompt_tokens_max must be at least 1")
+        _require(self.result_ttl_s >= 1, "result_ttl_s must be at least 1")
+        _require(self.connections_max >= 1, "connections_max must be at least 1")
+        _require(self.connect_timeout_s > 0, "connect_timeout_s must be more than 0")
+        _require(self.operation_timeout_s > 0, "operation_timeout_s must be more than 0")
+        _require(self.retry_s >= 0, "retry_s must not be negative")
+        _require(self.retry_wait_s_max > 0, "retry_wait_s_max must be more than 0")
+        _require(self.block_ms_max >= 1, "block_ms_max must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreInfo:
+    """What `check` found."""
+
+    server: str
+    version: str
+    appendfsync: str
+    maxmemory_policy: str
+    maxmemory_bytes: int
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """An accepted request. Its serials are [serial, serial + n)."""
+
+    serial: int
+    # The journal when the request was first accepted: everything of it comes later.
+    journal_seq: int
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestInfo:
+    """A request as any gateway can see it. journal_seq is the journal's end right now."""
+
+    serial: int
+    n: int
+    is_finished: bool
+    prompt_tokens: int
+    render: RenderOptions
+    journal_seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is live in the cell."""
+
+    choices: int
+    prompt_tokens: int
+
+
+class History(NamedTuple):
+    """A sequence from position 0."""
+
+    output: FoldedTokens
+    finished: SequenceFinished | None
+
+
+class CellView(NamedTuple):
+    """The leader's last word. renew_seq moving is the sign of life; record is None before the first
+    renewal.
+    """
+
+    record: CellRecord | None
+    renew_seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Who leads. nonce 0: resigned."""
+
+    epoch: int
+    nonce: int
+    address: str
+    renew_seq: int
+    journal_seq: int
+    folded_seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """A won election: the fencing token. The first commit has seq journal_seq + 1."""
+
+    epoch: int
+    nonce: int
+    journal_seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxEntry:
+    """A submit or a cancel, and the first serial of its request."""
+
+    entry_id: str
+    serial: int
+    record: InboxRecordValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """The terminal part of a commit: the request's last choice has finished."""
+
+    id: str
+    serial: int
+    n: int
+    prompt_tokens: int
+    result: RequestResult
+    # The ledger knows the request's own entries; these are dropped besides.
+    inbox_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """Everything a new leader needs: each live request with its committed tokens."""
+
+    entries: tuple[InboxEntry, ...]
+    tokens: Mapping[int, FoldedTokens]
+    finished: Mapping[int, SequenceFinished]
+    journal_seq: int
+    # inbox_read goes on from here.
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """New output of one sequence: tokens [position, position + len(token_ids)), and its end if it
+    ended.
+
+    logprobs is parallel to token_ids, or empty when the request did not ask for any.
+    """
+
+    serial: int
+    position: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finished: SequenceFinished | None

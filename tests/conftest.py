@@ -1,0 +1,29 @@
+"""Fixtures shared by every layer that meets the real store."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.store_server import StoreServer
+
+_cells = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    """The session's server. Shared: never stop or flush it, start another StoreServer for that."""
+    with StoreServer(tmp_path_factory.mktemp("store")) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(store_server: StoreServer) -> str:
+    """URL of the session's server; tests keep apart by cell."""
+    return store_server.url
+
+
+@pytest.fixture
+def cell() -> str:
+    """A cell name that no other test of this session uses."""
+    return f"test-{next(_cells)}"
