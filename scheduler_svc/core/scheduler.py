@@ -228,11 +228,10 @@ class Scheduler:
 
     def _misfit(self, sequence: Sequence) -> str | None:
         """Why no worker can ever hold the sequence, or None."""
-        if any(
-            w.blocks_for(sequence.places_max) <= w.spec.block_count for w in self.workers.values()
-        ):
+        workers = self.workers.values()
+        if any(w.blocks_for(sequence.places_max) <= w.spec.block_count for w in workers):
             return None
-        pools = [w.spec.block_count * w.spec.block_size for w in self.workers.values()]
+        pools = [w.spec.block_count * w.spec.block_size for w in workers]
         if not pools:
             return None
         return (
@@ -255,10 +254,6 @@ class Scheduler:
                     f"sequence {sequence.serial} has {sequence.output_tokens + 1} output tokens "
                     f"and was reported {reason.value if reason else 'running'}"
                 )
-
-        What was computed after it left never happened: it is computed again.
-        """
-        return sequence.worker is worker and sequence.joined_plan <= flight.plan_id
 
     def _book_chunks(self, worker: Worker, flight: Flight, result: StepResult) -> None:
         if result.step > 0:
