@@ -42,7 +42,7 @@ class Follower:
         # Subscriptions that start beyond what we have passed, or before we have started.
         self._future: list[tuple[int, int, Subscription]] = []
         self._order = itertools.count()
-        self._error: StoreLost | None = None
+        self._error: Exception | None = None
 
     @property
     def sequence_count(self) -> int:
@@ -69,7 +69,7 @@ class Follower:
         return subscription
 
     def _place(self, subscription: Subscription, from_seq: int, passed_seq: int) -> None:
-        """Register for what comes; give what has passed since from_seq, or leave it to the history."""
+        """Register for what comes; give what has passed since, or leave it to the history."""
         if subscription.is_closed:
             return
         for pending in subscription.pending:
@@ -135,17 +135,22 @@ class Follower:
                 wait_s = min(2 * wait_s, RETRY_WAIT_S_MAX)
 
     async def run(self) -> None:
-        """Tail the journal until cancelled. An unreachable store pauses the subscriptions;
-        StoreLost ends them.
-        """
+        """Tail the journal until cancelled. An unreachable store only pauses; StoreLost ends it."""
+        try:
+            await self._tail()
+        except Exception as error:
+            # Whatever ends the tail must reach those who wait on it.
+            self._fail(error)
+            raise
+
+    async def _tail(self) -> None:
         wait_s = RETRY_WAIT_S_FIRST
         while True:
             try:
                 if self._passed_seq is None:
                     await self._start()
                 await self._read()
-            except StoreLost as error:
-                self._fail(error)
+            except StoreLost:
                 raise
             except Unavailable:
                 self.is_connected = False
@@ -197,7 +202,7 @@ class Follower:
                 pending.has_hole = True
                 pending.owner.mark(pending)
 
-    def _fail(self, error: StoreLost) -> None:
+    def _fail(self, error: Exception) -> None:
         self._error = error
         self.is_connected = False
         owners = {id(p.owner): p.owner for followers in self._pending.values() for p in followers}

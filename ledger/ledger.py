@@ -3,14 +3,13 @@
 from typing import Self
 
 from ledger.commits import Commits
+from ledger.durability import check_store
 from ledger.keys import Keys
 from ledger.leadership import Leadership
 from ledger.store import Store
 from ledger.submissions import Submissions
 from ledger.types import LedgerLimits, StoreInfo
 from service_kit.errors import ConfigError
-
-VERSION_MIN = (7, 2)
 
 
 class Ledger(Submissions, Leadership, Commits):
@@ -50,45 +49,12 @@ class Ledger(Submissions, Leadership, Commits):
         before.
         """
         facts = await self._store.facts()
-        version = facts.get("redis_version", "0")
-        if tuple(int(part) for part in version.split(".")[:2]) < VERSION_MIN:
-            raise ConfigError(
-                f"ledger: Redis >= 7.2 or Valkey is needed, found {version}; install a newer server"
-            )
-        self._check_durability(facts.get("appendonly"), facts.get("appendfsync"))
-        policy = facts.get("maxmemory-policy", "unknown")
-        memory_bytes = int(facts.get("maxmemory", 0))
-        # maxmemory 0 never evicts, but the policy would bite on the day somebody sets a limit.
-        if policy != "noeviction":
-            raise ConfigError(
-                f"ledger: maxmemory-policy must be noeviction, or accepted requests may be evicted; found"
-                f" {policy}. Fix: CONFIG SET maxmemory-policy noeviction, and the same in the server's"
-                " configuration file"
-            )
+        check_store(facts, allow_everysec=self._store.limits.allow_everysec)
         return StoreInfo(
             server=facts.get("server_name", "redis"),
-            version=facts.get("valkey_version", version),
-            appendfsync=facts.get("appendfsync", "unknown"),
-            maxmemory_policy=policy,
-            maxmemory_bytes=memory_bytes,
+            version=facts.get("valkey_version", facts["redis_version"]),
+            appendfsync=facts["appendfsync"],
+            maxmemory_policy=facts["maxmemory-policy"],
+            maxmemory_bytes=int(facts["maxmemory"]),
             nonce=await self._store.rebind(),
         )
-
-    def _check_durability(self, appendonly: str | None, appendfsync: str | None) -> None:
-        if appendonly is None:
-            raise ConfigError(
-                "ledger: CONFIG GET is not permitted, so durability cannot be checked; allow this user"
-                " +config|get"
-            )
-        if appendonly != "yes":
-            raise ConfigError(
-                "ledger: appendonly must be yes, or a restart of the store loses accepted requests; found"
-                f" {appendonly}. Fix: CONFIG SET appendonly yes, and the same in the server's configuration file"
-            )
-        allowed = ("always", "everysec") if self._store.limits.allow_everysec else ("always",)
-        if appendfsync not in allowed:
-            raise ConfigError(
-                f"ledger: appendfsync must be {' or '.join(allowed)}, or a crash of the store loses what it"
-                f" acknowledged; found {appendfsync}. Fix: CONFIG SET appendfsync always, and the same in the"
-                " server's configuration file"
-            )

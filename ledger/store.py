@@ -5,7 +5,6 @@ what may be sent twice (everything sent here may) and for how long it makes sens
 """
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -46,6 +45,14 @@ REFUSALS: Final = {
     "WRONGPASS": "the ledger's password is wrong",
 }
 
+SETTINGS: Final = (
+    "appendonly",
+    "appendfsync",
+    "no-appendfsync-on-rewrite",
+    "maxmemory",
+    "maxmemory-policy",
+)
+
 Argument: TypeAlias = str | bytes | int
 Command: TypeAlias = Sequence[Argument]
 Call: TypeAlias = tuple[Script, Sequence[str], Sequence[Argument]]
@@ -75,7 +82,7 @@ def _translated(error: Exception) -> Exception:
         if reason is None and _code(error) not in TRANSIENT:
             return error
         return Unavailable(f"{reason or 'the ledger is not ready'}: {error}")
-    return Unavailable(f"the ledger cannot be reached: {error}")
+    return Unavailable(f"the ledger cannot be reached: {str(error) or 'no answer in time'}")
 
 
 def _is_transient(error: Exception) -> bool:
@@ -93,7 +100,9 @@ class Connections:
         except ValueError as error:
             raise ConfigError(f"ledger url: {error}") from error
         self._class: type[AbstractConnection] = options.pop("connection_class", Connection)
-        options.setdefault("socket_timeout", timeout_s)
+        # One timeout around the whole exchange; redis-py's own would cost a task per command.
+        self._timeout_s = timeout_s
+        options["socket_timeout"] = None
         options.setdefault("socket_connect_timeout", limits.connect_timeout_s)
         self._options = {**options, "retry": Retry(NoBackoff(), 0), "protocol": 2}
         self._free: list[AbstractConnection] = []
@@ -102,7 +111,7 @@ class Connections:
 
     async def roundtrip(self, commands: Sequence[Command]) -> list[Any]:
         """Send all commands in one write and read their replies; refusals come back as values."""
-        async with self._permits:
+        async with asyncio.timeout(self._timeout_s), self._permits:
             connection = self._free.pop() if self._free else self._class(**self._options)
             try:
                 replies = await self._exchange(connection, commands)
@@ -189,13 +198,15 @@ class Store:
         reply = (await self._run([call]))[0]
         if reply[0] == b"SCHEMA":
             raise ConfigError(
-                f"ledger: cell {k.cell!r} was written with schema {reply[1].decode()}, this version reads"
-                f" schema {SCHEMA}; use another cell, or drain and delete the keys {k.prefix}*"
+                f"ledger: cell {k.cell!r} was written with schema {reply[1].decode()}, but this"
+                f" version reads schema {SCHEMA}. Fix: use another cell, or drain this one and"
+                f" delete its keys {k.prefix}*"
             )
         if reply[0] == b"PARTIAL":
             raise ConfigError(
-                f"ledger: {k.meta} is missing while other keys of cell {k.cell!r} exist, so part of the record"
-                f" was lost; restore the store, or delete the keys {k.prefix}* to start empty"
+                f"ledger: {k.meta} must exist while cell {k.cell!r} has other keys; part of the"
+                f" record was lost. Fix: restore the store, or delete the keys {k.prefix}* to start"
+                " empty"
             )
         nonce: bytes = reply[1]
         return nonce
@@ -274,17 +285,24 @@ class Store:
             wait_s = min(2 * wait_s, self.limits.retry_wait_s_max)
 
     async def facts(self) -> Mapping[str, str]:
-        """Server facts and the settings that matter, merged. Settings we may not read are absent."""
-        facts: dict[str, str] = {}
+        """Server facts and the settings that matter; settings we may not read are absent."""
         (text,) = await self.commands([("INFO", "server")])
-        for line in text.decode().splitlines():
-            name, _, value = line.partition(":")
-            facts[name] = value
-        for setting in ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy"):
-            with contextlib.suppress(Unavailable):
-                (reply,) = await self.commands([("CONFIG", "GET", setting)])
-                facts.update({setting: reply[1].decode()} if reply else {})
+        lines = (line.partition(":") for line in text.decode().splitlines())
+        facts = {name: value for name, _, value in lines}
+        try:
+            replies = await self.commands([("CONFIG", "GET", setting) for setting in SETTINGS])
+        except (Unavailable, redis_errors.ResponseError) as error:
+            if _is_refusal(error):
+                return facts
+            raise
+        for setting, reply in zip(SETTINGS, replies, strict=True):
+            facts[setting] = reply[1].decode()
         return facts
+
+
+def _is_refusal(error: BaseException) -> bool:
+    cause = error.__cause__ or error
+    return isinstance(cause, redis_errors.ResponseError) and not _is_transient(cause)
 
 
 def _raise_refusal(replies: Sequence[Any]) -> None:

@@ -160,7 +160,7 @@ class Submissions:
         return History(cut(choice.output, choice.finished), choice.finished)
 
     async def cell(self) -> CellView:
-        """The leader's last CellRecord; renew_seq standing still for long means that nobody leads."""
+        """The leader's last CellRecord. renew_seq standing still for long: nobody leads."""
         (found,) = await self._store.read((("HMGET", self._store.keys.lease, "cell", "renew_seq"),))
         record = None if found[0] is None else CellRecord.FromString(found[0])
         return CellView(record, int(found[1] or 0))

@@ -31,7 +31,7 @@ class DamagedLedger(Unavailable):
 
 
 class Fenced(OutOfOrder):
-    """Somebody else leads, or this leader's picture of the journal is wrong: stop leading at once."""
+    """Somebody else leads, or this leader has a wrong picture of the journal: stop leading."""
 
 
 def _require(is_met: bool, rule: str) -> None:
