@@ -1,0 +1,7 @@
+"""`python -m gpu_worker`."""
+
+import sys
+
+from gpu_worker.main import main
+
+sys.exit(main())

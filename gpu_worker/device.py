@@ -1,0 +1,92 @@
+"""What a device is to the engine: it turns a step's inputs into sampled tokens and copies blocks.
+
+Engine, rows and server are the same for every device; tests put a function in its place.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+IndexArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingColumns:
+    """One entry per sampled row (Q of them)."""
+
+    temperature: FloatArray
+    top_k: IntArray
+    top_p: FloatArray
+    min_p: FloatArray
+    # The 64 bits of the seed, seen as signed.
+    seed: IntArray
+    choice: IntArray
+    # Index of the token in the output.
+    position: IntArray
+    # Log-probabilities wanted: -1 none, 0 the sampled token's own, k the k likeliest too.
+    logprobs: IntArray
+    # (index into the Q rows, token ids that may not be sampled yet)
+    masks: tuple[tuple[int, IntArray], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """One ragged step: T tokens of R rows, of which Q close their gap and sample."""
+
+    slots: IntArray  # [R]
+    serials: npt.NDArray[np.uint64]  # [R]
+    counts: IntArray  # [R] tokens of each row
+    query_starts: IndexArray  # [R + 1]
+    context_lengths: IndexArray  # [R] including this step's tokens
+    block_tables: IndexArray  # [R, blocks of the longest row]
+    token_ids: IntArray  # [T]
+    positions: IntArray  # [T]
+    kv_slots: IntArray  # [T] block * block_size + offset
+    sampled_rows: IntArray  # [Q] index into the R rows
+    sampled_tokens: IntArray  # [Q] index into the T tokens
+    sampling: SamplingColumns
+
+    @property
+    def token_count(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def row_count(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSamples:
+    """One entry per sampled row, in the order of `StepInputs.sampled_rows`."""
+
+    token_ids: IntArray  # [Q]
+    # False: the row's logits were not numbers; its token means nothing.
+    is_ok: BoolArray  # [Q]
+    # Rows that asked for log-probabilities: index into the Q rows; k is the largest asked for.
+    logprob_rows: IntArray  # [P]
+    logprob: FloatArray  # [P]
+    top_token_ids: IntArray  # [P, k]
+    top_logprobs: FloatArray  # [P, k]
+    forward_us: int
+    sample_us: int
+
+
+NO_LOGPROBS = {
+    "logprob_rows": np.zeros(0, np.int64),
+    "logprob": np.zeros(0, np.float32),
+    "top_token_ids": np.zeros((0, 0), np.int64),
+    "top_logprobs": np.zeros((0, 0), np.float32),
+}
+
+
+class Device(Protocol):
+    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        """Copy the KV of each source block to its target, as if all at once."""
+
+    def execute(self, step: StepInputs) -> StepSamples:
+        """Compute the step. Repeating it, whole or row by row, gives the same result."""

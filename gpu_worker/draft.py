@@ -1,0 +1,281 @@
+"""A plan tried on a copy of the batch's small columns: everything is checked, nothing is changed.
+
+What comes out, `Draft`, can be written into the batch without a further question.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_worker.device import BoolArray, IntArray
+from gpu_worker.plans import (
+    LEASE_STEPS_MAX,
+    STOP_TOKENS_MAX,
+    InvalidPlan,
+    Join,
+    Plan,
+    RowSampling,
+)
+
+SEED_MAX = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLimits:
+    slots: int
+    context_tokens: int
+    step_tokens: int
+    block_size: int
+    block_count: int
+    vocab_size: int
+
+    @property
+    def blocks_per_row(self) -> int:
+        return -(-self.context_tokens // self.block_size)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Columns:
+    """The small columns, one entry per slot. An idle row has ended and computes nothing more."""
+
+    is_member: BoolArray
+    is_idle: BoolArray
+    serial: npt.NDArray[np.uint64]
+    known: IntArray
+    done: IntArray
+    # Tokens known at which the row ends: max_tokens or the context.
+    limit: IntArray
+    # Blocks held.
+    held: IntArray
+
+    @classmethod
+    def empty(cls, slots: int) -> "Columns":
+        return cls(
+            is_member=np.zeros(slots, np.bool_),
+            is_idle=np.zeros(slots, np.bool_),
+            serial=np.zeros(slots, np.uint64),
+            known=np.zeros(slots, np.int64),
+            done=np.zeros(slots, np.int64),
+            limit=np.zeros(slots, np.int64),
+            held=np.zeros(slots, np.int64),
+        )
+
+    def copy(self) -> "Columns":
+        return Columns(**{field.name: getattr(self, field.name).copy() for field in fields(self)})
+
+    def steady_counts(self) -> IntArray:
+        """Tokens per slot in a step without chunks: one for each row whose gap is one."""
+        is_ready: BoolArray = self.is_member & ~self.is_idle & (self.known - self.done == 1)
+        return is_ready.astype(np.int64)
+
+    def checksum(self) -> int:
+        """Of the membership: sum of (serial + 1) * (2 * slot + 1), modulo 2^64."""
+        factors = 2 * np.flatnonzero(self.is_member).astype(np.uint64) + np.uint64(1)
+        serials = self.serial[self.is_member] + np.uint64(1)
+        return int((serials * factors).sum(dtype=np.uint64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """The columns as they will be, and how many tokens each slot computes in the first step."""
+
+    columns: Columns
+    counts: IntArray
+
+
+def draft_plan(
+    plan: Plan, columns: Columns, limits: RowLimits, blocks_of: Callable[[int], list[int]]
+) -> Draft:
+    """Raise InvalidPlan naming what is wrong. `blocks_of(slot)` lists a present row's blocks."""
+    require(
+        1 <= plan.lease_steps <= LEASE_STEPS_MAX,
+        f"a lease is of 1 to {LEASE_STEPS_MAX} steps, not {plan.lease_steps}",
+    )
+    draft = columns.copy()
+    _leave(draft, plan, limits)
+    _join(draft, plan, limits)
+    _append(draft, plan, limits, blocks_of)
+    _check_copies(plan, limits)
+    counts = _first_counts(draft, plan, limits)
+    _check_budget(counts, limits)
+    _check_lease(draft, counts, plan.lease_steps, limits)
+    _check_membership(draft, plan)
+    return Draft(columns=draft, counts=counts)
+
+
+def require(is_kept: bool, rule: str) -> None:
+    if not is_kept:
+        raise InvalidPlan(rule)
+
+
+def row_limit(join: Join, limits: RowLimits) -> int:
+    return min(join.prompt_tokens + join.sampling.max_tokens, limits.context_tokens)
+
+
+def _leave(draft: Columns, plan: Plan, limits: RowLimits) -> None:
+    for slot in plan.leaves:
+        _check_slot(slot, limits)
+        require(bool(draft.is_member[slot]), f"slot {slot} leaves but nobody is in it")
+        draft.is_member[slot] = False
+        draft.is_idle[slot] = False
+
+
+def _join(draft: Columns, plan: Plan, limits: RowLimits) -> None:
+    for join in plan.joins:
+        slot = join.slot
+        _check_slot(slot, limits)
+        require(not draft.is_member[slot], f"slot {slot} is taken")
+        _check_tokens(f"slot {slot}", join, limits)
+        _check_blocks(f"slot {slot}", join, limits)
+        _check_sampling(f"slot {slot}", join.sampling, limits)
+        draft.is_member[slot] = True
+        draft.is_idle[slot] = False
+        draft.serial[slot] = join.serial
+        draft.known[slot] = len(join.token_ids)
+        draft.done[slot] = join.tokens_done
+        draft.limit[slot] = row_limit(join, limits)
+        draft.held[slot] = len(join.blocks)
+
+
+def _check_tokens(row: str, join: Join, limits: RowLimits) -> None:
+    known, limit = len(join.token_ids), row_limit(join, limits)
+    require(1 <= join.prompt_tokens <= known, f"{row}: the prompt is 1 to {known} tokens of those")
+    require(known < limit, f"{row}: {known} known tokens leave none below the limit of {limit}")
+    require(
+        0 <= join.tokens_done < known,
+        f"{row}: {join.tokens_done} tokens done of {known} known leave nothing to compute",
+    )
+    _check_token_ids(row, join.token_ids, limits)
+
+
+def _check_blocks(row: str, join: Join, limits: RowLimits) -> None:
+    count = len(join.blocks)
+    require(
+        count <= limits.blocks_per_row,
+        f"{row}: {count} blocks are more than the {limits.blocks_per_row} of the context",
+    )
+    require(len(set(join.blocks)) == count, f"{row}: a block is listed twice")
+    for block in join.blocks:
+        _check_block(block, limits)
+    require(
+        join.tokens_done <= count * limits.block_size,
+        f"{row}: {join.tokens_done} tokens done do not fit {count} blocks",
+    )
+
+
+def _check_sampling(row: str, sampling: RowSampling, limits: RowLimits) -> None:
+    temperature, top_p, min_p = sampling.temperature, sampling.top_p, sampling.min_p
+    rules = (
+        (math.isfinite(temperature) and temperature >= 0, "temperature is a number >= 0"),
+        (math.isfinite(top_p) and 0 < top_p <= 1, "top_p is in (0, 1]"),
+        (math.isfinite(min_p) and 0 <= min_p <= 1, "min_p is in [0, 1]"),
+        (sampling.top_k >= 0, "top_k is at least 0"),
+        (0 <= sampling.seed <= SEED_MAX, "the seed has 64 bits"),
+        (sampling.choice >= 0, "choice is at least 0"),
+        (sampling.max_tokens >= 1, "max_tokens is at least 1"),
+        (sampling.min_tokens >= 0, "min_tokens is at least 0"),
+        (len(sampling.stop_token_ids) <= STOP_TOKENS_MAX, f"at most {STOP_TOKENS_MAX} stop tokens"),
+        (-1 <= sampling.logprobs <= limits.vocab_size, "logprobs is at most the vocabulary"),
+    )
+    for is_kept, rule in rules:
+        require(is_kept, f"{row}: {rule}")
+    _check_token_ids(row, sampling.stop_token_ids, limits)
+
+
+def _append(
+    draft: Columns, plan: Plan, limits: RowLimits, blocks_of: Callable[[int], list[int]]
+) -> None:
+    held = {join.slot: set(join.blocks) for join in plan.joins}
+    for slot, block in plan.appends:
+        _check_slot(slot, limits)
+        _check_block(block, limits)
+        require(bool(draft.is_member[slot]), f"slot {slot} gets a block but nobody is in it")
+        require(
+            draft.held[slot] < limits.blocks_per_row,
+            f"slot {slot} has all the {limits.blocks_per_row} blocks of the context",
+        )
+        if slot not in held:
+            held[slot] = set(blocks_of(slot))
+        require(block not in held[slot], f"slot {slot} already has block {block}")
+        held[slot].add(block)
+        draft.held[slot] += 1
+
+
+def _check_copies(plan: Plan, limits: RowLimits) -> None:
+    targets = {target for _, target in plan.copies}
+    require(len(targets) == len(plan.copies), "two copies have the same target block")
+    for source, target in plan.copies:
+        _check_block(source, limits)
+        _check_block(target, limits)
+
+
+def _first_counts(draft: Columns, plan: Plan, limits: RowLimits) -> IntArray:
+    counts = draft.steady_counts()
+    seen: set[int] = set()
+    for slot, tokens in plan.chunks:
+        _check_slot(slot, limits)
+        require(bool(draft.is_member[slot]), f"slot {slot} has a chunk but nobody is in it")
+        require(slot not in seen, f"slot {slot} has two chunks")
+        seen.add(slot)
+        # The leader may not know yet that the row ended in the step before.
+        if draft.is_idle[slot]:
+            continue
+        gap = int(draft.known[slot] - draft.done[slot])
+        require(1 <= tokens <= gap, f"slot {slot}: a chunk of {tokens} tokens for a gap of {gap}")
+        counts[slot] = tokens
+    return counts
+
+
+def _check_budget(counts: IntArray, limits: RowLimits) -> None:
+    total = int(counts.sum())
+    require(
+        total <= limits.step_tokens,
+        f"the first step computes {total} tokens, a step at most {limits.step_tokens}",
+    )
+
+
+def _check_lease(draft: Columns, counts: IntArray, lease_steps: int, limits: RowLimits) -> None:
+    """Every token that the lease can compute has its place in blocks already granted.
+
+        [0 ── done ── after the first step ── after the lease)   <=   held * block_size
+
+    The token at which a row ends (known == limit) is never computed.
+    """
+    after_first = draft.done + counts
+    runs_on = draft.known - after_first <= 1
+    after_lease = after_first + np.where(runs_on, lease_steps - 1, 0)
+    needed = np.minimum(after_lease, draft.limit - 1)
+    capacity = draft.held * limits.block_size
+    is_short = draft.is_member & ~draft.is_idle & (needed > capacity)
+    if is_short.any():
+        slot = int(np.flatnonzero(is_short)[0])
+        raise InvalidPlan(
+            f"slot {slot}: the lease can compute up to token {int(needed[slot])}, "
+            f"but its {int(draft.held[slot])} blocks hold {int(capacity[slot])}"
+        )
+
+
+def _check_membership(draft: Columns, plan: Plan) -> None:
+    checksum = draft.checksum()
+    require(
+        checksum == plan.membership_checksum,
+        f"plan {plan.plan_id} has membership checksum {plan.membership_checksum:#x}, the batch of "
+        f"{int(draft.is_member.sum())} rows has {checksum:#x}",
+    )
+
+
+def _check_slot(slot: int, limits: RowLimits) -> None:
+    require(0 <= slot < limits.slots, f"slot {slot} is not below {limits.slots}")
+
+
+def _check_block(block: int, limits: RowLimits) -> None:
+    require(0 <= block < limits.block_count, f"block {block} is not below {limits.block_count}")
+
+
+def _check_token_ids(row: str, token_ids: tuple[int, ...], limits: RowLimits) -> None:
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < limits.vocab_size:
+        bad = max(token_ids) if min(token_ids) >= 0 else min(token_ids)
+        raise InvalidPlan(f"{row}: token id {bad} is not in the vocabulary of {limits.vocab_size}")

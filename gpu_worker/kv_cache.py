@@ -1,0 +1,160 @@
+"""The pool of KV blocks: how many fit, what that means, and the memory itself.
+
+layout   pages [layers, 2 (keys, values), blocks, kv_heads, block_size, head_dim]
+         one dense tile per block and head, which paged attention reads in one go
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.model_config import ModelConfig
+from service_kit.errors import ConfigError
+
+MB: Final = 1_000_000
+# Of the memory free after loading, when --kv-memory-mb does not say.
+_FREE_SHARE: Final = 0.4
+_ALIGN_BYTES: Final = 64
+_DTYPE_BYTES: Final = {torch.float32: 4, torch.bfloat16: 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSize:
+    block_count: int
+    block_size: int
+    block_bytes: int
+    # The longest sequence: what the model takes, the operator allows and the pool holds.
+    context_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        return self.block_count * self.block_size
+
+    @property
+    def concurrency(self) -> float:
+        """Sequences of full length that fit at once."""
+        return self.tokens / self.context_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRequest:
+    """What the operator asked for; None is "choose"."""
+
+    block_size: int
+    slots: int
+    kv_memory_mb: float | None
+    kv_blocks: int | None
+    context_tokens: int | None
+
+
+def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Of one block in all layers, keys and values."""
+    tile = config.kv_heads * block_size * config.head_dim * _DTYPE_BYTES[dtype]
+    return config.layers * 2 * tile
+
+
+def size_pool(
+    config: ModelConfig, dtype: torch.dtype, request: PoolRequest, free_bytes: int
+) -> PoolSize:
+    """ConfigError names the setting that does not fit, and what would."""
+    bytes_each = block_bytes(config, request.block_size, dtype)
+    context = _context(config, request)
+    # More blocks than all slots at full length can never be used.
+    useful = request.slots * -(-context // request.block_size)
+    count = min(_affordable(request, bytes_each, free_bytes), useful)
+    needed = -(-context // request.block_size)
+    if count < needed and request.context_tokens is not None:
+        raise ConfigError(
+            f"--context-tokens {context} needs {needed} blocks ({_mb(needed * bytes_each)} MB) but "
+            f"the pool has {count}; give at least --kv-memory-mb {_mb(needed * bytes_each)}, or at "
+            f"most --context-tokens {count * request.block_size}"
+        )
+    return PoolSize(
+        block_count=count,
+        block_size=request.block_size,
+        block_bytes=bytes_each,
+        context_tokens=min(context, count * request.block_size),
+    )
+
+
+def _context(config: ModelConfig, request: PoolRequest) -> int:
+    asked = request.context_tokens
+    if asked is not None and asked > config.positions_max:
+        raise ConfigError(
+            f"--context-tokens {asked} is more than the {config.positions_max} positions of the "
+            "model"
+        )
+    context = asked or config.positions_max
+    if config.window_tokens is not None and context > config.window_tokens:
+        raise ConfigError(
+            f"the model attends to a sliding window of {config.window_tokens} tokens, which kaiten "
+            f"does not compute; serve it with --context-tokens {config.window_tokens}, where the "
+            "window makes no difference"
+        )
+    return context
+
+
+def _affordable(request: PoolRequest, bytes_each: int, free_bytes: int) -> int:
+    if request.kv_blocks is not None:
+        return request.kv_blocks
+    if request.kv_memory_mb is None:
+        count = int(free_bytes * _FREE_SHARE) // bytes_each
+        setting = f"{_FREE_SHARE:.0%} of the {_mb(free_bytes)} MB free"
+    else:
+        count = int(request.kv_memory_mb * MB) // bytes_each
+        setting = f"--kv-memory-mb {request.kv_memory_mb:g}"
+    if count < 1:
+        raise ConfigError(
+            f"{setting} holds no KV block: one of {request.block_size} tokens takes "
+            f"{_mb(bytes_each)} MB; give at least --kv-memory-mb {_mb(bytes_each)}"
+        )
+    return count
+
+
+def _mb(count_bytes: int) -> int:
+    return -(-count_bytes // MB)
+
+
+def free_memory_bytes() -> int:
+    """What this process may still take: the machine's available memory or its cgroup's rest."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit = _lines(Path("/sys/fs/cgroup/memory.max"))
+    used = _lines(Path("/sys/fs/cgroup/memory.current"))
+    if limit and used and limit[0].strip().isdigit():
+        free = min(free, int(limit[0]) - int(used[0]))
+    return max(free, 0)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
+
+
+def allocate_pages(
+    config: ModelConfig, size: PoolSize, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Zeroed pages. On the CPU the memory is taken from the system only as blocks are used."""
+    shape = (
+        config.layers,
+        2,
+        size.block_count,
+        config.kv_heads,
+        size.block_size,
+        config.head_dim,
+    )
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    total = size.block_count * size.block_bytes
+    buffer = np.zeros(total + _ALIGN_BYTES, np.uint8)
+    offset = -buffer.ctypes.data % _ALIGN_BYTES
+    return torch.from_numpy(buffer[offset : offset + total]).view(dtype).view(shape)

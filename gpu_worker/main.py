@@ -1,0 +1,27 @@
+"""Entry point of the worker process."""
+
+from collections.abc import Sequence
+
+import structlog
+
+from gpu_worker.loading import load
+from gpu_worker.process import WorkerProcess
+from gpu_worker.settings import WorkerSettings
+from service_kit import lifecycle, logs, telemetry
+from service_kit.settings import describe
+from service_kit.settings import load as load_settings
+
+log = structlog.get_logger()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a worker until it is told to stop. Returns the exit code."""
+    return lifecycle.launch(lambda: _build(argv))
+
+
+def _build(argv: Sequence[str] | None) -> WorkerProcess:
+    settings = load_settings(WorkerSettings, "worker", argv)
+    logs.configure("worker", settings.log_level)
+    telemetry.configure("worker")
+    log.info("service.settings", **describe(settings))
+    return WorkerProcess(settings, load)

@@ -1,0 +1,141 @@
+"""Keeps the worker known to the leading scheduler: register, heartbeat, and say goodbye.
+
+Any failure (nobody there, a standby, a scheduler that restarted) leads back to registering, with
+backoff, at the leader's address when the answer names it and otherwise at the next one configured.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+import structlog
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+
+from gpu_worker import wire
+from gpu_worker.plans import Description
+from protos.kaiten.v1 import scheduler_service_pb2, scheduler_service_pb2_grpc
+
+log = structlog.get_logger()
+
+_RPC_S_MAX: Final = 5.0
+_BACKOFF_S_MIN: Final = 0.1
+_BACKOFF_S_MAX: Final = 2.0
+# While draining, how often to ask whether everything was moved elsewhere.
+_DRAIN_POLL_S: Final = 0.1
+# A scheduler that does not answer this often while we drain has nothing to move.
+_DRAIN_FAILURES_MAX: Final = 3
+
+
+class Registrar:
+    def __init__(
+        self, schedulers: Sequence[str], *, address: str, description: Description
+    ) -> None:
+        self._schedulers = tuple(schedulers)
+        self._address = address
+        self._description = description
+        self._leader_hint = ""
+        self._attempt = 0
+        self._is_registered = False
+        self._is_draining = asyncio.Event()
+        self._is_drained = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Registrar {self._address} registered={self._is_registered}>"
+
+    @property
+    def is_registered(self) -> bool:
+        return self._is_registered
+
+    async def drain(self) -> None:
+        """Ask the scheduler to move everything elsewhere; returns when it says that it has."""
+        self._is_draining.set()
+        if not self._is_registered:
+            return
+        await self._is_drained.wait()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        failures = 0
+        while True:
+            scheduler = self._next_scheduler()
+            try:
+                async with grpc.aio.insecure_channel(scheduler) as channel:
+                    await self._attend(scheduler_service_pb2_grpc.SchedulerServiceStub(channel))
+                failures = 0
+            except grpc.aio.AioRpcError as error:
+                failures = 1 if self._is_registered else failures + 1
+                self._note(scheduler, error, failures)
+            await asyncio.sleep(min(_BACKOFF_S_MIN * 2**failures, _BACKOFF_S_MAX))
+
+    def _next_scheduler(self) -> str:
+        """The leader if somebody named it (tried once), else the configured ones in turn."""
+        hint, self._leader_hint = self._leader_hint, ""
+        if hint:
+            return hint
+        self._attempt += 1
+        return self._schedulers[(self._attempt - 1) % len(self._schedulers)]
+
+    async def _attend(self, stub: scheduler_service_pb2_grpc.SchedulerServiceStub) -> None:
+        """Register, then heartbeat until told to register again."""
+        registered = await stub.Register(
+            scheduler_service_pb2.RegisterRequest(
+                address=self._address, worker=wire.description_to_proto(self._description)
+            ),
+            timeout=_RPC_S_MAX,
+        )
+        self._is_registered = True
+        log.info("worker.registered", interval_ms=registered.heartbeat_interval_ms)
+        interval_s = max(registered.heartbeat_interval_ms, 1) / 1000
+        while True:
+            await self._pause(interval_s)
+            answer = await stub.Heartbeat(
+                scheduler_service_pb2.HeartbeatRequest(
+                    boot_id=self._description.boot_id, is_draining=self._is_draining.is_set()
+                ),
+                timeout=_RPC_S_MAX,
+            )
+            # A scheduler that does not know the worker has nothing left on it.
+            if self._is_draining.is_set() and (answer.is_drained or answer.must_register):
+                self._is_drained.set()
+            if answer.must_register:
+                return
+
+    async def _pause(self, interval_s: float) -> None:
+        """An interval, cut short by the beginning of the drain; quick polls during it."""
+        if self._is_draining.is_set():
+            await asyncio.sleep(min(interval_s, _DRAIN_POLL_S))
+            return
+        try:
+            async with asyncio.timeout(interval_s):
+                await self._is_draining.wait()
+        except TimeoutError:
+            return
+
+    def _note(self, scheduler: str, error: grpc.aio.AioRpcError, failures: int) -> None:
+        self._is_registered = False
+        self._leader_hint = _leader_address(error)
+        if self._is_draining.is_set() and failures >= _DRAIN_FAILURES_MAX:
+            self._is_drained.set()
+        # Say it when it changes, not at every attempt.
+        if failures <= 1:
+            log.warning(
+                "worker.unregistered",
+                scheduler=scheduler,
+                code=error.code().name,
+                reason=error.details(),
+                leader=self._leader_hint,
+            )
+
+
+def _leader_address(error: grpc.aio.AioRpcError) -> str:
+    """Where the leader is, if a standby's refusal says so."""
+    for key, value in error.trailing_metadata() or ():
+        if key != "grpc-status-details-bin":
+            continue
+        for detail in Status.FromString(value).details:
+            info = ErrorInfo()
+            if detail.Is(ErrorInfo.DESCRIPTOR) and detail.Unpack(info):
+                return str(info.metadata.get("leader_address", ""))
+    return ""

@@ -1,0 +1,175 @@
+"""WorkerService: describes the worker, and lets one leader at a time drive the batch.
+
+Fencing: a lower epoch, or an equal epoch with another nonce, is refused. A newer stream takes over:
+the older one ends and the batch starts empty. Any plan that does not fit ends its stream with
+FAILED_PRECONDITION; the leader's next stream is a full resync.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any, Final
+
+import structlog
+
+from gpu_worker import wire
+from gpu_worker.engine import Engine
+from gpu_worker.plans import Description, InvalidPlan, Leader, Plan, StepResult
+from protos.kaiten.v1 import worker_service_pb2, worker_service_pb2_grpc
+from service_kit.errors import OutOfOrder, Overloaded
+
+log = structlog.get_logger()
+
+# A leader that does not read its results is cut off rather than remembered for.
+RESULTS_PENDING_MAX: Final = 4096
+
+SERVICE_NAME: Final = "kaiten.v1.WorkerService"
+
+
+class _Opened:
+    """The engine gave the batch to this stream."""
+
+
+_Item = _Opened | StepResult | Exception | None
+
+
+class Stream:
+    """One Execute call: plans go to the engine, what comes back is queued for the event loop."""
+
+    def __init__(self, leader: Leader, engine: Engine) -> None:
+        self.leader = leader
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[_Item] = asyncio.Queue()
+        self._plan_id = 0
+        self._is_over = False
+
+    def submit(self, plan: Plan) -> None:
+        """OutOfOrder for a plan of another leader or out of sequence; a repeat is ignored."""
+        if plan.leader != self.leader:
+            raise OutOfOrder("the plan is of another leader than the stream's")
+        if plan.plan_id == self._plan_id and self._plan_id > 0:
+            return
+        if plan.plan_id != self._plan_id + 1:
+            raise OutOfOrder(
+                f"plan {plan.plan_id} is out of order: expected plan {self._plan_id + 1}"
+            )
+        self._plan_id = plan.plan_id
+        self._engine.submit(self, plan)
+
+    def end(self, error: Exception | None) -> None:
+        """No more items after those already queued: the stream ends, by `error` if there is one."""
+        if not self._is_over:
+            self._is_over = True
+            self._items.put_nowait(error)
+
+    async def items(self) -> AsyncIterator[_Opened | StepResult]:
+        while (item := await self._items.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    # On the compute thread:
+
+    def on_opened(self) -> None:
+        self._loop.call_soon_threadsafe(self._put, _Opened())
+
+    def on_result(self, result: StepResult) -> None:
+        self._loop.call_soon_threadsafe(self._put, result)
+
+    def on_refused(self, error: InvalidPlan) -> None:
+        self._loop.call_soon_threadsafe(self.end, error)
+
+    def _put(self, item: _Opened | StepResult) -> None:
+        if self._items.qsize() >= RESULTS_PENDING_MAX:
+            self.end(Overloaded("results are not read", 1.0, RESULTS_PENDING_MAX))
+        if not self._is_over:
+            self._items.put_nowait(item)
+
+
+class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
+    def __init__(self, engine: Engine, description: Description) -> None:
+        self._engine = engine
+        self._description = description
+        self._leader: Leader | None = None
+        self._stream: Stream | None = None
+
+    async def Describe(self, _request: Any, _context: Any) -> worker_service_pb2.DescribeResponse:
+        worker = wire.description_to_proto(self._description)
+        return worker_service_pb2.DescribeResponse(worker=worker)
+
+    async def Execute(
+        self, requests: AsyncIterator[worker_service_pb2.ExecuteRequest], _context: Any
+    ) -> AsyncIterator[worker_service_pb2.ExecuteResponse]:
+        stream = self._open(await _first(requests))
+        reader = asyncio.create_task(_read(requests, stream))
+        try:
+            async for item in stream.items():
+                yield self._response(item)
+        finally:
+            reader.cancel()
+            with suppress(asyncio.CancelledError):
+                await reader
+            self._engine.close(stream)
+
+    def end_stream(self) -> None:
+        """End the leader's stream, if there is one: the worker goes away."""
+        if self._stream is not None:
+            self._stream.end(None)
+
+    def _open(self, request: worker_service_pb2.ExecuteRequest) -> Stream:
+        """Fence, end the older stream, and ask the engine for the batch."""
+        if request.WhichOneof("message") != "open":
+            raise OutOfOrder("the first message of a stream is Open")
+        leader = wire.leader_from_proto(request.open.leader)
+        if request.open.boot_id != self._description.boot_id:
+            raise OutOfOrder(
+                f"boot_id {request.open.boot_id!r} is not this worker's; it was restarted"
+            )
+        self._check_fence(leader)
+        self._leader = leader
+        if self._stream is not None:
+            self._stream.end(OutOfOrder("a newer stream took over"))
+        self._stream = Stream(leader, self._engine)
+        self._engine.open(self._stream)
+        log.info("stream.opened", epoch=leader.epoch)
+        return self._stream
+
+    def _check_fence(self, leader: Leader) -> None:
+        known = self._leader
+        if known is None or leader.epoch > known.epoch or leader == known:
+            return
+        raise OutOfOrder(
+            f"stale leader: epoch {leader.epoch} where epoch {known.epoch} of "
+            f"{'another' if leader.nonce != known.nonce else 'the same'} leader was seen"
+        )
+
+    def _response(self, item: _Opened | StepResult) -> worker_service_pb2.ExecuteResponse:
+        if isinstance(item, _Opened):
+            worker = wire.description_to_proto(self._description)
+            return worker_service_pb2.ExecuteResponse(
+                opened=worker_service_pb2.Opened(worker=worker)
+            )
+        step = wire.result_to_proto(item, boot_id=self._description.boot_id)
+        return worker_service_pb2.ExecuteResponse(step=step)
+
+
+async def _first(
+    requests: AsyncIterator[worker_service_pb2.ExecuteRequest],
+) -> worker_service_pb2.ExecuteRequest:
+    async for request in requests:
+        return request
+    raise OutOfOrder("the first message of a stream is Open")
+
+
+async def _read(requests: AsyncIterator[worker_service_pb2.ExecuteRequest], stream: Stream) -> None:
+    """Feed plans to the stream until its client is done or does something wrong."""
+    try:
+        async for request in requests:
+            if request.WhichOneof("message") != "plan":
+                raise OutOfOrder("after Open a stream carries plans only")
+            stream.submit(wire.plan_from_proto(request.plan))
+    except OutOfOrder as error:
+        stream.end(error)
+    else:
+        stream.end(None)

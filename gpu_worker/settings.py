@@ -1,0 +1,64 @@
+"""What an operator can set on a worker."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from service_kit.settings import Settings
+
+
+class WorkerSettings(Settings):
+    """A worker: loads a model and executes the scheduler's plans."""
+
+    model: str = Field(description="checkpoint folder, or hub id like owner/name")
+    served_model_name: str = Field(
+        default="", description="name the model is served under; default: the last part of --model"
+    )
+    scheduler: tuple[str, ...] = Field(
+        default=("127.0.0.1:50052",),
+        min_length=1,
+        description="host:port of the scheduler; several, comma-separated, if there are standbys",
+    )
+    grpc_host: str = Field(default="127.0.0.1", description="address to listen on")
+    grpc_port: int = Field(default=0, ge=0, le=65535, description="port; 0 takes any free one")
+    advertise_address: str = Field(
+        default="", description="host:port under which the scheduler reaches this worker"
+    )
+    dtype: Literal["auto", "bf16", "fp32"] = Field(
+        default="auto", description="auto: bf16 unless the checkpoint is fp32"
+    )
+    slots: int = Field(default=64, ge=1, le=1024, description="rows of the batch")
+    step_tokens: int = Field(
+        default=512, ge=1, le=65536, description="tokens one step may compute, at least --slots"
+    )
+    block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
+    kv_memory_mb: float | None = Field(
+        default=None, gt=0, description="memory for KV blocks; default: a share of what is free"
+    )
+    kv_blocks: int | None = Field(
+        default=None, ge=1, description="exact number of KV blocks, instead of --kv-memory-mb"
+    )
+    context_tokens: int | None = Field(
+        default=None, ge=2, description="longest sequence; default: what model and pool allow"
+    )
+    threads: int | None = Field(
+        default=None, ge=1, le=1024, description="compute threads; default: one per core"
+    )
+    native: Literal["auto", "on", "off"] = Field(
+        default="auto", description="the compiled CPU kernels; on: refuse to start without them"
+    )
+    drain_s: float = Field(
+        default=30.0, ge=0, description="how long a stopping worker waits for its work to move"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _check_relations(self) -> Self:
+        if self.step_tokens < self.slots:
+            raise ValueError(
+                f"step_tokens ({self.step_tokens}) must be at least slots ({self.slots}): "
+                "every running row computes one token per step"
+            )
+        if self.kv_blocks is not None and self.kv_memory_mb is not None:
+            raise ValueError("kv_blocks and kv_memory_mb exclude each other")
+        return self
