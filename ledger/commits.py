@@ -176,6 +176,7 @@ class Commits:
             for serial in range(entry.serial, entry.serial + entry.record.n)
         ]
         folded, ended = await self._folded_state(live)
+        folded_counts = {serial: len(output.token_ids) for serial, output in folded.items()}
         outputs = Outputs(folded)
         for record in await self._journal():
             outputs.apply(record)
@@ -188,6 +189,7 @@ class Commits:
         return Recovered(
             entries=tuple(entries),
             tokens=outputs.tokens,
+            folded_counts=folded_counts,
             finished={**ended, **outputs.finished},
             journal_seq=int(lease[2]),
             cursor=entries[-1].entry_id if entries else CURSOR_START,

@@ -177,6 +177,8 @@ class Recovered:
 
     entries: tuple[InboxEntry, ...]
     tokens: Mapping[int, FoldedTokens]
+    # How many of them are folded already; the rest is only in the journal.
+    folded_counts: Mapping[int, int]
     finished: Mapping[int, SequenceFinished]
     journal_seq: int
     # inbox_read goes on from here.

@@ -166,12 +166,13 @@ class WorkerLostInput(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., is_crash: bool = ...) -> None: ...
 
 class PlanInput(_message.Message):
-    __slots__ = ("worker_id", "plan_id", "lease_steps", "members", "admitted", "preempted", "chunk_tokens", "decode_rows", "blocks_free", "waiting", "digest")
+    __slots__ = ("worker_id", "plan_id", "lease_steps", "leave_slots", "admitted", "join_slots", "preempted", "chunk_tokens", "decode_rows", "blocks_free", "waiting", "digest")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_STEPS_FIELD_NUMBER: _ClassVar[int]
-    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    JOIN_SLOTS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECODE_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -181,15 +182,16 @@ class PlanInput(_message.Message):
     worker_id: str
     plan_id: int
     lease_steps: int
-    members: _containers.RepeatedScalarFieldContainer[int]
+    leave_slots: _containers.RepeatedScalarFieldContainer[int]
     admitted: _containers.RepeatedScalarFieldContainer[int]
+    join_slots: _containers.RepeatedScalarFieldContainer[int]
     preempted: _containers.RepeatedScalarFieldContainer[int]
     chunk_tokens: int
     decode_rows: int
     blocks_free: int
     waiting: int
     digest: int
-    def __init__(self, worker_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., lease_steps: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., admitted: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[int] = ..., decode_rows: _Optional[int] = ..., blocks_free: _Optional[int] = ..., waiting: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., lease_steps: _Optional[int] = ..., leave_slots: _Optional[_Iterable[int]] = ..., admitted: _Optional[_Iterable[int]] = ..., join_slots: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[int] = ..., decode_rows: _Optional[int] = ..., blocks_free: _Optional[int] = ..., waiting: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class ResultInput(_message.Message):
     __slots__ = ("step", "worker_id")
