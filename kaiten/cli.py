@@ -1,0 +1,195 @@
+"""The `kaiten` command. Each command imports what it needs by itself: `--help` stays quick."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Final, Literal, NoReturn
+
+from cyclopts import App, Group, Parameter
+
+# What each role's command becomes. They take their own flags, see `kaiten gateway --help`.
+SERVICES: Final = {"gateway": "gateway", "scheduler": "scheduler_svc", "worker": "gpu_worker"}
+DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
+INTERRUPTED: Final = 130
+
+app = App(
+    name="kaiten",
+    help="Serve large language models with continuous batching.",
+    version=version("kaiten"),
+    default_parameter=Parameter(negative=()),
+)
+USE = Group("Use a running stack", sort_key=1)
+PARTS = Group("Run one part", sort_key=2)
+
+Address = Annotated[str, Parameter(help="host:port of a gateway's gRPC API")]
+
+
+@app.command
+def serve(
+    model: Annotated[
+        str | None, Parameter(help="folder or hub id; default: the shipped one")
+    ] = None,
+    /,
+    *,
+    host: Annotated[
+        str, Parameter(help="address to listen on; 0.0.0.0 is everywhere")
+    ] = "127.0.0.1",
+    grpc_port: Annotated[int, Parameter(help="gRPC API; 0 picks a free port")] = 50051,
+    http_port: Annotated[int, Parameter(help="OpenAI HTTP API; 0 picks a free port")] = 8000,
+    dtype: Annotated[Literal["auto", "bf16", "fp32"], Parameter(help="of the weights")] = "auto",
+    policy: Annotated[Literal["fcfs", "static"], Parameter(help="who runs next")] = "fcfs",
+    workers: Annotated[int, Parameter(help="worker processes")] = 1,
+    served_model_name: Annotated[str | None, Parameter(help="default: the folder or id")] = None,
+    data_dir: Annotated[Path, Parameter(help="the store's files, logs and lock")] = Path(".kaiten"),
+    redis_url: Annotated[str | None, Parameter(help="use this store, start none")] = None,
+    cell: Annotated[str, Parameter(help="which cell of a shared store")] = "0",
+    slots: Annotated[int | None, Parameter(help="sequences per worker at once")] = None,
+    step_tokens: Annotated[int | None, Parameter(help="tokens per step at most")] = None,
+    kv_memory_mb: Annotated[int | None, Parameter(help="memory of each KV pool")] = None,
+    threads: Annotated[int | None, Parameter(help="CPU threads per worker")] = None,
+) -> int:
+    """Serve a model: store, scheduler, workers and gateway as processes under one supervisor."""
+    from kaiten.display import show_start_error
+    from kaiten.errors import StartError
+    from kaiten.model_source import resolve
+    from kaiten.serve import serve as serve_stack
+    from kaiten.stack import ServeOptions
+
+    try:
+        if workers < 1:
+            raise StartError(f"--workers must be at least 1, got {workers}")
+        options = ServeOptions(
+            model=resolve(model, served_model_name),
+            data_dir=data_dir.expanduser().resolve(),
+            host=host,
+            grpc_port=grpc_port,
+            http_port=http_port,
+            dtype=dtype,
+            policy=policy,
+            workers=workers,
+            redis_url=redis_url,
+            cell=cell,
+            slots=slots,
+            step_tokens=step_tokens,
+            kv_memory_mb=kv_memory_mb,
+            threads=threads,
+        )
+        return asyncio.run(serve_stack(options))
+    except StartError as error:
+        show_start_error(error)
+        return 1
+
+
+@app.command(group=USE)
+def generate(
+    prompt: str,
+    /,
+    *,
+    address: Address = DEFAULT_ADDRESS,
+    max_tokens: Annotated[int | None, Parameter(help="output tokens at most")] = None,
+    temperature: Annotated[float | None, Parameter(help="0 is greedy")] = None,
+    top_p: Annotated[float | None, Parameter(help="nucleus")] = None,
+    top_k: Annotated[int | None, Parameter(help="likeliest tokens to choose from")] = None,
+    seed: Annotated[int | None, Parameter(help="same seed, same text")] = None,
+    stop: Annotated[tuple[str, ...], Parameter(help="end at this text; repeatable")] = (),
+) -> int:
+    """Continue a text, streaming it to the terminal."""
+    from kaiten.talk import generate as generate_text
+
+    return generate_text(
+        address,
+        prompt,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=stop,
+    )
+
+
+@app.command(group=USE)
+def chat(
+    *,
+    address: Address = DEFAULT_ADDRESS,
+    system: Annotated[str | None, Parameter(help="a system message")] = None,
+    max_tokens: Annotated[int | None, Parameter(help="per answer at most")] = None,
+    temperature: Annotated[float | None, Parameter(help="0 is greedy")] = None,
+) -> int:
+    """Talk to the model. Ctrl-C stops an answer, Ctrl-D leaves."""
+    from kaiten.talk import chat as chat_loop
+
+    return chat_loop(address, system=system, max_tokens=max_tokens, temperature=temperature)
+
+
+@app.command(group=USE)
+def healthcheck(
+    address: Annotated[str, Parameter(help="host:port of any part's gRPC port")],
+    /,
+    *,
+    service: Annotated[str, Parameter(help="a gRPC service; default: the process")] = "",
+) -> int:
+    """Exit with 0 when the part at ADDRESS is serving, else 1. For container health checks."""
+    from kaiten.health import state_of
+
+    state = asyncio.run(state_of(address, service))
+    print(f"{address} {service}{': ' if service else ''}{state}")
+    return 0 if state == "serving" else 1
+
+
+@app.command(group=USE)
+def doctor(
+    *,
+    grpc_port: Annotated[int, Parameter(help="port you mean to use")] = 50051,
+    http_port: Annotated[int, Parameter(help="port you mean to use")] = 8000,
+) -> int:
+    """Check this machine: what works, what does not, and what to do about it."""
+    from kaiten.doctor import run
+
+    return run(grpc_port=grpc_port, http_port=http_port)
+
+
+Rest = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
+
+
+@app.command(group=PARTS, help_flags=[], version_flags=[])
+def gateway(*arguments: Rest) -> NoReturn:
+    """The front door: gRPC and OpenAI HTTP. Flags: `kaiten gateway --help`."""
+    become("gateway", arguments)
+
+
+@app.command(group=PARTS, help_flags=[], version_flags=[])
+def scheduler(*arguments: Rest) -> NoReturn:
+    """The one that decides each batch. Flags: `kaiten scheduler --help`."""
+    become("scheduler", arguments)
+
+
+@app.command(group=PARTS, help_flags=[], version_flags=[])
+def worker(*arguments: Rest) -> NoReturn:
+    """The one that computes. Flags: `kaiten worker --help`."""
+    become("worker", arguments)
+
+
+def become(role: str, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by a service. Its parent sees one process, and signals reach it."""
+    # -P keeps the current folder off the path: a file named gateway.py there must not be run.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", SERVICES[role], *arguments])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the console script. Users never see a traceback of their own mistake."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in SERVICES:
+        become(arguments[0], arguments[1:])
+    try:
+        code = app(arguments, result_action="return_value")
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # `kaiten generate … | head`: nobody reads any more, and that is fine.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)

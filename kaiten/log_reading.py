@@ -1,0 +1,85 @@
+"""What a log says, for people: the cause of a death, its fix, and what a process is doing now."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+# First match wins. The services' own sentences mostly say what to do; these are for the others.
+FIXES: Final = (
+    (r"No module named '(gateway|scheduler_svc|gpu_worker)", "reinstall kaiten: pip install -e ."),
+    (r"No module named", "install what is missing: pip install 'kaiten[serve]'"),
+    (r"signal SIGKILL|MemoryError|not enough memory", "free memory, or use --dtype bf16"),
+    (r"signal SIGILL", "this CPU lacks an instruction the build uses; see `kaiten doctor`"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """One step of a start. `total` is 0 when the step does not count."""
+
+    event: str
+    done: int
+    total: int
+
+
+def cause_of(log: str) -> str:
+    """The line of a log that best says why the process ended; "" when it says nothing."""
+    return _boxed(log) or _logged_error(log) or _last_line(log)
+
+
+def fix_of(cause: str) -> str:
+    """What to do about a cause, "" when the cause already says it or nobody knows."""
+    return next((fix for pattern, fix in FIXES if re.search(pattern, cause)), "")
+
+
+def activity_of(log: str) -> Activity | None:
+    """What a starting process does now: its newest event, and how far it is when it counts."""
+    for line in reversed(log.splitlines()):
+        entry = _entry(line)
+        if entry is not None:
+            return Activity(
+                event=str(entry.get("event", "")),
+                done=_count(entry, "done"),
+                total=_count(entry, "total"),
+            )
+    return None
+
+
+def _count(entry: dict[str, Any], key: str) -> int:
+    value = entry.get(key)
+    return value if isinstance(value, int) else 0
+
+
+def _boxed(log: str) -> str:
+    """The text inside the last frame, as one line."""
+    lines = log.splitlines()
+    starts = [index for index, line in enumerate(lines) if line.startswith("╭")]
+    if not starts:
+        return ""
+    inside = [line.strip("│ ") for line in lines[starts[-1] :] if line.startswith("│")]
+    return " ".join(line for line in inside if line)
+
+
+def _logged_error(log: str) -> str:
+    for line in reversed(log.splitlines()):
+        entry = _entry(line)
+        if entry is not None and entry.get("level") in ("error", "critical"):
+            trace = str(entry.get("exception") or "").strip().splitlines()
+            return trace[-1].strip() if trace else str(entry.get("event", ""))
+    return ""
+
+
+def _last_line(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    if not line.startswith("{"):
+        return None
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None

@@ -1,0 +1,62 @@
+"""`kaiten serve`: the whole architecture on one machine, one process each, under one supervisor."""
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+
+from kaiten import ready
+from kaiten.display import TerminalDisplay, console
+from kaiten.errors import StartError
+from kaiten.stack import ServeOptions, plan_stack
+from kaiten.supervisor import Supervisor
+
+
+async def serve(options: ServeOptions) -> int:
+    """Run until asked to stop; the exit code. StartError when it cannot start."""
+    with _only_one(options.data_dir), TerminalDisplay() as display:
+        stack = plan_stack(options)
+
+        async def on_ready(took_s: Mapping[str, float]) -> None:
+            display.all_ready()
+            out = console(stderr=False)
+            try:
+                facts = await ready.ask(stack)
+            except grpc.aio.AioRpcError as error:
+                raise StartError(f"the stack does not answer: {error.details()}") from error
+            ready.show(out, stack, facts, took_s)
+            out.print(
+                ready.snippets(stack, facts.model.name, can_chat=options.model.can_chat),
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+            out.file.flush()
+
+        return await Supervisor(stack, display).run(on_ready)
+
+
+@contextmanager
+def _only_one(data_dir: Path) -> Iterator[None]:
+    """Two stacks on one data directory would corrupt each other's store."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = (data_dir / "lock").open("w")
+    except OSError as error:
+        raise StartError(
+            f"cannot write to {data_dir}: {error.strerror}", "choose another with --data-dir"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StartError(
+                f"another `kaiten serve` is using {data_dir}",
+                "stop it, or choose another folder with --data-dir",
+            ) from None
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield

@@ -1,0 +1,173 @@
+"""The children of `kaiten serve`: which processes, told what, started and stopped in what order."""
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from kaiten import store
+from kaiten.child import ChildSpec
+from kaiten.health import is_serving
+from kaiten.model_source import ModelSource
+from kaiten.ports import claim, free_port
+
+LOOPBACK: Final = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What the user asked for. None leaves a service its own default."""
+
+    model: ModelSource
+    data_dir: Path
+    host: str = LOOPBACK
+    grpc_port: int = 50051
+    http_port: int = 8000
+    dtype: str = "auto"
+    policy: str = "fcfs"
+    workers: int = 1
+    redis_url: str | None = None
+    cell: str = "0"
+    slots: int | None = None
+    step_tokens: int | None = None
+    kv_memory_mb: int | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """The plan of a run: children by stage of starting, and where to reach them.
+
+    Children of one stage start together; those of one group of `stop_order` stop together: first
+    who takes requests in, last who keeps them.
+    """
+
+    stages: tuple[tuple[ChildSpec, ...], ...]
+    stop_order: tuple[tuple[str, ...], ...]
+    redis_url: str
+    grpc_address: str
+    http_url: str
+    worker_addresses: tuple[str, ...]
+    scheduler_address: str
+
+
+def plan_stack(options: ServeOptions) -> Stack:
+    """Choose ports and commands. StartError when a port is taken or no store can be had."""
+    grpc_port = claim(options.host, options.grpc_port, "--grpc-port")
+    http_port = claim(options.host, options.http_port, "--http-port")
+    stores, redis_url = _store(options)
+    scheduler_address = f"{LOOPBACK}:{free_port()}"
+    worker_addresses = tuple(f"{LOOPBACK}:{free_port()}" for _ in range(options.workers))
+    workers = tuple(
+        _worker(options, f"worker-{index}", address, scheduler_address)
+        for index, address in enumerate(worker_addresses)
+    )
+    services = (
+        _scheduler(options, redis_url, scheduler_address),
+        *workers,
+        _gateway(options, redis_url, grpc_port, http_port),
+    )
+    worker_names = tuple(worker.name for worker in workers)
+    return Stack(
+        stages=(stores, services) if stores else (services,),
+        stop_order=(("gateway",), ("scheduler",), worker_names, ("store",)),
+        redis_url=redis_url,
+        grpc_address=f"{_reachable(options.host)}:{grpc_port}",
+        http_url=f"http://{_reachable(options.host)}:{http_port}",
+        worker_addresses=worker_addresses,
+        scheduler_address=scheduler_address,
+    )
+
+
+def _store(options: ServeOptions) -> tuple[tuple[ChildSpec, ...], str]:
+    """Our own server, unless there is a URL of another. One folder per model: requests that were
+    accepted for one model must not be resumed by another."""
+    if options.redis_url is not None:
+        return (), options.redis_url
+    folder = options.data_dir / f"store-{_slug(options.model.name)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    socket = store.socket_path(folder)
+    spec = ChildSpec(
+        name="store",
+        command=store.command(store.choose_program(), folder, socket),
+        log_path=_log(options, "store"),
+        is_ready=partial(store.answers, socket),
+    )
+    return (spec,), f"unix://{socket}"
+
+
+def _scheduler(options: ServeOptions, redis_url: str, address: str) -> ChildSpec:
+    host, port = address.rsplit(":", 1)
+    return _service(
+        options,
+        "scheduler",
+        address,
+        *("scheduler_svc", "--redis-url", redis_url, "--cell", options.cell),
+        *("--grpc-host", host, "--grpc-port", port, "--policy", options.policy),
+    )
+
+
+def _worker(options: ServeOptions, name: str, address: str, scheduler_address: str) -> ChildSpec:
+    host, port = address.rsplit(":", 1)
+    threads = options.threads
+    if threads is None and options.workers > 1:
+        threads = max(1, len(os.sched_getaffinity(0)) // options.workers)
+    limits = {
+        "--slots": options.slots,
+        "--step-tokens": options.step_tokens,
+        "--kv-memory-mb": options.kv_memory_mb,
+        "--threads": threads,
+    }
+    return _service(
+        options,
+        name,
+        address,
+        *("gpu_worker", "--model", str(options.model.folder)),
+        *("--served-model-name", options.model.name, "--scheduler", scheduler_address),
+        *("--grpc-host", host, "--grpc-port", port, "--dtype", options.dtype),
+        *(
+            text
+            for flag, value in limits.items()
+            if value is not None
+            for text in (flag, str(value))
+        ),
+    )
+
+
+def _gateway(options: ServeOptions, redis_url: str, grpc_port: int, http_port: int) -> ChildSpec:
+    return _service(
+        options,
+        "gateway",
+        f"{_reachable(options.host)}:{grpc_port}",
+        *("gateway", "--redis-url", redis_url, "--cell", options.cell),
+        *("--model", str(options.model.folder), "--served-model-name", options.model.name),
+        *("--grpc-host", options.host, "--grpc-port", str(grpc_port)),
+        *("--http-host", options.host, "--http-port", str(http_port)),
+    )
+
+
+def _service(options: ServeOptions, name: str, address: str, *module_and_args: str) -> ChildSpec:
+    return ChildSpec(
+        name=name,
+        command=(sys.executable, "-P", "-m", *module_and_args),
+        log_path=_log(options, name),
+        is_ready=partial(is_serving, address),
+    )
+
+
+def _log(options: ServeOptions, name: str) -> Path:
+    return options.data_dir / "logs" / f"{name}.log"
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "model"
+
+
+def _reachable(host: str) -> str:
+    """An address to connect to for one that was bound; wildcards are reached by loopback."""
+    if host in ("0.0.0.0", "::"):
+        return LOOPBACK
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,101 @@
+"""`kaiten generate` and `kaiten chat`: the client at a terminal."""
+
+import sys
+
+from rich.text import Text
+
+from kaiten.client import Client, Generation
+from kaiten.display import console
+from kaiten.errors import ApiError, UnavailableError
+
+# A person is watching: say quickly that nobody answers.
+RESUME_S = 5.0
+
+
+def generate(
+    address: str,
+    prompt: str,
+    *,
+    max_tokens: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    seed: int | None,
+    stop: tuple[str, ...],
+) -> int:
+    """Print the continuation as it comes; the exit code."""
+    try:
+        with (
+            Client(address, resume_s=RESUME_S) as client,
+            client.generate(
+                prompt,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                seed=seed,
+                stop=stop,
+            ) as generation,
+        ):
+            _stream(generation)
+            choice = generation.result.choices[0]
+    except ApiError as error:
+        return _complain(error, address)
+    if choice.finish_reason == "error":
+        return _complain(ApiError(choice.error), address)
+    return 0
+
+
+def chat(
+    address: str, *, system: str | None, max_tokens: int | None, temperature: float | None
+) -> int:
+    """Turns until Ctrl-D; the exit code."""
+    messages = [{"role": "system", "content": system}] if system else []
+    with Client(address, resume_s=RESUME_S) as client:
+        while (said := _read_line()) is not None:
+            if not said.strip():
+                continue
+            messages.append({"role": "user", "content": said})
+            generation = client.generate(
+                messages=messages, max_tokens=max_tokens, temperature=temperature
+            )
+            try:
+                with generation:
+                    answer = _stream(generation)
+            except KeyboardInterrupt:
+                print(" …")
+                messages.pop()
+                continue
+            except ApiError as error:
+                return _complain(error, address)
+            messages.append({"role": "assistant", "content": answer})
+    return 0
+
+
+def _stream(generation: Generation) -> str:
+    """Write the first choice to stdout as it arrives; the whole text."""
+    text = ""
+    for delta in generation:
+        sys.stdout.write(delta.text)
+        sys.stdout.flush()
+        text += delta.text
+    sys.stdout.write("\n")
+    return text
+
+
+def _read_line() -> str | None:
+    """A line of the user's, None at the end of input."""
+    try:
+        return input("› " if sys.stdin.isatty() else "")
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+def _complain(error: ApiError, address: str) -> int:
+    text = Text(f"error: {error}", style="red")
+    if isinstance(error, UnavailableError):
+        text.append(f"\nis a gateway listening on {address}? start one with: kaiten serve")
+    elif error.retry_after_s is not None:
+        text.append(f"\ntry again in {error.retry_after_s:g} s")
+    console().print(text)
+    return 1
