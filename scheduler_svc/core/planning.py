@@ -8,7 +8,6 @@ own.
 
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.blocks import root_hash
 from scheduler_svc.core.policies import Policy, Seat
 from scheduler_svc.core.sequence import Sequence, State, Stay
 from scheduler_svc.core.types import BlockId, Config, Join, Plan, Serial, SlotIndex
@@ -74,26 +73,32 @@ class Planner:
 
     def _candidate(self, worker: Worker, *, joining: int) -> Sequence | None:
         """Who is to be seated next on this worker; None when nobody can or may be. A question."""
-        if not self.waiting or worker.is_draining or not worker.slots_free:
-            return None
-        if len(worker.running) >= self._fair_share() or not self._has_budget(worker):
+        if not self.waiting or not self._is_open(worker):
             return None
         for sequence in self.waiting:
-            if worker.blocks_for(sequence.places_max) > worker.spec.block_count:
+            if not worker.can_hold(sequence):
                 continue  # fits another worker only
             if sequence.is_suspect and any(s.is_suspect for s in worker.members):
                 continue  # one at a time, so that the next death has one name
-            return sequence if self._may_sit(worker, sequence, joining) else None
+            if not self._may_sit(worker, sequence, joining):
+                return None
+            return sequence if len(worker.running) < self._fair_share(worker, sequence) else None
         return None
 
-    def _fair_share(self) -> int:
-        """Rows for each worker if everyone who waits were seated.
+    def _is_open(self, worker: Worker) -> bool:
+        return not worker.is_draining and worker.slots_free > 0 and self._has_budget(worker)
 
-        No worker takes what another could start now.
+    def _fair_share(self, worker: Worker, sequence: Sequence) -> int:
+        """Rows for each worker that could take the sequence now, if everyone who waits were seated.
+
+        No worker takes what another could start now; none waits for another that is full.
         """
-        open_workers = [w for w in self.workers.values() if not w.is_draining]
-        wanted = len(self.waiting) + sum(len(w.running) for w in open_workers)
-        return -(-wanted // len(open_workers))
+        rows = [len(worker.running)]
+        for other in self.workers.values():
+            could = other is not worker and self._is_open(other) and other.can_hold(sequence)
+            if could and self._may_sit(other, sequence, joining=0):
+                rows.append(len(other.running))
+        return -(-(len(self.waiting) + sum(rows)) // len(rows))
 
     def _has_budget(self, worker: Worker) -> bool:
         """One more prefill can be promised its minimum of every step."""
@@ -122,10 +127,8 @@ class Planner:
 
         One token is always left to compute: it brings the logits.
         """
-        life = sequence.life
-        life.root = life.root or root_hash(worker.spec.fingerprint, life.request.tenant)
         full = (len(sequence.tokens) - 1) // worker.spec.block_size
-        hashes = sequence.full_hashes(full, worker.spec.block_size)
+        hashes = sequence.full_hashes(full, worker.layout)
         return worker.pool.find(hashes, sequence.tokens)
 
     def _seat(self, worker: Worker, draft: Draft, sequence: Sequence, now_ns: int) -> None:
@@ -182,7 +185,6 @@ class Planner:
             worker.release(victim)
             victim.move(State.PREEMPTED)
             victim.preemptions += 1
-            victim.remembered = 0
             self.waiting.add(victim)
             draft.preempted.append(victim.serial)
         self._append(worker, draft, lease_steps)
@@ -233,11 +235,10 @@ class Planner:
         chunks: dict[SlotIndex, int] = {}
         for index, (slot, sequence) in enumerate(prefills):
             behind = len(prefills) - index - 1
-            share = max(minimum, min(budget // 2, budget - behind * minimum)) if behind else budget
-            if (count := min(sequence.known - sequence.planned, share, budget)) < 1:
-                break
-            chunks[slot] = count
-            budget -= count
+            share = min(budget // 2, budget - behind * minimum) if behind else budget
+            chunks[slot] = min(sequence.known - sequence.planned, share)
+            assert chunks[slot] > 0, "admitted only where its minimum can be promised"
+            budget -= chunks[slot]
         return chunks
 
     def _lease(self, worker: Worker, draft: Draft, chunks: dict[SlotIndex, int]) -> int:

@@ -77,7 +77,7 @@ class Scheduler:
         life.sequences = [self._sequence(life, choice) for choice in range(request.n)]
         self._lives[request.serial] = life
         if request.deadline_ns is not None:
-            heapq.heappush(self._deadlines, (request.deadline_ns, request.serial))
+            self._add_deadline(request.deadline_ns, request.serial)
         events: list[Event] = []
         for sequence in life.sequences:
             if request.outputs and request.outputs[sequence.choice] is None:
@@ -132,9 +132,10 @@ class Scheduler:
         assert worker_id not in self.workers
         self.workers[worker_id] = Worker(worker_id, spec)
         events: list[Event] = []
-        for sequence in list(self.waiting):
-            if (misfit := self._misfit(sequence)) is not None:
-                self._finish(sequence, Reason.ERROR, now_ns, events, error=misfit)
+        for life in list(self._lives.values()):
+            # Every choice needs the same places.
+            if (misfit := self._misfit(life.sequences[0])) is not None:
+                self._end(life, Reason.ERROR, now_ns, events, misfit)
         return events
 
     def worker_draining(self, worker_id: str) -> bool:
@@ -147,21 +148,20 @@ class Scheduler:
         """Its batch is gone. Sequences go on elsewhere from their committed tokens.
 
         A sequence that has seen `deaths_max` crashes without a token in between is tried alone from
-        then on (`Planner._candidate`), and one more crash under it alone convicts it: it is failed,
-        not replayed.
+        then on (`Planner._candidate`), and one more crash under it alone convicts its request: all
+        choices share the prompt, so all are failed, not replayed.
         """
         worker = self.workers.pop(worker_id)
-        events: list[Event] = []
+        convicted = [s for s in worker.members if s.is_suspect and is_crash]
         for sequence in worker.members:
             worker.release(sequence)
-            was_suspect = sequence.is_suspect
             sequence.deaths += is_crash
-            if was_suspect and is_crash:
-                error = f"{sequence.deaths} workers died computing this request"
-                self._finish(sequence, Reason.ERROR, now_ns, events, error=error)
-            else:
-                sequence.move(State.PREEMPTED)
-                self.waiting.add(sequence)
+            sequence.move(State.PREEMPTED)
+            self.waiting.add(sequence)
+        events: list[Event] = []
+        for sequence in convicted:
+            error = f"{sequence.deaths} workers died computing this request"
+            self._end(sequence.life, Reason.ERROR, now_ns, events, error)
         return events
 
     # Steps
@@ -221,6 +221,13 @@ class Scheduler:
             places_max=len(request.prompt) + request.max_tokens - 1,
         )
 
+    def _add_deadline(self, deadline_ns: int, serial: Serial) -> None:
+        heapq.heappush(self._deadlines, (deadline_ns, serial))
+        # Most requests end long before: forget theirs, or the heap grows with the traffic.
+        if len(self._deadlines) > 2 * len(self._lives):
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._lives]
+            heapq.heapify(self._deadlines)
+
     def _leads(self, life: Life) -> bool:
         """The first choice will compute the prompt, so that the others can fork from it."""
         first = life.sequences[0]
@@ -229,11 +236,9 @@ class Scheduler:
     def _misfit(self, sequence: Sequence) -> str | None:
         """Why no worker can ever hold the sequence, or None."""
         workers = self.workers.values()
-        if any(w.blocks_for(sequence.places_max) <= w.spec.block_count for w in workers):
+        if not workers or any(worker.can_hold(sequence) for worker in workers):
             return None
         pools = [w.spec.block_count * w.spec.block_size for w in workers]
-        if not pools:
-            return None
         return (
             f"prompt and max_tokens need KV for {sequence.places_max} tokens, "
             f"the largest worker holds {max(pools)}"
@@ -297,7 +302,7 @@ class Scheduler:
         """Full, committed blocks can be found by their prefix from now on."""
         size = worker.spec.block_size
         full = min(sequence.done // size, len(sequence.blocks))
-        hashes = sequence.full_hashes(full, size)
+        hashes = sequence.full_hashes(full, worker.layout)
         for index in range(sequence.remembered, full):
             tokens = tuple(sequence.tokens[index * size : (index + 1) * size])
             worker.pool.remember(sequence.blocks[index], hashes[index], tokens)
@@ -325,6 +330,13 @@ class Scheduler:
         assert stay is not None
         if stay.sequence.stay is stay:
             self._finish(stay.sequence, reason, now_ns, events, error=error)
+
+    def _end(
+        self, life: Life, reason: Reason, now_ns: int, events: list[Event], error: str
+    ) -> None:
+        for sequence in life.sequences:
+            if sequence.state is not State.FINISHED:
+                self._finish(sequence, reason, now_ns, events, error=error)
 
     def _finish(
         self, sequence: Sequence, reason: Reason, now_ns: int, events: list[Event], error: str = ""

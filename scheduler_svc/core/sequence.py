@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from scheduler_svc.core.blocks import chain_hash
+from scheduler_svc.core.blocks import chain_hash, root_hash
 from scheduler_svc.core.types import BlockId, Finished, Request, Serial, SlotIndex
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Sequence:
     # Hashes of full blocks from the front, as far as computed; the first `remembered` are in the
     # pool.
     hashes: list[bytes] = field(default_factory=list)
+    layout: tuple[str, int] | None = None
     remembered: int = 0
     preemptions: int = 0
     deaths: int = 0
@@ -90,11 +91,18 @@ class Sequence:
         assert state in MOVES[self.state], f"{self.serial}: {self.state} may not become {state}"
         self.state = state
 
-    def full_hashes(self, count: int, block_size: int) -> list[bytes]:
-        """Hashes of the first `count` blocks of tokens, all full; computed once."""
+    def full_hashes(self, count: int, layout: tuple[str, int]) -> list[bytes]:
+        """Hashes of the first `count` blocks of tokens, all full; computed once.
+
+        `layout` is the worker's fingerprint and block size: another makes other hashes.
+        """
+        if self.layout != layout:
+            self.layout, self.hashes = layout, []
+        fingerprint, block_size = layout
+        root = root_hash(fingerprint, self.life.request.tenant) if not self.hashes else b""
         while len(self.hashes) < count:
             start = len(self.hashes) * block_size
-            parent = self.hashes[-1] if self.hashes else self.life.root
+            parent = self.hashes[-1] if self.hashes else root
             self.hashes.append(chain_hash(parent, self.tokens[start : start + block_size]))
         return self.hashes[:count]
 
@@ -118,8 +126,6 @@ class Life:
 
     request: Request
     deaths_max: int
-    # Where its prefix hashes start; known with the first worker.
-    root: bytes = b""
     sequences: list[Sequence] = field(default_factory=list)
     # Choices other than the first wait here for its prompt, and fork from it.
     siblings: list[Sequence] = field(default_factory=list)

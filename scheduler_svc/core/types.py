@@ -73,6 +73,10 @@ class Request:
         assert self.n >= 1
         assert self.max_tokens >= 1
         assert len(self.outputs) in (0, self.n)
+        if self.outputs:
+            live = [output for output in self.outputs if output is not None]
+            assert live, "every choice has ended"
+            assert all(len(output) < self.max_tokens for output in live)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

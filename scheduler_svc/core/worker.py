@@ -15,6 +15,7 @@ from scheduler_svc.core.blocks import BlockPool, blocks_for
 from scheduler_svc.core.sequence import Sequence, Stay
 from scheduler_svc.core.types import (
     BlockId,
+    Reason,
     ResultRejected,
     Serial,
     SlotIndex,
@@ -56,6 +57,8 @@ class Worker:
     def __init__(self, worker_id: str, spec: WorkerSpec) -> None:
         self.id = worker_id
         self.spec = spec
+        # What prefix hashes are made for.
+        self.layout = (spec.fingerprint, spec.block_size)
         self.pool = BlockPool(block_count=spec.block_count, block_size=spec.block_size)
         self.running: dict[SlotIndex, Sequence] = {}
         # Certain to finish with the steps in flight; their seat is already free.
@@ -102,6 +105,10 @@ class Worker:
     def blocks_for(self, tokens: int) -> int:
         """Blocks of this worker's size."""
         return blocks_for(tokens, self.spec.block_size)
+
+    def can_hold(self, sequence: Sequence) -> bool:
+        """Whether the sequence fits the pool at its longest."""
+        return self.blocks_for(sequence.places_max) <= self.spec.block_count
 
     def seat(self, sequence: Sequence, blocks: list[BlockId], tokens_done: int) -> SlotIndex:
         """Give a sequence the lowest free slot and the blocks, already held for it."""
@@ -154,14 +161,22 @@ class Worker:
             raise ResultRejected(
                 f"plan {result.plan_id}: a slot both failed and sampled, or ended unsampled"
             )
-        extra = result.errors.keys() - flight.sampling - flight.chunks.keys()
+        if not set(result.finished.values()) <= {Reason.STOP, Reason.LENGTH}:
+            raise ResultRejected(f"plan {result.plan_id}: a row ends for stop or length only")
+        computing = flight.sampling if flight.answered else flight.sampling | flight.chunks.keys()
+        extra = result.errors.keys() - computing
         if extra or answered | (result.errors.keys() & flight.sampling) != flight.sampling:
             raise ResultRejected(
                 f"plan {result.plan_id} step {result.step}: slots {sorted(answered)} answered, "
                 f"{sorted(flight.sampling)} expected"
             )
-        if result.tokens and max(result.tokens) >= self.spec.vocab_size:
-            raise ResultRejected(f"token {max(result.tokens)} is not below {self.spec.vocab_size}")
+        if (
+            result.tokens
+            and not 0 <= min(result.tokens) <= max(result.tokens) < self.spec.vocab_size
+        ):
+            raise ResultRejected(
+                f"plan {result.plan_id}: a token is not in [0, {self.spec.vocab_size})"
+            )
         return flight
 
     def _expected_flight(self, result: StepResult) -> Flight:

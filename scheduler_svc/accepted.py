@@ -1,0 +1,95 @@
+"""The live requests of a term, as the ledger holds them: what the core does not need to decide."""
+
+from dataclasses import dataclass, field
+
+from ledger import InboxEntry
+from protos.kaiten.v1.common_pb2 import TokenLogprobs
+from protos.kaiten.v1.ledger_pb2 import FoldedTokens, SequenceFinished, SubmitRecord
+from protos.kaiten.v1.worker_service_pb2 import RowSampling
+from scheduler_svc.core.types import Serial
+from scheduler_svc.wire import sampling_of_choice
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Accepted:
+    """One live request beside the core."""
+
+    entry: InboxEntry
+    record: SubmitRecord
+    # Choices that ended under an earlier leader, with their output.
+    ended_before: dict[Serial, tuple[FoldedTokens, SequenceFinished]] = field(default_factory=dict)
+
+
+class AcceptedRequests:
+    """Live requests by serial. Holds, per sequence, what was committed since the last fold."""
+
+    def __init__(self) -> None:
+        self._by_serial: dict[Serial, Accepted] = {}
+        self._unfolded: dict[Serial, FoldedTokens] = {}
+        self._logprobs: dict[Serial, list[TokenLogprobs]] = {}
+        self._pieces: dict[Serial, FoldedTokens] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_serial)
+
+    def __contains__(self, serial: Serial) -> bool:
+        return serial in self._by_serial
+
+    def add(self, accepted: Accepted) -> None:
+        """A request is live from here to `remove`."""
+        self._by_serial[accepted.entry.serial] = accepted
+        for serial in self._serials(accepted):
+            self._unfolded[serial] = FoldedTokens()
+            if accepted.record.sampling.logprobs >= 0:
+                self._logprobs[serial] = []
+
+    def get(self, serial: Serial) -> Accepted:
+        """By the request's first serial."""
+        return self._by_serial[serial]
+
+    def remove(self, serial: Serial) -> None:
+        """The request is over: nothing of it is folded any more."""
+        for one in self._serials(self._by_serial.pop(serial)):
+            del self._unfolded[one]
+            self._logprobs.pop(one, None)
+
+    def sampling(self, serial: Serial) -> RowSampling:
+        """Of any choice, by its own serial."""
+        first = serial
+        while first not in self._by_serial:
+            first -= 1
+        return sampling_of_choice(self._by_serial[first].record.sampling, serial - first)
+
+    def committed(self, serial: Serial, token: int) -> None:
+        """One more token of a live sequence."""
+        self._unfolded[serial].token_ids.append(token)
+
+    def explained(self, serial: Serial, logprobs: TokenLogprobs) -> None:
+        """The log-probabilities of the token just committed."""
+        self._unfolded[serial].logprobs.append(logprobs)
+        self._logprobs[serial].append(logprobs)
+
+    def recovered(self, serial: Serial, output: FoldedTokens, folded_count: int) -> None:
+        """Output of an earlier leader, of which so many tokens are folded already."""
+        self._unfolded[serial].token_ids.extend(output.token_ids[folded_count:])
+        if serial in self._logprobs:
+            self._unfolded[serial].logprobs.extend(output.logprobs[folded_count:])
+            self._logprobs[serial].extend(output.logprobs)
+
+    def logprobs(self, serial: Serial, count: int) -> list[TokenLogprobs]:
+        """Of the first `count` output tokens; empty when none were asked for."""
+        return self._logprobs.get(serial, [])[:count]
+
+    def next_fold(self) -> dict[Serial, FoldedTokens]:
+        """What was unfolded at the call before this one, of sequences that are still live.
+
+        One call late on purpose: followers read the newest records from the journal, and a fold
+        trims the records it covers.
+        """
+        due = {serial: piece for serial, piece in self._pieces.items() if serial in self._unfolded}
+        self._pieces = {serial: p for serial, p in self._unfolded.items() if p.token_ids}
+        self._unfolded.update((serial, FoldedTokens()) for serial in self._pieces)
+        return due
+
+    def _serials(self, accepted: Accepted) -> range:
+        return range(accepted.entry.serial, accepted.entry.serial + accepted.record.n)

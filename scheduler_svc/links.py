@@ -1,0 +1,138 @@
+"""One worker's Execute stream, from the dial to the last result."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+import structlog
+
+from protos.kaiten.v1.common_pb2 import Leader, WorkerDescription
+from protos.kaiten.v1.worker_service_pb2 import ExecuteRequest, Open, Plan, StepResult
+from protos.kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
+
+log = structlog.get_logger()
+
+CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    # A worker whose host vanished is noticed within keepalive time + timeout.
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # One channel per attempt: a broken connection must not be shared with the next one.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+OPEN_TIMEOUT_S = 10.0
+REDIAL_S_FIRST, REDIAL_S_MAX = 0.05, 2.0
+# A worker that contradicts its plans this often is not dialled again until it restarts.
+REJECTIONS_MAX = 3
+
+
+class LinkOwner(Protocol):
+    """Who a link reports to. All are called on the event loop and must not block."""
+
+    def link_opened(self, link: "WorkerLink") -> None: ...
+
+    def link_closed(self, link: "WorkerLink", reason: str, *, is_crash: bool) -> None: ...
+
+    def step_arrived(self, link: "WorkerLink", result: StepResult) -> None: ...
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Stream:
+    plans: "asyncio.Queue[Plan]"
+    fault: str = ""
+
+
+class WorkerLink:
+    """Keeps one Execute stream to a worker open; each stream starts from an empty batch."""
+
+    def __init__(
+        self, *, address: str, worker: WorkerDescription, leader: Leader, owner: LinkOwner
+    ) -> None:
+        self.address = address
+        self.worker = worker
+        self.heard_ns = 0
+        self.is_draining = False
+        self._leader = leader
+        self._owner = owner
+        self._stream: _Stream | None = None
+        self._rejections = 0
+
+    @property
+    def worker_id(self) -> str:
+        return self.worker.boot_id
+
+    @property
+    def is_open(self) -> bool:
+        """Plans can be sent."""
+        return self._stream is not None
+
+    @property
+    def is_quarantined(self) -> bool:
+        """It gave wrong results too often."""
+        return self._rejections >= REJECTIONS_MAX
+
+    def send(self, plan: Plan) -> None:
+        """Queue a plan for the open stream; the number of plans in flight bounds the queue."""
+        assert self._stream is not None
+        self._stream.plans.put_nowait(plan)
+
+    def reject(self, reason: str) -> None:
+        """The stream's results are not to be trusted: close it and start from an empty batch."""
+        self._rejections += 1
+        if self._stream is not None:
+            self._stream.fault = reason
+
+    async def run(self) -> None:
+        """Dial, follow, dial again; ends only by cancellation or quarantine."""
+        wait_s = REDIAL_S_FIRST
+        while not self.is_quarantined:
+            try:
+                async with grpc.aio.insecure_channel(self.address, CHANNEL_OPTIONS) as channel:
+                    await self._follow(channel)
+                reason = "the worker ended the stream"
+            except grpc.aio.AioRpcError as error:
+                reason = f"{error.code().name}: {error.details()}"
+            except TimeoutError:
+                reason = f"no answer to Open within {OPEN_TIMEOUT_S:g} s"
+            finally:
+                stream, self._stream = self._stream, None
+            if stream is not None:
+                wait_s = REDIAL_S_FIRST
+                is_crash = not stream.fault and not self.is_draining
+                self._owner.link_closed(self, stream.fault or reason, is_crash=is_crash)
+            log.info("worker.disconnected", worker_id=self.worker_id, reason=reason)
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, REDIAL_S_MAX)
+        log.error("worker.quarantined", worker_id=self.worker_id, rejections=self._rejections)
+
+    async def _follow(self, channel: grpc.aio.Channel) -> None:
+        call = WorkerServiceStub(channel).Execute()
+        async with asyncio.timeout(OPEN_TIMEOUT_S):
+            opening = Open(leader=self._leader, boot_id=self.worker_id)
+            await call.write(ExecuteRequest(open=opening))
+            response = await call.read()
+        if response is grpc.aio.EOF:
+            return
+        self._stream = _Stream(plans=asyncio.Queue())
+        self._owner.link_opened(self)
+        writing = asyncio.create_task(self._write(call, self._stream.plans))
+        try:
+            await self._read(call, self._stream)
+        finally:
+            writing.cancel()
+            call.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+    async def _write(self, call: "grpc.aio.StreamStreamCall", plans: "asyncio.Queue[Plan]") -> None:
+        while True:
+            await call.write(ExecuteRequest(plan=await plans.get()))
+
+    async def _read(self, call: "grpc.aio.StreamStreamCall", stream: _Stream) -> None:
+        while not stream.fault:
+            response = await call.read()
+            if response is grpc.aio.EOF:
+                return
+            self._owner.step_arrived(self, response.step)

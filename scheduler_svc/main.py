@@ -1,0 +1,130 @@
+"""The scheduler process: stand by, lead, drain."""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from ledger import Candidate, Leader, Ledger, LedgerLimits, StoreLost
+from protos.kaiten.v1.scheduler_service_pb2_grpc import add_SchedulerServiceServicer_to_server
+from scheduler_svc.servicer import Servicer
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.term import Term
+from service_kit import grpc_server, lifecycle, logs, settings, telemetry
+from service_kit.clock import SystemClock
+from service_kit.errors import OutOfOrder, Unavailable
+
+log = structlog.get_logger()
+
+STORE_RETRY_S = 0.5
+SERVICE = "kaiten.v1.SchedulerService"
+
+
+class SchedulerProcess:
+    """start → serve → drain → stop; see service_kit.lifecycle."""
+
+    def __init__(self, chosen: SchedulerSettings) -> None:
+        self.drain_s = chosen.drain_s
+        self._settings = chosen
+        self._clock = SystemClock()
+        self._servicer = Servicer(chosen)
+        self._ledger: Ledger | None = None
+        self._is_draining = False
+
+    async def start(self) -> dict[str, object]:
+        log.info("service.settings", **settings.describe(self._settings))
+        self._server = grpc_server.create_server()
+        add_SchedulerServiceServicer_to_server(self._servicer, self._server)
+        self._health = grpc_server.add_health(self._server, [SERVICE])
+        grpc_server.add_reflection(self._server, [SERVICE])
+        port = grpc_server.bind(self._server, self._settings.grpc_host, self._settings.grpc_port)
+        self._address = self._settings.advertise_address or f"{self._settings.grpc_host}:{port}"
+        await self._server.start()
+        return {"grpc": self._address, "cell": self._settings.cell, "policy": self._settings.policy}
+
+    async def serve(self) -> None:
+        while not self._is_draining:
+            await self._connect()
+            try:
+                await self._lead()
+            except* (OutOfOrder, Unavailable) as group:
+                self._servicer.term = None
+                reason = "; ".join(str(error) for error in group.exceptions)
+                if not self._is_draining:
+                    log.warning("term.ended", reason=reason)
+                    await self._clock.sleep(STORE_RETRY_S)
+
+    async def drain(self) -> None:
+        self._is_draining = True
+        self._health.set_all(False)
+        if self._servicer.term is not None:
+            await self._servicer.term.drain()
+
+    async def stop(self) -> None:
+        self._health.set_all(False)
+        await self._server.stop(grace=0.5)
+        if self._ledger is not None:
+            await self._ledger.close()
+
+    async def _connect(self) -> None:
+        """A ledger that can be trusted. Waits for the store, refuses a misconfigured one."""
+        while True:
+            if self._ledger is not None:
+                await self._ledger.close()
+            limits = LedgerLimits(
+                result_ttl_s=self._settings.result_ttl_s,
+                allow_everysec=self._settings.allow_everysec,
+            )
+            self._ledger = await Ledger.connect(
+                self._settings.redis_url, cell=self._settings.cell, limits=limits
+            )
+            try:
+                store = await self._ledger.check()
+            except Unavailable as error:
+                self._health.set_all(False)
+                log.warning("store.waiting", url=self._settings.redis_url, reason=str(error))
+                await self._clock.sleep(STORE_RETRY_S)
+                continue
+            log.info("store.ready", server=store.server, version=store.version)
+            return
+
+    async def _lead(self) -> None:
+        assert self._ledger is not None
+        self._health.set_all(True)
+        candidate = Candidate(
+            self._ledger, self._clock, self._settings.lease_ttl_s, address=self._address
+        )
+        leader = await self._campaign(candidate)
+        term = Term(ledger=self._ledger, leader=leader, settings=self._settings, clock=self._clock)
+        self._servicer.term = term
+        await term.run()
+
+    async def _campaign(self, candidate: Candidate) -> Leader:
+        """Wait to lead; meanwhile tell workers who does."""
+        assert self._ledger is not None
+        campaign = asyncio.create_task(candidate.campaign())
+        try:
+            while not campaign.done():
+                try:
+                    lease = await self._ledger.leader()
+                    self._servicer.leader_address = lease.address if lease is not None else ""
+                except StoreLost:
+                    raise
+                except Unavailable as error:
+                    log.warning("store.waiting", reason=str(error))
+                await asyncio.wait({campaign}, timeout=STORE_RETRY_S)
+            return await campaign
+        finally:
+            campaign.cancel()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Console entry: `kaiten scheduler`."""
+
+    def build() -> SchedulerProcess:
+        chosen = settings.load(SchedulerSettings, "scheduler", argv)
+        logs.configure("scheduler", chosen.log_level)
+        telemetry.configure("scheduler")
+        return SchedulerProcess(chosen)
+
+    return lifecycle.launch(build)

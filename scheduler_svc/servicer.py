@@ -1,0 +1,76 @@
+"""SchedulerService: workers announce themselves here, and operators look in."""
+
+from typing import Any
+
+from protos.kaiten.v1 import common_pb2
+from protos.kaiten.v1.scheduler_service_pb2 import (
+    GetStateResponse,
+    HeartbeatResponse,
+    RegisterResponse,
+    WorkerState,
+)
+from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceServicer
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.term import Term
+from service_kit.errors import InvalidRequest, NotLeader
+
+
+class Servicer(SchedulerServiceServicer):
+    """Answers for whatever term this process leads now; a standby sends workers to the leader."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.term: Term | None = None
+        self.leader_address = ""
+        self._settings = settings
+
+    async def Register(self, request: Any, context: Any) -> RegisterResponse:
+        if not request.address or not request.worker.boot_id:
+            raise InvalidRequest("address, worker.boot_id", "must not be empty")
+        if request.worker.step_tokens_max <= request.worker.slots_max:
+            raise InvalidRequest(
+                "worker.step_tokens_max",
+                f"must be more than slots_max, got {request.worker.step_tokens_max}",
+            )
+        self._leading().register(request.address, request.worker)
+        return RegisterResponse(heartbeat_interval_ms=self._settings.heartbeat_interval_ms)
+
+    async def Heartbeat(self, request: Any, context: Any) -> HeartbeatResponse:
+        is_drained = self._leading().heartbeat(request.boot_id, is_draining=request.is_draining)
+        if is_drained is None:
+            return HeartbeatResponse(must_register=True)
+        return HeartbeatResponse(is_drained=is_drained)
+
+    async def GetState(self, request: Any, context: Any) -> GetStateResponse:
+        if self.term is None:
+            return GetStateResponse(is_leader=False, policy=self._settings.policy)
+        leader, core = self.term.leader, self.term.core
+        return GetStateResponse(
+            is_leader=True,
+            leader=common_pb2.Leader(epoch=leader.epoch, nonce=leader.nonce),
+            journal_seq=self.term.journal_seq,
+            waiting=len(core.waiting),
+            running=core.running_count,
+            policy=self._settings.policy,
+            workers=[self._worker(self.term, worker_id) for worker_id in self.term.links],
+        )
+
+    def _leading(self) -> Term:
+        if self.term is None:
+            raise NotLeader(self.leader_address)
+        return self.term
+
+    def _worker(self, term: Term, worker_id: str) -> WorkerState:
+        link = term.links[worker_id]
+        state = WorkerState(
+            worker_id=worker_id,
+            address=link.address,
+            is_connected=link.is_open,
+            description=link.worker,
+        )
+        if worker_id in term.core.workers:
+            snapshot = term.core.workers[worker_id].snapshot()
+            state.running = snapshot.running
+            state.blocks_free = snapshot.blocks_free
+            state.block_count = snapshot.block_count
+            state.plans_in_flight = snapshot.plans_in_flight
+        return state

@@ -1,0 +1,191 @@
+"""Protos to core values and back. Nothing else here, and no proto goes deeper."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from ledger import InboxEntry
+from protos.kaiten.v1.common_pb2 import (
+    FINISH_REASON_CANCELLED,
+    FINISH_REASON_DEADLINE_EXCEEDED,
+    FINISH_REASON_ERROR,
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+    FinishReason,
+    Leader,
+    WorkerDescription,
+)
+from protos.kaiten.v1.inference_service_pb2 import Done, Timings, Usage
+from protos.kaiten.v1.ledger_pb2 import PlanInput, SequenceFinished, SubmitRecord
+from protos.kaiten.v1.worker_service_pb2 import Join as JoinMessage
+from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
+from protos.kaiten.v1.worker_service_pb2 import RowSampling
+from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
+from scheduler_svc.core.types import (
+    Finished,
+    Join,
+    Plan,
+    Reason,
+    Request,
+    RequestOver,
+    ResultRejected,
+    StepResult,
+    WorkerSpec,
+)
+
+REASON_TO_PROTO: Final = {
+    Reason.STOP: FINISH_REASON_STOP,
+    Reason.LENGTH: FINISH_REASON_LENGTH,
+    Reason.CANCELLED: FINISH_REASON_CANCELLED,
+    Reason.DEADLINE_EXCEEDED: FINISH_REASON_DEADLINE_EXCEEDED,
+    Reason.ERROR: FINISH_REASON_ERROR,
+}
+REASON_FROM_PROTO: Final = {number: reason for reason, number in REASON_TO_PROTO.items()}
+# What a worker may say of a row by itself.
+ROW_REASONS: Final = {FINISH_REASON_STOP: Reason.STOP, FINISH_REASON_LENGTH: Reason.LENGTH}
+
+
+def entry_time_ns(entry_id: str) -> int:
+    """When the store took an inbox entry in, on its own clock: stream ids start with it."""
+    return int(entry_id.partition("-")[0]) * 1_000_000
+
+
+def request_from_proto(
+    entry: InboxEntry, record: SubmitRecord, outputs: tuple[tuple[int, ...] | None, ...] = ()
+) -> Request:
+    """What the core needs of an accepted request."""
+    arrived_ns = entry_time_ns(entry.entry_id)
+    return Request(
+        id=record.id,
+        serial=entry.serial,
+        n=record.n,
+        prompt=tuple(record.prompt_token_ids),
+        max_tokens=record.sampling.max_tokens,
+        arrived_ns=arrived_ns,
+        deadline_ns=arrived_ns + record.timeout_ms * 1_000_000 if record.timeout_ms else None,
+        priority=record.priority,
+        tenant=record.tenant,
+        outputs=outputs,
+    )
+
+
+def spec_from_proto(worker: WorkerDescription) -> WorkerSpec:
+    """What the core needs of a worker."""
+    return WorkerSpec(
+        fingerprint=worker.fingerprint,
+        block_size=worker.block_size,
+        block_count=worker.block_count,
+        slots_max=worker.slots_max,
+        step_tokens_max=worker.step_tokens_max,
+        vocab_size=worker.vocab_size,
+    )
+
+
+def step_from_proto(worker_id: str, message: StepMessage) -> StepResult:
+    """Raise ResultRejected when a row's reason is not one a worker may give."""
+    finished = {}
+    for row in message.finished:
+        if row.reason not in ROW_REASONS:
+            raise ResultRejected(f"slot {row.slot}: reason {row.reason} is not STOP or LENGTH")
+        finished[row.slot] = ROW_REASONS[row.reason]
+    return StepResult(
+        worker_id=worker_id,
+        plan_id=message.plan_id,
+        step=message.step,
+        slots=tuple(message.slots),
+        tokens=tuple(message.token_ids),
+        finished=finished,
+        errors={row.slot: row.message for row in message.errors},
+        is_last=message.is_last,
+    )
+
+
+def plan_to_proto(
+    plan: Plan, leader: Leader, samplings: Iterable[RowSampling], traceparent: str = ""
+) -> PlanMessage:
+    """`samplings` is parallel to the plan's joins."""
+    return PlanMessage(
+        leader=leader,
+        plan_id=plan.plan_id,
+        lease_steps=plan.lease_steps,
+        leaves=plan.leaves,
+        joins=map(join_to_proto, plan.joins, samplings),
+        append_slots=[slot for slot, _ in plan.appends],
+        append_blocks=[block for _, block in plan.appends],
+        copy_sources=[source for source, _ in plan.copies],
+        copy_targets=[target for _, target in plan.copies],
+        chunk_slots=[slot for slot, _ in plan.chunks],
+        chunk_tokens=[count for _, count in plan.chunks],
+        membership_checksum=plan.checksum,
+        traceparent=traceparent,
+    )
+
+
+def join_to_proto(join: Join, sampling: RowSampling) -> JoinMessage:
+    """A member with its own sampling."""
+    return JoinMessage(
+        slot=join.slot,
+        serial=join.serial,
+        token_ids=join.tokens,
+        prompt_tokens=join.prompt_tokens,
+        tokens_done=join.tokens_done,
+        blocks=join.blocks,
+        sampling=sampling,
+    )
+
+
+def plan_input_to_proto(plan: Plan, digest: int) -> PlanInput:
+    """A plan as the journal tells it."""
+    return PlanInput(
+        worker_id=plan.worker_id,
+        plan_id=plan.plan_id,
+        lease_steps=plan.lease_steps,
+        leave_slots=plan.leaves,
+        admitted=plan.admitted,
+        join_slots=[join.slot for join in plan.joins],
+        preempted=plan.preempted,
+        chunk_tokens=plan.chunk_tokens,
+        decode_rows=plan.decode_rows,
+        blocks_free=plan.blocks_free,
+        waiting=plan.waiting,
+        digest=digest,
+    )
+
+
+def sampling_of_choice(base: RowSampling, choice: int) -> RowSampling:
+    """The request's sampling with the choice's own noise."""
+    sampling = RowSampling()
+    sampling.CopyFrom(base)
+    sampling.choice = choice
+    return sampling
+
+
+def finished_to_proto(finished: Finished) -> SequenceFinished:
+    """The terminal event of one choice."""
+    return SequenceFinished(
+        serial=finished.serial,
+        reason=REASON_TO_PROTO[finished.reason],
+        output_tokens=finished.output_tokens,
+        error=finished.error,
+    )
+
+
+def done_to_proto(over: RequestOver, output_tokens: int) -> Done:
+    """The end of a request. `output_tokens` also counts choices that ended under another leader."""
+    return Done(
+        usage=Usage(
+            prompt_tokens=over.prompt_tokens,
+            output_tokens=output_tokens,
+            cached_tokens=over.cached_tokens,
+        ),
+        timings=Timings(
+            queue_us=over.queue_ns // 1000,
+            prefill_us=over.prefill_ns // 1000,
+            decode_us=over.decode_ns // 1000,
+            preemptions=over.preemptions,
+        ),
+    )
+
+
+def reason_from_proto(reason: FinishReason) -> Reason:
+    """Of a cancel record; an unset reason is a plain cancel."""
+    return REASON_FROM_PROTO.get(reason, Reason.CANCELLED)
