@@ -1,9 +1,10 @@
-"""A worker without a device: executes plans by the letter of worker_service.proto, and believes nothing.
+"""A worker without a device: takes plans by the letter of worker_service.proto, believes nothing.
 
-Its "KV cache" holds, per place, a digest of everything up to that position. Before a row computes, the digest in its
-blocks is compared with the row's own tokens: a block reused too early, a wrong prefix hit or a bad copy is found at
-the step that would have read it. The next token is a pure function of that digest and the row's serial, so that the
-right output of a request is known without any scheduler (`expected_output`).
+Its "KV cache" holds, per place, a digest of everything up to that position. Before a row computes,
+the digest in its blocks is compared with the row's own tokens: a block reused too early, a wrong
+prefix hit or a bad copy is found at the step that would have read it. The next token is a pure
+function of that digest and the row's serial, so that the right output of a request is known without
+any scheduler (`expected_output`).
 """
 
 from collections import deque
@@ -31,7 +32,8 @@ def expected_output(
     prompt: tuple[int, ...], serial: int, max_tokens: int, vocab_size: int
 ) -> tuple[tuple[int, ...], Reason]:
     """The undisturbed output of one choice."""
-    state, output = 0, []
+    state = 0
+    output: list[int] = []
     for token in prompt:
         state = digest(state, token)
     while len(output) < max_tokens:
@@ -75,7 +77,10 @@ class ModelWorker:
         self.inbox.append(plan)
 
     def step(self, *, sees_newer_plan: bool = True) -> StepResult | None:
-        """Run one step. A newer plan waits for the current plan's first step, and may arrive late."""
+        """Run one step.
+
+        A newer plan waits for the current plan's first step, and may arrive late.
+        """
         if self.inbox and (self.plan is None or (self.steps_done > 0 and sees_newer_plan)):
             self._apply(self.inbox.popleft())
         if self.plan is None:

@@ -146,7 +146,8 @@ class World:
                 self.endings[event.serial] = event
 
     def run(self, turns: int, requests: int) -> None:
-        self.add_worker()
+        if self.rng.random() < 0.8:
+            self.add_worker()
         if self.rng.random() < 0.5:
             self.add_worker()
         for _ in range(turns):
@@ -156,12 +157,15 @@ class World:
                 self.cancel()
             if self.workers and self.rng.randrange(100) < self.crash_percent:
                 self.kill_worker(self.rng.choice(list(self.workers)))
-            if not self.workers or (len(self.workers) < 3 and self.rng.random() < 0.01):
+            missing = 0.2 if not self.workers else 0.01
+            if len(self.workers) < 3 and self.rng.random() < missing:
                 self.add_worker()
             self.turn()
 
     def drain(self) -> None:
         """No more faults: everything ends within a bounded number of turns."""
+        if not self.workers:
+            self.add_worker()
         for _ in range(20_000):
             if not self.scheduler.live_count:
                 break
@@ -176,6 +180,7 @@ class World:
         assert len(self.overs) == len(self.requests)
         for request in self.requests:
             over = self.overs[request.serial]
+            assert over.preemptions <= request.n * self.scheduler.config.preemptions_max
             for choice in range(request.n):
                 self._judge_choice(request, over, choice)
         assert all(not worker.rows for worker in self.workers.values())
