@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -31,6 +30,8 @@ def find_checkpoint(model: str) -> Path:
         raise ConfigError(
             f"--model {model}: no such folder; give a checkpoint folder or a hub id like owner/name"
         )
+    from huggingface_hub import snapshot_download  # a second of imports that folders do not need
+
     try:
         return Path(snapshot_download(model, allow_patterns=list(_FETCHED)))
     except Exception as error:  # the hub client raises from several unrelated families

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import structlog
 
-from gpu_worker.loading import load
-from gpu_worker.process import WorkerProcess
 from gpu_worker.settings import WorkerSettings
 from service_kit import lifecycle, logs, telemetry
 from service_kit.settings import describe
@@ -19,9 +17,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return lifecycle.launch(lambda: _build(argv))
 
 
-def _build(argv: Sequence[str] | None) -> WorkerProcess:
+def _build(argv: Sequence[str] | None) -> lifecycle.Service:
     settings = load_settings(WorkerSettings, "worker", argv)
     logs.configure("worker", settings.log_level)
     telemetry.configure("worker")
     log.info("service.settings", **describe(settings))
+    # Torch takes seconds to import: wrong settings and --help need not wait for it.
+    from gpu_worker.loading import load
+    from gpu_worker.process import WorkerProcess
+
     return WorkerProcess(settings, load)

@@ -1,0 +1,139 @@
+"""A worker process without a model: all of the real one, but its device is a function.
+
+    python -m tests.fakes.mock_worker --scheduler HOST:PORT --model FOLDER --step-ms 2.6 --slots 256
+
+Of the model it reads config.json only. Every step takes `step_ms` plus `row_us` per row and
+`token_us` per token; the token at an output position is a pure function of (serial, position) and
+never ends a sequence, so a whole output is known without a run (`mock_token_ids`).
+Log-probabilities asked for are all -1.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import Field
+
+from gpu_worker.checkpoint import find_checkpoint
+from gpu_worker.device import IntArray, StepInputs, StepSamples
+from gpu_worker.kv_cache import size_pool
+from gpu_worker.loading import Loaded, model_name, pool_request, row_limits
+from gpu_worker.model_config import read_config
+from gpu_worker.process import WorkerProcess
+from gpu_worker.settings import WorkerSettings
+from service_kit import lifecycle, logs
+from service_kit.settings import load as load_settings
+
+TokenFunction = Callable[[npt.NDArray[np.uint64], IntArray], IntArray]
+
+
+class MockSettings(WorkerSettings):
+    """A worker whose model is a function."""
+
+    step_ms: float = Field(default=2.6, ge=0, description="time of a step")
+    row_us: float = Field(default=0.0, ge=0, description="time added per row")
+    token_us: float = Field(default=0.0, ge=0, description="time added per token")
+
+
+class MockDevice:
+    """A device as `gpu_worker.device.Device` wants it. `delay_s` is asked before each step."""
+
+    def __init__(
+        self, tokens_of: TokenFunction, delay_s: Callable[[StepInputs], float] = lambda step: 0.0
+    ) -> None:
+        self._tokens_of = tokens_of
+        self._delay_s = delay_s
+        self.copied: list[tuple[int, int]] = []
+
+    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        self.copied += pairs
+
+    def execute(self, step: StepInputs) -> StepSamples:
+        started_ns = time.perf_counter_ns()
+        serials = step.serials[step.sampled_rows]
+        token_ids = self._tokens_of(serials, step.sampling.position)
+        rows = np.flatnonzero(step.sampling.logprobs >= 0)
+        k = int(step.sampling.logprobs.max(initial=0))
+        elapsed_s = (time.perf_counter_ns() - started_ns) / 1e9
+        if (rest_s := self._delay_s(step) - elapsed_s) > 0:
+            time.sleep(rest_s)
+        return StepSamples(
+            token_ids=token_ids,
+            is_ok=np.ones(len(token_ids), np.bool_),
+            logprob_rows=rows,
+            logprob=np.full(len(rows), -1.0, np.float32),
+            top_token_ids=np.tile(np.arange(k), (len(rows), 1)),
+            top_logprobs=np.full((len(rows), k), -1.0, np.float32),
+            forward_us=(time.perf_counter_ns() - started_ns) // 1000,
+            sample_us=0,
+        )
+
+
+def token_function(allowed: IntArray) -> TokenFunction:
+    """Tokens of `allowed`, well mixed over serials and positions."""
+
+    def tokens_of(serials: npt.NDArray[np.uint64], positions: IntArray) -> IntArray:
+        mixed = serials * np.uint64(0x9E3779B97F4A7C15)
+        mixed += positions.astype(np.uint64) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(29)
+        return allowed[(mixed % np.uint64(len(allowed))).astype(np.int64)]
+
+    return tokens_of
+
+
+def allowed_ids(folder: Path, vocab_size: int) -> IntArray:
+    """Every id that does not end a sequence."""
+    ends = []
+    for name in ("config.json", "generation_config.json"):
+        if (folder / name).is_file():
+            raw: Any = json.loads((folder / name).read_text()).get("eos_token_id")
+            ends += raw if isinstance(raw, list) else [raw] if raw is not None else []
+    return np.setdiff1d(np.arange(vocab_size), np.array(ends, np.int64))
+
+
+def mock_token_ids(folder: Path, serial: int, count: int) -> list[int]:
+    """The whole output of a sequence."""
+    tokens_of = token_function(allowed_ids(folder, read_config(folder).vocab_size))
+    serials = np.full(count, serial, np.uint64)
+    return [int(token) for token in tokens_of(serials, np.arange(count))]
+
+
+def load_mock(settings: WorkerSettings) -> Loaded:
+    """In place of `gpu_worker.loading.load`."""
+    assert isinstance(settings, MockSettings)
+    folder = find_checkpoint(settings.model)
+    config = read_config(folder)
+    # Nothing is allocated, so any pool fits.
+    pool = size_pool(config, torch.float32, pool_request(settings), free_bytes=1 << 60)
+
+    def delay_s(step: StepInputs) -> float:
+        per_row, per_token = settings.row_us * 1e-6, settings.token_us * 1e-6
+        return settings.step_ms / 1000 + step.row_count * per_row + step.token_count * per_token
+
+    return Loaded(
+        device=MockDevice(token_function(allowed_ids(folder, config.vocab_size)), delay_s),
+        limits=row_limits(settings, config, pool),
+        model=model_name(settings),
+        fingerprint="mock",
+        architecture=config.architecture,
+        dtype="none",
+        device_name="mock",
+        pool=pool,
+        phases_ms={},
+    )
+
+
+def _build() -> WorkerProcess:
+    settings = load_settings(MockSettings, "worker", sys.argv[1:])
+    logs.configure("worker", settings.log_level)
+    return WorkerProcess(settings, load_mock)
+
+
+if __name__ == "__main__":
+    sys.exit(lifecycle.launch(_build))

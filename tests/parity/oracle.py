@@ -1,0 +1,127 @@
+"""Checkpoints with random weights, and what transformers answers to prompts on them.
+
+    folders = oracle.write_checkpoints(tmp, ["llama-gqa-tied"])        a tokenizer included
+    answers = oracle.answers({folder: prompts}, max_tokens=32)         {folder: [Answer, ...]}
+
+Both start one process for all that is asked, because importing transformers takes seconds.
+"""
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.support.tokenizers import CHAT_TEMPLATE, byte_level_bpe
+
+MODELS: Final = (
+    "llama-gqa-tied",
+    "llama-mha-bias",
+    "llama-rope-llama3",
+    "llama-rope-linear",
+    "llama-rope-yarn",
+    "mistral-gqa",
+    "mistral-wide-head",
+    "mistral-mha-tied",
+    "qwen2-gqa-tied",
+    "qwen2-mha",
+    "qwen2-rope-yarn",
+    "qwen3-gqa-tied",
+    "qwen3-wide-head",
+    "qwen3-bias",
+)
+EOS: Final = 2
+TOP: Final = 5
+# Of the tokenizer; below every model's vocabulary, so that some model ids have no text.
+_TOKENIZER_VOCAB: Final = 380
+_SCRIPT: Final = Path(__file__).with_name("oracle_process.py")
+_SECONDS_MAX: Final = 240
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Greedy output of one prompt, up to and with the end-of-sequence token."""
+
+    token_ids: tuple[int, ...]
+    logprobs: npt.NDArray[np.float32]
+    # [len(token_ids), TOP], best first.
+    top_token_ids: npt.NDArray[np.int64]
+    top_logprobs: npt.NDArray[np.float32]
+
+
+def write_checkpoints(
+    root: Path, names: Iterable[str] = MODELS, *, seed: int = 0
+) -> dict[str, Path]:
+    """name -> folder with weights, config and a byte-level tokenizer with a chat template."""
+    names = tuple(names)
+    _run("checkpoint", str(root), str(seed), *names)
+    for name in names:
+        byte_level_bpe(_TOKENIZER_VOCAB).save(str(root / name / "tokenizer.json"))
+        (root / name / "tokenizer_config.json").write_text(
+            json.dumps(
+                {
+                    "bos_token": "<s>",
+                    "eos_token": "</s>",
+                    "chat_template": CHAT_TEMPLATE,
+                    "tokenizer_class": "PreTrainedTokenizerFast",
+                }
+            )
+        )
+    return {name: root / name for name in names}
+
+
+def ragged_prompts(count: int, *, vocab_size: int, tokens_max: int, seed: int) -> list[list[int]]:
+    """Prompts of very different lengths, the shortest of one token; none contains a special id."""
+    rng = random.Random(seed)
+    lengths = [1, tokens_max, *(rng.randint(1, tokens_max) for _ in range(count - 2))]
+    return [[rng.randrange(6, vocab_size) for _ in range(length)] for length in lengths[:count]]
+
+
+def answers(
+    asked: Mapping[Path, Sequence[Sequence[int]]], *, max_tokens: int, scratch: Path
+) -> dict[Path, list[Answer]]:
+    """What transformers says to each prompt alone, in float32."""
+    specs = []
+    for index, (folder, prompts) in enumerate(asked.items()):
+        question, target = scratch / f"question-{index}.json", scratch / f"answer-{index}.npz"
+        question.write_text(
+            json.dumps({"prompts": list(map(list, prompts)), "max_tokens": max_tokens, "top": TOP})
+        )
+        specs.append({"folder": str(folder), "question": str(question), "target": str(target)})
+    listing = scratch / "questions.json"
+    listing.write_text(json.dumps(specs))
+    _run("answer", str(listing))
+    return {
+        folder: _read(Path(spec["target"]), len(prompts))
+        for (folder, prompts), spec in zip(asked.items(), specs, strict=True)
+    }
+
+
+def _read(path: Path, count: int) -> list[Answer]:
+    with np.load(path) as arrays:
+        return [
+            Answer(
+                token_ids=tuple(arrays[f"tokens_{index}"].tolist()),
+                logprobs=arrays[f"logprob_{index}"],
+                top_token_ids=arrays[f"top_ids_{index}"],
+                top_logprobs=arrays[f"top_logprobs_{index}"],
+            )
+            for index in range(count)
+        ]
+
+
+def _run(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", str(_SCRIPT), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]

@@ -1,0 +1,136 @@
+"""The oracle: writes random checkpoints and answers prompts with transformers, in its own process.
+
+Started by `oracle.py` as `python -P oracle_process.py checkpoint|answer ARGS`, so that neither transformers
+nor what it probes for is ever imported beside our own packages.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+_COMMON = {
+    "vocab_size": 389,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+_THETA = {"rope_type": "default", "rope_theta": 1_000_000.0}
+
+# Grouped and full heads, tied and untied, odd vocabularies, wide heads, scaled rope.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-gqa-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama-mha-bias": (
+        "Llama",
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 24,
+            "vocab_size": 512,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "llama-rope-llama3": ("Llama", {"num_key_value_heads": 1, "rope_parameters": _LLAMA3}),
+    "llama-rope-linear": ("Llama", {"vocab_size": 401, "rope_parameters": _LINEAR}),
+    "llama-rope-yarn": ("Llama", {"head_dim": 32, "rope_parameters": _YARN}),
+    "mistral-gqa": ("Mistral", {"sliding_window": None}),
+    "mistral-wide-head": ("Mistral", {"head_dim": 32, "rope_parameters": _THETA}),
+    "mistral-mha-tied": (
+        "Mistral",
+        {"num_key_value_heads": 4, "tie_word_embeddings": True, "vocab_size": 433},
+    ),
+    "qwen2-gqa-tied": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": _THETA}),
+    "qwen2-mha": ("Qwen2", {"num_key_value_heads": 4, "vocab_size": 397}),
+    "qwen2-rope-yarn": ("Qwen2", {"rope_parameters": _YARN, "num_hidden_layers": 3}),
+    "qwen3-gqa-tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-wide-head": ("Qwen3", {"head_dim": 40, "rope_parameters": _THETA}),
+    "qwen3-bias": (
+        "Qwen3",
+        {"head_dim": 16, "num_key_value_heads": 4, "attention_bias": True, "vocab_size": 411},
+    ),
+}
+
+
+def write_checkpoint(name: str, folder: Path, seed: int) -> None:
+    """Random weights, biases and norms, at a scale where the likeliest token is well ahead."""
+    family, changes = MODELS[name]
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{family}Config")(**(_COMMON | changes))
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                is_bias = key.endswith("bias")
+                parameter.normal_(0.0 if is_bias else 1.0, 0.1)
+            elif "embed" not in key:
+                parameter.normal_(0, 0.05 if "lm_head" not in key else 0.2)
+    # Two files and an index, as large checkpoints come.
+    model.save_pretrained(folder, max_shard_size="150KB")
+
+
+def answer(folder: Path, question: Path, target: Path) -> None:
+    """Greedy tokens and their log-probabilities, one prompt at a time."""
+    asked = json.loads(question.read_text())
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
+    arrays: dict[str, Any] = {}
+    for index, prompt in enumerate(asked["prompts"]):
+        with torch.inference_mode():
+            out = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=asked["max_tokens"],
+                do_sample=False,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        tokens = out.sequences[0, len(prompt) :]
+        logprobs = torch.cat(out.logits).float().log_softmax(-1)
+        top = logprobs.topk(asked["top"], dim=-1)
+        arrays[f"tokens_{index}"] = tokens.numpy()
+        arrays[f"logprob_{index}"] = logprobs.gather(1, tokens[:, None])[:, 0].numpy()
+        arrays[f"top_ids_{index}"] = top.indices.numpy()
+        arrays[f"top_logprobs_{index}"] = top.values.numpy()
+    np.savez(target, **arrays)
+
+
+def main(argv: list[str]) -> None:
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    if argv[0] == "checkpoint":
+        # Many at once: starting a process costs more than writing a model.
+        root, seed = Path(argv[1]), int(argv[2])
+        for name in argv[3:]:
+            write_checkpoint(name, root / name, seed)
+    else:
+        for spec in json.loads(Path(argv[1]).read_text()):
+            answer(Path(spec["folder"]), Path(spec["question"]), Path(spec["target"]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

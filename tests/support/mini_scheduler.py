@@ -1,0 +1,188 @@
+"""The least scheduler that can drive a worker: no prefix cache, no preemption, one plan at a time.
+
+Blocks are granted as a lease needs them; a request joins when its whole length is sure to fit.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpu_worker.draft import RowLimits
+from gpu_worker.plans import (
+    FinishReason,
+    Join,
+    Leader,
+    Plan,
+    RowLogprobs,
+    RowSampling,
+    StepOutcome,
+)
+
+LEADER = Leader(epoch=1, nonce=7)
+
+
+def sampling(**changes: object) -> RowSampling:
+    """Greedy, without end, sixteen tokens."""
+    base: dict[str, object] = {
+        "temperature": 0.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "seed": 0,
+        "choice": 0,
+        "max_tokens": 16,
+        "min_tokens": 0,
+        "stop_token_ids": (),
+        "logprobs": -1,
+    }
+    return RowSampling(**(base | changes))  # type: ignore[arg-type]
+
+
+def checksum(members: Sequence[tuple[int, int]]) -> int:
+    """Of (slot, serial) pairs, as worker_service.proto defines it."""
+    return sum((serial + 1) * (2 * slot + 1) for slot, serial in members) % (1 << 64)
+
+
+def plan(plan_id: int, **changes: object) -> Plan:
+    """An empty plan of one step."""
+    base: dict[str, object] = {
+        "leader": LEADER,
+        "plan_id": plan_id,
+        "lease_steps": 1,
+        "leaves": (),
+        "joins": (),
+        "appends": (),
+        "copies": (),
+        "chunks": (),
+        "membership_checksum": 0,
+    }
+    return Plan(**(base | changes))  # type: ignore[arg-type]
+
+
+@dataclass
+class _Running:
+    serial: int
+    limit: int
+    known: int
+    done: int
+    blocks: list[int]
+    is_finished: bool = False
+
+    @property
+    def gap(self) -> int:
+        return self.known - self.done
+
+
+@dataclass
+class MiniScheduler:
+    limits: RowLimits
+    chunk_tokens: int = 1 << 30
+    lease_steps: int = 1
+    waiting: deque[tuple[int, list[int], RowSampling]] = field(default_factory=deque)
+    running: dict[int, _Running] = field(default_factory=dict)
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
+    reasons: dict[int, FinishReason] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+    plan_id: int = 0
+
+    def __post_init__(self) -> None:
+        # Highest first, so that block ids and token positions never agree by accident.
+        self._free = list(range(self.limits.block_count))
+        self._slots = list(range(self.limits.slots))
+
+    def submit(self, prompt: Sequence[int], params: RowSampling) -> int:
+        serial = len(self.outputs)
+        self.outputs[serial], self.logprobs[serial] = [], []
+        self.waiting.append((serial, list(prompt), params))
+        return serial
+
+    def next_plan(self) -> Plan | None:
+        """None when everything has finished."""
+        leaves = tuple(slot for slot, row in self.running.items() if row.is_finished)
+        for slot in leaves:
+            self._free += self.running.pop(slot).blocks
+            self._slots.append(slot)
+        joins = tuple(self._joins())
+        if not self.running:
+            return None
+        chunks = self._chunks()
+        appends = self._appends(dict(chunks))
+        self.plan_id += 1
+        return plan(
+            self.plan_id,
+            lease_steps=self.lease_steps,
+            leaves=leaves,
+            joins=joins,
+            appends=appends,
+            chunks=chunks,
+            membership_checksum=checksum([(s, row.serial) for s, row in self.running.items()]),
+        )
+
+    def on_outcome(self, computed: Plan, step: int, outcome: StepOutcome) -> None:
+        """Advance the rows by one step of a plan."""
+        chunks = dict(computed.chunks) if step == 0 else {}
+        for slot, row in self.running.items():
+            if not row.is_finished:
+                row.done += chunks.get(slot, 1 if row.gap == 1 else 0)
+        for slot, token in zip(outcome.slots, outcome.token_ids, strict=True):
+            self.running[slot].known += 1
+            self.outputs[self.running[slot].serial].append(token)
+        for item in outcome.logprobs:
+            self.logprobs[self.running[item.slot].serial].append(item)
+        for slot, reason in outcome.finished:
+            self.running[slot].is_finished = True
+            self.reasons[self.running[slot].serial] = reason
+        for slot, text in outcome.errors:
+            self.running[slot].is_finished = True
+            self.errors[self.running[slot].serial] = text
+
+    def _joins(self) -> list[Join]:
+        joins = []
+        while self.waiting and self._slots:
+            serial, prompt, params = self.waiting[0]
+            limit = min(len(prompt) + params.max_tokens, self.limits.context_tokens)
+            if self._promised() + self._blocks_for(limit) > len(self._free):
+                break
+            self.waiting.popleft()
+            slot = self._slots.pop(0)
+            self.running[slot] = _Running(serial, limit, len(prompt), 0, [])
+            joins.append(
+                Join(
+                    slot=slot,
+                    serial=serial,
+                    token_ids=tuple(prompt),
+                    prompt_tokens=len(prompt),
+                    tokens_done=0,
+                    blocks=(),
+                    sampling=params,
+                )
+            )
+        return joins
+
+    def _promised(self) -> int:
+        return sum(self._blocks_for(row.limit) - len(row.blocks) for row in self.running.values())
+
+    def _chunks(self) -> tuple[tuple[int, int], ...]:
+        budget = self.limits.step_tokens - sum(row.gap == 1 for row in self.running.values())
+        chunks = []
+        for slot, row in self.running.items():
+            count = min(row.gap, self.chunk_tokens, budget)
+            if row.gap > 1 and count > 0:
+                chunks.append((slot, count))
+                budget -= count
+        return tuple(chunks)
+
+    def _appends(self, chunks: dict[int, int]) -> tuple[tuple[int, int], ...]:
+        appends = []
+        for slot, row in self.running.items():
+            after = row.done + chunks.get(slot, 1 if row.gap == 1 else 0)
+            if row.known - after <= 1:
+                after += self.lease_steps - 1
+            while len(row.blocks) < self._blocks_for(min(after, row.limit - 1)):
+                row.blocks.append(self._free.pop())
+                appends.append((slot, row.blocks[-1]))
+        return tuple(appends)
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.limits.block_size)
