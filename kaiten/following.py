@@ -1,8 +1,8 @@
 """Follow one request over any number of connections: decisions only, no I/O.
 
 The sync and the async client feed it events and failures; it says what is new, which call comes
-next and how long to wait before it. Positions make resuming exact: what was received is never handed out
-again, and a hole is an error, never silence.
+next and how long to wait before it. Positions make resuming exact: what was received is never
+handed out again, and a hole is an error, never silence.
 """
 
 from dataclasses import dataclass, field
@@ -98,7 +98,7 @@ class Following:
         if kind == "accepted":
             self._is_accepted = True
             return None
-        # Being accepted again is no progress: a gateway that only takes and drops us may not hold us.
+        # Being accepted again is no progress: a gateway that takes and drops us may not hold us.
         self._failures, self._lost_at_s = 0, None
         if kind == "delta":
             return self._on_delta(delta_from_proto(event.delta))
@@ -112,7 +112,7 @@ class Following:
         """The stream broke (`error`) or just ended (None): how long to wait before the next call.
 
         Raises the error when another call is no use or has been tried for `resume_s`. A
-        cancellation that we did not ask for is a server going away; the request itself ends by an event.
+        cancellation that we did not ask for is a server going away: a request ends by an event.
         """
         if error is not None and not isinstance(error, UnavailableError | RequestCancelledError):
             raise error

@@ -1,0 +1,70 @@
+# `make serve` and `make test` work on a bare machine: they set up .venv first, and again only when
+# pyproject.toml changed. `make ci` is exactly what CI runs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# torch first and exactly: left to the resolver, another build with gigabytes of CUDA comes along.
+# The extra index has 2.13.0+cpu, which counts as newer than 2.13.0; with a GPU, name another index.
+TORCH := torch==2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+MODEL ?=
+ARGS ?=
+SIM_SEEDS ?= 100
+
+.DEFAULT_GOAL := help
+.PHONY: help setup fmt lint type protos protos-check test sim serve bench doctor ci clean
+
+help:  ## show this
+	@sed -n 's/^\([a-z-]*\):.*##/  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: $(VENV)/.installed  ## the virtual environment with everything in it
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "kaiten needs Python 3.11 or later, and $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
+	  echo "Install it, or name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	  rm -rf $(VENV); echo "Python's venv module is missing: apt install python3-venv"; exit 1; }
+	$(BIN)/pip install --progress-bar off --retries 1 --extra-index-url $(TORCH_INDEX) '$(TORCH)'
+	$(BIN)/pip install --progress-bar off --quiet -e '.[dev]'
+	@touch $@
+
+fmt: setup  ## rewrite the code as ruff likes it
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: setup  ## format, ruff and buf, changing nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	cd protos && ../$(BIN)/buf lint
+
+type: setup  ## mypy --strict
+	$(BIN)/mypy .
+
+protos: setup  ## rewrite the stubs from the .proto files
+	$(BIN)/python protos/generate.py
+
+protos-check: setup  ## are the checked-in stubs fresh?
+	$(BIN)/python protos/generate.py --check
+
+test: setup  ## every test
+	$(BIN)/python -m pytest $(ARGS)
+
+sim: setup  ## the whole-system simulation, under two hash seeds
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest tests/sim $(ARGS)
+	PYTHONHASHSEED=1 $(BIN)/python -m pytest tests/sim $(ARGS)
+
+serve: setup  ## serve the shipped model, or MODEL=folder-or-hub-id, with ARGS='--workers 2'
+	$(BIN)/kaiten serve $(MODEL) $(ARGS)
+
+doctor: setup  ## check this machine
+	$(BIN)/kaiten doctor
+
+bench: setup  ## every benchmark that ends within minutes; results go to benchmarks/results
+	$(BIN)/python -m benchmarks $(ARGS)
+
+ci: lint type protos-check test sim  ## what CI runs
+
+clean:  ## remove what can be made again, except the store and the models
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
