@@ -41,6 +41,6 @@ def check_store(facts: Mapping[str, str], *, allow_everysec: bool) -> None:
         if found not in allowed:
             raise ConfigError(
                 f"ledger: {setting} must be {' or '.join(allowed)}, or {consequence};"
-                f" found {found}. Fix: CONFIG SET {setting} {allowed[0]}, and the same in the server's"
-                " configuration file"
+                f" found {found}. Fix: CONFIG SET {setting} {allowed[0]}, and the same in the"
+                " server's configuration file"
             )

@@ -11,12 +11,11 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
-from ledger.ledger import Ledger
 from ledger.subscription import Pending, Subscription
 from ledger.tokens import tokens_of
-from ledger.types import DamagedLedger, History, StoreLost
+from ledger.types import DamagedLedger, History, Lease, StoreLost
 from protos.kaiten.v1.ledger_pb2 import JournalRecord
 from service_kit.errors import Unavailable
 
@@ -29,14 +28,26 @@ RETRY_WAIT_S_FIRST: Final = 0.02
 RETRY_WAIT_S_MAX: Final = 1.0
 
 
+class Journal(Protocol):
+    """What a follower needs of the ledger."""
+
+    async def leader(self) -> Lease | None: ...
+
+    async def history(self, serial: int, *, through_seq: int) -> History: ...
+
+    async def journal_read(
+        self, after_seq: int, *, block_ms: int, count: int
+    ) -> list[JournalRecord]: ...
+
+
 class Follower:
     """The journal's reader of one process. `run` must be running for subscriptions to move."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Journal, *, recent_records: int = RECENT_RECORDS) -> None:
+        self._journal = ledger
         self.is_connected = False
         self._passed_seq: int | None = None
-        self._recent: deque[JournalRecord] = deque(maxlen=RECENT_RECORDS)
+        self._recent: deque[JournalRecord] = deque(maxlen=recent_records)
         # Several subscriptions may follow one sequence.
         self._pending: dict[int, tuple[Pending, ...]] = {}
         # Subscriptions that start beyond what we have passed, or before we have started.
@@ -83,7 +94,7 @@ class Follower:
                     _dispatch(record, own)
             return
         for pending in subscription.pending:
-            pending.has_hole = True
+            pending.open_hole()
             subscription.mark(pending)
 
     def forget(self, subscription: Subscription) -> None:
@@ -112,7 +123,6 @@ class Follower:
             pending.late, pending.has_hole = None, True
             raise
         late, pending.late = pending.late, None
-        pending.next = max(pending.next, 0)
         output = history.output
         has_logprobs = len(output.logprobs) > 0
         for position in range(pending.next, len(output.token_ids)):
@@ -121,13 +131,13 @@ class Follower:
         for token in late:
             pending.take_token(*token)
         if history.finished is not None:
-            pending.take_end(history.finished)
+            pending.finished = history.finished
 
     async def _history(self, serial: int) -> History:
         wait_s = RETRY_WAIT_S_FIRST
         while True:
             try:
-                return await self._ledger.history(serial, through_seq=self._passed_seq or 0)
+                return await self._journal.history(serial, through_seq=self._passed_seq or 0)
             except (StoreLost, DamagedLedger):
                 raise
             except Unavailable:
@@ -161,17 +171,16 @@ class Follower:
                 wait_s = RETRY_WAIT_S_FIRST
 
     async def _start(self) -> None:
-        lease = await self._ledger.leader()
+        lease = await self._journal.leader()
         self._passed_seq = 0 if lease is None else lease.journal_seq
         self._activate(self._passed_seq)
 
     async def _read(self) -> None:
-        store = self._ledger.store
-        entries = await store.read_stream(
-            store.keys.journal, f"{self._passed_seq}-0", block_ms=BLOCK_MS, count=BATCH_RECORDS
+        records = await self._journal.journal_read(
+            self._passed_seq or 0, block_ms=BLOCK_MS, count=BATCH_RECORDS
         )
-        for _, fields in entries:
-            self.take(JournalRecord.FromString(fields[1]))
+        for record in records:
+            self.take(record)
 
     def take(self, record: JournalRecord) -> None:
         """Hand one record to those who follow its sequences. Synchronous: nobody sees half a
@@ -199,7 +208,7 @@ class Follower:
     def _mark_holes(self) -> None:
         for followers in self._pending.values():
             for pending in followers:
-                pending.has_hole = True
+                pending.open_hole()
                 pending.owner.mark(pending)
 
     def _fail(self, error: Exception) -> None:

@@ -38,9 +38,9 @@ class Ledger(Submissions, Leadership, Commits):
         await self._store.close()
 
     @property
-    def store(self) -> Store:
-        """For the follower, which tails the journal on a socket of its own."""
-        return self._store
+    def keys(self) -> Keys:
+        """The names of this cell's keys, for operators' tools."""
+        return self._store.keys
 
     async def check(self) -> StoreInfo:
         """Is this a store to trust requests to? ConfigError names the rule and the fix.

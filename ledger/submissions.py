@@ -159,6 +159,15 @@ class Submissions:
         choice = stored.choices[serial - stored.serial]
         return History(cut(choice.output, choice.finished), choice.finished)
 
+    async def journal_read(
+        self, after_seq: int, *, block_ms: int, count: int
+    ) -> list[JournalRecord]:
+        """Records after a seq, waiting up to block_ms for the first. Trimmed ones are skipped."""
+        entries = await self._store.read_stream(
+            self._store.keys.journal, f"{after_seq}-0", block_ms=block_ms, count=count
+        )
+        return [JournalRecord.FromString(fields[1]) for _, fields in entries]
+
     async def cell(self) -> CellView:
         """The leader's last CellRecord. renew_seq standing still for long: nobody leads."""
         (found,) = await self._store.read((("HMGET", self._store.keys.lease, "cell", "renew_seq"),))

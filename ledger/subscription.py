@@ -69,6 +69,11 @@ class Pending:
         elif position > self.next:
             self.has_hole = True
 
+    def open_hole(self) -> None:
+        """Something was missed: history decides, from the next position wanted or from 0."""
+        self.has_hole = True
+        self.next = max(self.next, 0)
+
     def take_end(self, finished: SequenceFinished) -> None:
         self.finished = finished
         if self.late is None and self.next != UNKNOWN and finished.output_tokens > self.next:
@@ -126,6 +131,7 @@ class Subscription:
         if not self.is_closed:
             self.is_closed = True
             self._follower.forget(self)
+            self._wake()
 
     def fail(self, error: Exception) -> None:
         """The next look at this subscription raises."""
@@ -150,14 +156,14 @@ class Subscription:
         while True:
             if self._error is not None:
                 raise self._error
+            if self._open == 0 or self.is_closed:
+                self.close()
+                raise StopAsyncIteration
             if self._ready:
                 update = await self._next_ready()
                 if update is not None:
                     return update
                 continue
-            if self._open == 0 or self.is_closed:
-                self.close()
-                raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter

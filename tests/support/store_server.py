@@ -1,13 +1,16 @@
 """A real Valkey or Redis for tests: private folder, free loopback port, durable as in production.
 
-Fault tests start their own one and kill it; everything else shares the session's (`redis_url` in conftest).
+Fault tests start their own one and kill it; everything else shares the session's (`redis_url`).
 """
 
+import contextlib
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -103,6 +106,15 @@ class StoreServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Alive but silent: SIGSTOP, and SIGCONT afterwards."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
 
     def __enter__(self) -> Self:
         return self.start()

@@ -1,0 +1,242 @@
+"""The store fails: killed, restarted, flushed, full, misconfigured, absent."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from ledger import Follower, Ledger, LedgerLimits, Load, StoreLost
+from service_kit.errors import ConfigError, Unavailable
+from tests.support.play_leader import PlayLeader, eventually, submit_record
+from tests.support.store_server import StoreServer
+
+PATIENT = LedgerLimits(retry_s=10.0)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[StoreServer]:
+    """A server of one's own, to be hurt."""
+    with StoreServer(tmp_path / "store") as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    server: StoreServer, limits: LedgerLimits | None = None
+) -> AsyncIterator[Ledger]:
+    ledger = await Ledger.connect(server.url, limits=limits)
+    try:
+        yield ledger
+    finally:
+        await ledger.close()
+
+
+async def test_a_killed_store_loses_nothing_it_acknowledged(server: StoreServer) -> None:
+    async with connected(server, PATIENT) as ledger:
+        serials = {}
+        for index in range(20):
+            submitted = await ledger.submit(submit_record(f"r{index}"), b"h")
+            serials[f"r{index}"] = submitted.serial
+        leader = await PlayLeader.elected(ledger)
+        for token in range(10):
+            await leader.step({serial: [token] for serial in serials.values()})
+        await leader.finish("r0", serials["r0"])
+        await leader.fold(5, list(serials.values())[1:])
+        before = await ledger.inbox_all()
+        server.kill()
+
+        # Sent while the store is away: waits, and is applied once when it is back.
+        late = asyncio.create_task(ledger.submit(submit_record("late"), b"h"))
+        step = asyncio.create_task(leader.step({serials["r1"]: [77]}))
+        await asyncio.sleep(0)
+        server.start()
+        assert (await asyncio.wait_for(late, 10)).is_new
+        await asyncio.wait_for(step, 10)
+
+        after = await ledger.inbox_all()
+        assert [entry.record.id for entry in after[:-1]] == [e.record.id for e in before]
+        assert after[-1].record.id == "late"
+        for id, serial in serials.items():
+            history = await ledger.history(serial, through_seq=leader.seq)
+            assert list(history.output.token_ids) == leader.outputs[serial], id
+        assert await ledger.load() == Load(choices=20, prompt_tokens=60)
+        assert await ledger.result("r0") is not None
+
+
+async def test_subscriptions_pause_and_go_on_over_a_restart(server: StoreServer) -> None:
+    async with connected(server, PATIENT) as ledger:
+        serial = (await ledger.submit(submit_record("a"), b"h")).serial
+        leader = await PlayLeader.elected(ledger)
+        follower = Follower(ledger)
+        tail = asyncio.create_task(follower.run())
+        subscription = follower.subscribe([serial], from_seq=0)
+        await leader.step({serial: [0, 1]})
+        first = await asyncio.wait_for(anext(subscription), 5)
+        server.kill()
+        await eventually(lambda: not follower.is_connected)
+        server.start()
+        # Committed, folded and trimmed before the follower is back: the history must fill in.
+        await leader.step({serial: [2, 3]})
+        await leader.step({serial: [4]})
+        await leader.fold(leader.seq, [serial])
+        await leader.finish("a", serial)
+        tokens = list(first.token_ids)
+        async with asyncio.timeout(10):
+            async for update in subscription:
+                assert not update.token_ids or update.position == len(tokens)
+                tokens += update.token_ids
+        assert tokens == [0, 1, 2, 3, 4]
+        assert follower.is_connected
+        tail.cancel()
+
+
+async def test_scripts_come_back_after_the_cache_is_emptied(server: StoreServer) -> None:
+    async with connected(server) as ledger:
+        leader = await PlayLeader.elected(ledger)
+        client = Redis.from_url(server.url)
+        for _ in range(3):
+            await client.script_flush()
+            batch = [(leader.record({1: [i]}), (), ()) for i in range(3)]
+            await ledger.commit_many(leader.leader, batch)
+        await client.aclose()
+        lease = await ledger.leader()
+        assert lease is not None
+        assert lease.journal_seq == 9
+
+
+async def test_a_flushed_store_is_noticed_by_everyone_and_nothing_is_written(
+    server: StoreServer,
+) -> None:
+    async with connected(server) as ledger:
+        serial = (await ledger.submit(submit_record("a"), b"h")).serial
+        leader = await PlayLeader.elected(ledger)
+        follower = Follower(ledger)
+        tail = asyncio.create_task(follower.run())
+        await eventually(lambda: follower.is_connected or tail.done())
+        subscription = follower.subscribe([serial], from_seq=0)
+        client = Redis.from_url(server.url)
+        await client.flushall()
+        for lost in (
+            ledger.submit(submit_record("b"), b"h"),
+            ledger.commit(leader.leader, leader.record({serial: [1]})),
+            ledger.find("a"),
+            ledger.inbox_read("0-0", block_ms=10),
+            ledger.leader(),
+        ):
+            with pytest.raises(StoreLost):
+                await lost
+        with pytest.raises(StoreLost):
+            await asyncio.wait_for(anext(subscription), 5)
+        with pytest.raises(StoreLost):
+            await tail
+        assert not follower.is_connected
+        with pytest.raises(StoreLost):
+            await anext(follower.subscribe([serial], from_seq=0))
+        assert await client.dbsize() == 0
+        # A new handle starts an empty cell; the old one stays lost.
+        async with connected(server) as fresh:
+            await fresh.check()
+            assert (await fresh.submit(submit_record("a"), b"h")).is_new
+        with pytest.raises(StoreLost):
+            await ledger.check()
+        await client.aclose()
+
+
+async def test_a_full_store_refuses_requests_and_still_drains(server: StoreServer) -> None:
+    async with connected(server, LedgerLimits(retry_s=0.2)) as ledger:
+        serial = (await ledger.submit(submit_record("a"), b"h")).serial
+        leader = await PlayLeader.elected(ledger)
+        client = Redis.from_url(server.url)
+        await client.config_set("maxmemory", "1")
+        with pytest.raises(Unavailable, match="out of memory"):
+            await ledger.submit(submit_record("b"), b"h")
+        await leader.step({serial: [1]})
+        await leader.finish("a", serial)
+        assert await ledger.load() == Load(choices=0, prompt_tokens=0)
+        await client.config_set("maxmemory", "0")
+        assert (await ledger.submit(submit_record("b"), b"h")).is_new
+        await client.aclose()
+
+
+async def test_an_absent_store_is_unavailable_within_the_bound(server: StoreServer) -> None:
+    server.stop()
+    limits = LedgerLimits(retry_s=0.3, connect_timeout_s=0.5)
+    async with connected(server, limits) as ledger:
+        for call in (ledger.submit(submit_record("a"), b"h"), ledger.leader(), ledger.check()):
+            async with asyncio.timeout(3):
+                with pytest.raises(Unavailable, match="cannot be reached"):
+                    await call
+        # It may start later: no reconnecting by hand.
+        server.start()
+        assert (await ledger.submit(submit_record("a"), b"h")).is_new
+
+
+async def test_a_stopped_store_is_unavailable_within_the_bound(server: StoreServer) -> None:
+    limits = LedgerLimits(retry_s=0.3, operation_timeout_s=0.3, connect_timeout_s=0.5)
+    async with connected(server, limits) as ledger:
+        await ledger.submit(submit_record("a"), b"h")
+        with server.paused():
+            async with asyncio.timeout(3):
+                with pytest.raises(Unavailable, match="no answer in time"):
+                    await ledger.submit(submit_record("b"), b"h")
+        # What was sent before the timeout may have been applied: the same call says so, once.
+        await ledger.submit(submit_record("b"), b"h")
+        assert (await ledger.load()).choices == 2
+
+
+async def test_a_cancelled_call_does_not_disturb_the_next(server: StoreServer) -> None:
+    async with connected(server) as ledger:
+        await ledger.submit(submit_record("a"), b"h")
+        for index in range(30):
+            call = asyncio.create_task(ledger.submit(submit_record(f"r{index}"), b"h"))
+            for _ in range(index):
+                await asyncio.sleep(0)
+            call.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await call
+            assert (await ledger.find("a")).serial == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "rule"),
+    [
+        ("appendonly", "no", "appendonly must be yes"),
+        ("appendfsync", "everysec", "appendfsync must be always"),
+        ("maxmemory-policy", "allkeys-lru", "maxmemory-policy must be noeviction"),
+    ],
+)
+async def test_check_refuses_a_store_that_may_lose_requests(
+    server: StoreServer, setting: str, value: str, rule: str
+) -> None:
+    client = Redis.from_url(server.url)
+    async with connected(server) as ledger:
+        info = await ledger.check()
+        assert info.appendfsync == "always"
+        await client.config_set(setting, value)
+        with pytest.raises(ConfigError, match=rf"{rule}.*Fix: CONFIG SET {setting}"):
+            await ledger.check()
+    if setting == "appendfsync":
+        async with connected(server, LedgerLimits(allow_everysec=True)) as ledger:
+            assert (await ledger.check()).appendfsync == "everysec"
+    await client.aclose()
+
+
+async def test_check_refuses_another_schema_and_a_store_without_its_meta(
+    server: StoreServer,
+) -> None:
+    async with connected(server) as ledger:
+        await ledger.submit(submit_record("a"), b"h")
+        meta = ledger.keys.meta
+    client = Redis.from_url(server.url)
+    await client.hset(meta, "schema", "999")
+    async with connected(server) as ledger:
+        with pytest.raises(ConfigError, match=r"schema 999.*Fix: use another cell"):
+            await ledger.check()
+    await client.delete(meta)
+    async with connected(server) as ledger:
+        with pytest.raises(ConfigError, match="must exist while cell '0' has other keys"):
+            await ledger.check()
+    await client.aclose()

@@ -1,0 +1,106 @@
+"""The follower on the real server: races at subscribe time, trimming, fan-out."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from ledger import Follower, Ledger, Subscription
+from tests.support.play_leader import PlayLeader, eventually, stopped, submit_record
+
+
+@contextlib.asynccontextmanager
+async def following(ledger: Ledger) -> AsyncIterator[Follower]:
+    follower = Follower(ledger)
+    task = asyncio.create_task(follower.run())
+    try:
+        await eventually(lambda: follower.is_connected or task.done())
+        yield follower
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def outputs_of(subscription: Subscription) -> dict[int, list[int]]:
+    """Everything until the end; fails at a gap or a repeat."""
+    outputs: dict[int, list[int]] = {}
+    async for update in subscription:
+        output = outputs.setdefault(update.serial, [])
+        assert not update.token_ids or update.position == len(output)
+        output += update.token_ids
+    return outputs
+
+
+async def test_tokens_come_once_however_late_one_subscribes(ledger: Ledger) -> None:
+    """The race between the submit reply and the tail: every lag gives the same tokens."""
+    submitted = await ledger.submit(submit_record("a", n=2), b"h")
+    serials = [submitted.serial, submitted.serial + 1]
+    leader = await PlayLeader.elected(ledger)
+    async with following(ledger) as follower:
+        tasks = []
+        for step in range(100):
+            if step % 10 == 0:
+                subscription = follower.subscribe(serials, from_seq=submitted.journal_seq)
+                tasks.append(asyncio.create_task(outputs_of(subscription)))
+            await leader.step({serials[0]: [step], serials[1]: [step + 1000]})
+            if step == 50:
+                await leader.fold(45, serials)
+        await leader.finish("a", serials[0], n=2)
+        # Long after the end there is still the result.
+        late = follower.subscribe(serials, from_seq=submitted.journal_seq)
+        for outputs in await asyncio.wait_for(asyncio.gather(*tasks, outputs_of(late)), 10):
+            assert outputs == leader.outputs
+        assert follower.sequence_count == 0
+
+
+async def test_attach_by_history_then_subscribe(ledger: Ledger) -> None:
+    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    leader = await PlayLeader.elected(ledger)
+    async with following(ledger) as follower:
+        for step in range(20):
+            await leader.step({serial: [step]})
+        await leader.fold(10, [serial])
+        found = await ledger.find("a")
+        output, finished = await ledger.history(serial, through_seq=found.journal_seq)
+        assert finished is None
+        start = len(output.token_ids)
+        assert start == 20
+        for step in range(20, 30):
+            await leader.step({serial: [step]})
+        await leader.fold(29, [serial])
+        with follower.subscribe(
+            [serial], from_seq=found.journal_seq, positions={serial: start}
+        ) as subscription:
+            await leader.finish("a", serial)
+            tokens = [t async for update in subscription for t in update.token_ids]
+        assert list(output.token_ids) + tokens == list(range(30))
+
+
+async def test_the_last_token_and_the_end_come_together_with_logprobs(ledger: Ledger) -> None:
+    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    leader = await PlayLeader.elected(ledger)
+    async with following(ledger) as follower:
+        subscription = follower.subscribe([serial], from_seq=0)
+        record = leader.record({serial: [4, 5]}, [stopped(serial, 2)], with_logprobs=True)
+        await ledger.commit(leader.leader, record, [leader.ending("a", serial)])
+        update = await asyncio.wait_for(anext(subscription), 5)
+        assert (update.token_ids, update.finished) == ([4, 5], stopped(serial, 2))
+        assert [entry.logprob for entry in update.logprobs] == [-4.0, -5.0]
+
+
+async def test_many_subscribers_of_many_requests(ledger: Ledger) -> None:
+    leader = await PlayLeader.elected(ledger)
+    async with following(ledger) as follower:
+        tasks = {}
+        for index in range(64):
+            submitted = await ledger.submit(submit_record(f"r{index}"), b"h")
+            subscription = follower.subscribe([submitted.serial], from_seq=submitted.journal_seq)
+            tasks[submitted.serial] = asyncio.create_task(outputs_of(subscription))
+        for step in range(30):
+            await leader.step({serial: [step * serial] for serial in tasks})
+        for index, serial in enumerate(tasks):
+            await leader.finish(f"r{index}", serial)
+        for serial, task in tasks.items():
+            outputs = await asyncio.wait_for(task, 10)
+            assert outputs == {serial: [step * serial for step in range(30)]}
+        assert follower.sequence_count == 0

@@ -1,0 +1,280 @@
+"""elect, commit, fold and recover on the real server."""
+
+import asyncio
+
+import pytest
+from redis.asyncio import Redis
+
+from ledger import Candidate, Fenced, Ledger, LedgerLimits, Load
+from protos.kaiten.v1.ledger_pb2 import CellRecord, FoldedTokens, JournalRecord
+from service_kit.clock import SystemClock
+from tests.support.play_leader import PlayLeader, stopped, submit_record
+
+
+async def test_an_election_is_decided_once_and_a_repeat_is_the_same_answer(ledger: Ledger) -> None:
+    assert await ledger.leader() is None
+    first = await ledger.elect("here", 7)
+    assert first is not None
+    assert (first.epoch, first.journal_seq) == (1, 0)
+    assert await ledger.elect("here", 7) == first
+    assert await ledger.elect("there", 8) is None
+    lease = await ledger.leader()
+    assert lease is not None
+    assert (lease.nonce, lease.address, lease.epoch) == (7, "here", 1)
+
+
+async def test_a_lease_that_moved_since_it_was_seen_cannot_be_stolen(ledger: Ledger) -> None:
+    first = await ledger.elect("here", 7)
+    assert first is not None
+    seen = await ledger.leader()
+    await ledger.renew(first, CellRecord(waiting=3))
+    assert await ledger.elect("there", 8, seen=seen) is None
+    second = await ledger.elect("there", 8, seen=await ledger.leader())
+    assert second is not None
+    assert second.epoch == 2
+    with pytest.raises(Fenced):
+        await ledger.renew(first, CellRecord())
+    view = await ledger.cell()
+    assert view.record is not None
+    assert view.record.waiting == 3
+
+
+async def test_of_two_candidates_exactly_one_leads_until_it_resigns(
+    redis_url: str, cell: str
+) -> None:
+    ledgers = [await Ledger.connect(redis_url, cell=cell) for _ in range(2)]
+    campaigns = {
+        asyncio.create_task(Candidate(ledger, SystemClock(), 30.0).campaign()): ledger
+        for ledger in ledgers
+    }
+    done, waiting = await asyncio.wait(campaigns, return_when=asyncio.FIRST_COMPLETED, timeout=5)
+    assert (len(done), len(waiting)) == (1, 1)
+    winner, loser = done.pop(), waiting.pop()
+    loser.cancel()
+    await campaigns[winner].resign(winner.result())
+    # Resigned: the next campaign does not wait for the TTL.
+    successor = await asyncio.wait_for(
+        Candidate(campaigns[loser], SystemClock(), 30.0).campaign(), 5
+    )
+    assert successor.epoch == winner.result().epoch + 1
+    # An old leader's late resignation must not unseat the new one.
+    await campaigns[winner].resign(winner.result())
+    lease = await ledgers[0].leader()
+    assert lease is not None
+    assert lease.nonce == successor.nonce
+    for ledger in ledgers:
+        await ledger.close()
+
+
+async def test_a_candidate_steals_from_a_silent_leader_after_the_ttl(ledger: Ledger) -> None:
+    dead = await ledger.elect("dead", 7)
+    assert dead is not None
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    successor = await asyncio.wait_for(Candidate(ledger, SystemClock(), 0.4).campaign(), 10)
+    assert successor.epoch == 2
+    assert loop.time() - started >= 0.4
+
+
+async def test_commit_fences_repeats_and_gaps(ledger: Ledger) -> None:
+    leader = await PlayLeader.elected(ledger)
+    first = await leader.step({1: [10]})
+    await ledger.commit(leader.leader, first)
+    with pytest.raises(Fenced, match="the journal is at 1"):
+        await ledger.commit(leader.leader, JournalRecord(seq=3))
+    successor = await PlayLeader.elected(ledger, nonce=2)
+    with pytest.raises(Fenced, match="epoch 1 no longer leads"):
+        await ledger.commit(leader.leader, JournalRecord(seq=2))
+    stranger = type(successor.leader)(epoch=2, nonce=99, journal_seq=1)
+    with pytest.raises(Fenced):
+        await ledger.commit(stranger, JournalRecord(seq=2))
+    # What the old leader committed is not the new one's to repeat.
+    with pytest.raises(Fenced):
+        await ledger.commit(successor.leader, JournalRecord(seq=1))
+    await successor.step({1: [11]})
+    with pytest.raises(Fenced):
+        await ledger.fold(leader.leader, 1, {})
+    lease = await ledger.leader()
+    assert lease is not None
+    assert lease.journal_seq == 2
+
+
+async def test_a_batch_may_be_sent_again_as_a_whole(ledger: Ledger) -> None:
+    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    leader = await PlayLeader.elected(ledger)
+    records = [leader.record({serial: [i]}) for i in range(5)]
+    batch = [(record, (), ()) for record in records]
+    await ledger.commit_many(leader.leader, batch[:3])
+    await ledger.commit_many(leader.leader, batch)
+    await ledger.commit_many(leader.leader, batch)
+    history = await ledger.history(serial, through_seq=5)
+    assert list(history.output.token_ids) == [0, 1, 2, 3, 4]
+    assert history.finished is None
+
+
+async def test_a_fenced_batch_applies_nothing_after_the_fence(ledger: Ledger) -> None:
+    leader = await PlayLeader.elected(ledger)
+    batch = [(leader.record({1: [i]}), (), ()) for i in range(4)]
+    await PlayLeader.elected(ledger, nonce=2)
+    with pytest.raises(Fenced):
+        await ledger.commit_many(leader.leader, batch)
+    lease = await ledger.leader()
+    assert lease is not None
+    assert lease.journal_seq == 0
+
+
+async def test_ending_twice_releases_the_counters_once(ledger: Ledger) -> None:
+    for id in ("a", "b"):
+        await ledger.submit(submit_record(id, n=2), b"h")
+    leader = await PlayLeader.elected(ledger)
+    await leader.finish("a", 1, n=2)
+    await leader.finish("a", 1, n=2)
+    assert await ledger.load() == Load(choices=2, prompt_tokens=3)
+
+
+async def test_an_ending_that_does_not_match_its_request_is_refused_whole(ledger: Ledger) -> None:
+    await ledger.submit(submit_record("a", n=2), b"h")
+    leader = await PlayLeader.elected(ledger)
+    with pytest.raises(Fenced, match="differ"):
+        await leader.step({}, (), [leader.ending("a", 1, n=1)])
+    lease = await ledger.leader()
+    assert lease is not None
+    assert lease.journal_seq == 0
+    assert await ledger.load() == Load(choices=2, prompt_tokens=3)
+
+
+async def test_dropped_entries_leave_the_inbox(ledger: Ledger) -> None:
+    await ledger.submit(submit_record("a"), b"h")
+    await ledger.cancel("a")
+    leader = await PlayLeader.elected(ledger)
+    submit, cancel = await ledger.inbox_all()
+    await ledger.commit(leader.leader, leader.record({}), (), [cancel.entry_id])
+    assert await ledger.inbox_all() == [submit]
+
+
+async def test_folding_is_idempotent_and_loses_no_token_at_any_point(ledger: Ledger) -> None:
+    serials = [(await ledger.submit(submit_record(id), b"h")).serial for id in ("a", "b")]
+    leader = await PlayLeader.elected(ledger)
+    for seq in range(1, 13):
+        await leader.step({serials[0]: [seq, seq + 100], serials[1]: [seq + 500]})
+        if seq % 3 == 0:
+            due = list(leader.unfolded)
+            await leader.fold(seq - 1, serials)
+            leader.unfolded = due
+            # The same fold again, as after a lost reply.
+            await leader.fold(seq - 1, serials)
+        for serial in serials:
+            history = await ledger.history(serial, through_seq=seq)
+            assert list(history.output.token_ids) == leader.outputs[serial]
+    with pytest.raises(Fenced, match="the journal is at 12"):
+        await ledger.fold(leader.leader, 20, {})
+
+
+async def test_a_fold_built_on_another_state_is_refused(redis_url: str, cell: str) -> None:
+    one, two = [await Ledger.connect(redis_url, cell=cell) for _ in range(2)]
+    leader = await PlayLeader.elected(one)
+    for token in range(4):
+        await leader.step({1: [token]})
+    await two.fold(leader.leader, 0, {})
+    await leader.fold(2, [1])
+    with pytest.raises(Fenced, match="the fold is at 2"):
+        await two.fold(leader.leader, 3, {1: FoldedTokens(token_ids=[0, 1, 2])})
+    for ledger in (one, two):
+        await ledger.close()
+
+
+async def test_a_fold_never_revives_an_ended_sequence(ledger: Ledger, redis_url: str) -> None:
+    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    leader = await PlayLeader.elected(ledger)
+    await leader.step({serial: [1, 2]})
+    await leader.finish("a", serial)
+    await leader.fold(leader.seq, [serial])
+    client = Redis.from_url(redis_url)
+    assert await client.exists(ledger.keys.tokens(serial)) == 0
+    await client.aclose()
+
+
+async def test_logprobs_stay_beside_their_tokens_through_a_fold(ledger: Ledger) -> None:
+    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    leader = await PlayLeader.elected(ledger)
+    await leader.step({serial: [3, 4]}, with_logprobs=True)
+    await leader.step({serial: [5]}, with_logprobs=True)
+    await leader.fold(1, [serial])
+    history = await ledger.history(serial, through_seq=2)
+    assert [entry.logprob for entry in history.output.logprobs] == [-3.0, -4.0, -5.0]
+
+
+async def test_recover_returns_every_live_request_with_all_its_tokens(
+    redis_url: str, cell: str
+) -> None:
+    ledger = await Ledger.connect(redis_url, cell=cell)
+    for index in range(300):
+        await ledger.submit(submit_record(f"r{index}", n=1 + index % 2), b"h")
+    entries = await ledger.inbox_all()
+    leader = await PlayLeader.elected(ledger)
+    serials = [s for e in entries for s in range(e.serial, e.serial + e.record.n)]
+    for token in range(3):
+        await leader.step({serial: [serial * 10 + token] for serial in serials})
+    # r1 has two choices, 2 and 3: one of them ends and is folded away; r0 ends altogether.
+    await leader.step({}, [stopped(3, 2)])
+    await leader.finish("r0", 1)
+    await leader.fold(5, serials[1:])
+    await leader.step({serial: [serial * 10 + 3] for serial in serials[1:] if serial != 3})
+    await ledger.cancel("r7")
+
+    successor = await PlayLeader.elected(ledger, nonce=2)
+    recovered = await ledger.recover(successor.leader)
+    assert [e.record.id for e in recovered.entries][:299] == [f"r{i}" for i in range(1, 300)]
+    assert recovered.entries[-1].record.id == "r7"
+    assert recovered.cursor == recovered.entries[-1].entry_id
+    assert recovered.journal_seq == 6
+    assert recovered.tokens.keys() == set(serials[1:])
+    assert {s: list(t.token_ids) for s, t in recovered.tokens.items()} == {
+        serial: leader.outputs[serial] for serial in serials[1:]
+    }
+    assert {s: f.output_tokens for s, f in recovered.finished.items()} == {3: 2}
+    with pytest.raises(Fenced):
+        await ledger.recover(leader.leader)
+    await ledger.close()
+
+
+async def test_history_of_a_choice_that_ended_before_its_request(ledger: Ledger) -> None:
+    await ledger.submit(submit_record("a", n=2), b"h")
+    leader = await PlayLeader.elected(ledger)
+    await leader.step({1: [1, 2, 3], 2: [4]})
+    # A stop string ended it at one token; the other two never happened.
+    await leader.step({2: [5]}, [stopped(1, 1)])
+    for _ in range(2):
+        output, finished = await ledger.history(1, through_seq=2)
+        assert (list(output.token_ids), finished) == ([1], stopped(1, 1))
+        await leader.fold(2, [1, 2])
+    output, finished = await ledger.history(2, through_seq=2)
+    assert (list(output.token_ids), finished) == ([4, 5], None)
+
+
+async def test_nothing_is_left_behind(redis_url: str, cell: str) -> None:
+    limits = LedgerLimits(result_ttl_s=100)
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
+    leader = await PlayLeader.elected(ledger)
+    for index in range(10):
+        submitted = await ledger.submit(submit_record(f"r{index}", n=2), b"h")
+        first, second = submitted.serial, submitted.serial + 1
+        await leader.step({first: [1], second: [2]}, [stopped(first, 1)])
+        await leader.fold(leader.seq, [first, second])
+        if index % 2:
+            await ledger.cancel(f"r{index}")
+        await leader.finish(f"r{index}", first, n=2)
+    await leader.fold(leader.seq, [])
+
+    client = Redis.from_url(redis_url, decode_responses=True)
+    prefix = ledger.keys.prefix
+    found = {key.removeprefix(prefix) async for key in client.scan_iter(f"{prefix}*", count=1000)}
+    lasting = {key for key in found if await client.ttl(prefix + key) == -1}
+    assert lasting == {"meta", "lease", "inbox", "journal", "load"}
+    assert {await client.ttl(prefix + key) <= 100 for key in found - lasting} == {True}
+    assert len(found - lasting) == 10 * (1 + 1 + 2), "request, result, and two serials each"
+    assert await client.xlen(ledger.keys.inbox) == 0
+    assert await client.xlen(ledger.keys.journal) == 0
+    assert await ledger.load() == Load(choices=0, prompt_tokens=0)
+    await client.aclose()
+    await ledger.close()

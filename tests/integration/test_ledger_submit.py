@@ -1,0 +1,174 @@
+"""submit and cancel on the real server: idempotent, bounded, and nothing left behind."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from ledger import Ledger, LedgerLimits, Load
+from protos.kaiten.v1.common_pb2 import FinishReason
+from protos.kaiten.v1.ledger_pb2 import CancelRecord
+from service_kit.errors import (
+    AlreadyExists,
+    ConfigError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    TooLong,
+)
+from tests.support.play_leader import PlayLeader, submit_record
+
+
+async def test_fifty_parallel_submitters_get_one_serial(redis_url: str, cell: str) -> None:
+    ledgers = [await Ledger.connect(redis_url, cell=cell) for _ in range(2)]
+    record = submit_record("default:same", n=3)
+    answers = await asyncio.gather(*(ledgers[i % 2].submit(record, b"hash") for i in range(50)))
+    assert {answer.serial for answer in answers} == {answers[0].serial}
+    assert sum(answer.is_new for answer in answers) == 1
+    assert len(await ledgers[0].inbox_all()) == 1
+    assert await ledgers[0].load() == Load(choices=3, prompt_tokens=3)
+    for ledger in ledgers:
+        await ledger.close()
+
+
+async def test_another_body_under_the_same_id_is_refused_and_changes_nothing(
+    ledger: Ledger,
+) -> None:
+    await ledger.submit(submit_record("a"), b"one")
+    with pytest.raises(AlreadyExists):
+        await ledger.submit(submit_record("a", n=2), b"two")
+    assert await ledger.load() == Load(choices=1, prompt_tokens=3)
+    assert len(await ledger.inbox_all()) == 1
+
+
+async def test_serials_start_at_one_and_are_consecutive_per_choice(ledger: Ledger) -> None:
+    sizes = [1, 4, 2, 1]
+    serials = [
+        (await ledger.submit(submit_record(f"r{i}", n=n), b"h")).serial for i, n in enumerate(sizes)
+    ]
+    assert serials == [1, 2, 6, 8]
+
+
+async def test_the_bound_is_exact_under_concurrency_and_n_counts_n(
+    redis_url: str, cell: str
+) -> None:
+    limits = LedgerLimits(requests_max=20)
+    ledgers = [await Ledger.connect(redis_url, cell=cell, limits=limits) for _ in range(3)]
+    answers = await asyncio.gather(
+        *(ledgers[i % 3].submit(submit_record(f"r{i}", n=3), b"h") for i in range(30)),
+        return_exceptions=True,
+    )
+    refused = [answer for answer in answers if isinstance(answer, Overloaded)]
+    assert len(refused) == 24, "six requests of three choices fit into twenty"
+    assert refused[0].limit == 20
+    assert (await ledgers[0].load()).choices == 18
+    # Two more choices fit, exactly.
+    await ledgers[1].submit(submit_record("two", n=2), b"h")
+    with pytest.raises(Overloaded):
+        await ledgers[2].submit(submit_record("one more"), b"h")
+    for ledger in ledgers:
+        await ledger.close()
+
+
+async def test_prompt_tokens_are_bounded_too(redis_url: str, cell: str) -> None:
+    limits = LedgerLimits(prompt_tokens_max=10)
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
+    await ledger.submit(submit_record("a", prompt=range(7)), b"h")
+    with pytest.raises(Overloaded) as refusal:
+        await ledger.submit(submit_record("b", prompt=range(4)), b"h")
+    assert refusal.value.limit == 10
+    await ledger.submit(submit_record("c", prompt=range(3)), b"h")
+    assert await ledger.load() == Load(choices=2, prompt_tokens=10)
+    with pytest.raises(TooLong):
+        await ledger.submit(submit_record("d", prompt=range(11)), b"h")
+    await ledger.close()
+
+
+@pytest.mark.parametrize("n", [0, 4097])
+async def test_a_number_of_choices_that_can_never_fit_is_invalid(ledger: Ledger, n: int) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        await ledger.submit(submit_record("a", n=n), b"h")
+    assert refusal.value.field == "n"
+
+
+async def test_a_repeat_after_the_end_still_finds_the_same_request(ledger: Ledger) -> None:
+    first = await ledger.submit(submit_record("a"), b"h")
+    leader = await PlayLeader.elected(ledger)
+    await leader.step({first.serial: [5]})
+    await leader.finish("a", first.serial)
+    again = await ledger.submit(submit_record("a"), b"h")
+    assert (again.serial, again.is_new, again.journal_seq) == (first.serial, False, 0)
+    assert (await ledger.find("a")).is_finished
+    assert await ledger.load() == Load(choices=0, prompt_tokens=0)
+    assert await ledger.inbox_all() == []
+
+
+async def test_find_shows_what_was_submitted(ledger: Ledger) -> None:
+    record = submit_record("a", n=2)
+    record.render.stop.extend(["\n\n", "END"])
+    submitted = await ledger.submit(record, b"h")
+    found = await ledger.find("a")
+    assert (found.serial, found.n, found.prompt_tokens) == (submitted.serial, 2, 3)
+    assert list(found.render.stop) == ["\n\n", "END"]
+    assert not found.is_finished
+    assert await ledger.result("a") is None
+    with pytest.raises(NotFound):
+        await ledger.find("b")
+
+
+async def test_cancels_repeat_without_growing_anything(ledger: Ledger) -> None:
+    serial = (await ledger.submit(submit_record("a", n=2), b"h")).serial
+    stop = FinishReason.FINISH_REASON_STOP
+    for _ in range(20):
+        assert await ledger.cancel("a", choice=1, reason=stop, output_tokens=4)
+    for _ in range(20):
+        assert await ledger.cancel("a")
+    # The whole request is being cancelled: a choice of it needs no entry of its own any more.
+    assert await ledger.cancel("a", choice=0)
+    entries = await ledger.inbox_all()
+    assert [entry.serial for entry in entries] == [serial] * 3
+    one, every = entries[1].record, entries[2].record
+    assert isinstance(one, CancelRecord)
+    assert isinstance(every, CancelRecord)
+    assert (one.choice, one.reason, one.output_tokens) == (1, stop, 4)
+    assert not every.HasField("choice")
+    assert all(a.entry_id != b.entry_id for a, b in pairwise(entries))
+
+
+async def test_cancelling_what_is_unknown_or_ended(ledger: Ledger) -> None:
+    with pytest.raises(NotFound):
+        await ledger.cancel("nobody")
+    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    with pytest.raises(InvalidRequest):
+        await ledger.cancel("a", choice=1)
+    leader = await PlayLeader.elected(ledger)
+    await leader.finish("a", serial)
+    assert not await ledger.cancel("a")
+    assert await ledger.inbox_all() == []
+
+
+async def test_a_cancel_the_leader_never_read_goes_with_its_request(ledger: Ledger) -> None:
+    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    leader = await PlayLeader.elected(ledger)
+    await ledger.cancel("a")
+    await leader.finish("a", serial)
+    assert await ledger.inbox_all() == []
+
+
+async def test_inbox_read_continues_at_the_cursor_and_wakes_on_arrival(ledger: Ledger) -> None:
+    await ledger.submit(submit_record("a"), b"h")
+    (first,) = await ledger.inbox_read("0-0", block_ms=10)
+    assert await ledger.inbox_read(first.entry_id, block_ms=10) == []
+    waiting = asyncio.create_task(ledger.inbox_read(first.entry_id, block_ms=4000))
+    await ledger.submit(submit_record("b"), b"h")
+    (second,) = await asyncio.wait_for(waiting, 2)
+    assert second.record.id == "b"
+
+
+async def test_a_url_or_cell_that_cannot_be_is_a_config_error() -> None:
+    with pytest.raises(ConfigError):
+        await Ledger.connect("http://localhost")
+    with pytest.raises(ConfigError):
+        await Ledger.connect("redis://localhost", cell="{a}")
+    with pytest.raises(ConfigError, match="requests_max must be at least 1"):
+        LedgerLimits(requests_max=0)

@@ -1,0 +1,111 @@
+"""A scheduler reduced to its ledger calls, and small builders for records."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from ledger import Ending, Leader, Ledger, pieces_of
+from protos.kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
+from protos.kaiten.v1.ledger_pb2 import (
+    ChoiceResult,
+    FoldedTokens,
+    JournalRecord,
+    RequestResult,
+    SequenceFinished,
+    SequenceLogprobs,
+    SubmitRecord,
+)
+
+
+def submit_record(id: str, *, n: int = 1, prompt: Sequence[int] = (1, 2, 3)) -> SubmitRecord:
+    return SubmitRecord(id=id, tenant="default", n=n, prompt_token_ids=prompt)
+
+
+def stopped(serial: int, output_tokens: int) -> SequenceFinished:
+    return SequenceFinished(
+        serial=serial, reason=FinishReason.FINISH_REASON_STOP, output_tokens=output_tokens
+    )
+
+
+async def eventually(is_met: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+    """Wait for a condition that another task brings about."""
+    give_up_at = time.monotonic() + timeout_s
+    while not is_met():
+        assert time.monotonic() < give_up_at, "the condition was never met"
+        await asyncio.sleep(0.002)
+
+
+class PlayLeader:
+    """Leads a cell by hand and remembers every token it has committed."""
+
+    def __init__(self, ledger: Ledger, leader: Leader) -> None:
+        self.ledger = ledger
+        self.leader = leader
+        self.seq = leader.journal_seq
+        self.outputs: dict[int, list[int]] = {}
+        self.unfolded: list[JournalRecord] = []
+
+    @classmethod
+    async def elected(cls, ledger: Ledger, nonce: int = 1) -> "PlayLeader":
+        leader = await ledger.elect("127.0.0.1:1", nonce, seen=await ledger.leader())
+        assert leader is not None
+        return cls(ledger, leader)
+
+    def record(
+        self,
+        tokens: Mapping[int, Sequence[int]],
+        finished: Sequence[SequenceFinished] = (),
+        *,
+        with_logprobs: bool = False,
+    ) -> JournalRecord:
+        """The next record; the tokens continue what has been recorded before."""
+        self.seq += 1
+        record = JournalRecord(seq=self.seq, epoch=self.leader.epoch, finished=finished)
+        for serial, token_ids in tokens.items():
+            output = self.outputs.setdefault(serial, [])
+            for token_id in token_ids:
+                record.serials.append(serial)
+                record.positions.append(len(output))
+                record.token_ids.append(token_id)
+                output.append(token_id)
+                if with_logprobs:
+                    logprobs = TokenLogprobs(logprob=-float(token_id))
+                    record.logprobs.append(SequenceLogprobs(serial=serial, logprobs=logprobs))
+        self.unfolded.append(record)
+        return record
+
+    async def step(
+        self,
+        tokens: Mapping[int, Sequence[int]],
+        finished: Sequence[SequenceFinished] = (),
+        endings: Sequence[Ending] = (),
+        *,
+        with_logprobs: bool = False,
+    ) -> JournalRecord:
+        record = self.record(tokens, finished, with_logprobs=with_logprobs)
+        await self.ledger.commit(self.leader, record, endings)
+        return record
+
+    def ending(self, id: str, serial: int, *, n: int = 1, prompt_tokens: int = 3) -> Ending:
+        """The end of a request whose choices have put out what `outputs` says."""
+        choices = []
+        for choice in range(serial, serial + n):
+            output = self.outputs.get(choice, [])
+            choices.append(
+                ChoiceResult(
+                    output=FoldedTokens(token_ids=output), finished=stopped(choice, len(output))
+                )
+            )
+        result = RequestResult(id=id, serial=serial, prompt_tokens=prompt_tokens, choices=choices)
+        return Ending(id=id, serial=serial, n=n, prompt_tokens=prompt_tokens, result=result)
+
+    async def finish(self, id: str, serial: int, *, n: int = 1) -> None:
+        """End a request with a record of its own."""
+        ends = [stopped(s, len(self.outputs.get(s, []))) for s in range(serial, serial + n)]
+        await self.step({}, ends, [self.ending(id, serial, n=n)])
+
+    async def fold(self, through_seq: int, live: Sequence[int]) -> None:
+        due = [record for record in self.unfolded if record.seq <= through_seq]
+        pieces = {serial: piece for serial, piece in pieces_of(due).items() if serial in live}
+        await self.ledger.fold(self.leader, through_seq, pieces)
+        self.unfolded = [record for record in self.unfolded if record.seq > through_seq]

@@ -1,0 +1,53 @@
+"""What a store must promise: each rule refused by its own sentence, which says how to meet it."""
+
+import pytest
+
+from ledger.durability import check_store
+from service_kit.errors import ConfigError
+
+GOOD = {
+    "redis_version": "7.2.4",
+    "appendonly": "yes",
+    "appendfsync": "always",
+    "no-appendfsync-on-rewrite": "no",
+    "maxmemory": "0",
+    "maxmemory-policy": "noeviction",
+}
+
+
+def test_a_good_store_passes() -> None:
+    check_store(GOOD, allow_everysec=False)
+    check_store(GOOD, allow_everysec=True)
+    check_store({**GOOD, "appendfsync": "everysec"}, allow_everysec=True)
+    check_store({**GOOD, "redis_version": "10.0.1"}, allow_everysec=False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "sentence"),
+    [
+        (
+            "redis_version",
+            "7.0.15",
+            r"must be Redis 7\.2 or newer, or Valkey; found Redis 7\.0\.15",
+        ),
+        ("appendonly", "no", r"appendonly must be yes.*Fix: CONFIG SET appendonly yes"),
+        ("appendfsync", "everysec", r"appendfsync must be always, or a crash"),
+        ("appendfsync", "no", r"Fix: CONFIG SET appendfsync always"),
+        ("no-appendfsync-on-rewrite", "yes", r"must be no"),
+        ("maxmemory-policy", "allkeys-lru", r"must be noeviction, or accepted requests may be ev"),
+    ],
+)
+def test_each_rule_has_its_sentence(setting: str, value: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_store({**GOOD, setting: value}, allow_everysec=False)
+
+
+def test_what_may_not_be_read_is_not_assumed() -> None:
+    facts = {name: value for name, value in GOOD.items() if name != "appendonly"}
+    with pytest.raises(ConfigError, match=r"allow it \+config\|get"):
+        check_store(facts, allow_everysec=True)
+
+
+def test_everysec_is_the_only_weaker_setting_ever_allowed() -> None:
+    with pytest.raises(ConfigError, match="appendfsync must be always or everysec"):
+        check_store({**GOOD, "appendfsync": "no"}, allow_everysec=True)

@@ -1,0 +1,261 @@
+"""Any interleaving of commits, folds, deliveries and subscriptions: no gap, no repeat, one end."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledger import Follower, History, Lease, Update
+from protos.kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord
+from service_kit.errors import Unavailable
+from tests.support.play_leader import stopped
+
+SERIALS = (1, 2, 3)
+
+
+class MemoryJournal:
+    """The ledger as a follower sees it: a journal that can be trimmed, and whole outputs."""
+
+    def __init__(self) -> None:
+        self.records: list[JournalRecord] = []
+        self.outputs: dict[int, list[int]] = {serial: [] for serial in SERIALS}
+        self.ended: set[int] = set()
+        self.trimmed_seq = 0
+        self.failures_left = 0
+        self.arrived = asyncio.Event()
+
+    @property
+    def seq(self) -> int:
+        return len(self.records)
+
+    def commit(self, serials: list[int], ending: list[int]) -> None:
+        record = JournalRecord(seq=self.seq + 1)
+        for serial in serials:
+            if serial not in self.ended:
+                output = self.outputs[serial]
+                record.serials.append(serial)
+                record.positions.append(len(output))
+                record.token_ids.append(1000 * serial + len(output))
+                output.append(record.token_ids[-1])
+        for serial in ending:
+            if serial not in self.ended:
+                self.ended.add(serial)
+                record.finished.append(stopped(serial, len(self.outputs[serial])))
+        self.records.append(record)
+        self.arrived.set()
+
+    async def leader(self) -> Lease | None:
+        return None
+
+    async def history(self, serial: int, *, through_seq: int) -> History:
+        if self.failures_left:
+            self.failures_left -= 1
+            raise Unavailable("away")
+        output = FoldedTokens(token_ids=self.outputs[serial])
+        ended = serial in self.ended
+        # The journal moves on between the snapshot and its arrival.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return History(output, stopped(serial, len(output.token_ids)) if ended else None)
+
+    async def journal_read(
+        self, after_seq: int, *, block_ms: int, count: int
+    ) -> list[JournalRecord]:
+        await asyncio.sleep(0)
+        while True:
+            start = max(after_seq, self.trimmed_seq)
+            if self.records[start:]:
+                return self.records[start : start + count]
+            self.arrived.clear()
+            await self.arrived.wait()
+
+
+class Reader:
+    """One subscriber: what it has got, checked at every update."""
+
+    def __init__(
+        self, follower: Follower, from_seq: int, positions: dict[int, int], *, is_said: bool
+    ) -> None:
+        self.subscription = follower.subscribe(
+            list(positions), from_seq=from_seq, positions=positions if is_said else None
+        )
+        self.start = positions
+        self.got: dict[int, list[int]] = {serial: [] for serial in positions}
+        self.ended: set[int] = set()
+
+    def take(self, update: Update) -> None:
+        got = self.got[update.serial]
+        assert update.serial not in self.ended, "nothing comes after the end"
+        if update.token_ids:
+            assert update.position == self.start[update.serial] + len(got)
+        got += update.token_ids
+        if update.finished is not None:
+            self.ended.add(update.serial)
+
+    async def read_to_the_end(self) -> None:
+        async for update in self.subscription:
+            self.take(update)
+
+    def read_what_is_there(self) -> None:
+        """Step the iterator until it would wait; what it waits for is given up and asked again."""
+        while True:
+            step: Coroutine[Any, Any, Update] = self.subscription.__anext__()
+            try:
+                step.send(None)
+            except StopIteration as stop:
+                self.take(stop.value)
+            except StopAsyncIteration:
+                return
+            else:
+                step.close()
+                return
+
+
+ACTIONS = st.one_of(
+    st.tuples(
+        st.just("commit"),
+        st.lists(st.sampled_from(SERIALS), unique=True),
+        st.lists(st.sampled_from(SERIALS), max_size=1),
+    ),
+    st.tuples(st.just("deliver"), st.integers(1, 5)),
+    st.tuples(st.just("trim"), st.integers(0, 100)),
+    st.tuples(st.just("subscribe"), st.sampled_from(["all", "all, unsaid", "new"])),
+    st.tuples(st.just("read"), st.integers(0, 3)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    actions=st.lists(ACTIONS, max_size=60),
+    recent_records=st.integers(1, 4),
+    failures=st.integers(0, 2),
+    live_steps=st.integers(0, 8),
+)
+def test_every_subscriber_gets_every_token_once(
+    actions: list[tuple[Any, ...]], recent_records: int, failures: int, live_steps: int
+) -> None:
+    async def play() -> None:
+        journal = MemoryJournal()
+        follower = Follower(journal, recent_records=recent_records)
+        readers = _interleave(actions, journal, follower)
+        journal.failures_left = failures
+        await _read_to_the_end(journal, follower, readers, live_steps)
+        for reader in readers:
+            for serial, start in reader.start.items():
+                assert reader.got[serial] == journal.outputs[serial][start:]
+            assert reader.ended == reader.start.keys()
+        assert follower.sequence_count == 0
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+
+
+def _interleave(
+    actions: list[tuple[Any, ...]], journal: MemoryJournal, follower: Follower
+) -> list[Reader]:
+    readers: list[Reader] = []
+    passed_seq = 0
+    for name, *args in actions:
+        if name == "commit":
+            journal.commit(*args)
+        elif name == "deliver":
+            start = max(passed_seq, journal.trimmed_seq)
+            for record in journal.records[start : start + args[0]]:
+                follower.take(record)
+                passed_seq = record.seq
+        elif name == "trim":
+            journal.trimmed_seq = max(journal.trimmed_seq, journal.seq * args[0] // 100)
+        elif name == "subscribe":
+            readers.append(_subscribed(args[0], journal, follower))
+        elif readers:
+            readers[args[0] % len(readers)].read_what_is_there()
+    return readers
+
+
+def _subscribed(kind: str, journal: MemoryJournal, follower: Follower) -> Reader:
+    """All of it, as a client that comes back; or what is new, as after reading the history."""
+    if kind != "new":
+        return Reader(follower, 0, dict.fromkeys(SERIALS, 0), is_said=kind == "all")
+    live = [serial for serial in SERIALS if serial not in journal.ended]
+    known = {serial: len(journal.outputs[serial]) for serial in live}
+    return Reader(follower, journal.seq, known, is_said=True)
+
+
+async def _read_to_the_end(
+    journal: MemoryJournal, follower: Follower, readers: list[Reader], live_steps: int
+) -> None:
+    tail = asyncio.create_task(follower.run())
+    reading = asyncio.gather(*(reader.read_to_the_end() for reader in readers))
+    for _ in range(live_steps):
+        journal.commit(list(SERIALS), [])
+        await asyncio.sleep(0)
+    journal.commit([], list(SERIALS))
+    await reading
+    tail.cancel()
+
+
+async def test_a_subscription_from_now_starts_with_the_next_token() -> None:
+    """Attach: what lies before from_seq is known already, wherever the tail is."""
+    for delivered in range(6):
+        journal = MemoryJournal()
+        follower = Follower(journal)
+        for _ in range(5):
+            journal.commit([1], [])
+        for record in journal.records[:delivered]:
+            follower.take(record)
+        with follower.subscribe([1], from_seq=3) as subscription:
+            journal.commit([1], [1])
+            for record in journal.records[delivered:]:
+                follower.take(record)
+            if delivered == 0:
+                # Nothing was passed yet when it subscribed: run() decides where the tail starts.
+                tail = asyncio.create_task(follower.run())
+            updates = [update async for update in subscription]
+            if delivered == 0:
+                tail.cancel()
+        tokens = [token for update in updates for token in update.token_ids]
+        assert (updates[0].position, tokens) == (3, [1003, 1004, 1005]), delivered
+        assert updates[-1].finished is not None
+
+
+async def test_updates_coalesce_and_a_stop_string_cuts_what_is_pending() -> None:
+    journal = MemoryJournal()
+    follower = Follower(journal)
+    follower.take(JournalRecord(seq=1))
+    subscription = follower.subscribe([1], from_seq=1)
+    for _ in range(6):
+        journal.commit([1], [])
+    for record in journal.records:
+        follower.take(JournalRecord(seq=record.seq + 1, **_columns(record)))
+    first = await anext(subscription)
+    assert (first.position, len(first.token_ids), first.finished) == (0, 6, None)
+    late = JournalRecord(seq=8, serials=[1, 1], positions=[6, 7], token_ids=[5, 6])
+    late.finished.append(stopped(1, 7))
+    follower.take(late)
+    last = await anext(subscription)
+    assert (last.position, last.token_ids, last.finished) == (6, [5], stopped(1, 7))
+    assert [update async for update in subscription] == []
+
+
+async def test_a_closed_subscription_leaves_nothing_and_ends() -> None:
+    follower = Follower(MemoryJournal())
+    early = follower.subscribe([1, 2], from_seq=0)
+    follower.take(JournalRecord(seq=1))
+    placed = follower.subscribe([1, 2], from_seq=1)
+    follower.take(JournalRecord(seq=2, serials=[1], positions=[0], token_ids=[4]))
+    for subscription in (early, placed):
+        subscription.close()
+        subscription.close()
+    assert follower.sequence_count == 0
+    follower.take(JournalRecord(seq=3, serials=[1], positions=[1], token_ids=[5]))
+    assert [update async for update in early] == []
+    assert [update async for update in placed] == []
+
+
+def _columns(record: JournalRecord) -> dict[str, Any]:
+    return {
+        "serials": record.serials,
+        "positions": record.positions,
+        "token_ids": record.token_ids,
+    }

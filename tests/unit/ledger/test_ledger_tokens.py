@@ -1,0 +1,81 @@
+"""Positions: overlaps are taken once, holes are noticed, folding loses nothing."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger import DamagedLedger, pieces_of
+from ledger.tokens import Outputs, cut, tokens_of
+from protos.kaiten.v1.common_pb2 import TokenLogprobs
+from protos.kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SequenceLogprobs
+from tests.support.play_leader import stopped
+
+
+@st.composite
+def journals(draw: st.DrawFn) -> tuple[list[JournalRecord], dict[int, list[int]], set[int]]:
+    """Records of up to four sequences, some of which want log-probabilities, and their outputs."""
+    with_logprobs = draw(st.sets(st.integers(1, 4)))
+    outputs: dict[int, list[int]] = {serial: [] for serial in range(1, 5)}
+    records = []
+    for seq, serials in enumerate(draw(st.lists(st.lists(st.integers(1, 4)), max_size=12)), 1):
+        record = JournalRecord(seq=seq)
+        for serial in serials:
+            token_id = draw(st.integers(0, 2**32 - 1))
+            record.serials.append(serial)
+            record.positions.append(len(outputs[serial]))
+            record.token_ids.append(token_id)
+            outputs[serial].append(token_id)
+            if serial in with_logprobs:
+                logprobs = TokenLogprobs(top_token_ids=[token_id])
+                record.logprobs.append(SequenceLogprobs(serial=serial, logprobs=logprobs))
+        records.append(record)
+    return records, outputs, with_logprobs
+
+
+@given(journal=journals(), data=st.data())
+def test_fold_and_any_overlapping_tail_give_the_whole_output(
+    journal: tuple[list[JournalRecord], dict[int, list[int]], set[int]], data: st.DataObject
+) -> None:
+    records, expected, with_logprobs = journal
+    folded_seq = data.draw(st.integers(0, len(records)))
+    tail_from = data.draw(st.integers(0, folded_seq))
+    middle = data.draw(st.integers(0, folded_seq))
+    # Two folds, appended as bytes: protobuf merges them.
+    first, second = pieces_of(records[:middle]), pieces_of(records[middle:folded_seq])
+    folded = {
+        serial: FoldedTokens.FromString(
+            first.get(serial, FoldedTokens()).SerializeToString()
+            + second.get(serial, FoldedTokens()).SerializeToString()
+        )
+        for serial in expected
+    }
+    outputs = Outputs(folded)
+    for record in records[tail_from:]:
+        outputs.apply(record)
+    for serial, token_ids in expected.items():
+        output = outputs.tokens[serial]
+        assert list(output.token_ids) == token_ids
+        tops = [entry.top_token_ids[0] for entry in output.logprobs]
+        assert tops == (token_ids if serial in with_logprobs else [])
+
+
+def test_a_missing_token_is_damage_and_strangers_are_ignored() -> None:
+    outputs = Outputs({1: FoldedTokens(token_ids=[5])})
+    outputs.apply(JournalRecord(seq=1, serials=[9], positions=[7], token_ids=[1]))
+    with pytest.raises(DamagedLedger, match=r"sequence 1 lacks tokens \[1, 3\)"):
+        outputs.apply(JournalRecord(seq=2, serials=[1], positions=[3], token_ids=[1]))
+    assert list(outputs.tokens[1].token_ids) == [5]
+
+
+def test_columns_of_different_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        list(tokens_of(JournalRecord(serials=[1, 2], positions=[0], token_ids=[1, 2])))
+
+
+@pytest.mark.parametrize(("output_tokens", "kept"), [(0, 0), (2, 2), (3, 3), (4, 3)])
+def test_an_output_is_cut_where_its_stop_string_began(output_tokens: int, kept: int) -> None:
+    output = FoldedTokens(token_ids=[1, 2, 3], logprobs=[TokenLogprobs()] * 3)
+    result = cut(output, stopped(1, output_tokens))
+    assert list(result.token_ids) == [1, 2, 3][:kept]
+    assert len(result.logprobs) == kept
+    assert cut(output, None) == output
