@@ -14,6 +14,7 @@ from scheduler_svc.core.types import Plan, Reason, StepResult, WorkerSpec
 
 MASK = (1 << 61) - 1
 STOP_TOKEN = 0
+STOP_EVERY = 40
 
 
 def digest(previous: int, token: int) -> int:
@@ -21,15 +22,21 @@ def digest(previous: int, token: int) -> int:
     return (previous * 1_000_003 + token + 1) & MASK
 
 
-def next_token(prefix_digest: int, serial: int, vocab_size: int) -> int:
-    """What the "model" says after a prefix; about one token in forty stops."""
+def next_token(prefix_digest: int, serial: int, vocab_size: int, stop_every: int) -> int:
+    """What the "model" says after a prefix; about one token in `stop_every` stops, 0 for none."""
     mixed = (prefix_digest ^ (serial * 0x9E3779B97F4A7C15)) & MASK
     mixed = (mixed * 0x5851F42D4C957F2D) & MASK
-    return STOP_TOKEN if (mixed >> 20) % 40 == 0 else 1 + (mixed >> 24) % (vocab_size - 1)
+    if stop_every and (mixed >> 20) % stop_every == 0:
+        return STOP_TOKEN
+    return 1 + (mixed >> 24) % (vocab_size - 1)
 
 
 def expected_output(
-    prompt: tuple[int, ...], serial: int, max_tokens: int, vocab_size: int
+    prompt: tuple[int, ...],
+    serial: int,
+    max_tokens: int,
+    vocab_size: int,
+    stop_every: int = STOP_EVERY,
 ) -> tuple[tuple[int, ...], Reason]:
     """The undisturbed output of one choice."""
     state = 0
@@ -37,7 +44,7 @@ def expected_output(
     for token in prompt:
         state = digest(state, token)
     while len(output) < max_tokens:
-        output.append(next_token(state, serial, vocab_size))
+        output.append(next_token(state, serial, vocab_size, stop_every))
         state = digest(state, output[-1])
         if output[-1] == STOP_TOKEN:
             return tuple(output), Reason.STOP
@@ -66,6 +73,9 @@ class ModelWorker:
     id: str
     spec: WorkerSpec
     max_tokens_of: dict[int, int]
+    stop_every: int = STOP_EVERY
+    # Sequences whose logits are not finite.
+    bad_serials: set[int] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)
     kv: dict[tuple[int, int], int] = field(default_factory=dict)
     inbox: deque[Plan] = field(default_factory=deque)
@@ -115,16 +125,20 @@ class ModelWorker:
 
     def _run(self, plan: Plan) -> StepResult:
         chunks = dict(plan.chunks) if self.steps_done == 0 else {}
-        slots, tokens, finished, computed = [], [], {}, 0
+        slots, tokens, finished, errors, computed = [], [], {}, {}, 0
         for slot, row in self.rows.items():
             count = chunks.get(slot, 1 if row.gap == 1 else 0)
             if count == 0 or row.is_finished:
                 continue
             assert count <= row.gap
             computed += count
+            if row.serial in self.bad_serials:
+                errors[slot] = "logits are not finite"
+                row.is_finished = True
+                continue
             state = self._compute(row, count)
             if row.gap == 0:
-                token = next_token(state, row.serial, self.spec.vocab_size)
+                token = self._next_token(state, row)
                 row.tokens.append(token)
                 slots.append(slot)
                 tokens.append(token)
@@ -138,6 +152,7 @@ class ModelWorker:
             slots=tuple(slots),
             tokens=tuple(tokens),
             finished=finished,
+            errors=errors,
             is_last=self._is_last(plan),
         )
         self.steps_done += 1
@@ -145,6 +160,9 @@ class ModelWorker:
         if result.is_last:
             self.plan = None
         return result
+
+    def _next_token(self, state: int, row: Row) -> int:
+        return next_token(state, row.serial, self.spec.vocab_size, self.stop_every)
 
     def _compute(self, row: Row, count: int) -> int:
         size = self.spec.block_size

@@ -41,6 +41,7 @@ class World:
     trace: list[object] = field(default_factory=list)
     workers: dict[str, ModelWorker] = field(default_factory=dict)
     max_tokens_of: dict[int, int] = field(default_factory=dict)
+    bad_serials: set[int] = field(default_factory=set)
     born: int = 0
 
     def __post_init__(self) -> None:
@@ -48,6 +49,7 @@ class World:
         # Swarm testing: most seeds switch most faults off.
         self.crash_percent = rng.choice([0, 0, 0, 1, 3])
         self.cancel_percent = rng.choice([0, 0, 5, 20])
+        self.bad_percent = rng.choice([0, 0, 10])
         self.deadline_percent = rng.choice([0, 0, 10])
         self.late_percent = rng.choice([0, 0, 30, 70])
         self.block_size = rng.choice([1, 2, 4, 16])
@@ -71,7 +73,9 @@ class World:
             step_tokens_max=slots + self.rng.choice([1, 7, 64]),
             vocab_size=VOCAB_SIZE,
         )
-        worker = ModelWorker(f"w{self.born}", spec, self.max_tokens_of)
+        worker = ModelWorker(
+            f"w{self.born}", spec, self.max_tokens_of, bad_serials=self.bad_serials
+        )
         self.workers[worker.id] = worker
         self.hear(self.scheduler.worker_joined(worker.id, spec, now_ns=self.now_ns))
 
@@ -99,6 +103,8 @@ class World:
         self.requests.append(request)
         for choice in range(request.n):
             self.max_tokens_of[serial + choice] = request.max_tokens
+            if rng.randrange(100) < self.bad_percent:
+                self.bad_serials.add(serial + choice)
         self.hear(self.scheduler.submit(request, now_ns=self.now_ns))
 
     def cancel(self) -> None:
@@ -196,6 +202,8 @@ class World:
             assert request.serial in self.disturbed
         elif ending.reason is Reason.DEADLINE_EXCEEDED:
             assert request.deadline_ns is not None
+        elif ending.error == "logits are not finite":
+            assert serial in self.bad_serials
         elif ending.reason is Reason.ERROR:
             assert "workers died" in ending.error or "the largest worker holds" in ending.error
         else:
