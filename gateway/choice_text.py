@@ -5,14 +5,13 @@ were grouped. So any gateway can take over at any position: it feeds [0, p) and 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.detokenize import Detokenizer, Pieces
 from gateway.stop_strings import StopMatcher
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fed:
+class Fed(NamedTuple):
     """`token_count` of the tokens given were used; fewer than given only if `is_stopped`."""
 
     text: str
@@ -34,22 +33,34 @@ class ChoiceText:
         """The text that became certain. After `is_stopped` nothing may follow."""
         if self._matcher is None:
             self.output_tokens += len(token_ids)
-            text = self._detokenizer.feed(token_ids)
-            return Fed(text=text, token_count=len(token_ids), is_stopped=False)
+            return Fed(self._detokenizer.feed(token_ids), len(token_ids), False)
         return self._feed_matching(self._matcher, token_ids)
 
-    def skip(self, token_count: int) -> None:
-        """Count tokens that are output but no text: the stop token that ended the choice."""
-        self.output_tokens += token_count
+    def feed_last(self, token_id: int) -> Fed:
+        """The token that ended the output with STOP, and the flush.
+
+        Either it completes a stop string (which another gateway has matched and cancelled, say), or
+        it is a stop token: counted, but no text.
+        """
+        if self._matcher is not None:
+            before = self._detokenizer.state(), self._matcher.held
+            fed = self._feed_matching(self._matcher, (token_id,))
+            if fed.is_stopped:
+                return fed
+            self._detokenizer.restore(before[0])
+            self._matcher.held = before[1]
+        else:
+            self.output_tokens += 1
+        return self.flush()._replace(token_count=1)
 
     def flush(self) -> Fed:
         """The end of the output. An unfinished character can still complete a stop string."""
         tail = self._detokenizer.flush()
         if self._matcher is None:
-            return Fed(text=tail, token_count=0, is_stopped=False)
+            return Fed(tail, 0, False)
         match = self._matcher.feed(tail)
         shown = match.shown + ("" if match.is_stopped else self._matcher.flush())
-        return Fed(text=shown, token_count=0, is_stopped=match.is_stopped)
+        return Fed(shown, 0, match.is_stopped)
 
     def _feed_matching(self, matcher: StopMatcher, token_ids: Sequence[int]) -> Fed:
         shown: list[str] = []
@@ -61,6 +72,6 @@ class ChoiceText:
             shown.append(match.shown)
             if match.is_stopped:
                 self.output_tokens += index + 1
-                return Fed(text="".join(shown), token_count=index + 1, is_stopped=True)
+                return Fed("".join(shown), index + 1, True)
         self.output_tokens += len(token_ids)
-        return Fed(text="".join(shown), token_count=len(token_ids), is_stopped=False)
+        return Fed("".join(shown), len(token_ids), False)

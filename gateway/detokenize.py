@@ -5,12 +5,12 @@ incrementally; only the bytes of an unfinished character are held back, and what
 character turns into U+FFFD at once. A token's bytes are found once and cached:
 
 * byte-level tokenizers: by GPT-2's table of printable stand-ins for bytes
-* everything else: by asking the tokenizer what a token adds after another one. That is exact because
+* everything else: by asking the tokenizer what a token adds after another one. That is exact, since
   the decoders let in (`PER_TOKEN`) look at one token at a time, or at whether it is the first.
 
-One deliberate difference to `Tokenizer.decode`: with byte fallback it turns *every* byte of a run of
-byte tokens into U+FFFD when any of them is wrong, so it can only speak when the run has ended. Here
-the characters before and after the wrong byte survive and nothing waits. Valid text is equal.
+One deliberate difference to `Tokenizer.decode`: with byte fallback it turns *every* byte of a run
+of byte tokens into U+FFFD when any of them is wrong, so it can only speak when the run has ended.
+Here the characters around the wrong byte survive and nothing waits. Valid text is equal.
 """
 
 import codecs
@@ -109,11 +109,12 @@ class Pieces:
 class Detokenizer:
     """The text of one output. `feed` gives what became certain, `flush` what was left."""
 
-    __slots__ = ("_decode", "_is_start", "_pieces")
+    __slots__ = ("_decode", "_decoder", "_is_start", "_pieces")
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decode = self._decoder.decode
         self._is_start = True
 
     def feed(self, token_ids: Sequence[int]) -> str:
@@ -128,11 +129,19 @@ class Detokenizer:
         """The end: an unfinished character becomes U+FFFD, it is not dropped in silence."""
         return self._decode(b"", True)
 
+    def state(self) -> tuple[tuple[bytes, int], bool]:
+        """For `restore`: as if nothing had been fed since."""
+        return self._decoder.getstate(), self._is_start
+
+    def restore(self, state: tuple[tuple[bytes, int], bool]) -> None:
+        self._decoder.setstate(state[0])
+        self._is_start = state[1]
+
     def _feed_start(self, token_ids: Sequence[int]) -> bytes:
         head = b""
         for index, token_id in enumerate(token_ids):
             head += self._pieces.first(token_id)
-            # A token that shows only elsewhere was the first: its leading space is what got dropped.
+            # A token that shows only elsewhere was the first: its space is what got dropped.
             if self._pieces.get(token_id):
                 self._is_start = False
                 return head + self._pieces.join(token_ids[index + 1 :])

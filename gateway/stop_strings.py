@@ -5,11 +5,10 @@ prefix of some stop string waits. Nothing of a stop string, nor anything after i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class Match(NamedTuple):
     """What one piece of text led to: `shown` is certain; `is_stopped` means a stop is complete."""
 
     shown: str
@@ -19,28 +18,28 @@ class Match:
 class StopMatcher:
     """One output's matcher. Feed token by token: the token that completes a stop is the last."""
 
-    __slots__ = ("_held", "_starts", "_stops")
+    __slots__ = ("_starts", "_stops", "held")
 
     def __init__(self, stops: Sequence[str]) -> None:
         assert all(stops), "an empty stop string would match everywhere"
         self._stops = tuple(stops)
         self._starts = frozenset(stop[0] for stop in stops)
-        self._held = ""
+        self.held = ""
 
     def feed(self, text: str) -> Match:
         """Add text. Of several stops in it the one that begins first wins."""
-        held = self._held + text
+        held = self.held + text
         begins = [begin for stop in self._stops if (begin := held.find(stop)) >= 0]
         if begins:
-            self._held = ""
-            return Match(shown=held[: min(begins)], is_stopped=True)
+            self.held = ""
+            return Match(held[: min(begins)], True)
         keep_from = self._hold_from(held)
-        self._held = held[keep_from:]
-        return Match(shown=held[:keep_from], is_stopped=False)
+        self.held = held[keep_from:]
+        return Match(held[:keep_from], False)
 
     def flush(self) -> str:
         """The output ended without a stop: what was held back is text after all."""
-        held, self._held = self._held, ""
+        held, self.held = self.held, ""
         return held
 
     def _hold_from(self, text: str) -> int:

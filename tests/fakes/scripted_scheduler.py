@@ -1,7 +1,7 @@
 """A leader that computes nothing: it reads the inbox and commits tokens that a script dictates.
 
-Everything else is real: election, renewal, journal, results, cancels. `script(record, choice)` names
-the tokens of a choice, as many as it likes; stop ids, max_tokens and cancels end it as usual.
+Everything else is real: election, renewal, journal, results, cancels. `script(record, choice)`
+names the tokens of a choice, as many as it likes; stop ids, max_tokens and cancels end it.
 """
 
 import asyncio

@@ -46,7 +46,7 @@ def byte_level_bpe(vocab_size: int = 480) -> Tokenizer:
 
 @cache
 def sentencepiece_bpe() -> Tokenizer:
-    """Llama 2, Mistral: ▁ for space, byte tokens for what the vocabulary lacks, one space stripped."""
+    """Llama 2, Mistral: ▁ for space, byte tokens for what is unknown, one space stripped."""
     tokenizer = _trained_bpe("▁")
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]

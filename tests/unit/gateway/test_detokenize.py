@@ -123,7 +123,7 @@ def test_a_decoder_that_needs_the_future_is_refused() -> None:
 
 
 def test_a_token_costs_little() -> None:
-    """The goal is 15 µs with the stop check; the detokenizer alone is allowed a third, on any box."""
+    """The goal is 15 µs with the stop check; the detokenizer alone is allowed a third."""
     tokenizer = built.byte_level_bpe()
     pieces = Pieces(tokenizer)
     token_ids = tokenizer.encode("".join(built.CORPUS)).ids * 8

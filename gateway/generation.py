@@ -1,0 +1,258 @@
+"""The one funnel of both protocols: an accepted request as a series of events.
+
+Tokens come from the journal, become text, and end in exactly one Finished per choice and one Done.
+A choice that meets a stop string ends here and now, with the exact token count, and its computation
+is cancelled; since that is decided from the tokens alone, every gateway decides the same.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Self
+
+from gateway.choice_text import ChoiceText
+from gateway.detokenize import Pieces
+from gateway.releases import Release
+from ledger import Ledger, Subscription, Update
+from protos.kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
+from protos.kaiten.v1.inference_service_pb2 import Done as DoneMessage
+from protos.kaiten.v1.ledger_pb2 import RequestResult, SequenceFinished
+from service_kit.errors import KaitenError, Unavailable
+
+STOP = FinishReason.FINISH_REASON_STOP
+
+
+class Accepted(NamedTuple):
+    """The request is in the ledger."""
+
+    request_id: str
+    prompt_tokens: int
+
+
+class Delta(NamedTuple):
+    """New output of one choice: tokens [position, position + len(token_ids))."""
+
+    choice: int
+    position: int
+    token_ids: Sequence[int]
+    text: str
+    logprobs: Sequence[TokenLogprobs]
+
+
+class Finished(NamedTuple):
+    """The terminal event of one choice."""
+
+    choice: int
+    reason: FinishReason
+    output_tokens: int
+    error: str
+
+
+class Done(NamedTuple):
+    """The last event. The message is ours to keep."""
+
+    message: DoneMessage
+
+
+Event = Accepted | Delta | Finished | Done
+
+
+class Choice:
+    """One choice's progress. Tokens before `start` are fed for their effect but not shown."""
+
+    __slots__ = ("end", "fed_end", "index", "start", "text")
+
+    def __init__(self, index: int, text: ChoiceText, start: int) -> None:
+        self.index = index
+        self.text = text
+        self.start = start
+        # What the client was told, and what the journal says; they differ after a stop string.
+        self.end: Finished | None = None
+        self.fed_end: SequenceFinished | None = None
+
+    def apply(self, update: Update) -> list[Event]:
+        """The events of an update. Nothing comes after Finished."""
+        ended = update.finished
+        if ended is not None:
+            self.fed_end = ended
+        if self.end is not None:
+            return []
+        assert update.position == self.text.output_tokens or not update.token_ids
+        token_ids = update.token_ids
+        events: list[Event] = []
+        ends_on_token = ended is not None and ended.reason == STOP and len(token_ids) > 0
+        fed = self.text.feed(token_ids[:-1] if ends_on_token else token_ids)
+        text, count, is_stopped = fed
+        if ended is not None and not is_stopped:
+            last = self.text.feed_last(token_ids[-1]) if ends_on_token else self.text.flush()
+            text, count, is_stopped = text + last.text, count + last.token_count, last.is_stopped
+        if count or text:
+            self._show(update, count, text, events)
+        if is_stopped:
+            self.end = Finished(self.index, STOP, self.text.output_tokens, "")
+        elif ended is not None:
+            reason = ended.reason
+            self.end = Finished(self.index, reason, ended.output_tokens, ended.error)
+        if self.end is not None:
+            events.append(self.end)
+        return events
+
+    def _show(self, update: Update, count: int, text: str, events: list[Event]) -> None:
+        """Add the Delta, less what lies before `start`."""
+        position, token_ids, logprobs = update.position, update.token_ids, update.logprobs
+        hidden = self.start - position
+        if hidden >= count > 0:
+            return
+        if hidden > 0 or count < len(token_ids):
+            hidden = max(hidden, 0)
+            token_ids, logprobs = token_ids[hidden:count], logprobs[hidden:count]
+            position += hidden
+        events.append(Delta(self.index, position, token_ids, text, logprobs))
+
+
+class Generation:
+    """Async iterator of event lists, one list per wake-up: what piled up comes together.
+
+    Leave it with `close`; whoever leaves before the end lets the request be cancelled.
+    """
+
+    def __init__(
+        self,
+        *,
+        accepted: Accepted,
+        id: str,
+        serial: int,
+        choices: Sequence[Choice],
+        subscription: Subscription,
+        ledger: Ledger,
+        release: Callable[[Release], None],
+    ) -> None:
+        self.id = id
+        self.accepted = accepted
+        self.choices = choices
+        self.is_done = False
+        self._serial = serial
+        self._subscription = subscription
+        self._ledger = ledger
+        self._release = release
+        self.done_message: DoneMessage | None = None
+        self._has_begun = False
+        self._on_close: list[Callable[[], None]] = []
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Sequence[Event]:
+        if not self._has_begun:
+            self._has_begun = True
+            return (self.accepted,)
+        while not self.is_done:
+            try:
+                update = await self._subscription.__anext__()
+            except StopAsyncIteration:
+                return (await self._finish(),)
+            events = self._apply(update)
+            if events:
+                return events
+        raise StopAsyncIteration
+
+    def interrupt(self, error: KaitenError) -> None:
+        """End it from outside: the reader gets the error at its next look."""
+        self._subscription.fail(error)
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call this when the stream is left."""
+        self._on_close.append(callback)
+
+    def close(self) -> None:
+        """Stop following. The request itself goes on."""
+        self._subscription.close()
+        while self._on_close:
+            self._on_close.pop()()
+
+    def _apply(self, update: Update) -> Sequence[Event]:
+        choice = self.choices[update.serial - self._serial]
+        start = choice.start
+        if update.position < start < update.position + len(update.token_ids):
+            # The text before and after `start` must come apart: feed it in two.
+            head, tail = _split(update, start - update.position)
+            events = [*self._apply_to(choice, head), *self._apply_to(choice, tail)]
+        else:
+            events = self._apply_to(choice, update)
+        if update.finished is not None and update.finished.HasField("done"):
+            self.done_message = update.finished.done
+        return events
+
+    def _apply_to(self, choice: Choice, update: Update) -> list[Event]:
+        was_open = choice.end is None
+        events = choice.apply(update)
+        if was_open and choice.end is not None and choice.fed_end is None:
+            # A stop string: the computation goes on until somebody says otherwise.
+            count = choice.end.output_tokens
+            self._release(Release(self.id, choice.index, STOP, count))
+        return events
+
+    async def _finish(self) -> Done:
+        message = self.done_message
+        if message is None:
+            # Its record was taken from history, which keeps the ends of choices only.
+            result = await self._ledger.result(self.id)
+            if result is None:
+                raise Unavailable("the request has ended and its result is no longer kept")
+            message = self.done_message = result.done
+        self.is_done = True
+        return Done(told(message, self.choices))
+
+
+def told(message: DoneMessage, choices: Sequence[Choice]) -> DoneMessage:
+    """The usage as the client saw it: tokens computed past a stop string never happened."""
+    adjusted = DoneMessage()
+    adjusted.CopyFrom(message)
+    for choice in choices:
+        if choice.end is not None and choice.fed_end is not None:
+            excess = choice.fed_end.output_tokens - choice.end.output_tokens
+            adjusted.usage.output_tokens = max(0, adjusted.usage.output_tokens - excess)
+    return adjusted
+
+
+def new_choices(
+    pieces: Pieces, stops: Sequence[str], n: int, positions: Sequence[int] = ()
+) -> list[Choice]:
+    """n choices at their beginnings, to be shown from the given positions."""
+    starts = [*positions, *[0] * (n - len(positions))]
+    return [Choice(index, ChoiceText(pieces, stops), starts[index]) for index in range(n)]
+
+
+def replay(result: RequestResult, pieces: Pieces) -> tuple[list[Finished], DoneMessage]:
+    """How a stored request ended, as its client was told."""
+    choices = new_choices(pieces, result.render.stop, len(result.choices))
+    ends: list[Finished] = []
+    for choice, stored in zip(choices, result.choices, strict=True):
+        choice.apply(
+            Update(
+                serial=result.serial + choice.index,
+                position=0,
+                token_ids=list(stored.output.token_ids),
+                logprobs=[],
+                finished=stored.finished,
+            )
+        )
+        assert choice.end is not None
+        ends.append(choice.end)
+    return ends, told(result.done, choices)
+
+
+def _split(update: Update, count: int) -> tuple[Update, Update]:
+    head = Update(
+        serial=update.serial,
+        position=update.position,
+        token_ids=update.token_ids[:count],
+        logprobs=update.logprobs[:count],
+        finished=None,
+    )
+    tail = Update(
+        serial=update.serial,
+        position=update.position + count,
+        token_ids=update.token_ids[count:],
+        logprobs=update.logprobs[count:],
+        finished=update.finished,
+    )
+    return head, tail

@@ -1,0 +1,66 @@
+"""The gateway's hold on its cell: a Ledger and its Follower, replaced together when it is lost."""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from ledger import Follower, Ledger, LedgerLimits, StoreLost
+from service_kit.errors import ConfigError, Unavailable
+
+log = structlog.get_logger()
+
+RETRY_WAIT_S: Final = 0.5
+
+
+class LedgerLink:
+    """`ledger` and `follower` are current; hold them no longer than one request."""
+
+    def __init__(self, url: str, *, cell: str, limits: LedgerLimits | None = None) -> None:
+        self._url = url
+        self._cell = cell
+        self._limits = limits or LedgerLimits()
+        self.ledger: Ledger
+        self.follower: Follower
+        # Why the store is not to be trusted with requests now; empty when it is.
+        self.problem = "the store has not been checked yet"
+
+    @property
+    def limits(self) -> LedgerLimits:
+        return self._limits
+
+    async def open(self) -> None:
+        """Connect. A store that is away is waited for later; a wrong one raises ConfigError now."""
+        await self._connect()
+        try:
+            await self.check()
+        except Unavailable as error:
+            log.warning("ledger.away", reason=error.reason)
+
+    async def check(self) -> None:
+        """Look whether the store still keeps the rules, and note the answer in `problem`."""
+        try:
+            await self.ledger.check()
+        except (ConfigError, Unavailable) as error:
+            self.problem = str(error)
+            raise
+        self.problem = ""
+
+    async def run(self) -> None:
+        """Follow the journal; after a lost store start over with the new one, for ever."""
+        while True:
+            try:
+                await self.follower.run()
+            except StoreLost as error:
+                log.error("ledger.lost", reason=error.reason)
+                self.problem = str(error)
+                await asyncio.sleep(RETRY_WAIT_S)
+                await self.ledger.close()
+                await self._connect()
+
+    async def close(self) -> None:
+        await self.ledger.close()
+
+    async def _connect(self) -> None:
+        self.ledger = await Ledger.connect(self._url, cell=self._cell, limits=self._limits)
+        self.follower = Follower(self.ledger)

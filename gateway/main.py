@@ -1,0 +1,171 @@
+"""The gateway process: start, serve, drain, stop."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import grpc
+import structlog
+
+from gateway import grpc_api, model_card
+from gateway.front import Front
+from gateway.http_api import create_app
+from gateway.http_server import HttpServer
+from gateway.ledger_link import LedgerLink
+from gateway.model_card import ModelCard
+from gateway.prompts import Prompter
+from gateway.readiness import Readiness, ReadinessLimits
+from gateway.settings import GatewaySettings
+from gateway.template_process import TemplateLimits, TemplateProcess
+from gateway.validate import Limits
+from ledger import LedgerLimits
+from service_kit import logs, settings, telemetry
+from service_kit.clock import SystemClock
+from service_kit.grpc_server import ServerLimits, add_health, add_reflection, bind, create_server
+from service_kit.lifecycle import launch
+
+log = structlog.get_logger()
+
+# After readiness turned false, load balancers need a moment to look before streams are refused.
+CLOSE_GRACE_S: Final = 1.0
+# Of the drain time, kept for telling the streams that are left to go elsewhere.
+FAREWELL_SHARE: Final = 0.1
+
+
+class GatewayService:
+    """One gateway. Built without I/O except for reading the model's folder."""
+
+    def __init__(self, config: GatewaySettings) -> None:
+        self._config = config
+        self.drain_s = config.drain_s
+        self._card = model_card.load(config.model, config.served_model_name)
+        self._link = LedgerLink(
+            config.redis_url.get_secret_value(), cell=config.cell, limits=_ledger_limits(config)
+        )
+        self._readiness = Readiness(
+            self._link,
+            self._card,
+            clock=SystemClock(),
+            limits=ReadinessLimits(
+                leader_quiet_s_max=config.leader_quiet_s_max,
+                stalled_ms_max=config.stalled_ms_max,
+            ),
+        )
+        self._template = _template(self._card, config)
+        self.front = Front(
+            link=self._link,
+            card=self._card,
+            prompter=Prompter(self._card, self._template),
+            readiness=self._readiness,
+            limits=_limits(config, self._card),
+            streams_max=config.streams_max,
+            timeout_s=config.request_timeout_s or None,
+        )
+        self._http = HttpServer(create_app(self.front, config), config.http_host, config.http_port)
+        self._grpc: grpc.aio.Server | None = None
+        self._releasing: asyncio.Task[None] | None = None
+        self.grpc_port = 0
+        self.http_port = 0
+
+    async def start(self) -> Mapping[str, object]:
+        """Bind both ports and begin to answer; whether requests can be served, readiness tells."""
+        self._grpc = create_server(limits=ServerLimits())
+        grpc_api.add_to(self._grpc, self.front)
+        health = add_health(self._grpc, grpc_api.SERVICE_NAMES)
+        if self._config.reflection:
+            add_reflection(self._grpc, [*grpc_api.SERVICE_NAMES, "grpc.health.v1.Health"])
+        self.grpc_port = bind(self._grpc, self._config.grpc_host, self._config.grpc_port)
+        self.http_port = self._http.bind()
+        await self._link.open()
+        if self._template is not None:
+            await self._template.start()
+        await self._grpc.start()
+        await self._http.start()
+        self._readiness.listen(health.set_all)
+        return {
+            "model": self._card.name,
+            "grpc": f"{self._config.grpc_host}:{self.grpc_port}",
+            "http": f"http://{self._config.http_host}:{self.http_port}",
+        }
+
+    async def serve(self) -> None:
+        # Cancels outlive the drain: what clients left behind must still be told to the ledger.
+        self._releasing = asyncio.create_task(self.front.releases.run())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._link.run())
+            tasks.create_task(self._readiness.run())
+            tasks.create_task(self._http.serve())
+
+    async def drain(self) -> None:
+        """Readiness false, nothing new in; streams run on, and those left are sent elsewhere."""
+        self._readiness.drain()
+        try:
+            async with asyncio.timeout(self.drain_s * (1 - FAREWELL_SHARE)):
+                await self.front.drained()
+        except TimeoutError:
+            self.front.close()
+            await self.front.drained()
+
+    async def stop(self) -> None:
+        """Works after a start that failed half-way, too."""
+        self._readiness.is_draining = True
+        self.front.close()
+        if self._grpc is not None:
+            await self._grpc.stop(CLOSE_GRACE_S)
+        await self._http.stop()
+        await self._deliver_releases()
+        if self._template is not None:
+            await self._template.close()
+        await self._link.close()
+
+    async def _deliver_releases(self) -> None:
+        if self._releasing is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_GRACE_S):
+                await self.front.releases.settled()
+        except TimeoutError:
+            log.warning("releases.undelivered", count=len(self.front.releases))
+        self._releasing.cancel()
+        await asyncio.wait({self._releasing})
+
+
+def _ledger_limits(config: GatewaySettings) -> LedgerLimits:
+    return LedgerLimits(
+        requests_max=config.requests_max,
+        prompt_tokens_max=config.prompt_tokens_max,
+        allow_everysec=config.allow_everysec,
+    )
+
+
+def _limits(config: GatewaySettings, card: ModelCard) -> Limits:
+    return Limits(
+        vocab_size=card.vocab_size,
+        context_tokens_max=card.context_tokens_max,
+        choices_max=config.choices_max,
+        stops_max=config.stops_max,
+        stop_chars_max=config.stop_chars_max,
+        logprobs_max=config.logprobs_max,
+        text_bytes_max=config.text_bytes_max,
+    )
+
+
+def _template(card: ModelCard, config: GatewaySettings) -> TemplateProcess | None:
+    if card.chat_template is None:
+        return None
+    limits = TemplateLimits(text_bytes_max=2 * config.text_bytes_max)
+    return TemplateProcess(card.chat_template, card.template_names, limits)
+
+
+def build(argv: Sequence[str] | None = None) -> GatewayService:
+    """Settings to service. ConfigError says which setting is wrong and why."""
+    config = settings.load(GatewaySettings, "gateway", argv)
+    logs.configure("gateway", config.log_level)
+    telemetry.configure("gateway")
+    log.info("settings", **settings.describe(config))
+    return GatewayService(config)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until a signal. Returns the exit code."""
+    return launch(lambda: build(argv))

@@ -1,0 +1,262 @@
+"""OpenAI-style bodies: what is read, what is harmless, what is refused; and their way to an Ask.
+
+Types are strict (a string is no number) but ranges are left to `validate`, which both protocols
+share. A key nobody knows is refused as OpenAI does it: a misspelt `max_token` must not be ignored.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.asks import Ask, ChatPrompt, Message, Prompt, SamplingAsk, TextPrompt, TokenPrompt
+from service_kit.errors import InvalidRequest, TooLong
+
+# Sent by clients for OpenAI's own bookkeeping; they change no output.
+HARMLESS: Final = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+)
+# Known to OpenAI's API, not to this one yet: accepted only with a value that asks for nothing.
+NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "audio": (None,),
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "frequency_penalty": (None, 0),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "logit_bias": (None, {}),
+    "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, True, False),
+    "prediction": (None,),
+    "presence_penalty": (None, 0),
+    "reasoning_effort": (None,),
+    "repetition_penalty": (None, 1),
+    "response_format": (None, {"type": "text"}),
+    "suffix": (None, ""),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "verbosity": (None,),
+    "web_search_options": (None,),
+}
+SEED_MIN: Final = -(2**63)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class StreamOptions(_Body):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Common(_Body):
+    """What both endpoints take, vendor extras included."""
+
+    model: str
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def is_streaming(self) -> bool:
+        return bool(self.stream)
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingAsk:
+        return SamplingAsk(
+            temperature=self.temperature,
+            # -1 means "all" to other servers' clients.
+            top_k=0 if self.top_k == -1 else self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            # OpenAI's seed is a signed 64-bit number: the negative ones are the upper half of ours.
+            seed=self.seed % 2**64 if self.seed and SEED_MIN <= self.seed < 0 else self.seed,
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logprobs=logprobs,
+        )
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class CompletionBody(Common):
+    """POST /v1/completions."""
+
+    PROMPT_FIELD: ClassVar[str] = "prompt"
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = None
+
+    def asks(self, body_hash: bytes, request_id: str, prompts_max: int) -> list[Ask]:
+        """One Ask per prompt."""
+        prompts = _prompts(self.prompt)
+        if not prompts:
+            raise InvalidRequest("prompt", "must not be empty")
+        if len(prompts) > prompts_max:
+            raise TooLong("prompt (list)", prompts_max, len(prompts))
+        if len(prompts) > 1 and request_id:
+            raise InvalidRequest("Idempotency-Key", "works with a single prompt only")
+        return [
+            Ask(
+                prompt=prompt,
+                body_hash=body_hash,
+                request_id=request_id,
+                model=self.model,
+                sampling=self.sampling(self.max_tokens, self.logprobs),
+                n=self.n,
+                stop=self.stops,
+                return_token_ids=bool(self.return_token_ids),
+            )
+            for prompt in prompts
+        ]
+
+
+class TextPart(_Body):
+    """One part of a content that is a list."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessageBody(_Body):
+    """A turn. Keys that only matter for tools or display may be there if they say nothing."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    refusal: None = None
+    tool_calls: None = None
+    function_call: None = None
+    audio: None = None
+    annotations: list[Any] | None = None
+
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class ChatBody(Common):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessageBody] = Field()
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def asks(self, body_hash: bytes, request_id: str, prompts_max: int) -> list[Ask]:
+        """The one Ask."""
+        messages = tuple(
+            # "developer" is OpenAI's newer word for what templates call "system".
+            Message(role="system" if item.role == "developer" else item.role, content=item.text())
+            for item in self.messages
+        )
+        limit = (
+            self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        )
+        return [
+            Ask(
+                prompt=ChatPrompt(messages=messages),
+                body_hash=body_hash,
+                request_id=request_id,
+                model=self.model,
+                sampling=self.sampling(limit, self._logprobs()),
+                n=self.n,
+                stop=self.stops,
+                return_token_ids=bool(self.return_token_ids),
+            )
+        ]
+
+    def _logprobs(self) -> int | None:
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise InvalidRequest("top_logprobs", "needs logprobs to be true")
+        return None
+
+
+def parse(kind: "type[CompletionBody | ChatBody]", raw: bytes) -> "CompletionBody | ChatBody":
+    """A request body. InvalidRequest names the first field that is wrong."""
+    try:
+        content = json.loads(raw, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest("", f"the body is not valid JSON: {_cut(str(error))}") from None
+    if not isinstance(content, dict):
+        raise InvalidRequest("", "the body must be a JSON object")
+    try:
+        return kind.model_validate(_without_neutral(content))
+    except ValidationError as error:
+        raise _first_problem(error) from None
+
+
+def hash_of(raw: bytes) -> bytes:
+    """Identity of a body: the same bytes are the same request."""
+    return hashlib.sha256(raw).digest()
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _without_neutral(content: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for key, value in content.items():
+        if key in NEUTRAL:
+            if not any(value == neutral for neutral in NEUTRAL[key]):
+                raise InvalidRequest(key, "is not supported by this server")
+        elif key not in HARMLESS:
+            kept[key] = value
+    return kept
+
+
+def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[Prompt]:
+    if isinstance(prompt, str):
+        return [TextPrompt(text=prompt)]
+    if prompt and isinstance(prompt[0], int):
+        return [TokenPrompt(token_ids=tuple(prompt))]
+    return [
+        TextPrompt(text=item) if isinstance(item, str) else TokenPrompt(token_ids=tuple(item))  # type: ignore[arg-type]
+        for item in prompt
+    ]
+
+
+def _first_problem(error: ValidationError) -> InvalidRequest:
+    """One sentence. Of a union's many complaints the field and the choice of types is enough."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    location = [str(part) for part in first["loc"]]
+    field = location[0] if location else ""
+    if first["type"] == "extra_forbidden":
+        return InvalidRequest(".".join(location), "is not a known field")
+    if first["type"] == "missing":
+        return InvalidRequest(".".join(location), "is required")
+    if field == "prompt":
+        rule = "must be a string, a list of strings, a list of token ids, or a list of those lists"
+        return InvalidRequest("prompt", rule)
+    rule = first["msg"]
+    return InvalidRequest(".".join(location), rule[:1].lower() + rule[1:])
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else text[:199] + "…"

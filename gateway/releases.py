@@ -1,0 +1,105 @@
+"""Cancels on their way to the ledger: asked for where one cannot wait, delivered with retries.
+
+A handler whose client is gone is being cancelled itself and must not await. It leaves a note here;
+one task delivers. Notes are bounded by what was accepted: one per choice and one per request.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+
+from ledger import StoreLost, Submitted
+from protos.kaiten.v1.common_pb2 import FinishReason
+from service_kit.errors import NotFound, Unavailable
+
+log = structlog.get_logger()
+
+RETRY_WAIT_S: Final = 0.5
+# Delivered at once; more wait their turn.
+BATCH_MAX: Final = 32
+
+
+class Release(NamedTuple):
+    """One cancel. choice None: the whole request. `output_tokens` counts with STOP."""
+
+    id: str
+    choice: int | None = None
+    reason: FinishReason = FinishReason.FINISH_REASON_CANCELLED
+    output_tokens: int = 0
+
+
+class Canceller(Protocol):
+    """What of the ledger is needed."""
+
+    async def cancel(
+        self, id: str, *, choice: int | None, reason: FinishReason, output_tokens: int
+    ) -> bool: ...
+
+
+class Releases:
+    """The notes not yet delivered, oldest first; the same note twice is one."""
+
+    def __init__(self, ledger: Callable[[], Canceller]) -> None:
+        self._ledger = ledger
+        self._notes: dict[Release, None] = {}
+        self._asked = asyncio.Event()
+        self._done = asyncio.Event()
+        self._done.set()
+        self._adopted: set[asyncio.Future[Submitted]] = set()
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def ask(self, release: Release) -> None:
+        """Leave a note."""
+        self._notes[release] = None
+        self._done.clear()
+        self._asked.set()
+
+    def adopt(self, submitting: "asyncio.Future[Submitted]", id: str) -> None:
+        """A submit whose client left while it was under way: if it gets accepted, cancel it."""
+
+        def settle(finished: "asyncio.Future[Submitted]") -> None:
+            self._adopted.discard(finished)
+            if not finished.cancelled() and finished.exception() is None:
+                self.ask(Release(id))
+
+        self._adopted.add(submitting)
+        submitting.add_done_callback(settle)
+
+    async def run(self) -> None:
+        """Deliver for as long as the gateway lives."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            while self._notes:
+                batch = list(self._notes)[:BATCH_MAX]
+                delivered = await asyncio.gather(*map(self._deliver, batch))
+                for release, is_delivered in zip(batch, delivered, strict=True):
+                    if is_delivered:
+                        del self._notes[release]
+                if not all(delivered):
+                    await asyncio.sleep(RETRY_WAIT_S)
+            self._done.set()
+
+    def settled(self) -> Awaitable[object]:
+        """Wait until everything asked for so far has been delivered."""
+        return self._done.wait()
+
+    async def _deliver(self, release: Release) -> bool:
+        try:
+            await self._ledger().cancel(
+                release.id,
+                choice=release.choice,
+                reason=release.reason,
+                output_tokens=release.output_tokens,
+            )
+        except (NotFound, StoreLost):
+            # It ended and was forgotten, or everything was.
+            return True
+        except Unavailable:
+            log.warning("release.delayed", choice=release.choice)
+            return False
+        return True

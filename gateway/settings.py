@@ -1,0 +1,64 @@
+"""The gateway's settings: each is a flag, an environment variable and a key of the TOML file."""
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from service_kit.settings import Settings
+
+
+class GatewaySettings(Settings):
+    """The public door: gRPC and OpenAI HTTP in, text out."""
+
+    redis_url: SecretStr = Field(
+        default=SecretStr("redis://127.0.0.1:6379/0"),
+        description="where the ledger is; unix:///path works too",
+    )
+    cell: str = Field(default="0", description="the scheduler group to serve")
+    model: Path = Field(description="the model's folder; weights are not opened")
+    served_model_name: str = Field(
+        default="", max_length=256, description="the name clients use; empty: the folder's name"
+    )
+    grpc_host: str = "127.0.0.1"
+    grpc_port: int = Field(default=50051, ge=0, le=65535, description="0: any free port")
+    http_host: str = "127.0.0.1"
+    http_port: int = Field(default=8000, ge=0, le=65535, description="0: any free port")
+    reflection: bool = Field(default=True, description="let clients list the gRPC services")
+    log_level: str = "info"
+    drain_s: float = Field(
+        default=30.0, ge=0, description="running streams get this long after SIGTERM"
+    )
+
+    streams_max: int = Field(default=4096, ge=1, description="streams followed at once")
+    choices_max: int = Field(default=16, ge=1, le=1024, description="largest n of a request")
+    prompts_max: int = Field(default=64, ge=1, description="prompts of one HTTP completion")
+    stops_max: int = Field(default=16, ge=0, description="stop strings of a request")
+    stop_chars_max: int = Field(default=256, ge=1, description="characters of a stop string")
+    logprobs_max: int = Field(default=20, ge=0, description="log-probabilities per position")
+    text_bytes_max: int = Field(default=4 << 20, ge=1, description="prompt text before tokenizing")
+    body_bytes_max: int = Field(default=16 << 20, ge=1, description="HTTP body before parsing")
+    request_timeout_s: float = Field(
+        default=0.0, ge=0, description="deadline of requests that bring none; 0: none"
+    )
+    requests_max: int = Field(default=4096, ge=1, description="live choices of the whole cell")
+    prompt_tokens_max: int = Field(
+        default=4_000_000, ge=1, description="live prompt tokens of the whole cell"
+    )
+    allow_everysec: bool = Field(
+        default=False, description="accept a store with appendfsync everysec, which may lose work"
+    )
+    leader_quiet_s_max: float = Field(
+        default=10.0, gt=0, description="not ready when no scheduler renewed for this long"
+    )
+    stalled_ms_max: int = Field(
+        default=10_000, ge=1, description="not ready when work is runnable but stands this long"
+    )
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        if self.choices_max > self.requests_max:
+            raise ValueError("choices_max must be at most requests_max")
+        if self.text_bytes_max > self.body_bytes_max:
+            raise ValueError("text_bytes_max must be at most body_bytes_max")
+        return self

@@ -1,0 +1,218 @@
+"""Judge an Ask and turn it into the record that goes to the ledger. Pure.
+
+`check` runs first and looks at every field that needs no tokenizer, so a wrong request costs
+microseconds. `to_record` runs on the prompt's ids. Errors name the field, the rule and the limit.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.asks import Ask, ChatPrompt, SamplingAsk, TextPrompt, TokenPrompt
+from gateway.model_card import SamplingDefaults
+from protos.kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
+from protos.kaiten.v1.worker_service_pb2 import RowSampling
+from service_kit.errors import InvalidRequest, NotFound, TooLong
+
+REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+UINT32_MAX: Final = 2**32 - 1
+UINT64_MAX: Final = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What this gateway lets in. The first two are the model's and the cell's own."""
+
+    vocab_size: int
+    context_tokens_max: int
+    choices_max: int = 16
+    stops_max: int = 16
+    stop_chars_max: int = 256
+    stop_token_ids_max: int = 256
+    logprobs_max: int = 20
+    text_bytes_max: int = 4 << 20
+    messages_max: int = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What `to_record` must know of the model beyond its limits."""
+
+    name: str
+    eos_token_ids: tuple[int, ...]
+    defaults: SamplingDefaults
+
+
+class PromptTooLong(TooLong):
+    """The sentence says what is counted: the plain one could mean characters."""
+
+    def __init__(self, field: str, limit: int, got: int) -> None:
+        super().__init__(field, limit, got)
+        self.rule = (
+            f"the prompt has {got} tokens; at most {limit} leave room for an output token "
+            f"in this model's context"
+        )
+        self.args = (f"{field}: {self.rule}",)
+
+
+def check(ask: Ask, limits: Limits, model_name: str) -> None:
+    """Raise the first thing wrong with an Ask. No number in it makes this allocate anything."""
+    check_request_id(ask.request_id)
+    if ask.model not in ("", model_name):
+        raise NotFound(f"model {ask.model[:128]!r}")
+    _integer("n", ask.n, 1, limits.choices_max)
+    _check_sampling(ask.sampling, limits)
+    _check_stops(ask.stop, limits)
+    _check_prompt(ask, limits)
+
+
+def check_request_id(request_id: str) -> None:
+    """Empty means: mint one."""
+    if request_id and not REQUEST_ID.fullmatch(request_id):
+        raise InvalidRequest("request_id", f"must match {REQUEST_ID.pattern}")
+
+
+def to_record(
+    ask: Ask, prompt_ids: Sequence[int], *, limits: Limits, model: Model, tenant: str, seed: int
+) -> SubmitRecord:
+    """The durable form of a checked Ask. `seed` is used when the client gave none."""
+    room = limits.context_tokens_max - len(prompt_ids)
+    if not prompt_ids:
+        raise InvalidRequest(ask.prompt.field, "must give at least one token")
+    if room < 1:
+        raise PromptTooLong(ask.prompt.field, limits.context_tokens_max - 1, len(prompt_ids))
+    timeout_ms = 0 if ask.timeout_s is None else max(1, math.ceil(ask.timeout_s * 1000))
+    return SubmitRecord(
+        id=f"{tenant}:{ask.request_id}",
+        tenant=tenant,
+        n=ask.n or 1,
+        prompt_token_ids=prompt_ids,
+        sampling=_row_sampling(ask.sampling, room, limits, model, seed),
+        timeout_ms=min(timeout_ms, UINT64_MAX),
+        traceparent=ask.traceparent,
+        render=RenderOptions(stop=ask.stop),
+    )
+
+
+def _row_sampling(
+    asked: SamplingAsk, room: int, limits: Limits, model: Model, seed: int
+) -> RowSampling:
+    defaults = model.defaults
+    max_tokens = room if asked.max_tokens is None else asked.max_tokens
+    if max_tokens > room:
+        raise TooLong("sampling.max_tokens", room, max_tokens)
+    min_tokens = asked.min_tokens or 0
+    if min_tokens > max_tokens:
+        rule = f"must be at most max_tokens, which is {max_tokens}, got {min_tokens}"
+        raise InvalidRequest("sampling.min_tokens", rule)
+    top_k = defaults.top_k if asked.top_k is None else asked.top_k
+    eos = () if asked.ignore_eos else model.eos_token_ids
+    return RowSampling(
+        temperature=_or(asked.temperature, defaults.temperature),
+        # Keeping the whole vocabulary is keeping all.
+        top_k=top_k if top_k < limits.vocab_size else 0,
+        top_p=_or(asked.top_p, defaults.top_p),
+        min_p=_or(asked.min_p, defaults.min_p),
+        seed=seed if asked.seed is None else asked.seed,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop_token_ids=dict.fromkeys((*eos, *asked.stop_token_ids)),
+        logprobs=-1 if asked.logprobs is None else asked.logprobs,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _check_sampling(asked: SamplingAsk, limits: Limits) -> None:
+    _number("sampling.temperature", asked.temperature, 0.0, 2.0)
+    _number("sampling.min_p", asked.min_p, 0.0, 1.0)
+    _number("sampling.top_p", asked.top_p, 0.0, 1.0)
+    if asked.top_p == 0.0:
+        raise InvalidRequest("sampling.top_p", "must be more than 0 and at most 1, got 0")
+    _integer("sampling.top_k", asked.top_k, 0, UINT32_MAX)
+    _integer("sampling.seed", asked.seed, 0, UINT64_MAX)
+    _integer("sampling.max_tokens", asked.max_tokens, 1, UINT32_MAX)
+    _integer("sampling.min_tokens", asked.min_tokens, 0, UINT32_MAX)
+    _integer("sampling.logprobs", asked.logprobs, 0, min(limits.logprobs_max, limits.vocab_size))
+    ids = asked.stop_token_ids
+    if len(ids) > limits.stop_token_ids_max:
+        raise TooLong("sampling.stop_token_ids", limits.stop_token_ids_max, len(ids))
+    _in_vocabulary("sampling.stop_token_ids", ids, limits.vocab_size)
+
+
+def _check_stops(stops: Sequence[str], limits: Limits) -> None:
+    if len(stops) > limits.stops_max:
+        raise TooLong("stop", limits.stops_max, len(stops))
+    for stop in stops:
+        if not stop:
+            raise InvalidRequest("stop", "must not hold an empty string")
+        if len(stop) > limits.stop_chars_max:
+            raise TooLong("stop", limits.stop_chars_max, len(stop))
+        _encodable("stop", stop)
+
+
+def _check_prompt(ask: Ask, limits: Limits) -> None:
+    prompt = ask.prompt
+    if isinstance(prompt, TokenPrompt):
+        if not prompt.token_ids:
+            raise InvalidRequest(prompt.field, "must give at least one token")
+        if len(prompt.token_ids) >= limits.context_tokens_max:
+            limit = limits.context_tokens_max - 1
+            raise PromptTooLong(prompt.field, limit, len(prompt.token_ids))
+        _in_vocabulary(prompt.field, prompt.token_ids, limits.vocab_size)
+    elif isinstance(prompt, TextPrompt):
+        _check_text(prompt.field, (prompt.text,), limits)
+    else:
+        _check_chat(prompt, limits)
+
+
+def _check_chat(prompt: ChatPrompt, limits: Limits) -> None:
+    if not prompt.messages:
+        raise InvalidRequest(prompt.field, "must hold at least one message")
+    if len(prompt.messages) > limits.messages_max:
+        raise TooLong(prompt.field, limits.messages_max, len(prompt.messages))
+    for message in prompt.messages:
+        if not message.role or len(message.role) > 64:
+            raise InvalidRequest(prompt.field, "every role must have 1 to 64 characters")
+        _encodable(prompt.field, message.role)
+    _check_text(prompt.field, [message.content for message in prompt.messages], limits)
+
+
+def _check_text(field: str, texts: Sequence[str], limits: Limits) -> None:
+    """The cap comes before the tokenizer: its time and memory grow with the text."""
+    size_bytes = 0
+    for text in texts:
+        size_bytes += len(text)
+        if size_bytes <= limits.text_bytes_max:
+            size_bytes += len(_encodable(field, text)) - len(text)
+    if size_bytes > limits.text_bytes_max:
+        raise TooLong(f"{field} (bytes)", limits.text_bytes_max, size_bytes)
+
+
+def _encodable(field: str, text: str) -> bytes:
+    """JSON can carry half a surrogate pair, which is no character."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(field, "must be valid Unicode text, has a lone surrogate") from None
+
+
+def _in_vocabulary(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise InvalidRequest(field, f"token ids must be in [0, {vocab_size}), got {wrong}")
+
+
+def _integer(field: str, value: int | None, least: int, most: int) -> None:
+    if value is not None and not least <= value <= most:
+        raise InvalidRequest(field, f"must be in [{least}, {most}], got {value}")
+
+
+def _number(field: str, value: float | None, least: float, most: float) -> None:
+    """NaN fails every comparison, so it fails this one."""
+    if value is not None and not least <= value <= most:
+        raise InvalidRequest(field, f"must be a number in [{least:g}, {most:g}], got {value}")

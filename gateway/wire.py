@@ -1,0 +1,105 @@
+"""Between gRPC messages and our own values. What comes in is judged by `validate`, not here."""
+
+import hashlib
+
+from gateway.asks import Ask, ChatPrompt, Message, Prompt, SamplingAsk, TextPrompt, TokenPrompt
+from gateway.generation import Accepted, Delta, Done, Event, Finished
+from protos.kaiten.v1 import inference_service_pb2 as pb
+from protos.kaiten.v1.common_pb2 import SamplingParams
+from service_kit.errors import InvalidRequest
+
+SAMPLING_SCALARS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "ignore_eos",
+    "logprobs",
+)
+
+
+def ask_from_proto(
+    message: pb.GenerateRequest, *, timeout_s: float | None = None, traceparent: str = ""
+) -> Ask:
+    """A GenerateRequest as an Ask. InvalidRequest only when there is no input at all."""
+    return Ask(
+        prompt=_prompt_from_proto(message),
+        body_hash=_hash(message),
+        request_id=message.request_id,
+        model=message.model,
+        sampling=_sampling_from_proto(message.sampling),
+        n=message.n if message.HasField("n") else None,
+        stop=tuple(message.stop),
+        return_token_ids=message.return_token_ids,
+        keep_running=message.keep_running,
+        timeout_s=timeout_s,
+        traceparent=traceparent,
+    )
+
+
+def event_to_proto(event: Event, *, with_token_ids: bool) -> pb.GenerationEvent:
+    """An event as the client sees it. On the path of every token: no loops over fields."""
+    if type(event) is Delta:
+        delta = pb.Delta(
+            choice=event.choice,
+            position=event.position,
+            token_count=len(event.token_ids),
+            text=event.text,
+            token_ids=event.token_ids if with_token_ids else (),
+            logprobs=event.logprobs,
+        )
+        return pb.GenerationEvent(delta=delta)
+    return _rare_event_to_proto(event)
+
+
+def finished_to_proto(event: Finished) -> pb.ChoiceFinished:
+    return pb.ChoiceFinished(
+        choice=event.choice,
+        reason=event.reason,
+        output_tokens=event.output_tokens,
+        error=event.error,
+    )
+
+
+def _rare_event_to_proto(event: Event) -> pb.GenerationEvent:
+    match event:
+        case Accepted(request_id, prompt_tokens):
+            accepted = pb.Accepted(request_id=request_id, prompt_tokens=prompt_tokens)
+            return pb.GenerationEvent(accepted=accepted)
+        case Finished():
+            return pb.GenerationEvent(finished=finished_to_proto(event))
+        case Done(message):
+            return pb.GenerationEvent(done=message)
+    raise AssertionError(f"no event: {event!r}")
+
+
+def _prompt_from_proto(message: pb.GenerateRequest) -> Prompt:
+    match message.WhichOneof("input"):
+        case "text":
+            return TextPrompt(text=message.text)
+        case "token_ids":
+            return TokenPrompt(token_ids=tuple(message.token_ids.ids))
+        case "conversation":
+            turns = message.conversation.messages
+            return ChatPrompt(
+                messages=tuple(Message(role=turn.role, content=turn.content) for turn in turns)
+            )
+    raise InvalidRequest("input", "one of text, token_ids and conversation must be set")
+
+
+def _sampling_from_proto(message: SamplingParams) -> SamplingAsk:
+    given = {name: getattr(message, name) for name in SAMPLING_SCALARS if message.HasField(name)}
+    return SamplingAsk(stop_token_ids=tuple(message.stop_token_ids), **given)
+
+
+def _hash(message: pb.GenerateRequest) -> bytes:
+    """Of what decides the output: a repeat may ask for another presentation."""
+    body = pb.GenerateRequest()
+    body.CopyFrom(message)
+    body.ClearField("request_id")
+    body.ClearField("return_token_ids")
+    body.ClearField("keep_running")
+    return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()
