@@ -1,0 +1,111 @@
+"""A supervisor over stand-in programs: `python -m tests.support.toy_stack FOLDER [NAME=MODE…]`.
+
+It says on stdout what the supervisor's display is told, one line each. A stand-in writes its pid to
+FOLDER/NAME.pid when it is ready, and its name to FOLDER/ended when it ends politely.
+"""
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from kaiten.child import ChildSpec
+from kaiten.errors import StartError
+from kaiten.stack import Stack
+from kaiten.supervisor import Supervisor
+
+STAND_IN = """
+import pathlib, signal, sys, threading
+folder, name, mode = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+asked = threading.Event()
+if mode == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+if mode == "broken":
+    sys.exit("the model is unreadable")
+if mode != "never-ready":
+    (folder / f"{name}.tmp").write_text(str(__import__("os").getpid()))
+    (folder / f"{name}.tmp").rename(folder / f"{name}.pid")
+while not asked.wait(0.05):
+    pass
+with (folder / "ended").open("a") as ended:
+    ended.write(name + "\\n")
+"""
+NAMES = ("store", "scheduler", "worker-0", "worker-1", "gateway")
+
+
+def toy_stack(folder: Path, modes: Mapping[str, str]) -> Stack:
+    specs = {
+        name: ChildSpec(
+            name=name,
+            command=(sys.executable, "-c", STAND_IN, str(folder), name, modes.get(name, "plain")),
+            log_path=folder / "logs" / f"{name}.log",
+            is_ready=partial(is_up, folder / f"{name}.pid"),
+        )
+        for name in NAMES
+    }
+    return Stack(
+        stages=((specs["store"],), tuple(specs[name] for name in NAMES[1:])),
+        stop_order=(("gateway",), ("scheduler",), ("worker-0", "worker-1"), ("store",)),
+        redis_url="",
+        grpc_address="",
+        http_url="",
+        worker_addresses=(),
+        scheduler_address="",
+    )
+
+
+async def is_up(pid_file: Path) -> bool:
+    return process_is_up(pid_file)
+
+
+def process_is_up(pid_file: Path) -> bool:
+    return pid_file.exists() and psutil.pid_exists(int(pid_file.read_text()))
+
+
+class LineDisplay:
+    """Everything as a line on stdout."""
+
+    def starting(self, name: str) -> None:
+        say("starting", name)
+
+    def progress(self, name: str, log: str) -> None:
+        pass
+
+    def ready(self, name: str, seconds: float) -> None:
+        assert seconds >= 0
+        say("ready", name)
+
+    def died(self, name: str, why: str, restart_s: float) -> None:
+        say("died", name, why, f"{restart_s:g}")
+
+    def stopping(self, name: str) -> None:
+        say("stopping", name)
+
+    def stopped(self, name: str, *, by_itself: bool) -> None:
+        say("stopped", name, str(by_itself))
+
+
+def say(*words: str) -> None:
+    sys.stdout.write("|".join(words) + "\n")
+    sys.stdout.flush()
+
+
+async def main(folder: Path, modes: Mapping[str, str]) -> int:
+    async def on_ready(took_s: Mapping[str, float]) -> None:
+        say("all-ready", *sorted(took_s))
+
+    try:
+        return await Supervisor(toy_stack(folder, modes), LineDisplay()).run(on_ready)
+    except StartError as error:
+        say("error", error.cause.replace("\n", " "), error.fix.replace("\n", " "))
+        return 1
+
+
+if __name__ == "__main__":
+    chosen = dict(argument.split("=", 1) for argument in sys.argv[2:])
+    sys.exit(asyncio.run(main(Path(sys.argv[1]), chosen)))

@@ -1,0 +1,292 @@
+"""Both clients against a real server that plays scripts: results, errors, leaving, resuming."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from kaiten.client import AsyncClient, Client
+from kaiten.errors import (
+    AlreadyExistsError,
+    ApiError,
+    DeadlineExceededError,
+    InternalServerError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
+from kaiten.results import Completion
+from protos.kaiten.v1 import common_pb2
+from protos.kaiten.v1 import inference_service_pb2 as pb
+from service_kit import errors
+from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
+
+WAIT_S = 20.0
+WHOLE = [accepted(), delta(0, "abc"), delta(3, "de"), finished(5), done(5)]
+
+
+async def complete_sync(address: str, **options: Any) -> Completion:
+    """The sync client, in a thread because the server lives on this loop."""
+
+    def run() -> Completion:
+        with Client(address, resume_s=options.pop("resume_s", 5.0)) as client:
+            return client.complete(options.pop("prompt", "hi"), **options)
+
+    return await asyncio.wait_for(asyncio.to_thread(run), WAIT_S)
+
+
+async def complete_async(address: str, **options: Any) -> Completion:
+    async with AsyncClient(address, resume_s=options.pop("resume_s", 5.0)) as client:
+        call = client.complete(options.pop("prompt", "hi"), **options)
+        return await asyncio.wait_for(call, WAIT_S)
+
+
+Complete = Callable[..., Any]
+both = pytest.mark.parametrize("complete", [complete_sync, complete_async])
+
+
+@both
+async def test_a_whole_answer(complete: Complete) -> None:
+    async with ScriptedGateway(WHOLE) as gateway:
+        result = await complete(gateway.address, request_id="r")
+    assert result.request_id == "r"
+    assert result.text == "abcde"
+    assert (result.choices[0].finish_reason, result.choices[0].output_tokens) == ("stop", 5)
+    assert (result.usage.prompt_tokens, result.usage.cached_tokens) == (3, 1)
+    assert (result.timings.queue_us, result.timings.preemptions) == (1, 4)
+
+
+@both
+async def test_choices_are_kept_apart(complete: Complete) -> None:
+    script = [
+        *(accepted(), delta(0, "xy", choice=1, ids=(8, 9)), delta(0, "a", ids=(7,))),
+        *(finished(1), finished(2, choice=1, reason=common_pb2.FINISH_REASON_LENGTH), done(3)),
+    ]
+    async with ScriptedGateway(script) as gateway:
+        first, second = (await complete(gateway.address, n=2, return_token_ids=True)).choices
+    assert (first.text, first.token_ids, first.finish_reason) == ("a", (7,), "stop")
+    assert (second.text, second.token_ids, second.finish_reason) == ("xy", (8, 9), "length")
+
+
+@both
+async def test_options_arrive_as_they_were_given(complete: Complete) -> None:
+    async with ScriptedGateway(WHOLE) as gateway:
+        await complete(
+            gateway.address,
+            **{"temperature": 0.0, "seed": 0, "max_tokens": 5, "top_k": None, "stop": ["\n"]},
+            **{"logprobs": 0, "stop_token_ids": [2], "keep_running": True, "model": "m"},
+        )
+        (request,) = gateway.calls
+    sampling = request.sampling
+    assert (request.text, request.model, request.keep_running) == ("hi", "m", True)
+    assert [name for name in ("temperature", "seed", "logprobs") if sampling.HasField(name)] == [
+        *("temperature", "seed", "logprobs")
+    ]
+    assert not sampling.HasField("top_k")
+    assert (list(request.stop), list(sampling.stop_token_ids)) == (["\n"], [2])
+    assert request.request_id
+
+
+@both
+async def test_token_ids_and_conversations(complete: Complete) -> None:
+    async with ScriptedGateway(WHOLE, WHOLE) as gateway:
+        await complete(gateway.address, prompt=None, token_ids=[1, 2])
+        await complete(gateway.address, prompt=None, messages=[{"role": "user", "content": "hi"}])
+        ids, talk = gateway.calls
+    assert list(ids.token_ids.ids) == [1, 2]
+    assert [(m.role, m.content) for m in talk.conversation.messages] == [("user", "hi")]
+
+
+@both
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (errors.InvalidRequest("n", "must be at least 1"), InvalidRequestError),
+        (errors.AlreadyExists("request r"), AlreadyExistsError),
+        (errors.DeadlineExceeded("queued"), DeadlineExceededError),
+        (errors.Overloaded("queue full", 2.5), OverloadedError),
+    ],
+)
+async def test_errors_are_typed_and_not_retried(
+    complete: Complete, error: errors.KaitenError, kind: type[ApiError]
+) -> None:
+    async with ScriptedGateway([error]) as gateway:
+        with pytest.raises(kind) as caught:
+            await complete(gateway.address)
+        assert len(gateway.calls) == 1
+    assert str(caught.value) == str(error)
+    assert caught.value.retry_after_s == (2.5 if kind is OverloadedError else None)
+    assert caught.value.fields == (("n",) if kind is InvalidRequestError else ())
+
+
+@both
+async def test_a_break_before_acceptance_repeats_the_same_request(complete: Complete) -> None:
+    async with ScriptedGateway([errors.Unavailable("restarting")], WHOLE) as gateway:
+        assert (await complete(gateway.address)).text == "abcde"
+        first, second = gateway.calls
+    assert first == second
+
+
+@both
+@pytest.mark.parametrize("ends", [[errors.Unavailable("gone")], [errors.Cancelled()], []])
+async def test_a_break_afterwards_attaches_where_it_was(complete: Complete, ends: Any) -> None:
+    """Also when the stream just ends, or is cancelled by a gateway that shuts down."""
+    first = [accepted(), delta(0, "ab"), delta(0, "x", choice=1), *ends]
+    second = [
+        *(accepted(), delta(2, "cde"), finished(5), delta(1, "yz", choice=1)),
+        *(finished(3, choice=1), done(8)),
+    ]
+    async with ScriptedGateway(first, second) as gateway:
+        result = await complete(gateway.address, request_id="r", n=2, return_token_ids=True)
+        attach = gateway.calls[1]
+    assert [choice.text for choice in result.choices] == ["abcde", "xyz"]
+    assert isinstance(attach, pb.AttachRequest)
+    assert (attach.request_id, list(attach.positions)) == ("r", [2, 1])
+    assert attach.return_token_ids is True
+
+
+@both
+async def test_what_comes_again_is_not_handed_out_again(complete: Complete) -> None:
+    first = [accepted(), delta(0, "ab"), errors.Unavailable("gone")]
+    second = [accepted(), delta(0, "ab"), delta(2, "c"), finished(3), done(3)]
+    async with ScriptedGateway(first, second) as gateway:
+        assert (await complete(gateway.address)).text == "abc"
+
+
+@both
+async def test_a_hole_is_an_error(complete: Complete) -> None:
+    async with ScriptedGateway([accepted(), delta(0, "ab"), delta(3, "d")]) as gateway:
+        with pytest.raises(InternalServerError, match="choice 0: expected position 2, got 3"):
+            await complete(gateway.address)
+
+
+@both
+async def test_resuming_has_a_limit(complete: Complete) -> None:
+    async with ScriptedGateway(*[[accepted(), errors.Unavailable("gone")]] * 50) as gateway:
+        with pytest.raises(UnavailableError, match="gone"):
+            await complete(gateway.address, resume_s=0.3)
+        assert len(gateway.calls) >= 2
+
+
+async def test_nobody_there() -> None:
+    async with ScriptedGateway() as gateway:
+        address = gateway.address
+    with pytest.raises(UnavailableError):
+        await complete_async(address, resume_s=0.2)
+
+
+async def test_the_deadline_covers_all_calls() -> None:
+    first = [accepted(), delta(0, "ab"), errors.Unavailable("gone")]
+    second = [accepted(), delta(2, "c"), finished(3), done(3)]
+    async with ScriptedGateway(first, second) as gateway:
+        await complete_async(gateway.address, timeout_s=60.0)
+        before, after = gateway.deadlines_s
+    assert before is not None
+    assert after is not None
+    assert after < before <= 60.0
+
+
+async def test_a_deadline_that_passes_while_nobody_is_there() -> None:
+    async with ScriptedGateway() as gateway:
+        address = gateway.address
+    with pytest.raises((DeadlineExceededError, UnavailableError)):
+        await complete_async(address, timeout_s=0.2, resume_s=10.0)
+
+
+async def test_a_gateway_killed_in_mid_stream_is_survived() -> None:
+    """The real thing: the server goes away with its connections, another comes up on its port."""
+    standing = asyncio.Event()
+    first = ScriptedGateway([accepted(), delta(0, "ab"), standing])
+    await first.__aenter__()
+    async with AsyncClient(first.address) as client:
+        generation = client.generate("hi")
+        texts = [(await anext(generation)).text]
+        await asyncio.wait_for(standing.wait(), WAIT_S)
+        await first.__aexit__(None, None, None)
+        rest = [delta(2, "c"), finished(3), done(3)]
+        async with ScriptedGateway(rest, port=first.port) as second:
+            texts += [delta.text async for delta in generation]
+            assert (await generation.result()).text == "abc"
+    assert texts == ["ab", "c"]
+    assert list(second.calls[0].positions) == [2]
+
+
+async def test_leaving_the_with_cancels_async() -> None:
+    async with ScriptedGateway([accepted(), delta(0, "a"), asyncio.Event()]) as gateway:
+        async with AsyncClient(gateway.address) as client:
+            async with client.generate("hi") as generation:
+                async for _ in generation:
+                    break
+            await asyncio.wait_for(gateway.left.wait(), WAIT_S)
+            assert [item async for item in generation] == []
+        assert len(gateway.calls) == 1
+
+
+async def test_leaving_the_with_cancels_sync() -> None:
+    def read_one(address: str) -> str:
+        with Client(address) as client, client.generate("hi") as generation:
+            return next(generation).text
+
+    async with ScriptedGateway([accepted(), delta(0, "a"), asyncio.Event()]) as gateway:
+        assert await asyncio.to_thread(read_one, gateway.address) == "a"
+        await asyncio.wait_for(gateway.left.wait(), WAIT_S)
+
+
+async def test_closing_from_another_thread_ends_the_iteration() -> None:
+    standing = asyncio.Event()
+    async with ScriptedGateway([accepted(), delta(0, "a"), standing]) as gateway:
+        with Client(gateway.address) as client:
+            generation = client.generate("hi")
+            reading = asyncio.create_task(asyncio.to_thread(lambda: [d.text for d in generation]))
+            await asyncio.wait_for(standing.wait(), WAIT_S)
+            await asyncio.to_thread(generation.close)
+            assert await asyncio.wait_for(reading, WAIT_S) == ["a"]
+        assert len(gateway.calls) == 1
+
+
+async def test_attach_cancel_get_models() -> None:
+    finish = pb.ChoiceFinished(reason=common_pb2.FINISH_REASON_LENGTH, output_tokens=5)
+    status = pb.GetRequestResponse(
+        request_id="r", state=pb.REQUEST_STATE_FINISHED, choices=[finish], done=done(5).done
+    )
+    live = pb.GetRequestResponse(request_id="r", state=pb.REQUEST_STATE_LIVE)
+    tail = [delta(3, "de"), finished(5), done(5)]
+    scripts: Any = (tail, [status], [live], [errors.NotFound("request x")])
+    async with ScriptedGateway(*scripts) as gateway, AsyncClient(gateway.address) as client:
+        attached = client.attach("r", positions=[3])
+        assert (await attached.result()).text == "de"
+        assert list(gateway.calls[0].positions) == [3]
+        ended = await client.get("r")
+        assert (ended.is_finished, ended.finish_reasons) == (True, ("length",))
+        assert (await client.get("r")).is_finished is False
+        with pytest.raises(NotFoundError, match="request x not found"):
+            await client.get("x")
+        assert await client.cancel("r") is True
+        assert await client.models() == ("mini",)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "said"),
+    [
+        (None, {}, "exactly one of prompt"),
+        ("a", {"token_ids": [1]}, "exactly one of prompt"),
+        ("a", {"n": -1}, "-1"),
+        ("a", {"temprature": 1.0}, "temprature"),
+        (None, {"token_ids": [-1]}, "-1"),
+        (None, {"messages": [{"rolle": "user"}]}, "rolle"),
+    ],
+)
+def test_what_cannot_be_said_is_refused_here(prompt: Any, options: Any, said: str) -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(InvalidRequestError, match=said):
+        client.generate(prompt, **options)
+
+
+def test_every_code_has_a_class() -> None:
+    """Codes without a row are faults of the service, and only those that mean that."""
+    from kaiten.errors import KINDS
+
+    unmapped = {code.name for code in grpc.StatusCode} - {code.name for code in KINDS}
+    assert unmapped == {"OK", "UNKNOWN", "INTERNAL", "UNIMPLEMENTED", "DATA_LOSS", "ABORTED"}

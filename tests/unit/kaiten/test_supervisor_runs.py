@@ -1,0 +1,177 @@
+"""A real supervisor over real stand-in processes: order, restarts, failed starts, no orphans."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kaiten.supervisor import RESTART_S_MAX, restart_s
+from tests.support.toy_stack import NAMES
+
+ROOT = Path(__file__).parents[3]
+WAIT_S = 30
+
+
+class Run:
+    """A supervisor in a process of its own, and what it says."""
+
+    def __init__(self, folder: Path, modes: tuple[str, ...]) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.toy_stack", str(folder), *modes],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+
+    def until(self, wanted: str) -> str:
+        """The next line that starts so. pytest's timeout ends a wait for what never comes."""
+        assert self.process.stdout is not None
+        seen = []
+        for line in self.process.stdout:
+            seen.append(line.strip())
+            if line.startswith(wanted):
+                return line.strip()
+        raise AssertionError(f"{wanted!r} never came: {seen}")
+
+    def finish(self) -> tuple[int, list[str]]:
+        out, _ = self.process.communicate(timeout=WAIT_S)
+        return self.process.returncode, out.splitlines()
+
+    def child(self, name: str) -> psutil.Process:
+        return psutil.Process(int((self.folder / f"{name}.pid").read_text()))
+
+    def ended(self) -> list[str]:
+        """Names of the stand-ins that ended politely, in that order."""
+        path = self.folder / "ended"
+        return path.read_text().split() if path.exists() else []
+
+
+Start = Callable[..., AbstractContextManager[Run]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    @contextmanager
+    def start(*modes: str) -> Iterator[Run]:
+        run = Run(tmp_path, modes)
+        try:
+            yield run
+        finally:
+            run.process.kill()
+            run.process.communicate()
+
+    return start
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_everything_stops_in_order(start: Start, number: signal.Signals) -> None:
+    with start() as run:
+        assert run.until("all-ready") == "|".join(("all-ready", *sorted(NAMES)))
+        run.process.send_signal(number)
+        code, lines = run.finish()
+    assert code == 0
+    ended = run.ended()
+    assert ended[:2] == ["gateway", "scheduler"]
+    assert sorted(ended[2:4]) == ["worker-0", "worker-1"]
+    assert ended[4:] == ["store"]
+    # One group is down before the next is even asked.
+    assert lines.index("stopped|gateway|True") < lines.index("stopping|scheduler")
+
+
+def test_the_store_is_ready_before_the_services_start(start: Start) -> None:
+    with start() as run:
+        run.until("ready|store")
+        run.until("starting|scheduler")
+
+
+def test_a_death_after_the_start_is_told_and_mended(start: Start) -> None:
+    with start() as run:
+        run.until("all-ready")
+        first = run.child("worker-0")
+        first.kill()
+        assert run.until("died") == "died|worker-0|signal SIGKILL|0.2"
+        assert run.until("ready") == "ready|worker-0"
+        assert run.child("worker-0").pid != first.pid
+        run.process.send_signal(signal.SIGTERM)
+        code, _ = run.finish()
+    assert code == 0
+    assert sorted(run.ended()) == sorted(NAMES)
+
+
+def test_deaths_in_a_row_wait_longer(start: Start) -> None:
+    with start() as run:
+        run.until("all-ready")
+        for wait in ("0.2", "0.4"):
+            run.child("gateway").kill()
+            assert run.until("died") == f"died|gateway|signal SIGKILL|{wait}"
+            run.until("ready|gateway")
+
+
+def test_a_failed_start_names_the_cause_and_stops_the_others(start: Start) -> None:
+    with start("worker-1=broken") as run:
+        code, lines = run.finish()
+    assert code == 1
+    (error,) = [line for line in lines if line.startswith("error")]
+    _, cause, fix = error.split("|")
+    assert cause == "worker-1 ended with exit code 1: the model is unreadable"
+    assert str(run.folder / "logs" / "worker-1.log") in fix
+    assert not [line for line in lines if line.startswith("all-ready")]
+    assert left_alive(run) == []
+
+
+def test_a_signal_during_the_start_stops_what_runs(start: Start) -> None:
+    with start("worker-0=never-ready") as run:
+        for _ in range(2):
+            run.until("ready")  # the store and one other
+        run.process.send_signal(signal.SIGTERM)
+        code, _ = run.finish()
+    assert code == 0
+    assert left_alive(run) == []
+
+
+def test_the_second_signal_kills(start: Start) -> None:
+    with start("gateway=stubborn") as run:
+        run.until("all-ready")
+        run.process.send_signal(signal.SIGTERM)
+        run.until("stopping|gateway")
+        run.process.send_signal(signal.SIGTERM)
+        code, lines = run.finish()
+    assert code == 1
+    assert lines[0] == "stopped|gateway|True"
+    assert run.ended() == []
+    assert left_alive(run) == []
+
+
+def test_no_orphan_survives_a_killed_supervisor(start: Start) -> None:
+    with start("gateway=stubborn") as run:
+        run.until("all-ready")
+        children = [run.child(name) for name in NAMES]
+        run.process.kill()
+        _, alive = psutil.wait_procs(children, timeout=WAIT_S)
+    assert alive == []
+    assert run.ended() == []
+
+
+def left_alive(run: Run) -> list[str]:
+    """Stand-ins of this run that still exist."""
+    return [
+        str(process)
+        for process in psutil.process_iter(["cmdline"])
+        if str(run.folder) in (process.info["cmdline"] or [])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("deaths", "wait_s"), [(1, 0.2), (2, 0.4), (3, 0.8), (8, 25.6), (9, RESTART_S_MAX), (99, 30.0)]
+)
+def test_the_wait_doubles_up_to_a_limit(deaths: int, wait_s: float) -> None:
+    assert restart_s(deaths) == pytest.approx(wait_s)
