@@ -11,7 +11,7 @@ Log-probabilities asked for are all -1.
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +129,16 @@ def load_mock(settings: WorkerSettings) -> Loaded:
     )
 
 
-def _build() -> WorkerProcess:
-    settings = load_settings(MockSettings, "worker", sys.argv[1:])
-    logs.configure("worker", settings.log_level)
-    return WorkerProcess(settings, load_mock)
+def main(argv: Sequence[str] | None = None) -> int:
+    """As `gpu_worker.main.main`."""
+
+    def build() -> WorkerProcess:
+        settings = load_settings(MockSettings, "worker", argv)
+        logs.configure("worker", settings.log_level)
+        return WorkerProcess(settings, load_mock)
+
+    return lifecycle.launch(build)
 
 
 if __name__ == "__main__":
-    sys.exit(lifecycle.launch(_build))
+    sys.exit(main())

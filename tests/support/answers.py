@@ -1,0 +1,93 @@
+"""What a client sees of one request: tokens by position, one end per choice."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+
+from ledger import Subscription, Update
+from protos.kaiten.v1.common_pb2 import FinishReason
+from protos.kaiten.v1.ledger_pb2 import SequenceFinished, SubmitRecord
+
+WAIT_S = 15.0
+POLL_S = 0.01
+
+
+async def until(
+    question: Callable[[], object] | Callable[[], Awaitable[object]],
+    what: str,
+    timeout_s: float = WAIT_S,
+) -> None:
+    """Wait for a condition."""
+    give_up_at = time.monotonic() + timeout_s
+    while True:
+        answer = question()
+        if await answer if isawaitable(answer) else answer:
+            return
+        assert time.monotonic() < give_up_at, f"still not after {timeout_s:g} s: {what}"
+        await asyncio.sleep(POLL_S)
+
+
+class Answer:
+    """Follows a request; every update is checked as it comes."""
+
+    def __init__(self, record: SubmitRecord, serial: int, subscription: Subscription) -> None:
+        self.record = record
+        self.serial = serial
+        self.serials = range(serial, serial + record.n)
+        self.outputs: dict[int, list[int]] = {one: [] for one in self.serials}
+        self.endings: dict[int, SequenceFinished] = {}
+        # On this process's monotonic clock, one per update.
+        self.heard_s: list[float] = []
+        self._following = asyncio.create_task(self._follow(subscription))
+
+    @property
+    def token_count(self) -> int:
+        return sum(map(len, self.outputs.values()))
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.endings) == self.record.n
+
+    @property
+    def reasons(self) -> list[FinishReason]:
+        """Of each choice, in order."""
+        return [self.endings[serial].reason for serial in self.serials]
+
+    @property
+    def gap_s_max(self) -> float:
+        """The longest silence between two updates."""
+        pairs = zip(self.heard_s, self.heard_s[1:], strict=False)
+        return max((after - before for before, after in pairs), default=0.0)
+
+    async def has_tokens(self, count: int) -> None:
+        """Wait until so many tokens have been shown; the request must not end before."""
+        await until(lambda: self.token_count >= count or self._following.done(), f"{count} tokens")
+        if self._following.done():
+            self._following.result()
+        assert self.token_count >= count
+
+    async def done(self, timeout_s: float = WAIT_S) -> None:
+        """Wait for the end of every choice. Raises what the subscription raised."""
+        async with asyncio.timeout(timeout_s):
+            await asyncio.shield(self._following)
+        assert self.is_over
+
+    async def close(self) -> None:
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
+
+    async def _follow(self, subscription: Subscription) -> None:
+        with subscription:
+            async for update in subscription:
+                self._take(update)
+
+    def _take(self, update: Update) -> None:
+        output = self.outputs[update.serial]
+        assert update.serial not in self.endings, "nothing comes after the end"
+        assert update.position == len(output) or not update.token_ids, "positions are contiguous"
+        output += update.token_ids
+        self.heard_s.append(time.monotonic())
+        if update.finished is not None:
+            assert update.finished.output_tokens == len(output)
+            self.endings[update.serial] = update.finished

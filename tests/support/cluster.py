@@ -1,0 +1,299 @@
+"""A whole cell of real processes: store, schedulers, workers, and whoever else talks to the ledger.
+
+    async with Cluster(tmp_path, workers=2) as cluster:
+        answer = await cluster.submit(prompt_tokens=5, max_tokens=20)
+        await answer.has_tokens(3)
+        cluster.workers[0].kill()
+
+Leaving the block waits for every answer and then checks what must hold after any story: one end
+per choice, tokens as computed by an undisturbed run, nothing live in the ledger, every block free.
+`is_checked=False` leaves that out, for stories that end in ruins.
+"""
+
+import asyncio
+import itertools
+import json
+import shutil
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from ledger import Follower, Ledger, LedgerLimits
+from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
+from protos.kaiten.v1.ledger_pb2 import SubmitRecord
+from protos.kaiten.v1.scheduler_service_pb2 import GetStateRequest, GetStateResponse
+from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from protos.kaiten.v1.worker_service_pb2 import RowSampling
+from tests.fakes.mock_worker import mock_token_ids
+from tests.support.answers import WAIT_S, Answer, until
+from tests.support.processes import MOCK_WORKER, SCHEDULER, ServiceProcess
+from tests.support.store_server import StoreServer, free_port
+
+CHECKPOINT = Path(__file__).parents[2] / "kaiten" / "mini" / "checkpoint"
+LEASE_TTL_S = 1.0
+Flags = Mapping[str, object]
+
+# Impatient, so that a story of failures is short.
+SCHEDULER_FLAGS: Flags = {
+    "lease_ttl_s": LEASE_TTL_S,
+    "heartbeat_interval_ms": 100,
+    "worker_timeout_ms": 1500,
+}
+WORKER_FLAGS: Flags = {"model": CHECKPOINT, "slots": 16, "step_ms": 2.6, "kv_blocks": 512}
+
+
+def argv_of(flags: Flags) -> list[str]:
+    """`{"grpc_port": 1}` is `--grpc-port 1`."""
+    pairs = ((f"--{name.replace('_', '-')}", str(value)) for name, value in flags.items())
+    return list(itertools.chain.from_iterable(pairs))
+
+
+@lru_cache(maxsize=4096)
+def gold(serial: int, count: int) -> list[int]:
+    """What a mock worker says for a sequence when nothing disturbs it."""
+    return mock_token_ids(CHECKPOINT, serial, count)
+
+
+class Cluster:
+    """Starts everything, keeps every answer, checks the end."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        schedulers: int = 1,
+        workers: int = 1,
+        scheduler_flags: Flags | None = None,
+        worker_flags: Flags | None = None,
+        limits: LedgerLimits | None = None,
+    ) -> None:
+        self.folder = folder
+        self.is_checked = True
+        self.store = StoreServer(folder / "store")
+        self.schedulers: list[ServiceProcess] = []
+        self.workers: list[ServiceProcess] = []
+        self.others: list[ServiceProcess] = []
+        self.answers: list[Answer] = []
+        self.scheduler_addresses = [f"127.0.0.1:{free_port()}" for _ in range(schedulers)]
+        self._limits = limits or LedgerLimits()
+        self._ids = itertools.count()
+        self._tasks: list[asyncio.Task[None]] = []
+        for _ in range(schedulers):
+            self.add_scheduler(scheduler_flags or {})
+        for _ in range(workers):
+            self.add_worker(worker_flags or {})
+
+    # Parts; added ones are started by the caller
+
+    def add(self, name: str, module: str, flags: Flags) -> ServiceProcess:
+        """Any other service (a gateway); ended with the cluster."""
+        process = self._process(name, module, flags)
+        self.others.append(process)
+        return process
+
+    def add_scheduler(self, flags: Flags) -> ServiceProcess:
+        index = len(self.schedulers)
+        port = self.scheduler_addresses[index].rpartition(":")[2]
+        flags = {"redis_url": self.store.url, "grpc_port": port, **SCHEDULER_FLAGS, **flags}
+        self.schedulers.append(self._process(f"scheduler-{index}", SCHEDULER, flags))
+        return self.schedulers[-1]
+
+    def add_worker(self, flags: Flags, module: str = MOCK_WORKER) -> ServiceProcess:
+        base = WORKER_FLAGS if module == MOCK_WORKER else {}
+        flags = {"scheduler": ",".join(self.scheduler_addresses), **base, **flags}
+        self.workers.append(self._process(f"worker-{len(self.workers)}", module, flags))
+        return self.workers[-1]
+
+    def _process(self, name: str, module: str, flags: Flags) -> ServiceProcess:
+        log_path = self.folder / f"{name}.log"
+        return ServiceProcess(name=name, module=module, argv=argv_of(flags), log_path=log_path)
+
+    @property
+    def processes(self) -> list[ServiceProcess]:
+        return [*self.others, *self.schedulers, *self.workers]
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.store.start()
+        for process in (*self.schedulers, *self.workers):
+            process.start()
+        await self.connect()
+        await self.ready(workers=len(self.workers))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None and self.is_checked:
+                await self.check()
+        finally:
+            await self._close()
+
+    async def connect(self) -> None:
+        """A ledger and a follower of our own, as a gateway has. Again after the store was lost."""
+        await self._disconnect()
+        self.ledger = await Ledger.connect(self.store.url, limits=self._limits)
+        await self.ledger.check()
+        self.follower = Follower(self.ledger)
+        self._tasks.append(asyncio.create_task(self.follower.run()))
+
+    async def ready(self, *, workers: int) -> None:
+        """Somebody leads, and so many workers are connected."""
+
+        async def is_ready() -> bool:
+            state = await self.state()
+            return state is not None and sum(w.is_connected for w in state.workers) == workers
+
+        await until(is_ready, f"a leader with {workers} workers")
+
+    async def _disconnect(self) -> None:
+        for answer in self.answers:
+            await answer.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if hasattr(self, "ledger"):
+            await self.ledger.close()
+
+    async def _close(self) -> None:
+        await self._disconnect()
+        for process in self.processes:
+            process.kill()
+        self.store.kill()
+        shutil.rmtree(self.store.folder, ignore_errors=True)
+
+    def keep_alive(self, process: ServiceProcess) -> None:
+        """Restart it whenever it ends, as a supervisor would."""
+
+        async def restart() -> None:
+            while True:
+                await until(lambda: not process.is_alive, "an end", timeout_s=3600)
+                process.start()
+
+        self._tasks.append(asyncio.create_task(restart()))
+
+    # Asking
+
+    async def submit(
+        self,
+        *,
+        prompt: list[int] | None = None,
+        prompt_tokens: int = 4,
+        max_tokens: int = 16,
+        n: int = 1,
+        timeout_ms: int = 0,
+        **sampling: Any,
+    ) -> Answer:
+        """Submit and follow. Without a prompt, one that no other request shares."""
+        number = next(self._ids)
+        prompt = prompt or [7 + (number * 131 + i * 17) % 1500 for i in range(prompt_tokens)]
+        chosen = {"top_p": 1.0, "logprobs": -1, **sampling}
+        record = SubmitRecord(
+            id=f"default:{number}",
+            tenant="default",
+            n=n,
+            prompt_token_ids=prompt,
+            sampling=RowSampling(max_tokens=max_tokens, **chosen),
+            timeout_ms=timeout_ms,
+        )
+        submitted = await self.ledger.submit(record, str(number).encode())
+        serials = range(submitted.serial, submitted.serial + n)
+        subscription = self.follower.subscribe(serials, from_seq=submitted.journal_seq)
+        self.answers.append(Answer(record, submitted.serial, subscription))
+        return self.answers[-1]
+
+    async def submit_many(self, count: int, **options: Any) -> list[Answer]:
+        return [await self.submit(**options) for _ in range(count)]
+
+    async def all_done(self, timeout_s: float = WAIT_S) -> None:
+        async with asyncio.timeout(timeout_s):
+            for answer in self.answers:
+                await answer.done(timeout_s)
+
+    # Looking
+
+    async def state(self) -> GetStateResponse | None:
+        """Of whoever leads."""
+        for address in self.scheduler_addresses:
+            state = await self.state_of(address)
+            if state is not None and state.is_leader:
+                return state
+        return None
+
+    async def state_of(self, address: str) -> GetStateResponse | None:
+        try:
+            async with grpc.aio.insecure_channel(address) as channel:
+                stub = SchedulerServiceStub(channel)
+                return await stub.GetState(GetStateRequest(), timeout=1.0)
+        except grpc.aio.AioRpcError:
+            return None
+
+    async def leader(self) -> ServiceProcess:
+        """The scheduler process that leads."""
+        for address, process in zip(self.scheduler_addresses, self.schedulers, strict=True):
+            state = await self.state_of(address)
+            if state is not None and state.is_leader:
+                return process
+        raise AssertionError("nobody leads")
+
+    def events(self, process: ServiceProcess, event: str) -> list[dict[str, Any]]:
+        """Log lines of that name."""
+        lines = (line for line in process.log().splitlines() if line.startswith("{"))
+        return [entry for entry in map(json.loads, lines) if entry.get("event") == event]
+
+    # Checking
+
+    async def check(self) -> None:
+        """Everything that must hold after any story."""
+        await self.all_done()
+        for answer in self.answers:
+            await self._check_answer(answer)
+        await until(self._is_idle, "an idle cell with every block free")
+        await self._check_keys()
+        for process in self.processes:
+            assert '"level": "critical"' not in process.log(), process.log()[-4000:]
+            assert "internal error" not in process.log(), process.log()[-4000:]
+
+    async def _check_answer(self, answer: Answer) -> None:
+        max_tokens = answer.record.sampling.max_tokens
+        result = await self.ledger.result(answer.record.id)
+        assert result is not None, f"{answer.record.id} has no result"
+        for serial, choice in zip(answer.serials, result.choices, strict=True):
+            output, ending = answer.outputs[serial], answer.endings[serial]
+            expected = gold(serial, max_tokens)
+            count = max_tokens if ending.reason == FINISH_REASON_LENGTH else len(output)
+            assert output == expected[:count], f"sequence {serial} differs from its golden run"
+            assert list(choice.output.token_ids[: len(output)]) == output
+            assert choice.finished.reason == ending.reason
+            assert choice.finished.output_tokens == len(output)
+
+    async def _is_idle(self) -> bool:
+        load = await self.ledger.load()
+        state = await self.state()
+        if state is None or load.choices or load.prompt_tokens or await self.ledger.inbox_all():
+            return False
+        return not (state.waiting or state.running) and all(
+            worker.blocks_free == worker.block_count and not worker.plans_in_flight
+            for worker in state.workers
+        )
+
+    async def _check_keys(self) -> None:
+        """Whatever lives without a TTL belongs to the cell, not to a request."""
+        keys = self.ledger.keys
+        (found,) = await self.ledger._store.commands((("KEYS", f"{keys.prefix}*"),))
+        names = [name.decode() for name in found]
+        ttls = await self.ledger._store.commands([("TTL", name) for name in names])
+        forever = {name for name, ttl in zip(names, ttls, strict=True) if ttl == -1}
+        known = {keys.meta, keys.lease, keys.inbox, keys.journal, keys.load}
+        assert forever <= known, f"no TTL: {sorted(forever - known)}"

@@ -1,0 +1,94 @@
+"""Services as real processes that start in a tenth of a second.
+
+Importing torch and grpc takes seconds, so every process is forked from one server process that has
+imported them already (multiprocessing's forkserver). Apart from that each is what its console
+script would start: its own pid, signals, event loop and log file.
+"""
+
+import ctypes
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+SCHEDULER = "scheduler_svc.main"
+GATEWAY = "gateway.main"
+WORKER = "gpu_worker.main"
+MOCK_WORKER = "tests.fakes.mock_worker"
+
+_PRELOADED = (SCHEDULER, MOCK_WORKER, "gpu_worker.loading", "gpu_worker.main")
+_PR_SET_PDEATHSIG = 1
+EXIT_TIMEOUT_S = 15.0
+
+_context = multiprocessing.get_context("forkserver")
+
+
+class ServiceProcess:
+    """One service: `main(argv)` of a module. It can be started again after it has ended."""
+
+    def __init__(self, *, name: str, module: str, argv: Sequence[str], log_path: Path) -> None:
+        self.name = name
+        self.module = module
+        self.argv = list(argv)
+        self.log_path = log_path
+        self._process: multiprocessing.process.BaseProcess | None = None
+
+    def __repr__(self) -> str:
+        return f"<ServiceProcess {self.name} pid={self.pid if self.is_alive else None}>"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.is_alive()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that killed it."""
+        return None if self._process is None else self._process.exitcode
+
+    def start(self) -> None:
+        assert not self.is_alive, f"{self.name} runs already"
+        # One thread each: a test has many processes and few cores.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        _context.set_forkserver_preload(list(_PRELOADED))
+        self._process = _context.Process(
+            target=_enter, args=(self.module, self.argv, str(self.log_path)), daemon=True
+        )
+        self._process.start()
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """As a crash, and wait until it is gone. Fine when it has ended already."""
+        if self._process is not None and self._process.is_alive():
+            self.send(signal.SIGKILL)
+            self.join()
+
+    def join(self) -> int:
+        """Wait for the end; the exit code."""
+        assert self._process is not None
+        self._process.join(EXIT_TIMEOUT_S)
+        assert self._process.exitcode is not None, f"{self.name} did not end: {self.log()[-2000:]}"
+        return self._process.exitcode
+
+    def log(self) -> str:
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+
+def _enter(module: str, argv: list[str], log_path: str) -> None:
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    if sys.platform == "linux":
+        # A test run that is itself killed leaves nothing behind.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    sys.exit(importlib.import_module(module).main(argv))
