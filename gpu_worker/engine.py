@@ -72,6 +72,14 @@ class Engine:
         self._commands: queue.SimpleQueue[_Open | _Close | _Submit | _Stop] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._main, name="compute", daemon=True)
 
+    def __repr__(self) -> str:
+        return f"<Engine waiting={self.waiting_count} {self._rows!r}>"
+
+    @property
+    def waiting_count(self) -> int:
+        """Plans and other commands that the running step has not seen yet."""
+        return self._commands.qsize()
+
     def start(self) -> None:
         self._thread.start()
 

@@ -1,7 +1,7 @@
 """The oracle: writes random checkpoints and answers prompts with transformers, in its own process.
 
-Started by `oracle.py` as `python -P oracle_process.py checkpoint|answer ARGS`, so that neither transformers
-nor what it probes for is ever imported beside our own packages.
+Started by `oracle.py` as `python -P oracle_process.py checkpoint|answer ARGS`, so that neither
+transformers nor what it probes for is ever imported beside our own packages.
 """
 
 import json

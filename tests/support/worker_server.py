@@ -1,0 +1,211 @@
+"""A WorkerService on a local port in this process, and a leader's end of its stream."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import grpc
+
+from gpu_worker.device import Device
+from gpu_worker.draft import RowLimits
+from gpu_worker.engine import Engine
+from gpu_worker.plans import (
+    Description,
+    FinishReason,
+    Leader,
+    Plan,
+    RowLogprobs,
+    StepOutcome,
+)
+from gpu_worker.rows import Rows
+from gpu_worker.server import WorkerServicer
+from protos.kaiten.v1 import common_pb2, worker_service_pb2, worker_service_pb2_grpc
+from service_kit.grpc_server import bind, create_server
+from tests.support.mini_scheduler import LEADER, MiniScheduler
+
+WAIT_S = 20.0
+
+LIMITS = RowLimits(
+    slots=4, context_tokens=64, step_tokens=32, block_size=4, block_count=64, vocab_size=97
+)
+
+_REASONS = {
+    common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+
+def description(limits: RowLimits, boot_id: str = "boot") -> Description:
+    return Description(
+        boot_id=boot_id,
+        model="tiny",
+        fingerprint="f",
+        architecture="LlamaForCausalLM",
+        dtype="fp32",
+        device="cpu",
+        vocab_size=limits.vocab_size,
+        context_tokens_max=limits.context_tokens,
+        block_size=limits.block_size,
+        block_count=limits.block_count,
+        slots_max=limits.slots,
+        step_tokens_max=limits.step_tokens,
+    )
+
+
+@dataclass
+class Served:
+    """What a test needs of a running server."""
+
+    stub: Any
+    rows: Rows
+    engine: Engine
+    crashes: list[Exception]
+
+    async def wait_waiting(self, count: int) -> None:
+        """Until this many commands wait behind the running step."""
+        async with asyncio.timeout(WAIT_S):
+            # The queue belongs to a thread, which has no event to give.
+            while self.engine.waiting_count != count:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def serving(device: Device, limits: RowLimits = LIMITS) -> AsyncIterator[Served]:
+    crashes: list[Exception] = []
+    rows = Rows(limits)
+    engine = Engine(rows, device, on_crash=crashes.append)
+    engine.start()
+    server = create_server()
+    servicer = WorkerServicer(engine, description(limits))
+    worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = worker_service_pb2_grpc.WorkerServiceStub(channel)
+            yield Served(stub=stub, rows=rows, engine=engine, crashes=crashes)
+    finally:
+        await server.stop(0.1)
+        await asyncio.to_thread(engine.stop)
+
+
+@dataclass
+class LeaderStream:
+    """The leader's end of Execute."""
+
+    call: Any
+
+    @classmethod
+    async def open(
+        cls, served: Served, leader: Leader = LEADER, boot_id: str = "boot"
+    ) -> "LeaderStream":
+        """Open, and wait for Opened."""
+        stream = cls(served.stub.Execute())
+        await stream.call.write(open_request(leader, boot_id))
+        answer = await stream.read()
+        assert answer.WhichOneof("message") == "opened"
+        return stream
+
+    async def send(self, plan: Plan) -> None:
+        await self.call.write(worker_service_pb2.ExecuteRequest(plan=plan_to_proto(plan)))
+
+    async def read(self) -> Any:
+        """The next message, or grpc.aio.EOF."""
+        return await asyncio.wait_for(self.call.read(), WAIT_S)
+
+    async def step(self) -> Any:
+        """The next StepResult."""
+        message = await self.read()
+        assert message is not grpc.aio.EOF, await self.call.details()
+        return message.step
+
+    async def failure(self) -> tuple[grpc.StatusCode, str]:
+        """Read to the end, which must be an error."""
+        try:
+            while await self.read() is not grpc.aio.EOF:
+                pass
+        except grpc.aio.AioRpcError as error:
+            return error.code(), error.details() or ""
+        return await self.call.code(), await self.call.details()
+
+    async def close(self) -> None:
+        self.call.cancel()
+
+
+def open_request(leader: Leader = LEADER, boot_id: str = "boot") -> Any:
+    message = worker_service_pb2.Open(
+        leader=common_pb2.Leader(epoch=leader.epoch, nonce=leader.nonce), boot_id=boot_id
+    )
+    return worker_service_pb2.ExecuteRequest(open=message)
+
+
+async def run_to_end(stream: LeaderStream, scheduler: MiniScheduler) -> None:
+    """Drive the mini scheduler's requests over a stream until all have finished."""
+    while (plan := scheduler.next_plan()) is not None:
+        await stream.send(plan)
+        is_last = False
+        while not is_last:
+            step = await stream.step()
+            assert step.plan_id == plan.plan_id
+            scheduler.on_outcome(plan, step.step, outcome_from_proto(step))
+            is_last = step.is_last
+
+
+def plan_to_proto(plan: Plan) -> Any:
+    return worker_service_pb2.Plan(
+        leader=common_pb2.Leader(epoch=plan.leader.epoch, nonce=plan.leader.nonce),
+        plan_id=plan.plan_id,
+        lease_steps=plan.lease_steps,
+        leaves=plan.leaves,
+        joins=[
+            worker_service_pb2.Join(
+                slot=join.slot,
+                serial=join.serial,
+                token_ids=join.token_ids,
+                prompt_tokens=join.prompt_tokens,
+                tokens_done=join.tokens_done,
+                blocks=join.blocks,
+                sampling=worker_service_pb2.RowSampling(**asdict(join.sampling)),
+            )
+            for join in plan.joins
+        ],
+        append_slots=_left(plan.appends),
+        append_blocks=_right(plan.appends),
+        copy_sources=_left(plan.copies),
+        copy_targets=_right(plan.copies),
+        chunk_slots=_left(plan.chunks),
+        chunk_tokens=_right(plan.chunks),
+        membership_checksum=plan.membership_checksum,
+    )
+
+
+def outcome_from_proto(step: Any) -> StepOutcome:
+    return StepOutcome(
+        slots=tuple(step.slots),
+        token_ids=tuple(step.token_ids),
+        logprobs=tuple(
+            RowLogprobs(
+                slot=row.slot,
+                logprob=row.logprobs.logprob,
+                top_token_ids=tuple(row.logprobs.top_token_ids),
+                top_logprobs=tuple(row.logprobs.top_logprobs),
+            )
+            for row in step.logprobs
+        ),
+        finished=tuple((item.slot, _REASONS[item.reason]) for item in step.finished),
+        errors=tuple((item.slot, item.message) for item in step.errors),
+    )
+
+
+def with_leader(plan: Plan, leader: Leader) -> Plan:
+    return replace(plan, leader=leader)
+
+
+def _left(pairs: Iterable[tuple[int, int]]) -> list[int]:
+    return [left for left, _ in pairs]
+
+
+def _right(pairs: Iterable[tuple[int, int]]) -> list[int]:
+    return [right for _, right in pairs]
