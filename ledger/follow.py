@@ -157,8 +157,8 @@ class Follower:
         wait_s = RETRY_WAIT_S_FIRST
         while True:
             try:
-                if self._passed_seq is None:
-                    await self._start()
+                if not self.is_connected:
+                    await self._greet()
                 await self._read()
             except StoreLost:
                 raise
@@ -167,13 +167,19 @@ class Follower:
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_WAIT_S_MAX)
             else:
-                self.is_connected = True
                 wait_s = RETRY_WAIT_S_FIRST
 
-    async def _start(self) -> None:
+    async def _greet(self) -> None:
+        """Find the store answering and, the first time, where the journal ends."""
         lease = await self._journal.leader()
-        self._passed_seq = 0 if lease is None else lease.journal_seq
-        self._activate(self._passed_seq)
+        if self._passed_seq is None:
+            self.start_at(0 if lease is None else lease.journal_seq)
+        self.is_connected = True
+
+    def start_at(self, seq: int) -> None:
+        """The tail begins after this record; what lies before is left to the history."""
+        self._passed_seq = seq
+        self._activate(seq)
 
     async def _read(self) -> None:
         records = await self._journal.journal_read(

@@ -160,8 +160,10 @@ class Subscription:
                 self.close()
                 raise StopAsyncIteration
             if self._ready:
-                update = await self._next_ready()
-                if update is not None:
+                pending = self._ready[0]
+                if pending.has_hole:
+                    await self._follower.fill(pending)
+                elif (update := self._take(pending)) is not None:
                     return update
                 continue
             self._waiter = asyncio.get_running_loop().create_future()
@@ -170,10 +172,8 @@ class Subscription:
             finally:
                 self._waiter = None
 
-    async def _next_ready(self) -> Update | None:
-        pending = self._ready[0]
-        while pending.has_hole:
-            await self._follower.fill(pending)
+    def _take(self, pending: Pending) -> Update | None:
+        """Drain the first of the ready ones."""
         self._ready.popleft()
         pending.is_ready = False
         update = pending.drain()

@@ -185,12 +185,12 @@ class Recovered:
     cursor: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class Update(NamedTuple):
     """New output of one sequence: tokens [position, position + len(token_ids)), and its end if it
     ended.
 
-    logprobs is parallel to token_ids, or empty when the request did not ask for any.
+    logprobs is parallel to token_ids, or empty when the request did not ask for any. A named tuple,
+    because one is made per token where the output is slow: a frozen dataclass costs 1 µs more.
     """
 
     serial: int

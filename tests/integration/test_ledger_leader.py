@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 from ledger import Candidate, Fenced, Ledger, LedgerLimits, Load
 from protos.kaiten.v1.ledger_pb2 import CellRecord, FoldedTokens, JournalRecord
 from service_kit.clock import SystemClock
+from service_kit.errors import NotFound
 from tests.support.play_leader import PlayLeader, stopped, submit_record
 
 
@@ -15,12 +16,12 @@ async def test_an_election_is_decided_once_and_a_repeat_is_the_same_answer(ledge
     assert await ledger.leader() is None
     first = await ledger.elect("here", 7)
     assert first is not None
-    assert (first.epoch, first.journal_seq) == (1, 0)
+    assert first.journal_seq == 0
     assert await ledger.elect("here", 7) == first
     assert await ledger.elect("there", 8) is None
     lease = await ledger.leader()
     assert lease is not None
-    assert (lease.nonce, lease.address, lease.epoch) == (7, "here", 1)
+    assert (lease.nonce, lease.address, lease.epoch) == (7, "here", first.epoch)
 
 
 async def test_a_lease_that_moved_since_it_was_seen_cannot_be_stolen(ledger: Ledger) -> None:
@@ -31,7 +32,7 @@ async def test_a_lease_that_moved_since_it_was_seen_cannot_be_stolen(ledger: Led
     assert await ledger.elect("there", 8, seen=seen) is None
     second = await ledger.elect("there", 8, seen=await ledger.leader())
     assert second is not None
-    assert second.epoch == 2
+    assert second.epoch == first.epoch + 1
     with pytest.raises(Fenced):
         await ledger.renew(first, CellRecord())
     view = await ledger.cell()
@@ -72,7 +73,7 @@ async def test_a_candidate_steals_from_a_silent_leader_after_the_ttl(ledger: Led
     loop = asyncio.get_running_loop()
     started = loop.time()
     successor = await asyncio.wait_for(Candidate(ledger, SystemClock(), 0.4).campaign(), 10)
-    assert successor.epoch == 2
+    assert successor.epoch == dead.epoch + 1
     assert loop.time() - started >= 0.4
 
 
@@ -83,9 +84,9 @@ async def test_commit_fences_repeats_and_gaps(ledger: Ledger) -> None:
     with pytest.raises(Fenced, match="the journal is at 1"):
         await ledger.commit(leader.leader, JournalRecord(seq=3))
     successor = await PlayLeader.elected(ledger, nonce=2)
-    with pytest.raises(Fenced, match="epoch 1 no longer leads"):
+    with pytest.raises(Fenced, match=f"epoch {leader.leader.epoch} no longer leads"):
         await ledger.commit(leader.leader, JournalRecord(seq=2))
-    stranger = type(successor.leader)(epoch=2, nonce=99, journal_seq=1)
+    stranger = type(successor.leader)(epoch=successor.leader.epoch, nonce=99, journal_seq=1)
     with pytest.raises(Fenced):
         await ledger.commit(stranger, JournalRecord(seq=2))
     # What the old leader committed is not the new one's to repeat.
@@ -250,6 +251,32 @@ async def test_history_of_a_choice_that_ended_before_its_request(ledger: Ledger)
         await leader.fold(2, [1, 2])
     output, finished = await ledger.history(2, through_seq=2)
     assert (list(output.token_ids), finished) == ([4, 5], None)
+
+
+async def test_a_result_is_kept_for_its_time_and_then_the_id_is_free(
+    redis_url: str, cell: str
+) -> None:
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(result_ttl_s=1))
+    serial = (await ledger.submit(submit_record("a"), b"one")).serial
+    leader = await PlayLeader.elected(ledger)
+    await leader.step({serial: [4]})
+    await leader.finish("a", serial)
+    await leader.fold(leader.seq, [])
+    result = await ledger.result("a")
+    assert result is not None
+    assert list(result.choices[0].output.token_ids) == [4]
+    async with asyncio.timeout(5):
+        while True:
+            if await ledger.result("a") is None:
+                break
+            await asyncio.sleep(0.05)
+    with pytest.raises(NotFound):
+        await ledger.find("a")
+    with pytest.raises(NotFound):
+        await ledger.history(serial, through_seq=leader.seq)
+    again = await ledger.submit(submit_record("a"), b"two")
+    assert (again.is_new, again.serial, again.journal_seq) == (True, serial + 1, leader.seq)
+    await ledger.close()
 
 
 async def test_nothing_is_left_behind(redis_url: str, cell: str) -> None:

@@ -1,0 +1,109 @@
+"""Random histories of a cell against a dictionary: counters, outputs and recovery always agree."""
+
+import random
+
+import pytest
+
+from ledger import Ledger, Load
+from protos.kaiten.v1.ledger_pb2 import SubmitRecord
+from tests.support.play_leader import PlayLeader, stopped, submit_record
+
+STEPS = 150
+
+
+class Cell:
+    """A leader, its live requests, and what they have put out; every action checks itself."""
+
+    def __init__(self, ledger: Ledger, rng: random.Random) -> None:
+        self.ledger = ledger
+        self.rng = rng
+        self.leader: PlayLeader
+        self.live: dict[str, tuple[int, int]] = {}
+        self.ended: dict[int, int] = {}
+        self.count = 0
+
+    @property
+    def serials(self) -> list[int]:
+        return [s for serial, n in self.live.values() for s in range(serial, serial + n)]
+
+    @property
+    def running(self) -> list[int]:
+        return [serial for serial in self.serials if serial not in self.ended]
+
+    async def submit(self) -> None:
+        self.count += 1
+        id, n = f"r{self.count}", self.rng.randint(1, 3)
+        submitted = await self.ledger.submit(submit_record(id, n=n), b"h")
+        self.live[id] = (submitted.serial, n)
+        assert submitted.journal_seq == self.leader.seq
+
+    async def step(self) -> None:
+        members = [serial for serial in self.running if self.rng.random() < 0.7]
+        tokens = {s: [self.rng.randrange(2**17)] * self.rng.randint(1, 2) for s in members}
+        await self.leader.step(tokens)
+
+    async def end_choice(self) -> None:
+        if self.running:
+            serial = self.rng.choice(self.running)
+            output_tokens = len(self.leader.outputs.get(serial, []))
+            self.ended[serial] = output_tokens
+            await self.leader.step({}, [stopped(serial, output_tokens)])
+
+    async def finish(self) -> None:
+        if self.live:
+            id = self.rng.choice(list(self.live))
+            serial, n = self.live.pop(id)
+            await self.leader.finish(id, serial, n=n)
+            result = await self.ledger.result(id)
+            assert result is not None
+            for choice, kept in enumerate(result.choices):
+                output = self.leader.outputs.get(serial + choice, [])
+                assert list(kept.output.token_ids) == output
+
+    async def cancel(self) -> None:
+        if self.live:
+            assert await self.ledger.cancel(self.rng.choice(list(self.live)))
+
+    async def fold(self) -> None:
+        oldest = self.leader.seq - len(self.leader.unfolded)
+        await self.leader.fold(self.rng.randint(oldest, self.leader.seq), self.serials)
+
+    async def change_leader(self) -> None:
+        old = self.leader
+        self.leader = await PlayLeader.elected(self.ledger, nonce=self.rng.randrange(1, 2**64))
+        self.leader.outputs, self.leader.unfolded = old.outputs, old.unfolded
+        recovered = await self.ledger.recover(self.leader.leader)
+        submits = [e.record.id for e in recovered.entries if isinstance(e.record, SubmitRecord)]
+        assert submits == list(self.live)
+        assert recovered.journal_seq == old.seq
+        assert recovered.tokens.keys() == set(self.serials)
+        for serial, output in recovered.tokens.items():
+            assert list(output.token_ids) == old.outputs.get(serial, [])
+        ends = {s: f.output_tokens for s, f in recovered.finished.items()}
+        assert ends == {s: n for s, n in self.ended.items() if s in self.serials}
+
+    async def look(self) -> None:
+        assert await self.ledger.load() == Load(
+            choices=len(self.serials), prompt_tokens=3 * len(self.live)
+        )
+        if self.serials:
+            serial = self.rng.choice(self.serials)
+            output, finished = await self.ledger.history(serial, through_seq=self.leader.seq)
+            assert list(output.token_ids) == self.leader.outputs.get(serial, [])
+            assert (finished is not None) == (serial in self.ended)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_any_history_agrees_with_the_dictionary(ledger: Ledger, seed: int) -> None:
+    rng = random.Random(seed)
+    cell = Cell(ledger, rng)
+    cell.leader = await PlayLeader.elected(ledger)
+    actions = [cell.submit, cell.step, cell.end_choice, cell.finish, cell.cancel, cell.fold]
+    actions += [cell.change_leader, cell.look]
+    weights = [4, 8, 2, 2, 1, 2, 1, 3]
+    for action in rng.choices(actions, weights, k=STEPS):
+        await action()
+    while cell.live:
+        await cell.finish()
+    await cell.look()
+    assert await ledger.inbox_all() == []
