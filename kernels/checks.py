@@ -1,4 +1,4 @@
-"""Argument checks of the launchers: a refusal is a ValueError beginning with the argument's name."""
+"""Argument checks of the launchers: a refusal is a ValueError that names the argument."""
 
 import torch
 from torch import Tensor

@@ -4,11 +4,11 @@ shapes   x       [rows, in_features]             float32 | bfloat16, contiguous
          weight  [out_features, in_features]     same dtype
          bias    [out_features] or None          same dtype
 returns  [rows, out_features], same dtype, accumulated in float32
-exact    a row's result is the same bits whatever the other rows are and however many: oneDNN's packed
-         product sums otherwise for one lone float32 row only, and F.linear for 1, 2, 3, 5 and 7
-         float32 rows, so float32 runs with at least that many rows, the missing ones zero (measured
-         2026-11-20 on AMD Zen 4 and 5; the unit test repeats it)
-cost     reads out * in weights once per call (memory bound up to ~16 rows), 2 * rows * out * in flops
+exact    a row is the same bits whatever the other rows are and however many. Both libraries
+         sum otherwise for few rows (packed: 1, in some shapes; F.linear in float32: 1, 2,
+         3, 5, 6, 7 and 9; in bfloat16: 1), so those run with zero rows added, see _ROWS (measured
+         2026-11-20 on AMD Zen 4 and 5 over 19 shapes; the unit test repeats it)
+cost     reads out * in weights once per call (memory bound to ~16 rows), 2 * rows * out * in flops
 measured 2026-11-20, 768 -> 3072, 2 threads, GF/s packed / F.linear at 1, 16, 64 rows:
          float32 20/8, 221/69, 374/106; bfloat16 33/24, 442/293, 752/608
 """
@@ -23,8 +23,13 @@ from kernels.checks import require, require_float
 
 # The number of rows the layout is chosen for: one for all, as the bits may depend on the layout.
 _PACK_ROWS = 16
-# Rows from which on a float32 row keeps its bits (see "exact" above).
-_ROWS_MIN_PACKED, _ROWS_MIN_PLAIN = 2, 8
+# path, dtype -> (fewest rows, multiple of rows) from which on a row keeps its bits.
+_ROWS: dict[tuple[str, torch.dtype], tuple[int, int]] = {
+    ("packed", torch.float32): (2, 1),
+    ("packed", torch.bfloat16): (2, 1),
+    ("torch", torch.float32): (8, 4),
+    ("torch", torch.bfloat16): (2, 1),
+}
 
 
 def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -92,9 +97,8 @@ class PackedLinear:
             self._weight = _pack(weight.contiguous()) if self.path == "packed" else weight
         self._bias = bias
         self._apply = _PATHS[self.path]
-        is_plain_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
-        rows_min = _ROWS_MIN_PACKED if self.path == "packed" else _ROWS_MIN_PLAIN
-        self._rows_min = rows_min if is_plain_cpu else 1
+        is_cpu = weight.device.type == "cpu"
+        self._rows_min, self._rows_step = _ROWS[self.path, weight.dtype] if is_cpu else (1, 1)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, in_features] -> [rows, out_features]."""
@@ -102,10 +106,10 @@ class PackedLinear:
         rows = x.size(0)
         if rows == 0:
             return x.new_empty((0, self.out_features))
-        if rows >= self._rows_min:
+        rows_run = max(self._rows_min, -(-rows // self._rows_step) * self._rows_step)
+        if rows_run == rows:
             return self._apply(x, self._weight, self._bias)
-        padded = x.new_zeros((self._rows_min, self.in_features))
-        padded[:rows] = x
+        padded = torch.nn.functional.pad(x, (0, 0, 0, rows_run - rows))
         return self._apply(padded, self._weight, self._bias)[:rows]
 
     def _check(self, x: Tensor) -> None:

@@ -1,6 +1,6 @@
 """paged_attention: one varlen causal pass over paged keys and values, decode and prefill alike.
 
-formula  softmax(scale * q k^T, over positions [0, p]) v     for a query token at position p of its row
+formula  softmax(scale * q k^T over positions [0, p]) v    for a query token at position p
          row r owns query tokens [query_starts[r], query_starts[r+1]); its query i is at position
          p = context_lengths[r] - (query_starts[r+1] - query_starts[r]) + i
                  0 ............ done | ........ this step ........
@@ -20,6 +20,7 @@ cost     reads 2 * context * kv_heads * head_dim elements per row (memory bound 
 import torch
 from torch import Tensor
 
+from kernels import native
 from kernels.checks import require, require_float, require_ids, require_like
 from kernels.write_kv import require_pages
 
@@ -68,6 +69,25 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     return mixed.view(kv_heads, -1, count, head_dim).permute(2, 0, 1, 3).reshape_as(q)
 
 
+def _paged_attention_native(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lengths: Tensor,
+    scale: float,
+) -> Tensor:
+    out: Tensor = native.compiled().paged_attention(
+        q, k_pages, v_pages, block_tables, query_starts, context_lengths, scale
+    )
+    return out
+
+
+_NATIVE_HEAD_DIM_MAX = 256
+_PATHS = {"native": _paged_attention_native, "torch": paged_attention_reference}
+
+
 def paged_attention(
     q: Tensor,
     k_pages: Tensor,
@@ -79,9 +99,9 @@ def paged_attention(
 ) -> Tensor:
     """Attention of this step's query tokens over their rows' pages."""
     _check(q, k_pages, v_pages, block_tables, query_starts, context_lengths)
-    return paged_attention_reference(
-        q, k_pages, v_pages, block_tables, query_starts, context_lengths, scale
-    )
+    # The compiled path packs keys into fixed scratch; wider heads are rare enough for torch.
+    path = native.path_for(q) if q.size(2) <= _NATIVE_HEAD_DIM_MAX else "torch"
+    return _PATHS[path](q, k_pages, v_pages, block_tables, query_starts, context_lengths, scale)
 
 
 def _check(

@@ -12,6 +12,7 @@ cost     reads 1 (fused 2) and writes 1 (fused 2) elements per element; memory b
 import torch
 from torch import Tensor
 
+from kernels import native
 from kernels.checks import require, require_float, require_like
 
 
@@ -30,10 +31,30 @@ def add_rms_norm_reference(
     return rms_norm_reference(total, weight, eps), total
 
 
+def _rms_norm_native(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    y: Tensor = native.compiled().rms_norm(_as_rows(x), weight, eps)
+    return y.view(x.shape)
+
+
+def _add_rms_norm_native(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    y, total = native.compiled().add_rms_norm(_as_rows(x), _as_rows(residual), weight, eps)
+    return y.view(x.shape), total.view(x.shape)
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    return x if x.dim() == 2 else x.view(-1, x.size(-1))
+
+
+_RMS_NORM = {"native": _rms_norm_native, "torch": rms_norm_reference}
+_ADD_RMS_NORM = {"native": _add_rms_norm_native, "torch": add_rms_norm_reference}
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalised copy of `x` [..., hidden]."""
     _check(x, weight, eps)
-    return rms_norm_reference(x, weight, eps)
+    return _RMS_NORM[native.path_for(x)](x, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -41,7 +62,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     _check(x, weight, eps)
     require(residual.shape == x.shape, "residual", "must have the shape of x")
     require_like(residual, x, "residual", "x")
-    return add_rms_norm_reference(x, residual, weight, eps)
+    return _ADD_RMS_NORM[native.path_for(x)](x, residual, weight, eps)
 
 
 def _check(x: Tensor, weight: Tensor, eps: float) -> None:

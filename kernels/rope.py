@@ -15,6 +15,7 @@ cost     reads and writes every rotated element once; memory bound
 import torch
 from torch import Tensor
 
+from kernels import native
 from kernels.checks import require, require_float, require_ids, require_like
 
 
@@ -34,14 +35,22 @@ def rope_reference(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> 
     half = cos_sin.size(2)
     for x in (q, k):
         first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-        x[..., :half] = (first * cos - second * sin).to(x.dtype)
-        x[..., half : 2 * half] = (second * cos + first * sin).to(x.dtype)
+        # Both before either is written: in float32 `first` and `second` are views of x.
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        x[..., : 2 * half] = rotated.to(x.dtype)
+
+
+def _rope_native(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+    native.compiled().rope(q, k, positions, cos_sin)
+
+
+_PATHS = {"native": _rope_native, "torch": rope_reference}
 
 
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
-    """Rotate `q` and `k` in place; a position outside the table is an IndexError before any write."""
+    """Rotate `q`, `k` in place; a position outside the table is an IndexError before any write."""
     _check(q, k, positions, cos_sin)
-    rope_reference(q, k, positions, cos_sin)
+    _PATHS[native.path_for(q)](q, k, positions, cos_sin)
 
 
 def _check(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:

@@ -5,7 +5,7 @@ formula  t = logits / temperature
          top_p   keep t if the kept mass strictly above it is < top_p        (1: off)
          min_p   keep t >= max t + log(min_p)                               (0: off)
          id = argmax over kept of t + gumbel(seed, choice, position, id); temperature 0: argmax
-         Each filter keeps what is above a bound: a row has one bound, equal logits share their fate.
+         Each filter keeps what is above a bound, so equal logits share their fate.
 noise    bits = Philox4x32-10(key = seed, counter = (id // 4, position, choice, 0))[id % 4], a pure
          function: batch-mates, preemption and migration cannot change it. u = (bits + 0.5) / 2^32;
          gumbel = -log(-log1p(-u)), so the large values, which decide, come from small u, where
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels import native
 from kernels.checks import require, require_ids
 
 _ROUNDS = 10
@@ -97,7 +98,7 @@ def noise_bits(params: SamplingTensors, vocab: int) -> Tensor:
 
 def gumbel_from_bits(bits: Tensor) -> Tensor:
     """Standard Gumbel numbers from uniform 32-bit integers."""
-    u = ((bits.double() + 0.5) * 2.0**-32).float().clamp_max(_U_MAX)
+    u = (bits.float() * 2.0**-32 + 2.0**-33).clamp_max(_U_MAX)
     return -torch.log(-torch.log1p(-u))
 
 
@@ -140,13 +141,30 @@ def sample_reference(logits: Tensor, params: SamplingTensors) -> tuple[Tensor, T
     return token_ids.masked_fill(~ok, 0), ok
 
 
+def _sample_native(logits: Tensor, params: SamplingTensors) -> tuple[Tensor, Tensor]:
+    token_ids, ok = native.compiled().sample(
+        logits,
+        params.temperature,
+        params.top_k,
+        params.top_p,
+        params.min_p,
+        params.seed,
+        params.choice,
+        params.position,
+    )
+    return token_ids, ok
+
+
+_PATHS = {"native": _sample_native, "torch": sample_reference}
+
+
 def sample(logits: Tensor, params: SamplingTensors) -> tuple[Tensor, Tensor]:
     """(token_ids [rows] int64, ok [rows] bool). Rows are independent; greedy ones need no noise."""
     _check_logits(logits)
     require(
         params.temperature.size(0) == logits.size(0), "params", "must have a row per logits row"
     )
-    return sample_reference(logits, params)
+    return _PATHS[native.path_for(logits)](logits, params)
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,6 +10,7 @@ cost     reads 2 and writes 1 element per output element; memory bound
 import torch
 from torch import Tensor
 
+from kernels import native
 from kernels.checks import require, require_float
 
 
@@ -19,8 +20,16 @@ def silu_mul_reference(gate_up: Tensor) -> Tensor:
     return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
 
 
+def _silu_mul_native(gate_up: Tensor) -> Tensor:
+    y: Tensor = native.compiled().silu_mul(gate_up)
+    return y
+
+
+_PATHS = {"native": _silu_mul_native, "torch": silu_mul_reference}
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(first half) * second half, [tokens, inner]."""
     require_float(gate_up, "gate_up", dim=2)
     require(gate_up.size(1) % 2 == 0, "gate_up", "last dimension must be even")
-    return silu_mul_reference(gate_up)
+    return _PATHS[native.path_for(gate_up)](gate_up)

@@ -11,6 +11,7 @@ cost     reads 2*T*H*D, writes 2*T*H*D elements; memory bound
 import torch
 from torch import Tensor
 
+from kernels import native
 from kernels.checks import require, require_float, require_ids, require_like
 
 
@@ -25,8 +26,15 @@ def write_kv_reference(
     v_pages[blocks, :, offsets] = v[kept]
 
 
+def _write_kv_native(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
+    native.compiled().write_kv(k, v, k_pages, v_pages, slots)
+
+
+_PATHS = {"native": _write_kv_native, "torch": write_kv_reference}
+
+
 def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
-    """Store row i of `k`, `v` at slots[i]; a slot beyond the pool is an IndexError before any write."""
+    """Store row i at slots[i]; a slot beyond the pool is an IndexError before any write."""
     require_pages(k_pages, v_pages)
     for x, name in ((k, "k"), (v, "v")):
         require_float(x, name, dim=3)
@@ -36,7 +44,7 @@ def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tens
         require(x.size(2) == k_pages.size(3), name, "must have the head_dim of k_pages")
         require(x.stride(1) == x.size(2), name, "heads must be dense (stride(1) == head_dim)")
     require_ids(slots, "slots", dtype=torch.int64, shape=(k.size(0),))
-    write_kv_reference(k, v, k_pages, v_pages, slots)
+    _PATHS[native.path_for(k)](k, v, k_pages, v_pages, slots)
 
 
 def require_pages(k_pages: Tensor, v_pages: Tensor) -> None:

@@ -1,0 +1,154 @@
+// The Python face: the launchers in kernels/*.py have checked shapes, dtypes and strides; here only what must not be
+// trusted to reach a pointer (ids and lengths inside the tensors) is checked, before anything is written.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace {
+
+using at::Tensor;
+namespace py = pybind11;
+
+bool is_bf16(const Tensor& x) { return x.scalar_type() == at::kBFloat16; }
+
+void check_rows(const kaiten::Attention& a, int64_t tokens, int64_t blocks, int64_t blocks_max) {
+  TORCH_CHECK_INDEX(a.query_starts[0] == 0 && a.query_starts[a.rows] == tokens,
+                    "query_starts: must ascend from 0 to the number of tokens");
+  for (int r = 0; r < a.rows; ++r) {
+    const int64_t count = int64_t(a.query_starts[r + 1]) - a.query_starts[r], context = a.contexts[r];
+    TORCH_CHECK_INDEX(count >= 0, "query_starts: must ascend");
+    if (count == 0) continue;
+    TORCH_CHECK_INDEX(context >= count && context <= blocks_max * a.block_size, "context_lengths: row ", r,
+                      " must hold its queries and fit its block table");
+    for (int64_t b = 0; b * a.block_size < context; ++b) {
+      const int64_t block = a.tables[r * a.table_stride + b];
+      TORCH_CHECK_INDEX(block >= 0 && block < blocks, "block_tables: row ", r, " names block ", block, " of ", blocks);
+    }
+  }
+}
+
+Tensor paged_attention(const Tensor& q, const Tensor& k_pages, const Tensor& v_pages, const Tensor& block_tables,
+                       const Tensor& query_starts, const Tensor& context_lengths, double scale) {
+  Tensor out = at::empty({q.size(0), q.size(1), q.size(2)}, q.options());
+  kaiten::Attention a{};
+  a.q = q.const_data_ptr(), a.k_pages = k_pages.const_data_ptr(), a.v_pages = v_pages.const_data_ptr();
+  a.out = out.data_ptr();
+  a.tables = block_tables.const_data_ptr<int32_t>();
+  a.query_starts = query_starts.const_data_ptr<int32_t>();
+  a.contexts = context_lengths.const_data_ptr<int32_t>();
+  a.q_stride = q.stride(0), a.table_stride = block_tables.stride(0);
+  a.rows = context_lengths.size(0), a.heads = q.size(1), a.kv_heads = k_pages.size(1);
+  a.head_dim = q.size(2), a.block_size = k_pages.size(2);
+  a.scale = scale, a.is_bf16 = is_bf16(q);
+  check_rows(a, q.size(0), k_pages.size(0), block_tables.size(1));
+  if (q.size(0) > 0) kaiten::paged_attention(a);
+  return out;
+}
+
+kaiten::Norm norm_of(const Tensor& x, const Tensor& weight, double eps, const Tensor& out) {
+  kaiten::Norm a{};
+  a.x = x.const_data_ptr(), a.weight = weight.const_data_ptr(), a.out = out.data_ptr();
+  a.hidden = x.size(1), a.rows = x.size(0), a.x_stride = x.stride(0);
+  a.eps = eps, a.is_bf16 = is_bf16(x);
+  return a;
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  Tensor out = at::empty(x.sizes(), x.options());
+  kaiten::rms_norm(norm_of(x, weight, eps, out));
+  return out;
+}
+
+std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
+  Tensor out = at::empty(x.sizes(), x.options()), total = at::empty(x.sizes(), x.options());
+  kaiten::Norm a = norm_of(x, weight, eps, out);
+  a.residual = residual.const_data_ptr(), a.residual_stride = residual.stride(0), a.total = total.data_ptr();
+  kaiten::rms_norm(a);
+  return {out, total};
+}
+
+Tensor silu_mul(const Tensor& gate_up) {
+  const int64_t inner = gate_up.size(1) / 2;
+  Tensor out = at::empty({gate_up.size(0), inner}, gate_up.options());
+  kaiten::silu_mul({gate_up.const_data_ptr(), out.data_ptr(), gate_up.size(0), inner, gate_up.stride(0),
+                    is_bf16(gate_up)});
+  return out;
+}
+
+void rope(const Tensor& q, const Tensor& k, const Tensor& positions, const Tensor& cos_sin) {
+  kaiten::Rope a{};
+  a.q = q.data_ptr(), a.k = k.data_ptr();
+  a.positions = positions.const_data_ptr<int64_t>(), a.cos_sin = cos_sin.const_data_ptr<float>();
+  a.tokens = q.size(0), a.q_stride = q.stride(0), a.k_stride = k.stride(0);
+  a.heads = q.size(1), a.kv_heads = k.size(1), a.head_dim = q.size(2), a.half = cos_sin.size(2);
+  a.is_bf16 = is_bf16(q);
+  for (int64_t i = 0; i < a.tokens; ++i)
+    TORCH_CHECK_INDEX(a.positions[i] >= 0 && a.positions[i] < cos_sin.size(0), "positions: ", a.positions[i],
+                      " is outside the table of ", cos_sin.size(0));
+  kaiten::rope(a);
+}
+
+void write_kv(const Tensor& k, const Tensor& v, const Tensor& k_pages, const Tensor& v_pages, const Tensor& slots) {
+  const int64_t size = k.element_size();
+  kaiten::WriteKv a{};
+  a.k = static_cast<const char*>(k.const_data_ptr()), a.v = static_cast<const char*>(v.const_data_ptr());
+  a.k_pages = static_cast<char*>(k_pages.data_ptr()), a.v_pages = static_cast<char*>(v_pages.data_ptr());
+  a.slots = slots.const_data_ptr<int64_t>();
+  a.tokens = k.size(0), a.k_stride = k.stride(0) * size, a.v_stride = v.stride(0) * size;
+  a.block_size = k_pages.size(2), a.kv_heads = k.size(1), a.head_bytes = k.size(2) * size;
+  const int64_t slots_max = k_pages.size(0) * a.block_size;
+  for (int64_t i = 0; i < a.tokens; ++i)
+    TORCH_CHECK_INDEX(a.slots[i] < slots_max, "slots: ", a.slots[i], " is outside the pool of ", slots_max);
+  kaiten::write_kv(a);
+}
+
+std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperature, const Tensor& top_k,
+                                  const Tensor& top_p, const Tensor& min_p, const Tensor& seed, const Tensor& choice,
+                                  const Tensor& position) {
+  Tensor token_ids = at::empty({logits.size(0)}, logits.options().dtype(at::kLong));
+  Tensor ok = at::empty({logits.size(0)}, logits.options().dtype(at::kBool));
+  kaiten::Sample a{};
+  a.logits = logits.const_data_ptr<float>(), a.temperature = temperature.const_data_ptr<float>();
+  a.top_p = top_p.const_data_ptr<float>(), a.min_p = min_p.const_data_ptr<float>();
+  a.top_k = top_k.const_data_ptr<int64_t>(), a.seed = seed.const_data_ptr<int64_t>();
+  a.choice = choice.const_data_ptr<int64_t>(), a.position = position.const_data_ptr<int64_t>();
+  a.token_ids = token_ids.data_ptr<int64_t>(), a.ok = ok.data_ptr<bool>();
+  a.rows = logits.size(0), a.vocab = logits.size(1);
+  kaiten::sample(a);
+  return {token_ids, ok};
+}
+
+Tensor noise_bits(int64_t seed, int64_t choice, int64_t position, int64_t vocab) {
+  Tensor bits = at::empty({vocab}, at::kLong);
+  kaiten::noise_bits(seed, choice, position, vocab, bits.data_ptr<int64_t>());
+  return bits;
+}
+
+std::string instructions() {
+  if (KAITEN_BF16_DOT) return "avx512-bf16";
+  if (KAITEN_AVX512) return "avx512";
+#if defined(__AVX2__)
+  return "avx2";
+#else
+  return "generic";
+#endif
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  // Without the interpreter's lock: a step's thread must not stop the event loop's.
+  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  m.def("paged_attention", &paged_attention, Unlocked());
+  m.def("rms_norm", &rms_norm, Unlocked());
+  m.def("add_rms_norm", &add_rms_norm, Unlocked());
+  m.def("silu_mul", &silu_mul, Unlocked());
+  m.def("rope", &rope, Unlocked());
+  m.def("write_kv", &write_kv, Unlocked());
+  m.def("sample", &sample, Unlocked());
+  m.def("noise_bits", &noise_bits, Unlocked());
+  m.def("instructions", &instructions);
+}

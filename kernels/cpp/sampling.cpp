@@ -1,0 +1,231 @@
+// Sampling, one row per item: greedy, or the filters' bound and then the argmax of tempered logit + Gumbel noise.
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace kaiten {
+namespace {
+
+constexpr int kBlock = 4 * W;        // tokens whose noise one vector of Philox counters makes
+constexpr int kBuckets = 1024;       // of the mass histogram, kBucketsPerNat to a factor e
+constexpr float kBucketsPerNat = 32.0f;
+
+struct Halves {
+  VU low, high;
+};
+
+// The two halves of the 64-bit products of lanes with one constant.
+inline Halves multiply(VU a, uint32_t b) {
+#if KAITEN_AVX512
+  const __m512i m = _mm512_set1_epi32(static_cast<int>(b)), x = (__m512i)a;
+  const __m512i even = _mm512_mul_epu32(x, m), odd = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), m);
+  return {(VU)_mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32)),
+          (VU)_mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd)};
+#elif defined(__AVX2__)
+  const __m256i m = _mm256_set1_epi32(static_cast<int>(b)), x = (__m256i)a;
+  const __m256i even = _mm256_mul_epu32(x, m), odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), m);
+  return {(VU)_mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA),
+          (VU)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA)};
+#else
+  Halves product;
+  for (int i = 0; i < W; ++i) {
+    const uint64_t wide = uint64_t(a[i]) * b;
+    product.low[i] = uint32_t(wide), product.high[i] = uint32_t(wide >> 32);
+  }
+  return product;
+#endif
+}
+
+struct Stream {
+  uint64_t seed, choice, position;
+};
+
+// Philox4x32-10 of counters quad, quad + 1, ... -> bits of the 4 * W tokens from 4 * quad on, in token order.
+inline void philox(const Stream& s, uint32_t quad, VU* bits) {
+  VU a = splat(quad) + (VU)lane_ids(), b = splat(uint32_t(s.position)), c = splat(uint32_t(s.choice)), d = {};
+  uint32_t key0 = uint32_t(s.seed), key1 = uint32_t(s.seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const Halves first = multiply(a, 0xD2511F53u), second = multiply(c, 0xCD9E8D57u);
+    a = second.high ^ b ^ key0;
+    b = second.low;
+    c = first.high ^ d ^ key1;
+    d = first.low;
+    key0 += 0x9E3779B9u, key1 += 0xBB67AE85u;
+  }
+  const VU ac_low = zip_low(a, c), ac_high = zip_high(a, c), bd_low = zip_low(b, d), bd_high = zip_high(b, d);
+  bits[0] = zip_low(ac_low, bd_low), bits[1] = zip_high(ac_low, bd_low);
+  bits[2] = zip_low(ac_high, bd_high), bits[3] = zip_high(ac_high, bd_high);
+}
+
+inline VF gumbel(VU bits) {
+  VF u = __builtin_convertvector(bits, VF) * 0x1p-32f + 0x1p-33f;
+  u = u < 1.0f - 0x1p-24f ? u : splat(1.0f - 0x1p-24f);
+  // log1p(-u) through log(1 - u) and what the subtraction rounded away
+  const VF w = 1.0f - u;
+  const VF divisor = w == 1.0f ? splat(1.0f) : w - 1.0f;
+  const VF log1p = w == 1.0f ? -u : vlog(w) * (-u / divisor);
+  return -vlog(-log1p);
+}
+
+struct Row {
+  const float* logits;
+  int64_t vocab;
+};
+
+// The largest value, or NaN if there is one.
+float row_top(const Row& row) {
+  VF top = splat(-kInf);
+  VI is_nan = {};
+  for (int64_t i = 0; i < row.vocab; i += W) {
+    VF v = row.vocab - i >= W ? load(row.logits + i)
+                              : keep_first(load(row.logits + i, int(row.vocab - i)), int(row.vocab - i), -kInf);
+    is_nan |= v != v;
+    top = vmax(v, top);
+  }
+  for (int i = 0; i < W; ++i)
+    if (is_nan[i]) return std::numeric_limits<float>::quiet_NaN();
+  return max_lanes(top);
+}
+
+struct Space {
+  std::vector<float> tempered, block_tops, picked;
+};
+
+// tempered[i] = logits[i] / temperature, padded with -inf to whole blocks; block_tops[b] = the largest of a block
+void temper(const Row& row, float temperature, Space& space) {
+  const int64_t blocks = (row.vocab + kBlock - 1) / kBlock;
+  space.tempered.resize(blocks * kBlock);
+  space.block_tops.resize(blocks);
+  for (int64_t b = 0; b < blocks; ++b) {
+    VF top = splat(-kInf);
+    for (int64_t i = b * kBlock; i < (b + 1) * kBlock; i += W) {
+      const int left = int(std::clamp<int64_t>(row.vocab - i, 0, W));
+      VF v = left == W ? load(row.logits + i) : left ? load(row.logits + i, left) : VF{};
+      v = keep_first(v / temperature, left, -kInf);
+      store(&space.tempered[i], v);
+      top = vmax(v, top);
+    }
+    space.block_tops[b] = max_lanes(top);
+  }
+}
+
+// All tempered values >= bound, in token order.
+void pick_from(float bound, Space& space) {
+  space.picked.clear();
+  for (size_t b = 0; b < space.block_tops.size(); ++b)
+    if (space.block_tops[b] >= bound)
+      for (size_t i = b * kBlock; i < (b + 1) * kBlock; ++i)
+        if (space.tempered[i] >= bound) space.picked.push_back(space.tempered[i]);
+}
+
+// The k-th largest value. The k-th largest block top is a lower bound of it, so few values need to be ranked.
+float bound_of_top_k(int64_t k, int64_t vocab, Space& space) {
+  if (k <= 0 || k >= vocab) return -kInf;
+  float floor = -kInf;
+  if (k <= static_cast<int64_t>(space.block_tops.size())) {
+    space.picked = space.block_tops;
+    std::nth_element(space.picked.begin(), space.picked.begin() + (k - 1), space.picked.end(), std::greater<>());
+    floor = space.picked[k - 1];
+  }
+  pick_from(floor, space);
+  if (static_cast<int64_t>(space.picked.size()) < k) return -kInf;
+  std::nth_element(space.picked.begin(), space.picked.begin() + (k - 1), space.picked.end(), std::greater<>());
+  return space.picked[k - 1];
+}
+
+inline int bucket_of(float below_top) { return int(std::min(below_top * kBucketsPerNat, float(kBuckets - 1))); }
+
+// The smallest kept value such that the mass strictly above it is < top_p of the mass of values >= bound.
+float bound_of_top_p(float top_p, float top, float bound, Space& space) {
+  if (!(top_p < 1.0f)) return bound;
+  std::vector<double> mass(kBuckets, 0.0);
+  for (size_t i = 0; i < space.tempered.size(); i += W) {
+    const VF v = load(&space.tempered[i]);
+    const VF e = vexp(v - top);
+    for (int l = 0; l < W; ++l)
+      if (v[l] >= bound && v[l] > -kInf) mass[bucket_of(top - v[l])] += e[l];
+  }
+  double whole = 0.0, above = 0.0;
+  for (double m : mass) whole += m;
+  const double wanted = double(top_p) * whole;
+  int bucket = 0;
+  while (bucket < kBuckets - 1 && above + mass[bucket] < wanted) above += mass[bucket++];
+  space.picked.clear();
+  for (float v : space.tempered)
+    if (v >= bound && v > -kInf && bucket_of(top - v) == bucket) space.picked.push_back(v);
+  std::sort(space.picked.begin(), space.picked.end(), std::greater<>());
+  float kept = top;
+  for (float v : space.picked) {
+    if (!(above < wanted)) break;
+    kept = v;
+    above += vexp(splat(v - top))[0];
+  }
+  return kept;
+}
+
+int64_t first_equal(const Row& row, float value) {
+  for (int64_t i = 0; i < row.vocab; ++i)
+    if (row.logits[i] == value) return i;
+  return 0;
+}
+
+int64_t draw(const Stream& stream, float bound, const Space& space) {
+  VF best = splat(-kInf);
+  VI ids = {};
+  for (size_t b = 0; b < space.block_tops.size(); ++b) {
+    if (!(space.block_tops[b] >= bound)) continue;
+    VU bits[4];
+    philox(stream, uint32_t(b * W), bits);
+    for (int part = 0; part < 4; ++part) {
+      const size_t i = b * kBlock + part * W;
+      const VF t = load(&space.tempered[i]);
+      const VF noisy = t >= bound ? t + gumbel(bits[part]) : splat(-kInf);
+      const VI is_better = noisy > best;
+      best = is_better ? noisy : best;
+      ids = is_better ? lane_ids() + int(i) : ids;
+    }
+  }
+  int64_t id = ids[0];
+  float top = best[0];
+  for (int l = 1; l < W; ++l)
+    if (best[l] > top || (best[l] == top && ids[l] < id)) top = best[l], id = ids[l];
+  return id;
+}
+
+void sample_row(const Sample& a, int64_t r) {
+  thread_local Space space;
+  const Row row{a.logits + r * a.vocab, a.vocab};
+  float top = row_top(row);
+  a.ok[r] = std::isfinite(top);
+  a.token_ids[r] = 0;
+  if (!a.ok[r]) return;
+  if (!(a.temperature[r] > 0.0f)) {
+    a.token_ids[r] = first_equal(row, top);
+    return;
+  }
+  temper(row, a.temperature[r], space);
+  top = top / a.temperature[r];
+  float bound = bound_of_top_k(a.top_k[r], a.vocab, space);
+  bound = bound_of_top_p(a.top_p[r], top, bound, space);
+  if (a.min_p[r] > 0.0f) bound = std::max(bound, top + std::log(a.min_p[r]));
+  a.token_ids[r] = draw({uint64_t(a.seed[r]), uint64_t(a.choice[r]), uint64_t(a.position[r])}, bound, space);
+}
+
+}  // namespace
+
+void sample(const Sample& a) {
+  for_each_item(a.rows, a.rows * a.vocab > 1 << 15, [&](int64_t r) { sample_row(a, r); });
+}
+
+void noise_bits(int64_t seed, int64_t choice, int64_t position, int64_t vocab, int64_t* out) {
+  VU bits[4];
+  for (int64_t i = 0; i < vocab; ++i) {
+    if (i % kBlock == 0) philox({uint64_t(seed), uint64_t(choice), uint64_t(position)}, uint32_t(i / 4), bits);
+    out[i] = bits[i % kBlock / W][i % W];
+  }
+}
+
+}  // namespace kaiten

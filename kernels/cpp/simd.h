@@ -1,0 +1,206 @@
+// Vectors of W float32 lanes over the compiler's vector extensions: 16 lanes with AVX-512, 8 otherwise.
+// Compiled with -ffp-contract=off: a product and a sum are fused exactly where fma() says so, so that every
+// instantiation of a loop rounds alike and a result does not depend on which one computed it.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define KAITEN_AVX512 1
+#else
+#define KAITEN_AVX512 0
+#endif
+#if KAITEN_AVX512 && defined(__AVX512BF16__)
+#define KAITEN_BF16_DOT 1
+#else
+#define KAITEN_BF16_DOT 0
+#endif
+
+namespace kaiten {
+
+constexpr int W = KAITEN_AVX512 ? 16 : 8;
+using bf16 = uint16_t;
+
+typedef float VF __attribute__((vector_size(4 * W)));
+typedef int32_t VI __attribute__((vector_size(4 * W)));
+typedef uint32_t VU __attribute__((vector_size(4 * W)));
+typedef uint16_t VH __attribute__((vector_size(2 * W)));
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+inline VF splat(float x) { return x - VF{}; }
+inline VU splat(uint32_t x) { return x - VU{}; }
+
+inline VF fma(VF a, VF b, VF c) {
+#if KAITEN_AVX512
+  return (VF)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && defined(__AVX2__)
+  return (VF)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+inline VF widen(VH h) { return (VF)(__builtin_convertvector(h, VU) << 16); }
+
+inline VF load(const float* p) {
+  VF v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+inline VF load(const bf16* p) {
+  VH h;
+  std::memcpy(&h, p, sizeof h);
+  return widen(h);
+}
+
+// The first n lanes; the others are zero and their memory is not touched.
+inline VF load(const float* p, int n) {
+  if (n >= W) return load(p);
+#if KAITEN_AVX512
+  return (VF)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+#else
+  float lanes[W] = {};
+  std::memcpy(lanes, p, n * sizeof(float));
+  return load(lanes);
+#endif
+}
+
+inline VF load(const bf16* p, int n) {
+  if (n >= W) return load(p);
+#if KAITEN_AVX512
+  return widen((VH)_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p));
+#else
+  bf16 lanes[W] = {};
+  std::memcpy(lanes, p, n * sizeof(bf16));
+  return load(lanes);
+#endif
+}
+
+// Round to nearest even; a NaN stays a NaN.
+inline VH narrow(VF v) {
+  VU bits = (VU)v;
+  VU rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  VU quiet = VU{} + 0x7FC0u;
+  VU picked = (VU)(v == v) ? rounded : quiet;
+  return __builtin_convertvector(picked, VH);
+}
+
+inline void store(float* p, VF v) { std::memcpy(p, &v, sizeof v); }
+inline void store(bf16* p, VF v) {
+  VH h = narrow(v);
+  std::memcpy(p, &h, sizeof h);
+}
+
+inline void store(float* p, VF v, int n) { std::memcpy(p, &v, (n < W ? n : W) * sizeof(float)); }
+inline void store(bf16* p, VF v, int n) {
+  VH h = narrow(v);
+  std::memcpy(p, &h, (n < W ? n : W) * sizeof(bf16));
+}
+
+inline VF vmax(VF a, VF b) { return a > b ? a : b; }
+
+inline VI lane_ids() {
+  VI ids;
+  for (int i = 0; i < W; ++i) ids[i] = i;
+  return ids;
+}
+
+// Lanes from n on become `fill`.
+inline VF keep_first(VF v, int n, float fill) { return lane_ids() < (VI{} + n) ? v : splat(fill); }
+
+// Always the same order: lane 0, 1, 2, ...
+inline float sum_lanes(VF v) {
+  float total = 0.0f;
+  for (int i = 0; i < W; ++i) total += v[i];
+  return total;
+}
+
+inline float max_lanes(VF v) {
+  float top = v[0];
+  for (int i = 1; i < W; ++i) top = v[i] > top ? v[i] : top;
+  return top;
+}
+
+#if KAITEN_AVX512
+#define KAITEN_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define KAITEN_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#else
+#define KAITEN_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define KAITEN_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#endif
+template <class V>
+inline V zip_low(V a, V b) { return __builtin_shufflevector(a, b, KAITEN_LOW); }
+template <class V>
+inline V zip_high(V a, V b) { return __builtin_shufflevector(a, b, KAITEN_HIGH); }
+
+// W x W in place: log2(W) perfect shuffles of the rows are a transposition.
+inline void transpose(VF* rows) {
+  VF other[W];
+  VF *from = rows, *to = other;
+  for (int step = 1; step < W; step *= 2) {
+    for (int i = 0; i < W / 2; ++i) {
+      to[2 * i] = zip_low(from[i], from[i + W / 2]);
+      to[2 * i + 1] = zip_high(from[i], from[i + W / 2]);
+    }
+    VF* swap = from;
+    from = to;
+    to = swap;
+  }
+  if (from != rows) std::memcpy(rows, from, sizeof other);
+}
+
+// e^x within 2 units in the last place for x <= 0 (below -87: 0) and up to 88.
+inline VF vexp(VF x) {
+  const VF magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  VF n = fma(x, splat(1.44269504f), magic);
+  VI exponent = (VI)n - (VI)magic;
+  n = n - magic;
+  VF r = fma(n, splat(-0.693359375f), x);
+  r = fma(n, splat(2.12194440e-4f), r);
+  VF y = splat(1.9875691500e-4f);
+  y = fma(y, r, splat(1.3981999507e-3f));
+  y = fma(y, r, splat(8.3334519073e-3f));
+  y = fma(y, r, splat(4.1665795894e-2f));
+  y = fma(y, r, splat(1.6666665459e-1f));
+  y = fma(y, r, splat(5.0000001201e-1f));
+  y = fma(y, r * r, r + 1.0f);
+  VF scaled = y * (VF)((exponent + 127) << 23);
+  return x < -87.0f ? VF{} : scaled;
+}
+
+// ln x for normal x > 0.
+inline VF vlog(VF x) {
+  VI bits = (VI)x;
+  VI exponent = ((bits >> 23) & 0xFF) - 126;
+  VF m = (VF)((bits & 0x007FFFFF) | 0x3F000000);  // [0.5, 1)
+  VI is_small = m < 0.707106781186547524f;
+  exponent = exponent + is_small;  // true is -1
+  m = (is_small ? m + m : m) - 1.0f;
+  VF z = m * m;
+  VF y = splat(7.0376836292e-2f);
+  y = fma(y, m, splat(-1.1514610310e-1f));
+  y = fma(y, m, splat(1.1676998740e-1f));
+  y = fma(y, m, splat(-1.2420140846e-1f));
+  y = fma(y, m, splat(1.4249322787e-1f));
+  y = fma(y, m, splat(-1.6668057665e-1f));
+  y = fma(y, m, splat(2.0000714765e-1f));
+  y = fma(y, m, splat(-2.4999993993e-1f));
+  y = fma(y, m, splat(3.3333331174e-1f));
+  y = y * m * z;
+  VF e = __builtin_convertvector(exponent, VF);
+  y = fma(e, splat(-2.12194440e-4f), y);
+  y = fma(z, splat(-0.5f), y);
+  return fma(e, splat(0.693359375f), m + y);
+}
+
+}  // namespace kaiten
