@@ -77,6 +77,7 @@ def spec_from_proto(worker: WorkerDescription) -> WorkerSpec:
         slots_max=worker.slots_max,
         step_tokens_max=worker.step_tokens_max,
         vocab_size=worker.vocab_size,
+        context_tokens_max=worker.context_tokens_max,
     )
 
 

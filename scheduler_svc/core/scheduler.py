@@ -238,10 +238,10 @@ class Scheduler:
         workers = self.workers.values()
         if not workers or any(worker.can_hold(sequence) for worker in workers):
             return None
-        pools = [w.spec.block_count * w.spec.block_size for w in workers]
+        largest = max(worker.spec.places_max for worker in workers)
         return (
             f"prompt and max_tokens need KV for {sequence.places_max} tokens, "
-            f"the largest worker holds {max(pools)}"
+            f"the largest worker holds {largest}"
         )
 
     def _check_ends(self, flight: Flight, result: StepResult) -> None:

@@ -89,10 +89,19 @@ class WorkerSpec:
     slots_max: int
     step_tokens_max: int
     vocab_size: int
+    # Longest prompt + output; None: whatever the blocks hold.
+    context_tokens_max: int | None = None
 
     def __post_init__(self) -> None:
         assert min(self.block_size, self.block_count, self.slots_max) >= 1
         assert self.step_tokens_max > self.slots_max, "decode rows must leave room for a prefill"
+
+    @property
+    def places_max(self) -> int:
+        """KV places of the longest sequence it can hold. The last token of a sequence needs none."""
+        places = self.block_count * self.block_size
+        limit = self.context_tokens_max
+        return places if limit is None else min(places, limit - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

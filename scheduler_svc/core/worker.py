@@ -107,8 +107,8 @@ class Worker:
         return blocks_for(tokens, self.spec.block_size)
 
     def can_hold(self, sequence: Sequence) -> bool:
-        """Whether the sequence fits the pool at its longest."""
-        return self.blocks_for(sequence.places_max) <= self.spec.block_count
+        """Whether the sequence fits pool and context at its longest."""
+        return sequence.places_max <= self.spec.places_max
 
     def seat(self, sequence: Sequence, blocks: list[BlockId], tokens_done: int) -> SlotIndex:
         """Give a sequence the lowest free slot and the blocks, already held for it."""
