@@ -29,6 +29,8 @@ class ReadinessLimits:
     """When a quiet cell counts as gone."""
 
     poll_s: float = 0.5
+    # Until ready: a start should not wait for the next look.
+    poll_s_unready: float = 0.05
     leader_quiet_s_max: float = 10.0
     stalled_ms_max: int = 10_000
 
@@ -119,7 +121,8 @@ class Readiness:
             await self._poll(is_check_due=polls % POLLS_PER_CHECK == 0)
             polls += 1
             self._tell()
-            await self._clock.sleep(self._limits.poll_s)
+            limits = self._limits
+            await self._clock.sleep(limits.poll_s_unready if self.problem else limits.poll_s)
 
     async def _poll(self, *, is_check_due: bool) -> None:
         try:

@@ -78,7 +78,7 @@ class ScriptedScheduler:
             workers_ready=1,
         )
         self._tokens_per_step = tokens_per_step
-        self._step_s = step_s
+        self.step_s = step_s
         self._requests: dict[int, _Request] = {}
         self._told: set[int] = set()
         self._cursor = "0-0"
@@ -119,7 +119,7 @@ class ScriptedScheduler:
                 self._cursor = entry.entry_id
                 self._take(entry)
             await self._step()
-            await asyncio.sleep(self._step_s)
+            await asyncio.sleep(self.step_s)
 
     def _take(self, entry: InboxEntry) -> None:
         if isinstance(entry.record, CancelRecord):

@@ -19,8 +19,9 @@ async def stack(tmp_path: Path, redis_url: str, cell: str) -> AsyncIterator[Stac
 async def test_generate_streams_text_and_ends_with_done(stack: Stack) -> None:
     stack.says("hello 😀 world")
     events = await stack.generate(text="say it", return_token_ids=True)
-    assert [event.WhichOneof("event") for event in events][0] == "accepted"
-    assert [event.WhichOneof("event") for event in events][-2:] == ["finished", "done"]
+    kinds = [event.WhichOneof("event") for event in events]
+    assert kinds[0] == "accepted"
+    assert kinds[-2:] == ["finished", "done"]
     assert text_of(events) == "hello 😀 world"
     expected = stack.gateway.ids("hello 😀 world")
     deltas = [event.delta for event in events if event.HasField("delta")]

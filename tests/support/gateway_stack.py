@@ -56,7 +56,7 @@ async def until(is_met: Callable[[], bool], what: str = "the condition") -> None
     """Wait for what another task brings about."""
     try:
         async with asyncio.timeout(WAIT_S):
-            while not is_met():
+            while not is_met():  # noqa: ASYNC110 - the conditions are other objects' state
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise AssertionError(f"{what} was never met") from None
@@ -142,8 +142,9 @@ async def running_stack(
                 step_s=step_s,
             )
             async with scheduler:
-                readiness = gateway.service.front.readiness
-                await until(lambda: readiness.problem == "", "readiness")
+                # Earlier than readiness, which also waits for the follower's first read.
+                watch = gateway.service.front.readiness.watch
+                await until(lambda: watch.worker is not None, "the cell's record")
                 yield Stack(gateway, scheduler, ledger)
     finally:
         await ledger.close()
