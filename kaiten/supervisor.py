@@ -53,7 +53,7 @@ class Supervisor:
     async def run(self, on_ready: Callable[[Mapping[str, float]], Awaitable[None]]) -> int:
         """Until asked to stop. `on_ready` gets the seconds each child took. The exit code."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
         try:
             took_s: dict[str, float] = {}
@@ -133,11 +133,11 @@ class Supervisor:
 
     async def _stop_one(self, name: str) -> None:
         child = self._children.get(name)
-        if child is None or not (was_running := child.is_running):
-            if child is not None:
-                await child.stop()
+        if child is None:
             return
-        assert was_running
+        if not child.is_running:
+            await child.stop()
+            return
         self._display.stopping(name)
         by_itself = await child.stop()
         self._display.stopped(name, by_itself=by_itself)

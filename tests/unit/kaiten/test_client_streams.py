@@ -22,7 +22,7 @@ from kaiten.results import Completion
 from protos.kaiten.v1 import common_pb2
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from service_kit import errors
-from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
+from tests.support.scripted_gateway import ScriptedGateway, Step, accepted, delta, done, finished
 
 WAIT_S = 20.0
 WHOLE = [accepted(), delta(0, "abc"), delta(3, "de"), finished(5), done(5)]
@@ -165,7 +165,8 @@ async def test_a_hole_is_an_error(complete: Complete) -> None:
 
 @both
 async def test_resuming_has_a_limit(complete: Complete) -> None:
-    async with ScriptedGateway(*[[accepted(), errors.Unavailable("gone")]] * 50) as gateway:
+    script: list[Step] = [accepted(), errors.Unavailable("gone")]
+    async with ScriptedGateway(*[script] * 50) as gateway:
         with pytest.raises(UnavailableError, match="gone"):
             await complete(gateway.address, resume_s=0.3)
         assert len(gateway.calls) >= 2
@@ -178,22 +179,22 @@ async def test_nobody_there() -> None:
         await complete_async(address, resume_s=0.2)
 
 
-async def test_the_deadline_covers_all_calls() -> None:
-    first = [accepted(), delta(0, "ab"), errors.Unavailable("gone")]
-    second = [accepted(), delta(2, "c"), finished(3), done(3)]
-    async with ScriptedGateway(first, second) as gateway:
-        await complete_async(gateway.address, timeout_s=60.0)
-        before, after = gateway.deadlines_s
-    assert before is not None
-    assert after is not None
-    assert after < before <= 60.0
+@both
+async def test_the_deadline_travels_and_covers_all_calls(complete: Complete) -> None:
+    """Were it counted anew for each call, this would end by `resume_s`, as UnavailableError."""
+    script: list[Step] = [accepted(), errors.Unavailable("gone")]
+    async with ScriptedGateway(*[script] * 50) as gateway:
+        with pytest.raises(DeadlineExceededError):
+            await complete(gateway.address, timeout_s=0.4, resume_s=30.0)
+        first, *others = gateway.deadlines_s
+    assert first is not None
+    assert others
 
 
-async def test_a_deadline_that_passes_while_nobody_is_there() -> None:
-    async with ScriptedGateway() as gateway:
-        address = gateway.address
-    with pytest.raises((DeadlineExceededError, UnavailableError)):
-        await complete_async(address, timeout_s=0.2, resume_s=10.0)
+async def test_no_deadline_unless_asked() -> None:
+    async with ScriptedGateway(WHOLE) as gateway:
+        await complete_async(gateway.address)
+        assert gateway.deadlines_s == [None]
 
 
 async def test_a_gateway_killed_in_mid_stream_is_survived() -> None:

