@@ -86,8 +86,8 @@ def write_checkpoint(name: str, folder: Path, seed: int) -> None:
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() == 1:
-                is_bias = key.endswith("bias")
-                parameter.normal_(0.0 if is_bias else 1.0, 0.1)
+                mean, spread = (0.0, 0.02) if key.endswith("bias") else (1.0, 0.1)
+                parameter.normal_(mean, spread)
             elif "embed" not in key:
                 parameter.normal_(0, 0.05 if "lm_head" not in key else 0.2)
     # Two files and an index, as large checkpoints come.

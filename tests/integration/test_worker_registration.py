@@ -1,0 +1,235 @@
+"""A worker process's life as a scheduler sees it: register, heartbeat, failures, drain."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gpu_worker.process import WorkerProcess
+from protos.kaiten.v1 import (
+    scheduler_service_pb2,
+    scheduler_service_pb2_grpc,
+    worker_service_pb2,
+    worker_service_pb2_grpc,
+)
+from service_kit.errors import NotLeader
+from service_kit.grpc_server import bind, create_server
+from tests.fakes.mock_worker import MockSettings, load_mock
+from tests.support.random_model import write_random_model
+
+WAIT_S = 20.0
+
+
+@dataclass
+class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServiceServicer):
+    """Counts what workers say; a test changes what it answers."""
+
+    leader_address: str | None = None
+    must_register: bool = False
+    is_drained: bool = False
+    registered: list[Any] = field(default_factory=list)
+    heartbeats: list[Any] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def Register(self, request: Any, _context: Any) -> Any:
+        if self.leader_address is not None:
+            raise NotLeader(self.leader_address)
+        self.registered.append(request)
+        self.must_register = False
+        self._wake()
+        return scheduler_service_pb2.RegisterResponse(heartbeat_interval_ms=20)
+
+    async def Heartbeat(self, request: Any, _context: Any) -> Any:
+        self.heartbeats.append(request)
+        self._wake()
+        return scheduler_service_pb2.HeartbeatResponse(
+            must_register=self.must_register, is_drained=self.is_drained
+        )
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                await self.changed.wait()
+
+
+@asynccontextmanager
+async def scheduler_at(fake: FakeScheduler, port: int = 0) -> AsyncIterator[int]:
+    server = create_server()
+    scheduler_service_pb2_grpc.add_SchedulerServiceServicer_to_server(fake, server)
+    bound = bind(server, "127.0.0.1", port)
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(None)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_random_model(tmp_path / "tiny")
+
+
+@asynccontextmanager
+async def worker(model: Path, *ports: int) -> AsyncIterator[WorkerProcess]:
+    """A started worker whose `serve` runs."""
+    settings = MockSettings(
+        model=str(model), scheduler=tuple(f"127.0.0.1:{port}" for port in ports), step_ms=0
+    )
+    process = WorkerProcess(settings, load_mock)
+    await process.start()
+    serving = asyncio.create_task(process.serve())
+    try:
+        yield process
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        await process.stop()
+
+
+async def test_it_registers_with_an_address_that_answers(model: Path) -> None:
+    fake = FakeScheduler()
+    async with scheduler_at(fake) as port, worker(model, port):
+        await fake.until(lambda: len(fake.heartbeats) >= 2)
+        request = fake.registered[0]
+        async with grpc.aio.insecure_channel(request.address) as channel:
+            stub = worker_service_pb2_grpc.WorkerServiceStub(channel)
+            answer = await stub.Describe(worker_service_pb2.DescribeRequest(), timeout=WAIT_S)
+            health = await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service="kaiten.v1.WorkerService"), timeout=WAIT_S
+            )
+        assert answer.worker == request.worker
+        assert request.worker.boot_id == fake.heartbeats[0].boot_id
+        assert (request.worker.model, request.worker.vocab_size) == ("tiny", 97)
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        assert len(fake.registered) == 1
+
+
+async def test_it_registers_again_when_told(model: Path) -> None:
+    fake = FakeScheduler()
+    async with scheduler_at(fake) as port, worker(model, port):
+        await fake.until(lambda: len(fake.registered) == 1)
+        fake.must_register = True
+        await fake.until(lambda: len(fake.registered) == 2)
+        assert fake.registered[0] == fake.registered[1]
+
+
+async def test_it_registers_again_when_the_scheduler_comes_back(model: Path) -> None:
+    # A scheduler that has just started knows nobody.
+    first, second = FakeScheduler(), FakeScheduler(must_register=True)
+    async with AsyncExitStack() as stack:
+        async with scheduler_at(first) as port:
+            await stack.enter_async_context(worker(model, port))
+            await first.until(lambda: len(first.heartbeats) >= 1)
+        async with scheduler_at(second, port):
+            await second.until(lambda: len(second.registered) >= 1)
+    assert second.registered == first.registered
+
+
+async def test_it_follows_a_standby_to_the_leader(model: Path) -> None:
+    leader = FakeScheduler()
+    async with scheduler_at(leader) as leader_port:
+        standby = FakeScheduler(leader_address=f"127.0.0.1:{leader_port}")
+        async with scheduler_at(standby) as port, worker(model, port):
+            await leader.until(lambda: len(leader.registered) == 1)
+    assert standby.registered == []
+
+
+async def test_it_tries_each_configured_scheduler(model: Path) -> None:
+    fake = FakeScheduler()
+    async with scheduler_at(fake) as port, worker(model, 1, port):
+        await fake.until(lambda: len(fake.registered) == 1)
+
+
+async def test_drain_waits_until_everything_was_moved(model: Path) -> None:
+    fake = FakeScheduler()
+    async with scheduler_at(fake) as port, worker(model, port) as process:
+        await fake.until(lambda: len(fake.heartbeats) >= 1)
+        draining = asyncio.create_task(process.drain())
+        seen = len(fake.heartbeats)
+        await fake.until(lambda: len(fake.heartbeats) >= seen + 2)
+        assert all(beat.is_draining for beat in fake.heartbeats[-1:])
+        assert not draining.done()
+        fake.is_drained = True
+        await asyncio.wait_for(draining, WAIT_S)
+
+
+async def test_drain_ends_at_once_when_nobody_knows_the_worker(model: Path) -> None:
+    async with worker(model, 1) as process:
+        await asyncio.wait_for(process.drain(), WAIT_S)
+
+
+async def test_drain_gives_up_on_a_scheduler_that_is_gone(model: Path) -> None:
+    fake = FakeScheduler()
+    async with AsyncExitStack() as stack:
+        async with scheduler_at(fake) as port:
+            process = await stack.enter_async_context(worker(model, port))
+            await fake.until(lambda: len(fake.heartbeats) >= 1)
+        await asyncio.wait_for(process.drain(), WAIT_S)
+
+
+async def test_sigterm_drains_and_exits(model: Path) -> None:
+    """The whole process, as a supervisor starts and stops it."""
+    fake = FakeScheduler(is_drained=True)
+    async with scheduler_at(fake) as port:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "gpu_worker",
+            *("--model", str(model), "--scheduler", f"127.0.0.1:{port}", "--threads", "1"),
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stderr=subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(60):
+                while not fake.heartbeats:
+                    await fake.changed.wait()
+                child.send_signal(signal.SIGTERM)
+                _, log = await child.communicate()
+        finally:
+            if child.returncode is None:
+                child.kill()
+                await child.wait()
+    assert child.returncode == 0, log.decode()
+    assert fake.heartbeats[-1].is_draining
+    assert b'"service.ready"' in log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--model", "nowhere"), "no such folder"),
+        (("--model", "{model}", "--slots", "64", "--step-tokens", "8"), "at least slots"),
+        (("--model", "{model}", "--kv-memory-mb", "0.001"), "holds no KV block"),
+        (("--model", "{model}", "--modle", "x"), "did you mean --model"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence_and_exit_code_2(
+    model: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "gpu_worker"]
+        + [argument.format(model=model) for argument in arguments],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert said in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
