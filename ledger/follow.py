@@ -81,8 +81,6 @@ class Follower:
 
     def _place(self, subscription: Subscription, from_seq: int, passed_seq: int) -> None:
         """Register for what comes; give what has passed since, or leave it to the history."""
-        if subscription.is_closed:
-            return
         for pending in subscription.pending:
             self._pending[pending.serial] = (*self._pending.get(pending.serial, ()), pending)
         if from_seq >= passed_seq:
@@ -189,9 +187,7 @@ class Follower:
             self.take(record)
 
     def take(self, record: JournalRecord) -> None:
-        """Hand one record to those who follow its sequences. Synchronous: nobody sees half a
-        record.
-        """
+        """Hand one record to those who follow its sequences. Synchronous: all or nothing."""
         passed_seq = self._passed_seq or 0
         if record.seq <= passed_seq:
             return

@@ -41,8 +41,6 @@ TRANSIENT: Final = frozenset(
 REFUSALS: Final = {
     "OOM": "the ledger's store is out of memory",
     "NOPERM": "the ledger's user lacks a permission",
-    "NOAUTH": "the ledger's store wants a password",
-    "WRONGPASS": "the ledger's password is wrong",
 }
 
 SETTINGS: Final = (
@@ -76,7 +74,10 @@ def _code(error: Exception) -> str:
 
 def _translated(error: Exception) -> Exception:
     if isinstance(error, redis_errors.AuthenticationError):
-        return Unavailable(f"the ledger's store refused the login: {error}")
+        return ConfigError(
+            f"ledger: the store must accept the url's user and password; it said: {error}."
+            " Fix: put them into the ledger url, redis://user:password@host:port"
+        )
     if isinstance(error, redis_errors.ResponseError):
         reason = REFUSALS.get(_code(error))
         if reason is None and _code(error) not in TRANSIENT:

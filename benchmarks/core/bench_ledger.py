@@ -32,7 +32,7 @@ from tests.support.store_server import StoreServer  # noqa: E402
 
 SCHEMA_VERSION = 1
 SEQUENCES = 256
-COMMITS = 2000
+COMMITS = 1000
 BATCH = 16
 RECORDS_FOLLOWED = 500
 SUBMITS = 1000
@@ -172,6 +172,7 @@ def machine() -> Mapping[str, str]:
     )
     return {
         "cpu": cpu,
+        "load_average_1min": f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
         "python": platform.python_version(),
         "redis_py": version("redis"),
         "protobuf": version("protobuf"),

@@ -242,3 +242,33 @@ async def test_check_refuses_another_schema_and_a_store_without_its_meta(
         with pytest.raises(ConfigError, match="must exist while cell '0' has other keys"):
             await ledger.check()
     await client.aclose()
+
+
+async def test_check_says_when_it_may_not_look_or_log_in(server: StoreServer) -> None:
+    client = Redis.from_url(server.url)
+    rights = ["~*", "+@all", "-config"]
+    await client.execute_command(  # type: ignore[no-untyped-call]
+        "ACL", "SETUSER", "shy", "on", ">secret", *rights
+    )
+    ledger = await Ledger.connect(server.url.replace("//", "//shy:secret@"))
+    with pytest.raises(ConfigError, match=r"Fix: allow it \+config\|get"):
+        await ledger.check()
+    # Everything else works for such a user.
+    assert (await ledger.submit(submit_record("a"), b"h")).is_new
+    await ledger.close()
+    ledger = await Ledger.connect(server.url.replace("//", "//shy:wrong@"))
+    with pytest.raises(ConfigError, match="must accept the url's user and password"):
+        await ledger.check()
+    await ledger.close()
+    await client.aclose()
+
+
+async def test_a_store_out_of_connections_recovers_by_itself(server: StoreServer) -> None:
+    client = Redis.from_url(server.url, single_connection_client=True)
+    await client.config_set("maxclients", "1")
+    async with connected(server, LedgerLimits(retry_s=0.2)) as ledger:
+        with pytest.raises(Unavailable):
+            await ledger.submit(submit_record("a"), b"h")
+        await client.config_set("maxclients", "100")
+        assert (await ledger.submit(submit_record("a"), b"h")).is_new
+    await client.aclose()

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from ledger import Follower, Ledger, Subscription
+from ledger import Follower, Ledger, LedgerLimits, Subscription
+from service_kit.errors import NotFound
 from tests.support.play_leader import PlayLeader, eventually, stopped, submit_record
 
 
@@ -104,3 +105,23 @@ async def test_many_subscribers_of_many_requests(ledger: Ledger) -> None:
             outputs = await asyncio.wait_for(task, 10)
             assert outputs == {serial: [step * serial for step in range(30)]}
         assert follower.sequence_count == 0
+
+
+async def test_what_is_no_longer_kept_is_not_found_rather_than_waited_for(
+    redis_url: str, cell: str
+) -> None:
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(result_ttl_s=1))
+    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    leader = await PlayLeader.elected(ledger)
+    await leader.finish("a", serial)
+    await leader.fold(leader.seq, [])
+    async with following(ledger) as follower, asyncio.timeout(10):
+        while True:
+            # As long as the result is kept it is all there is; then it is gone.
+            try:
+                updates = [u async for u in follower.subscribe([serial], from_seq=0)]
+            except NotFound:
+                break
+            assert [update.finished is not None for update in updates] == [True]
+            await asyncio.sleep(0.05)
+    await ledger.close()

