@@ -76,14 +76,6 @@ class StepSamples:
     sample_us: int
 
 
-NO_LOGPROBS = {
-    "logprob_rows": np.zeros(0, np.int64),
-    "logprob": np.zeros(0, np.float32),
-    "top_token_ids": np.zeros((0, 0), np.int64),
-    "top_logprobs": np.zeros((0, 0), np.float32),
-}
-
-
 class Device(Protocol):
     def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Copy the KV of each source block to its target, as if all at once."""
