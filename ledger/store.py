@@ -242,13 +242,8 @@ class Store:
 
     async def read(self, commands: Sequence[Command]) -> list[Any]:
         """Read-only commands as one snapshot of our own store."""
-        nonce = await self.nonce()
-        wrapped = [("MULTI",), ("HGET", self.keys.meta, "nonce"), *commands, ("EXEC",)]
-        replies = (await self.commands(wrapped))[-1]
-        if replies[0] != nonce:
-            raise StoreLost
-        rest: list[Any] = replies[1:]
-        return rest
+        args = [word for command in commands for word in (len(command), *command)]
+        return (await self.script(scripts.READ, (), args))[1:]
 
     async def read_stream(self, key: str, after_id: str, *, block_ms: int, count: int) -> list[Any]:
         """Entries after an id, waiting up to block_ms for the first. Not retried; the caller's loop
