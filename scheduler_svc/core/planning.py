@@ -42,13 +42,13 @@ class Planner:
             return None
         for sequence in [s for s in worker.running.values() if s.is_certain_to_finish]:
             worker.depart(sequence)
-        if not self._is_due(worker) and self._candidate(worker, joining=0) is None:
+        if not self._is_due(worker) and self._next(worker, joining=0) is None:
             return None
         draft = Draft()
         running = len(worker.running)
         self._secure(worker, draft, lease_steps=1)
         while not draft.preempted:
-            candidate = self._candidate(worker, joining=len(worker.running) - running)
+            candidate = self._next(worker, joining=len(worker.running) - running)
             if candidate is None:
                 break
             self._seat(worker, draft, candidate, now_ns)
@@ -71,8 +71,15 @@ class Planner:
 
     # Who joins
 
+    def _next(self, worker: Worker, *, joining: int) -> Sequence | None:
+        """Who is to be seated next; blocks of departed sequences are taken back if that helps."""
+        candidate = self._candidate(worker, joining=joining)
+        if candidate is None and self.waiting and self._is_open(worker) and worker.reclaim():
+            candidate = self._candidate(worker, joining=joining)
+        return candidate
+
     def _candidate(self, worker: Worker, *, joining: int) -> Sequence | None:
-        """Who is to be seated next on this worker; None when nobody can or may be. A question."""
+        """Who can and may be seated next on this worker, or None. A question."""
         if not self.waiting or not self._is_open(worker):
             return None
         for sequence in self.waiting:
@@ -165,11 +172,11 @@ class Planner:
         first = sequence.life.sequences[0]
         full, rest = divmod(sequence.prompt_tokens - 1, worker.spec.block_size)
         can_fork = (
-            first is not sequence
-            and sequence.output_tokens == 0
+            sequence.output_tokens == 0
+            and first.stay is not None
+            and worker.running.get(first.stay.slot) is first
             and first.worker is worker
             and first.done >= sequence.prompt_tokens
-            and len(first.blocks) > full
             and hits == full
             and rest > 0
         )
@@ -180,6 +187,8 @@ class Planner:
     def _secure(self, worker: Worker, draft: Draft, lease_steps: int) -> None:
         """Blocks for everything that may be written by the end of this plan, at whatever cost."""
         while self._blocks_short(worker, lease_steps) > worker.pool.free_count:
+            if worker.reclaim():
+                continue
             victim = max(worker.running.values(), key=self._victim_key)
             assert len(worker.running) > 1, "one sequence alone was admitted only if it fits"
             worker.release(victim)

@@ -124,14 +124,26 @@ class Worker:
         return slot
 
     def depart(self, sequence: Sequence) -> None:
-        """Free the seat of a sequence whose last token is certain to come with steps in flight."""
+        """Free the seat of a sequence whose last token is certain to come with steps in flight.
+
+        Its blocks are anybody's for the asking (`reclaim`). Unasked, they live to be committed, and
+        can be found as a prefix.
+        """
         self._vacate(sequence)
         self.departed[sequence.serial] = sequence
+
+    def reclaim(self) -> bool:
+        """Take back the blocks of all that departed; False when there are none."""
+        holding = [sequence for sequence in self.departed.values() if sequence.blocks]
+        for sequence in holding:
+            self._free_blocks(sequence)
+        return bool(holding)
 
     def release(self, sequence: Sequence) -> None:
         """The sequence is no longer this worker's: finished, preempted or cancelled."""
         if self.departed.pop(sequence.serial, None) is None:
             self._vacate(sequence)
+        self._free_blocks(sequence)
         sequence.stay = None
 
     def _vacate(self, sequence: Sequence) -> None:
@@ -142,6 +154,8 @@ class Worker:
         self.leaves.append(slot)
         self.checksum -= seat_checksum(slot, self._seated.pop(slot))
         self.blocks_owed -= self._owed(sequence)
+
+    def _free_blocks(self, sequence: Sequence) -> None:
         self.pool.give_back(sequence.blocks)
         sequence.blocks = []
 
@@ -228,4 +242,3 @@ class Worker:
         assert self.blocks_owed == sum(self._owed(s) for s in self.running.values())
         for sequence in self.departed.values():
             assert sequence.worker is self
-            assert not sequence.blocks

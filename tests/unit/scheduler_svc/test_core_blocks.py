@@ -1,0 +1,272 @@
+"""Blocks: who holds which, and which prefixes they still remember."""
+
+import pytest
+
+from scheduler_svc.core import sequence as sequence_module
+from scheduler_svc.core.blocks import BlockPool, blocks_for, chain_hash, root_hash
+from tests.support.cell import Cell, spec
+
+
+@pytest.mark.parametrize(
+    ("tokens", "blocks"),
+    [(0, 0), (1, 1), (3, 1), (4, 1), (5, 2), (7, 2), (8, 2), (9, 3)],
+)
+def test_blocks_for_rounds_up(tokens: int, blocks: int) -> None:
+    assert blocks_for(tokens, 4) == blocks
+
+
+@pytest.mark.parametrize(
+    ("prompt", "blocks"),
+    [(3, 1), (4, 1), (5, 2), (7, 2), (8, 2), (9, 3)],
+)
+def test_a_join_brings_blocks_for_every_known_token(prompt: int, blocks: int) -> None:
+    cell = Cell(spec(block_size=4), lease=1)
+    cell.submit(prompt, 6)
+    (join,) = cell.must_plan().joins
+    assert len(join.blocks) == blocks
+    cell.finish()
+
+
+@pytest.mark.parametrize("prompt", [3, 4, 5])
+def test_a_block_is_appended_exactly_when_the_next_place_needs_one(prompt: int) -> None:
+    cell = Cell(spec(block_size=4), lease=1, in_flight=1)
+    cell.submit(prompt, 9)
+    for places in range(prompt, prompt + 8):
+        plan = cell.must_plan()
+        is_border = places > prompt and places % 4 == 1
+        assert len(plan.appends) == is_border, f"{places} places"
+        cell.step()
+    cell.finish()
+
+
+def test_a_pool_hands_out_each_block_once() -> None:
+    pool = BlockPool(block_count=7, block_size=4)
+    first, second = pool.take(4), pool.take(3)
+    assert sorted(first + second) == list(range(7))
+    assert pool.free_count == 0
+    with pytest.raises(AssertionError, match="1 blocks taken, 0 free"):
+        pool.take(1)
+    pool.give_back(first)
+    assert pool.free_count == 4
+    pool.check()
+
+
+def test_what_is_not_held_cannot_be_given_back() -> None:
+    pool = BlockPool(block_count=2, block_size=4)
+    with pytest.raises(AssertionError, match="given back but not held"):
+        pool.give_back([0])
+
+
+def test_a_shared_block_is_free_when_its_last_holder_is_gone() -> None:
+    pool = BlockPool(block_count=2, block_size=4)
+    blocks = pool.take(1)
+    pool.hold(blocks)
+    pool.give_back(blocks)
+    assert pool.free_count == 1
+    pool.give_back(blocks)
+    assert pool.free_count == 2
+
+
+def chain(tokens: tuple[int, ...], size: int, tenant: str = "") -> list[bytes]:
+    hashes, parent = [], root_hash("model", tenant)
+    for start in range(0, len(tokens), size):
+        parent = chain_hash(parent, tokens[start : start + size])
+        hashes.append(parent)
+    return hashes
+
+
+def remembered(pool: BlockPool, tokens: tuple[int, ...]) -> list[int]:
+    """Blocks that hold and remember `tokens`."""
+    size = pool.block_size
+    blocks = pool.take(len(tokens) // size)
+    for index, (block, digest) in enumerate(zip(blocks, chain(tokens, size), strict=True)):
+        pool.remember(block, digest, tokens[index * size : (index + 1) * size])
+    return blocks
+
+
+def test_a_freed_prefix_is_found_and_claimed_again() -> None:
+    pool, tokens = BlockPool(block_count=4, block_size=2), (1, 2, 3, 4)
+    blocks = remembered(pool, tokens)
+    pool.give_back(blocks)
+    found = pool.find(chain(tokens, 2), tokens)
+    assert found == blocks
+    assert pool.free_among(found) == 2
+    pool.hold(found)
+    assert (pool.free_count, pool.free_among(found)) == (2, 0)
+    pool.check()
+
+
+def test_the_longest_prefix_is_found_and_no_more() -> None:
+    pool = BlockPool(block_count=4, block_size=2)
+    blocks = remembered(pool, (1, 2, 3, 4))
+    other = (1, 2, 9, 9)
+    assert pool.find(chain(other, 2), other) == blocks[:1]
+
+
+def test_a_block_taken_anew_forgets_its_prefix() -> None:
+    pool, tokens = BlockPool(block_count=1, block_size=2), (1, 2)
+    pool.give_back(remembered(pool, tokens))
+    pool.take(1)
+    assert pool.find(chain(tokens, 2), tokens) == []
+    pool.check()
+
+
+def test_blocks_without_a_prefix_are_reused_first_then_the_least_recently_freed() -> None:
+    pool = BlockPool(block_count=4, block_size=1)
+    (old,) = remembered(pool, (1,))
+    (young,) = remembered(pool, (2,))
+    plain = pool.take(2)
+    pool.give_back([old])
+    pool.give_back(plain)
+    pool.give_back([young])
+    taken = pool.take(4)
+    assert sorted(taken[:2]) == sorted(plain)
+    assert taken[2:] == [old, young]
+
+
+def test_the_tail_of_a_prefix_is_forgotten_before_its_head() -> None:
+    pool, tokens = BlockPool(block_count=3, block_size=1), (1, 2, 3)
+    blocks = remembered(pool, tokens)
+    pool.give_back(blocks)
+    pool.take(1)
+    assert pool.find(chain(tokens, 1), tokens) == blocks[:2]
+
+
+def test_the_first_block_to_remember_a_prefix_stays_the_one_that_is_found() -> None:
+    pool, tokens = BlockPool(block_count=3, block_size=2), (1, 2)
+    first, second = remembered(pool, tokens), remembered(pool, tokens)
+    assert pool.find(chain(tokens, 2), tokens) == first
+    pool.give_back(second)
+    pool.check()
+
+
+def test_only_a_full_held_block_is_remembered() -> None:
+    pool = BlockPool(block_count=2, block_size=2)
+    with pytest.raises(AssertionError):
+        pool.remember(0, b"x", (1, 2))
+    (block,) = pool.take(1)
+    with pytest.raises(AssertionError):
+        pool.remember(block, b"x", (1,))
+
+
+def test_check_finds_a_block_that_is_neither_free_nor_held() -> None:
+    pool = BlockPool(block_count=2, block_size=2)
+    pool._free.popitem()
+    with pytest.raises(AssertionError):
+        pool.check()
+
+
+def test_hash_chains_start_from_model_and_tenant() -> None:
+    roots = {root_hash("m", "a"), root_hash("m", "b"), root_hash("n", "a"), root_hash("n", "b")}
+    assert len(roots) == 4
+    assert chain_hash(b"x", (1, 2)) != chain_hash(b"y", (1, 2)) != chain_hash(b"y", (2, 1))
+
+
+# Prefixes in use: every output below is checked against the undisturbed one, and the model worker
+# compares the content of each block with the tokens it should stand for.
+
+PROMPT = tuple(range(1, 14))
+
+
+def test_a_second_request_starts_from_the_blocks_of_the_first() -> None:
+    cell = Cell(spec(block_size=4))
+    first = cell.submit(PROMPT)
+    cell.finish()
+    second = cell.submit(PROMPT)
+    cell.finish()
+    assert cell.overs[first].cached_tokens == 0
+    assert cell.overs[second].cached_tokens == 12
+
+
+@pytest.mark.parametrize(("length", "hit"), [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8)])
+def test_one_token_is_always_left_to_compute(length: int, hit: int) -> None:
+    cell = Cell(spec(block_size=4))
+    cell.submit(PROMPT)
+    cell.finish()
+    again = cell.submit(PROMPT[:length])
+    cell.finish()
+    assert cell.overs[again].cached_tokens == hit
+
+
+def test_output_is_found_as_a_prefix_too() -> None:
+    cell = Cell(spec(block_size=4))
+    first = cell.submit((1, 2, 3), 10)
+    cell.finish()
+    second = cell.submit((1, 2, 3, *cell.outputs[first]))
+    cell.finish()
+    assert cell.overs[second].cached_tokens == 12
+
+
+def test_tenants_never_share_and_a_tenant_shares_with_itself() -> None:
+    cell = Cell(spec(block_size=4))
+    cell.submit(PROMPT, tenant="a")
+    cell.finish()
+    stranger, same = cell.submit(PROMPT, tenant="b"), cell.submit(PROMPT, tenant="a")
+    cell.finish()
+    assert cell.overs[stranger].cached_tokens == 0
+    assert cell.overs[same].cached_tokens == 12
+
+
+def test_a_hash_collision_is_detected_by_comparing_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequence_module, "chain_hash", lambda parent, tokens: b"always the same")
+    cell = Cell(spec(block_size=4))
+    cell.submit((1, 2, 3, 4, 5))
+    cell.finish()
+    collides, hits = cell.submit((6, 7, 8, 9, 5)), cell.submit((1, 2, 3, 4, 6))
+    cell.finish()
+    assert cell.overs[collides].cached_tokens == 0
+    assert cell.overs[hits].cached_tokens == 4
+
+
+def test_a_cached_prefix_survives_until_its_blocks_are_needed() -> None:
+    cell = Cell(spec(block_size=4, blocks=6))
+    cell.submit(PROMPT, 1)
+    cell.finish()
+    cell.submit((50,) * 20, 1)  # takes five of six blocks
+    cell.finish()
+    again = cell.submit(PROMPT, 1)
+    cell.finish()
+    assert cell.overs[again].cached_tokens < 12
+
+
+def test_a_hit_on_free_blocks_is_not_counted_twice() -> None:
+    # Four blocks in all, three of them a cached prefix: a request for all four fits exactly.
+    cell = Cell(spec(block_size=4, blocks=4))
+    cell.submit(PROMPT, 1)
+    cell.finish()
+    again = cell.submit(PROMPT, 4)
+    cell.finish()
+    assert cell.overs[again].cached_tokens == 12
+
+
+def test_a_block_is_remembered_only_when_its_step_is_committed() -> None:
+    cell = Cell(spec(block_size=4))
+    cell.submit(PROMPT)
+    cell.must_plan()
+    cell.compute()  # never committed
+    second = cell.submit(PROMPT)
+    (join,) = cell.must_plan().joins
+    assert (join.serial, join.tokens_done) == (second, 0)
+
+
+def test_a_failed_step_registers_none_of_its_blocks() -> None:
+    cell = Cell(spec(block_size=4))
+    bad = cell.submit(PROMPT)
+    cell.bad_serials.add(bad)
+    cell.finish()
+    again = cell.submit(PROMPT)
+    cell.finish()
+    assert cell.overs[again].cached_tokens == 0
+
+
+def test_workers_with_other_block_sizes_or_models_have_prefixes_of_their_own() -> None:
+    cell = Cell(spec(block_size=4))
+    request = cell.submit(PROMPT, 30)
+    cell.turns(3)
+    cell.kill("w1", is_crash=False)
+    cell.join("w2", spec(block_size=8, fingerprint="other"))
+    cell.turns(3)
+    assert cell.running("w2") == [request]
+    same = cell.submit(PROMPT)
+    cell.finish()
+    assert cell.overs[same].cached_tokens == 8

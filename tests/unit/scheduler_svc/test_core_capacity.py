@@ -1,0 +1,209 @@
+"""Blocks run short: who waits, who is preempted, who is refused; and nothing ever stands still."""
+
+import pytest
+
+from scheduler_svc.core.types import Plan, Reason
+from tests.support.cell import Cell, spec
+
+
+def test_seven_blocks_for_four_plus_one_and_three_plus_one() -> None:
+    cell = Cell(spec(block_size=4, blocks=7))
+    first, second = cell.submit(16, 5), cell.submit(12, 5)
+    cell.finish()
+    assert cell.reason(first) is cell.reason(second) is Reason.LENGTH
+
+
+def test_two_that_grow_past_the_pool_together_both_complete() -> None:
+    cell = Cell(spec(block_size=4, blocks=8))
+    first, second = cell.submit(4, 24), cell.submit(4, 24)
+    plans = cell.finish()
+    preempted = [serial for plan in plans for serial in plan.preempted]
+    assert set(preempted) == {second}, "newest first"
+    assert len(preempted) <= 3
+    assert cell.overs[first].preemptions == 0
+    assert cell.overs[second].preemptions == len(preempted)
+
+
+def test_a_preempted_sequence_keeps_its_committed_tokens() -> None:
+    cell = Cell(spec(block_size=4, blocks=8), lease=1)
+    cell.submit(4, 24)
+    second = cell.submit(4, 24)
+    while second in cell.running() or not cell.outputs[second]:
+        cell.turn()
+    kept = len(cell.outputs[second])
+    assert kept > 0
+    while second not in cell.running():
+        cell.turn()
+    assert len(cell.sequence(second).tokens) >= 4 + kept
+    cell.finish()
+
+
+def test_nobody_joins_in_the_plan_that_preempts() -> None:
+    cell = Cell(spec(block_size=1, blocks=24), lease=1)
+    for _ in range(6):
+        cell.submit(3, 12)
+    plans = cell.finish()
+    assert any(plan.preempted for plan in plans)
+    assert not any(plan.preempted and plan.joins for plan in plans)
+
+
+def test_preemptions_are_bounded_and_then_the_worst_case_is_reserved() -> None:
+    cell = Cell(spec(block_size=1, blocks=40, slots=8), lease=1)
+    for _ in range(12):
+        cell.submit(2, 30)
+    plans = cell.finish()
+    assert any(plan.preempted for plan in plans)
+    assert max(over.preemptions for over in cell.overs.values()) <= 3
+
+
+def test_someone_preempted_too_often_is_not_the_next_victim() -> None:
+    cell = Cell(spec(block_size=1, blocks=20), lease=1)
+    first, second = cell.submit(3, 17), cell.submit(3, 17)
+    cell.turns(3)
+    assert cell.running() == [first, second]
+    cell.sequence(second).preemptions = 3
+    while len(cell.running()) == 2:
+        cell.turn()
+    assert cell.running() == [second]
+    cell.finish()
+
+
+def test_one_preempted_too_often_sits_only_where_its_worst_case_fits() -> None:
+    cell = Cell(spec(block_size=1, blocks=20), lease=1)
+    cell.submit(3, 10)  # owes up to twelve blocks
+    second = cell.submit(3, 10)
+    reserved = next(s for s in cell.scheduler.waiting if s.serial == second)
+    reserved.preemptions = 3
+    cell.turns(2)
+    assert cell.waiting() == [second]
+    cell.finish()
+    assert cell.overs[second].preemptions == 3
+
+
+def test_the_preempted_come_back_before_those_who_came_later() -> None:
+    cell = Cell(spec(block_size=4, blocks=8, slots=2), lease=1)
+    cell.submit(4, 24)
+    second = cell.submit(4, 24)
+    third = cell.submit(4, 24)
+    while second not in cell.waiting() or not cell.outputs[second]:
+        cell.turn()
+    assert cell.waiting() == [second, third]
+    cell.finish()
+
+
+def test_preempted_in_the_middle_of_its_prompt_and_resumed() -> None:
+    cell = Cell(spec(block_size=1, blocks=28, step_tokens=5, slots=4), lease=1)
+    first = cell.submit(2, 26)
+    cell.turns(4)
+    second = cell.submit(20, 5)
+    preempted_at = None
+    while second not in cell.endings:
+        done = cell.sequence(second).done if second in cell.running() else None
+        if any(second in plan.preempted for plan in cell.turn()) and done is not None:
+            preempted_at = preempted_at or done
+    assert preempted_at is not None
+    assert 0 < preempted_at < 20
+    cell.finish()
+    assert cell.reason(first) is Reason.LENGTH
+
+
+def test_what_was_in_flight_for_a_preempted_sequence_never_happened() -> None:
+    cell = Cell(spec(block_size=1, blocks=8), lease=1)
+    first, second = cell.submit(2, 6), cell.submit(2, 6)
+    cell.must_plan()
+    plans: list[Plan] = []
+    while not plans or not plans[-1].preempted:
+        plans.append(cell.must_plan())
+        result = cell.compute()
+        if plans[-1].preempted:
+            assert plans[-1].preempted == (second,)
+            assert len(result.tokens) == 2
+            committed = cell.commit(result)  # the plan before: both rows answered
+            assert committed.serials == [first]
+        else:
+            cell.commit(result)
+    cell.finish()
+
+
+def test_a_spare_block_per_row_is_left_so_that_a_newcomer_does_not_preempt_at_once() -> None:
+    cell = Cell(spec(block_size=4, blocks=4), lease=1)
+    first = cell.submit(8, 8)
+    cell.turn()
+    second = cell.submit(8, 2)  # two blocks are free, one of them the first one's next
+    cell.turn()
+    assert (cell.running(), cell.waiting()) == ([first], [second])
+    assert not any(plan.preempted for plan in cell.finish())
+
+
+def test_a_request_that_can_never_fit_is_refused_naming_both_numbers() -> None:
+    cell = Cell(spec(block_size=4, blocks=7), spec(block_size=4, blocks=5))
+    fits, never = cell.submit(20, 9), cell.submit(20, 10)
+    assert fits not in cell.endings
+    assert cell.reason(never) is Reason.ERROR
+    assert cell.endings[never].error == (
+        "prompt and max_tokens need KV for 29 tokens, the largest worker holds 28"
+    )
+    cell.finish()
+
+
+def test_all_choices_that_can_never_fit_are_refused_at_once() -> None:
+    cell = Cell(spec(block_size=4, blocks=2))
+    serial = cell.submit(20, 10, n=3)
+    assert len(cell.overs[serial].endings) == 3
+    cell.finish()
+
+
+def test_one_accepted_before_any_worker_is_refused_by_the_first_that_is_too_small() -> None:
+    cell = Cell()
+    serial, fits = cell.submit(20, 10, n=3), cell.submit(3, 2)
+    assert not cell.endings
+    cell.join("w1", spec(block_size=4, blocks=2))
+    assert "the largest worker holds 8" in cell.overs[serial].endings[2].error
+    cell.finish()
+    assert cell.reason(fits) is Reason.LENGTH
+
+
+def test_one_that_fits_another_worker_only_is_passed_by() -> None:
+    cell = Cell(spec(block_size=4, blocks=2), spec(block_size=4, blocks=20, slots=1))
+    first, large, small = cell.submit(30, 9), cell.submit(30, 9), cell.submit(3, 2)
+    cell.must_plan("w2")
+    cell.must_plan("w1")
+    assert cell.running("w2") == [first]
+    assert cell.running("w1") == [small]
+    assert cell.waiting() == [large]
+    cell.finish()
+
+
+def test_a_full_queue_of_waiters_lets_a_freed_seat_go_to_the_first() -> None:
+    cell = Cell(spec(slots=2))
+    serials = [cell.submit(3, 4) for _ in range(12)]
+    joined = [serial for plan in cell.finish() for serial in plan.admitted]
+    assert joined == serials
+
+
+def test_idle_then_a_burst() -> None:
+    cell = Cell(spec())
+    assert cell.turns(100) == []
+    for _ in range(20):
+        cell.submit(3, 4)
+    assert cell.turn()
+    assert len(cell.running()) == 8
+    cell.finish()
+
+
+@pytest.mark.parametrize("blocks", [6, 7, 8, 11])
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+def test_tight_pools_never_stand_still(blocks: int, block_size: int) -> None:
+    places = blocks * block_size
+    cell = Cell(spec(block_size=block_size, blocks=blocks, slots=4))
+    for index in range(12):
+        prompt = 1 + index % (places // 2)
+        cell.submit(prompt, min(1 + index * 5 % 7, places - prompt + 1))
+    cell.finish()
+
+
+def test_every_sequence_needs_a_block_and_none_is_free() -> None:
+    cell = Cell(spec(block_size=1, blocks=4, slots=4), lease=1)
+    for _ in range(4):
+        cell.submit(1, 4)
+    cell.finish()

@@ -1,0 +1,299 @@
+"""Workers come, die, drain and fail rows; choices fork. Nobody else notices."""
+
+import pytest
+
+from scheduler_svc.core.types import Reason
+from tests.support.cell import Cell, spec
+
+
+def test_a_death_in_the_middle_of_decode_loses_no_token_and_repeats_none() -> None:
+    cell = Cell(spec(slots=16), spec(slots=16))
+    serials = [cell.submit(3 + index, 30) for index in range(16)]
+    cell.turns(12)
+    assert all(cell.outputs[serial] for serial in serials)
+    cell.kill("w1")
+    cell.finish()
+    assert all(cell.reason(serial) is Reason.LENGTH for serial in serials)
+    assert all(cell.overs[serial].preemptions == 0 for serial in serials)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+def test_a_death_before_during_and_after_the_prompt(turns: int) -> None:
+    cell = Cell(spec(step_tokens=12))
+    serial = cell.submit(10, 5)
+    cell.must_plan()
+    cell.turns(turns)
+    cell.kill("w1")
+    cell.join("w2", spec())
+    cell.finish()
+    assert cell.reason(serial) is Reason.LENGTH
+
+
+def test_a_death_with_a_departed_row_whose_last_token_never_came() -> None:
+    cell = Cell(spec())
+    serial = cell.submit(3, 1)
+    cell.must_plan()
+    cell.plan()
+    cell.kill("w1")
+    cell.join("w2", spec())
+    cell.finish()
+    assert cell.reason(serial) is Reason.LENGTH
+
+
+def test_a_worker_that_says_goodbye_casts_no_suspicion() -> None:
+    cell = Cell()
+    serial = cell.submit(3, 20)
+    for index in range(10):
+        cell.join(f"w{index}", spec())
+        cell.must_plan(f"w{index}")
+        cell.kill(f"w{index}", is_crash=False)
+    cell.join("last", spec())
+    cell.finish()
+    assert cell.reason(serial) is Reason.LENGTH
+
+
+def test_all_workers_gone_means_waiting_not_failing() -> None:
+    cell = Cell(spec())
+    serial = cell.submit(3, 20)
+    cell.turns(3)
+    cell.kill("w1")
+    assert cell.turns(50) == []
+    assert cell.waiting() == [serial]
+    cell.join("w2", spec())
+    cell.finish()
+
+
+class Poisoned:
+    """A cell whose workers die at the first step with the poison in the batch."""
+
+    def __init__(self, n: int = 1) -> None:
+        self.cell = Cell()
+        self.innocents = [self.cell.submit(3, 6) for _ in range(3)]
+        self.poison = self.cell.submit(3, 6, n=n)
+        self.choices = range(self.poison, self.poison + n)
+        self.deaths = 0
+
+    def run(self) -> None:
+        for _ in range(500):
+            if not self.cell.scheduler.live_count:
+                break
+            if not self.cell.workers:
+                self.cell.join(f"w{self.deaths}", spec())
+            (worker_id,) = self.cell.workers
+            while self.cell.plan(worker_id) is not None:
+                pass
+            running = self.cell.running(worker_id)
+            if any(serial in running for serial in self.choices):
+                self.deaths += 1
+                self.cell.kill(worker_id)
+            else:
+                self.cell.turn()
+        assert not self.cell.scheduler.live_count
+        self.cell.turns(3)
+
+
+def test_poison_is_convicted_alone_and_the_innocent_survive() -> None:
+    scene = Poisoned()
+    scene.run()
+    assert scene.deaths == 3
+    assert scene.cell.reason(scene.poison) is Reason.ERROR
+    assert scene.cell.endings[scene.poison].error == "3 workers died computing this request"
+    assert all(scene.cell.reason(serial) is Reason.LENGTH for serial in scene.innocents)
+
+
+def test_all_choices_of_a_poisoned_prompt_are_convicted_together() -> None:
+    scene = Poisoned(n=8)
+    scene.run()
+    assert scene.deaths == 3
+    assert all(scene.cell.reason(serial) is Reason.ERROR for serial in scene.choices)
+
+
+def test_a_conviction_passes_over_choices_that_had_ended() -> None:
+    scene = Poisoned(n=2)
+    scene.cell.cancel(scene.poison, choice=1)
+    scene.run()
+    assert scene.cell.reason(scene.poison) is Reason.ERROR
+    assert scene.cell.reason(scene.poison + 1) is Reason.CANCELLED
+
+
+def test_suspects_are_tried_one_at_a_time() -> None:
+    cell = Cell()
+    first, second = cell.submit(3, 6), cell.submit(3, 6)
+    for worker_id in ("a", "b"):
+        cell.join(worker_id, spec())
+        cell.must_plan(worker_id)
+        assert cell.running(worker_id) == [first, second]
+        cell.kill(worker_id)
+    cell.join("c", spec())
+    assert cell.must_plan("c").admitted == (first,)
+    cell.step("c")  # a token: acquitted
+    assert cell.must_plan("c").admitted == (second,)
+    cell.finish()
+
+
+def test_a_suspect_does_not_block_those_behind_it() -> None:
+    cell = Cell()
+    first, second = cell.submit(3, 6), cell.submit(3, 6)
+    for worker_id in ("a", "b"):
+        cell.join(worker_id, spec())
+        cell.must_plan(worker_id)
+        cell.kill(worker_id)
+    third = cell.submit(3, 6)
+    cell.join("c", spec())
+    assert cell.must_plan("c").admitted == (first, third)
+    assert cell.waiting() == [second]
+    cell.finish()
+
+
+def test_a_token_clears_the_record() -> None:
+    cell = Cell()
+    serial = cell.submit(3, 20)
+    for index in range(6):
+        cell.join(f"w{index}", spec())
+        cell.must_plan(f"w{index}")
+        cell.step(f"w{index}")
+        cell.kill(f"w{index}")
+    cell.join("last", spec())
+    cell.finish()
+    assert cell.reason(serial) is Reason.LENGTH
+
+
+def test_a_row_error_fails_that_row_only() -> None:
+    cell = Cell(spec())
+    first, bad, third = (cell.submit(3, 9) for _ in range(3))
+    cell.bad_serials.add(bad)
+    cell.finish()
+    assert cell.reason(bad) is Reason.ERROR
+    assert cell.endings[bad].error == "logits are not finite"
+    assert cell.reason(first) is cell.reason(third) is Reason.LENGTH
+
+
+def test_a_row_error_in_the_middle_of_a_prompt() -> None:
+    cell = Cell(spec(step_tokens=12))
+    other, bad = cell.submit(3, 30), cell.submit(40, 9)
+    cell.turns(3)
+    cell.bad_serials.add(bad)
+    cell.finish()
+    assert cell.endings[bad].output_tokens == 0
+    assert cell.reason(bad) is Reason.ERROR
+    assert cell.reason(other) is Reason.LENGTH
+
+
+def test_a_row_error_in_the_middle_of_a_lease() -> None:
+    cell = Cell(spec())
+    other, bad = cell.submit(3, 40), cell.submit(3, 40)
+    cell.turns(6)
+    cell.bad_serials.add(bad)
+    cell.finish()
+    assert cell.reason(bad) is Reason.ERROR
+    assert cell.reason(other) is Reason.LENGTH
+
+
+def test_scaling_up_and_down_under_load() -> None:
+    cell = Cell(spec(slots=4))
+    for _ in range(40):
+        cell.submit(5, 12)
+    cell.turns(5)
+    for worker_id in ("w2", "w3", "w4"):
+        cell.join(worker_id, spec(slots=4))
+    cell.turns(5)
+    assert all(len(cell.running(worker_id)) == 4 for worker_id in cell.workers)
+    for worker_id in ("w2", "w3", "w4"):
+        while not cell.scheduler.worker_draining(worker_id):
+            cell.turn()
+        cell.kill(worker_id, is_crash=False)
+    cell.finish()
+
+
+# Several choices of one prompt
+
+
+def test_choices_fork_from_the_first_ones_prompt() -> None:
+    cell = Cell(spec(block_size=4))
+    serial = cell.submit(10, 6, n=3)
+    cell.must_plan()
+    assert cell.running() == [serial]
+    cell.step()
+    plan = cell.must_plan()
+    source = cell.sequence(serial).blocks
+    assert plan.admitted == (serial + 1, serial + 2)
+    for join, (copied, target) in zip(plan.joins, plan.copies, strict=True):
+        assert join.tokens_done == 9
+        assert join.blocks[:2] == tuple(source[:2])
+        assert (copied, target) == (source[2], join.blocks[2])
+    assert plan.chunks == ()
+    cell.finish()
+    assert len({tuple(cell.outputs[serial + choice]) for choice in range(3)}) == 3
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 3, 4, 5, 6, 8, 9])
+def test_choices_of_prompts_around_block_borders(prompt: int) -> None:
+    cell = Cell(spec(block_size=4))
+    serial = cell.submit(prompt, 6, n=2)
+    cell.finish()
+    # With one token in its last block there is nothing to copy.
+    over = cell.overs[serial]
+    assert [len(output) for output in over.outputs] == [6, 6]
+
+
+def test_a_whole_number_of_blocks_but_one_token_needs_no_copy() -> None:
+    cell = Cell(spec(block_size=4))
+    serial = cell.submit(9, 6, n=2)
+    plans = cell.finish()
+    assert not any(plan.copies for plan in plans)
+    (join,) = (join for plan in plans for join in plan.joins if join.serial == serial + 1)
+    assert join.tokens_done == 8
+
+
+def test_siblings_on_another_worker_compute_the_prompt_themselves() -> None:
+    cell = Cell(spec(slots=1), spec(slots=1))
+    serial = cell.submit(10, 20, n=2)
+    plans = cell.finish()
+    (join,) = (join for plan in plans for join in plan.joins if join.serial == serial + 1)
+    assert join.tokens_done == 0
+    assert not any(plan.copies for plan in plans)
+
+
+def test_siblings_start_when_the_first_choice_fails() -> None:
+    cell = Cell(spec())
+    serial = cell.submit(10, 6, n=2)
+    cell.bad_serials.add(serial)
+    cell.finish()
+    assert cell.reason(serial) is Reason.ERROR
+    assert cell.reason(serial + 1) is Reason.LENGTH
+
+
+# A new leader: requests come with what was committed
+
+
+def test_a_recovered_request_goes_on_where_its_output_ended() -> None:
+    whole = Cell(spec())
+    serial = whole.submit(5, 12)
+    whole.finish()
+    output = tuple(whole.outputs[serial])
+    cell = Cell(spec())
+    cell.submit(5, 12, outputs=(output[:7],))
+    cell.finish()
+    assert tuple(cell.outputs[serial]) == output
+
+
+def test_a_recovered_request_remembers_which_choices_have_ended() -> None:
+    whole = Cell(spec())
+    serial = whole.submit(5, 12, n=3)
+    whole.finish()
+    outputs = [tuple(whole.outputs[serial + choice]) for choice in range(3)]
+    cell = Cell(spec())
+    cell.submit(5, 12, n=3, outputs=(None, outputs[1][:3], ()))
+    cell.finish()
+    assert [cell.outputs[serial + choice] for choice in (1, 2)] == list(map(list, outputs[1:]))
+    assert [ending.serial for ending in cell.overs[serial].endings] == [serial + 1, serial + 2]
+
+
+def test_the_same_request_again_changes_nothing() -> None:
+    cell = Cell(spec())
+    serial = cell.submit(5, 12)
+    cell.turns(3)
+    before = cell.snapshot()
+    assert cell.scheduler.submit(cell.requests[serial], now_ns=9) == []
+    assert cell.snapshot() == before
+    cell.finish()
