@@ -6,6 +6,7 @@ OpenAI SDK and its users switch on where OpenAI has one.
 
 from typing import Any, Final, NamedTuple
 
+from gateway.validate import PromptTooLong
 from service_kit import errors
 
 # The words of the proto, and those of the OpenAI API where they differ.
@@ -73,8 +74,7 @@ def body_of(error: errors.KaitenError) -> dict[str, Any]:
     row = row_of(error)
     param = None
     if isinstance(error, errors.InvalidRequest):
-        field = error.field.removesuffix(" (bytes)")
-        param = PARAMS.get(field, field.removeprefix("sampling.")) or None
+        param = PARAMS.get(error.field, error.field.removeprefix("sampling.")) or None
     elif isinstance(error, errors.NotFound) and row.code == "model_not_found":
         param = "model"
     return {
@@ -117,11 +117,7 @@ def _exact(error: errors.KaitenError, row: Row) -> Row:
     """Codes that OpenAI's clients know for two of our rows."""
     if isinstance(error, errors.NotFound) and error.what.startswith("model "):
         return row._replace(code="model_not_found")
-    if isinstance(error, errors.TooLong) and error.field in (
-        "text",
-        "token_ids.ids",
-        "conversation.messages",
-        "sampling.max_tokens",
-    ):
+    is_max_tokens = isinstance(error, errors.TooLong) and error.field == "sampling.max_tokens"
+    if isinstance(error, PromptTooLong) or is_max_tokens:
         return row._replace(code="context_length_exceeded")
     return row

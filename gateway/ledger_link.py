@@ -22,6 +22,7 @@ class LedgerLink:
         self._limits = limits or LedgerLimits()
         self.ledger: Ledger
         self.follower: Follower
+        self._is_open = False
         # Why the store is not to be trusted with requests now; empty when it is.
         self.problem = "the store has not been checked yet"
 
@@ -59,8 +60,10 @@ class LedgerLink:
                 await self._connect()
 
     async def close(self) -> None:
-        await self.ledger.close()
+        if self._is_open:
+            await self.ledger.close()
 
     async def _connect(self) -> None:
         self.ledger = await Ledger.connect(self._url, cell=self._cell, limits=self._limits)
         self.follower = Follower(self.ledger)
+        self._is_open = True

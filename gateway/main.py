@@ -39,11 +39,11 @@ class GatewayService:
         self._config = config
         self.drain_s = config.drain_s
         self._card = model_card.load(config.model, config.served_model_name)
-        self._link = LedgerLink(
+        self.link = LedgerLink(
             config.redis_url.get_secret_value(), cell=config.cell, limits=_ledger_limits(config)
         )
         self._readiness = Readiness(
-            self._link,
+            self.link,
             self._card,
             clock=SystemClock(),
             limits=ReadinessLimits(
@@ -53,7 +53,7 @@ class GatewayService:
         )
         self._template = _template(self._card, config)
         self.front = Front(
-            link=self._link,
+            link=self.link,
             card=self._card,
             prompter=Prompter(self._card, self._template),
             readiness=self._readiness,
@@ -76,7 +76,7 @@ class GatewayService:
             add_reflection(self._grpc, [*grpc_api.SERVICE_NAMES, "grpc.health.v1.Health"])
         self.grpc_port = bind(self._grpc, self._config.grpc_host, self._config.grpc_port)
         self.http_port = self._http.bind()
-        await self._link.open()
+        await self.link.open()
         if self._template is not None:
             await self._template.start()
         await self._grpc.start()
@@ -92,7 +92,7 @@ class GatewayService:
         # Cancels outlive the drain: what clients left behind must still be told to the ledger.
         self._releasing = asyncio.create_task(self.front.releases.run())
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._link.run())
+            tasks.create_task(self.link.run())
             tasks.create_task(self._readiness.run())
             tasks.create_task(self._http.serve())
 
@@ -116,7 +116,7 @@ class GatewayService:
         await self._deliver_releases()
         if self._template is not None:
             await self._template.close()
-        await self._link.close()
+        await self.link.close()
 
     async def _deliver_releases(self) -> None:
         if self._releasing is None:

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.asks import Ask, ChatPrompt, Message, Prompt, SamplingAsk, TextPrompt, TokenPrompt
-from service_kit.errors import InvalidRequest, TooLong
+from gateway.validate import TooMany
+from service_kit.errors import InvalidRequest
 
 # Sent by clients for OpenAI's own bookkeeping; they change no output.
 HARMLESS: Final = frozenset(
@@ -39,6 +40,12 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "tools": (None, []),
     "verbosity": (None,),
     "web_search_options": (None,),
+}
+# What a field of several types may be: pydantic complains once per type.
+UNIONS: Final = {
+    "prompt": "must be a string, a list of strings, a list of token ids, or a list of those lists",
+    "stop": "must be a string or a list of strings",
+    "content": "must be a string or a list of text parts; images, audio and files are not taken",
 }
 SEED_MIN: Final = -(2**63)
 
@@ -115,7 +122,7 @@ class CompletionBody(Common):
         if not prompts:
             raise InvalidRequest("prompt", "must not be empty")
         if len(prompts) > prompts_max:
-            raise TooLong("prompt (list)", prompts_max, len(prompts))
+            raise TooMany("prompt", prompts_max, len(prompts), "prompts")
         if len(prompts) > 1 and request_id:
             raise InvalidRequest("Idempotency-Key", "works with a single prompt only")
         return [
@@ -246,14 +253,13 @@ def _first_problem(error: ValidationError) -> InvalidRequest:
     """One sentence. Of a union's many complaints the field and the choice of types is enough."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     location = [str(part) for part in first["loc"]]
-    field = location[0] if location else ""
+    for depth, name in enumerate(location):
+        if name in UNIONS and len(location) > depth + 1:
+            return InvalidRequest(".".join(location[: depth + 1]), UNIONS[name])
     if first["type"] == "extra_forbidden":
         return InvalidRequest(".".join(location), "is not a known field")
     if first["type"] == "missing":
         return InvalidRequest(".".join(location), "is required")
-    if field == "prompt":
-        rule = "must be a string, a list of strings, a list of token ids, or a list of those lists"
-        return InvalidRequest("prompt", rule)
     rule = first["msg"]
     return InvalidRequest(".".join(location), rule[:1].lower() + rule[1:])
 

@@ -45,8 +45,17 @@ class Model:
     defaults: SamplingDefaults
 
 
+class TooMany(TooLong):
+    """The sentence says what was counted."""
+
+    def __init__(self, field: str, limit: int, got: int, unit: str) -> None:
+        super().__init__(field, limit, got)
+        self.rule = f"must have at most {limit} {unit}, got {got}"
+        self.args = (f"{field}: {self.rule}",)
+
+
 class PromptTooLong(TooLong):
-    """The sentence says what is counted: the plain one could mean characters."""
+    """More tokens than the context holds."""
 
     def __init__(self, field: str, limit: int, got: int) -> None:
         super().__init__(field, limit, got)
@@ -140,18 +149,18 @@ def _check_sampling(asked: SamplingAsk, limits: Limits) -> None:
     _integer("sampling.logprobs", asked.logprobs, 0, min(limits.logprobs_max, limits.vocab_size))
     ids = asked.stop_token_ids
     if len(ids) > limits.stop_token_ids_max:
-        raise TooLong("sampling.stop_token_ids", limits.stop_token_ids_max, len(ids))
+        raise TooMany("sampling.stop_token_ids", limits.stop_token_ids_max, len(ids), "ids")
     _in_vocabulary("sampling.stop_token_ids", ids, limits.vocab_size)
 
 
 def _check_stops(stops: Sequence[str], limits: Limits) -> None:
     if len(stops) > limits.stops_max:
-        raise TooLong("stop", limits.stops_max, len(stops))
+        raise TooMany("stop", limits.stops_max, len(stops), "strings")
     for stop in stops:
         if not stop:
             raise InvalidRequest("stop", "must not hold an empty string")
         if len(stop) > limits.stop_chars_max:
-            raise TooLong("stop", limits.stop_chars_max, len(stop))
+            raise TooMany("stop", limits.stop_chars_max, len(stop), "characters each")
         _encodable("stop", stop)
 
 
@@ -174,7 +183,7 @@ def _check_chat(prompt: ChatPrompt, limits: Limits) -> None:
     if not prompt.messages:
         raise InvalidRequest(prompt.field, "must hold at least one message")
     if len(prompt.messages) > limits.messages_max:
-        raise TooLong(prompt.field, limits.messages_max, len(prompt.messages))
+        raise TooMany(prompt.field, limits.messages_max, len(prompt.messages), "messages")
     for message in prompt.messages:
         if not message.role or len(message.role) > 64:
             raise InvalidRequest(prompt.field, "every role must have 1 to 64 characters")
@@ -190,7 +199,7 @@ def _check_text(field: str, texts: Sequence[str], limits: Limits) -> None:
         if size_bytes <= limits.text_bytes_max:
             size_bytes += len(_encodable(field, text)) - len(text)
     if size_bytes > limits.text_bytes_max:
-        raise TooLong(f"{field} (bytes)", limits.text_bytes_max, size_bytes)
+        raise TooMany(field, limits.text_bytes_max, size_bytes, "bytes")
 
 
 def _encodable(field: str, text: str) -> bytes:

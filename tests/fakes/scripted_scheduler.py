@@ -101,6 +101,17 @@ class ScriptedScheduler:
         failures = [result for result in results if isinstance(result, Exception)]
         assert not failures, failures
 
+    def stop_renewing(self) -> None:
+        """As a leader that hangs."""
+        self._tasks.pop(0).cancel()
+
+    async def stop(self) -> None:
+        """As a leader that is killed."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
     @property
     def live_count(self) -> int:
         return len(self._requests)

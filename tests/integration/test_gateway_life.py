@@ -1,0 +1,281 @@
+"""Start, readiness, drain and the loss of other parts, told truthfully."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import psutil
+import pytest
+import redis.asyncio
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+from protos.kaiten.v1 import inference_service_pb2 as pb
+from protos.kaiten.v1 import model_service_pb2 as model_pb
+from protos.kaiten.v1.common_pb2 import SamplingParams
+from service_kit.errors import ConfigError
+from tests.fakes.scripted_scheduler import ScriptedScheduler
+from tests.support.gateway_stack import MODEL, running_gateway, running_stack, text_of, until
+from tests.support.store_server import StoreServer, free_port
+from tests.support.tokenizers import write_model_folder
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def health(channel: "grpc.aio.Channel", service: str = "") -> int:
+    reply = await HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+    return int(reply.status)
+
+
+async def test_readiness_follows_the_cell(tmp_path: Path, redis_url: str, cell: str) -> None:
+    async with running_stack(
+        tmp_path / "model", redis_url, cell, leader_quiet_s_max=1.0, stalled_ms_max=100
+    ) as stack:
+        readiness = stack.gateway.service.front.readiness
+        record = stack.scheduler.cell
+        await until(lambda: readiness.problem == "", "readiness")
+        for service in ("", "kaiten.v1.InferenceService", "kaiten.v1.ModelService"):
+            assert await health(stack.gateway.channel, service) == SERVING
+        record.workers_ready = 0
+        await until(lambda: readiness.problem == "no worker is ready", "no worker")
+        assert await health(stack.gateway.channel) == NOT_SERVING
+        record.workers_ready, record.stalled_ms = 1, 500
+        await until(lambda: "nothing was committed for 500 ms" in readiness.problem, "stalled")
+        record.stalled_ms = 0
+        await until(lambda: readiness.problem == "", "readiness again")
+        record.model.vocab_size += 1
+        await until(lambda: "another model" in readiness.problem, "another model")
+        record.model.vocab_size -= 1
+        stack.scheduler.stop_renewing()
+        await until(lambda: "no scheduler leads" in readiness.problem, "no leader")
+        async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
+            reply = await http.get("/ready")
+            assert (reply.status_code, "leads" in reply.json()["reason"]) == (503, True)
+            assert (await http.get("/health")).status_code == 200
+
+
+async def test_a_gateway_before_its_cell_says_so_and_recovers(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    folder = write_model_folder(tmp_path / "model")
+    async with running_gateway(folder, redis_url, cell) as gateway:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(aiter(gateway.inference.Generate(pb.GenerateRequest(text="x"))))
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        async with httpx.AsyncClient(base_url=gateway.http_url) as http:
+            reply = await http.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+        ledger = gateway.service.link.ledger
+        vocab_size = gateway.card.vocab_size
+        async with ScriptedScheduler(ledger, vocab_size=vocab_size):
+            watch = gateway.service.front.readiness.watch
+            await until(lambda: watch.worker is not None, "the cell's record")
+            sampling = SamplingParams(max_tokens=3)
+            request = pb.GenerateRequest(text="x", sampling=sampling)
+            call = gateway.inference.Generate(request, timeout=10)
+            kinds = [response.event.WhichOneof("event") async for response in call]
+            assert kinds[-1] == "done"
+
+
+async def test_models_name_the_limits(tmp_path: Path, redis_url: str, cell: str) -> None:
+    folder = write_model_folder(
+        tmp_path / "model", generation={"temperature": 0.5, "top_k": 7, "eos_token_id": [2, 5]}
+    )
+    async with running_stack(folder, redis_url, cell) as stack:
+        stack.scheduler.cell.model.context_tokens_max = 100
+        limits = stack.gateway.service.front
+        await until(lambda: limits.limits.context_tokens_max == 100, "the cell's limit")
+        reply = await stack.gateway.models.ListModels(model_pb.ListModelsRequest())
+        [model] = reply.models
+        assert (model.name, model.context_tokens_max, model.choices_max) == (MODEL, 100, 16)
+        assert (model.sampling_defaults.temperature, model.sampling_defaults.top_k) == (0.5, 7)
+        assert list(model.eos_token_ids) == [2, 5]
+        assert model.workers_ready == 1
+        stack.says("x")
+        await stack.generate(text="x")
+        sampling = stack.scheduler.submits[0].sampling
+        assert (sampling.temperature, sampling.top_k) == (0.5, 7)
+        assert list(sampling.stop_token_ids) == [2, 5]
+
+
+async def test_reflection_lists_the_services(tmp_path: Path, redis_url: str, cell: str) -> None:
+    folder = write_model_folder(tmp_path / "model")
+    async with running_gateway(folder, redis_url, cell) as gateway:
+        address = f"127.0.0.1:{gateway.service.grpc_port}"
+
+        def ask() -> tuple[set[str], set[str]]:
+            with grpc.insecure_channel(address) as channel:
+                database = ProtoReflectionDescriptorDatabase(channel)
+                file = database.FindFileContainingSymbol("kaiten.v1.InferenceService")
+                methods = {method.name for method in file.service[0].method}
+                return set(database.get_services()), methods
+
+        services, methods = await asyncio.to_thread(ask)
+    assert {"kaiten.v1.InferenceService", "kaiten.v1.ModelService"} <= services
+    assert methods == {"Generate", "Attach", "Cancel", "GetRequest"}
+
+
+async def test_drain_lets_streams_end_and_refuses_new_ones(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    async with running_stack(tmp_path / "model", redis_url, cell, drain_s=20) as stack:
+        stack.says("to the end")
+        stack.scheduler.is_open.clear()
+        call = stack.gateway.inference.Generate(pb.GenerateRequest(text="x"), timeout=10)
+        events = aiter(call)
+        first = await anext(events)
+        draining = asyncio.create_task(stack.gateway.service.drain())
+        await until(lambda: stack.gateway.service.front.readiness.is_draining, "draining")
+        assert await health(stack.gateway.channel) == NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stack.generate(text="y")
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
+            reply = await http.post("/v1/completions", json={"model": MODEL, "prompt": "y"})
+        assert reply.status_code == 503
+        assert not draining.done()
+        stack.scheduler.is_open.set()
+        rest = [response.event async for response in events]
+        assert text_of([first.event, *rest]) == "to the end"
+        await asyncio.wait_for(draining, 5)
+
+
+async def test_drain_sends_what_is_left_elsewhere_and_cancels_nothing(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    async with running_stack(tmp_path / "model", redis_url, cell, drain_s=0.2) as stack:
+        stack.says("finished elsewhere")
+        stack.scheduler.is_open.clear()
+        request = pb.GenerateRequest(text="x", request_id="moves")
+        call = stack.gateway.inference.Generate(request, timeout=10)
+        events = aiter(call)
+        await anext(events)
+        async with running_gateway(tmp_path / "model", redis_url, cell) as other:
+            await asyncio.wait_for(stack.gateway.service.drain(), 5)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await anext_all(events)
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+            stack.scheduler.is_open.set()
+            attach = other.inference.Attach(pb.AttachRequest(request_id="moves"), timeout=10)
+            assert text_of([r.event async for r in attach]) == "finished elsewhere"
+        assert stack.scheduler.cancels == []
+
+
+async def test_deadline_without_a_scheduler_ends_as_deadline_exceeded(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    async with running_stack(tmp_path / "model", redis_url, cell, request_timeout_s=0.2) as stack:
+        stack.scheduler.is_open.clear()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext_all(stack.gateway.inference.Generate(pb.GenerateRequest(text="x")))
+        assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=10) as http:
+            reply = await http.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
+        stack.scheduler.is_open.set()
+        await until(lambda: len(stack.scheduler.cancels) == 2, "the cancels")
+        assert [record.timeout_ms for record in stack.scheduler.submits] == [200, 200]
+
+
+async def flush(url: str) -> None:
+    """Everything gone, the store's nonce included: to its clients another store."""
+    async with redis.asyncio.Redis.from_url(url) as client:
+        await client.flushall()
+
+
+async def anext_all(call: Any) -> list[Any]:
+    """Read to the end, or to the error."""
+    return [response async for response in call]
+
+
+async def test_the_grpc_deadline_travels(tmp_path: Path, redis_url: str, cell: str) -> None:
+    async with running_stack(tmp_path / "model", redis_url, cell) as stack:
+        stack.says("x")
+        await stack.generate(text="x")
+        assert 9_000 < stack.scheduler.submits[0].timeout_ms <= 10_000
+
+
+async def test_a_flushed_store_fails_streams_and_serves_again(tmp_path: Path, cell: str) -> None:
+    with StoreServer(tmp_path / "store") as store:
+        folder = write_model_folder(tmp_path / "model")
+        async with running_stack(folder, store.url, cell) as stack:
+            stack.scheduler.is_open.clear()
+            call = stack.gateway.inference.Generate(pb.GenerateRequest(text="x"), timeout=20)
+            events = aiter(call)
+            await anext(events)
+            await stack.scheduler.stop()
+            await flush(store.url)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await anext_all(events)
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+            link = stack.gateway.service.link
+            await until(lambda: link.problem == "", "a new store")
+            ledger = link.ledger
+            async with ScriptedScheduler(ledger, vocab_size=stack.gateway.card.vocab_size):
+                request = pb.GenerateRequest(text="x", sampling=SamplingParams(max_tokens=3))
+                again = stack.gateway.inference.Generate(request, timeout=10)
+                assert (await anext_all(again))[-1].event.HasField("done")
+
+
+async def test_a_wrong_store_is_refused_at_start(tmp_path: Path, cell: str) -> None:
+    folder = write_model_folder(tmp_path / "model")
+    settings = {"maxmemory-policy": "allkeys-lru", "maxmemory": "100mb"}
+    with StoreServer(tmp_path / "store", **settings) as store:
+        gateway = running_gateway(folder, store.url, cell)
+        with pytest.raises(ConfigError, match="noeviction"):
+            await gateway.__aenter__()
+
+
+def start_process(folder: Path, redis_url: str, cell: str, *flags: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "gateway", "--model", str(folder), "--cell", cell]
+    command += ["--redis-url", redis_url, *flags]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, env=dict(os.environ))
+
+
+def test_the_process_starts_without_torch_stays_small_and_stops_on_sigterm(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    folder = write_model_folder(tmp_path / "model")
+    flags = ("--grpc-port", "0", "--http-port", "0")
+    with start_process(folder, redis_url, cell, *flags) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if json.loads(line)["event"] == "service.ready":
+                break
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+        rss_bytes = sum(member.memory_info().rss for member in family)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        process.stderr.read()
+    assert rss_bytes < 200e6
+
+
+def test_importing_the_gateway_brings_no_torch() -> None:
+    code = "import gateway.main, sys; sys.exit(len({'torch', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-P", "-c", code], timeout=60).returncode == 0
+
+
+def test_a_taken_port_is_explained(tmp_path: Path, redis_url: str, cell: str) -> None:
+    folder = write_model_folder(tmp_path / "model")
+    port = free_port()
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", port))
+        holder.listen()
+        flags = ("--grpc-port", "0", "--http-port", str(port))
+        with start_process(folder, redis_url, cell, *flags) as process:
+            assert process.stderr is not None
+            text = process.stderr.read().decode()
+    assert process.returncode == 2, text
+    assert "--http-port" in text
