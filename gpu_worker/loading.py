@@ -30,6 +30,8 @@ from gpu_worker.model_config import ModelConfig, read_config
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.torch_device import TorchDevice
 from gpu_worker.weights import fingerprint, load_weights
+from kernels import native
+from service_kit.errors import ConfigError
 
 log = structlog.get_logger()
 
@@ -72,13 +74,15 @@ def load(settings: WorkerSettings) -> Loaded:
     timer = PhaseTimer()
     device = torch.device("cpu")
     torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
+    with timer.phase("kernels"):
+        choose_kernels(settings.native)
     with timer.phase("find"):
         folder = find_checkpoint(settings.model)
         config = read_config(folder)
     dtype = choose_dtype(settings.dtype, config.checkpoint_dtype)
     with timer.phase("load"), Checkpoint(folder) as checkpoint:
         weights = load_weights(checkpoint, config, dtype=dtype, device=device, on_layer=_narrate)
-        digest = fingerprint(checkpoint, config, f"{device.type} {_DTYPE_NAMES[dtype]}")
+        digest = fingerprint(checkpoint, config, numeric_class(device, dtype))
     with timer.phase("pool"):
         pool = size_pool(config, dtype, pool_request(settings), free_memory_bytes())
         pages = allocate_pages(config, pool, dtype, device)
@@ -94,10 +98,28 @@ def load(settings: WorkerSettings) -> Loaded:
         fingerprint=digest,
         architecture=config.architecture,
         dtype=_DTYPE_NAMES[dtype],
-        device_name=f"{device.type} ({torch.get_num_threads()} threads)",
+        device_name=f"{device.type} ({torch.get_num_threads()} threads, {native.reason()})",
         pool=pool,
         phases_ms=timer.phases_ms,
     )
+
+
+def choose_kernels(asked: str) -> None:
+    """Build or load the compiled path, once per machine, or settle for torch's."""
+    if asked == "off":
+        native.disable("torch path: switched off by --native off")
+    elif not native.build() and asked == "on":
+        raise ConfigError(
+            f"--native on, but there is no compiled path ({native.reason()}); install a C++ "
+            "compiler, or take --native auto"
+        )
+    log.info("worker.kernels", path=native.reason())
+
+
+def numeric_class(device: torch.device, dtype: torch.dtype) -> str:
+    """What may differ in the last bits between workers, and with them a token."""
+    path = "native" if native.available() else "torch"
+    return f"{device.type} {_DTYPE_NAMES[dtype]} {path}"
 
 
 def choose_dtype(asked: str, checkpoint_dtype: str) -> torch.dtype:

@@ -6,6 +6,7 @@ in one piece, in chunks that split blocks, and with leases that run over block b
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final, Literal
 
 import numpy as np
 import pytest
@@ -19,13 +20,15 @@ from tests.support.mini_scheduler import MiniScheduler, sampling
 MAX_TOKENS = 20
 # All models have at least as many tokens.
 PROMPTS = oracle.ragged_prompts(16, vocab_size=380, tokens_max=120, seed=3)
+# Chunk, lease, and the compiled kernels where this machine has them, or torch's.
+RUNS: Final[tuple[tuple[int, int, Literal["auto", "off"]], ...]] = (
+    (1000, 1, "off"),
+    (7, 5, "off"),
+    (1000, 1, "auto"),
+    (7, 5, "auto"),
+)
 # Float32 through two or three layers; the bound.
 LOGPROB_ERROR_MAX = 1e-4
-
-
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return oracle.write_checkpoints(tmp_path_factory.mktemp("parity"))
 
 
 @pytest.fixture(scope="session")
@@ -40,8 +43,9 @@ def expected(
     return {name: answers[folder] for name, folder in folders.items()}
 
 
-def load_model(folder: Path) -> Loaded:
+def load_model(folder: Path, path: Literal["auto", "off"]) -> Loaded:
     settings = WorkerSettings(
+        native=path,
         model=str(folder),
         dtype="fp32",
         slots=8,
@@ -76,11 +80,11 @@ def run(loaded: Loaded, *, chunk_tokens: int, lease_steps: int) -> MiniScheduler
 def test_greedy_tokens_and_logprobs_equal_the_oracle(
     name: str, folders: Mapping[str, Path], expected: Mapping[str, list[oracle.Answer]]
 ) -> None:
-    loaded = load_model(folders[name])
-    for chunk_tokens, lease_steps in ((1000, 1), (7, 5)):
+    for chunk_tokens, lease_steps, path in RUNS:
+        loaded = load_model(folders[name], path)
         result = run(loaded, chunk_tokens=chunk_tokens, lease_steps=lease_steps)
         for index, answer in enumerate(expected[name]):
-            assert tuple(result.outputs[index]) == answer.token_ids, (index, chunk_tokens)
+            assert tuple(result.outputs[index]) == answer.token_ids, (index, path)
             _check_logprobs(result, index, answer)
 
 

@@ -1,0 +1,146 @@
+"""The whole stack says, token for token, what transformers says to each prompt alone.
+
+Real store, scheduler, worker and gateway processes; 64 ragged prompts at once through the gRPC
+client. However the work is cut up (chunks, preemptions, prefix hits, crowds), the answer is the same.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kaiten.client import AsyncClient
+from kaiten.results import Completion
+from tests.parity import oracle
+from tests.parity.conftest import CROWD, CROWD_MAX_TOKENS
+from tests.support.answers import until
+from tests.support.cluster import Cluster, Flags
+from tests.support.processes import GATEWAY, WORKER
+from tests.support.store_server import free_port
+
+# Float32 through two or three layers.
+LOGPROB_ERROR_MAX = 1e-4
+SLOTS = 8
+ONE_PER_FAMILY = ("llama-rope-llama3", "mistral-wide-head", "qwen2-gqa-tied", "qwen3-gqa-tied")
+
+
+@asynccontextmanager
+async def serving(
+    tmp_path: Path, model: Path, *, worker: Flags | None = None, scheduler: Flags | None = None
+) -> AsyncIterator[AsyncClient]:
+    """A client of a whole stack. Leaving checks that the cell is idle with every block free."""
+    async with Cluster(tmp_path, workers=0, scheduler_flags=scheduler) as cluster:
+        flags = {"model": model, "dtype": "fp32", "slots": SLOTS, "threads": 1, "block_size": 4}
+        cluster.add_worker({**flags, "kv_blocks": 1024, **(worker or {})}, WORKER).start()
+        address = f"127.0.0.1:{free_port()}"
+        port = address.rpartition(":")[2]
+        gateway = {"redis_url": cluster.store.url, "model": model, "grpc_port": port}
+        cluster.add("gateway", GATEWAY, {**gateway, "http_port": 0}).start()
+        await cluster.ready(workers=1)
+        async with AsyncClient(address) as client:
+            await until(lambda: is_ready(client), "a ready gateway")
+            yield client
+
+
+async def is_ready(client: AsyncClient) -> bool:
+    try:
+        await client.complete(token_ids=[7], max_tokens=1)
+    except Exception as error:
+        if not getattr(error, "is_retryable", True):
+            raise
+        return False
+    return True
+
+
+async def ask(client: AsyncClient, prompt: Sequence[int], **options: object) -> Completion:
+    chosen = {"max_tokens": CROWD_MAX_TOKENS, "temperature": 0.0, "return_token_ids": True}
+    return await client.complete(token_ids=prompt, **{**chosen, **options})  # type: ignore[arg-type]
+
+
+async def ask_all(client: AsyncClient, **options: object) -> list[Completion]:
+    return await asyncio.gather(*(ask(client, prompt, **options) for prompt in CROWD))
+
+
+def assert_same(completions: list[Completion], answers: list[oracle.Answer]) -> None:
+    said = [completion.choices[0].token_ids for completion in completions]
+    assert said == [answer.token_ids for answer in answers]
+
+
+@pytest.mark.parametrize("name", oracle.MODELS)
+async def test_a_crowd_gets_what_each_gets_alone(
+    name: str,
+    tmp_path: Path,
+    folders: dict[str, Path],
+    crowd_answers: dict[str, list[oracle.Answer]],
+) -> None:
+    async with serving(tmp_path, folders[name]) as client:
+        completions = await ask_all(client, logprobs=oracle.TOP)
+    assert_same(completions, crowd_answers[name])
+    for completion, answer in zip(completions, crowd_answers[name], strict=True):
+        choice = completion.choices[0]
+        logprobs = np.array([each.logprob for each in choice.logprobs])
+        tops = np.array([[logprob for _, logprob in each.top] for each in choice.logprobs])
+        np.testing.assert_allclose(logprobs, answer.logprobs, atol=LOGPROB_ERROR_MAX)
+        np.testing.assert_allclose(tops, answer.top_logprobs, atol=LOGPROB_ERROR_MAX)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 16, 64])
+@pytest.mark.parametrize("name", ONE_PER_FAMILY)
+async def test_chunks_change_nothing(
+    name: str,
+    chunk_tokens: int,
+    tmp_path: Path,
+    folders: dict[str, Path],
+    crowd_answers: dict[str, list[oracle.Answer]],
+) -> None:
+    worker = {"step_tokens": SLOTS + chunk_tokens}
+    async with serving(tmp_path, folders[name], worker=worker) as client:
+        assert_same(await ask_all(client), crowd_answers[name])
+
+
+@pytest.mark.parametrize("name", ONE_PER_FAMILY)
+async def test_preemption_changes_nothing(
+    name: str,
+    tmp_path: Path,
+    folders: dict[str, Path],
+    crowd_answers: dict[str, list[oracle.Answer]],
+) -> None:
+    # The longest needs (60 + 24) / 4 = 21 blocks: two long ones never fit together.
+    async with serving(tmp_path, folders[name], worker={"kv_blocks": 24}) as client:
+        completions = await ask_all(client)
+    assert_same(completions, crowd_answers[name])
+    assert sum(completion.timings.preemptions for completion in completions) >= 10
+
+
+@pytest.mark.parametrize("name", ONE_PER_FAMILY)
+async def test_prefix_hits_change_nothing(
+    name: str,
+    tmp_path: Path,
+    folders: dict[str, Path],
+    crowd_answers: dict[str, list[oracle.Answer]],
+) -> None:
+    async with serving(tmp_path, folders[name]) as client:
+        first = await ask_all(client)
+        second = await ask_all(client)
+    assert_same(first, crowd_answers[name])
+    assert_same(second, crowd_answers[name])
+    assert sum(completion.usage.cached_tokens for completion in second) > 500
+
+
+async def test_seeded_sampling_is_the_same_alone_and_in_a_crowd(
+    tmp_path: Path, folders: dict[str, Path]
+) -> None:
+    chosen = {"temperature": 1.0, "top_p": 0.9, "seed": 1234, "n": 2, "ignore_eos": True}
+    probes = [CROWD[index] for index in (0, 1, 17)]
+    flags = {"kv_blocks": 80}
+    async with serving(tmp_path, folders["llama-gqa-tied"], worker=flags) as client:
+        alone = [await ask(client, probe, **chosen) for probe in probes]
+        crowd = asyncio.gather(*(ask(client, p, temperature=1.0, seed=5) for p in CROWD))
+        together = await asyncio.gather(*(ask(client, probe, **chosen) for probe in probes))
+        await crowd
+    outputs = [[choice.token_ids for choice in each.choices] for each in alone]
+    assert outputs == [[choice.token_ids for choice in each.choices] for each in together]
+    assert all(first != second for first, second in outputs), "choices have noise of their own"
