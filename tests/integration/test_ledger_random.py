@@ -79,6 +79,8 @@ class Cell:
         assert recovered.tokens.keys() == set(self.serials)
         for serial, output in recovered.tokens.items():
             assert list(output.token_ids) == old.outputs.get(serial, [])
+            unfolded = sum(list(record.serials).count(serial) for record in old.unfolded)
+            assert recovered.folded_counts[serial] == len(output.token_ids) - unfolded
         ends = {s: f.output_tokens for s, f in recovered.finished.items()}
         assert ends == {s: n for s, n in self.ended.items() if s in self.serials}
 
