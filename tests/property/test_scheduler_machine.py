@@ -1,0 +1,120 @@
+"""The scheduler and its model workers under any sequence of commands."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from scheduler_svc.core.types import Reason
+from tests.support.cell import Cell, spec
+
+MOST_WORKERS = 3
+PLACES = 32
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """`check()` runs after every command (in `Cell`), the verdict on all outputs at the end."""
+
+    cell: Cell
+
+    @initialize(
+        policy=st.sampled_from(["fcfs", "static"]),
+        lease=st.sampled_from([1, 2, 8]),
+        in_flight=st.integers(1, 3),
+        block_size=st.sampled_from([1, 2, 4]),
+        slots=st.integers(1, 4),
+        room=st.sampled_from([1, 5, 40]),
+    )
+    def start(
+        self, policy: str, lease: int, in_flight: int, block_size: int, slots: int, room: int
+    ) -> None:
+        self.cell = Cell(policy=policy, lease=lease, in_flight=in_flight, prefill_tokens=4)
+        self.spec = spec(
+            block_size=block_size,
+            blocks=PLACES // block_size,
+            slots=slots,
+            step_tokens=slots + room,
+            vocab_size=50,
+        )
+        self.born = 0
+        self.join()
+
+    @rule(
+        prompt=st.lists(st.integers(1, 2), min_size=1, max_size=12).map(tuple),
+        max_tokens=st.integers(1, 24),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        tenant=st.sampled_from(["a", "b"]),
+        patience_ns=st.sampled_from([None, None, None, 5, 50]),
+        is_bad=st.sampled_from([False, False, False, True]),
+    )
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        n: int,
+        tenant: str,
+        patience_ns: int | None,
+        is_bad: bool,
+    ) -> None:
+        deadline_ns = None if patience_ns is None else self.cell.now_ns + patience_ns
+        serial = self.cell.submit(prompt, max_tokens, n=n, tenant=tenant, deadline_ns=deadline_ns)
+        if is_bad:
+            self.cell.bad_serials.add(serial)
+
+    @precondition(lambda self: self.cell.requests)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(list(self.cell.requests.values())))
+        choice = data.draw(st.one_of(st.none(), st.integers(0, request.n - 1)))
+        self.cell.cancel(request.serial, choice)
+
+    @rule(passed_ns=st.integers(0, 30))
+    def expire(self, passed_ns: int) -> None:
+        self.cell.now_ns += passed_ns
+        self.cell.expire()
+
+    @precondition(lambda self: self.cell.workers)
+    @rule(data=st.data())
+    def plan(self, data: st.DataObject) -> None:
+        self.cell.plan(data.draw(st.sampled_from(list(self.cell.workers))))
+
+    @precondition(lambda self: self.cell.workers)
+    @rule(data=st.data(), is_late=st.booleans())
+    def step(self, data: st.DataObject, is_late: bool) -> None:
+        worker = self.cell.workers[data.draw(st.sampled_from(list(self.cell.workers)))]
+        if (result := worker.step(sees_newer_plan=not is_late)) is not None:
+            self.cell.commit(result)
+
+    @rule(count=st.integers(1, 6))
+    def turns(self, count: int) -> None:
+        self.cell.turns(count)
+
+    @precondition(lambda self: self.cell.workers)
+    @rule(data=st.data(), is_crash=st.booleans())
+    def kill(self, data: st.DataObject, is_crash: bool) -> None:
+        self.cell.kill(data.draw(st.sampled_from(list(self.cell.workers))), is_crash=is_crash)
+
+    @precondition(lambda self: len(self.cell.workers) < MOST_WORKERS)
+    @rule()
+    def join(self) -> None:
+        self.born += 1
+        self.cell.join(f"w{self.born}", self.spec)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "cell"):
+            return
+        if not self.cell.workers:
+            self.join()
+        self.cell.finish()
+        assert len(self.cell.overs) == len(self.cell.requests)
+        for serial, ending in self.cell.endings.items():
+            if ending.reason is Reason.ERROR and "not finite" in ending.error:
+                assert serial in self.cell.bad_serials
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
