@@ -1,7 +1,7 @@
 """The whole stack says, token for token, what transformers says to each prompt alone.
 
 Real store, scheduler, worker and gateway processes; 64 ragged prompts at once through the gRPC
-client. However the work is cut up (chunks, preemptions, prefix hits, crowds), the answer is the same.
+client. However the work is cut (chunks, preemptions, prefix hits, crowds), the answer is the same.
 """
 
 import asyncio
