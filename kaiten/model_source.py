@@ -33,6 +33,8 @@ class ModelSource:
 def resolve(model: str | None, served_name: str | None = None) -> ModelSource:
     """None is the shipped model; a folder is itself; `owner/name` is downloaded once."""
     if model is None:
+        if not SHIPPED.is_dir():
+            raise StartError(f"{SHIPPED} is missing", "name a model: kaiten serve FOLDER_OR_HUB_ID")
         return _checked(SHIPPED, served_name or SHIPPED_NAME)
     folder = Path(model).expanduser()
     if folder.exists():
