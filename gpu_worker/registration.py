@@ -21,7 +21,8 @@ log = structlog.get_logger()
 
 _RPC_S_MAX: Final = 5.0
 _BACKOFF_S_MIN: Final = 0.1
-_BACKOFF_S_MAX: Final = 2.0
+# Small, because it is part of every fail-over: a new leader has nothing to run on until we find it.
+_BACKOFF_S_MAX: Final = 0.5
 # While draining, how often to ask whether everything was moved elsewhere.
 _DRAIN_POLL_S: Final = 0.1
 # A scheduler that does not answer this often while we drain has nothing to move.

@@ -40,6 +40,8 @@ def read_rope(
     given: Mapping[str, Any], *, head_dim: int, positions_max: int, name: str
 ) -> RopeConfig:
     """From `rope_parameters`, or `rope_scaling` with `rope_theta` put beside it."""
+    if any(isinstance(value, Mapping) for value in given.values()):
+        raise ConfigError(f"{name}: rope parameters per layer type are not supported")
     kind = str(given.get("rope_type", given.get("type", "default")))
     if kind not in _FREQUENCIES:
         raise ConfigError(

@@ -1,0 +1,201 @@
+"""config.json of each family in its old and new spelling, and every refusal in words."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.model_config import config_from_json, read_config
+from gpu_worker.rope_config import inverse_frequencies
+from service_kit.errors import ConfigError
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+}
+LLAMA3: dict[str, Any] = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 1024,
+}
+
+
+def config(**changes: Any) -> Any:
+    return config_from_json(BASE | changes)
+
+
+def family(name: str) -> dict[str, Any]:
+    return {"architectures": [f"{name}ForCausalLM"], "model_type": name.lower()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"head_dim": 8, "kv_heads": 2, "has_qkv_bias": False, "has_qk_norm": False}),
+        ({"num_key_value_heads": None}, {"kv_heads": 8}),
+        ({"head_dim": 24}, {"head_dim": 24}),
+        ({"attention_bias": True}, {"has_qkv_bias": True, "has_output_bias": True}),
+        ({"mlp_bias": True}, {"has_mlp_bias": True}),
+        ({"tie_word_embeddings": True}, {"has_tied_embeddings": True}),
+        ({"torch_dtype": "bfloat16"}, {"checkpoint_dtype": "bfloat16"}),
+        ({"dtype": "float16"}, {"checkpoint_dtype": "float16"}),
+        ({"architectures": None}, {"architecture": "LlamaForCausalLM"}),
+        # Mistral never has biases, whatever the file says; Qwen2 always has those of q, k and v.
+        (family("Mistral") | {"attention_bias": True}, {"has_qkv_bias": False}),
+        (family("Mistral") | {"mlp_bias": True}, {"has_mlp_bias": False}),
+        (family("Qwen2"), {"has_qkv_bias": True, "has_output_bias": False}),
+        (family("Qwen3"), {"has_qk_norm": True, "head_dim": 128, "has_qkv_bias": False}),
+        (family("Qwen3") | {"head_dim": 16, "attention_bias": True}, {"has_output_bias": True}),
+    ],
+)
+def test_what_a_family_has(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    read = config(**changes)
+    assert {name: getattr(read, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        (family("Mistral") | {"sliding_window": 1024}, 1024),
+        (family("Mistral") | {"sliding_window": None}, None),
+        (family("Mistral") | {"sliding_window": 4096}, None),
+        (family("Qwen2") | {"sliding_window": 1024}, None),
+        (
+            family("Qwen2")
+            | {"sliding_window": 1024, "use_sliding_window": True, "max_window_layers": 4},
+            None,
+        ),
+        (
+            family("Qwen2")
+            | {"sliding_window": 1024, "use_sliding_window": True, "max_window_layers": 3},
+            1024,
+        ),
+        (family("Mistral") | {"sliding_window": 9, "layer_types": ["full_attention"] * 4}, None),
+        (family("Mistral") | {"sliding_window": 9, "layer_types": ["sliding_attention"] * 4}, 9),
+    ],
+)
+def test_a_sliding_window_is_seen_where_it_matters(
+    changes: dict[str, Any], window: int | None
+) -> None:
+    assert config(**changes).window_tokens == window
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 5e5}),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
+            {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0},
+        ),
+        (
+            {"rope_theta": 5e5, "rope_scaling": LLAMA3 | {"rope_type": "llama3"}},
+            LLAMA3 | {"rope_type": "llama3", "rope_theta": 5e5},
+        ),
+        (
+            {
+                "rope_theta": 5e5,
+                "original_max_position_embeddings": 1024,
+                "rope_scaling": {"type": "yarn", "factor": 4.0},
+            },
+            {
+                "rope_type": "yarn",
+                "rope_theta": 5e5,
+                "factor": 4.0,
+                "original_max_position_embeddings": 1024,
+            },
+        ),
+    ],
+)
+def test_both_spellings_of_rope_mean_the_same(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert config(**old) == config(rope_parameters=new)
+    assert config(**old).rope.theta == 5e5
+
+
+def test_rope_of_each_kind() -> None:
+    """Ends and middles of each curve, worked out by hand from the published definitions."""
+    plain = inverse_frequencies(config().rope)
+    assert plain.tolist() == pytest.approx([1, 0.1, 0.01, 0.001])
+    linear = config(rope_parameters={"rope_type": "linear", "factor": 4.0}).rope
+    assert torch.equal(inverse_frequencies(linear), plain / 4)
+    llama3 = inverse_frequencies(config(rope_parameters=LLAMA3 | {"rope_type": "llama3"}).rope)
+    # Waves of 6 and 63 positions stay, of 6283 are stretched; 628 lies between 256 and 1024.
+    assert llama3[:2].tolist() == plain[:2].tolist()
+    assert llama3[3].item() == pytest.approx(plain[3].item() / 8)
+    smooth = (1024 / (2 * math.pi / 0.01) - 1) / 3
+    assert llama3[2].item() == pytest.approx(0.01 * ((1 - smooth) / 8 + smooth))
+
+
+def test_yarn_scales_its_magnitude() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    assert config(rope_parameters=yarn).rope.attention_scale == pytest.approx(0.1 * math.log(4) + 1)
+    given = config(rope_parameters=yarn | {"attention_factor": 1.5}).rope
+    assert given.attention_scale == 1.5
+    both = config(rope_parameters=yarn | {"mscale": 2.0, "mscale_all_dim": 1.0}).rope
+    assert both.attention_scale == pytest.approx((0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1))
+    # Without a factor it follows from the two lengths.
+    assert config(rope_parameters=yarn | {"factor": None}).rope.factor == 4.0
+    frequencies = inverse_frequencies(config(rope_parameters=yarn).rope)
+    assert frequencies[0].item() == 1.0
+    assert frequencies[3].item() == pytest.approx(0.001 / 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "the architecture GPT2LMHeadModel, which is not"),
+        ({"architectures": ["LlamaForCausalLM", "X"]}, "LlamaForCausalLM, X"),
+        ({"architectures": None, "model_type": "gpt2"}, "the architecture gpt2"),
+        ({"architectures": None, "model_type": ""}, "the architecture nothing"),
+        ({"auto_map": {"AutoModel": "modeling.X"}}, "run code from the checkpoint"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantized (awq)"),
+        ({"hidden_act": "gelu"}, "activation 'gelu'"),
+        ({"num_key_value_heads": 3}, "8 heads are not a multiple of 3"),
+        ({"hidden_size": 60}, "hidden_size 60 is not a multiple of 8"),
+        ({"head_dim": 7}, "head_dim 7 is odd"),
+        ({"vocab_size": "many"}, "vocab_size:"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers:"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope type 'longrope'"),
+        ({"rope_scaling": {"type": "linear"}}, "rope type 'linear' needs 'factor'"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "needs 'low_freq_factor'"),
+        ({"rope_scaling": {"type": "linear", "factor": "x"}}, "rope parameters of type 'linear'"),
+        ({"partial_rotary_factor": 0.5}, "partial rotary"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "per layer type"),
+    ],
+)
+def test_what_is_refused_says_why(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(**changes)
+    assert said in str(caught.value)
+    assert str(caught.value).count("\n") == 0
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(ConfigError, match="vocab_size: field required"):
+        config_from_json({name: value for name, value in BASE.items() if name != "vocab_size"})
+
+
+def test_files_that_are_no_config(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no config\.json; --model must name"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="not a JSON object"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    assert read_config(tmp_path) == config()

@@ -1,0 +1,148 @@
+"""The KV pool's size: what fits, what that means, and the sentence when it does not."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.kv_cache import (
+    PoolRequest,
+    allocate_pages,
+    block_bytes,
+    free_memory_bytes,
+    size_pool,
+)
+from gpu_worker.loading import choose_dtype
+from gpu_worker.model_config import config_from_json
+from gpu_worker.settings import WorkerSettings
+from service_kit.errors import ConfigError
+from service_kit.settings import load
+from tests.support.random_model import LLAMA
+
+# 2 layers * 2 * 2 heads * 16 tokens * 8 * 4 bytes = 4096 per block; 256 positions = 16 blocks.
+CONFIG = config_from_json(LLAMA)
+FREE = 10_000_000
+
+
+def request(**changes: Any) -> PoolRequest:
+    base: dict[str, Any] = {
+        "block_size": 16,
+        "slots": 4,
+        "kv_memory_mb": None,
+        "kv_blocks": None,
+        "context_tokens": None,
+    }
+    return PoolRequest(**(base | changes))
+
+
+def size(free_bytes: int = FREE, config: Any = CONFIG, **changes: Any) -> Any:
+    return size_pool(config, torch.float32, request(**changes), free_bytes)
+
+
+def test_a_block_in_bytes() -> None:
+    assert block_bytes(CONFIG, 16, torch.float32) == 4096
+    assert block_bytes(CONFIG, 16, torch.bfloat16) == 2048
+
+
+@pytest.mark.parametrize(
+    ("changes", "blocks", "context"),
+    [
+        # More than all slots at full length is never useful: 4 * 16 blocks.
+        ({}, 64, 256),
+        ({"slots": 2}, 32, 256),
+        ({"kv_memory_mb": 0.0041}, 1, 16),
+        ({"kv_memory_mb": 0.1}, 24, 256),
+        ({"kv_blocks": 7}, 7, 112),
+        ({"kv_blocks": 9999}, 64, 256),
+        ({"context_tokens": 100}, 28, 100),
+        ({"context_tokens": 100, "kv_blocks": 7}, 7, 100),
+        # 40 % of what is free.
+        ({"free_bytes": 4096 * 50}, 20, 256),
+    ],
+)
+def test_what_fits(changes: dict[str, Any], blocks: int, context: int) -> None:
+    pool = size(**changes)
+    assert (pool.block_count, pool.context_tokens) == (blocks, context)
+    assert pool.tokens == blocks * 16
+    assert pool.concurrency == pytest.approx(blocks * 16 / context)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kv_memory_mb": 0.004}, "--kv-memory-mb 0.004 holds no KV block"),
+        ({"free_bytes": 4096}, "40% of the 1 MB free holds no KV block"),
+        ({"context_tokens": 300}, "more than the 256 positions"),
+        (
+            {"context_tokens": 200, "kv_blocks": 7},
+            "--context-tokens 200 needs 13 blocks (1 MB) but the pool has 7; give at least "
+            "--kv-memory-mb 1, or at most --context-tokens 112",
+        ),
+    ],
+)
+def test_what_does_not_fit_says_what_would(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        size(**changes)
+    assert said in str(caught.value)
+
+
+def test_a_sliding_window_is_served_up_to_its_length() -> None:
+    mistral = {"architectures": ["MistralForCausalLM"], "sliding_window": 64}
+    config = config_from_json(LLAMA | mistral)
+    with pytest.raises(ConfigError, match="serve it with --context-tokens 64"):
+        size(config=config)
+    assert size(config=config, context_tokens=64).context_tokens == 64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pages_are_zero_aligned_and_of_the_layout(dtype: torch.dtype) -> None:
+    pool = size_pool(CONFIG, dtype, request(kv_blocks=5), FREE)
+    pages = allocate_pages(CONFIG, pool, dtype, torch.device("cpu"))
+    assert pages.shape == (2, 2, 5, 2, 16, 8)
+    assert pages.dtype == dtype
+    assert pages.data_ptr() % 64 == 0
+    assert pages.is_contiguous()
+    assert not pages.any()
+
+
+def test_free_memory_is_a_plausible_number() -> None:
+    assert 1_000_000 < free_memory_bytes() < 1 << 50
+
+
+@pytest.mark.parametrize(
+    ("asked", "checkpoint", "expected"),
+    [
+        ("auto", "float32", torch.float32),
+        ("auto", "bfloat16", torch.bfloat16),
+        ("auto", "float16", torch.bfloat16),
+        ("fp32", "bfloat16", torch.float32),
+        ("bf16", "float32", torch.bfloat16),
+    ],
+)
+def test_the_dtype(asked: str, checkpoint: str, expected: torch.dtype) -> None:
+    assert choose_dtype(asked, checkpoint) is expected
+
+
+def settings(*argv: str) -> WorkerSettings:
+    return load(WorkerSettings, "worker", ["--model", "m", *argv], environ={})
+
+
+def test_settings_from_flags() -> None:
+    read = settings("--scheduler", "a:1,b:2", "--kv-memory-mb", "12.5", "--slots", "8")
+    assert read.scheduler == ("a:1", "b:2")
+    assert (read.kv_memory_mb, read.kv_blocks, read.slots) == (12.5, None, 8)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("--slots", "64", "--step-tokens", "63"), "must be at least slots (64)"),
+        (("--kv-blocks", "4", "--kv-memory-mb", "4"), "exclude each other"),
+        (("--dtype", "fp16"), "'bf16'"),
+        (("--slots", "0"), "greater than or equal to 1"),
+    ],
+)
+def test_settings_that_contradict_themselves(argv: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings(*argv)
+    assert said in str(caught.value)

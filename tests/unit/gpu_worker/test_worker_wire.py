@@ -1,0 +1,130 @@
+"""What crosses the wire comes out as it went in."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_worker import wire
+from gpu_worker.plans import (
+    FinishReason,
+    InvalidPlan,
+    Join,
+    Leader,
+    Plan,
+    RowLogprobs,
+    RowSampling,
+    StepOutcome,
+    StepResult,
+    StepTimings,
+)
+from protos.kaiten.v1 import common_pb2, worker_service_pb2
+from tests.support.worker_server import LIMITS, description, outcome_from_proto, plan_to_proto
+
+u32 = st.integers(0, (1 << 32) - 1)
+u64 = st.integers(0, (1 << 64) - 1)
+floats = st.floats(width=32, allow_nan=False)
+ids = st.lists(u32, max_size=4).map(tuple)
+pairs = st.lists(st.tuples(u32, u32), max_size=4).map(tuple)
+sampling = st.builds(
+    RowSampling,
+    temperature=floats,
+    top_k=u32,
+    top_p=floats,
+    min_p=floats,
+    seed=u64,
+    choice=u32,
+    max_tokens=u32,
+    min_tokens=u32,
+    stop_token_ids=ids,
+    logprobs=st.integers(-1, 100),
+)
+joins = st.builds(
+    Join,
+    slot=u32,
+    serial=u64,
+    token_ids=ids,
+    prompt_tokens=u32,
+    tokens_done=u32,
+    blocks=ids,
+    sampling=sampling,
+)
+plans = st.builds(
+    Plan,
+    leader=st.builds(Leader, epoch=u64, nonce=u64),
+    plan_id=u64,
+    lease_steps=u32,
+    leaves=ids,
+    joins=st.lists(joins, max_size=3).map(tuple),
+    appends=pairs,
+    copies=pairs,
+    chunks=pairs,
+    membership_checksum=u64,
+)
+
+
+@given(plans)
+def test_a_plan_round_trips(plan: Plan) -> None:
+    packed = plan_to_proto(plan).SerializeToString()
+    assert wire.plan_from_proto(worker_service_pb2.Plan.FromString(packed)) == plan
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"append_slots": [1], "append_blocks": []},
+        {"copy_sources": [1], "copy_targets": [1, 2]},
+        {"chunk_slots": [], "chunk_tokens": [3]},
+    ],
+)
+def test_columns_must_be_parallel(columns: dict[str, Any]) -> None:
+    with pytest.raises(InvalidPlan, match="must be parallel"):
+        wire.plan_from_proto(worker_service_pb2.Plan(**columns))
+
+
+tokens = st.lists(st.tuples(u32, u32), max_size=4)
+logprobs = st.builds(
+    lambda slot, logprob, top: RowLogprobs(
+        slot=slot,
+        logprob=logprob,
+        top_token_ids=tuple(token for token, _ in top),
+        top_logprobs=tuple(value for _, value in top),
+    ),
+    u32,
+    floats,
+    st.lists(st.tuples(u32, floats), max_size=3),
+)
+outcomes = st.builds(
+    lambda sampled, logprobs, finished, errors: StepOutcome(
+        slots=tuple(slot for slot, _ in sampled),
+        token_ids=tuple(token for _, token in sampled),
+        logprobs=tuple(logprobs),
+        finished=tuple(finished),
+        errors=tuple(errors),
+    ),
+    tokens,
+    st.lists(logprobs, max_size=2),
+    st.lists(st.tuples(u32, st.sampled_from(FinishReason)), max_size=2),
+    st.lists(st.tuples(u32, st.text(max_size=5)), max_size=2),
+)
+
+
+@given(outcomes, u64, u32, st.booleans())
+def test_a_result_round_trips(outcome: StepOutcome, plan_id: int, step: int, last: bool) -> None:
+    timings = StepTimings(wait_us=1, forward_us=2, sample_us=3, tokens_computed=4, rows=5)
+    result = StepResult(plan_id=plan_id, step=step, outcome=outcome, is_last=last, timings=timings)
+    packed = wire.result_to_proto(result, boot_id="b").SerializeToString()
+    message = worker_service_pb2.StepResult.FromString(packed)
+    assert outcome_from_proto(message) == outcome
+    assert (message.boot_id, message.plan_id, message.step) == ("b", plan_id, step)
+    assert message.is_last is last
+    assert message.timings == worker_service_pb2.StepTimings(
+        wait_us=1, forward_us=2, sample_us=3, tokens_computed=4, rows=5
+    )
+
+
+def test_every_field_of_the_description_is_sent() -> None:
+    message = wire.description_to_proto(description(LIMITS))
+    assert message.DESCRIPTOR is common_pb2.WorkerDescription.DESCRIPTOR
+    assert len(message.ListFields()) == len(message.DESCRIPTOR.fields)
