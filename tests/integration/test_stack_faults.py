@@ -1,0 +1,191 @@
+"""Processes die under live streams, as a client of the gateway sees it: nothing at all.
+
+The shipped model over real processes, text compared with an undisturbed run.
+"""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import pytest
+
+from kaiten.client import AsyncClient
+from kaiten.results import Completion
+from protos.kaiten.v1 import inference_service_pb2 as pb
+from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from tests.support.answers import until
+from tests.support.cluster import CHECKPOINT, Cluster
+from tests.support.processes import GATEWAY, WORKER, ServiceProcess
+from tests.support.store_server import free_port
+
+STREAMS = 16
+MAX_TOKENS = 160
+PROMPTS = [f"The chef looks at seat {number} and" for number in range(STREAMS)]
+
+
+@dataclass
+class Stack:
+    cluster: Cluster
+    addresses: list[str] = field(default_factory=list)
+    gateways: list[ServiceProcess] = field(default_factory=list)
+
+    @property
+    def target(self) -> str:
+        """All gateways behind one gRPC name."""
+        return f"ipv4:{','.join(self.addresses)}"
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, *, gateways: int = 1, workers: int = 1) -> AsyncIterator[Stack]:
+    async with Cluster(tmp_path, workers=0) as cluster:
+        stack = Stack(cluster)
+        for _ in range(workers):
+            flags = {"model": CHECKPOINT, "slots": STREAMS, "threads": 1, "kv_blocks": 512}
+            cluster.add_worker(flags, WORKER).start()
+        for index in range(gateways):
+            stack.addresses.append(f"127.0.0.1:{free_port()}")
+            flags = {
+                "redis_url": cluster.store.url,
+                "model": CHECKPOINT,
+                "grpc_port": stack.addresses[-1].rpartition(":")[2],
+                "http_port": 0,
+            }
+            stack.gateways.append(cluster.add(f"gateway-{index}", GATEWAY, flags))
+            stack.gateways[-1].start()
+        await cluster.ready(workers=workers)
+        await until(lambda: are_serving(stack), "ready gateways")
+        yield stack
+
+
+async def are_serving(stack: Stack) -> bool:
+    for address in stack.addresses:
+        async with AsyncClient(address, resume_s=0) as client:
+            try:
+                await client.complete("Hi", max_tokens=1)
+            except Exception as error:
+                if not getattr(error, "is_retryable", True):
+                    raise
+                return False
+    return True
+
+
+class Crowd:
+    """Sixteen streams at once, seeded, each read to its end."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self.deltas = 0
+        self._tasks = [asyncio.create_task(self._one(index)) for index in range(STREAMS)]
+
+    async def _one(self, index: int) -> Completion:
+        async with self._client.generate(
+            PROMPTS[index],
+            max_tokens=MAX_TOKENS,
+            ignore_eos=True,
+            temperature=0.8,
+            seed=index,
+            return_token_ids=True,
+        ) as generation:
+            async for _ in generation:
+                self.deltas += 1
+            return await generation.result()
+
+    async def is_under_way(self) -> None:
+        """Everybody has some of the answer and nobody all of it."""
+        await until(lambda: self.deltas >= 10 * STREAMS, "streams under way")
+
+    async def completions(self) -> list[Completion]:
+        return await asyncio.gather(*self._tasks)
+
+
+def outputs(completions: list[Completion]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(each.choices[0].text, each.choices[0].token_ids) for each in completions]
+
+
+async def undisturbed(client: AsyncClient) -> list[tuple[str, tuple[int, ...]]]:
+    expected = outputs(await Crowd(client).completions())
+    assert all(len(tokens) == MAX_TOKENS for _, tokens in expected)
+    return expected
+
+
+async def test_a_killed_worker_is_not_noticed_when_another_is_there(tmp_path: Path) -> None:
+    async with serving(tmp_path, workers=2) as stack, AsyncClient(stack.target) as client:
+        expected = await undisturbed(client)
+        crowd = Crowd(client)
+        await crowd.is_under_way()
+        stack.cluster.workers[0].kill()
+        assert outputs(await crowd.completions()) == expected
+
+
+async def test_the_only_worker_killed_and_restarted_is_not_noticed(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stack, AsyncClient(stack.target) as client:
+        expected = await undisturbed(client)
+        crowd = Crowd(client)
+        await crowd.is_under_way()
+        stack.cluster.workers[0].kill()
+        stack.cluster.workers[0].start()
+        assert outputs(await crowd.completions()) == expected
+
+
+async def test_a_killed_scheduler_is_not_noticed_after_its_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stack, AsyncClient(stack.target) as client:
+        expected = await undisturbed(client)
+        crowd = Crowd(client)
+        await crowd.is_under_way()
+        stack.cluster.schedulers[0].kill()
+        stack.cluster.schedulers[0].start()
+        assert outputs(await crowd.completions()) == expected
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+async def test_the_client_goes_on_at_another_gateway(tmp_path: Path, how: signal.Signals) -> None:
+    async with serving(tmp_path, gateways=2) as stack, AsyncClient(stack.target) as client:
+        expected = await undisturbed(client)
+        crowd = Crowd(client)
+        await crowd.is_under_way()
+        for gateway in stack.gateways[:1]:
+            gateway.send(how)
+        assert outputs(await crowd.completions()) == expected
+
+
+async def test_a_thousand_clients_that_read_one_token_and_leave_cost_nothing(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as stack:
+        request = pb.GenerateRequest(text="The chef")
+        request.sampling.max_tokens = 500
+        request.sampling.ignore_eos = True
+        async with grpc.aio.insecure_channel(stack.addresses[0]) as channel:
+            stub = InferenceServiceStub(channel)
+
+            async def read_one_and_leave() -> None:
+                call = stub.Generate(request)
+                async for answer in call:
+                    if answer.event.HasField("delta"):
+                        break
+                call.cancel()
+
+            for _ in range(50):
+                await asyncio.gather(*(read_one_and_leave() for _ in range(20)))
+        # Leaving `serving` checks that every block is free and nothing is live in the ledger.
+
+
+async def test_every_process_drains_on_sigterm(tmp_path: Path) -> None:
+    async with serving(tmp_path, workers=2) as stack, AsyncClient(stack.target) as client:
+        expected = await undisturbed(client)
+        crowd = Crowd(client)
+        await crowd.is_under_way()
+        stack.cluster.workers[0].send(signal.SIGTERM)
+        stack.gateways[0].send(signal.SIGTERM)
+        assert outputs(await crowd.completions()) == expected
+        scheduler = stack.cluster.schedulers[0]
+        scheduler.send(signal.SIGTERM)
+        ended = (stack.cluster.workers[0], stack.gateways[0], scheduler)
+        await until(lambda: not any(process.is_alive for process in ended), "drained processes")
+        assert [process.exit_code for process in ended] == [0, 0, 0]
+        scheduler.start()
+        await stack.cluster.ready(workers=1)
