@@ -37,7 +37,7 @@ class Planner:
         self.workers = workers
 
     def plan(self, worker: Worker, now_ns: int) -> Plan | None:
-        """The worker's next plan, or None when it needs none now. None changes nothing."""
+        """The worker's next plan, or None when it needs none now."""
         if worker.first_steps_unanswered >= self.config.plans_in_flight_max:
             return None
         for sequence in [s for s in worker.running.values() if s.is_certain_to_finish]:
@@ -87,7 +87,7 @@ class Planner:
                 continue  # fits another worker only
             if sequence.is_suspect and any(s.is_suspect for s in worker.members):
                 continue  # one at a time, so that the next death has one name
-            if not self._may_sit(worker, sequence, joining):
+            if not self._may_sit(worker, sequence, joining, self._prefix(worker, sequence)):
                 return None
             return sequence if len(worker.running) < self._fair_share(worker, sequence) else None
         return None
@@ -103,7 +103,8 @@ class Planner:
         rows = [len(worker.running)]
         for other in self.workers.values():
             could = other is not worker and self._is_open(other) and other.can_hold(sequence)
-            if could and self._may_sit(other, sequence, joining=0):
+            # Without a look at its prefixes: that costs as much as seating it.
+            if could and self._may_sit(other, sequence, joining=0, hits=[]):
                 rows.append(len(other.running))
         return -(-(len(self.waiting) + sum(rows)) // len(rows))
 
@@ -114,8 +115,9 @@ class Planner:
         budget = worker.spec.step_tokens_max - decodes
         return budget >= (prefills + 1) * min(self.config.prefill_tokens_min, budget)
 
-    def _may_sit(self, worker: Worker, sequence: Sequence, joining: int) -> bool:
-        hits = self._prefix(worker, sequence)
+    def _may_sit(
+        self, worker: Worker, sequence: Sequence, joining: int, hits: list[BlockId]
+    ) -> bool:
         cost = worker.pool.free_among(hits) - len(hits)
         return self.policy.admit(
             Seat(

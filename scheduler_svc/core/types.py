@@ -98,7 +98,7 @@ class WorkerSpec:
 
     @property
     def places_max(self) -> int:
-        """KV places of the longest sequence it can hold. The last token of a sequence needs none."""
+        """KV places of the longest sequence it can hold; a sequence's last token needs none."""
         places = self.block_count * self.block_size
         limit = self.context_tokens_max
         return places if limit is None else min(places, limit - 1)
