@@ -1,7 +1,7 @@
 """The compiled CPU path: C++ in kernels/cpp, built once per machine into a cache folder.
 
 Nothing happens at import. A worker calls `build()` once at its start; until then, and where that
-fails, every launcher takes its torch path and `reason()` says why. The folder's name holds the torch
+fails, launchers take their torch path and `reason()` says why. The folder's name holds the torch
 version and a hash of sources, flags and processor, so no two of them ever share a binary.
 """
 

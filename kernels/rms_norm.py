@@ -32,19 +32,15 @@ def add_rms_norm_reference(
 
 
 def _rms_norm_native(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    y: Tensor = native.compiled().rms_norm(_as_rows(x), weight, eps)
-    return y.view(x.shape)
+    y: Tensor = native.compiled().rms_norm(x, weight, eps)
+    return y
 
 
 def _add_rms_norm_native(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    y, total = native.compiled().add_rms_norm(_as_rows(x), _as_rows(residual), weight, eps)
-    return y.view(x.shape), total.view(x.shape)
-
-
-def _as_rows(x: Tensor) -> Tensor:
-    return x if x.dim() == 2 else x.view(-1, x.size(-1))
+    y, total = native.compiled().add_rms_norm(x, residual, weight, eps)
+    return y, total
 
 
 _RMS_NORM = {"native": _rms_norm_native, "torch": rms_norm_reference}
@@ -54,7 +50,7 @@ _ADD_RMS_NORM = {"native": _add_rms_norm_native, "torch": add_rms_norm_reference
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalised copy of `x` [..., hidden]."""
     _check(x, weight, eps)
-    return _RMS_NORM[native.path_for(x)](x, weight, eps)
+    return _RMS_NORM[_path(x)](x, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -62,7 +58,12 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     _check(x, weight, eps)
     require(residual.shape == x.shape, "residual", "must have the shape of x")
     require_like(residual, x, "residual", "x")
-    return _ADD_RMS_NORM[native.path_for(x)](x, residual, weight, eps)
+    return _ADD_RMS_NORM[_path(x)](x, residual, weight, eps)
+
+
+def _path(x: Tensor) -> str:
+    # The compiled path walks rows, or heads of rows, by their strides; a decoder has no others.
+    return native.path_for(x) if x.dim() in (2, 3) else "torch"
 
 
 def _check(x: Tensor, weight: Tensor, eps: float) -> None:

@@ -19,6 +19,9 @@ def write_kv_reference(
     k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor
 ) -> None:
     """The definition of correct."""
+    slots_max = k_pages.size(0) * k_pages.size(2)
+    if slots.numel() and int(slots.max()) >= slots_max:
+        raise IndexError(f"slots: {int(slots.max())} is outside the pool of {slots_max}")
     kept = (slots >= 0).nonzero().squeeze(1)
     blocks = torch.div(slots[kept], k_pages.size(2), rounding_mode="floor")
     offsets = slots[kept] - blocks * k_pages.size(2)

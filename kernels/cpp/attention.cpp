@@ -194,6 +194,7 @@ class Pass {
 
   void score(int queries, int positions, Space<T>& space) const {
     for (int j = 0; j < positions; j += W) {
+      fetch(space, j, positions);
       pack(space.keys.data() + j, space.packed);
       for (int r = 0; r < queries;) {
         const uint32_t* q = space.q.data() + r * steps_;
@@ -208,6 +209,19 @@ class Pass {
         }
       }
     }
+  }
+
+  // Ask for the keys of the group after next and the values of this group, both needed soon: the blocks lie
+  // anywhere in the pool, so the processor cannot guess them.
+  void fetch(const Space<T>& space, int j, int positions) const {
+    const int bytes = a_.head_dim * sizeof(T);
+    const int values_end = std::min(positions, j + W), keys_end = std::min(positions, j + 3 * W);
+    for (int i = j; i < values_end; ++i) fetch_bytes(space.values[i], bytes);
+    for (int i = j + (j ? 2 * W : 0); i < keys_end; ++i) fetch_bytes(space.keys[i], bytes);
+  }
+
+  static void fetch_bytes(const T* from, int bytes) {
+    for (int b = 0; b < bytes; b += 64) __builtin_prefetch(reinterpret_cast<const char*>(from) + b);
   }
 
   // keys of W positions -> packed[step] with a lane per position

@@ -29,7 +29,9 @@ struct Norm {
   const void* weight;
   void* out;
   void* total;
-  int64_t rows, hidden, x_stride, residual_stride;
+  // Row i is at (i / inner) * outer stride + (i % inner) * inner stride: heads inside a fused projection too.
+  int64_t rows, inner, hidden;
+  int64_t x_outer, x_inner, residual_outer, residual_inner;
   float eps;
   bool is_bf16;
 };

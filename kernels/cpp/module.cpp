@@ -51,7 +51,8 @@ Tensor paged_attention(const Tensor& q, const Tensor& k_pages, const Tensor& v_p
 kaiten::Norm norm_of(const Tensor& x, const Tensor& weight, double eps, const Tensor& out) {
   kaiten::Norm a{};
   a.x = x.const_data_ptr(), a.weight = weight.const_data_ptr(), a.out = out.data_ptr();
-  a.hidden = x.size(1), a.rows = x.size(0), a.x_stride = x.stride(0);
+  a.hidden = x.size(-1), a.inner = x.dim() == 3 ? x.size(1) : 1, a.rows = x.size(0) * a.inner;
+  a.x_outer = x.stride(0), a.x_inner = x.dim() == 3 ? x.stride(1) : 0;
   a.eps = eps, a.is_bf16 = is_bf16(x);
   return a;
 }
@@ -65,7 +66,8 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
   Tensor out = at::empty(x.sizes(), x.options()), total = at::empty(x.sizes(), x.options());
   kaiten::Norm a = norm_of(x, weight, eps, out);
-  a.residual = residual.const_data_ptr(), a.residual_stride = residual.stride(0), a.total = total.data_ptr();
+  a.residual = residual.const_data_ptr(), a.total = total.data_ptr();
+  a.residual_outer = residual.stride(0), a.residual_inner = residual.dim() == 3 ? residual.stride(1) : 0;
   kaiten::rms_norm(a);
   return {out, total};
 }

@@ -24,10 +24,11 @@ VF rounded(VF v) {
 
 template <class T>
 void norm_row(const Norm& a, int64_t row) {
-  const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+  const T* x = static_cast<const T*>(a.x) + row / a.inner * a.x_outer + row % a.inner * a.x_inner;
   const T* weight = static_cast<const T*>(a.weight);
   T* out = static_cast<T*>(a.out) + row * a.hidden;
-  const T* residual = a.residual ? static_cast<const T*>(a.residual) + row * a.residual_stride : nullptr;
+  const T* residual = static_cast<const T*>(a.residual);
+  if (residual) residual += row / a.inner * a.residual_outer + row % a.inner * a.residual_inner;
   T* total = residual ? static_cast<T*>(a.total) + row * a.hidden : nullptr;
   VF squares = {};
   for (int64_t i = 0; i < a.hidden; i += W) {

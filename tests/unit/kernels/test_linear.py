@@ -1,0 +1,130 @@
+import gc
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import linear
+from kernels.linear import PackedLinear, linear_reference, packing_available
+
+PATHS = ["packed", "torch"]
+SHAPES = [(24, 40), (64, 192), (80, 257), (768, 1280), (3072, 768), (1536, 2048)]
+
+
+def make(
+    in_features: int, out_features: int, dtype: torch.dtype, path: str, *, has_bias: bool
+) -> tuple[PackedLinear, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    if path == "packed" and not packing_available(dtype):
+        pytest.skip(f"no oneDNN packing for {dtype} here")
+    g = torch.Generator().manual_seed(in_features)
+    weight = torch.randn(out_features, in_features, generator=g).to(dtype)
+    bias = torch.randn(out_features, generator=g).to(dtype) if has_bias else None
+    x = torch.randn(130, in_features, generator=g).to(dtype)
+    return PackedLinear(weight, bias, path=path), x, weight, bias
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("in_features", "out_features"), SHAPES)
+def test_result_and_rows(
+    in_features: int, out_features: int, dtype: torch.dtype, path: str, has_bias: bool
+) -> None:
+    """Right, and each row the same bits whatever the number of rows and of threads."""
+    layer, x, weight, bias = make(in_features, out_features, dtype, path, has_bias=has_bias)
+    whole = layer(x)
+    # in_features products of size 1 with relative error 2^-24 per addition; one rounding of 2^-9 in
+    # bfloat16, of sums of up to 5 standard deviations.
+    size = 5.0 * in_features**0.5
+    tolerance = size * (2.0**-8 if dtype == torch.bfloat16 else in_features**0.5 * 2.0**-23)
+    assert (
+        float((whole.float() - linear_reference(x, weight, bias).float()).abs().max()) < tolerance
+    )
+    for rows in (1, 2, 3, 5, 6, 7, 8, 9, 15, 16, 17, 33, 64, 129):
+        assert torch.equal(layer(x[:rows].contiguous()), whole[:rows]), f"{rows} rows"
+    threads = torch.get_num_threads()
+    try:
+        for threads_used in (1, 2):
+            torch.set_num_threads(threads_used)
+            assert torch.equal(layer(x), whole)
+            assert torch.equal(layer(x[:1].contiguous()), whole[:1])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    in_features=st.integers(1, 100),
+    out_features=st.integers(1, 100),
+    rows=st.integers(1, 40),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_odd_shapes(in_features: int, out_features: int, rows: int, dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(rows)
+    weight = torch.randn(out_features, in_features, generator=g).to(dtype)
+    x = torch.randn(rows, in_features, generator=g).to(dtype)
+    layer = PackedLinear(weight)
+    whole = layer(x)
+    # As above, with at most 100 terms: 50 * 2^-8 and 50 * 10 * 2^-23.
+    tolerance = 0.2 if dtype == torch.bfloat16 else 6e-5
+    assert (
+        float((whole.float() - linear_reference(x, weight, None).float()).abs().max()) < tolerance
+    )
+    assert torch.equal(layer(x[:1].contiguous()), whole[:1])
+
+
+def test_no_rows() -> None:
+    assert PackedLinear(torch.ones(5, 3))(torch.ones(0, 3)).shape == (0, 5)
+
+
+def test_the_unpacked_weight_is_let_go() -> None:
+    if not packing_available(torch.float32):
+        pytest.skip("no oneDNN packing here")
+    weight = torch.ones(64, 64)
+    is_alive = weakref.ref(weight)
+    layer = PackedLinear(weight)
+    del weight
+    gc.collect()
+    assert is_alive() is None
+    assert float(layer(torch.ones(2, 64))[0, 0]) == 64.0
+
+
+def test_falls_back_when_the_private_operator_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(weight: torch.Tensor) -> torch.Tensor:
+        raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute")
+
+    monkeypatch.setattr(linear, "_pack", gone)
+    monkeypatch.setattr(linear, "_PACKING_WORKS", {})
+    layer = PackedLinear(torch.ones(4, 3))
+    assert layer.path == "torch"
+    assert torch.equal(layer(torch.ones(1, 3)), torch.full((1, 4), 3.0))
+    with pytest.raises(ValueError, match=r"^path: "):
+        PackedLinear(torch.ones(4, 3), path="packed")
+
+
+def test_a_wrong_operator_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_PACKING_WORKS", {})
+    monkeypatch.setattr(linear, "_apply_packed", lambda x, packed, bias: x.new_zeros(3, 32))
+    assert not packing_available(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "bias", "x"),
+    [
+        ("weight", torch.ones(3), None, torch.ones(1, 3)),
+        ("weight", torch.ones(3, 3).double(), None, torch.ones(1, 3)),
+        ("bias", torch.ones(4, 3), torch.ones(3), torch.ones(1, 3)),
+        ("bias", torch.ones(4, 3), torch.ones(4).bfloat16(), torch.ones(1, 3)),
+        ("x", torch.ones(4, 3), None, torch.ones(1, 4)),
+        ("x", torch.ones(4, 3), None, torch.ones(3)),
+        ("x", torch.ones(4, 3), None, torch.ones(1, 3).bfloat16()),
+        ("x", torch.ones(4, 3), None, torch.ones(3, 2).T),
+    ],
+)
+def test_bad_arguments_are_named(
+    name: str, weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor
+) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        PackedLinear(weight, bias)(x)
