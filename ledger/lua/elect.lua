@@ -11,8 +11,10 @@ local is_free = not lease[2] or lease[2] == ''
 local is_as_seen = lease[1] == ARGV[4] and lease[3] == ARGV[5]
 if not is_free and not is_as_seen then return {'HELD', epoch} end
 
--- A fresh store starts above every epoch of its predecessor, or workers would refuse its leaders as stale.
-redis.call('HSETNX', KEYS[2], 'epoch', redis.call('TIME')[1])
+-- A fresh store starts above every epoch of its predecessor, or workers would refuse its leaders as stale:
+-- at the time in microseconds, which no number of elections can overtake.
+local now = redis.call('TIME')
+redis.call('HSETNX', KEYS[2], 'epoch', now[1] .. string.format('%06d', now[2]))
 epoch = redis.call('HINCRBY', KEYS[2], 'epoch', 1)
 redis.call('HINCRBY', KEYS[2], 'renew_seq', 1)
 redis.call('HSETNX', KEYS[2], 'folded_seq', '0')
