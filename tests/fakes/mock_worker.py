@@ -5,28 +5,35 @@
 Of the model it reads config.json only. Every step takes `step_ms` plus `row_us` per row and
 `token_us` per token; the token at an output position is a pure function of (serial, position) and
 never ends a sequence, so a whole output is known without a run (`mock_token_ids`).
-Log-probabilities asked for are all -1.
+Log-probabilities asked for are all -1. It can be told to lie and to die of a token.
 """
 
+import itertools
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from pydantic import Field
 
+from gpu_worker import wire
 from gpu_worker.checkpoint import find_checkpoint
 from gpu_worker.device import IntArray, StepInputs, StepSamples
 from gpu_worker.kv_cache import size_pool
 from gpu_worker.loading import Loaded, model_name, pool_request, row_limits
 from gpu_worker.model_config import read_config
+from gpu_worker.plans import StepResult as StepReport
 from gpu_worker.process import WorkerProcess
 from gpu_worker.settings import WorkerSettings
+from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
+from protos.kaiten.v1.worker_service_pb2 import StepResult
 from service_kit import lifecycle, logs
 from service_kit.settings import load as load_settings
 
@@ -39,6 +46,12 @@ class MockSettings(WorkerSettings):
     step_ms: float = Field(default=2.6, ge=0, description="time of a step")
     row_us: float = Field(default=0.0, ge=0, description="time added per row")
     token_us: float = Field(default=0.0, ge=0, description="time added per token")
+    fingerprint: str = Field(default="mock", description="of weights, config and dtype")
+    lie: Literal[
+        "none", "token", "missing_row", "extra_row", "skipped_step", "wrong_end", "other_boot"
+    ] = Field(default="none", description="what the results get wrong")
+    lie_after_steps: int = Field(default=20, ge=0, description="results told truly before")
+    poison_token: int = Field(default=-1, description="a step that computes it kills the process")
 
 
 class MockDevice:
@@ -113,6 +126,8 @@ def load_mock(settings: WorkerSettings) -> Loaded:
     pool = size_pool(config, torch.float32, pool_request(settings), free_bytes=1 << 60)
 
     def delay_s(step: StepInputs) -> float:
+        if (step.token_ids == settings.poison_token).any():
+            os.kill(os.getpid(), signal.SIGKILL)
         per_row, per_token = settings.row_us * 1e-6, settings.token_us * 1e-6
         return settings.step_ms / 1000 + step.row_count * per_row + step.token_count * per_token
 
@@ -120,7 +135,7 @@ def load_mock(settings: WorkerSettings) -> Loaded:
         device=MockDevice(token_function(allowed_ids(folder, config.vocab_size)), delay_s),
         limits=row_limits(settings, config, pool),
         model=model_name(settings),
-        fingerprint="mock",
+        fingerprint=settings.fingerprint,
         architecture=config.architecture,
         dtype="none",
         device_name="mock",
@@ -129,12 +144,48 @@ def load_mock(settings: WorkerSettings) -> Loaded:
     )
 
 
+def _missing_row(message: StepResult) -> None:
+    del message.slots[-1], message.token_ids[-1]
+
+
+def _extra_row(message: StepResult) -> None:
+    message.slots.append(999)
+    message.token_ids.append(1)
+
+
+LIES: dict[str, Callable[[StepResult], object]] = {
+    "token": lambda message: message.token_ids.__setitem__(0, 1 << 20),
+    "missing_row": _missing_row,
+    "extra_row": _extra_row,
+    "skipped_step": lambda message: setattr(message, "step", message.step + 1),
+    "wrong_end": lambda message: message.finished.add(
+        slot=message.slots[0], reason=FINISH_REASON_LENGTH
+    ),
+    "other_boot": lambda message: setattr(message, "boot_id", "another"),
+}
+
+
+def tell_lies(kind: str, after_steps: int) -> None:
+    """From now on, what this process says of its steps is true `after_steps` times, then wrong."""
+    truth, told = wire.result_to_proto, itertools.count()
+
+    def lie(result: StepReport, *, boot_id: str) -> StepResult:
+        message = truth(result, boot_id=boot_id)
+        if message.slots and next(told) >= after_steps:
+            LIES[kind](message)
+        return message
+
+    wire.result_to_proto = lie
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """As `gpu_worker.main.main`."""
 
     def build() -> WorkerProcess:
         settings = load_settings(MockSettings, "worker", argv)
         logs.configure("worker", settings.log_level)
+        if settings.lie != "none":
+            tell_lies(settings.lie, settings.lie_after_steps)
         return WorkerProcess(settings, load_mock)
 
     return lifecycle.launch(build)

@@ -1,13 +1,151 @@
-"""The scheduler with everything well: requests in, tokens out, bounds and ends."""
+"""The scheduler on real processes with all well: requests in, tokens out, bounds and ends."""
 
+import time
 from pathlib import Path
 
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
+import pytest
+
+from ledger import LedgerLimits
+from protos.kaiten.v1.common_pb2 import (
+    FINISH_REASON_CANCELLED,
+    FINISH_REASON_DEADLINE_EXCEEDED,
+    FINISH_REASON_ERROR,
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+)
+from service_kit.errors import Overloaded
+from tests.support.answers import Answer, until
 from tests.support.cluster import Cluster
+
+LENGTH = FINISH_REASON_LENGTH
+
+
+def all_reasons(answers: list[Answer]) -> set[int]:
+    return {reason for answer in answers for reason in answer.reasons}
 
 
 async def test_one_request(tmp_path: Path) -> None:
     async with Cluster(tmp_path) as cluster:
-        answer = await cluster.submit(max_tokens=20)
+        answer = await cluster.submit(max_tokens=20, logprobs=2)
         await answer.done()
-        assert answer.reasons == [FINISH_REASON_LENGTH]
+        assert answer.reasons == [LENGTH]
+        result = await cluster.ledger.result(answer.record.id)
+        assert result is not None
+        assert [item.logprob for item in result.choices[0].output.logprobs] == [-1.0] * 20
+        assert result.done.usage.prompt_tokens == 4
+        assert result.done.usage.output_tokens == 20
+
+
+async def test_sixty_four_ragged_requests_on_two_workers(tmp_path: Path) -> None:
+    """More than fit at once, prompts below and above a block and a step, several choices."""
+    async with Cluster(tmp_path, workers=2, worker_flags={"step_tokens": 64}) as cluster:
+        for index in range(64):
+            await cluster.submit(
+                prompt_tokens=1 + index * 7 % 90,
+                max_tokens=1 + index * 11 % 40,
+                n=3 if index % 8 == 0 else 1,
+            )
+        await cluster.all_done()
+        assert all_reasons(cluster.answers) == {LENGTH}
+
+
+async def test_too_few_blocks_for_all_preempts_and_loses_nothing(tmp_path: Path) -> None:
+    worker_flags = {"kv_blocks": 16, "block_size": 4, "context_tokens": 64}
+    async with Cluster(tmp_path, worker_flags=worker_flags) as cluster:
+        answers = await cluster.submit_many(8, prompt_tokens=9, max_tokens=30)
+        too_long = await cluster.submit(prompt_tokens=20, max_tokens=45)
+        await cluster.all_done()
+        assert all_reasons(answers) == {LENGTH}
+        results = [await cluster.ledger.result(answer.record.id) for answer in answers]
+        assert sum(result.done.timings.preemptions for result in results if result) > 0
+        assert too_long.reasons == [FINISH_REASON_ERROR]
+        assert "the largest worker holds 63" in too_long.endings[too_long.serial].error
+
+
+async def test_old_tokens_are_folded_and_still_read(tmp_path: Path) -> None:
+    """With a fold every few records the journal stays short, and who comes late sees everything."""
+    async with Cluster(tmp_path, scheduler_flags={"fold_records": 5}) as cluster:
+        answer = await cluster.submit(max_tokens=200, logprobs=0)
+        await answer.has_tokens(150)
+        lease = await cluster.ledger.leader()
+        assert lease is not None
+        history = await cluster.ledger.history(answer.serial, through_seq=lease.journal_seq)
+        assert len(history.output.token_ids) >= 150
+        assert len(history.output.logprobs) == len(history.output.token_ids)
+        records = await cluster.ledger.journal_read(0, block_ms=1, count=1000)
+        assert len(records) <= 2 * 5 + 10
+
+
+async def test_the_queue_is_bounded_and_choices_count(tmp_path: Path) -> None:
+    limits = LedgerLimits(requests_max=4)
+    async with Cluster(tmp_path, worker_flags={"step_ms": 20}, limits=limits) as cluster:
+        await cluster.submit(n=3, max_tokens=20)
+        started_s = time.monotonic()
+        with pytest.raises(Overloaded, match="too many live requests"):
+            await cluster.submit(n=2)
+        assert time.monotonic() - started_s < 0.5
+        await cluster.submit(max_tokens=5)
+        with pytest.raises(Overloaded):
+            await cluster.submit()
+        await cluster.all_done()
+        await cluster.submit(n=4, max_tokens=2)
+
+
+async def test_a_cancel_finds_a_request_wherever_it_is(tmp_path: Path) -> None:
+    worker_flags = {"slots": 1, "step_ms": 10}
+    async with Cluster(tmp_path, worker_flags=worker_flags) as cluster:
+        running = await cluster.submit(max_tokens=500)
+        queued = await cluster.submit(max_tokens=500)
+        last = await cluster.submit(max_tokens=5)
+        await running.has_tokens(3)
+        assert await cluster.ledger.cancel(queued.record.id)
+        await queued.done()
+        assert queued.reasons == [FINISH_REASON_CANCELLED]
+        assert queued.token_count == 0
+        assert not running.is_over
+        assert await cluster.ledger.cancel(running.record.id)
+        await running.done()
+        assert running.reasons == [FINISH_REASON_CANCELLED]
+        assert 3 <= running.token_count < 500
+        await last.done()
+        assert not await cluster.ledger.cancel(running.record.id)
+
+
+async def test_a_stop_found_downstream_cuts_one_choice_to_the_token(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, worker_flags={"step_ms": 10}) as cluster:
+        answer = await cluster.submit(n=2, max_tokens=60)
+        await until(lambda: len(answer.outputs[answer.serial + 1]) >= 9, "nine tokens")
+        await cluster.ledger.cancel(
+            answer.record.id, choice=1, reason=FINISH_REASON_STOP, output_tokens=7
+        )
+        await answer.done()
+        assert answer.reasons == [LENGTH, FINISH_REASON_STOP]
+        assert len(answer.outputs[answer.serial + 1]) == 7
+        result = await cluster.ledger.result(answer.record.id)
+        assert result is not None
+        assert result.done.usage.output_tokens == 67
+
+
+async def test_deadlines_end_queued_and_running_requests(tmp_path: Path) -> None:
+    worker_flags = {"slots": 1, "step_ms": 10}
+    async with Cluster(tmp_path, worker_flags=worker_flags) as cluster:
+        running = await cluster.submit(max_tokens=900, timeout_ms=700)
+        queued = await cluster.submit(max_tokens=900, timeout_ms=300)
+        late = await cluster.submit(max_tokens=5, timeout_ms=10_000)
+        await queued.done()
+        assert not running.is_over
+        assert queued.reasons == [FINISH_REASON_DEADLINE_EXCEEDED]
+        assert queued.token_count == 0
+        await running.done()
+        assert running.reasons == [FINISH_REASON_DEADLINE_EXCEEDED]
+        assert running.token_count > 0
+        await late.done()
+        assert late.reasons == [LENGTH]
+
+
+async def test_the_static_policy_answers_the_same(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, scheduler_flags={"policy": "static"}) as cluster:
+        for index in range(24):
+            await cluster.submit(max_tokens=3 + index)
+        await cluster.all_done()
+        assert all_reasons(cluster.answers) == {LENGTH}

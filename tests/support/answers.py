@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 
 from ledger import Subscription, Update
-from protos.kaiten.v1.common_pb2 import FinishReason
+from protos.kaiten.v1.common_pb2 import FINISH_REASON_STOP, FinishReason
 from protos.kaiten.v1.ledger_pb2 import SequenceFinished, SubmitRecord
 
 WAIT_S = 15.0
@@ -60,6 +60,11 @@ class Answer:
         pairs = zip(self.heard_s, self.heard_s[1:], strict=False)
         return max((after - before for before, after in pairs), default=0.0)
 
+    @property
+    def silence_s(self) -> float:
+        """Since the last update."""
+        return time.monotonic() - self.heard_s[-1]
+
     async def has_tokens(self, count: int) -> None:
         """Wait until so many tokens have been shown; the request must not end before."""
         await until(lambda: self.token_count >= count or self._following.done(), f"{count} tokens")
@@ -72,6 +77,12 @@ class Answer:
         async with asyncio.timeout(timeout_s):
             await asyncio.shield(self._following)
         assert self.is_over
+
+    async def fails_with(self, kind: type[Exception], timeout_s: float = WAIT_S) -> None:
+        """Wait for the subscription to raise."""
+        await asyncio.wait((self._following,), timeout=timeout_s)
+        assert self._following.done(), f"no {kind.__name__} after {timeout_s:g} s"
+        assert isinstance(self._following.exception(), kind)
 
     async def close(self) -> None:
         self._following.cancel()
@@ -89,5 +100,8 @@ class Answer:
         output += update.token_ids
         self.heard_s.append(time.monotonic())
         if update.finished is not None:
+            # A stop string found downstream ends a sequence before the last token shown.
+            if update.finished.reason == FINISH_REASON_STOP:
+                del output[update.finished.output_tokens :]
             assert update.finished.output_tokens == len(output)
             self.endings[update.serial] = update.finished

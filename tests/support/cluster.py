@@ -70,9 +70,11 @@ class Cluster:
         scheduler_flags: Flags | None = None,
         worker_flags: Flags | None = None,
         limits: LedgerLimits | None = None,
+        is_started: bool = True,
     ) -> None:
         self.folder = folder
         self.is_checked = True
+        self._is_started = is_started
         self.store = StoreServer(folder / "store")
         self.schedulers: list[ServiceProcess] = []
         self.workers: list[ServiceProcess] = []
@@ -120,11 +122,12 @@ class Cluster:
 
     async def __aenter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.store.start()
-        for process in (*self.schedulers, *self.workers):
-            process.start()
-        await self.connect()
-        await self.ready(workers=len(self.workers))
+        if self._is_started:
+            self.store.start()
+            for process in (*self.schedulers, *self.workers):
+                process.start()
+            await self.connect()
+            await self.ready(workers=len(self.workers))
         return self
 
     async def __aexit__(
@@ -213,6 +216,10 @@ class Cluster:
         self.answers.append(Answer(record, submitted.serial, subscription))
         return self.answers[-1]
 
+    async def flush(self) -> None:
+        """FLUSHALL: somebody empties the store under everyone."""
+        await self.ledger._store.commands((("FLUSHALL",),))
+
     async def submit_many(self, count: int, **options: Any) -> list[Answer]:
         return [await self.submit(**options) for _ in range(count)]
 
@@ -235,7 +242,8 @@ class Cluster:
         try:
             async with grpc.aio.insecure_channel(address) as channel:
                 stub = SchedulerServiceStub(channel)
-                return await stub.GetState(GetStateRequest(), timeout=1.0)
+                state: GetStateResponse = await stub.GetState(GetStateRequest(), timeout=1.0)
+                return state
         except grpc.aio.AioRpcError:
             return None
 

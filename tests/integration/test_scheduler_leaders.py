@@ -1,0 +1,160 @@
+"""Schedulers that die, freeze, hand over or compete: one leads, and no token is lost or doubled."""
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+
+from protos.kaiten.v1.common_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH
+from tests.support.answers import Answer, until
+from tests.support.cluster import LEASE_TTL_S, Cluster
+
+LENGTH = FINISH_REASON_LENGTH
+STEADY = {"step_ms": 10}
+
+
+async def mixed(cluster: Cluster) -> list[Answer]:
+    """Sixteen choices of several kinds, each under way."""
+    answers = await cluster.submit_many(6, max_tokens=150)
+    answers += await cluster.submit_many(2, max_tokens=150, n=3)
+    answers += await cluster.submit_many(3, max_tokens=150, logprobs=1)
+    answers += await cluster.submit_many(1, max_tokens=150, prompt_tokens=100)
+    for answer in answers:
+        await answer.has_tokens(5)
+    return answers
+
+
+def assert_all_gold(answers: list[Answer]) -> None:
+    """Complete; that the tokens are right is checked by the cluster."""
+    assert {reason for answer in answers for reason in answer.reasons} == {LENGTH}
+
+
+async def leads(cluster: Cluster, index: int) -> bool:
+    state = await cluster.state_of(cluster.scheduler_addresses[index])
+    return state is not None and state.is_leader
+
+
+async def roles(cluster: Cluster) -> tuple[int, int]:
+    """Indices of the leader and of the standby; exactly one of the two leads."""
+    states = [await leads(cluster, index) for index in (0, 1)]
+    assert sorted(states) == [False, True]
+    return states.index(True), states.index(False)
+
+
+async def test_two_schedulers_and_exactly_one_leads(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, schedulers=2) as cluster:
+        _, standby = await roles(cluster)
+        lease = await cluster.ledger.leader()
+        assert lease is not None
+        answers = await cluster.submit_many(8)
+        await cluster.all_done()
+        assert_all_gold(answers)
+        assert not await leads(cluster, standby)
+        now = await cluster.ledger.leader()
+        assert now is not None
+        assert (now.epoch, now.nonce) == (lease.epoch, lease.nonce)
+
+
+async def test_kill_the_leader_and_the_standby_takes_over(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, schedulers=2, worker_flags=STEADY) as cluster:
+        leader, standby = await roles(cluster)
+        answers = await mixed(cluster)
+        cluster.schedulers[leader].kill()
+        started_s = time.monotonic()
+        while_away = await cluster.submit(max_tokens=8)
+        await until(lambda: leads(cluster, standby), "the standby leads")
+        assert time.monotonic() - started_s < LEASE_TTL_S + 1.0
+        await cluster.all_done()
+        assert_all_gold([*answers, while_away])
+        assert max(answer.gap_s_max for answer in answers) < LEASE_TTL_S + 2.0
+
+
+async def test_kill_the_only_scheduler_and_start_it_again(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, worker_flags=STEADY) as cluster:
+        answers = await mixed(cluster)
+        cluster.schedulers[0].kill()
+        answers.append(await cluster.submit(max_tokens=8))
+        cancelled = await cluster.submit(max_tokens=8)
+        await cluster.ledger.cancel(cancelled.record.id)
+        cluster.schedulers[0].start()
+        await cluster.all_done()
+        assert_all_gold(answers)
+        assert cancelled.reasons == [FINISH_REASON_CANCELLED]
+
+
+async def test_kill_the_scheduler_again_and_again(tmp_path: Path) -> None:
+    """Every term recovers from what the one before had folded and journaled."""
+    scheduler_flags = {"fold_records": 7, "lease_ttl_s": 0.3}
+    async with Cluster(
+        tmp_path, worker_flags={"step_ms": 5}, scheduler_flags=scheduler_flags
+    ) as cluster:
+        answers = await mixed(cluster)
+        for _ in range(4):
+            before = sum(answer.token_count for answer in answers)
+            await until(
+                lambda before=before: sum(answer.token_count for answer in answers) > before,
+                "progress",
+            )
+            cluster.schedulers[0].kill()
+            cluster.schedulers[0].start()
+        await cluster.all_done()
+        assert_all_gold(answers)
+
+
+async def test_a_leader_told_to_stop_hands_over_at_once(tmp_path: Path) -> None:
+    scheduler_flags = {"lease_ttl_s": 5.0}
+    async with Cluster(
+        tmp_path, schedulers=2, worker_flags=STEADY, scheduler_flags=scheduler_flags
+    ) as cluster:
+        leader, standby = await roles(cluster)
+        answers = await mixed(cluster)
+        started_s = time.monotonic()
+        cluster.schedulers[leader].send(signal.SIGTERM)
+        await until(lambda: leads(cluster, standby), "the standby leads")
+        assert time.monotonic() - started_s < 2.5
+        assert await asyncio.to_thread(cluster.schedulers[leader].join) == 0
+        await cluster.all_done()
+        assert_all_gold(answers)
+
+
+async def test_a_leader_that_was_frozen_is_fenced_when_it_wakes(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, schedulers=2, worker_flags=STEADY) as cluster:
+        leader, standby = await roles(cluster)
+        answers = await mixed(cluster)
+        frozen = cluster.schedulers[leader]
+        frozen.send(signal.SIGSTOP)
+        await until(lambda: leads(cluster, standby), "the standby leads")
+        frozen.send(signal.SIGCONT)
+        await until(lambda: cluster.events(frozen, "term.ended"), "the old leader gives up")
+        await cluster.all_done()
+        assert_all_gold(answers)
+        assert await roles(cluster) == (standby, leader)
+
+
+async def test_a_freeze_shorter_than_the_lease_changes_nothing(tmp_path: Path) -> None:
+    scheduler_flags = {"lease_ttl_s": 3.0}
+    async with Cluster(
+        tmp_path, schedulers=2, worker_flags=STEADY, scheduler_flags=scheduler_flags
+    ) as cluster:
+        leader, standby = await roles(cluster)
+        answers = await mixed(cluster)
+        frozen = cluster.schedulers[leader]
+        frozen.send(signal.SIGSTOP)
+        seen = sum(answer.token_count for answer in answers)
+        await until(lambda: min(answer.silence_s for answer in answers) > 0.5, "silence")
+        frozen.send(signal.SIGCONT)
+        await cluster.all_done()
+        assert sum(answer.token_count for answer in answers) > seen
+        assert_all_gold(answers)
+        assert await roles(cluster) == (leader, standby)
+
+
+async def test_a_standby_that_dies_is_not_missed(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, schedulers=2, worker_flags=STEADY) as cluster:
+        leader, standby = await roles(cluster)
+        answers = await mixed(cluster)
+        cluster.schedulers[standby].kill()
+        await cluster.all_done()
+        assert_all_gold(answers)
+        assert await leads(cluster, leader)
+        assert max(answer.gap_s_max for answer in answers) < LEASE_TTL_S

@@ -1,0 +1,108 @@
+"""The store dies, freezes, is flushed, or comes last: streams pause, and go on or start anew."""
+
+from pathlib import Path
+
+from ledger import StoreLost
+from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
+from tests.support.answers import Answer, until
+from tests.support.cluster import Cluster
+
+LENGTH = FINISH_REASON_LENGTH
+STEADY = {"step_ms": 10}
+
+
+def assert_all_gold(answers: list[Answer]) -> None:
+    """Complete; that the tokens are right is checked by the cluster."""
+    assert {reason for answer in answers for reason in answer.reasons} == {LENGTH}
+
+
+async def test_kill_the_store_mid_stream_and_start_it_again(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, worker_flags=STEADY) as cluster:
+        answers = await cluster.submit_many(8, max_tokens=150, n=2)
+        for answer in answers:
+            await answer.has_tokens(5)
+        cluster.store.kill()
+        scheduler = cluster.schedulers[0]
+        await until(lambda: cluster.events(scheduler, "commit.waiting"), "the scheduler waits")
+        assert not any(answer.is_over for answer in answers)
+        cluster.store.start()
+        await cluster.all_done()
+        assert_all_gold(answers)
+
+
+async def test_a_store_that_is_away_while_requests_wait_in_the_queue(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, worker_flags={"slots": 1, "step_ms": 5}) as cluster:
+        answers = await cluster.submit_many(20, max_tokens=10)
+        cluster.store.kill()
+        cluster.store.start()
+        await cluster.all_done()
+        assert_all_gold(answers)
+        order = sorted(answers, key=lambda answer: answer.heard_s[-1])
+        assert order == answers, "first come, first served"
+
+
+async def test_a_frozen_store_pauses_everybody(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, schedulers=2, worker_flags=STEADY) as cluster:
+        answers = await cluster.submit_many(8, max_tokens=150)
+        for answer in answers:
+            await answer.has_tokens(5)
+        lease = await cluster.ledger.leader()
+        with cluster.store.paused():
+            counts = [answer.token_count for answer in answers]
+            # Longer than the lease: whoever cannot ask must not conclude anything.
+            await until(lambda: silence_s(answers) > 1.5, "silence")
+            assert [answer.token_count for answer in answers] == counts
+        await cluster.all_done()
+        assert_all_gold(answers)
+        now = await cluster.ledger.leader()
+        assert lease is not None
+        assert now is not None
+        assert (now.epoch, now.nonce) == (lease.epoch, lease.nonce), "no false fail-over"
+
+
+def silence_s(answers: list[Answer]) -> float:
+    return min(answer.silence_s for answer in answers)
+
+
+async def test_a_flushed_store_ends_the_term_and_a_new_one_serves(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, worker_flags=STEADY) as cluster:
+        lost = await cluster.submit_many(4, max_tokens=400)
+        for answer in lost:
+            await answer.has_tokens(5)
+        await cluster.flush()
+        for answer in lost:
+            await answer.fails_with(StoreLost)
+        scheduler = cluster.schedulers[0]
+        await until(lambda: cluster.events(scheduler, "term.ended"), "the end of the term")
+        cluster.answers.clear()
+        await cluster.connect()
+        await cluster.ready(workers=1)
+        answers = await cluster.submit_many(8)
+        await cluster.all_done()
+        assert_all_gold(answers)
+
+
+async def test_worker_first_then_scheduler_then_store(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, is_started=False) as cluster:
+        (worker,), (scheduler,) = cluster.workers, cluster.schedulers
+        worker.start()
+        await until(lambda: cluster.events(worker, "worker.unregistered"), "nobody to register at")
+        scheduler.start()
+        await until(lambda: cluster.events(scheduler, "store.waiting"), "no store to connect to")
+        cluster.store.start()
+        await cluster.connect()
+        await cluster.ready(workers=1)
+        answers = await cluster.submit_many(4)
+        await cluster.all_done()
+        assert_all_gold(answers)
+
+
+async def test_requests_that_wait_for_the_first_worker(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, workers=0) as cluster:
+        answers = await cluster.submit_many(4)
+        cancelled = await cluster.submit()
+        assert await cluster.ledger.cancel(cancelled.record.id)
+        await cancelled.done()
+        cluster.add_worker({}).start()
+        await cluster.all_done()
+        assert_all_gold(answers)

@@ -1,0 +1,176 @@
+"""Workers that die, drain, lie, or do not belong: clients notice nothing but time."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from protos.kaiten.v1.common_pb2 import FINISH_REASON_ERROR, FINISH_REASON_LENGTH
+from tests.support.answers import Answer, until
+from tests.support.cluster import Cluster
+
+LENGTH = FINISH_REASON_LENGTH
+# A mock worker never samples what ends a sequence: only a prompt can hold it.
+POISON = 2
+
+
+def assert_all_gold(answers: list[Answer]) -> None:
+    """Complete; that the tokens are right is checked by the cluster."""
+    assert {reason for answer in answers for reason in answer.reasons} == {LENGTH}
+
+
+async def is_empty(cluster: Cluster, worker: int) -> bool:
+    state = await cluster.state()
+    assert state is not None
+    return not state.workers[worker].running
+
+
+async def test_kill_a_worker_mid_decode_and_another_goes_on(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, workers=2, worker_flags={"step_ms": 5}) as cluster:
+        answers = await cluster.submit_many(16, max_tokens=120)
+        for answer in answers:
+            await answer.has_tokens(5)
+        cluster.workers[0].kill()
+        await cluster.all_done()
+        assert_all_gold(answers)
+        assert max(answer.gap_s_max for answer in answers) < 1.0
+        assert cluster.events(cluster.schedulers[0], "worker.lost")
+
+
+async def test_kill_the_only_worker_and_start_it_again(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, worker_flags={"step_ms": 5}) as cluster:
+        answers = await cluster.submit_many(8, max_tokens=100, n=2)
+        await answers[-1].has_tokens(5)
+        cluster.workers[0].kill()
+        newcomer = await cluster.submit(max_tokens=5)
+        cluster.workers[0].start()
+        await cluster.all_done()
+        assert_all_gold([*answers, newcomer])
+
+
+async def test_kill_a_worker_in_the_middle_of_a_prompt(tmp_path: Path) -> None:
+    worker_flags = {"step_tokens": 32, "step_ms": 20}
+    async with Cluster(tmp_path, worker_flags=worker_flags) as cluster:
+        answer = await cluster.submit(prompt_tokens=700, max_tokens=10)
+
+        async def is_prefilling() -> bool:
+            state = await cluster.state()
+            return state is not None and state.running == 1
+
+        await until(is_prefilling, "the prompt in a batch")
+        cluster.workers[0].kill()
+        cluster.workers[0].start()
+        await answer.done()
+        assert_all_gold([answer])
+
+
+async def test_a_frozen_worker_is_given_up_and_welcome_back(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, workers=2, worker_flags={"step_ms": 5}) as cluster:
+        answers = await cluster.submit_many(8, max_tokens=120)
+        for answer in answers:
+            await answer.has_tokens(5)
+        cluster.workers[0].send(signal.SIGSTOP)
+        await cluster.all_done()
+        cluster.workers[0].send(signal.SIGCONT)
+        await cluster.ready(workers=2)
+        answers += await cluster.submit_many(8, max_tokens=10)
+        await cluster.all_done()
+        assert_all_gold(answers)
+
+
+async def test_a_draining_worker_hands_its_work_over(tmp_path: Path) -> None:
+    """More work than the drain has time for: it exits in time and others finish what it began."""
+    worker_flags = {"step_ms": 5, "drain_s": 0.5}
+    async with Cluster(tmp_path, workers=2, worker_flags=worker_flags) as cluster:
+        answers = await cluster.submit_many(8, max_tokens=400)
+        for answer in answers:
+            await answer.has_tokens(5)
+        cluster.workers[0].send(signal.SIGTERM)
+        assert cluster.workers[0].join() == 0
+        assert not any(answer.is_over for answer in answers), "the drain was cut short"
+        answers += await cluster.submit_many(4, max_tokens=10)
+        await cluster.all_done()
+        assert_all_gold(answers)
+        lost = cluster.events(cluster.schedulers[0], "worker.lost")
+        assert [entry["is_crash"] for entry in lost] == [False]
+
+
+async def test_an_idle_worker_drains_at_once(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, workers=2, worker_flags={"drain_s": 60}) as cluster:
+        cluster.workers[0].send(signal.SIGTERM)
+        assert cluster.workers[0].join() == 0
+        assert_all_gold([await done(await cluster.submit()) for _ in range(2)])
+
+
+async def done(answer: Answer) -> Answer:
+    await answer.done()
+    return answer
+
+
+@pytest.mark.parametrize(
+    "lie", ["token", "missing_row", "extra_row", "skipped_step", "wrong_end", "other_boot"]
+)
+async def test_a_worker_that_lies_is_put_aside(tmp_path: Path, lie: str) -> None:
+    async with Cluster(tmp_path, worker_flags={"step_ms": 4}) as cluster:
+        cluster.add_worker({"lie": lie, "lie_after_steps": 10, "step_ms": 4}).start()
+        await cluster.ready(workers=2)
+        scheduler = cluster.schedulers[0]
+
+        async def is_put_aside() -> bool:
+            for answer in await cluster.submit_many(8, max_tokens=20):
+                await answer.done()
+            return bool(cluster.events(scheduler, "worker.quarantined"))
+
+        await until(is_put_aside, "quarantine")
+        assert_all_gold(cluster.answers)
+        assert len(cluster.events(scheduler, "step.rejected")) == 3
+        await cluster.ready(workers=1)
+        assert_all_gold([await done(await cluster.submit())])
+
+
+async def test_a_worker_with_another_model_is_refused_with_the_reason(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        stranger = cluster.add_worker({"fingerprint": "other"})
+        stranger.start()
+        await until(lambda: cluster.events(stranger, "worker.unregistered"), "a refusal")
+        (refusal, *_) = cluster.events(stranger, "worker.unregistered")
+        assert refusal["code"] == "FAILED_PRECONDITION"
+        assert refusal["reason"] == (
+            "fingerprint other of 'checkpoint' differs from mock of 'checkpoint': "
+            "the workers of a cell need the same weights, config and dtype"
+        )
+        assert_all_gold([await done(await cluster.submit())])
+        await cluster.ready(workers=1)
+
+
+async def test_a_prompt_that_kills_its_worker_fails_alone(tmp_path: Path) -> None:
+    worker_flags = {"poison_token": POISON, "step_ms": 10}
+    async with Cluster(tmp_path, worker_flags=worker_flags) as cluster:
+        cluster.keep_alive(cluster.workers[0])
+        mates = await cluster.submit_many(6, max_tokens=60)
+        for answer in mates:
+            await answer.has_tokens(3)
+        poison = await cluster.submit(prompt=[9, POISON, 9], n=2)
+        mates += await cluster.submit_many(2, max_tokens=60)
+        await cluster.all_done()
+        assert_all_gold(mates)
+        assert poison.reasons == [FINISH_REASON_ERROR] * 2
+        assert poison.endings[poison.serial].error == "3 workers died computing this request"
+        assert len(cluster.events(cluster.schedulers[0], "worker.lost")) == 3
+        await cluster.ready(workers=1)
+
+
+async def test_one_four_one_workers_under_load(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, worker_flags={"step_ms": 5, "slots": 8}) as cluster:
+        answers = await cluster.submit_many(40, max_tokens=60)
+        await answers[0].has_tokens(5)
+        for _ in range(3):
+            cluster.add_worker({"step_ms": 5, "slots": 8}).start()
+        await cluster.ready(workers=4)
+        await until(lambda: any(answer.is_over for answer in answers), "the first one done")
+        for worker in cluster.workers[1:]:
+            worker.send(signal.SIGTERM)
+        assert [worker.join() for worker in cluster.workers[1:]] == [0, 0, 0]
+        answers += await cluster.submit_many(4, max_tokens=10)
+        await cluster.all_done()
+        assert_all_gold(answers)
