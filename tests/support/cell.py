@@ -31,6 +31,7 @@ def spec(
     step_tokens: int | None = None,
     vocab_size: int = 1000,
     fingerprint: str = "model",
+    context: int | None = None,
 ) -> WorkerSpec:
     """A worker with plenty of everything but what the test says."""
     return WorkerSpec(
@@ -40,6 +41,7 @@ def spec(
         slots_max=slots,
         step_tokens_max=slots + 64 if step_tokens is None else step_tokens,
         vocab_size=vocab_size,
+        context_tokens_max=context,
     )
 
 

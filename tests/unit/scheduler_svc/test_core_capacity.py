@@ -146,6 +146,14 @@ def test_a_request_that_can_never_fit_is_refused_naming_both_numbers() -> None:
     cell.finish()
 
 
+def test_a_context_limit_counts_like_a_small_pool() -> None:
+    cell = Cell(spec(block_size=4, blocks=100, context=30))
+    fits, never = cell.submit(20, 10), cell.submit(20, 11)
+    assert "need KV for 30 tokens, the largest worker holds 29" in cell.endings[never].error
+    cell.finish()
+    assert cell.overs[fits].output_tokens == 10
+
+
 def test_all_choices_that_can_never_fit_are_refused_at_once() -> None:
     cell = Cell(spec(block_size=4, blocks=2))
     serial = cell.submit(20, 10, n=3)
