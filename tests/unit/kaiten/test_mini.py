@@ -278,6 +278,7 @@ def test_the_training_script_writes_a_whole_checkpoint(tmp_path: Path) -> None:
     assert (config["hidden_size"], config["num_hidden_layers"]) == (128, 1)
     card = (tmp_path / "README.md").read_text()
     assert "3 seeded steps" in card
+    assert "**Limits**: in 3 steps" in card
     assert "**Tell me a story about a salmon plate.**" in card
 
 
