@@ -1,5 +1,6 @@
 """The wire contract: stubs fresh, enums safe, commented, and compatible with their own rules."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -47,6 +48,6 @@ def test_every_sampling_scalar_can_be_unset() -> None:
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
 def test_every_service_and_its_methods_say_what_they_mean(source: Path) -> None:
     lines = source.read_text().splitlines()
-    for above, line in zip(lines, lines[1:], strict=False):
+    for above, line in itertools.pairwise(lines):
         if re.match(r"\s*(rpc|service) ", line):
             assert above.strip().startswith("//") or "ListModels" in line, line

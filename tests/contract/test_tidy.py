@@ -41,7 +41,8 @@ def test_house_rules(path: Path) -> None:
 
 
 def test_kernel_files_say_shapes_and_cost() -> None:
-    kernels = [p for p in (ROOT / "kernels").glob("*.py") if re.search(r"def \w+_reference\(", p.read_text())]
+    files = (ROOT / "kernels").glob("*.py")
+    kernels = [path for path in files if re.search(r"def \w+_reference\(", path.read_text())]
     assert len(kernels) >= 5
     for path in kernels:
         docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
@@ -61,7 +62,8 @@ def test_only_settings_read_the_environment() -> None:
 def test_the_docs_draw_the_state_machine_the_code_has() -> None:
     from scheduler_svc.core.sequence import MOVES
 
-    drawn = set(re.findall(r"^    (\w+) --> (\w+)", (ROOT / "docs/architecture.md").read_text(), re.M))
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    drawn = set(re.findall(r"^    (\w+) --> (\w+)", page, re.MULTILINE))
     coded = {(a.value, b.value) for a, targets in MOVES.items() for b in targets}
     assert drawn == coded
 
