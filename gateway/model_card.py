@@ -16,6 +16,13 @@ from gateway.detokenize import Pieces
 from gateway.template import ChatTemplate, TemplateFailed
 from service_kit.errors import ConfigError
 
+# As in SamplingParams of common.proto.
+DEFAULT_RANGES: Final = {
+    "temperature": (0, 2),
+    "top_k": (0, 2**31),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+}
 SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -129,11 +136,12 @@ def _defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
     """do_sample false means greedy; values that are null or absent keep their neutral meaning."""
     if generation.get("do_sample") is False:
         return SamplingDefaults(temperature=0.0)
-    given = {
-        key: generation[key]
-        for key in ("temperature", "top_k", "top_p", "min_p")
-        if generation.get(key) is not None
-    }
+    given = {key: generation[key] for key in DEFAULT_RANGES if generation.get(key) is not None}
+    for key, value in given.items():
+        least, most = DEFAULT_RANGES[key]
+        if not isinstance(value, int | float) or not least <= value <= most:
+            rule = f"{key} must be in [{least:g}, {most:g}], is {value!r}"
+            raise ConfigError(f"generation_config.json: {rule}")
     return SamplingDefaults(**given)
 
 

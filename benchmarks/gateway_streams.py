@@ -1,0 +1,164 @@
+"""What one streamed token costs the gateway: processor time of the gateway process per token.
+
+A real store, a scripted scheduler and the gateway, each its own process; the client is this one.
+`--streams 256 --tokens 200` prints one JSON line. Tokens/s on one core = 1e6 / cpu_us_per_token.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import psutil
+
+from ledger import Ledger
+from protos.kaiten.v1 import inference_service_pb2 as pb
+from protos.kaiten.v1.common_pb2 import SamplingParams
+from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from tests.fakes.scripted_scheduler import ScriptedScheduler
+from tests.support.store_server import StoreServer, free_port
+from tests.support.tokenizers import byte_level_bpe, write_model_folder
+
+SCHEMA = 1
+
+
+async def read_grpc(stub: Any, tokens: int, stop: list[str]) -> tuple[int, int]:
+    request = pb.GenerateRequest(
+        text="the quick brown fox jumps over the lazy dog",
+        sampling=SamplingParams(max_tokens=tokens, ignore_eos=True),
+        stop=stop,
+    )
+    got = messages = 0
+    async for response in stub.Generate(request):
+        messages += 1
+        if response.event.HasField("delta"):
+            got += response.event.delta.token_count
+    return got, messages
+
+
+async def read_http(client: httpx.AsyncClient, tokens: int, stop: list[str]) -> tuple[int, int]:
+    body = {"model": "m", "prompt": "the quick brown fox", "max_tokens": tokens, "stream": True}
+    body |= {"ignore_eos": True, "return_token_ids": True, "stop": stop or None}
+    got = messages = 0
+    async with client.stream("POST", "/v1/completions", json=body) as reply:
+        async for line in reply.aiter_lines():
+            if line.startswith("data: {"):
+                messages += 1
+                got += len(json.loads(line[6:])["choices"][0].get("token_ids", ()))
+    return got, messages
+
+
+async def lead(url: str, step_s: float) -> None:
+    """The scheduler process."""
+    ledger = await Ledger.connect(url, cell="bench")
+    await ledger.check()
+    vocab_size = byte_level_bpe().get_vocab_size()
+    scheduler = ScriptedScheduler(
+        ledger, vocab_size=vocab_size, context_tokens_max=4096, step_s=step_s
+    )
+    async with scheduler:
+        await asyncio.Event().wait()
+
+
+async def measure(arguments: argparse.Namespace, grpc_port: int, http_port: int, pid: int) -> None:
+    gateway = psutil.Process(pid)
+    stop = ["\n\nUser:", "</answer>"] if arguments.stops else []
+    limits = httpx.Limits(max_connections=None)
+    async with (
+        grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
+        httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{http_port}", limits=limits, timeout=120
+        ) as client,
+    ):
+        await until_ready(client)
+
+        def read(tokens: int) -> Any:
+            if arguments.http:
+                return read_http(client, tokens, stop)
+            return read_grpc(InferenceServiceStub(channel), tokens, stop)
+
+        await asyncio.gather(*(read(5) for _ in range(8)))
+        cpu_s, begin_s = sum(gateway.cpu_times()[:2]), time.perf_counter()
+        results = await asyncio.gather(*(read(arguments.tokens) for _ in range(arguments.streams)))
+        wall_s = time.perf_counter() - begin_s
+        cpu_s = sum(gateway.cpu_times()[:2]) - cpu_s
+    tokens, messages = (sum(column) for column in zip(*results, strict=True))
+    assert tokens == arguments.streams * arguments.tokens
+    line = {
+        "schema": SCHEMA,
+        "bench": "gateway_streams",
+        "protocol": "http" if arguments.http else "grpc",
+        "stops": arguments.stops,
+        "streams": arguments.streams,
+        "tokens": tokens,
+        "messages": messages,
+        "wall_s": round(wall_s, 3),
+        "tokens_per_s": round(tokens / wall_s),
+        "cpu_us_per_token": round(cpu_s / tokens * 1e6, 2),
+        "cpu_us_per_message": round(cpu_s / messages * 1e6, 2),
+        "rss_mb": round(gateway.memory_info().rss / 1e6),
+    }
+    print(json.dumps(line))
+
+
+async def until_ready(client: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(20):
+        while (await client.get("/ready")).status_code != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--step-s", type=float, default=0.01)
+    parser.add_argument("--http", action="store_true")
+    parser.add_argument("--stops", action="store_true")
+    parser.add_argument("--lead", default="", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.lead:
+        asyncio.run(lead(arguments.lead, arguments.step_s))
+        return
+    with tempfile.TemporaryDirectory() as name, StoreServer(Path(name) / "store") as store:
+        folder = write_model_folder(Path(name) / "m", config={"max_position_embeddings": 4096})
+        grpc_port, http_port = free_port(), free_port()
+        python = [sys.executable, "-m"]
+        ports = ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
+        ports += ["--log-level", "error"]
+        gateway_flags = ["--model", str(folder), "--redis-url", store.url, "--cell", "bench"]
+        gateway = subprocess.Popen([*python, "gateway", *gateway_flags, *ports])
+        lead_flags = ["--lead", store.url, "--step-s", str(arguments.step_s)]
+        leader = subprocess.Popen([*python, "benchmarks.gateway_streams", *lead_flags])
+        try:
+            asyncio.run(retry_measure(arguments, grpc_port, http_port, gateway.pid))
+        finally:
+            for process in (gateway, leader):
+                process.kill()
+                process.wait()
+
+
+async def retry_measure(
+    arguments: argparse.Namespace, grpc_port: int, http_port: int, pid: int
+) -> None:
+    """Once the gateway listens."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", http_port)
+            except OSError:
+                await asyncio.sleep(0.05)
+            else:
+                writer.close()
+                break
+    await measure(arguments, grpc_port, http_port, pid)
+
+
+if __name__ == "__main__":
+    main()
