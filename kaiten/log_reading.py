@@ -39,7 +39,7 @@ def activity_of(log: str) -> Activity | None:
         entry = _entry(line)
         if entry is not None:
             return Activity(
-                event=str(entry.get("event", "")),
+                event=" ".join(str(entry[key]) for key in ("event", "phase") if key in entry),
                 done=_count(entry, "done"),
                 total=_count(entry, "total"),
             )

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kaiten.client import AsyncClient, Client
+from kaiten.client import AsyncClient, Client, Generation
 from kaiten.errors import (
     AlreadyExistsError,
     ApiError,
@@ -237,15 +237,22 @@ async def test_leaving_the_with_cancels_sync() -> None:
 
 
 async def test_closing_from_another_thread_ends_the_iteration() -> None:
-    standing = asyncio.Event()
-    async with ScriptedGateway([accepted(), delta(0, "a"), standing]) as gateway:
+    loop, received, texts = asyncio.get_running_loop(), asyncio.Event(), list[str]()
+
+    def read(generation: Generation) -> None:
+        for item in generation:
+            texts.append(item.text)
+            loop.call_soon_threadsafe(received.set)
+
+    async with ScriptedGateway([accepted(), delta(0, "a"), asyncio.Event()]) as gateway:
         with Client(gateway.address) as client:
             generation = client.generate("hi")
-            reading = asyncio.create_task(asyncio.to_thread(lambda: [d.text for d in generation]))
-            await asyncio.wait_for(standing.wait(), WAIT_S)
+            reading = asyncio.create_task(asyncio.to_thread(read, generation))
+            await asyncio.wait_for(received.wait(), WAIT_S)
             await asyncio.to_thread(generation.close)
-            assert await asyncio.wait_for(reading, WAIT_S) == ["a"]
+            await asyncio.wait_for(reading, WAIT_S)
         assert len(gateway.calls) == 1
+    assert texts == ["a"]
 
 
 async def test_attach_cancel_get_models() -> None:

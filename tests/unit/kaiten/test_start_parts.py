@@ -74,6 +74,8 @@ def test_what_a_starting_process_does() -> None:
     assert log_reading.activity_of(log) == log_reading.Activity(
         event="weights.loading", done=2, total=9
     )
+    phase = log_reading.activity_of('{"event": "worker.phase", "phase": "load"}')
+    assert phase == log_reading.Activity(event="worker.phase load", done=0, total=0)
     assert log_reading.activity_of("noise\n") is None
 
 
