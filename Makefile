@@ -10,7 +10,7 @@ TORCH := torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 MODEL ?=
 ARGS ?=
-SIM_SEEDS ?= 100
+BENCH ?= $(shell grep -rl --include='*.py' '^if __name__ ==' benchmarks | sort | sed 's/\.py$$//; s,/,.,g')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint type protos protos-check test sim serve bench doctor ci clean
@@ -61,8 +61,8 @@ serve: setup  ## serve the shipped model, or MODEL=folder-or-hub-id, with ARGS='
 doctor: setup  ## check this machine
 	$(BIN)/kaiten doctor
 
-bench: setup  ## every benchmark that ends within minutes; results go to benchmarks/results
-	$(BIN)/python -m benchmarks $(ARGS)
+bench: setup  ## every benchmark, or BENCH=benchmarks.core.bench_scheduler; see benchmarks/results
+	@for module in $(BENCH); do echo "== $$module"; $(BIN)/python -m $$module $(ARGS) || exit 1; done
 
 ci: lint type protos-check test sim  ## what CI runs
 
