@@ -1,7 +1,7 @@
 """Write the Python stubs beside their .proto files; `--check` only says whether they are fresh.
 
-The stubs import each other as `kaiten.v1`, the protobuf package; the folder `kaiten` is our command line,
-so their imports are rewritten to where they live: `protos.kaiten.v1`.
+The stubs import each other as `kaiten.v1`, the protobuf package; the folder `kaiten` is our command
+line, so their imports are rewritten to where they live: `protos.kaiten.v1`.
 """
 
 import re
