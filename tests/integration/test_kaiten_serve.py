@@ -22,7 +22,13 @@ from tests.support.toy_stack import NAMES
 ROOT = Path(__file__).parents[2]
 WAIT_S = 120
 ENV = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-MODULES = {"scheduler": "scheduler_svc", "worker-0": "gpu_worker", "gateway": "gateway"}
+# A word in the command line of each process.
+WORDS = {
+    "store": "valkey-server",
+    "scheduler": "scheduler_svc",
+    "worker-0": "gpu_worker",
+    "gateway": "gateway",
+}
 
 
 class Served:
@@ -57,9 +63,9 @@ class Served:
         return found[1]
 
     def child(self, name: str) -> psutil.Process:
-        """The process of a service, by the module it runs."""
+        """The running process of a part."""
         for process in psutil.Process(self.process.pid).children():
-            if MODULES[name] in process.cmdline()[:4]:
+            if any(WORDS[name] in word for word in process.cmdline()[:4]):
                 return process
         raise AssertionError(f"no process of {name}")
 
@@ -132,7 +138,7 @@ async def crowd(address: str, started: asyncio.Event | None = None) -> list[Comp
         return list(await asyncio.gather(*(one(seed) for seed in range(16))))
 
 
-@pytest.mark.parametrize("name", ["worker-0", "gateway", "scheduler"])
+@pytest.mark.parametrize("name", ["worker-0", "gateway", "scheduler", "store"])
 async def test_a_killed_process_is_not_seen_by_clients(served: Served, name: str) -> None:
     """kill -9 in mid-stream: no error, no token lost or repeated, the undisturbed text."""
     if not served.undisturbed:
