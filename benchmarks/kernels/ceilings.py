@@ -1,0 +1,45 @@
+"""What every kernel benchmark shares: timing, and the machine's ceilings measured in the run."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from benchmarks import recording
+from kernels import native
+from kernels.linear import PackedLinear
+
+
+def times_s(run: Callable[[], object], *, repeats: int = 15) -> tuple[float, float]:
+    """(best, median) seconds: the median is the figure, the best tells how busy the machine was."""
+    run()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds), statistics.median(seconds)
+
+
+def read_bytes_per_s() -> float:
+    """Median reading rate of 256 MiB, by a sum."""
+    x = torch.ones(64 * 2**20)
+    return x.numel() * 4 / times_s(lambda: x.sum(), repeats=7)[1]
+
+
+def matmul_flops_per_s(dtype: torch.dtype, size: int = 1024) -> float:
+    """Median rate of a square product in this dtype, through the path PackedLinear takes."""
+    layer, x = PackedLinear(torch.randn(size, size).to(dtype)), torch.randn(size, size).to(dtype)
+    return 2 * size**3 / times_s(lambda: layer(x), repeats=7)[1]
+
+
+def record(kernel: str, **fields: object) -> None:
+    """One JSON line, printed and appended to benchmarks/results/kernels_cpu.jsonl."""
+    machine = {
+        "threads": torch.get_num_threads(),
+        "load_1min": round(os.getloadavg()[0], 1),
+        "native": native.reason(),
+    }
+    recording.record("kernels_cpu", {"kernel": kernel, **fields, **machine}, save=True)
