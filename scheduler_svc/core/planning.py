@@ -177,7 +177,6 @@ class Planner:
             sequence.output_tokens == 0
             and first.stay is not None
             and worker.running.get(first.stay.slot) is first
-            and first.worker is worker
             and first.done >= sequence.prompt_tokens
             and hits == full
             and rest > 0

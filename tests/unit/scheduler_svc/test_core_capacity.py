@@ -39,12 +39,23 @@ def test_a_preempted_sequence_keeps_its_committed_tokens() -> None:
 
 
 def test_nobody_joins_in_the_plan_that_preempts() -> None:
-    cell = Cell(spec(block_size=1, blocks=24), lease=1)
-    for _ in range(6):
-        cell.submit(3, 12)
-    plans = cell.finish()
-    assert any(plan.preempted for plan in plans)
-    assert not any(plan.preempted and plan.joins for plan in plans)
+    cell = Cell(spec(block_size=1, blocks=12), lease=1, in_flight=1)
+    cell.serial_next = 10
+    older, newer = cell.submit(2, 9), cell.submit(8, 4)
+    cell.turn()
+    cell.serial_next = 1
+    first = cell.submit(1, 2)
+    next(iter(cell.scheduler.waiting)).preemptions = 3  # waits for its worst case
+    plan = cell.must_plan()
+    while not plan.preempted:
+        assert cell.waiting() == [first]
+        cell.step()
+        plan = cell.must_plan()
+    assert (plan.preempted, plan.joins) == ((newer,), ())
+    assert cell.running() == [older]
+    cell.step()
+    assert cell.must_plan().admitted == (first,)
+    cell.finish()
 
 
 def test_preemptions_are_bounded_and_then_the_worst_case_is_reserved() -> None:

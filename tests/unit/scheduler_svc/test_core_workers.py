@@ -42,14 +42,14 @@ def test_a_death_with_a_departed_row_whose_last_token_never_came() -> None:
 
 def test_a_worker_that_says_goodbye_casts_no_suspicion() -> None:
     cell = Cell()
-    serial = cell.submit(3, 20)
+    serials = (cell.submit(3, 20), cell.submit(3, 20))
     for index in range(10):
         cell.join(f"w{index}", spec())
-        cell.must_plan(f"w{index}")
+        assert cell.must_plan(f"w{index}").admitted == serials
         cell.kill(f"w{index}", is_crash=False)
     cell.join("last", spec())
     cell.finish()
-    assert cell.reason(serial) is Reason.LENGTH
+    assert all(cell.reason(serial) is Reason.LENGTH for serial in serials)
 
 
 def test_all_workers_gone_means_waiting_not_failing() -> None:
@@ -252,6 +252,36 @@ def test_siblings_on_another_worker_compute_the_prompt_themselves() -> None:
     (join,) = (join for plan in plans for join in plan.joins if join.serial == serial + 1)
     assert join.tokens_done == 0
     assert not any(plan.copies for plan in plans)
+
+
+def test_a_sibling_copies_nothing_when_the_blocks_before_the_copy_are_gone() -> None:
+    cell = Cell(spec(block_size=4, blocks=16, slots=2))
+    prompt = tuple(range(1, 11))
+    cell.serial_next = 10
+    twin, first = cell.submit(prompt, 30), cell.submit(prompt, 20, n=2)
+    cell.turn()  # both compute the prompt: the twin's blocks are the ones that are found
+    cell.serial_next = 1
+    large = cell.submit(40, 1)
+    cell.cancel(twin)
+    plans = cell.turns(4)  # the large one takes the twin's blocks; the sibling gets its seat
+    assert large in cell.endings
+    plans += cell.finish()
+    (join,) = (join for plan in plans for join in plan.joins if join.serial == first + 1)
+    assert join.tokens_done == 4
+    assert not any(plan.copies for plan in plans)
+
+
+def test_a_sibling_copies_nothing_from_a_first_choice_that_starts_over() -> None:
+    cell = Cell(spec(block_size=4, slots=1))
+    serial = cell.submit(3, 9, n=2)
+    cell.turns(2)
+    assert cell.waiting() == [serial + 1]
+    cell.kill("w1", is_crash=False)
+    cell.join("w2", spec(block_size=4))
+    plan = cell.must_plan("w2")
+    assert plan.admitted == (serial, serial + 1)
+    assert plan.copies == ()
+    cell.finish()
 
 
 def test_siblings_start_when_the_first_choice_fails() -> None:
