@@ -36,10 +36,12 @@ class Pieces:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        state = json.loads(tokenizer.to_str())
-        steps = _decoder_steps(state.get("decoder"))
+        # The decoder's own state, not the tokenizer's: that one would write out the vocabulary.
+        decoder = tokenizer.decoder
+        steps = _decoder_steps(None if decoder is None else json.loads(decoder.__getstate__()))
+        added = tokenizer.get_added_tokens_decoder()
         self._special_ids: Final = frozenset(
-            token["id"] for token in state.get("added_tokens", ()) if token["special"]
+            token_id for token_id, token in added.items() if token.special
         )
         self._is_byte_level = "ByteLevel" in steps
         self._has_byte_tokens = "ByteFallback" in steps

@@ -2,7 +2,8 @@
 
 import secrets
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, Final
@@ -38,6 +39,7 @@ from service_kit.errors import KaitenError, NotFound
 log = structlog.get_logger()
 
 Body = ChatBody | CompletionBody
+TRACEPARENT_CHARS_MAX: Final = 64
 # What a misbehaving path or method is called in the error body.
 HTTP_CODES: Final = {404: "unknown_url", 405: "method_not_allowed"}
 
@@ -71,11 +73,12 @@ class Endpoint:
         body = openai_models.parse(self._kind, raw)
         body_hash = openai_models.hash_of(self._shape.id_prefix.encode() + raw)
         key = exchange.header("idempotency-key")
+        traceparent = exchange.header("traceparent")[:TRACEPARENT_CHARS_MAX]
         asks = body.asks(body_hash, key, self._config.prompts_max)
         with ExitStack() as stack:
             generations = []
             for ask in asks:
-                generation = await self._front.generate(ask)
+                generation = await self._front.generate(replace(ask, traceparent=traceparent))
                 stack.enter_context(self._front.following(generation, keep_running=False))
                 generations.append(generation)
             envelope = Envelope(
@@ -100,10 +103,11 @@ class Endpoint:
         )
         usage = Usage()
         await exchange.start_events()
-        async for base, events in merged(generations):
-            chunks = [_chunk(stream, base, event, generations, usage) for event in events]
-            if any(chunks):
-                await exchange.send_events(b"".join(chunks))
+        async with aclosing(merged(generations)) as batches:
+            async for base, events in batches:
+                chunks = [_chunk(stream, base, event, generations, usage) for event in events]
+                if any(chunks):
+                    await exchange.send_events(b"".join(chunks))
         tail = stream.usage(usage) if body.includes_usage else b""
         await exchange.end_events(tail + SSE_DONE)
 
@@ -118,9 +122,10 @@ class Endpoint:
             with_logprobs=body.logprobs is not None and body.logprobs is not False,
         )
         usage = Usage()
-        async for base, events in merged(generations):
-            for event in events:
-                _collect(gather, base, event, usage)
+        async with aclosing(merged(generations)) as batches:
+            async for base, events in batches:
+                for event in events:
+                    _collect(gather, base, event, usage)
         content = gather.to_json(usage, with_token_ids=bool(body.return_token_ids))
         await exchange.send_json(200, content)
 

@@ -1,14 +1,14 @@
 """Several generations as one series of events: the prompts of one HTTP request."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from gateway.generation import Event, Generation
 
 
 async def merged(
     generations: Sequence[Generation],
-) -> AsyncIterator[tuple[int, Sequence[Event]]]:
+) -> AsyncGenerator[tuple[int, Sequence[Event]], None]:
     """(first choice index of the generation, its events), in the order in which they come."""
     if len(generations) == 1:
         # The usual case costs no task per event.

@@ -17,6 +17,7 @@ from protos.kaiten.v1.worker_service_pb2 import RowSampling
 from service_kit.errors import InvalidRequest, NotFound, TooLong
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+TOP_P_MIN: Final = 1e-30
 UINT32_MAX: Final = 2**32 - 1
 UINT64_MAX: Final = 2**64 - 1
 
@@ -122,7 +123,8 @@ def _row_sampling(
         temperature=_or(asked.temperature, defaults.temperature),
         # Keeping the whole vocabulary is keeping all.
         top_k=top_k if top_k < limits.vocab_size else 0,
-        top_p=_or(asked.top_p, defaults.top_p),
+        # The wire has single precision, where a tiny p would become 0.
+        top_p=max(_or(asked.top_p, defaults.top_p), TOP_P_MIN),
         min_p=_or(asked.min_p, defaults.min_p),
         seed=seed if asked.seed is None else asked.seed,
         max_tokens=max_tokens,

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,12 @@ class Wrong:
     """One mistake in both languages, and what must be named."""
 
     name: str
-    grpc: dict[str, Any]
-    http: dict[str, Any]
+    over_grpc: dict[str, Any]
+    over_http: dict[str, Any]
     field: str
     says: str
     param: str | None = None
-    code: "grpc.StatusCode" = field(default_factory=lambda: grpc.StatusCode.INVALID_ARGUMENT)
+    code: Any = grpc.StatusCode.INVALID_ARGUMENT
     status: int = 400
 
 
@@ -46,8 +46,8 @@ def sampling(says: str, **wrong: Any) -> Wrong:
     [(key, value)] = wrong.items()
     return Wrong(
         name=f"{key}={value}",
-        grpc={"text": "x", "sampling": SamplingParams(**wrong)},
-        http={"prompt": "x", key: value},
+        over_grpc={"text": "x", "sampling": SamplingParams(**wrong)},
+        over_http={"prompt": "x", key: value},
         field=f"sampling.{key}",
         param=key,
         says=says,
@@ -57,70 +57,70 @@ def sampling(says: str, **wrong: Any) -> Wrong:
 CASES = [
     Wrong(
         name="empty prompt",
-        grpc={"text": ""},
-        http={"prompt": ""},
+        over_grpc={"text": ""},
+        over_http={"prompt": ""},
         field="text",
         param="prompt",
         says="at least one token",
     ),
     Wrong(
         name="no ids",
-        grpc={"token_ids": {"ids": []}},
-        http={"prompt": [[]]},
+        over_grpc={"token_ids": {"ids": []}},
+        over_http={"prompt": [[]]},
         field="token_ids.ids",
         param="prompt",
         says="at least one token",
     ),
     Wrong(
         name="too many ids",
-        grpc={"token_ids": {"ids": [1] * 256}},
-        http={"prompt": [1] * 256},
+        over_grpc={"token_ids": {"ids": [1] * 256}},
+        over_http={"prompt": [1] * 256},
         field="token_ids.ids",
         param="prompt",
         says="256 tokens; at most 255",
     ),
     Wrong(
         name="text of too many tokens",
-        grpc={"text": "x1" * 300},
-        http={"prompt": "x1" * 300},
+        over_grpc={"text": "x1" * 300},
+        over_http={"prompt": "x1" * 300},
         field="text",
         param="prompt",
         says="600 tokens; at most 255",
     ),
     Wrong(
         name="text of too many bytes",
-        grpc={"text": "x" * 10_001},
-        http={"prompt": "x" * 10_001},
+        over_grpc={"text": "x" * 10_001},
+        over_http={"prompt": "x" * 10_001},
         field="text",
         param="prompt",
         says="at most 10000 bytes, got 10001",
     ),
     Wrong(
         name="id beyond the vocabulary",
-        grpc={"token_ids": {"ids": [1, 10**9]}},
-        http={"prompt": [1, 10**9]},
+        over_grpc={"token_ids": {"ids": [1, 10**9]}},
+        over_http={"prompt": [1, 10**9]},
         field="token_ids.ids",
         param="prompt",
         says="got 1000000000",
     ),
     Wrong(
         name="n too large",
-        grpc={"text": "x", "n": 1_000_000},
-        http={"prompt": "x", "n": 1_000_000},
+        over_grpc={"text": "x", "n": 1_000_000},
+        over_http={"prompt": "x", "n": 1_000_000},
         field="n",
         says="[1, 16], got 1000000",
     ),
     Wrong(
         name="n zero",
-        grpc={"text": "x", "n": 0},
-        http={"prompt": "x", "n": 0},
+        over_grpc={"text": "x", "n": 0},
+        over_http={"prompt": "x", "n": 0},
         field="n",
         says="[1, 16], got 0",
     ),
     Wrong(
         name="unknown model",
-        grpc={"text": "x", "model": "other"},
-        http={"prompt": "x", "model": "other"},
+        over_grpc={"text": "x", "model": "other"},
+        over_http={"prompt": "x", "model": "other"},
         field="",
         param="model",
         says="model 'other' not found",
@@ -129,29 +129,29 @@ CASES = [
     ),
     Wrong(
         name="too many stops",
-        grpc={"text": "x", "stop": ["s"] * 17},
-        http={"prompt": "x", "stop": ["s"] * 17},
+        over_grpc={"text": "x", "stop": ["s"] * 17},
+        over_http={"prompt": "x", "stop": ["s"] * 17},
         field="stop",
         says="at most 16 strings, got 17",
     ),
     Wrong(
         name="stop too long",
-        grpc={"text": "x", "stop": ["s" * 257]},
-        http={"prompt": "x", "stop": "s" * 257},
+        over_grpc={"text": "x", "stop": ["s" * 257]},
+        over_http={"prompt": "x", "stop": "s" * 257},
         field="stop",
         says="at most 256 characters each, got 257",
     ),
     Wrong(
         name="empty stop",
-        grpc={"text": "x", "stop": [""]},
-        http={"prompt": "x", "stop": [""]},
+        over_grpc={"text": "x", "stop": [""]},
+        over_http={"prompt": "x", "stop": [""]},
         field="stop",
         says="empty string",
     ),
     Wrong(
         name="min over max",
-        grpc={"text": "x", "sampling": SamplingParams(max_tokens=2, min_tokens=3)},
-        http={"prompt": "x", "max_tokens": 2, "min_tokens": 3},
+        over_grpc={"text": "x", "sampling": SamplingParams(max_tokens=2, min_tokens=3)},
+        over_http={"prompt": "x", "max_tokens": 2, "min_tokens": 3},
         field="sampling.min_tokens",
         param="min_tokens",
         says="at most max_tokens, which is 2, got 3",
@@ -172,13 +172,13 @@ CASES = [
 @pytest.mark.parametrize("wrong", CASES, ids=lambda wrong: wrong.name)
 async def test_a_mistake_has_one_cause_and_two_codes(stack: Stack, wrong: Wrong) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stack.generate(**wrong.grpc)
+        await stack.generate(**wrong.over_grpc)
     assert caught.value.code() == wrong.code
     assert wrong.says in (caught.value.details() or "")
     if wrong.field:
         assert violation(caught.value).field == wrong.field
     async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
-        reply = await http.post("/v1/completions", json={"model": MODEL} | wrong.http)
+        reply = await http.post("/v1/completions", json={"model": MODEL} | wrong.over_http)
     assert reply.status_code == wrong.status
     error = reply.json()["error"]
     assert wrong.says in error["message"]
@@ -202,7 +202,7 @@ def violation(error: "grpc.aio.AioRpcError") -> Any:
 @pytest.mark.parametrize("key", ["temperature", "top_p", "min_p"])
 async def test_what_is_no_number_is_refused(stack: Stack, key: str, wrong: float) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stack.generate(text="x", sampling=SamplingParams(**{key: wrong}))
+        await stack.generate(text="x", sampling={key: wrong})
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     body = json.dumps({"model": MODEL, "prompt": "x", key: wrong})
     async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
@@ -315,7 +315,7 @@ async def test_the_same_id_with_another_body_is_refused(stack: Stack) -> None:
 async def test_after_all_mistakes_the_gateway_serves_on(stack: Stack) -> None:
     for wrong in CASES:
         with pytest.raises(grpc.aio.AioRpcError):
-            await stack.generate(**wrong.grpc)
+            await stack.generate(**wrong.over_grpc)
     stack.says("still here")
     assert text_of(await stack.generate(text="x")) == "still here"
     load = await stack.ledger.load()

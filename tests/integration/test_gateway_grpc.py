@@ -8,6 +8,7 @@ import pytest
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import FinishReason, SamplingParams
 from tests.support.gateway_stack import Stack, running_stack, text_of, until
+from tests.support.tokenizers import token_id
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ async def test_generate_streams_text_and_ends_with_done(stack: Stack) -> None:
     assert text_of(events) == "hello 😀 world"
     expected = stack.gateway.ids("hello 😀 world")
     deltas = [event.delta for event in events if event.HasField("delta")]
-    token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+    token_ids = [given for delta in deltas for given in delta.token_ids]
     assert token_ids == [*expected, stack.gateway.card.eos_token_ids[0]]
     positions = [delta.position for delta in deltas]
     assert positions == sorted(positions)
@@ -54,7 +55,7 @@ async def test_a_stop_string_cancels_with_the_exact_count(stack: Stack) -> None:
     assert text_of(events) == "one two "
     finished = next(event.finished for event in events if event.HasField("finished"))
     deltas = [event.delta for event in events if event.HasField("delta")]
-    token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+    token_ids = [given for delta in deltas for given in delta.token_ids]
     tokenizer = stack.gateway.card.tokenizer
     assert finished.reason == FinishReason.FINISH_REASON_STOP
     assert finished.output_tokens == len(token_ids)
@@ -89,7 +90,7 @@ async def test_one_choice_stopped_by_a_string_leaves_the_others_running(stack: S
 async def test_an_unfinished_stop_string_and_character_are_flushed_at_the_end(stack: Stack) -> None:
     stack.says("wait ST", then_stop=True)
     assert text_of(await stack.generate(text="x", stop=["STOP"])) == "wait ST"
-    half = stack.gateway.card.tokenizer.token_to_id("ð")
+    half = token_id(stack.gateway.card.tokenizer, "ð")
     stack.scheduler.script = lambda _record, _choice: iter([half] * 9)
     sampling = SamplingParams(max_tokens=1)
     assert text_of(await stack.generate(text="x", sampling=sampling)) == "�"
@@ -146,8 +147,8 @@ async def test_control_tokens_in_a_content_stay_plain_text(stack: Stack) -> None
     await stack.generate(conversation=conversation)
     tokenizer = stack.gateway.card.tokenizer
     prompt = list(stack.scheduler.submits[0].prompt_token_ids)
-    assert prompt.count(tokenizer.token_to_id("<|end|>")) == 1
-    assert prompt.count(tokenizer.token_to_id("<|assistant|>")) == 1
+    assert prompt.count(token_id(tokenizer, "<|end|>")) == 1
+    assert prompt.count(token_id(tokenizer, "<|assistant|>")) == 1
     assert content in tokenizer.decode(prompt, skip_special_tokens=False)
 
 
@@ -165,7 +166,7 @@ async def test_attach_continues_the_text_from_any_position(stack: Stack, positio
     rest = await attach(stack, "mine", [position])
     first = next(event.delta for event in rest if event.HasField("delta"))
     assert first.position == position
-    token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+    token_ids = [given for delta in deltas for given in delta.token_ids]
     assert list(first.token_ids) == token_ids[position:]
     shown_before = text[: len(text) - len(text_of(rest))]
     assert shown_before + text_of(rest) == text

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 from openai import AsyncOpenAI
+from pydantic import SecretStr
 
 from gateway.main import GatewayService
 from gateway.model_card import ModelCard
@@ -70,7 +71,7 @@ async def running_gateway(
     config = GatewaySettings(
         model=folder,
         served_model_name=MODEL,
-        redis_url=redis_url,
+        redis_url=SecretStr(redis_url),
         cell=cell,
         grpc_port=0,
         http_port=0,

@@ -133,6 +133,13 @@ def _trained_bpe(space: str) -> Tokenizer:
     return tokenizer
 
 
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that is known to be there."""
+    found = tokenizer.token_to_id(token)
+    assert found is not None, token
+    return found
+
+
 CHAT_TEMPLATE: Final = (
     "{%- for message in messages -%}"
     "{%- if message.role not in ['system', 'user', 'assistant'] -%}"

@@ -78,7 +78,7 @@ def test_what_is_shown_depends_only_on_the_tokens_before(token_ids: list[int], c
 
 def test_only_an_unfinished_character_is_held_back() -> None:
     tokenizer = built.gemma_like_bpe()
-    token_ids = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "é😀a".encode()]
+    token_ids = [built.token_id(tokenizer, f"<0x{byte:02X}>") for byte in "é😀a".encode()]
     assert stream(Pieces(tokenizer), token_ids) == ["", "é", "", "", "", "😀", "a", ""]
 
 
@@ -94,7 +94,7 @@ def test_only_an_unfinished_character_is_held_back() -> None:
 )
 def test_wrong_bytes_become_one_replacement_and_the_rest_goes_on(raw: bytes, expected: str) -> None:
     tokenizer = built.sentencepiece_bpe()
-    token_ids = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in raw]
+    token_ids = [built.token_id(tokenizer, f"<0x{byte:02X}>") for byte in raw]
     assert "".join(stream(Pieces(tokenizer), token_ids)) == expected
     assert raw.decode("utf-8", "replace") == expected
 
@@ -102,8 +102,8 @@ def test_wrong_bytes_become_one_replacement_and_the_rest_goes_on(raw: bytes, exp
 def test_a_leading_space_is_dropped_once_and_only_at_the_start() -> None:
     tokenizer = built.sentencepiece_bpe()
     pieces = Pieces(tokenizer)
-    space, byte_space = tokenizer.token_to_id("▁"), tokenizer.token_to_id("<0x20>")
-    bos = tokenizer.token_to_id("<s>")
+    space, byte_space = built.token_id(tokenizer, "▁"), built.token_id(tokenizer, "<0x20>")
+    bos = built.token_id(tokenizer, "<s>")
     for token_ids in ([space, space], [bos, byte_space, space], [space, byte_space]):
         assert "".join(stream(pieces, token_ids)) == " "
 
