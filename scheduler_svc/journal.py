@@ -22,6 +22,7 @@ from protos.kaiten.v1.ledger_pb2 import (
     SequenceLogprobs,
     StepRecord,
     SubmitInput,
+    WorkerDrainingInput,
     WorkerJoinedInput,
     WorkerLostInput,
 )
@@ -64,6 +65,10 @@ class Journal:
 
     def worker_joined(self, joined: WorkerJoinedInput, now_ns: int) -> None:
         self._inputs.append(CoreInput(now_ns=now_ns, worker_joined=joined))
+
+    def worker_draining(self, worker_id: str, now_ns: int) -> None:
+        draining = WorkerDrainingInput(worker_id=worker_id)
+        self._inputs.append(CoreInput(now_ns=now_ns, worker_draining=draining))
 
     def worker_lost(self, lost: WorkerLostInput, now_ns: int) -> None:
         self._inputs.append(CoreInput(now_ns=now_ns, worker_lost=lost))

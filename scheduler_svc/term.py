@@ -25,7 +25,7 @@ from scheduler_svc import wire
 from scheduler_svc.accepted import Accepted, AcceptedRequests
 from scheduler_svc.core.policies import POLICIES
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Event, Reason, ResultRejected
+from scheduler_svc.core.types import Event, ResultRejected
 from scheduler_svc.journal import Journal
 from scheduler_svc.links import WorkerLink
 from scheduler_svc.pump import CommitPump
@@ -144,6 +144,8 @@ class Term:
         link.is_draining = True
         if boot_id not in self.core.workers:
             return True
+        if not self.core.workers[boot_id].is_draining:
+            self._journal.worker_draining(boot_id, self.now_ns())
         is_drained = self.core.worker_draining(boot_id)
         self._wake()
         return is_drained
@@ -254,17 +256,9 @@ class Term:
 
     def _cancel(self, record: CancelRecord) -> None:
         now_ns = self.now_ns()
-        reason = wire.reason_from_proto(record.reason)
         self._journal.cancelled(record, now_ns)
-        self._publish(
-            self.core.cancel(
-                record.serial,
-                now_ns=now_ns,
-                choice=record.choice if record.HasField("choice") else None,
-                reason=reason,
-                output_tokens=record.output_tokens if reason is Reason.STOP else None,
-            )
-        )
+        cut = wire.cut_from_proto(record)
+        self._publish(self.core.cancel(record.serial, now_ns=now_ns, **cut))
 
     def _publish(self, events: list[Event]) -> None:
         """Endings that no step brought."""

@@ -1,7 +1,7 @@
 """Protos to core values and back. Nothing else here, and no proto goes deeper."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypedDict
 
 from ledger import InboxEntry
 from protos.kaiten.v1.common_pb2 import (
@@ -10,12 +10,16 @@ from protos.kaiten.v1.common_pb2 import (
     FINISH_REASON_ERROR,
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
-    FinishReason,
     Leader,
     WorkerDescription,
 )
 from protos.kaiten.v1.inference_service_pb2 import Done, Timings, Usage
-from protos.kaiten.v1.ledger_pb2 import PlanInput, SequenceFinished, SubmitRecord
+from protos.kaiten.v1.ledger_pb2 import (
+    CancelRecord,
+    PlanInput,
+    SequenceFinished,
+    SubmitRecord,
+)
 from protos.kaiten.v1.worker_service_pb2 import Join as JoinMessage
 from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
 from protos.kaiten.v1.worker_service_pb2 import RowSampling
@@ -187,6 +191,19 @@ def done_to_proto(over: RequestOver, output_tokens: int) -> Done:
     )
 
 
-def reason_from_proto(reason: FinishReason) -> Reason:
-    """Of a cancel record; an unset reason is a plain cancel."""
-    return REASON_FROM_PROTO.get(reason, Reason.CANCELLED)
+class Cut(TypedDict):
+    """How `Scheduler.cancel` is to end a request."""
+
+    choice: int | None
+    reason: Reason
+    output_tokens: int | None
+
+
+def cut_from_proto(record: CancelRecord) -> Cut:
+    """An unset reason is a plain cancel; only a stop string cuts the output to a length."""
+    reason = REASON_FROM_PROTO.get(record.reason, Reason.CANCELLED)
+    return Cut(
+        choice=record.choice if record.HasField("choice") else None,
+        reason=reason,
+        output_tokens=record.output_tokens if reason is Reason.STOP else None,
+    )

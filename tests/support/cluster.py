@@ -122,13 +122,20 @@ class Cluster:
 
     async def __aenter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self._is_started:
-            self.store.start()
-            for process in (*self.schedulers, *self.workers):
-                process.start()
-            await self.connect()
-            await self.ready(workers=len(self.workers))
+        try:
+            if self._is_started:
+                await self._start()
+        except BaseException:
+            await self._close()
+            raise
         return self
+
+    async def _start(self) -> None:
+        self.store.start()
+        for process in (*self.schedulers, *self.workers):
+            process.start()
+        await self.connect()
+        await self.ready(workers=len(self.workers))
 
     async def __aexit__(
         self,
@@ -229,6 +236,11 @@ class Cluster:
                 await answer.done(timeout_s)
 
     # Looking
+
+    @property
+    def token_count(self) -> int:
+        """Tokens shown so far, of all answers."""
+        return sum(answer.token_count for answer in self.answers)
 
     async def state(self) -> GetStateResponse | None:
         """Of whoever leads."""

@@ -1,0 +1,175 @@
+"""The journal is the decision log: replayed through a fresh core it gives every decision again."""
+
+import signal
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledger import InboxEntry
+from protos.kaiten.v1.common_pb2 import (
+    FINISH_REASON_CANCELLED,
+    FINISH_REASON_DEADLINE_EXCEEDED,
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+)
+from protos.kaiten.v1.ledger_pb2 import JournalRecord, SubmitRecord
+from scheduler_svc.core.policies import POLICIES
+from scheduler_svc.core.types import Config
+from scheduler_svc.replay import Compared, Replay
+from tests.support.answers import Answer, until
+from tests.support.cluster import Cluster
+
+# Nothing is trimmed. Pools so small that rows are preempted, steps so small that prompts are cut.
+SCHEDULER_FLAGS = {"fold_records": 1_000_000}
+WORKER_FLAGS = {
+    "step_ms": 4,
+    "slots": 8,
+    "step_tokens": 40,
+    "block_size": 4,
+    "kv_blocks": 60,
+    "context_tokens": 200,
+    "drain_s": 0.2,
+}
+
+
+class Recording:
+    """Submits to a cluster and keeps the bodies: the ledger forgets them with the request."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.entries: list[InboxEntry] = []
+        self._cursor = "0-0"
+
+    async def submit(self, **options: Any) -> Answer:
+        answer = await self.cluster.submit(**options)
+        for entry in await self.cluster.ledger.inbox_read(self._cursor, block_ms=1, count=100):
+            self._cursor = entry.entry_id
+            self.entries.append(entry)
+        assert any(e.serial == answer.serial for e in self.entries), "too late to see the body"
+        return answer
+
+    async def journal_seq(self) -> int:
+        lease = await self.cluster.ledger.leader()
+        assert lease is not None
+        return lease.journal_seq
+
+    async def journal(self) -> list[JournalRecord]:
+        records: list[JournalRecord] = []
+        while page := await self.cluster.ledger.journal_read(
+            records[-1].seq if records else 0, block_ms=1, count=256
+        ):
+            records += page
+        assert [record.seq for record in records] == list(range(1, len(records) + 1))
+        return records
+
+    async def compare(self, policy: str = "fcfs") -> Iterator[Compared]:
+        replay = Replay(Config(), POLICIES[policy], self.entries)
+        return chain.from_iterable(map(replay.feed, await self.journal()))
+
+
+def assert_all_equal(comparisons: Iterable[Compared]) -> None:
+    for compared in comparisons:
+        assert compared.is_equal, f"record {compared.seq}: {compared}"
+
+
+async def is_beyond(recording: Recording, seq: int) -> bool:
+    return await recording.journal_seq() > seq
+
+
+def count_inputs(records: Sequence[JournalRecord]) -> Counter[str | None]:
+    return Counter(item.WhichOneof("input") for record in records for item in record.inputs)
+
+
+async def busy_mix(recording: Recording) -> None:
+    """Everything a request can be or suffer, on two workers of which one dies and one drains."""
+    cluster = recording.cluster
+    shared = [11 + i for i in range(30)]
+    for index in range(10):
+        prompt = [*shared, 900 + index]
+        await recording.submit(max_tokens=30 + index, prompt=prompt, n=1 + index % 3)
+    late = await recording.submit(max_tokens=120, timeout_ms=300)
+    queued = [await recording.submit(prompt_tokens=90, max_tokens=40) for _ in range(6)]
+    await cluster.answers[0].has_tokens(3)
+    await cluster.ledger.cancel(queued[4].record.id)
+    cluster.workers[0].kill()
+    cluster.workers[0].start()
+    await cluster.answers[1].has_tokens(10)
+    await cluster.ledger.cancel(
+        cluster.answers[1].record.id, choice=1, reason=FINISH_REASON_STOP, output_tokens=2
+    )
+    await late.done()
+    cluster.workers[1].send(signal.SIGTERM)
+    assert late.reasons == [FINISH_REASON_DEADLINE_EXCEEDED]
+    for _ in range(6):
+        await recording.submit(max_tokens=20, logprobs=1)
+
+
+async def test_a_busy_mixed_journal_replays_to_the_same_decisions(tmp_path: Path) -> None:
+    async with Cluster(
+        tmp_path, workers=2, worker_flags=WORKER_FLAGS, scheduler_flags=SCHEDULER_FLAGS
+    ) as cluster:
+        recording = Recording(cluster)
+        await busy_mix(recording)
+        await cluster.all_done()
+        reasons = Counter(r for answer in cluster.answers for r in answer.reasons)
+        assert reasons[FINISH_REASON_LENGTH] > 20
+        assert reasons[FINISH_REASON_CANCELLED] == 1
+        records = await recording.journal()
+        comparisons = list(await recording.compare())
+        assert_all_equal(comparisons)
+        plans = [compared for compared in comparisons if compared.what.startswith("plan")]
+        assert len(plans) == count_inputs(records)["plan"] > 100
+        assert set(count_inputs(records)) == {
+            *("submit", "cancel", "expire", "plan", "result"),
+            *("worker_joined", "worker_lost", "worker_draining"),
+        }
+        inputs = [item.plan for record in records for item in record.inputs]
+        assert any(plan.preempted for plan in inputs), "the pools are small enough to preempt"
+
+
+async def test_a_journal_of_several_terms_replays_with_a_core_each(tmp_path: Path) -> None:
+    async with Cluster(
+        tmp_path, worker_flags=WORKER_FLAGS, scheduler_flags=SCHEDULER_FLAGS
+    ) as cluster:
+        recording = Recording(cluster)
+        for index in range(6):
+            await recording.submit(max_tokens=100 + 5 * index, n=1 + index % 2)
+        short = await recording.submit(max_tokens=100, n=2)
+        await cluster.ledger.cancel(short.record.id, choice=0)
+        for answer in cluster.answers:
+            await answer.has_tokens(3)
+        await until(lambda: bool(short.endings), "one choice of two has ended")
+        for stop in (signal.SIGTERM, signal.SIGKILL):
+            cluster.schedulers[0].send(stop)
+            cluster.schedulers[0].join()
+            seq = await recording.journal_seq()
+            cluster.schedulers[0].start()
+            await until(lambda seq=seq: is_beyond(recording, seq), "a record of the new term")
+        await cluster.all_done()
+        records = await recording.journal()
+        assert len({record.epoch for record in records}) == 3
+        assert_all_equal(await recording.compare())
+
+
+async def test_the_static_policy_replays_too(tmp_path: Path) -> None:
+    flags = {**SCHEDULER_FLAGS, "policy": "static"}
+    async with Cluster(tmp_path, worker_flags=WORKER_FLAGS, scheduler_flags=flags) as cluster:
+        recording = Recording(cluster)
+        for index in range(12):
+            await recording.submit(max_tokens=10 + index)
+        await cluster.all_done()
+        assert_all_equal(await recording.compare("static"))
+        others = await recording.compare("fcfs")
+        assert not all(compared.is_equal for compared in others), "another policy is noticed"
+
+
+def test_an_input_of_a_later_version_is_not_passed_over() -> None:
+    record = JournalRecord(seq=1, epoch=1)
+    record.inputs.add(now_ns=1)
+    body = InboxEntry(entry_id="1-0", serial=1, record=SubmitRecord(n=1))
+    with pytest.raises(ValueError, match="does not know"):
+        list(Replay(Config(), POLICIES["fcfs"], [body]).feed(record))
