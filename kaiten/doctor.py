@@ -1,6 +1,5 @@
 """`kaiten doctor`: check this machine line by line, with what to do about it."""
 
-import os
 import platform
 import shutil
 import sys
@@ -17,6 +16,7 @@ from rich.text import Text
 from kaiten import ports, store
 from kaiten.display import console
 from kaiten.model_source import SHIPPED
+from kaiten.stack import core_count
 
 Status = Literal["ok", "warn", "fail"]
 PYTHON_MIN: Final = (3, 11)
@@ -130,10 +130,8 @@ def check_compiler(which: Callable[[str], str | None]) -> Finding:
 
 
 def check_cpu(flags: frozenset[str]) -> Finding:
-    # Where this process may run, which is what a container was given.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     known = [flag for flag in VECTOR_FLAGS if flag in flags]
-    text = f"{platform.machine()}, {cores} cores, {', '.join(known) or 'no known vector unit'}"
+    text = f"{platform.machine()}, {core_count()} cores, {', '.join(known) or 'no known vector unit'}"
     if known or platform.machine() != "x86_64":
         return Finding(name="cpu", status="ok", text=text)
     return Finding(

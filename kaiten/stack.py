@@ -82,6 +82,13 @@ def plan_stack(options: ServeOptions) -> Stack:
     )
 
 
+def core_count() -> int:
+    """Cores this process may use, which is what a container was given."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _store(options: ServeOptions) -> tuple[tuple[ChildSpec, ...], str]:
     """Our own server, unless there is a URL of another. One folder per model: requests that were
     accepted for one model must not be resumed by another."""
@@ -114,7 +121,7 @@ def _worker(options: ServeOptions, name: str, address: str, scheduler_address: s
     host, port = address.rsplit(":", 1)
     threads = options.threads
     if threads is None and options.workers > 1:
-        threads = max(1, len(os.sched_getaffinity(0)) // options.workers)
+        threads = max(1, core_count() // options.workers)
     limits = {
         "--slots": options.slots,
         "--step-tokens": options.step_tokens,
