@@ -249,6 +249,17 @@ def test_a_block_is_remembered_only_when_its_step_is_committed() -> None:
     assert (join.serial, join.tokens_done) == (second, 0)
 
 
+def test_a_prompt_in_chunks_can_be_found_as_far_as_it_is_done() -> None:
+    cell = Cell(spec(block_size=4, slots=4, step_tokens=12), in_flight=1, prefill_tokens=4)
+    prompt = tuple(range(1, 41))
+    cell.submit(prompt)
+    cell.turns(2)
+    cell.submit(prompt)
+    (join,) = cell.must_plan().joins
+    assert join.tokens_done == 24
+    cell.finish()
+
+
 def test_a_failed_step_registers_none_of_its_blocks() -> None:
     cell = Cell(spec(block_size=4))
     bad = cell.submit(PROMPT)

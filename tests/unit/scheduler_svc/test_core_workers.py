@@ -319,6 +319,19 @@ def test_a_recovered_request_remembers_which_choices_have_ended() -> None:
     assert [ending.serial for ending in cell.overs[serial].endings] == [serial + 1, serial + 2]
 
 
+def test_a_recovered_choice_with_output_does_not_fork_from_the_prompt() -> None:
+    whole = Cell(spec())
+    whole.submit(3, 4)
+    serial = whole.submit(10, 20, n=2)
+    whole.finish()
+    cell = Cell(spec(block_size=4, slots=2))
+    cell.submit(3, 4)
+    cell.submit(10, 20, n=2, outputs=((), tuple(whole.outputs[serial + 1][:1])))
+    plans = cell.finish()
+    (join,) = (join for plan in plans for join in plan.joins if join.serial == serial + 1)
+    assert (len(join.tokens), join.tokens_done) == (11, 8)
+
+
 def test_the_same_request_again_changes_nothing() -> None:
     cell = Cell(spec())
     serial = cell.submit(5, 12)
