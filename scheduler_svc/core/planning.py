@@ -37,7 +37,7 @@ class Planner:
         self.workers = workers
 
     def plan(self, worker: Worker, now_ns: int) -> Plan | None:
-        """The worker's next plan, or None when it needs none now."""
+        """The worker's next plan, or None when it needs none now. None changes nothing."""
         if worker.first_steps_unanswered >= self.config.plans_in_flight_max:
             return None
         for sequence in [s for s in worker.running.values() if s.is_certain_to_finish]:
@@ -72,10 +72,16 @@ class Planner:
     # Who joins
 
     def _next(self, worker: Worker, *, joining: int) -> Sequence | None:
-        """Who is to be seated next; blocks of departed sequences are taken back if that helps."""
+        """Who is to be seated next; blocks of departed sequences are taken back if that helps.
+
+        Only then: a plan that is not made leaves no trace, or a replay of those made would differ.
+        """
         candidate = self._candidate(worker, joining=joining)
-        if candidate is None and self.waiting and self._is_open(worker) and worker.reclaim():
-            candidate = self._candidate(worker, joining=joining)
+        if candidate is None and self.waiting and self._is_open(worker):
+            holding = worker.reclaim()
+            candidate = self._candidate(worker, joining=joining) if holding else None
+            if candidate is None:
+                worker.restore(holding)
         return candidate
 
     def _candidate(self, worker: Worker, *, joining: int) -> Sequence | None:

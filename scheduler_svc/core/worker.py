@@ -132,12 +132,18 @@ class Worker:
         self._vacate(sequence)
         self.departed[sequence.serial] = sequence
 
-    def reclaim(self) -> bool:
-        """Take back the blocks of all that departed; False when there are none."""
-        holding = [sequence for sequence in self.departed.values() if sequence.blocks]
-        for sequence in holding:
+    def reclaim(self) -> list[tuple[Sequence, list[BlockId]]]:
+        """Take back the blocks of all that departed; who had which, nobody if there were none."""
+        holding = [(s, s.blocks) for s in self.departed.values() if s.blocks]
+        for sequence, _ in holding:
             self._free_blocks(sequence)
-        return bool(holding)
+        return holding
+
+    def restore(self, holding: list[tuple[Sequence, list[BlockId]]]) -> None:
+        """As before a reclaim that nothing has followed."""
+        for sequence, blocks in holding:
+            self.pool.hold(blocks)
+            sequence.blocks = blocks
 
     def release(self, sequence: Sequence) -> None:
         """The sequence is no longer this worker's: finished, preempted or cancelled."""
