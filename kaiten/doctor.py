@@ -131,7 +131,8 @@ def check_compiler(which: Callable[[str], str | None]) -> Finding:
 
 def check_cpu(flags: frozenset[str]) -> Finding:
     known = [flag for flag in VECTOR_FLAGS if flag in flags]
-    text = f"{platform.machine()}, {core_count()} cores, {', '.join(known) or 'no known vector unit'}"
+    units = ", ".join(known) or "no known vector unit"
+    text = f"{platform.machine()}, {core_count()} cores, {units}"
     if known or platform.machine() != "x86_64":
         return Finding(name="cpu", status="ok", text=text)
     return Finding(
