@@ -86,12 +86,15 @@ def spec_from_proto(worker: WorkerDescription) -> WorkerSpec:
 
 
 def step_from_proto(worker_id: str, message: StepMessage) -> StepResult:
-    """Raise ResultRejected when a row's reason is not one a worker may give."""
+    """Raise ResultRejected when a row's end is not one a worker may give, or is given twice."""
     finished = {}
     for row in message.finished:
         if row.reason not in ROW_REASONS:
             raise ResultRejected(f"slot {row.slot}: reason {row.reason} is not STOP or LENGTH")
         finished[row.slot] = ROW_REASONS[row.reason]
+    errors = {row.slot: row.message for row in message.errors}
+    if len(finished) < len(message.finished) or len(errors) < len(message.errors):
+        raise ResultRejected(f"plan {message.plan_id}: a row ended or failed twice")
     return StepResult(
         worker_id=worker_id,
         plan_id=message.plan_id,
@@ -99,7 +102,7 @@ def step_from_proto(worker_id: str, message: StepMessage) -> StepResult:
         slots=tuple(message.slots),
         tokens=tuple(message.token_ids),
         finished=finished,
-        errors={row.slot: row.message for row in message.errors},
+        errors=errors,
         is_last=message.is_last,
     )
 

@@ -1,0 +1,345 @@
+"""Protos to core values and back: nothing is lost, nothing is invented, and lies are refused."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger import InboxEntry
+from protos.kaiten.v1 import common_pb2, worker_service_pb2
+from protos.kaiten.v1.common_pb2 import FinishReason, Leader, WorkerDescription
+from protos.kaiten.v1.ledger_pb2 import CancelRecord, SubmitRecord
+from protos.kaiten.v1.worker_service_pb2 import Join as JoinMessage
+from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
+from protos.kaiten.v1.worker_service_pb2 import RowSampling
+from scheduler_svc import wire
+from scheduler_svc.core.types import (
+    Finished,
+    Join,
+    Plan,
+    Reason,
+    RequestOver,
+    ResultRejected,
+    StepResult,
+    WorkerSpec,
+)
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+SLOT = st.integers(0, 1023)
+TOKEN = st.integers(0, 200_000)
+NAMES = st.text(max_size=12)
+ROW_REASON = st.sampled_from([Reason.STOP, Reason.LENGTH])
+
+LEADER = Leader(epoch=3, nonce=2**64 - 1)
+
+
+def sizes(maximum: int = 2**31) -> st.SearchStrategy[int]:
+    return st.integers(1, maximum)
+
+
+def pairs(
+    left: st.SearchStrategy[int], right: st.SearchStrategy[int] = U32
+) -> st.SearchStrategy[tuple[tuple[int, int], ...]]:
+    return st.lists(st.tuples(left, right), max_size=4).map(tuple)
+
+
+def tokens_of(minimum: int = 0) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.lists(TOKEN, min_size=minimum, max_size=6).map(tuple)
+
+
+joins = st.builds(
+    Join,
+    slot=SLOT,
+    serial=U64,
+    tokens=tokens_of(1),
+    prompt_tokens=U32,
+    tokens_done=U32,
+    blocks=st.lists(U32, max_size=4).map(tuple),
+)
+plans = st.builds(
+    Plan,
+    worker_id=NAMES,
+    plan_id=U64,
+    lease_steps=sizes(64),
+    leaves=st.lists(SLOT, max_size=4).map(tuple),
+    joins=st.lists(joins, max_size=3).map(tuple),
+    appends=pairs(SLOT),
+    copies=pairs(U32),
+    chunks=pairs(SLOT, sizes(65536)),
+    checksum=U64,
+    preempted=st.lists(U64, max_size=3).map(tuple),
+    decode_rows=U32,
+    blocks_free=U32,
+    waiting=U32,
+)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> StepResult:
+    rows = draw(st.dictionaries(SLOT, TOKEN, max_size=8))
+    return StepResult(
+        worker_id=draw(NAMES),
+        plan_id=draw(U64),
+        step=draw(U32),
+        slots=tuple(rows),
+        tokens=tuple(rows.values()),
+        finished=draw(st.dictionaries(st.sampled_from(sorted(rows) or [0]), ROW_REASON)),
+        errors=draw(st.dictionaries(SLOT, NAMES, max_size=3)),
+        is_last=draw(st.booleans()),
+    )
+
+
+def step_to_proto(step: StepResult) -> worker_service_pb2.StepResult:
+    """As a worker writes it."""
+    return worker_service_pb2.StepResult(
+        boot_id=step.worker_id,
+        plan_id=step.plan_id,
+        step=step.step,
+        slots=step.slots,
+        token_ids=step.tokens,
+        finished=[
+            worker_service_pb2.RowFinished(slot=slot, reason=wire.REASON_TO_PROTO[reason])
+            for slot, reason in step.finished.items()
+        ],
+        errors=[
+            worker_service_pb2.RowError(slot=slot, message=text)
+            for slot, text in step.errors.items()
+        ],
+        is_last=step.is_last,
+    )
+
+
+def plan_from_proto(message: PlanMessage, said: Plan) -> Plan:
+    """As a worker reads it; what only readers of the journal are told is taken from `said`."""
+    return replace(
+        said,
+        plan_id=message.plan_id,
+        lease_steps=message.lease_steps,
+        leaves=tuple(message.leaves),
+        joins=tuple(map(join_from_proto, message.joins)),
+        appends=tuple(zip(message.append_slots, message.append_blocks, strict=True)),
+        copies=tuple(zip(message.copy_sources, message.copy_targets, strict=True)),
+        chunks=tuple(zip(message.chunk_slots, message.chunk_tokens, strict=True)),
+        checksum=message.membership_checksum,
+    )
+
+
+def join_from_proto(message: JoinMessage) -> Join:
+    return Join(
+        slot=message.slot,
+        serial=message.serial,
+        tokens=tuple(message.token_ids),
+        prompt_tokens=message.prompt_tokens,
+        tokens_done=message.tokens_done,
+        blocks=tuple(message.blocks),
+    )
+
+
+# Steps
+
+
+@given(step=steps())
+def test_a_step_is_read_as_it_was_written(step: StepResult) -> None:
+    assert wire.step_from_proto(step.worker_id, step_to_proto(step)) == step
+
+
+def test_the_worker_of_a_step_is_who_we_dialled_whatever_it_says() -> None:
+    message = worker_service_pb2.StepResult(boot_id="liar")
+    assert wire.step_from_proto("w", message).worker_id == "w"
+
+
+@pytest.mark.parametrize("reason", sorted({*FinishReason.values(), 77} - {*wire.ROW_REASONS}))
+def test_a_row_ends_for_no_other_reason_than_stop_and_length(reason: int) -> None:
+    message = worker_service_pb2.StepResult(slots=[4], token_ids=[1])
+    message.finished.add(slot=4, reason=reason)
+    with pytest.raises(ResultRejected, match=f"slot 4: reason {reason} is not STOP or LENGTH"):
+        wire.step_from_proto("w", message)
+
+
+def test_a_row_ends_or_fails_once() -> None:
+    message = worker_service_pb2.StepResult(slots=[4], token_ids=[1])
+    for _ in range(2):
+        message.finished.add(slot=4, reason=common_pb2.FINISH_REASON_STOP)
+    with pytest.raises(ResultRejected, match="a row ended or failed twice"):
+        wire.step_from_proto("w", message)
+    message.ClearField("finished")
+    for text in ("one", "another"):
+        message.errors.add(slot=4, message=text)
+    with pytest.raises(ResultRejected, match="a row ended or failed twice"):
+        wire.step_from_proto("w", message)
+
+
+# Plans
+
+
+@given(plan=plans)
+def test_a_plan_is_written_so_that_a_worker_reads_the_same(plan: Plan) -> None:
+    samplings = [RowSampling(seed=index) for index in range(len(plan.joins))]
+    message = wire.plan_to_proto(plan, LEADER, samplings, traceparent="00-t")
+    message = PlanMessage.FromString(message.SerializeToString())
+    assert plan_from_proto(message, plan) == plan
+    assert message.leader == LEADER
+    assert message.traceparent == "00-t"
+    assert [join.sampling for join in message.joins] == samplings
+
+
+@given(plan=plans, digest=U64)
+def test_the_journal_is_told_the_decision_in_its_own_words(plan: Plan, digest: int) -> None:
+    said = wire.plan_input_to_proto(plan, digest)
+    assert (said.worker_id, said.plan_id, said.digest) == (plan.worker_id, plan.plan_id, digest)
+    assert said.lease_steps == plan.lease_steps
+    assert tuple(said.leave_slots) == plan.leaves
+    seats = zip(said.admitted, said.join_slots, strict=True)
+    assert list(seats) == [(join.serial, join.slot) for join in plan.joins]
+    assert tuple(said.preempted) == plan.preempted
+    assert said.chunk_tokens == sum(count for _, count in plan.chunks)
+    assert (said.decode_rows, said.blocks_free, said.waiting) == (
+        plan.decode_rows,
+        plan.blocks_free,
+        plan.waiting,
+    )
+
+
+@given(seed=U64, choice=st.integers(0, 127), max_tokens=U32)
+def test_a_choice_differs_from_its_request_by_its_noise_only(
+    seed: int, choice: int, max_tokens: int
+) -> None:
+    base = RowSampling(seed=seed, max_tokens=max_tokens, temperature=0.5, stop_token_ids=[2, 6])
+    sampling = wire.sampling_of_choice(base, choice)
+    assert sampling.choice == choice
+    assert base.choice == 0, "the request's own is not written to"
+    sampling.choice = 0
+    assert sampling == base
+
+
+# Requests
+
+
+@given(
+    prompt=tokens_of(1),
+    n=sizes(8),
+    serial=U64,
+    max_tokens=sizes(),
+    timeout_ms=st.integers(0, 10**9),
+    priority=st.integers(-(2**31), 2**31 - 1),
+    arrived_ms=st.integers(0, 2**42),
+)
+def test_a_request_keeps_what_the_core_decides_by(
+    prompt: tuple[int, ...],
+    n: int,
+    serial: int,
+    max_tokens: int,
+    timeout_ms: int,
+    priority: int,
+    arrived_ms: int,
+) -> None:
+    record = SubmitRecord(
+        id="default:a",
+        tenant="default",
+        n=n,
+        prompt_token_ids=prompt,
+        sampling=RowSampling(max_tokens=max_tokens),
+        timeout_ms=timeout_ms,
+        priority=priority,
+    )
+    entry = InboxEntry(entry_id=f"{arrived_ms}-7", serial=serial, record=record)
+    request = wire.request_from_proto(entry, record)
+    assert (request.id, request.tenant, request.serial, request.n) == (
+        "default:a",
+        "default",
+        serial,
+        n,
+    )
+    assert (request.prompt, request.max_tokens, request.priority) == (prompt, max_tokens, priority)
+    assert request.arrived_ns == arrived_ms * 1_000_000
+    if timeout_ms:
+        assert request.deadline_ns == (arrived_ms + timeout_ms) * 1_000_000
+    else:
+        assert request.deadline_ns is None
+    assert request.outputs == ()
+
+
+def test_a_resumed_request_brings_its_outputs() -> None:
+    record = SubmitRecord(n=2, prompt_token_ids=[1], sampling=RowSampling(max_tokens=4))
+    entry = InboxEntry(entry_id="5-0", serial=9, record=record)
+    assert wire.request_from_proto(entry, record, ((1, 2), None)).outputs == ((1, 2), None)
+
+
+@pytest.mark.parametrize("reason", [*FinishReason.values(), 77])
+@pytest.mark.parametrize("choice", [None, 0, 3])
+def test_a_cancel_cuts_only_for_a_stop_string(reason: int, choice: int | None) -> None:
+    record = CancelRecord(serial=5, output_tokens=3, choice=choice)
+    record.reason = reason  # type: ignore[assignment]
+    cut = wire.cut_from_proto(record)
+    assert cut["choice"] == choice
+    assert cut["output_tokens"] == (3 if reason == common_pb2.FINISH_REASON_STOP else None)
+    assert cut["reason"] == wire.REASON_FROM_PROTO.get(record.reason, Reason.CANCELLED)
+
+
+# Workers
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "fingerprint": NAMES,
+            "block_size": sizes(256),
+            "block_count": sizes(),
+            "slots_max": sizes(1024),
+            "vocab_size": sizes(),
+            "context_tokens_max": sizes(),
+        }
+    )
+)
+def test_a_worker_is_taken_at_its_word(fields: dict[str, object]) -> None:
+    fields["step_tokens_max"] = 2048
+    spec = wire.spec_from_proto(WorkerDescription(boot_id="b", **fields))  # type: ignore[arg-type]
+    assert spec == WorkerSpec(**fields)  # type: ignore[arg-type]
+
+
+# Endings
+
+
+def test_every_reason_has_its_number_and_none_is_unspecified() -> None:
+    assert set(wire.REASON_TO_PROTO) == set(Reason)
+    numbers = set(FinishReason.values()) - {common_pb2.FINISH_REASON_UNSPECIFIED}
+    assert set(wire.REASON_FROM_PROTO) == numbers
+
+
+@given(serial=U64, reason=st.sampled_from(Reason), output_tokens=U32, error=NAMES)
+def test_an_ending_says_who_why_and_where(
+    serial: int, reason: Reason, output_tokens: int, error: str
+) -> None:
+    finished = Finished(serial=serial, reason=reason, output_tokens=output_tokens, error=error)
+    message = wire.finished_to_proto(finished)
+    read = Finished(
+        serial=message.serial,
+        reason=wire.REASON_FROM_PROTO[message.reason],
+        output_tokens=message.output_tokens,
+        error=message.error,
+    )
+    assert read == finished
+    assert not message.HasField("done")
+
+
+def test_done_is_in_tokens_and_microseconds() -> None:
+    over = RequestOver(
+        id="a",
+        serial=1,
+        prompt_tokens=10,
+        cached_tokens=4,
+        outputs=((1, 2),),
+        endings=(),
+        queue_ns=1_999,
+        prefill_ns=2_000_000,
+        decode_ns=3_000_999,
+        preemptions=2,
+    )
+    done = wire.done_to_proto(over, output_tokens=7)
+    assert (done.usage.prompt_tokens, done.usage.output_tokens) == (10, 7)
+    assert done.usage.cached_tokens == 4
+    timings = done.timings
+    assert (timings.queue_us, timings.prefill_us, timings.decode_us) == (1, 2000, 3000)
+    assert timings.preemptions == 2
