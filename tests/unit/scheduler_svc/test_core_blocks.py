@@ -239,6 +239,17 @@ def test_a_hit_on_free_blocks_is_not_counted_twice() -> None:
     assert cell.overs[again].cached_tokens == 12
 
 
+def test_shared_blocks_cost_nothing_to_share() -> None:
+    # Six blocks, four held: the second needs four too, but only one that is not shared.
+    cell = Cell(spec(block_size=4, blocks=6), lease=1)
+    first = cell.submit(PROMPT, 4)
+    cell.turn()
+    second = cell.submit(PROMPT, 4)
+    assert cell.must_plan().admitted == (second,)
+    assert cell.running() == [first, second]
+    cell.finish()
+
+
 def test_a_block_is_remembered_only_when_its_step_is_committed() -> None:
     cell = Cell(spec(block_size=4))
     cell.submit(PROMPT)

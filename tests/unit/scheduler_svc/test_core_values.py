@@ -161,6 +161,18 @@ def test_times_of_a_request_add_up() -> None:
     assert over.output_tokens == 6
 
 
+def test_waiting_ends_with_the_first_seat_not_the_last() -> None:
+    cell = Cell(spec())
+    serial = cell.submit(3, 6)
+    cell.now_ns = 5
+    cell.must_plan()
+    cell.now_ns = 50
+    cell.kill("w1", is_crash=False)
+    cell.join("w2", spec())
+    cell.finish()
+    assert cell.overs[serial].queue_ns == 5
+
+
 def test_one_that_never_ran_waited_all_its_time() -> None:
     cell = Cell(spec(slots=1))
     cell.submit(3, 60)
