@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import socket
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -17,6 +16,7 @@ from gpu_worker.rows import Rows
 from gpu_worker.server import SERVICE_NAME, WorkerServicer
 from gpu_worker.settings import WorkerSettings
 from protos.kaiten.v1 import worker_service_pb2_grpc
+from service_kit.addresses import advertised
 from service_kit.grpc_health import HealthStatus
 from service_kit.grpc_server import (
     MIB,
@@ -32,7 +32,6 @@ log = structlog.get_logger()
 # A plan can carry a whole batch of long prompts; the leader's stream lives as long as it leads.
 _SERVER_LIMITS: Final = ServerLimits(message_in_bytes_max=64 * MIB, connection_age_s_max=None)
 _STOP_GRACE_S: Final = 1.0
-_WILDCARDS: Final = ("0.0.0.0", "::", "")
 
 
 class WorkerProcess:
@@ -55,7 +54,6 @@ class WorkerProcess:
         server = self._server = create_server(limits=_SERVER_LIMITS)
         # Bound before loading: a taken port is known at once.
         port = bind(server, settings.grpc_host, settings.grpc_port)
-        address = settings.advertise_address or _reachable(settings.grpc_host, port)
         self._crashed = asyncio.get_running_loop().create_future()
         loaded = await asyncio.to_thread(self._load, settings)
         description = describe(loaded)
@@ -67,8 +65,17 @@ class WorkerProcess:
         add_reflection(server, (SERVICE_NAME,))
         await server.start()
         self._health.set_all(True)
-        self._registrar = Registrar(settings.scheduler, address=address, description=description)
-        return _ready_fields(loaded, description, address)
+
+        async def address_for(scheduler: str) -> str:
+            return settings.advertise_address or await advertised(
+                settings.grpc_host, port, peer=scheduler
+            )
+
+        self._registrar = Registrar(
+            settings.scheduler, address_for=address_for, description=description
+        )
+        bound = settings.advertise_address or f"{settings.grpc_host}:{port}"
+        return _ready_fields(loaded, description, bound)
 
     async def serve(self) -> None:
         """Until cancelled, or until the compute thread dies."""
@@ -132,12 +139,6 @@ def describe(loaded: Loaded) -> Description:
         slots_max=limits.slots,
         step_tokens_max=limits.step_tokens,
     )
-
-
-def _reachable(host: str, port: int) -> str:
-    """Where others find us: a wildcard is no address, the host's name is."""
-    name = socket.gethostname() if host in _WILDCARDS else host
-    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
 
 
 def _ready_fields(loaded: Loaded, description: Description, address: str) -> dict[str, object]:

@@ -5,7 +5,7 @@ backoff, at the leader's address when the answer names it and otherwise at the n
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import grpc
@@ -27,14 +27,27 @@ _BACKOFF_S_MAX: Final = 0.5
 _DRAIN_POLL_S: Final = 0.1
 # A scheduler that does not answer this often while we drain has nothing to move.
 _DRAIN_FAILURES_MAX: Final = 3
+# One name may stand for several schedulers (replicas of a container). Whichever is asked first
+# names the leader if it is not; another order at each attempt, so that a silent one is passed by.
+_CHANNEL_OPTIONS: Final = (
+    (
+        "grpc.service_config",
+        '{"loadBalancingConfig": [{"pick_first": {"shuffleAddressList": true}}]}',
+    ),
+)
 
 
 class Registrar:
     def __init__(
-        self, schedulers: Sequence[str], *, address: str, description: Description
+        self,
+        schedulers: Sequence[str],
+        *,
+        address_for: Callable[[str], Awaitable[str]],
+        description: Description,
     ) -> None:
+        """`address_for(scheduler)` is where that scheduler reaches this worker."""
         self._schedulers = tuple(schedulers)
-        self._address = address
+        self._address_for = address_for
         self._description = description
         self._leader_hint = ""
         self._attempt = 0
@@ -43,7 +56,7 @@ class Registrar:
         self._is_drained = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Registrar {self._address} registered={self._is_registered}>"
+        return f"<Registrar {','.join(self._schedulers)} registered={self._is_registered}>"
 
     @property
     def is_registered(self) -> bool:
@@ -62,8 +75,10 @@ class Registrar:
         while True:
             scheduler = self._next_scheduler()
             try:
-                async with grpc.aio.insecure_channel(scheduler) as channel:
-                    await self._attend(scheduler_service_pb2_grpc.SchedulerServiceStub(channel))
+                address = await self._address_for(scheduler)
+                async with grpc.aio.insecure_channel(scheduler, _CHANNEL_OPTIONS) as channel:
+                    stub = scheduler_service_pb2_grpc.SchedulerServiceStub(channel)
+                    await self._attend(stub, address)
                 failures = 0
             except grpc.aio.AioRpcError as error:
                 failures = 1 if self._is_registered else failures + 1
@@ -78,16 +93,18 @@ class Registrar:
         self._attempt += 1
         return self._schedulers[(self._attempt - 1) % len(self._schedulers)]
 
-    async def _attend(self, stub: scheduler_service_pb2_grpc.SchedulerServiceStub) -> None:
+    async def _attend(
+        self, stub: scheduler_service_pb2_grpc.SchedulerServiceStub, address: str
+    ) -> None:
         """Register, then heartbeat until told to register again."""
         registered = await stub.Register(
             scheduler_service_pb2.RegisterRequest(
-                address=self._address, worker=wire.description_to_proto(self._description)
+                address=address, worker=wire.description_to_proto(self._description)
             ),
             timeout=_RPC_S_MAX,
         )
         self._is_registered = True
-        log.info("worker.registered", interval_ms=registered.heartbeat_interval_ms)
+        log.info("worker.registered", address=address, interval_ms=registered.heartbeat_interval_ms)
         interval_s = max(registered.heartbeat_interval_ms, 1) / 1000
         while True:
             await self._pause(interval_s)

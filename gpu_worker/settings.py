@@ -22,7 +22,9 @@ class WorkerSettings(Settings):
     grpc_host: str = Field(default="127.0.0.1", description="address to listen on")
     grpc_port: int = Field(default=0, ge=0, le=65535, description="port; 0 takes any free one")
     advertise_address: str = Field(
-        default="", description="host:port under which the scheduler reaches this worker"
+        default="",
+        description="host:port at which the scheduler reaches this worker; default: where it is"
+        " bound, or its address on the route to the scheduler when bound to 0.0.0.0",
     )
     dtype: Literal["auto", "bf16", "fp32"] = Field(
         default="auto", description="auto: bf16 unless the checkpoint is fp32"

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -11,6 +12,7 @@ from scheduler_svc.servicer import Servicer
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.term import Term
 from service_kit import grpc_server, lifecycle, logs, settings, telemetry
+from service_kit.addresses import advertised
 from service_kit.clock import SystemClock
 from service_kit.errors import OutOfOrder, Unavailable
 
@@ -38,9 +40,10 @@ class SchedulerProcess:
         self._health = grpc_server.add_health(self._server, [SERVICE])
         grpc_server.add_reflection(self._server, [SERVICE])
         port = grpc_server.bind(self._server, self._settings.grpc_host, self._settings.grpc_port)
-        self._address = self._settings.advertise_address or f"{self._settings.grpc_host}:{port}"
+        self._port = port
         await self._server.start()
-        return {"grpc": self._address, "cell": self._settings.cell, "policy": self._settings.policy}
+        bound = f"{self._settings.grpc_host}:{port}"
+        return {"grpc": bound, "cell": self._settings.cell, "policy": self._settings.policy}
 
     async def serve(self) -> None:
         while not self._is_draining:
@@ -92,12 +95,19 @@ class SchedulerProcess:
         assert self._ledger is not None
         self._health.set_all(True)
         candidate = Candidate(
-            self._ledger, self._clock, self._settings.lease_ttl_s, address=self._address
+            self._ledger, self._clock, self._settings.lease_ttl_s, address=await self._address()
         )
         leader = await self._campaign(candidate)
         term = Term(ledger=self._ledger, leader=leader, settings=self._settings, clock=self._clock)
         self._servicer.term = term
         await term.run()
+
+    async def _address(self) -> str:
+        """Where workers find this scheduler once it leads; the lease carries it."""
+        chosen, store = self._settings, urlsplit(self._settings.redis_url)
+        return chosen.advertise_address or await advertised(
+            chosen.grpc_host, self._port, peer=f"{store.hostname or ''}:{store.port or 6379}"
+        )
 
     async def _campaign(self, candidate: Candidate) -> Leader:
         """Wait to lead; meanwhile tell workers who does."""

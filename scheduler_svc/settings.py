@@ -20,7 +20,11 @@ class SchedulerSettings(Settings):
     )
     grpc_host: str = Field(default="127.0.0.1", description="where workers register")
     grpc_port: int = Field(default=50052, ge=0, le=65535, description="0 picks a free port")
-    advertise_address: str = Field(default="", description="host:port told to others; empty: bound")
+    advertise_address: str = Field(
+        default="",
+        description="host:port told to workers; default: where it is bound, or its address on the"
+        " route to the store when bound to 0.0.0.0",
+    )
     policy: Literal["fcfs", "static"] = Field(default="fcfs", description="who runs first")
     lease_steps_max: int = Field(
         default=8, ge=1, le=64, description="steps a worker may run on by itself"

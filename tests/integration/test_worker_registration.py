@@ -84,10 +84,11 @@ def model(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def worker(model: Path, *ports: int) -> AsyncIterator[WorkerProcess]:
+async def worker(model: Path, *ports: int, **chosen: Any) -> AsyncIterator[WorkerProcess]:
     """A started worker whose `serve` runs."""
+    schedulers = tuple(f"127.0.0.1:{port}" for port in ports)
     settings = MockSettings(
-        model=str(model), scheduler=tuple(f"127.0.0.1:{port}" for port in ports), step_ms=0
+        **{"model": str(model), "scheduler": schedulers, "step_ms": 0, **chosen}
     )
     process = WorkerProcess(settings, load_mock)
     await process.start()
@@ -146,6 +147,25 @@ async def test_it_follows_a_standby_to_the_leader(model: Path) -> None:
         async with scheduler_at(standby) as port, worker(model, port):
             await leader.until(lambda: len(leader.registered) == 1)
     assert standby.registered == []
+
+
+async def test_one_name_may_stand_for_several_schedulers(model: Path) -> None:
+    """As replicas of a container do: whichever of the name's addresses answers leads the way."""
+    leader = FakeScheduler()
+    async with scheduler_at(leader) as leader_port:
+        standby = FakeScheduler(leader_address=f"127.0.0.1:{leader_port}")
+        async with scheduler_at(standby) as port:
+            name = f"ipv4:127.0.0.1:{port},127.0.0.1:{leader_port}"
+            async with worker(model, scheduler=(name,)):
+                await leader.until(lambda: len(leader.heartbeats) >= 1)
+    assert standby.registered == []
+
+
+async def test_bound_to_a_wildcard_it_tells_an_address_that_answers(model: Path) -> None:
+    fake = FakeScheduler()
+    async with scheduler_at(fake) as port, worker(model, port, grpc_host="0.0.0.0"):
+        await fake.until(lambda: len(fake.registered) == 1)
+        assert fake.registered[0].address.startswith("127.0.0.1:")
 
 
 async def test_it_tries_each_configured_scheduler(model: Path) -> None:
