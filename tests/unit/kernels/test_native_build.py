@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ def test_importing_builds_nothing() -> None:
 
 def test_no_compiler_leaves_the_torch_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     native.disable("test")
-    monkeypatch.setattr(native.shutil, "which", lambda name, path=None: None)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     assert not native.build(tmp_path)
     assert not native.available()
     assert "install g++" in native.reason()

@@ -142,6 +142,11 @@ def test_write_kv_outside_the_pool(path: str) -> None:
     assert not pages.any()
 
 
+T8 = rope_table(4, torch.ones(4))
+KV = torch.ones(2, 1, 8)
+PAGES = torch.zeros(2, 1, 4, 8)
+
+
 @pytest.mark.parametrize(
     ("name", "call"),
     [
@@ -170,8 +175,3 @@ def test_bad_arguments_are_named(name: str, call: object) -> None:
     assert callable(call)
     with pytest.raises(ValueError, match=rf"^{name}: "):
         call()
-
-
-T8 = rope_table(4, torch.ones(4))
-KV = torch.ones(2, 1, 8)
-PAGES = torch.zeros(2, 1, 4, 8)
