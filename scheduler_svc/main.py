@@ -99,6 +99,8 @@ class SchedulerProcess:
         )
         leader = await self._campaign(candidate)
         term = Term(ledger=self._ledger, leader=leader, settings=self._settings, clock=self._clock)
+        await term.recover()
+        # From here on workers may register; `run` makes room for them before it first waits.
         self._servicer.term = term
         await term.run()
 

@@ -68,8 +68,8 @@ class Term:
 
     # Life
 
-    async def run(self) -> None:
-        """Recover, then lead. Raises OutOfOrder when somebody else leads, StoreLost, or cancels."""
+    async def recover(self) -> None:
+        """Take over every live request. Workers may register only afterwards."""
         self._clock_offset_ns = await self._ledger.now_ns() - self._clock.monotonic_ns()
         recovered = await self._ledger.recover(self.leader)
         self._journal = Journal(
@@ -80,11 +80,15 @@ class Term:
                 self._resume(entry, entry.record, recovered)
             else:
                 self._cancel(entry.record)
+        self._cursor = recovered.cursor
         log.info("term.started", epoch=self.leader.epoch, resumed=self.core.live_count)
+
+    async def run(self) -> None:
+        """Lead. Raises OutOfOrder when somebody else leads, StoreLost, or cancels."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._pump.run(), name="pump")
-            tasks.create_task(self._read_inbox(recovered.cursor), name="inbox")
+            tasks.create_task(self._read_inbox(), name="inbox")
             tasks.create_task(self._renew(), name="renew")
             tasks.create_task(self._tick(), name="tick")
 
@@ -275,11 +279,11 @@ class Term:
 
     # Tasks
 
-    async def _read_inbox(self, cursor: str) -> None:
+    async def _read_inbox(self) -> None:
         while True:
             try:
                 entries = await self._ledger.inbox_read(
-                    cursor, block_ms=INBOX_BLOCK_MS, count=INBOX_COUNT
+                    self._cursor, block_ms=INBOX_BLOCK_MS, count=INBOX_COUNT
                 )
             except StoreLost:
                 raise
@@ -287,7 +291,7 @@ class Term:
                 await self._clock.sleep(RETRY_S)
                 continue
             for entry in entries:
-                cursor = entry.entry_id
+                self._cursor = entry.entry_id
                 if isinstance(entry.record, SubmitRecord):
                     self._submit(entry, entry.record)
                 else:

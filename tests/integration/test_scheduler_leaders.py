@@ -5,7 +5,13 @@ import signal
 import time
 from pathlib import Path
 
+import grpc
+
 from protos.kaiten.v1.common_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH
+from protos.kaiten.v1.scheduler_service_pb2 import RegisterRequest
+from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from protos.kaiten.v1.worker_service_pb2 import DescribeRequest
+from protos.kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tests.support.answers import Answer, until
 from tests.support.cluster import LEASE_TTL_S, Cluster
 
@@ -155,3 +161,35 @@ async def test_a_standby_that_dies_is_not_missed(tmp_path: Path) -> None:
         assert_all_gold(answers)
         assert await leads(cluster, leader)
         assert max(answer.gap_s_max for answer in answers) < LEASE_TTL_S
+
+
+async def test_a_worker_that_registers_while_the_leader_recovers_is_refused_not_forgotten(
+    tmp_path: Path,
+) -> None:
+    """Only the first moment counts: whoever is taken in before there is room is never dialled."""
+    async with Cluster(tmp_path) as cluster:
+        (worker,), (scheduler,) = cluster.workers, cluster.schedulers
+        scheduler.kill()
+        answers = await cluster.submit_many(400, max_tokens=2)
+        (ready,) = cluster.events(worker, "service.ready")
+        async with grpc.aio.insecure_channel(ready["address"]) as channel:
+            described = await WorkerServiceStub(channel).Describe(DescribeRequest())
+        scheduler.start()
+        request = RegisterRequest(address=ready["address"], worker=described.worker)
+        codes: set[grpc.StatusCode] = set()
+        while (code := await register(cluster, request)) is not None:
+            codes.add(code)
+        assert codes <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION}
+        await cluster.ready(workers=1)
+        await cluster.all_done()
+        assert_all_gold(answers)
+
+
+async def register(cluster: Cluster, request: RegisterRequest) -> grpc.StatusCode | None:
+    """None: accepted."""
+    async with grpc.aio.insecure_channel(cluster.scheduler_addresses[0]) as channel:
+        try:
+            await SchedulerServiceStub(channel).Register(request, timeout=1.0)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    return None
