@@ -21,7 +21,7 @@ def generate(target: Path) -> None:
     outputs = [f"--{kind}_out={target}" for kind in ("python", "pyi", "grpc_python")]
     if protoc.main(["protoc", f"-I{ROOT}", *outputs, *sources]) != 0:
         sys.exit(1)
-    for path in target.rglob("*_pb2*.py*"):
+    for path in (target / "kaiten" / "v1").glob("*_pb2*.py*"):
         path.write_text(re.sub(r"\bfrom kaiten\.v1\b", "from protos.kaiten.v1", path.read_text()))
 
 

@@ -18,7 +18,7 @@ REQUEST_STATE_LIVE: RequestState
 REQUEST_STATE_FINISHED: RequestState
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "conversation", "sampling", "n", "stop", "return_token_ids", "keep_running")
+    __slots__ = ("request_id", "model", "text", "token_ids", "conversation", "sampling", "n", "stop", "return_token_ids", "keep_running", "priority", "include_stop", "show_special_tokens", "return_cursors")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,10 @@ class GenerateRequest(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     KEEP_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
+    SHOW_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_CURSORS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -39,7 +43,11 @@ class GenerateRequest(_message.Message):
     stop: _containers.RepeatedScalarFieldContainer[str]
     return_token_ids: bool
     keep_running: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., n: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., return_token_ids: bool = ..., keep_running: bool = ...) -> None: ...
+    priority: int
+    include_stop: bool
+    show_special_tokens: bool
+    return_cursors: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., n: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., return_token_ids: bool = ..., keep_running: bool = ..., priority: _Optional[int] = ..., include_stop: bool = ..., show_special_tokens: bool = ..., return_cursors: bool = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -48,10 +56,24 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Conversation(_message.Message):
-    __slots__ = ("messages",)
+    __slots__ = ("messages", "template_options")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
+    template_options: _containers.RepeatedCompositeFieldContainer[TemplateOption]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., template_options: _Optional[_Iterable[_Union[TemplateOption, _Mapping]]] = ...) -> None: ...
+
+class TemplateOption(_message.Message):
+    __slots__ = ("name", "flag", "text", "number")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FLAG_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    flag: bool
+    text: str
+    number: int
+    def __init__(self, name: _Optional[str] = ..., flag: bool = ..., text: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
@@ -67,17 +89,57 @@ class GenerateResponse(_message.Message):
     event: GenerationEvent
     def __init__(self, event: _Optional[_Union[GenerationEvent, _Mapping]] = ...) -> None: ...
 
+class GenerateBatchRequest(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[GenerateRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[GenerateRequest, _Mapping]]] = ...) -> None: ...
+
+class GenerateBatchResponse(_message.Message):
+    __slots__ = ("index", "event", "error")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    event: GenerationEvent
+    error: RequestError
+    def __init__(self, index: _Optional[int] = ..., event: _Optional[_Union[GenerationEvent, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ...) -> None: ...
+
+class RequestError(_message.Message):
+    __slots__ = ("code", "message", "fields", "retry_after_ms")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    fields: _containers.RepeatedCompositeFieldContainer[FieldError]
+    retry_after_ms: int
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., fields: _Optional[_Iterable[_Union[FieldError, _Mapping]]] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+
+class FieldError(_message.Message):
+    __slots__ = ("field", "rule")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    rule: str
+    def __init__(self, field: _Optional[str] = ..., rule: _Optional[str] = ...) -> None: ...
+
 class AttachRequest(_message.Message):
-    __slots__ = ("request_id", "positions", "return_token_ids", "keep_running")
+    __slots__ = ("request_id", "positions", "return_token_ids", "keep_running", "cursors", "return_cursors")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     KEEP_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    CURSORS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_CURSORS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     positions: _containers.RepeatedScalarFieldContainer[int]
     return_token_ids: bool
     keep_running: bool
-    def __init__(self, request_id: _Optional[str] = ..., positions: _Optional[_Iterable[int]] = ..., return_token_ids: bool = ..., keep_running: bool = ...) -> None: ...
+    cursors: _containers.RepeatedScalarFieldContainer[bytes]
+    return_cursors: bool
+    def __init__(self, request_id: _Optional[str] = ..., positions: _Optional[_Iterable[int]] = ..., return_token_ids: bool = ..., keep_running: bool = ..., cursors: _Optional[_Iterable[bytes]] = ..., return_cursors: bool = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("event",)
@@ -106,20 +168,22 @@ class Accepted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("choice", "position", "token_count", "text", "token_ids", "logprobs")
+    __slots__ = ("choice", "position", "token_count", "text", "token_ids", "logprobs", "cursor")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
     choice: int
     position: int
     token_count: int
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
-    def __init__(self, choice: _Optional[int] = ..., position: _Optional[int] = ..., token_count: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    cursor: bytes
+    def __init__(self, choice: _Optional[int] = ..., position: _Optional[int] = ..., token_count: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., cursor: _Optional[bytes] = ...) -> None: ...
 
 class ChoiceFinished(_message.Message):
     __slots__ = ("choice", "reason", "output_tokens", "error")
@@ -182,13 +246,17 @@ class GetRequestRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class GetRequestResponse(_message.Message):
-    __slots__ = ("request_id", "state", "choices", "done")
+    __slots__ = ("request_id", "state", "choices", "done", "queue_position", "queue_reason")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_POSITION_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_REASON_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     state: RequestState
     choices: _containers.RepeatedCompositeFieldContainer[ChoiceFinished]
     done: Done
-    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., choices: _Optional[_Iterable[_Union[ChoiceFinished, _Mapping]]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
+    queue_position: int
+    queue_reason: str
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., choices: _Optional[_Iterable[_Union[ChoiceFinished, _Mapping]]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., queue_position: _Optional[int] = ..., queue_reason: _Optional[str] = ...) -> None: ...

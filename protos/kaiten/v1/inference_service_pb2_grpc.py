@@ -40,6 +40,11 @@ class InferenceServiceStub(object):
                 request_serializer=kaiten_dot_v1_dot_inference__service__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=kaiten_dot_v1_dot_inference__service__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.GenerateBatch = channel.unary_stream(
+                '/kaiten.v1.InferenceService/GenerateBatch',
+                request_serializer=kaiten_dot_v1_dot_inference__service__pb2.GenerateBatchRequest.SerializeToString,
+                response_deserializer=kaiten_dot_v1_dot_inference__service__pb2.GenerateBatchResponse.FromString,
+                _registered_method=True)
         self.Attach = channel.unary_stream(
                 '/kaiten.v1.InferenceService/Attach',
                 request_serializer=kaiten_dot_v1_dot_inference__service__pb2.AttachRequest.SerializeToString,
@@ -64,6 +69,14 @@ class InferenceServiceServicer(object):
     def Generate(self, request, context):
         """Submit a request and follow it. The first event is Accepted: from then on the request is durable.
         A repeat with the same request_id and the same body attaches to the running request from position 0.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateBatch(self, request, context):
+        """Submit many requests over one call. Each is accepted, refused and ended on its own: what is wrong with one
+        comes as an event of that one, and the others go on. Leaving cancels those that are not keep_running.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,6 +110,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=kaiten_dot_v1_dot_inference__service__pb2.GenerateRequest.FromString,
                     response_serializer=kaiten_dot_v1_dot_inference__service__pb2.GenerateResponse.SerializeToString,
+            ),
+            'GenerateBatch': grpc.unary_stream_rpc_method_handler(
+                    servicer.GenerateBatch,
+                    request_deserializer=kaiten_dot_v1_dot_inference__service__pb2.GenerateBatchRequest.FromString,
+                    response_serializer=kaiten_dot_v1_dot_inference__service__pb2.GenerateBatchResponse.SerializeToString,
             ),
             'Attach': grpc.unary_stream_rpc_method_handler(
                     servicer.Attach,
@@ -142,6 +160,33 @@ class InferenceService(object):
             '/kaiten.v1.InferenceService/Generate',
             kaiten_dot_v1_dot_inference__service__pb2.GenerateRequest.SerializeToString,
             kaiten_dot_v1_dot_inference__service__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kaiten.v1.InferenceService/GenerateBatch',
+            kaiten_dot_v1_dot_inference__service__pb2.GenerateBatchRequest.SerializeToString,
+            kaiten_dot_v1_dot_inference__service__pb2.GenerateBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,10 +40,14 @@ class SubmitRecord(_message.Message):
     def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., n: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_worker_service_pb2.RowSampling, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., priority: _Optional[int] = ..., traceparent: _Optional[str] = ..., render: _Optional[_Union[RenderOptions, _Mapping]] = ...) -> None: ...
 
 class RenderOptions(_message.Message):
-    __slots__ = ("stop",)
+    __slots__ = ("stop", "include_stop", "show_special_tokens")
     STOP_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
+    SHOW_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     stop: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, stop: _Optional[_Iterable[str]] = ...) -> None: ...
+    include_stop: bool
+    show_special_tokens: bool
+    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., show_special_tokens: bool = ...) -> None: ...
 
 class CancelRecord(_message.Message):
     __slots__ = ("id", "serial", "n", "choice", "reason", "output_tokens")
@@ -246,15 +250,17 @@ class ChoiceResult(_message.Message):
     def __init__(self, output: _Optional[_Union[FoldedTokens, _Mapping]] = ..., finished: _Optional[_Union[SequenceFinished, _Mapping]] = ...) -> None: ...
 
 class CellRecord(_message.Message):
-    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms")
+    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms", "waiting_serials")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WORKERS_READY_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     STALLED_MS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SERIALS_FIELD_NUMBER: _ClassVar[int]
     model: _common_pb2.WorkerDescription
     workers_ready: int
     waiting: int
     running: int
     stalled_ms: int
-    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ...) -> None: ...
+    waiting_serials: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ..., waiting_serials: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -40,6 +40,16 @@ class ModelServiceStub(object):
                 request_serializer=kaiten_dot_v1_dot_model__service__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=kaiten_dot_v1_dot_model__service__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/kaiten.v1.ModelService/Tokenize',
+                request_serializer=kaiten_dot_v1_dot_model__service__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=kaiten_dot_v1_dot_model__service__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/kaiten.v1.ModelService/Detokenize',
+                request_serializer=kaiten_dot_v1_dot_model__service__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=kaiten_dot_v1_dot_model__service__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer(object):
@@ -52,6 +62,20 @@ class ModelServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """The token ids that a prompt becomes, exactly as Generate would use them. Computes nothing else.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of token ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +83,16 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=kaiten_dot_v1_dot_model__service__pb2.ListModelsRequest.FromString,
                     response_serializer=kaiten_dot_v1_dot_model__service__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=kaiten_dot_v1_dot_model__service__pb2.TokenizeRequest.FromString,
+                    response_serializer=kaiten_dot_v1_dot_model__service__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=kaiten_dot_v1_dot_model__service__pb2.DetokenizeRequest.FromString,
+                    response_serializer=kaiten_dot_v1_dot_model__service__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,6 +123,60 @@ class ModelService(object):
             '/kaiten.v1.ModelService/ListModels',
             kaiten_dot_v1_dot_model__service__pb2.ListModelsRequest.SerializeToString,
             kaiten_dot_v1_dot_model__service__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaiten.v1.ModelService/Tokenize',
+            kaiten_dot_v1_dot_model__service__pb2.TokenizeRequest.SerializeToString,
+            kaiten_dot_v1_dot_model__service__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaiten.v1.ModelService/Detokenize',
+            kaiten_dot_v1_dot_model__service__pb2.DetokenizeRequest.SerializeToString,
+            kaiten_dot_v1_dot_model__service__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,
