@@ -38,6 +38,7 @@ TABLE: Final[dict[type[errors.KaitenError], Row]] = {
     errors.Unavailable: Row(503, "server_error", "unavailable"),
     errors.OutOfOrder: Row(409, "server_error", "out_of_order"),
     errors.NotLeader: Row(503, "server_error", "not_leader"),
+    errors.DataLoss: Row(409, "invalid_request_error", "data_loss"),
     errors.Unauthenticated: Row(401, "authentication_error", "invalid_api_key"),
     errors.ConfigError: Row(500, "server_error", "misconfigured"),
 }
@@ -74,7 +75,7 @@ def body_of(error: errors.KaitenError) -> dict[str, Any]:
     row = row_of(error)
     param = None
     if isinstance(error, errors.InvalidRequest):
-        param = PARAMS.get(error.field, error.field.removeprefix("sampling.")) or None
+        param = _param(error)
     elif isinstance(error, errors.NotFound) and row.code == "model_not_found":
         param = "model"
     return {
@@ -109,8 +110,16 @@ def internal(error_id: str) -> dict[str, Any]:
 def _message(error: errors.KaitenError, param: str | None) -> str:
     """In the client's words: it wrote `prompt`, not `token_ids.ids`."""
     if isinstance(error, errors.InvalidRequest) and param:
-        return f"{param}: {error.rule}"
+        return "; ".join(_in_clients_words(each) for each in error.violations)
     return str(error)
+
+
+def _in_clients_words(error: errors.InvalidRequest) -> str:
+    return f"{_param(error)}: {error.rule}" if error.field else error.rule
+
+
+def _param(error: errors.InvalidRequest) -> str | None:
+    return PARAMS.get(error.field, error.field.removeprefix("sampling.")) or None
 
 
 def _exact(error: errors.KaitenError, row: Row) -> Row:

@@ -3,6 +3,8 @@
 `str(error)` is always a sentence for its reader; the attributes are for programs.
 """
 
+from collections.abc import Sequence
+
 
 class KaitenError(Exception):
     """Root of the taxonomy. Never raised itself."""
@@ -15,6 +17,25 @@ class InvalidRequest(KaitenError):
         super().__init__(f"{field}: {rule}" if field else rule)
         self.field = field
         self.rule = rule
+
+    @property
+    def violations(self) -> "tuple[InvalidRequest, ...]":
+        """Everything that is wrong, one field each. `field` and `rule` are the first one's."""
+        return (self,)
+
+
+class SeveralInvalid(InvalidRequest):
+    """More than one field is wrong."""
+
+    def __init__(self, violations: Sequence[InvalidRequest]) -> None:
+        first = violations[0]
+        super().__init__(first.field, first.rule)
+        self.args = ("; ".join(map(str, violations)),)
+        self._violations = tuple(violations)
+
+    @property
+    def violations(self) -> tuple[InvalidRequest, ...]:
+        return self._violations
 
 
 class TooLong(InvalidRequest):
@@ -43,14 +64,29 @@ class AlreadyExists(KaitenError):
 
 
 class Overloaded(KaitenError):
-    """Refused before any work was done; the same request may succeed after `retry_after_s`."""
+    """Refused before any work was done; the same request may succeed after `retry_after_s`.
 
-    def __init__(self, reason: str, retry_after_s: float, limit: int | None = None) -> None:
-        bound = "" if limit is None else f" (limit {limit})"
+    `subject` is whose bound it was: "cell", "gateway" or "tenant". `live` is what counted then.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        retry_after_s: float,
+        limit: int | None = None,
+        *,
+        live: int | None = None,
+        subject: str = "cell",
+    ) -> None:
+        known = (("live", live), ("limit", limit))
+        bounds = ", ".join(f"{name} {value}" for name, value in known if value is not None)
+        bound = f" ({bounds})" if bounds else ""
         super().__init__(f"overloaded: {reason}{bound}; retry in {retry_after_s:g} s")
         self.reason = reason
         self.retry_after_s = retry_after_s
         self.limit = limit
+        self.live = live
+        self.subject = subject
 
 
 class DeadlineExceeded(KaitenError):
@@ -94,6 +130,14 @@ class NotLeader(KaitenError):
         )
         super().__init__(f"not the leader{elsewhere}")
         self.leader_address = leader_address
+
+
+class DataLoss(KaitenError):
+    """What the caller holds and what we hold are not the same output: it cannot be continued."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class Unauthenticated(KaitenError):

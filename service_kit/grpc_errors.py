@@ -15,7 +15,7 @@ import structlog
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from service_kit import errors
@@ -25,6 +25,8 @@ log = structlog.get_logger()
 DOMAIN: Final = "kaiten"
 # Clients refuse trailers beyond 8 KiB, and percent-encoding triples what is not ASCII.
 MESSAGE_CHARS_MAX: Final = 1024
+RULE_CHARS_MAX: Final = 128
+VIOLATIONS_MAX: Final = 16
 
 CODES: Final[dict[type[errors.KaitenError], grpc.StatusCode]] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -36,6 +38,7 @@ CODES: Final[dict[type[errors.KaitenError], grpc.StatusCode]] = {
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.OutOfOrder: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotLeader: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.DataLoss: grpc.StatusCode.DATA_LOSS,
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
 }
@@ -56,10 +59,15 @@ def details_of(error: errors.KaitenError) -> list[Message]:
     metadata: dict[str, str] = {}
     details: list[Message] = []
     if isinstance(error, errors.InvalidRequest):
-        violation = BadRequest.FieldViolation(field=error.field, description=_cut(error.rule))
-        details.append(BadRequest(field_violations=[violation]))
+        details.append(_bad_request(error))
     if isinstance(error, errors.TooLong):
         metadata = {"limit": str(error.limit), "got": str(error.got)}
+    if isinstance(error, errors.Overloaded):
+        metadata = _numbers(limit=error.limit, live=error.live) | {"subject": error.subject}
+        violation = QuotaFailure.Violation(subject=error.subject, description=_cut(error.reason))
+        details.append(QuotaFailure(violations=[violation]))
+    if isinstance(error, errors.DeadlineExceeded):
+        metadata = {"phase": error.phase}
     if isinstance(error, errors.Overloaded | errors.Unavailable):
         delay = Duration(nanos=0)
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
@@ -68,6 +76,22 @@ def details_of(error: errors.KaitenError) -> list[Message]:
         metadata = {"leader_address": error.leader_address}
     details.append(ErrorInfo(reason=type(error).__name__, domain=DOMAIN, metadata=metadata))
     return details
+
+
+def _bad_request(error: errors.InvalidRequest) -> BadRequest:
+    violations = error.violations[:VIOLATIONS_MAX]
+    # One long rule is worth reading; many share the trailer's room.
+    chars_max = MESSAGE_CHARS_MAX if len(violations) == 1 else RULE_CHARS_MAX
+    return BadRequest(
+        field_violations=[
+            BadRequest.FieldViolation(field=each.field, description=_cut(each.rule, chars_max))
+            for each in violations
+        ]
+    )
+
+
+def _numbers(**named: int | None) -> dict[str, str]:
+    return {name: str(value) for name, value in named.items() if value is not None}
 
 
 def trailers_of(error: errors.KaitenError) -> Metadata:
@@ -91,8 +115,8 @@ async def abort(
     raise AssertionError("abort returned")
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 1] + "…"
+def _cut(text: str, chars_max: int = MESSAGE_CHARS_MAX) -> str:
+    return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
 
 
 async def _fail(context: Any, error: Exception, method: str) -> NoReturn:

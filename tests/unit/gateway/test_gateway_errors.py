@@ -10,6 +10,7 @@ from service_kit import errors, grpc_errors
 EXAMPLES = [
     errors.InvalidRequest("sampling.top_p", "must be more"),
     errors.TooLong("stop", 1, 2),
+    errors.SeveralInvalid([errors.InvalidRequest("n", "bad"), errors.TooLong("stop", 1, 2)]),
     TooMany("text", 1, 2, "bytes"),
     PromptTooLong("text", 1, 2),
     errors.NotFound("request 'x'"),
@@ -21,6 +22,7 @@ EXAMPLES = [
     errors.OutOfOrder("stale"),
     errors.NotLeader(""),
     errors.Unauthenticated("no key"),
+    errors.DataLoss("other tokens"),
     errors.ConfigError("wrong"),
     StoreLost(),
     Fenced("old"),
@@ -50,6 +52,7 @@ def test_the_two_codes_agree_on_who_must_act(error: errors.KaitenError) -> None:
         "UNAUTHENTICATED",
         "RESOURCE_EXHAUSTED",
         "CANCELLED",
+        "DATA_LOSS",
     }
     if code.name != "FAILED_PRECONDITION":
         assert (400 <= row.status < 500) is is_client_at_fault
