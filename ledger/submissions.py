@@ -42,6 +42,12 @@ class Submissions:
         prompt_tokens = len(record.prompt_token_ids)
         if not 1 <= record.n <= limits.requests_max:
             raise InvalidRequest("n", f"must be in [1, {limits.requests_max}], got {record.n}")
+        # The scheduler takes these two for granted: an entry that crashes it is there again when it
+        # is back.
+        if not prompt_tokens:
+            raise InvalidRequest("prompt", "must not be empty")
+        if record.sampling.max_tokens < 1:
+            raise InvalidRequest("max_tokens", "must be at least 1, got 0")
         if prompt_tokens > limits.prompt_tokens_max:
             raise TooLong("prompt tokens", limits.prompt_tokens_max, prompt_tokens)
         verdict, *rest = await self._store.script(

@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 from ledger import Follower, Leader, Ledger  # noqa: E402
 from protos.kaiten.v1.common_pb2 import TokenLogprobs  # noqa: E402
 from protos.kaiten.v1.ledger_pb2 import JournalRecord, SequenceLogprobs, SubmitRecord  # noqa: E402
+from protos.kaiten.v1.worker_service_pb2 import RowSampling  # noqa: E402
 from tests.support.store_server import StoreServer  # noqa: E402
 
 SCHEMA_VERSION = 1
@@ -36,6 +37,7 @@ COMMITS = 1000
 BATCH = 16
 RECORDS_FOLLOWED = 500
 SUBMITS = 1000
+SAMPLING = RowSampling(max_tokens=16)
 FSYNCS = 200
 RESULTS = ROOT / "benchmarks" / "results" / "ledger.jsonl"
 
@@ -105,7 +107,9 @@ async def submits(ledger: Ledger) -> dict[str, float]:
 
     async def caller() -> None:
         for index in names:
-            record = SubmitRecord(id=f"bench:{index}", n=1, prompt_token_ids=range(512))
+            record = SubmitRecord(
+                id=f"bench:{index}", n=1, prompt_token_ids=range(512), sampling=SAMPLING
+            )
             await ledger.submit(record, b"hash")
 
     started = time.perf_counter()

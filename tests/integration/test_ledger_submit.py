@@ -91,6 +91,18 @@ async def test_a_number_of_choices_that_can_never_fit_is_invalid(ledger: Ledger,
     assert refusal.value.field == "n"
 
 
+@pytest.mark.parametrize("field", ["prompt", "max_tokens"])
+async def test_what_the_scheduler_takes_for_granted_is_checked(ledger: Ledger, field: str) -> None:
+    """Once in the inbox it would crash every leader that reads it."""
+    record = submit_record("a", prompt=() if field == "prompt" else (1,))
+    if field == "max_tokens":
+        record.sampling.max_tokens = 0
+    with pytest.raises(InvalidRequest) as refusal:
+        await ledger.submit(record, b"h")
+    assert refusal.value.field == field
+    assert await ledger.inbox_all() == []
+
+
 async def test_a_repeat_after_the_end_still_finds_the_same_request(ledger: Ledger) -> None:
     first = await ledger.submit(submit_record("a"), b"h")
     leader = await PlayLeader.elected(ledger)

@@ -15,10 +15,12 @@ from protos.kaiten.v1.ledger_pb2 import (
     SequenceLogprobs,
     SubmitRecord,
 )
+from protos.kaiten.v1.worker_service_pb2 import RowSampling
 
 
 def submit_record(id: str, *, n: int = 1, prompt: Sequence[int] = (1, 2, 3)) -> SubmitRecord:
-    return SubmitRecord(id=id, tenant="default", n=n, prompt_token_ids=prompt)
+    sampling = RowSampling(max_tokens=16)
+    return SubmitRecord(id=id, tenant="default", n=n, prompt_token_ids=prompt, sampling=sampling)
 
 
 def stopped(serial: int, output_tokens: int) -> SequenceFinished:
