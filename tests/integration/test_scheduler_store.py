@@ -1,5 +1,6 @@
 """The store dies, freezes, is flushed, or comes last: streams pause, and go on or start anew."""
 
+import asyncio
 from pathlib import Path
 
 from ledger import StoreLost
@@ -22,8 +23,7 @@ async def test_kill_the_store_mid_stream_and_start_it_again(tmp_path: Path) -> N
         for answer in answers:
             await answer.has_tokens(5)
         cluster.store.kill()
-        scheduler = cluster.schedulers[0]
-        await until(lambda: cluster.events(scheduler, "commit.waiting"), "the scheduler waits")
+        await until(lambda: silence_s(answers) > 0.5, "silence")
         assert not any(answer.is_over for answer in answers)
         cluster.store.start()
         await cluster.all_done()
@@ -88,7 +88,8 @@ async def test_worker_first_then_scheduler_then_store(tmp_path: Path) -> None:
         worker.start()
         await until(lambda: cluster.events(worker, "worker.unregistered"), "nobody to register at")
         scheduler.start()
-        await until(lambda: cluster.events(scheduler, "store.waiting"), "no store to connect to")
+        await until(lambda: cluster.state_of(cluster.scheduler_addresses[0]), "a scheduler")
+        assert await cluster.state() is None, "nobody leads without a store"
         cluster.store.start()
         await cluster.connect()
         await cluster.ready(workers=1)
@@ -106,3 +107,15 @@ async def test_requests_that_wait_for_the_first_worker(tmp_path: Path) -> None:
         cluster.add_worker({}).start()
         await cluster.all_done()
         assert_all_gold(answers)
+
+
+async def test_a_store_that_may_lose_requests_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, is_started=False) as cluster:
+        cluster.is_checked = False
+        cluster.store.settings["appendonly"] = "no"
+        cluster.store.start()
+        (scheduler,) = cluster.schedulers
+        scheduler.start()
+        assert await asyncio.to_thread(scheduler.join) == 2
+        assert "appendonly must be yes" in scheduler.log()
+        assert "Fix: CONFIG SET appendonly yes" in scheduler.log()

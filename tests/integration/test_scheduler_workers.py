@@ -160,6 +160,19 @@ async def test_a_prompt_that_kills_its_worker_fails_alone(tmp_path: Path) -> Non
         await cluster.ready(workers=1)
 
 
+async def test_a_request_that_no_worker_accepts_fails_alone(tmp_path: Path) -> None:
+    """A token beyond the vocabulary, as no gateway lets through: the plan is refused each time."""
+    async with Cluster(tmp_path, worker_flags={"step_ms": 10}) as cluster:
+        mates = await cluster.submit_many(4, max_tokens=60)
+        for answer in mates:
+            await answer.has_tokens(3)
+        strange = await cluster.submit(prompt=[9, 1536])
+        await cluster.all_done()
+        assert_all_gold(mates)
+        assert strange.reasons == [FINISH_REASON_ERROR]
+        await cluster.ready(workers=1)
+
+
 async def test_one_four_one_workers_under_load(tmp_path: Path) -> None:
     async with Cluster(tmp_path, worker_flags={"step_ms": 5, "slots": 8}) as cluster:
         answers = await cluster.submit_many(40, max_tokens=60)
