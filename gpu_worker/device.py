@@ -16,6 +16,30 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogitEdits:
+    """What rows change in their own logits, as parallel (row of the Q, token id) entries.
+
+    Order and arithmetic are those of `kernels.logit_edits`.
+    """
+
+    bias_rows: IntArray
+    bias_ids: IntArray
+    biases: FloatArray
+    seen_rows: IntArray
+    seen_ids: IntArray
+    # Times in the output; 0: in the prompt only.
+    seen_counts: FloatArray
+    # [Q] each.
+    repetition: FloatArray
+    presence: FloatArray
+    frequency: FloatArray
+    forbidden_rows: IntArray
+    forbidden_ids: IntArray
+    allowed_rows: IntArray
+    allowed_ids: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingColumns:
     """One entry per sampled row (Q of them)."""
 
@@ -30,8 +54,8 @@ class SamplingColumns:
     position: IntArray
     # Log-probabilities wanted: -1 none, 0 the sampled token's own, k the k likeliest too.
     logprobs: IntArray
-    # (index into the Q rows, token ids that may not be sampled yet)
-    masks: tuple[tuple[int, IntArray], ...]
+    # None: nobody changes its logits.
+    edits: LogitEdits | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 from gpu_worker.device import BoolArray, IntArray
 from gpu_worker.plans import (
+    BAD_WORD_TOKENS_MAX,
+    BAD_WORDS_MAX,
+    BIASES_MAX,
     LEASE_STEPS_MAX,
     STOP_TOKENS_MAX,
     InvalidPlan,
@@ -183,6 +186,30 @@ def _check_sampling(row: str, sampling: RowSampling, limits: RowLimits) -> None:
     for is_kept, rule in rules:
         require(is_kept, f"{row}: {rule}")
     _check_token_ids(row, sampling.stop_token_ids, limits)
+    _check_rules(row, sampling, limits)
+
+
+def _check_rules(row: str, sampling: RowSampling, limits: RowLimits) -> None:
+    repetition, allowed = sampling.repetition_penalty, sampling.allowed_token_ids
+    biased = tuple(token_id for token_id, _ in sampling.logit_bias)
+    words = sampling.bad_words
+    longest = max(map(len, words), default=1)
+    rules = (
+        (math.isfinite(repetition) and repetition > 0, "repetition_penalty is a number > 0"),
+        (math.isfinite(sampling.presence_penalty), "presence_penalty is a number"),
+        (math.isfinite(sampling.frequency_penalty), "frequency_penalty is a number"),
+        (len(biased) <= BIASES_MAX, f"at most {BIASES_MAX} biases"),
+        (all(math.isfinite(bias) for _, bias in sampling.logit_bias), "a bias is a number"),
+        (len(set(biased)) == len(biased), "a token has one bias"),
+        (len(set(allowed)) == len(allowed), "an allowed token is listed once"),
+        (len(words) <= BAD_WORDS_MAX, f"at most {BAD_WORDS_MAX} bad words"),
+        (all(words), "a bad word has a token"),
+        (longest <= BAD_WORD_TOKENS_MAX, f"a bad word has at most {BAD_WORD_TOKENS_MAX} tokens"),
+    )
+    for is_kept, rule in rules:
+        require(is_kept, f"{row}: {rule}")
+    for token_ids in (biased, allowed, *words):
+        _check_token_ids(row, token_ids, limits)
 
 
 def _append(

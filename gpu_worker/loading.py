@@ -189,7 +189,7 @@ def _warm_up_step(
             choice=np.zeros(rows, np.int64),
             position=np.zeros(rows, np.int64),
             logprobs=np.full(rows, -1, np.int64),
-            masks=(),
+            edits=None,
         ),
     )
 

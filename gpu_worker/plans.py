@@ -10,6 +10,9 @@ from service_kit.errors import OutOfOrder
 
 LEASE_STEPS_MAX = 4096
 STOP_TOKENS_MAX = 256
+BIASES_MAX = 1024
+BAD_WORDS_MAX = 64
+BAD_WORD_TOKENS_MAX = 32
 
 
 class InvalidPlan(OutOfOrder):
@@ -40,6 +43,15 @@ class RowSampling:
     stop_token_ids: tuple[int, ...]
     # -1: none; 0: the sampled token's own.
     logprobs: int
+    # 1: none.
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    # (token id, bias), each id once.
+    logit_bias: tuple[tuple[int, float], ...]
+    # Empty: all.
+    allowed_token_ids: tuple[int, ...]
+    bad_words: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

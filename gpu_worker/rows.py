@@ -13,8 +13,11 @@ import numpy as np
 from gpu_worker.device import IntArray, SamplingColumns, StepInputs, StepSamples
 from gpu_worker.draft import Columns, RowLimits, draft_plan, require
 from gpu_worker.plans import FinishReason, Join, Plan, RowLogprobs, StepOutcome
+from gpu_worker.row_rules import RowRules, edits_of, has_rules
 
 _NO_STOP = -1
+# Below this the division by it would overflow long before the noise could decide anything.
+_TEMPERATURE_MIN = 1e-5
 
 
 class Rows:
@@ -41,6 +44,8 @@ class Rows:
         """Start of a stream: no members, and the next plan is number 1."""
         self._columns = Columns.empty(self.limits.slots)
         self._plan_id = 0
+        # Of the few rows that have any, by slot.
+        self._rules: dict[int, RowRules] = {}
 
     def __repr__(self) -> str:
         columns = self._columns
@@ -89,6 +94,8 @@ class Rows:
         )
         draft = draft_plan(plan, self._columns, self.limits, self.blocks)
         # Nothing below can fail.
+        for slot in plan.leaves:
+            self._rules.pop(slot, None)
         held: dict[int, int] = {}
         for join in plan.joins:
             self._write_join(join)
@@ -107,7 +114,8 @@ class Rows:
         self._blocks[slot, : len(join.blocks)] = join.blocks
         self._prompt[slot] = join.prompt_tokens
         self._masked_until[slot] = join.prompt_tokens + sampling.min_tokens
-        self._temperature[slot] = sampling.temperature
+        is_greedy = sampling.temperature < _TEMPERATURE_MIN
+        self._temperature[slot] = 0.0 if is_greedy else sampling.temperature
         self._top_k[slot] = sampling.top_k
         self._top_p[slot] = sampling.top_p
         self._min_p[slot] = sampling.min_p
@@ -115,6 +123,8 @@ class Rows:
         self._choice[slot] = sampling.choice
         self._logprobs[slot] = sampling.logprobs
         self._write_stops(slot, sampling.stop_token_ids)
+        if has_rules(sampling):
+            self._rules[slot] = RowRules(sampling, join.token_ids, join.prompt_tokens)
 
     def _write_stops(self, slot: int, stop_token_ids: tuple[int, ...]) -> None:
         missing = len(stop_token_ids) - self._stops.shape[1]
@@ -162,6 +172,11 @@ class Rows:
         known = self._columns.known[slots]
         is_masked = (known < self._masked_until[slots]) & (self._stops[slots, 0] != _NO_STOP)
         masks = [(int(row), self._stop_ids(slots[row])) for row in np.flatnonzero(is_masked)]
+        rules = [
+            (row, self._rules[slot])
+            for row, slot in enumerate(slots.tolist() if self._rules else ())
+            if slot in self._rules
+        ]
         return SamplingColumns(
             temperature=self._temperature[slots],
             top_k=self._top_k[slots],
@@ -171,7 +186,7 @@ class Rows:
             choice=self._choice[slots],
             position=known - self._prompt[slots],
             logprobs=self._logprobs[slots],
-            masks=tuple(masks),
+            edits=edits_of(rules, masks, len(slots)),
         )
 
     def _stop_ids(self, slot: np.int64) -> IntArray:
@@ -189,6 +204,8 @@ class Rows:
         position = columns.known[slots]
         self._tokens[slots, position] = token_ids
         columns.known[slots] = position + 1
+        if self._rules:
+            self._see(slots, token_ids)
         is_stop = (self._stops[slots] == token_ids[:, None]).any(axis=1)
         is_stop &= position >= self._masked_until[slots]
         is_over = is_stop | (position + 1 >= columns.limit[slots])
@@ -202,8 +219,30 @@ class Rows:
                 (int(slots[row]), FinishReason.STOP if is_stop[row] else FinishReason.LENGTH)
                 for row in np.flatnonzero(is_over)
             ),
-            errors=tuple((slot, "the model's logits are not numbers") for slot in broken.tolist()),
+            errors=tuple((slot, self._why_broken(slot)) for slot in broken.tolist()),
         )
+
+    def _see(self, slots: IntArray, token_ids: IntArray) -> None:
+        for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
+            if rules := self._rules.get(slot):
+                rules.see(token_id)
+
+    def _why_broken(self, slot: int) -> str:
+        if self._is_exhausted(slot):
+            return "allowed_token_ids, bad_words and min_tokens leave no token to sample"
+        return "the model's logits are not numbers"
+
+    def _is_exhausted(self, slot: int) -> bool:
+        """Whether the row's own rules forbid every token it might sample next."""
+        is_masked = self._columns.known[slot] < self._masked_until[slot]
+        forbidden = set(self._stop_ids(np.int64(slot)).tolist() if is_masked else ())
+        allowed = set[int]()
+        if rules := self._rules.get(slot):
+            forbidden.update(rules.forbidden_ids().tolist())
+            allowed.update(rules.allowed_ids.tolist())
+        if allowed:
+            return allowed <= forbidden
+        return len(forbidden) == self.limits.vocab_size
 
     def fail(self, slot: int) -> None:
         """The row could not be computed: it stays, idle, until a plan lets it leave."""

@@ -1,14 +1,16 @@
 """The device that computes: decoder, KV pages and sampler behind the `Device` protocol."""
 
 import time
+from dataclasses import fields
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gpu_worker.decoder import Decoder, StepTensors
-from gpu_worker.device import SamplingColumns, StepInputs, StepSamples
-from kernels.sampling import SamplingTensors, mask_tokens, sample, token_logprobs
+from gpu_worker.device import LogitEdits, SamplingColumns, StepInputs, StepSamples
+from kernels.logit_edits import EditTensors, edit_logits
+from kernels.sampling import SamplingTensors, sample, token_logprobs
 
 
 class TorchDevice:
@@ -53,10 +55,13 @@ class TorchDevice:
             choice=self._tensor(columns.choice),
             position=self._tensor(columns.position),
         )
-        # Log-probabilities are of the model's own logits, so masks go on a copy.
-        token_ids, is_ok = sample(self._masked(logits, columns), params)
         rows = np.flatnonzero(columns.logprobs >= 0)
-        logprob, top_ids, top = self._logprobs(logits, token_ids, columns, rows)
+        # Log-probabilities are of the model's own logits: those rows are copied before any edit.
+        raw = logits[self._tensor(rows)] if len(rows) else logits[:0]
+        if columns.edits is not None:
+            edit_logits(logits, self._edits(columns.edits))
+        token_ids, is_ok = sample(logits, params)
+        logprob, top_ids, top = self._logprobs(raw, token_ids, columns, rows)
         return StepSamples(
             token_ids=token_ids.cpu().numpy(),
             is_ok=is_ok.cpu().numpy(),
@@ -68,27 +73,21 @@ class TorchDevice:
             sample_us=(time.perf_counter_ns() - forward_ns) // 1000,
         )
 
-    def _masked(self, logits: Tensor, columns: SamplingColumns) -> Tensor:
-        if not columns.masks:
-            return logits
-        rows = np.concatenate([np.full(len(ids), row) for row, ids in columns.masks])
-        ids = np.concatenate([ids for _, ids in columns.masks])
-        masked = logits.clone()
-        mask_tokens(masked, self._tensor(rows), self._tensor(ids))
-        return masked
+    def _edits(self, edits: LogitEdits) -> EditTensors:
+        arrays = {field.name: getattr(edits, field.name) for field in fields(edits)}
+        return EditTensors(**{name: self._tensor(array) for name, array in arrays.items()})
 
     def _logprobs(
         self,
-        logits: Tensor,
+        raw: Tensor,
         token_ids: Tensor,
         columns: SamplingColumns,
         rows: np.ndarray[tuple[int], np.dtype[np.int64]],
     ) -> tuple[Tensor, Tensor, Tensor]:
         if not len(rows):
-            return logits.new_empty(0), token_ids.new_empty((0, 0)), logits.new_empty((0, 0))
-        index = self._tensor(rows)
+            return raw.new_empty(0), token_ids.new_empty((0, 0)), raw.new_empty((0, 0))
         k = int(columns.logprobs[rows].max())
-        return token_logprobs(logits[index], token_ids[index], k)
+        return token_logprobs(raw, token_ids[self._tensor(rows)], k)
 
     def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
         """On the CPU the same memory; the arrays of a step are never written again."""

@@ -75,6 +75,13 @@ def _sampling_from_proto(message: worker_service_pb2.RowSampling) -> RowSampling
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
         logprobs=message.logprobs,
+        # 0 was written by whoever did not know the field.
+        repetition_penalty=message.repetition_penalty or 1.0,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple((each.token_id, each.bias) for each in message.logit_bias),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
     )
 
 

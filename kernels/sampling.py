@@ -5,13 +5,15 @@ formula  t = logits / temperature
          top_p   keep t if the kept mass strictly above it is < top_p        (1: off)
          min_p   keep t >= max t + log(min_p)                               (0: off)
          id = argmax over kept of t + gumbel(seed, choice, position, id); temperature 0: argmax
-         Each filter keeps what is above a bound, so equal logits share their fate.
+         Each filter keeps what is above a bound, so equal logits share their fate: of flat
+         logits every token stays, even with top_k 1 or the smallest top_p.
 noise    bits = Philox4x32-10(key = seed, counter = (id // 4, position, choice, 0))[id % 4], a pure
          function: batch-mates, preemption and migration cannot change it. u = (bits + 0.5) / 2^32;
          gumbel = -log(-log1p(-u)), so the large values, which decide, come from small u, where
          float32 is fine-grained.
 shapes   logits       [rows, vocab] float32, contiguous
-         SamplingTensors, each [rows]: temperature, top_p, min_p float32; the others int64
+         SamplingTensors, each [rows]: temperature (0, or >= 1e-5 so that the division is finite),
+         top_p, min_p float32; the others int64
 returns  sample -> (token_ids [rows] int64, ok [rows] bool); ok is False where a row holds NaN, +inf
          or only -inf (its id is 0); ties go to the lowest id
 cost     greedy: reads the logits once, memory bound; sampled: ~25 integer operations per logit
@@ -191,15 +193,6 @@ def _ranked(logits: Tensor) -> Tensor:
     ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).long()
     ids = torch.arange(logits.size(1), device=logits.device)
     return (ordered << 32) + (logits.size(1) - 1 - ids)
-
-
-def mask_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """Forbid token_ids[i] in row rows[i], in place: its logit becomes -inf."""
-    _check_logits(logits)
-    shape = tuple(token_ids.shape)
-    require_ids(rows, "rows", dtype=torch.int64, shape=shape)
-    require_ids(token_ids, "token_ids", dtype=torch.int64, shape=shape)
-    logits[rows, token_ids] = -math.inf
 
 
 def _check_logits(logits: Tensor) -> None:

@@ -34,6 +34,12 @@ def sampling(**changes: object) -> RowSampling:
         "min_tokens": 0,
         "stop_token_ids": (),
         "logprobs": -1,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logit_bias": (),
+        "allowed_token_ids": (),
+        "bad_words": (),
     }
     return RowSampling(**(base | changes))  # type: ignore[arg-type]
 

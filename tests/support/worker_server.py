@@ -17,6 +17,7 @@ from gpu_worker.plans import (
     Leader,
     Plan,
     RowLogprobs,
+    RowSampling,
     StepOutcome,
 )
 from gpu_worker.rows import Rows
@@ -167,7 +168,7 @@ def plan_to_proto(plan: Plan) -> Any:
                 prompt_tokens=join.prompt_tokens,
                 tokens_done=join.tokens_done,
                 blocks=join.blocks,
-                sampling=worker_service_pb2.RowSampling(**asdict(join.sampling)),
+                sampling=_sampling_to_proto(join.sampling),
             )
             for join in plan.joins
         ],
@@ -178,6 +179,18 @@ def plan_to_proto(plan: Plan) -> Any:
         chunk_slots=_left(plan.chunks),
         chunk_tokens=_right(plan.chunks),
         membership_checksum=plan.membership_checksum,
+    )
+
+
+def _sampling_to_proto(sampling: RowSampling) -> Any:
+    plain = asdict(sampling)
+    biases, words = plain.pop("logit_bias"), plain.pop("bad_words")
+    return worker_service_pb2.RowSampling(
+        logit_bias=[
+            common_pb2.TokenBias(token_id=token_id, bias=bias) for token_id, bias in biases
+        ],
+        bad_words=[common_pb2.TokenSequence(token_ids=word) for word in words],
+        **plain,
     )
 
 

@@ -209,16 +209,15 @@ class RowsMachine(RuleBasedStateMachine):
         self._check_sampling(inputs)
 
     def _check_sampling(self, inputs: StepInputs) -> None:
-        masks = dict(inputs.sampling.masks)
+        edits = inputs.sampling.edits
         for index, slot in enumerate(inputs.slots[inputs.sampled_rows].tolist()):
             row = self.batch.rows[slot]
             output = len(row.tokens) - row.prompt
             assert inputs.sampling.position[index] == output
             assert inputs.sampling.seed[index] == -row.serial
             is_masked = bool(row.stops) and output < row.min_tokens
-            assert tuple(masks[index].tolist() if index in masks else ()) == (
-                row.stops if is_masked else ()
-            )
+            forbidden = () if edits is None else edits.forbidden_ids[edits.forbidden_rows == index]
+            assert tuple(forbidden) == (row.stops if is_masked else ())
 
 
 def _join(slot: int, row: Row) -> Join:

@@ -39,6 +39,12 @@ sampling = st.builds(
     min_tokens=u32,
     stop_token_ids=ids,
     logprobs=st.integers(-1, 100),
+    repetition_penalty=st.floats(width=32, allow_nan=False).filter(lambda penalty: penalty != 0),
+    presence_penalty=floats,
+    frequency_penalty=floats,
+    logit_bias=st.lists(st.tuples(u32, floats), max_size=3).map(tuple),
+    allowed_token_ids=ids,
+    bad_words=st.lists(ids, max_size=3).map(tuple),
 )
 joins = st.builds(
     Join,

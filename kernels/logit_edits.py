@@ -1,0 +1,86 @@
+"""logit_edits: what rows change in their own logits before sampling, in place.
+
+formula  in this order, each only where a row asks for it, as vLLM and transformers have it:
+         bias        x += bias
+         repetition  x = x / r if x > 0 else x * r       of every token seen in prompt or output
+         frequency   x -= frequency * count              count: how often it is in the output
+         presence    x -= presence if count > 0
+         forbidden   x = -inf
+         allowed     x = -inf of every token not listed, in rows that list any
+         then `sampling`: temperature, top_k, top_p, min_p. What is forbidden stays so whatever the
+         bias; log-probabilities are of the logits before any of this.
+shapes   logits [rows, vocab] float32, contiguous; entries are parallel (row, token id) pairs [n]
+         int64, each pair at most once among biases, seen and allowed tokens; their values and the
+         penalties [rows] are float32
+cost     a gather and a scatter per entry, and one write of each row that lists allowed tokens: rows
+         without entries are not touched. 64 rows of 32,000 logits on one core of CPU, 512 seen
+         tokens each (0.4 MB gathered of 8.2 MB): see bench_sampling
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.checks import require, require_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditTensors:
+    """Sparse entries of all rows; empty tensors where nobody asks."""
+
+    bias_rows: Tensor
+    bias_ids: Tensor
+    biases: Tensor
+    seen_rows: Tensor
+    seen_ids: Tensor
+    # Times in the output, as float32; 0: in the prompt only.
+    seen_counts: Tensor
+    # [rows] each.
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+    forbidden_rows: Tensor
+    forbidden_ids: Tensor
+    allowed_rows: Tensor
+    allowed_ids: Tensor
+
+    def __post_init__(self) -> None:
+        for name in ("bias", "seen", "forbidden", "allowed"):
+            shape = (getattr(self, f"{name}_rows").numel(),)
+            for part in ("rows", "ids"):
+                field = f"{name}_{part}"
+                require_ids(getattr(self, field), field, dtype=torch.int64, shape=shape)
+        for name, like in (("biases", self.bias_rows), ("seen_counts", self.seen_rows)):
+            require_ids(getattr(self, name), name, dtype=torch.float32, shape=(like.numel(),))
+        for name in ("repetition", "presence", "frequency"):
+            shape = (self.repetition.numel(),)
+            require_ids(getattr(self, name), name, dtype=torch.float32, shape=shape)
+
+
+def edit_logits(logits: Tensor, edits: EditTensors) -> None:
+    """Apply all edits in place, in the order above."""
+    require(logits.dtype == torch.float32, "logits", "must be float32")
+    require(logits.dim() == 2 and logits.is_contiguous(), "logits", "must be [rows, vocab]")
+    require(edits.repetition.size(0) == logits.size(0), "edits", "must have a row per logits row")
+    if edits.bias_rows.numel():
+        logits[edits.bias_rows, edits.bias_ids] += edits.biases
+    if edits.seen_rows.numel():
+        _penalise(logits, edits)
+    if edits.forbidden_rows.numel():
+        logits[edits.forbidden_rows, edits.forbidden_ids] = -math.inf
+    if edits.allowed_rows.numel():
+        kept = logits[edits.allowed_rows, edits.allowed_ids]
+        logits[edits.allowed_rows.unique()] = -math.inf
+        logits[edits.allowed_rows, edits.allowed_ids] = kept
+
+
+def _penalise(logits: Tensor, edits: EditTensors) -> None:
+    rows, counts = edits.seen_rows, edits.seen_counts
+    seen = logits[rows, edits.seen_ids]
+    repetition = edits.repetition[rows]
+    seen = torch.where(seen > 0, seen / repetition, seen * repetition)
+    seen -= edits.frequency[rows] * counts
+    seen -= edits.presence[rows] * (counts > 0)
+    logits[rows, edits.seen_ids] = seen
