@@ -23,6 +23,7 @@ from ledger.types import (
     StoreInfo,
     StoreLost,
     Submitted,
+    TenantBounds,
     Update,
 )
 
@@ -46,6 +47,7 @@ __all__ = [
     "StoreLost",
     "Submitted",
     "Subscription",
+    "TenantBounds",
     "Update",
     "pieces_of",
 ]

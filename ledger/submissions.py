@@ -10,6 +10,7 @@ from ledger.types import (
     Load,
     RequestInfo,
     Submitted,
+    TenantBounds,
 )
 from protos.kaiten.v1.common_pb2 import FinishReason
 from protos.kaiten.v1.ledger_pb2 import (
@@ -27,6 +28,20 @@ from service_kit.errors import AlreadyExists, InvalidRequest, NotFound, Overload
 
 # What a full queue tells clients: about the time some request of a busy cell takes to end.
 RETRY_AFTER_S = 1.0
+NO_BOUNDS = TenantBounds()
+# More than any counter reaches, and still exact in Lua.
+UNBOUNDED = 2**53
+# What submit.lua refuses with: the reason, whose bound it is, and which.
+REFUSALS = {
+    b"FULL_REQUESTS": ("too many live requests", "cell", "requests_max"),
+    b"FULL_TOKENS": ("too many live prompt tokens", "cell", "prompt_tokens_max"),
+    b"TENANT_REQUESTS": ("too many live requests of this tenant", "tenant", "requests_max"),
+    b"TENANT_TOKENS": (
+        "too many live prompt tokens of this tenant",
+        "tenant",
+        "prompt_tokens_max",
+    ),
+}
 
 
 class Submissions:
@@ -34,22 +49,26 @@ class Submissions:
 
     _store: Store
 
-    async def submit(self, record: SubmitRecord, body_hash: bytes) -> Submitted:
+    async def submit(
+        self, record: SubmitRecord, body_hash: bytes, bounds: TenantBounds = NO_BOUNDS
+    ) -> Submitted:
         """Accept a request, or find it accepted already. All bounds are decided before anything is
         written.
         """
         limits, keys = self._store.limits, self._store.keys
         prompt_tokens = len(record.prompt_token_ids)
-        if not 1 <= record.n <= limits.requests_max:
-            raise InvalidRequest("n", f"must be in [1, {limits.requests_max}], got {record.n}")
+        choices_max = _least(limits.requests_max, bounds.requests_max)
+        tokens_max = _least(limits.prompt_tokens_max, bounds.prompt_tokens_max)
+        if not 1 <= record.n <= choices_max:
+            raise InvalidRequest("n", f"must be in [1, {choices_max}], got {record.n}")
         # The scheduler takes these two for granted: an entry that crashes it is there again when it
         # is back.
         if not prompt_tokens:
             raise InvalidRequest("prompt", "must not be empty")
         if record.sampling.max_tokens < 1:
             raise InvalidRequest("max_tokens", "must be at least 1, got 0")
-        if prompt_tokens > limits.prompt_tokens_max:
-            raise TooLong("prompt tokens", limits.prompt_tokens_max, prompt_tokens)
+        if prompt_tokens > tokens_max:
+            raise TooLong("prompt tokens", tokens_max, prompt_tokens)
         verdict, *rest = await self._store.script(
             scripts.SUBMIT,
             (keys.inbox, keys.load, keys.lease, keys.request(record.id)),
@@ -63,14 +82,18 @@ class Submissions:
                 record.render.SerializeToString(),
                 record.id,
                 keys.serial_prefix,
+                record.tenant,
+                _least(UNBOUNDED, bounds.requests_max),
+                _least(UNBOUNDED, bounds.prompt_tokens_max),
             ),
         )
         if verdict == b"OTHER":
             raise AlreadyExists(f"request {record.id}")
-        if verdict == b"FULL_REQUESTS":
-            raise Overloaded("too many live requests", RETRY_AFTER_S, limits.requests_max)
-        if verdict == b"FULL_TOKENS":
-            raise Overloaded("too many live prompt tokens", RETRY_AFTER_S, limits.prompt_tokens_max)
+        if verdict in REFUSALS:
+            reason, subject, field = REFUSALS[verdict]
+            bound = getattr(bounds if subject == "tenant" else limits, field)
+            live = int(rest[0])
+            raise Overloaded(reason, RETRY_AFTER_S, bound, live=live, subject=subject)
         return Submitted(serial=int(rest[0]), journal_seq=int(rest[1]), is_new=verdict == b"NEW")
 
     async def cancel(
@@ -194,14 +217,20 @@ class Submissions:
             folded_seq=int(found[5]),
         )
 
-    async def load(self) -> Load:
-        """Live choices and prompt tokens: what the bounds of submit are checked against."""
-        (found,) = await self._store.read(
-            (("HMGET", self._store.keys.load, "choices", "prompt_tokens"),)
-        )
+    async def load(self, tenant: str | None = None) -> Load:
+        """Live choices and prompt tokens, of the cell or of one tenant: what the bounds of submit
+        are checked against.
+        """
+        suffix = "" if tenant is None else f":{tenant}"
+        fields = (f"choices{suffix}", f"prompt_tokens{suffix}")
+        (found,) = await self._store.read((("HMGET", self._store.keys.load, *fields),))
         return Load(choices=int(found[0] or 0), prompt_tokens=int(found[1] or 0))
 
     async def now_ns(self) -> int:
         """The cell's clock: the store's own, so that every process reads the same one."""
         (found,) = await self._store.commands((("TIME",),))
         return int(found[0]) * 1_000_000_000 + int(found[1]) * 1000
+
+
+def _least(limit: int, bound: int | None) -> int:
+    return limit if bound is None else min(limit, bound)

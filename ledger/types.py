@@ -105,6 +105,14 @@ class RequestInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TenantBounds:
+    """What one tenant may have live. None: as much as the cell has room for."""
+
+    requests_max: int | None = None
+    prompt_tokens_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """What is live in the cell."""
 

@@ -16,12 +16,21 @@ local seq, journal_seq = tonumber(ARGV[4]), tonumber(lease[3])
 if seq <= journal_seq and seq > tonumber(lease[4]) then return {'OK'} end
 if seq ~= journal_seq + 1 then return {'GAP', lease[3]} end
 
+-- A tenant without live requests leaves no field behind: tenants may come and go for ever.
+local function release(tenant, n, prompt_tokens)
+  -- Accepted before tenants were counted.
+  if not tenant then return end
+  for field, count in pairs({['choices:' .. tenant] = n, ['prompt_tokens:' .. tenant] = prompt_tokens}) do
+    if redis.call('HINCRBY', KEYS[5], field, -count) <= 0 then redis.call('HDEL', KEYS[5], field) end
+  end
+end
+
 local drops, finishes, endings = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local first_ending_key, first_ending_arg = 6 + finishes, 10 + drops + finishes
 local known = {}
 local key, arg = first_ending_key, first_ending_arg
 for i = 1, endings do
-  known[i] = redis.call('HMGET', KEYS[key], 'serial', 'n', 'prompt_tokens', 'entries', 'finished')
+  known[i] = redis.call('HMGET', KEYS[key], 'serial', 'n', 'prompt_tokens', 'entries', 'finished', 'tenant')
   if known[i][1] and (known[i][1] ~= ARGV[arg] or known[i][2] ~= ARGV[arg + 1]) then
     return {'MISMATCH', KEYS[key]}
   end
@@ -48,6 +57,7 @@ for i = 1, endings do
     end
     redis.call('HINCRBY', KEYS[5], 'choices', -n)
     redis.call('HINCRBY', KEYS[5], 'prompt_tokens', -tonumber(known[i][3]))
+    release(known[i][6], n, tonumber(known[i][3]))
   end
   key, arg = key + 2 + 3 * n, arg + 3
 end

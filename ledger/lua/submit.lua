@@ -3,9 +3,10 @@
 -- Not allowed under out-of-memory (commit is): a full store still drains.
 -- KEYS  meta, inbox, load, lease, request:<id>
 -- ARGV  1 store nonce, 2 body hash, 3 n, 4 prompt tokens, 5 choices at most, 6 prompt tokens at most,
---       7 InboxRecord, 8 RenderOptions, 9 id, 10 prefix of the serial:<serial> keys
+--       7 InboxRecord, 8 RenderOptions, 9 id, 10 prefix of the serial:<serial> keys,
+--       11 tenant, 12 choices and 13 prompt tokens of the tenant at most
 -- reply {NEW | OLD, first serial, journal seq at acceptance} | {OTHER}: same id, another body
---       | {FULL_REQUESTS | FULL_TOKENS, live now} | {STORE_LOST}
+--       | {FULL_REQUESTS | FULL_TOKENS | TENANT_REQUESTS | TENANT_TOKENS, live now} | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
 local known = redis.call('HMGET', KEYS[5], 'hash', 'serial', 'accepted_seq')
 if known[1] then
@@ -13,8 +14,13 @@ if known[1] then
   return {'OLD', known[2], known[3]}
 end
 local n, prompt_tokens = tonumber(ARGV[3]), tonumber(ARGV[4])
-local load = redis.call('HMGET', KEYS[3], 'choices', 'prompt_tokens')
+local tenant_choices, tenant_tokens = 'choices:' .. ARGV[11], 'prompt_tokens:' .. ARGV[11]
+local load = redis.call('HMGET', KEYS[3], 'choices', 'prompt_tokens', tenant_choices, tenant_tokens)
 local choices_live, tokens_live = tonumber(load[1] or 0), tonumber(load[2] or 0)
+local choices_theirs, tokens_theirs = tonumber(load[3] or 0), tonumber(load[4] or 0)
+-- The tenant's own bound first: whoever is over it should hear that, not that others are busy.
+if choices_theirs + n > tonumber(ARGV[12]) then return {'TENANT_REQUESTS', choices_theirs} end
+if tokens_theirs + prompt_tokens > tonumber(ARGV[13]) then return {'TENANT_TOKENS', tokens_theirs} end
 if choices_live + n > tonumber(ARGV[5]) then return {'FULL_REQUESTS', choices_live} end
 if tokens_live + prompt_tokens > tonumber(ARGV[6]) then return {'FULL_TOKENS', tokens_live} end
 local seq = redis.call('HGET', KEYS[4], 'journal_seq') or '0'
@@ -22,10 +28,12 @@ local seq = redis.call('HGET', KEYS[4], 'journal_seq') or '0'
 local serial = redis.call('HINCRBY', KEYS[1], 'serial', n) - n + 1
 local entry = redis.call('XADD', KEYS[2], '*', 's', serial, 'r', ARGV[7])
 redis.call('HSET', KEYS[5], 'hash', ARGV[2], 'serial', serial, 'n', n, 'prompt_tokens', prompt_tokens,
-  'accepted_seq', seq, 'render', ARGV[8], 'entries', entry)
+  'accepted_seq', seq, 'render', ARGV[8], 'entries', entry, 'tenant', ARGV[11])
 for choice = 0, n - 1 do
   redis.call('SET', ARGV[10] .. string.format('%.0f', serial + choice), ARGV[9])
 end
 redis.call('HINCRBY', KEYS[3], 'choices', n)
 redis.call('HINCRBY', KEYS[3], 'prompt_tokens', prompt_tokens)
+redis.call('HINCRBY', KEYS[3], tenant_choices, n)
+redis.call('HINCRBY', KEYS[3], tenant_tokens, prompt_tokens)
 return {'NEW', serial, seq}

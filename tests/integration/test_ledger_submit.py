@@ -2,12 +2,14 @@
 
 import asyncio
 from itertools import pairwise
+from typing import Any
 
 import pytest
+import redis.asyncio
 
-from ledger import Ledger, LedgerLimits, Load
+from ledger import Ledger, LedgerLimits, Load, TenantBounds
 from protos.kaiten.v1.common_pb2 import FinishReason
-from protos.kaiten.v1.ledger_pb2 import CancelRecord
+from protos.kaiten.v1.ledger_pb2 import CancelRecord, SubmitRecord
 from service_kit.errors import (
     AlreadyExists,
     ConfigError,
@@ -82,6 +84,67 @@ async def test_prompt_tokens_are_bounded_too(redis_url: str, cell: str) -> None:
     with pytest.raises(TooLong):
         await ledger.submit(submit_record("d", prompt=range(11)), b"h")
     await ledger.close()
+
+
+async def test_a_tenant_is_bounded_by_itself_and_releases_what_it_held(ledger: Ledger) -> None:
+    bounds = TenantBounds(requests_max=2, prompt_tokens_max=10)
+    leader = await PlayLeader.elected(ledger)
+    first = await ledger.submit(of_tenant("a", "1", n=2), b"h", bounds)
+    with pytest.raises(Overloaded) as refusal:
+        await ledger.submit(of_tenant("a", "2"), b"h", bounds)
+    error = refusal.value
+    assert (error.subject, error.live, error.limit) == ("tenant", 2, 2)
+    # A repeat is no new request, and others have their own room.
+    assert not (await ledger.submit(of_tenant("a", "1", n=2), b"h", bounds)).is_new
+    other = await ledger.submit(of_tenant("b", "1"), b"h", bounds)
+    assert await ledger.load("a") == Load(choices=2, prompt_tokens=3)
+    assert await ledger.load("b") == Load(choices=1, prompt_tokens=3)
+    assert await ledger.load() == Load(choices=3, prompt_tokens=6)
+    await leader.finish("a:1", first.serial, n=2)
+    assert await ledger.load("a") == Load(choices=0, prompt_tokens=0)
+    await ledger.submit(of_tenant("a", "2", prompt=range(8)), b"h", bounds)
+    with pytest.raises(Overloaded, match="prompt tokens of this tenant"):
+        await ledger.submit(of_tenant("a", "3"), b"h", bounds)
+    await leader.finish("b:1", other.serial)
+    assert await ledger.load("b") == Load(choices=0, prompt_tokens=0)
+
+
+async def test_tenants_that_came_and_went_leave_no_counters(redis_url: str, cell: str) -> None:
+    ledger = await Ledger.connect(redis_url, cell=cell)
+    leader = await PlayLeader.elected(ledger)
+    for tenant in "abc":
+        submitted = await ledger.submit(of_tenant(tenant, "1"), b"h")
+        await leader.finish(f"{tenant}:1", submitted.serial)
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        assert set(await client.hkeys(ledger.keys.load)) == {b"choices", b"prompt_tokens"}
+    await ledger.close()
+
+
+async def test_a_tenant_cannot_wait_for_what_its_bounds_never_allow(ledger: Ledger) -> None:
+    with pytest.raises(InvalidRequest):
+        await ledger.submit(of_tenant("a", "1", n=3), b"h", TenantBounds(requests_max=2))
+    with pytest.raises(TooLong):
+        await ledger.submit(of_tenant("a", "1"), b"h", TenantBounds(prompt_tokens_max=2))
+    assert await ledger.load("a") == Load(choices=0, prompt_tokens=0)
+
+
+async def test_a_tenants_bound_is_exact_under_concurrency(redis_url: str, cell: str) -> None:
+    ledgers = [await Ledger.connect(redis_url, cell=cell) for _ in range(3)]
+    bounds = TenantBounds(requests_max=7)
+    answers = await asyncio.gather(
+        *(ledgers[i % 3].submit(of_tenant("a", str(i)), b"h", bounds) for i in range(30)),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(answer, Overloaded) for answer in answers) == 23
+    assert (await ledgers[0].load("a")).choices == 7
+    for ledger in ledgers:
+        await ledger.close()
+
+
+def of_tenant(tenant: str, name: str, **fields: Any) -> SubmitRecord:
+    record = submit_record(f"{tenant}:{name}", **fields)
+    record.tenant = tenant
+    return record
 
 
 @pytest.mark.parametrize("n", [0, 4097])
