@@ -1,0 +1,208 @@
+"""The compose file and the Dockerfile keep the rules of deploy/README.md."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from typing import Any
+
+import pytest
+
+from gateway.settings import GatewaySettings
+from gpu_worker.settings import WorkerSettings
+from kaiten.model_source import SHIPPED
+from scheduler_svc.settings import SchedulerSettings
+from service_kit.lifecycle import STOP_S_MAX
+from service_kit.settings import Settings
+from service_kit.settings import load as load_settings
+from tests.support.compose import ROOT, load, seconds
+
+COMPOSE = load({})
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = ("gateway", "scheduler", "worker", "worker-gpu")
+SETTINGS: dict[str, type[Settings]] = {
+    "gateway": GatewaySettings,
+    "scheduler": SchedulerSettings,
+    "worker": WorkerSettings,
+}
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+
+every_service = pytest.mark.parametrize("name", SERVICES)
+each_of_ours = pytest.mark.parametrize("name", OURS)
+
+
+def role(name: str) -> str:
+    return str(SERVICES[name]["build"]["args"]["ROLE"])
+
+
+@every_service
+def test_a_container_can_do_no_more_than_it_must(name: str) -> None:
+    service = SERVICES[name]
+    user, _, group = service["user"].partition(":")
+    assert int(user) > 0
+    assert int(group) > 0
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "cap_add" not in service
+    assert "privileged" not in service
+    assert service["pids_limit"] > 0
+
+
+@every_service
+def test_a_container_is_watched_and_restarted(name: str) -> None:
+    service = SERVICES[name]
+    assert service["restart"] == "unless-stopped"
+    assert service["healthcheck"]["test"][0] == "CMD"
+    assert seconds(service["healthcheck"]["timeout"]) >= 3
+    assert {"max-size", "max-file"} <= set(service["logging"]["options"])
+
+
+@every_service
+def test_only_loopback_is_published_and_only_at_the_edge(name: str) -> None:
+    service = SERVICES[name]
+    published = service.get("ports", [])
+    assert all(port.startswith("127.0.0.1:") for port in published)
+    assert bool(published) == ("outside" in service["networks"])
+    # Names that cannot be had twice would stand against --scale.
+    assert not {"container_name", "hostname", "network_mode"} & set(service)
+
+
+def test_the_inner_network_leads_nowhere() -> None:
+    assert COMPOSE["networks"]["inside"] == {"internal": True}
+    assert all("inside" in service["networks"] for service in SERVICES.values())
+    for name in ("valkey", "scheduler", "worker", "worker-gpu"):
+        assert SERVICES[name]["networks"] == ["inside"]
+
+
+@every_service
+def test_images_are_pinned(name: str) -> None:
+    service = SERVICES[name]
+    if "build" not in service:
+        assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", service["image"])
+
+
+def test_base_images_are_pinned() -> None:
+    stages = set(re.findall(r"^FROM \S+ AS (\w+)$", DOCKERFILE, re.M))
+    bases = set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.M)) - stages
+    assert bases
+    assert all(re.fullmatch(r"[a-z/]+:\d+\.\d+\.\d+-[a-z-]+", base) for base in bases)
+
+
+@each_of_ours
+def test_stopping_takes_no_longer_than_the_grace(name: str) -> None:
+    drain_s = SETTINGS[role(name)].model_fields["drain_s"].default
+    assert seconds(SERVICES[name]["stop_grace_period"]) >= drain_s + STOP_S_MAX
+
+
+@each_of_ours
+def test_the_environment_is_understood(name: str) -> None:
+    """A service refuses a variable it does not know; those without a value are the operator's."""
+    environment = SERVICES[name]["environment"]
+    given = {key: str(value) for key, value in environment.items() if value is not None}
+    load_settings(SETTINGS[role(name)], role(name), [], given)
+    fields = SETTINGS[role(name)].model_fields
+    for key in environment:
+        if key.startswith("KAITEN_"):
+            prefix = f"KAITEN_{role(name).upper()}_"
+            assert key.startswith(prefix)
+            assert key.removeprefix(prefix).lower() in fields
+
+
+@each_of_ours
+def test_an_image_is_built_for_its_role(name: str) -> None:
+    build = SERVICES[name]["build"]
+    assert build["target"] == role(name)
+    stage = stages()[build["target"]]
+    assert "USER 10001:10001" in stage
+    assert SERVICES[name]["user"] == "10001:10001"
+    assert SERVICES[name]["command"] == [role(name)]
+    assert f'CMD ["{role(name)}"]' in stage
+    # The image checks itself as the compose file does.
+    words = ", ".join(f'"{word}"' for word in SERVICES[name]["healthcheck"]["test"][1:])
+    assert re.search(rf"HEALTHCHECK [^\n]*\\\n +CMD \[{re.escape(words)}\]", stage)
+
+
+def test_only_workers_have_torch() -> None:
+    assert re.findall(r'"\.\[(.+)\]"', DOCKERFILE) == ["${ROLE:?},otlp"]
+    assert set(re.findall(r"pip install (?!--extra-index-url|--no-cache-dir)", DOCKERFILE)) == set()
+    for name in OURS:
+        has_torch = "torch" in packages(role(name)) | packages("otlp")
+        assert has_torch == name.startswith("worker"), name
+
+
+def test_the_image_holds_every_package_and_the_shipped_model() -> None:
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    include = table["tool"]["setuptools"]["packages"]["find"]["include"]
+    wanted = {pattern.rstrip("*") for pattern in include}
+    copied = set(re.findall(r"^COPY (\w+) \1$", DOCKERFILE, re.M))
+    let_in = set(re.findall(r"^!(\w+)$", (ROOT / ".dockerignore").read_text(), re.M))
+    assert copied == wanted == let_in
+    assert f"COPY {SHIPPED.relative_to(ROOT)} /model" in DOCKERFILE
+
+
+def test_what_the_code_reads_is_installed_with_it() -> None:
+    """The worker's image compiles from the installed kernels, headers included."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = table["tool"]["setuptools"]["package-data"]["*"]
+    not_read = {".py", ".pyc", ".md", ".yaml", ".txt"}
+    packages = re.findall(r"^COPY (\w+) \1$", DOCKERFILE, re.M)
+    for path in (path for package in packages for path in (ROOT / package).rglob("*.*")):
+        if path.is_file() and path.suffix not in not_read:
+            assert any(path.match(pattern) for pattern in patterns), path
+
+
+@pytest.mark.skipif(not shutil.which("docker-compose"), reason="no docker-compose here")
+def test_the_compose_command_accepts_it() -> None:
+    command = ["docker-compose", "--profile", "gpu", "--profile", "observability", "config", "-q"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not shutil.which("hadolint"), reason="no hadolint here")
+def test_hadolint_has_nothing_to_say() -> None:
+    command = ["hadolint", "deploy/Dockerfile"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout) == (0, b"")
+
+
+@each_of_ours
+def test_profiles_and_devices(name: str) -> None:
+    service = SERVICES[name]
+    assert ("profiles" in service) == ("deploy" in service) == (name == "worker-gpu")
+
+
+def test_every_volume_and_mounted_file_is_there() -> None:
+    volumes = [mount for service in SERVICES.values() for mount in service.get("volumes", ())]
+    named = {mount["source"] for mount in volumes if mount["type"] == "volume"}
+    assert named == set(COMPOSE["volumes"])
+    for mount in volumes:
+        if mount["type"] == "bind":
+            assert mount["read_only"] is True
+            assert (ROOT / mount["source"]).exists()
+
+
+def test_the_store_is_told_what_the_ledger_demands() -> None:
+    lines = (ROOT / "deploy" / "valkey.conf").read_text().splitlines()
+    settings = dict(line.split(maxsplit=1) for line in lines if line and line[0] != "#")
+    assert settings["appendonly"] == "yes"
+    assert settings["appendfsync"] == "always"
+    assert settings["maxmemory-policy"] == "noeviction"
+
+
+def stages() -> dict[str, str]:
+    """Text of each stage of the Dockerfile by its name."""
+    parts = re.split(r"^FROM \S+ AS (\w+)$", DOCKERFILE, flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def packages(extra: str) -> set[str]:
+    """Names that `kaiten[extra]` asks for, through the extras it names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = set[str]()
+    for requirement in project["optional-dependencies"][extra] + project["dependencies"]:
+        name, extras = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?", requirement).groups()  # type: ignore[union-attr]
+        found.add(name)
+        if name == "kaiten":
+            found |= {package for other in extras.split(",") for package in packages(other)}
+    return found

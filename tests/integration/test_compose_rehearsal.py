@@ -1,0 +1,142 @@
+"""docker-compose.yml as local processes: it starts, serves, scales, survives and ends clean.
+
+One project for the whole module, used in the order written.
+"""
+
+from collections.abc import Iterator
+
+import grpc
+import httpx
+import pytest
+
+from kaiten.client import Client
+from protos.kaiten.v1.common_pb2 import WorkerDescription
+from protos.kaiten.v1.scheduler_service_pb2 import (
+    GetStateRequest,
+    GetStateResponse,
+    RegisterRequest,
+)
+from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from tests.support.compose import START_S, Container, Rehearsal
+
+# As an operator would in .env; small, because many tests share the machine.
+SHELL = {
+    "KAITEN_MODEL_NAME": "mini",
+    "KAITEN_WORKER_THREADS": "1",
+    "KAITEN_WORKER_KV_MEMORY_MB": "64",
+    "KAITEN_WORKER_NATIVE": "off",
+}
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
+    with Rehearsal(tmp_path_factory.mktemp("project"), SHELL) as rehearsal:
+        rehearsal.up({"scheduler": 2})
+        yield rehearsal
+
+
+def ask(project: Rehearsal) -> httpx.Response:
+    """One greedy request over HTTP."""
+    return httpx.post(
+        f"http://{project.containers('gateway')[0].address(8000)}/v1/completions",
+        json={"model": "mini", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0},
+        timeout=START_S,
+    )
+
+
+def say(project: Rehearsal) -> str:
+    """Its text."""
+    answer = ask(project)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+def state_of(scheduler: Container) -> GetStateResponse:
+    with grpc.insecure_channel(scheduler.address(50052)) as channel:
+        stub = SchedulerServiceStub(channel)
+        state: GetStateResponse = stub.GetState(GetStateRequest(), timeout=START_S)
+    return state
+
+
+def leader_of(project: Rehearsal) -> Container:
+    def leads(scheduler: Container) -> bool:
+        return scheduler.is_alive and state_of(scheduler).is_leader
+
+    project.wait(lambda: any(map(leads, project.containers("scheduler"))), "leader")
+    return next(filter(leads, project.containers("scheduler")))
+
+
+def refusal_of(standby: Container) -> str:
+    """What it tells a worker that wants to register."""
+    worker = WorkerDescription(boot_id="b", slots_max=1, step_tokens_max=2)
+    with grpc.insecure_channel(standby.address(50052)) as channel:
+        try:
+            SchedulerServiceStub(channel).Register(
+                RegisterRequest(address="127.0.0.1:1", worker=worker), timeout=START_S
+            )
+        except grpc.RpcError as error:
+            return str(error.details())
+    raise AssertionError("a standby took a worker")
+
+
+def test_it_serves_http_and_grpc(project: Rehearsal) -> None:
+    text = say(project)
+    with Client(project.containers("gateway")[0].address(50051)) as client:
+        assert client.models() == ("mini",)
+        completion = client.complete("Once upon a time", max_tokens=12, temperature=0.0)
+    assert text
+    assert completion.choices[0].text == text
+
+
+def test_a_second_worker_needs_no_configuration(project: Rehearsal) -> None:
+    project.up({"worker": 2, "scheduler": 2})
+    first, second = (worker.address(50053) for worker in project.containers("worker"))
+    leader = leader_of(project)
+
+    def connected() -> set[str]:
+        return {worker.address for worker in state_of(leader).workers if worker.is_connected}
+
+    project.wait(lambda: connected() == {first, second}, "two workers")
+    assert say(project)
+
+
+def test_a_second_scheduler_takes_over(project: Rehearsal) -> None:
+    """The dead one is not started again until its standby has served."""
+    text = say(project)
+    dead = leader_of(project)
+    (standby,) = set(project.containers("scheduler")) - {dead}
+    assert dead.address(50052) in refusal_of(standby)
+    dead.kill()
+    with Client(project.containers("gateway")[0].address(50051)) as client:
+        completion = client.complete("Once upon a time", max_tokens=12, temperature=0.0)
+    assert completion.choices[0].text == text
+    assert not dead.is_alive
+    project.up()
+
+
+@pytest.mark.parametrize("service", ["gateway", "worker", "scheduler", "valkey"])
+def test_any_service_may_die_and_come_back(project: Rehearsal, service: str) -> None:
+    """Every replica of it at once, and `restart: unless-stopped` does the rest."""
+    text = say(project)
+    for container in project.containers(service):
+        container.kill()
+    project.up()
+
+    def answers() -> bool:
+        # Until whoever lives has noticed and found the others again, it says "later".
+        status = ask(project).status_code
+        assert status in (200, 503)
+        return status == 200
+
+    project.wait(answers, "answer")
+    project.healthy("gateway")
+    assert say(project) == text
+
+
+def test_it_ends_clean_in_the_time_given(project: Rehearsal) -> None:
+    codes = project.down()
+    assert set(codes.values()) == {0}, codes
+    for container in project.all():
+        assert '"level": "critical"' not in container.log(), container.log()[-3000:]
