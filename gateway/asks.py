@@ -38,6 +38,8 @@ class ChatPrompt:
 
     field: ClassVar[str] = "conversation.messages"
     messages: tuple[Message, ...]
+    # For the chat template, by name; only names that the gateway allows.
+    options: tuple[tuple[str, object], ...] = ()
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -57,6 +59,13 @@ class SamplingAsk:
     ignore_eos: bool | None = None
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    # (token id, bias)
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +81,13 @@ class Ask:
     stop: tuple[str, ...] = ()
     return_token_ids: bool = False
     keep_running: bool = False
+    include_stop: bool = False
+    show_special_tokens: bool = False
+    with_cursors: bool = False
+    # Larger runs first.
+    priority: int = 0
     # Seconds from now; None: no deadline.
     timeout_s: float | None = None
+    # How long after it this gateway speaks for a scheduler that does not.
+    grace_s: float = 1.0
     traceparent: str = ""

@@ -15,6 +15,7 @@ PARAMS: Final = {
     "token_ids.ids": "prompt",
     "conversation.messages": "messages",
     "sampling.logprobs": "logprobs",
+    "sampling.bad_words": "bad_words_token_ids",
 }
 
 

@@ -105,6 +105,7 @@ def model_to_proto(front: Front) -> model_pb.Model:
             top_k=defaults.top_k,
             top_p=defaults.top_p,
             min_p=defaults.min_p,
+            repetition_penalty=defaults.repetition_penalty,
         ),
         workers_ready=watch.record.workers_ready if watch.record else 0,
         eos_token_ids=card.eos_token_ids,

@@ -22,6 +22,7 @@ DEFAULT_RANGES: Final = {
     "top_k": (0, 2**31),
     "top_p": (0, 1),
     "min_p": (0, 1),
+    "repetition_penalty": (0.01, 2),
 }
 SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -34,6 +35,7 @@ class SamplingDefaults:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,8 @@ class ModelCard:
     defaults: SamplingDefaults
     tokenizer: Tokenizer
     pieces: Pieces
+    # The same with control tokens as text.
+    pieces_with_special: Pieces
     chat_template: str | None
     template_names: Mapping[str, Any]
     special_texts: tuple[str, ...]
@@ -70,6 +74,7 @@ def load(folder: Path, name: str = "") -> ModelCard:
         defaults=_defaults(generation),
         tokenizer=tokenizer,
         pieces=Pieces(tokenizer),
+        pieces_with_special=Pieces(tokenizer, show_special=True),
         chat_template=_chat_template(folder, tokenizer_config, names),
         template_names=names,
         special_texts=_special_texts(tokenizer),

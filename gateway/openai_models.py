@@ -6,6 +6,7 @@ share. A key nobody knows is refused as OpenAI does it: a misspelt `max_token` m
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 
@@ -24,16 +25,13 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "audio": (None,),
     "best_of": (None, 1),
     "echo": (None, False),
-    "frequency_penalty": (None, 0),
     "function_call": (None, "none"),
     "functions": (None, []),
-    "logit_bias": (None, {}),
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
-    "presence_penalty": (None, 0),
+    "prompt_logprobs": (None,),
     "reasoning_effort": (None,),
-    "repetition_penalty": (None, 1),
     "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
@@ -48,6 +46,8 @@ UNIONS: Final = {
     "content": "must be a string or a list of text parts; images, audio and files are not taken",
 }
 SEED_MIN: Final = -(2**63)
+# Few enough digits that one string has one meaning and none costs time.
+TOKEN_ID: Final = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 
 
 class _Body(BaseModel):
@@ -74,6 +74,13 @@ class Common(_Body):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    # By token id, as a string: JSON has no other keys.
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words_token_ids: list[list[int]] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -100,6 +107,12 @@ class Common(_Body):
             ignore_eos=self.ignore_eos,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             logprobs=logprobs,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=_biases(self.logit_bias or {}),
+            allowed_token_ids=tuple(self.allowed_token_ids or ()),
+            bad_words=tuple(map(tuple, self.bad_words_token_ids or ())),
         )
 
     @property
@@ -236,6 +249,13 @@ def _without_neutral(content: Mapping[str, Any]) -> dict[str, Any]:
         elif key not in HARMLESS:
             kept[key] = value
     return kept
+
+
+def _biases(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    wrong = next((key for key in biases if not TOKEN_ID.fullmatch(key)), None)
+    if wrong is not None:
+        raise InvalidRequest("logit_bias", f"keys must be token ids, got {_cut(wrong)!r}")
+    return tuple((int(key), bias) for key, bias in biases.items())
 
 
 def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[Prompt]:

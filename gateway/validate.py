@@ -6,18 +6,20 @@ microseconds. `to_record` runs on the prompt's ids. Errors name the field, the r
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.asks import Ask, ChatPrompt, SamplingAsk, TextPrompt, TokenPrompt
 from gateway.model_card import SamplingDefaults
+from protos.kaiten.v1.common_pb2 import TokenBias, TokenSequence
 from protos.kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
 from protos.kaiten.v1.worker_service_pb2 import RowSampling
 from service_kit.errors import InvalidRequest, NotFound, TooLong
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 TOP_P_MIN: Final = 1e-30
+REPETITION_PENALTY_MIN: Final = 1e-30
 UINT32_MAX: Final = 2**32 - 1
 UINT64_MAX: Final = 2**64 - 1
 
@@ -33,6 +35,10 @@ class Limits:
     stop_chars_max: int = 256
     stop_token_ids_max: int = 256
     logprobs_max: int = 20
+    biases_max: int = 1024
+    allowed_token_ids_max: int = 16384
+    bad_words_max: int = 64
+    bad_word_tokens_max: int = 32
     text_bytes_max: int = 4 << 20
     messages_max: int = 4096
 
@@ -119,6 +125,9 @@ def _row_sampling(
         raise InvalidRequest("sampling.min_tokens", rule)
     top_k = defaults.top_k if asked.top_k is None else asked.top_k
     eos = () if asked.ignore_eos else model.eos_token_ids
+    stops = dict.fromkeys((*eos, *asked.stop_token_ids))
+    _check_something_is_left(asked, stops if min_tokens else (), limits)
+    repetition = _or(asked.repetition_penalty, defaults.repetition_penalty)
     return RowSampling(
         temperature=_or(asked.temperature, defaults.temperature),
         # Keeping the whole vocabulary is keeping all.
@@ -129,9 +138,30 @@ def _row_sampling(
         seed=seed if asked.seed is None else asked.seed,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        stop_token_ids=dict.fromkeys((*eos, *asked.stop_token_ids)),
+        stop_token_ids=stops,
         logprobs=-1 if asked.logprobs is None else asked.logprobs,
+        # In single precision a tiny penalty would become 0, which says: none.
+        repetition_penalty=max(repetition, REPETITION_PENALTY_MIN),
+        presence_penalty=asked.presence_penalty or 0.0,
+        frequency_penalty=asked.frequency_penalty or 0.0,
+        logit_bias=[TokenBias(token_id=each, bias=bias) for each, bias in asked.logit_bias],
+        allowed_token_ids=dict.fromkeys(asked.allowed_token_ids),
+        bad_words=[TokenSequence(token_ids=word) for word in dict.fromkeys(asked.bad_words)],
     )
+
+
+def _check_something_is_left(asked: SamplingAsk, stops: Iterable[int], limits: Limits) -> None:
+    """What is forbidden at the first token must not be all that is allowed.
+
+    Bad words of several tokens can still use up a narrow choice later; the worker then says so.
+    """
+    forbidden = {*stops, *(word[0] for word in asked.bad_words if len(word) == 1)}
+    if asked.allowed_token_ids and forbidden.issuperset(asked.allowed_token_ids):
+        rule = "must hold a token that bad_words and min_tokens leave"
+        raise InvalidRequest("sampling.allowed_token_ids", rule)
+    if len(forbidden) >= limits.vocab_size:
+        rule = f"must leave one of the vocabulary's {limits.vocab_size} tokens"
+        raise InvalidRequest("sampling.bad_words", rule)
 
 
 def _or(value: float | None, default: float) -> float:
@@ -149,10 +179,35 @@ def _check_sampling(asked: SamplingAsk, limits: Limits) -> None:
     _integer("sampling.max_tokens", asked.max_tokens, 1, UINT32_MAX)
     _integer("sampling.min_tokens", asked.min_tokens, 0, UINT32_MAX)
     _integer("sampling.logprobs", asked.logprobs, 0, min(limits.logprobs_max, limits.vocab_size))
-    ids = asked.stop_token_ids
-    if len(ids) > limits.stop_token_ids_max:
-        raise TooMany("sampling.stop_token_ids", limits.stop_token_ids_max, len(ids), "ids")
-    _in_vocabulary("sampling.stop_token_ids", ids, limits.vocab_size)
+    _token_ids("sampling.stop_token_ids", asked.stop_token_ids, limits.stop_token_ids_max, limits)
+    _check_logit_rules(asked, limits)
+
+
+def _check_logit_rules(asked: SamplingAsk, limits: Limits) -> None:
+    _number("sampling.repetition_penalty", asked.repetition_penalty, 0.0, 2.0)
+    if asked.repetition_penalty == 0.0:
+        rule = "must be more than 0 and at most 2, got 0"
+        raise InvalidRequest("sampling.repetition_penalty", rule)
+    _number("sampling.presence_penalty", asked.presence_penalty, -2.0, 2.0)
+    _number("sampling.frequency_penalty", asked.frequency_penalty, -2.0, 2.0)
+    biased = [token_id for token_id, _ in asked.logit_bias]
+    _token_ids("sampling.logit_bias", biased, limits.biases_max, limits)
+    if len(set(biased)) < len(biased):
+        raise InvalidRequest("sampling.logit_bias", "must not name a token twice")
+    for _, bias in asked.logit_bias:
+        _number("sampling.logit_bias", bias, -100.0, 100.0)
+    allowed, most = asked.allowed_token_ids, limits.allowed_token_ids_max
+    _token_ids("sampling.allowed_token_ids", allowed, most, limits)
+    _check_bad_words(asked.bad_words, limits)
+
+
+def _check_bad_words(words: Sequence[Sequence[int]], limits: Limits) -> None:
+    if len(words) > limits.bad_words_max:
+        raise TooMany("sampling.bad_words", limits.bad_words_max, len(words), "sequences")
+    for word in words:
+        if not word:
+            raise InvalidRequest("sampling.bad_words", "must not hold an empty sequence")
+        _token_ids("sampling.bad_words", word, limits.bad_word_tokens_max, limits)
 
 
 def _check_stops(stops: Sequence[str], limits: Limits) -> None:
@@ -210,6 +265,13 @@ def _encodable(field: str, text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         raise InvalidRequest(field, "must be valid Unicode text, has a lone surrogate") from None
+
+
+def _token_ids(field: str, token_ids: Sequence[int], most: int, limits: Limits) -> None:
+    """A bounded list of the vocabulary's ids."""
+    if len(token_ids) > most:
+        raise TooMany(field, most, len(token_ids), "ids")
+    _in_vocabulary(field, token_ids, limits.vocab_size)
 
 
 def _in_vocabulary(field: str, token_ids: Sequence[int], vocab_size: int) -> None:

@@ -18,11 +18,11 @@ SAMPLING_SCALARS = (
     "min_tokens",
     "ignore_eos",
     "logprobs",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
 )
-# In the proto, but not computed by any worker yet: only what asks for nothing is let in. To drop a
-# wish in silence would be worse than to refuse it.
-NEUTRAL_SCALARS = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-EMPTY_LISTS = ("logit_bias", "allowed_token_ids", "bad_words")
+SAMPLING_LISTS = ("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words")
 
 
 def ask_from_proto(
@@ -95,14 +95,14 @@ def _prompt_from_proto(message: pb.GenerateRequest) -> Prompt:
 
 
 def _sampling_from_proto(message: SamplingParams) -> SamplingAsk:
-    for name, neutral in NEUTRAL_SCALARS.items():
-        if message.HasField(name) and getattr(message, name) != neutral:
-            raise InvalidRequest(f"sampling.{name}", "is not supported by this server")
-    for name in EMPTY_LISTS:
-        if getattr(message, name):
-            raise InvalidRequest(f"sampling.{name}", "is not supported by this server")
     given = {name: getattr(message, name) for name in SAMPLING_SCALARS if message.HasField(name)}
-    return SamplingAsk(stop_token_ids=tuple(message.stop_token_ids), **given)
+    return SamplingAsk(
+        stop_token_ids=tuple(message.stop_token_ids),
+        logit_bias=tuple((each.token_id, each.bias) for each in message.logit_bias),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
+        **given,
+    )
 
 
 def _hash(message: pb.GenerateRequest) -> bytes:

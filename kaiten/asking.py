@@ -34,9 +34,21 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool | None
     stop_token_ids: Sequence[int]
     logprobs: int | None
+    # Divides positive and multiplies negative logits of every token of prompt and output; 1: none.
+    repetition_penalty: float | None
+    # Subtracted once, and for every time, from the logit of a token of the output.
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    # Token id -> what is added to its logit.
+    logit_bias: Mapping[int, float] | None
+    # Nothing else is ever sampled.
+    allowed_token_ids: Sequence[int] | None
+    # Token sequences that the output never contains.
+    bad_words: Sequence[Sequence[int]] | None
 
 
 SAMPLING = frozenset(field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields)
+TOKEN_LISTS = ("stop_token_ids", "allowed_token_ids")
 PLAIN = ("model", "n", "return_token_ids", "keep_running")
 
 
@@ -91,8 +103,14 @@ def _set_options(
             setattr(request, key, value)
         elif key == "stop":
             request.stop.extend([value] if isinstance(value, str) else value)  # type: ignore[arg-type]
-        elif key == "stop_token_ids":
-            request.sampling.stop_token_ids.extend(value)  # type: ignore[arg-type]
+        elif key in TOKEN_LISTS:
+            getattr(request.sampling, key).extend(value)
+        elif key == "logit_bias":
+            for token_id, bias in dict(value).items():  # type: ignore[call-overload]
+                request.sampling.logit_bias.add(token_id=token_id, bias=bias)
+        elif key == "bad_words":
+            for word in value:  # type: ignore[attr-defined]
+                request.sampling.bad_words.add(token_ids=word)
         elif key in SAMPLING:
             setattr(request.sampling, key, value)
         else:

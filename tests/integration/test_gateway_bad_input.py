@@ -230,7 +230,15 @@ HTTP_ONLY: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": "x", "echo": True}, "not supported", "echo"),
     ({"prompt": "x", "suffix": "end"}, "not supported", "suffix"),
     ({"prompt": "x", "best_of": 2}, "not supported", "best_of"),
-    ({"prompt": "x", "logit_bias": {"1": 5}}, "not supported", "logit_bias"),
+    ({"prompt": "x", "prompt_logprobs": 1}, "not supported", "prompt_logprobs"),
+    ({"prompt": "x", "logit_bias": {"one": 5}}, "must be token ids, got 'one'", "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"01": 5}}, "must be token ids, got '01'", "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"1": 101}}, "in [-100, 100], got 101", "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"-1": 1}}, "got -1", "logit_bias"),
+    ({"prompt": "x", "logit_bias": [1]}, "valid dictionary", "logit_bias"),
+    ({"prompt": "x", "presence_penalty": 2.5}, "in [-2, 2], got 2.5", "presence_penalty"),
+    ({"prompt": "x", "repetition_penalty": 0}, "more than 0", "repetition_penalty"),
+    ({"prompt": "x", "bad_words_token_ids": [[]]}, "empty sequence", "bad_words_token_ids"),
     ({}, "is required", "prompt"),
 ]
 

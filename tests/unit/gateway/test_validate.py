@@ -13,9 +13,10 @@ from gateway.asks import Ask, SamplingAsk, TextPrompt, TokenPrompt
 from gateway.model_card import SamplingDefaults
 from gateway.openai_models import ChatBody, CompletionBody, hash_of, parse
 from gateway.validate import Limits, Model, PromptTooLong, check, to_record
-from gateway.wire import EMPTY_LISTS, NEUTRAL_SCALARS, SAMPLING_SCALARS, ask_from_proto
+from gateway.wire import SAMPLING_LISTS, SAMPLING_SCALARS, ask_from_proto
+from kaiten.asking import request_from
 from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.common_pb2 import SamplingParams
+from protos.kaiten.v1.common_pb2 import SamplingParams, TokenBias, TokenSequence
 from protos.kaiten.v1.ledger_pb2 import SubmitRecord
 from service_kit.errors import InvalidRequest, NotFound, TooLong
 
@@ -115,6 +116,14 @@ samplings = st.builds(
     ignore_eos=st.none() | st.booleans(),
     logprobs=st.none() | small | uint32,
     stop_token_ids=st.lists(small | uint32, max_size=3),
+    repetition_penalty=st.none() | floats,
+    presence_penalty=st.none() | floats,
+    frequency_penalty=st.none() | floats,
+    logit_bias=st.lists(st.builds(TokenBias, token_id=small | uint32, bias=floats), max_size=3),
+    allowed_token_ids=st.lists(small | uint32, max_size=3),
+    bad_words=st.lists(
+        st.builds(TokenSequence, token_ids=st.lists(small | uint32, max_size=3)), max_size=3
+    ),
 )
 texts = st.text(max_size=10)
 inputs: st.SearchStrategy[dict[str, Any]] = st.one_of(
@@ -167,6 +176,13 @@ def test_any_grpc_request_gives_a_legal_record_or_a_sentence(
     assert row.min_tokens <= row.max_tokens
     assert -1 <= row.logprobs <= LIMITS.logprobs_max
     assert all(token_id < LIMITS.vocab_size for token_id in row.stop_token_ids)
+    assert 0 < row.repetition_penalty <= 2
+    assert abs(row.presence_penalty) <= 2
+    assert abs(row.frequency_penalty) <= 2
+    assert all(abs(each.bias) <= 100 for each in row.logit_bias)
+    named = [*row.allowed_token_ids, *(each.token_id for each in row.logit_bias)]
+    named += [token_id for word in row.bad_words for token_id in word.token_ids]
+    assert all(token_id < LIMITS.vocab_size for token_id in named)
     assert len(record.render.stop) <= LIMITS.stops_max
 
 
@@ -194,30 +210,108 @@ def test_any_http_body_gives_a_legal_record_or_a_sentence(
             assert record_of(one).n >= 1
 
 
+BIAS = tuple((token_id, 1.0) for token_id in range(99))
+
+
 @pytest.mark.parametrize(
-    ("wished", "is_fine"),
+    ("asked", "said"),
     [
-        (SamplingParams(repetition_penalty=1.0, presence_penalty=0.0), True),
-        (SamplingParams(repetition_penalty=1.1), False),
-        (SamplingParams(presence_penalty=math.nan), False),
-        (SamplingParams(frequency_penalty=-1.0), False),
-        (SamplingParams(logit_bias=[{"token_id": 1, "bias": 1.0}]), False),
-        (SamplingParams(allowed_token_ids=[1]), False),
-        (SamplingParams(bad_words=[{"token_ids": [1]}]), False),
+        ({"repetition_penalty": 0.0}, "more than 0 and at most 2, got 0"),
+        ({"repetition_penalty": 2.001}, r"in \[0, 2\]"),
+        ({"repetition_penalty": math.nan}, r"in \[0, 2\], got nan"),
+        ({"repetition_penalty": -1.0}, r"in \[0, 2\]"),
+        ({"presence_penalty": -2.001}, r"in \[-2, 2\]"),
+        ({"presence_penalty": math.nan}, r"in \[-2, 2\], got nan"),
+        ({"frequency_penalty": math.inf}, r"in \[-2, 2\], got inf"),
+        ({"logit_bias": ((5, 100.5),)}, r"logit_bias: must be a number in \[-100, 100\]"),
+        ({"logit_bias": ((5, math.nan),)}, "logit_bias: .* got nan"),
+        ({"logit_bias": ((100, 1.0),)}, r"logit_bias: token ids must be in \[0, 100\), got 100"),
+        ({"logit_bias": ((5, 1.0), (5, 2.0))}, "must not name a token twice"),
+        ({"logit_bias": BIAS * 11}, "at most 1024 ids, got 1089"),
+        ({"allowed_token_ids": (1, 100)}, "allowed_token_ids: .* got 100"),
+        ({"allowed_token_ids": (1,) * 16385}, "at most 16384 ids, got 16385"),
+        ({"bad_words": ((1,),) * 65}, "at most 64 sequences, got 65"),
+        ({"bad_words": ((1,) * 33,)}, "at most 32 ids, got 33"),
+        ({"bad_words": ((),)}, "empty sequence"),
+        ({"bad_words": ((1, -1),)}, "got -1"),
+        ({"allowed_token_ids": (7, 8), "bad_words": ((7,), (8,))}, "that bad_words and min_tokens"),
+        ({"allowed_token_ids": (2, 3), "min_tokens": 1}, "that bad_words and min_tokens leave"),
     ],
 )
-def test_what_no_worker_computes_yet_is_refused(wished: SamplingParams, is_fine: bool) -> None:
-    message = pb.GenerateRequest(text="x", sampling=wished)
-    if is_fine:
-        assert ask_from_proto(message).sampling == SamplingAsk()
-    else:
-        with pytest.raises(InvalidRequest, match="not supported"):
-            ask_from_proto(message)
+def test_wishes_about_logits_that_no_worker_could_grant(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        record_of(ask(sampling=SamplingAsk(**asked)))
 
 
-def test_every_sampling_field_of_the_proto_is_read_or_refused() -> None:
-    handled = {*SAMPLING_SCALARS, *NEUTRAL_SCALARS, *EMPTY_LISTS, "stop_token_ids"}
-    assert handled == set(SamplingParams.DESCRIPTOR.fields_by_name)
+def test_bad_words_must_leave_a_token_of_a_small_vocabulary() -> None:
+    limits = Limits(vocab_size=4, context_tokens_max=32)
+    asked = ask(sampling=SamplingAsk(bad_words=((0,), (1,)), min_tokens=1))
+    with pytest.raises(InvalidRequest, match="must leave one of the vocabulary's 4 tokens"):
+        to_record(asked, (1,), limits=limits, model=MODEL, tenant="t", seed=1)
+
+
+def test_wishes_about_logits_reach_the_record() -> None:
+    asked = SamplingAsk(
+        repetition_penalty=1e-300,
+        presence_penalty=-2.0,
+        frequency_penalty=2.0,
+        logit_bias=((99, -100.0), (0, 100.0)),
+        allowed_token_ids=(5, 2, 5),
+        bad_words=((2,), (5, 5), (2,)),
+        ignore_eos=True,
+    )
+    row = record_of(ask(sampling=asked)).sampling
+    assert row.repetition_penalty > 0
+    assert (row.presence_penalty, row.frequency_penalty) == (-2.0, 2.0)
+    assert [(each.token_id, each.bias) for each in row.logit_bias] == [(99, -100.0), (0, 100.0)]
+    assert list(row.allowed_token_ids) == [5, 2]
+    assert [list(word.token_ids) for word in row.bad_words] == [[2], [5, 5]]
+
+
+def test_a_request_without_wishes_has_neutral_ones() -> None:
+    row = record_of(ask()).sampling
+    assert (row.repetition_penalty, row.presence_penalty, row.frequency_penalty) == (1.0, 0.0, 0.0)
+    assert not [*row.logit_bias, *row.allowed_token_ids, *row.bad_words]
+
+
+def test_the_models_own_repetition_penalty_is_the_default() -> None:
+    model = Model(name="m", eos_token_ids=(), defaults=SamplingDefaults(repetition_penalty=1.25))
+    rows = [
+        to_record(ask(sampling=each), (1,), limits=LIMITS, model=model, tenant="t", seed=1).sampling
+        for each in (SamplingAsk(), SamplingAsk(repetition_penalty=1.0))
+    ]
+    assert [row.repetition_penalty for row in rows] == [1.25, 1.0]
+
+
+WISHES: dict[str, Any] = {
+    "repetition_penalty": 1.5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "logit_bias": {7: 2.5, 0: -100.0},
+    "allowed_token_ids": [7, 0, 9],
+    "bad_words": [[7, 0], [9]],
+}
+
+
+def test_both_protocols_and_the_client_ask_for_the_same() -> None:
+    asked = SamplingAsk(
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias=((7, 2.5), (0, -100.0)),
+        allowed_token_ids=(7, 0, 9),
+        bad_words=((7, 0), (9,)),
+    )
+    message = request_from("x", WISHES)  # type: ignore[arg-type]
+    assert ask_from_proto(message).sampling == asked
+    words = {"bad_words_token_ids": WISHES["bad_words"], "model": "m", "prompt": "x"}
+    body = json.dumps({key: value for key, value in WISHES.items() if key != "bad_words"} | words)
+    (parsed,) = parse(CompletionBody, body.encode()).asks(b"", "", prompts_max=1)
+    assert parsed.sampling == asked
+
+
+def test_every_sampling_field_of_the_proto_is_read() -> None:
+    assert {*SAMPLING_SCALARS, *SAMPLING_LISTS} == set(SamplingParams.DESCRIPTOR.fields_by_name)
 
 
 def test_a_repeat_may_ask_for_another_presentation_only() -> None:
