@@ -109,7 +109,7 @@ class SeenTokens:
 
 
 class BadWords:
-    """Sequences that the output must not contain. The prompt is no output: a word starts after it."""
+    """Sequences that the output must not contain; a word starts after the prompt."""
 
     def __init__(self, words: Sequence[Sequence[int]], output: Sequence[int]) -> None:
         self._always = np.array(sorted({word[-1] for word in words if len(word) == 1}), np.int64)

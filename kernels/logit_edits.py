@@ -72,7 +72,7 @@ def edit_logits(logits: Tensor, edits: EditTensors) -> None:
         logits[edits.forbidden_rows, edits.forbidden_ids] = -math.inf
     if edits.allowed_rows.numel():
         kept = logits[edits.allowed_rows, edits.allowed_ids]
-        logits[edits.allowed_rows.unique()] = -math.inf
+        logits[torch.unique(edits.allowed_rows)] = -math.inf
         logits[edits.allowed_rows, edits.allowed_ids] = kept
 
 
