@@ -70,11 +70,16 @@ class AcceptedRequests:
         self._logprobs[serial].append(logprobs)
 
     def recovered(self, serial: Serial, output: FoldedTokens, folded_count: int) -> None:
-        """Output of an earlier leader, of which so many tokens are folded already."""
-        self._unfolded[serial].token_ids.extend(output.token_ids[folded_count:])
+        """Output of an earlier leader, of which so many tokens are folded already.
+
+        The rest is due at the first fold, which trims the records of the earlier leader.
+        """
+        piece = FoldedTokens(token_ids=output.token_ids[folded_count:])
         if serial in self._logprobs:
-            self._unfolded[serial].logprobs.extend(output.logprobs[folded_count:])
+            piece.logprobs.extend(output.logprobs[folded_count:])
             self._logprobs[serial].extend(output.logprobs)
+        if piece.token_ids:
+            self._pieces[serial] = piece
 
     def logprobs(self, serial: Serial, count: int) -> list[TokenLogprobs]:
         """Of the first `count` output tokens; empty when none were asked for."""

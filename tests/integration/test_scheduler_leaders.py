@@ -89,19 +89,30 @@ async def test_kill_the_only_scheduler_and_start_it_again(tmp_path: Path) -> Non
 
 
 async def test_kill_the_scheduler_again_and_again(tmp_path: Path) -> None:
-    """Every term recovers from what the one before had folded and journaled."""
-    scheduler_flags = {"fold_records": 7, "lease_ttl_s": 0.3}
+    """Every term recovers from what the one before had folded and journaled, and folds itself."""
+    scheduler_flags = {"fold_records": 15, "lease_ttl_s": 0.3}
     async with Cluster(
         tmp_path, worker_flags={"step_ms": 5}, scheduler_flags=scheduler_flags
     ) as cluster:
         answers = await mixed(cluster)
         for _ in range(4):
-            before = cluster.token_count
-            await until(lambda before=before: cluster.token_count > before, "progress")
+            folded = await folded_seq(cluster)
+            await until(lambda folded=folded: has_folded(cluster, folded), "a fold of this term")
             cluster.schedulers[0].kill()
             cluster.schedulers[0].start()
         await cluster.all_done()
         assert_all_gold(answers)
+
+
+async def folded_seq(cluster: Cluster) -> int:
+    lease = await cluster.ledger.leader()
+    assert lease is not None
+    return lease.folded_seq
+
+
+async def has_folded(cluster: Cluster, before: int) -> bool:
+    """The first fold of a term takes what the term before had left."""
+    return await folded_seq(cluster) > before
 
 
 async def test_a_leader_told_to_stop_hands_over_at_once(tmp_path: Path) -> None:

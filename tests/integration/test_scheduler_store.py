@@ -48,6 +48,7 @@ async def test_a_frozen_store_pauses_everybody(tmp_path: Path) -> None:
             await answer.has_tokens(5)
         lease = await cluster.ledger.leader()
         with cluster.store.paused():
+            await until(lambda: silence_s(answers) > 0.3, "what was on its way to arrive")
             counts = [answer.token_count for answer in answers]
             # Longer than the lease: whoever cannot ask must not conclude anything.
             await until(lambda: silence_s(answers) > 1.5, "silence")

@@ -281,6 +281,7 @@ class Cluster:
             await self._check_answer(answer)
         await until(self._is_idle, "an idle cell with every block free")
         await self._check_keys()
+        await self._check_journal()
         for process in self.processes:
             assert '"level": "critical"' not in process.log(), process.log()[-4000:]
             assert "internal error" not in process.log(), process.log()[-4000:]
@@ -307,6 +308,24 @@ class Cluster:
             worker.blocks_free == worker.block_count and not worker.plans_in_flight
             for worker in state.workers
         )
+
+    async def _check_journal(self) -> None:
+        """Followers skip what they have seen; the record itself must not say anything twice."""
+        next_of: dict[int, int] = {}
+        ended: set[int] = set()
+        seq = 0
+        while page := await self.ledger.journal_read(seq, block_ms=1, count=256):
+            for record in page:
+                assert record.seq == seq + 1 or not seq
+                seq = record.seq
+                for serial, position in zip(record.serials, record.positions, strict=True):
+                    assert serial not in ended, f"{serial} goes on after its end"
+                    assert position == next_of.get(serial, position), f"{serial} at {position}"
+                    next_of[serial] = position + 1
+                finished = {ending.serial for ending in record.finished}
+                assert len(finished) == len(record.finished)
+                assert not finished & ended, f"{finished & ended} ended twice"
+                ended |= finished
 
     async def _check_keys(self) -> None:
         """Whatever lives without a TTL belongs to the cell, not to a request."""

@@ -1,0 +1,74 @@
+"""What is folded when: every token once, one fold late, and nothing of what has ended."""
+
+from ledger import InboxEntry
+from protos.kaiten.v1.common_pb2 import TokenLogprobs
+from protos.kaiten.v1.ledger_pb2 import FoldedTokens, SubmitRecord
+from protos.kaiten.v1.worker_service_pb2 import RowSampling
+from scheduler_svc.accepted import Accepted, AcceptedRequests
+
+
+def accepted(serial: int = 1, *, n: int = 1, logprobs: int = -1) -> Accepted:
+    record = SubmitRecord(id=f"r{serial}", n=n, sampling=RowSampling(seed=5, logprobs=logprobs))
+    return Accepted(entry=InboxEntry(entry_id="1-0", serial=serial, record=record), record=record)
+
+
+def folded(requests: AcceptedRequests) -> dict[int, list[int]]:
+    return {serial: list(piece.token_ids) for serial, piece in requests.next_fold().items()}
+
+
+def test_tokens_are_folded_one_call_late_and_once() -> None:
+    requests = AcceptedRequests()
+    requests.add(accepted())
+    requests.committed(1, 10)
+    assert folded(requests) == {}
+    requests.committed(1, 11)
+    requests.committed(1, 12)
+    assert folded(requests) == {1: [10]}
+    assert folded(requests) == {1: [11, 12]}
+    assert folded(requests) == {}
+
+
+def test_what_an_earlier_leader_left_is_due_at_the_first_fold() -> None:
+    """That fold trims the earlier leader's records, so it must take their tokens along."""
+    requests = AcceptedRequests()
+    requests.add(accepted(logprobs=0))
+    output = FoldedTokens(
+        token_ids=[10, 11, 12], logprobs=[TokenLogprobs(logprob=-i) for i in range(3)]
+    )
+    requests.recovered(1, output, 1)
+    requests.committed(1, 13)
+    requests.explained(1, TokenLogprobs(logprob=-3))
+    (piece,) = requests.next_fold().values()
+    assert list(piece.token_ids) == [11, 12]
+    assert [item.logprob for item in piece.logprobs] == [-1, -2]
+    assert folded(requests) == {1: [13]}
+    assert [item.logprob for item in requests.logprobs(1, 3)] == [0, -1, -2]
+
+
+def test_nothing_is_due_where_all_was_folded() -> None:
+    requests = AcceptedRequests()
+    requests.add(accepted())
+    requests.recovered(1, FoldedTokens(token_ids=[10, 11]), 2)
+    assert folded(requests) == {}
+
+
+def test_what_has_ended_is_not_folded() -> None:
+    requests = AcceptedRequests()
+    requests.add(accepted(1))
+    requests.add(accepted(4, n=2))
+    for serial in (1, 4, 5):
+        requests.committed(serial, serial)
+    assert folded(requests) == {}
+    requests.remove(4)
+    assert folded(requests) == {1: [1]}
+    assert len(requests) == 1
+    assert 4 not in requests
+
+
+def test_a_choice_finds_its_sampling_by_its_own_serial() -> None:
+    requests = AcceptedRequests()
+    requests.add(accepted(1))
+    requests.add(accepted(4, n=3))
+    sampling = requests.sampling(6)
+    assert (sampling.seed, sampling.choice) == (5, 2)
+    assert requests.sampling(1).choice == 0
