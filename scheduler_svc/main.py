@@ -79,13 +79,13 @@ class SchedulerProcess:
                 allow_everysec=self._settings.allow_everysec,
             )
             self._ledger = await Ledger.connect(
-                self._settings.redis_url, cell=self._settings.cell, limits=limits
+                self._settings.redis_url.get_secret_value(), cell=self._settings.cell, limits=limits
             )
             try:
                 store = await self._ledger.check()
             except Unavailable as error:
                 self._health.set_all(False)
-                log.warning("store.waiting", url=self._settings.redis_url, reason=str(error))
+                log.warning("store.waiting", reason=str(error))
                 await self._clock.sleep(STORE_RETRY_S)
                 continue
             log.info("store.ready", server=store.server, version=store.version)
@@ -106,7 +106,8 @@ class SchedulerProcess:
 
     async def _address(self) -> str:
         """Where workers find this scheduler once it leads; the lease carries it."""
-        chosen, store = self._settings, urlsplit(self._settings.redis_url)
+        chosen = self._settings
+        store = urlsplit(chosen.redis_url.get_secret_value())
         return chosen.advertise_address or await advertised(
             chosen.grpc_host, self._port, peer=f"{store.hostname or ''}:{store.port or 6379}"
         )

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from scheduler_svc.core.types import Config
 from service_kit.settings import Settings
@@ -11,8 +11,9 @@ from service_kit.settings import Settings
 class SchedulerSettings(Settings):
     """Flags, environment (KAITEN_SCHEDULER_…) and TOML keys of `kaiten scheduler`."""
 
-    redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0", description="Redis >= 7.2 or Valkey: the ledger"
+    redis_url: SecretStr = Field(
+        default=SecretStr("redis://127.0.0.1:6379/0"),
+        description="Redis >= 7.2 or Valkey: the ledger; may hold a password, so it is not logged",
     )
     cell: str = Field(default="0", description="scheduler group; one leader each")
     allow_everysec: bool = Field(
