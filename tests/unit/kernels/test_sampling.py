@@ -104,6 +104,22 @@ def test_draws_follow_the_distribution_of_transformers(
         assert chi_square(token_ids, expected) < chi_square_limit(kept - 1)
 
 
+@pytest.mark.parametrize("shape", ["zipf", "softmax"])
+def test_200_000_draws_reach_every_rank(path: str, shape: str) -> None:
+    """Every token of the vocabulary, likely or not, is drawn as often as softmax says."""
+    vocab, draws, batch = 128, 200_000, 20_000
+    weights = torch.randperm(vocab, generator=torch.manual_seed(8)).double()
+    # The unlikeliest token: 1 / (128 * 5.43) of the draws, or e^-4.5 / 29 of them, so > 70.
+    logits = -torch.log1p(weights) if shape == "zipf" else 4.5 * weights / vocab
+    rows = logits.float().expand(batch, -1).contiguous()
+    drawn = []
+    for start in range(0, draws, batch):
+        base = params(batch, seed=start // batch)
+        drawn.append(sample(rows, base)[0])
+    limit = chi_square_limit(vocab - 1)
+    assert chi_square(torch.cat(drawn), logits.softmax(0)) < limit
+
+
 @pytest.mark.parametrize("vary", ["seed", "choice", "position"])
 def test_each_part_of_the_key_makes_independent_noise(path: str, vary: str) -> None:
     rows = 20_000

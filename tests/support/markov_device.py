@@ -1,0 +1,70 @@
+"""The worker's own device on a model that is a table: the logits after a token are a row of it.
+
+    outputs = run(TableDevice(table), limits(table, slots=8), [(prompt, sampling(...)), ...])
+
+Everything but the decoder is real: rows, edits, sampler, log-probabilities.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from gpu_worker.decoder import Decoder, StepTensors
+from gpu_worker.device import Device
+from gpu_worker.draft import RowLimits
+from gpu_worker.plans import RowSampling
+from gpu_worker.rows import Rows
+from gpu_worker.torch_device import TorchDevice
+from tests.support.mini_scheduler import MiniScheduler
+
+BLOCK_SIZE = 16
+
+
+class _Table:
+    def __init__(self, table: Tensor) -> None:
+        self._table = table
+
+    def forward(self, step: StepTensors) -> Tensor:
+        return self._table[step.token_ids[step.sampled_tokens]]
+
+
+def table_device(table: Tensor) -> TorchDevice:
+    """`table` is [vocab, vocab] float32."""
+    return TorchDevice(cast(Decoder, _Table(table)), torch.zeros(1))
+
+
+def limits(*, vocab_size: int, slots: int, context_tokens: int = 64) -> RowLimits:
+    blocks_per_row = -(-context_tokens // BLOCK_SIZE)
+    return RowLimits(
+        slots=slots,
+        context_tokens=context_tokens,
+        step_tokens=4096,
+        block_size=BLOCK_SIZE,
+        block_count=slots * blocks_per_row,
+        vocab_size=vocab_size,
+    )
+
+
+def run(
+    device: Device,
+    row_limits: RowLimits,
+    asked: Iterable[tuple[Sequence[int], RowSampling]],
+    *,
+    lease_steps: int = 1,
+) -> MiniScheduler:
+    """Everything to its end; rows join as others leave."""
+    rows = Rows(row_limits)
+    scheduler = MiniScheduler(row_limits, lease_steps=lease_steps)
+    for prompt, params in asked:
+        scheduler.submit(prompt, params)
+    while (plan := scheduler.next_plan()) is not None:
+        counts = rows.apply(plan)
+        for step in range(plan.lease_steps):
+            inputs = rows.step_inputs(counts)
+            scheduler.on_outcome(plan, step, rows.advance(inputs, device.execute(inputs)))
+            counts = rows.steady_counts()
+            if not counts.any():
+                break
+    return scheduler
