@@ -23,6 +23,12 @@ app = App(
 )
 USE = Group("Use a running stack", sort_key=1)
 PARTS = Group("Run one part", sort_key=2)
+app.command(
+    "kaiten.bench.cli:app",
+    name="bench",
+    group=USE,
+    help="Put load on a server and measure what comes back.",
+)
 
 Address = Annotated[str, Parameter(help="host:port of a gateway's gRPC API")]
 
