@@ -13,6 +13,7 @@ from opentelemetry import trace
 
 from service_kit.errors import ConfigError
 
+LINKS_MAX: Final = 1024
 ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 EXPORTER: Final = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 
@@ -27,10 +28,14 @@ def configure(service: str, environ: Mapping[str, str] | None = None) -> bool:
             f"or unset {ENDPOINT}"
         )
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace import SpanLimits, TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    provider = TracerProvider(resource=Resource.create({"service.name": f"kaiten-{service}"}))
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": f"kaiten-{service}"}),
+        # The default of 128 links drops the rest of a large batch silently.
+        span_limits=SpanLimits(max_links=LINKS_MAX),
+    )
     provider.add_span_processor(BatchSpanProcessor(import_module(EXPORTER).OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     return True
