@@ -19,7 +19,8 @@ from protos.kaiten.v1 import scheduler_service_pb2, scheduler_service_pb2_grpc
 
 log = structlog.get_logger()
 
-_RPC_S_MAX: Final = 5.0
+# An answer takes a millisecond. A leader silent for this long may be frozen and have a successor.
+_RPC_S_MAX: Final = 1.0
 _BACKOFF_S_MIN: Final = 0.1
 # Small, because it is part of every fail-over: a new leader has nothing to run on until we find it.
 _BACKOFF_S_MAX: Final = 0.5
