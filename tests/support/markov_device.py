@@ -55,10 +55,15 @@ def run(
     lease_steps: int = 1,
 ) -> MiniScheduler:
     """Everything to its end; rows join as others leave."""
-    rows = Rows(row_limits)
     scheduler = MiniScheduler(row_limits, lease_steps=lease_steps)
     for prompt, params in asked:
         scheduler.submit(prompt, params)
+    return drive(device, scheduler)
+
+
+def drive(device: Device, scheduler: MiniScheduler) -> MiniScheduler:
+    """What is submitted, to its end."""
+    rows = Rows(scheduler.limits)
     while (plan := scheduler.next_plan()) is not None:
         counts = rows.apply(plan)
         for step in range(plan.lease_steps):

@@ -84,7 +84,8 @@ class MiniScheduler:
     limits: RowLimits
     chunk_tokens: int = 1 << 30
     lease_steps: int = 1
-    waiting: deque[tuple[int, list[int], RowSampling]] = field(default_factory=deque)
+    # Serial, tokens known, how many of them are the prompt.
+    waiting: deque[tuple[int, list[int], int, RowSampling]] = field(default_factory=deque)
     running: dict[int, _Running] = field(default_factory=dict)
     outputs: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
@@ -97,10 +98,13 @@ class MiniScheduler:
         self._free = list(range(self.limits.block_count))
         self._slots = list(range(self.limits.slots))
 
-    def submit(self, prompt: Sequence[int], params: RowSampling) -> int:
+    def submit(
+        self, prompt: Sequence[int], params: RowSampling, *, committed: Sequence[int] = ()
+    ) -> int:
+        """`committed` is output of an earlier life."""
         serial = len(self.outputs)
         self.outputs[serial], self.logprobs[serial] = [], []
-        self.waiting.append((serial, list(prompt), params))
+        self.waiting.append((serial, [*prompt, *committed], len(prompt), params))
         return serial
 
     def next_plan(self) -> Plan | None:
@@ -146,19 +150,19 @@ class MiniScheduler:
     def _joins(self) -> list[Join]:
         joins = []
         while self.waiting and self._slots:
-            serial, prompt, params = self.waiting[0]
-            limit = min(len(prompt) + params.max_tokens, self.limits.context_tokens)
+            serial, tokens, prompt_tokens, params = self.waiting[0]
+            limit = min(prompt_tokens + params.max_tokens, self.limits.context_tokens)
             if self._promised() + self._blocks_for(limit) > len(self._free):
                 break
             self.waiting.popleft()
             slot = self._slots.pop(0)
-            self.running[slot] = _Running(serial, limit, len(prompt), 0, [])
+            self.running[slot] = _Running(serial, limit, len(tokens), 0, [])
             joins.append(
                 Join(
                     slot=slot,
                     serial=serial,
-                    token_ids=tuple(prompt),
-                    prompt_tokens=len(prompt),
+                    token_ids=tuple(tokens),
+                    prompt_tokens=prompt_tokens,
                     tokens_done=0,
                     blocks=(),
                     sampling=params,
