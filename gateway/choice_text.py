@@ -22,11 +22,12 @@ class Fed(NamedTuple):
 class ChoiceText:
     """Invariant: `output_tokens` counts the tokens fed, up to the one that completed a stop."""
 
-    __slots__ = ("_detokenizer", "_matcher", "output_tokens")
+    __slots__ = ("_detokenizer", "_include_stop", "_matcher", "output_tokens")
 
-    def __init__(self, pieces: Pieces, stops: Sequence[str]) -> None:
+    def __init__(self, pieces: Pieces, stops: Sequence[str], *, include_stop: bool = False) -> None:
         self._detokenizer = Detokenizer(pieces)
-        self._matcher = StopMatcher(stops) if stops else None
+        self._matcher = StopMatcher(stops, include_stop=include_stop) if stops else None
+        self._include_stop = include_stop
         self.output_tokens = 0
 
     def feed(self, token_ids: Sequence[int]) -> Fed:
@@ -40,8 +41,14 @@ class ChoiceText:
         """The token that ended the output with STOP, and the flush.
 
         Either it completes a stop string (which another gateway has matched and cancelled, say), or
-        it is a stop token: counted, but no text.
+        it is a stop token: counted, but no text unless that was asked for.
         """
+        if self._include_stop:
+            fed = self.feed((token_id,))
+            if fed.is_stopped:
+                return fed
+            tail = self.flush()
+            return Fed(fed.text + tail.text, 1, tail.is_stopped)
         if self._matcher is not None:
             before = self._detokenizer.state(), self._matcher.held
             fed = self._feed_matching(self._matcher, (token_id,))

@@ -32,10 +32,14 @@ ANCHORS_TRIED_MAX: Final = 4096
 
 
 class Pieces:
-    """What each token of one tokenizer adds to the text. Shared by all streams; grows by use."""
+    """What each token of one tokenizer adds to the text. Shared by all streams; grows by use.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    `show_special`: control tokens are text like any other.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, show_special: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._show_special = show_special
         # The decoder's own state, not the tokenizer's: that one would write out the vocabulary.
         decoder = tokenizer.decoder
         steps = _decoder_steps(None if decoder is None else json.loads(decoder.__getstate__()))
@@ -43,13 +47,14 @@ class Pieces:
         self._special_ids: Final = frozenset(
             token_id for token_id, token in added.items() if token.special
         )
+        self._hidden_ids: Final = frozenset() if show_special else self._special_ids
         self._is_byte_level = "ByteLevel" in steps
         self._has_byte_tokens = "ByteFallback" in steps
         self._anchor, self._anchor_text = (0, "") if self._is_byte_level else self._find_anchor()
         self._cache: dict[int, bytes] = {}
 
     def get(self, token_id: int) -> bytes:
-        """What the token adds after another one. Empty for special and unknown ids."""
+        """What the token adds after another one. Empty for hidden and unknown ids."""
         piece = self._cache.get(token_id)
         if piece is None:
             piece = self._cache[token_id] = self._look_up(token_id)
@@ -57,7 +62,7 @@ class Pieces:
 
     def first(self, token_id: int) -> bytes:
         """What the token gives as the first of an output: some decoders drop a leading space."""
-        if self._is_byte_level or token_id in self._special_ids:
+        if self._is_byte_level or token_id in self._hidden_ids:
             return self.get(token_id)
         byte = self._byte_of(token_id)
         if byte is not None and byte != b" ":
@@ -79,7 +84,7 @@ class Pieces:
 
     def _look_up(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
-        if token is None or token_id in self._special_ids:
+        if token is None or token_id in self._hidden_ids:
             return b""
         if self._is_byte_level:
             return _byte_level_bytes(token)
@@ -95,7 +100,7 @@ class Pieces:
         return bytes.fromhex(match[1]) if match else None
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=not self._show_special))
 
     def _find_anchor(self) -> tuple[int, str]:
         for token_id in range(min(self._tokenizer.get_vocab_size(), ANCHORS_TRIED_MAX)):

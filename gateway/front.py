@@ -6,19 +6,28 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
 
-from gateway.asks import Ask
-from gateway.generation import Accepted, Choice, Finished, Generation, new_choices, replay
+from gateway.asks import Ask, TokenPrompt
+from gateway.detokenize import Pieces, decode
+from gateway.generation import (
+    Accepted,
+    Choice,
+    Finished,
+    Generation,
+    checked_choices,
+    new_choices,
+    replay,
+)
 from gateway.ledger_link import LedgerLink
 from gateway.model_card import ModelCard
-from gateway.prompts import Prompter
+from gateway.prompts import Prompter, is_long
 from gateway.readiness import Readiness
 from gateway.releases import Release, Releases
+from gateway.tenants import Tenant
 from gateway.validate import Limits, Model, check, check_request_id, to_record
 from ledger import RequestInfo, Submitted
 from protos.kaiten.v1.inference_service_pb2 import Done as DoneMessage
-from protos.kaiten.v1.ledger_pb2 import SubmitRecord
+from protos.kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
 from service_kit.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -29,18 +38,22 @@ from service_kit.errors import (
     Unavailable,
 )
 
-# Until keys exist there is one tenant.
-TENANT: Final = "default"
-# The scheduler ends a request at its deadline; this gateway only does when nothing is heard of it.
-DEADLINE_GRACE_S: Final = 1.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a live request stands. `position` is None once it runs."""
+
+    position: int | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """A request as `look` finds it. `done` is None while it is live."""
 
-    ends: Sequence[Finished]
-    done: DoneMessage | None
+    ends: Sequence[Finished] = ()
+    done: DoneMessage | None = None
+    place: Place = Place()
 
 
 class Front:
@@ -103,65 +116,99 @@ class Front:
                 self.releases.ask(Release(generation.id))
             self._note_idle()
 
-    async def generate(self, ask: Ask) -> Generation:
+    async def generate(self, ask: Ask, tenant: Tenant) -> Generation:
         """Check, tokenize, submit, and follow from the beginning. Use with `following`."""
         with self._door():
             limits = self.limits
-            check(ask, limits, self.card.name)
+            check(ask, limits, self.card.name, priority_max=tenant.priority_max)
             if self.readiness.watch.worker is None:
                 raise Unavailable(self.readiness.problem or "no worker has joined this cell yet")
             named = self._complete(ask)
+            if not ask.request_id and is_long(ask.prompt):
+                # Refused before any work. A request with an id may have been accepted already.
+                await self._link.ledger.refuse_if_full(tenant.name, ask.n or 1, tenant.bounds)
             prompt_ids = await self._prompter.token_ids(ask.prompt)
             record = to_record(
                 named,
                 prompt_ids,
                 limits=limits,
                 model=self.model,
-                tenant=TENANT,
+                tenant=tenant.name,
                 seed=secrets.randbits(64),
             )
-            submitted = await self._submit(record, ask)
+            submitted = await self._submit(record, ask, tenant)
             accepted = Accepted(named.request_id, len(prompt_ids))
             generation = self._follow(
                 accepted,
                 record.id,
                 submitted.serial,
-                new_choices(self.card.pieces, tuple(record.render.stop), record.n),
+                self._choices(
+                    record.render, submitted.serial, record.n, with_cursors=ask.with_cursors
+                ),
                 from_seq=submitted.journal_seq,
             )
             if named.timeout_s is not None:
-                self._watch_deadline(generation, named.timeout_s)
+                self._watch_deadline(generation, named.timeout_s + named.grace_s)
             return generation
 
-    async def attach(self, request_id: str, positions: Sequence[int] = ()) -> Generation:
-        """Follow an accepted request from these positions, running or finished."""
+    async def attach(
+        self,
+        request_id: str,
+        tenant: Tenant,
+        positions: Sequence[int] = (),
+        *,
+        cursors: Sequence[bytes] = (),
+        with_cursors: bool = False,
+    ) -> Generation:
+        """Follow an accepted request, running or finished, from these positions or cursors."""
         with self._door():
-            found = await self._find(request_id)
-            if len(positions) > found.n:
-                rule = f"must name at most {found.n} choices, got {len(positions)}"
-                raise InvalidRequest("positions", rule)
-            stops = tuple(found.render.stop)
+            if positions and cursors:
+                raise InvalidRequest("cursors", "must not be given together with positions")
+            found = await self._find(request_id, tenant)
+            count, field = (len(cursors), "cursors") if cursors else (len(positions), "positions")
+            if count > found.n:
+                rule = f"must name at most {found.n} choices, got {count}"
+                raise InvalidRequest(field, rule)
             return self._follow(
                 Accepted(request_id, found.prompt_tokens),
-                _ledger_id(request_id),
+                _ledger_id(request_id, tenant),
                 found.serial,
-                new_choices(self.card.pieces, stops, found.n, positions),
+                self._choices(
+                    found.render,
+                    found.serial,
+                    found.n,
+                    positions,
+                    cursors=cursors,
+                    with_cursors=with_cursors,
+                ),
                 from_seq=0,
             )
 
-    async def cancel(self, request_id: str) -> bool:
+    async def cancel(self, request_id: str, tenant: Tenant) -> bool:
         """Stop a request. False: it had ended."""
-        await self._find(request_id)
-        return await self._link.ledger.cancel(_ledger_id(request_id))
+        await self._find(request_id, tenant)
+        return await self._link.ledger.cancel(_ledger_id(request_id, tenant))
 
-    async def look(self, request_id: str) -> Seen:
-        """Live, or how it ended."""
-        await self._find(request_id)
-        result = await self._link.ledger.result(_ledger_id(request_id))
+    async def look(self, request_id: str, tenant: Tenant) -> Seen:
+        """Live and where, or how it ended."""
+        found = await self._find(request_id, tenant)
+        result = await self._link.ledger.result(_ledger_id(request_id, tenant))
         if result is None:
-            return Seen(ends=(), done=None)
-        ends, done = replay(result, self.card.pieces)
+            return Seen(place=self._place(found.serial))
+        ends, done = replay(result, self._pieces(result.render))
         return Seen(ends=ends, done=done)
+
+    async def tokenize(self, ask: Ask) -> Sequence[int]:
+        """A prompt's ids, as `generate` would use them."""
+        check(ask, self.limits, self.card.name)
+        return await self._prompter.token_ids(ask.prompt)
+
+    def detokenize(self, ask: Ask) -> str:
+        """The text of a TokenPrompt."""
+        check(ask, self.limits, self.card.name)
+        assert isinstance(ask.prompt, TokenPrompt)
+        pieces = self.card.pieces_with_special if ask.show_special_tokens else self.card.pieces
+        return decode(pieces, ask.prompt.token_ids)
 
     async def drained(self) -> None:
         """Wait until nobody is followed here any more."""
@@ -183,7 +230,8 @@ class Front:
         if self.readiness.is_draining:
             raise Unavailable("this gateway is draining; use another one")
         if len(self._active) + self._opening >= self._streams_max:
-            raise Overloaded("too many streams at this gateway", 1.0, self._streams_max)
+            live, limit = len(self._active) + self._opening, self._streams_max
+            raise Overloaded("too many streams", 1.0, limit, live=live, subject="gateway")
         self._opening += 1
         self._idle.clear()
         try:
@@ -204,9 +252,39 @@ class Front:
         if not self._active and not self._opening:
             self._idle.set()
 
-    async def _submit(self, record: SubmitRecord, ask: Ask) -> Submitted:
+    def _pieces(self, render: RenderOptions) -> Pieces:
+        return self.card.pieces_with_special if render.show_special_tokens else self.card.pieces
+
+    def _choices(
+        self,
+        render: RenderOptions,
+        serial: int,
+        n: int,
+        positions: Sequence[int] = (),
+        *,
+        cursors: Sequence[bytes] = (),
+        with_cursors: bool,
+    ) -> Sequence[Choice]:
+        """Digests cost a microsecond per token: only for those who asked."""
+        pieces = self._pieces(render)
+        if cursors or (with_cursors and not positions):
+            return checked_choices(pieces, render, serial, n, cursors, with_cursors=with_cursors)
+        return new_choices(pieces, render, n, positions)
+
+    def _place(self, serial: int) -> Place:
+        """As of the leader's last word."""
+        record = self.readiness.watch.record
+        if record is None or serial not in record.waiting_serials:
+            return Place()
+        position = list(record.waiting_serials).index(serial) + 1
+        if not record.workers_ready:
+            return Place(position=position, reason="no worker is ready")
+        reason = f"{position - 1} requests go first; {record.running} run now"
+        return Place(position=position, reason=reason)
+
+    async def _submit(self, record: SubmitRecord, ask: Ask, tenant: Tenant) -> Submitted:
         """Submit to the end even if the client leaves: what was accepted must be known."""
-        task = asyncio.ensure_future(self._link.ledger.submit(record, ask.body_hash))
+        task = asyncio.ensure_future(self._link.ledger.submit(record, ask.body_hash, tenant.bounds))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -248,23 +326,33 @@ class Front:
         self._followers[id] += 1
         return generation
 
-    def _watch_deadline(self, generation: Generation, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        error = DeadlineExceeded("waiting for the scheduler")
-        generation.on_close(
-            loop.call_later(timeout_s + DEADLINE_GRACE_S, generation.interrupt, error).cancel
-        )
+    def _watch_deadline(self, generation: Generation, wait_s: float) -> None:
+        """The scheduler ends a request at its deadline; this gateway when it does not."""
 
-    async def _find(self, request_id: str) -> RequestInfo:
+        def give_up() -> None:
+            generation.interrupt(DeadlineExceeded(self._phase(generation)))
+
+        generation.on_close(asyncio.get_running_loop().call_later(wait_s, give_up).cancel)
+
+    def _phase(self, generation: Generation) -> str:
+        """How far a request has come, as far as this gateway can tell."""
+        if any(choice.text.output_tokens for choice in generation.choices):
+            return "decode"
+        record = self.readiness.watch.record
+        is_waiting = record is None or not record.running
+        is_waiting = is_waiting or self._place(generation.serial).position is not None
+        return "queue" if is_waiting else "prefill"
+
+    async def _find(self, request_id: str, tenant: Tenant) -> RequestInfo:
         """The request under its public name: errors must not show the ledger's."""
         if not request_id:
             raise InvalidRequest("request_id", "must be given")
         check_request_id(request_id)
         try:
-            return await self._link.ledger.find(_ledger_id(request_id))
+            return await self._link.ledger.find(_ledger_id(request_id, tenant))
         except NotFound:
             raise NotFound(f"request {request_id!r}") from None
 
 
-def _ledger_id(request_id: str) -> str:
-    return f"{TENANT}:{request_id}"
+def _ledger_id(request_id: str, tenant: Tenant) -> str:
+    return f"{tenant.name}:{request_id}"

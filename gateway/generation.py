@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 from gateway.choice_text import ChoiceText
+from gateway.cursor import TokenDigest, position_of
 from gateway.detokenize import Pieces
 from gateway.releases import Release
 from ledger import Ledger, Subscription, Update
 from protos.kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
 from protos.kaiten.v1.inference_service_pb2 import Done as DoneMessage
-from protos.kaiten.v1.ledger_pb2 import RequestResult, SequenceFinished
-from service_kit.errors import KaitenError, Unavailable
+from protos.kaiten.v1.ledger_pb2 import RenderOptions, RequestResult, SequenceFinished
+from service_kit.errors import DataLoss, KaitenError, Unavailable
 
 STOP = FinishReason.FINISH_REASON_STOP
 
@@ -35,6 +36,8 @@ class Delta(NamedTuple):
     token_ids: Sequence[int]
     text: str
     logprobs: Sequence[TokenLogprobs]
+    # Of the position after these tokens; empty unless asked for.
+    cursor: bytes = b""
 
 
 class Finished(NamedTuple):
@@ -58,12 +61,25 @@ Event = Accepted | Delta | Finished | Done
 class Choice:
     """One choice's progress. Tokens before `start` are fed for their effect but not shown."""
 
-    __slots__ = ("end", "fed_end", "index", "start", "text")
+    __slots__ = ("_digest", "_resumed", "_with_cursors", "end", "fed_end", "index", "start", "text")
 
-    def __init__(self, index: int, text: ChoiceText, start: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        text: ChoiceText,
+        start: int,
+        *,
+        digest: TokenDigest | None = None,
+        with_cursors: bool = False,
+        resumed: bytes = b"",
+    ) -> None:
         self.index = index
         self.text = text
         self.start = start
+        self._digest = digest
+        self._with_cursors = with_cursors
+        # The cursor whose position is `start`, until it has been found to be right.
+        self._resumed = resumed
         # What the client was told, and what the journal says; they differ after a stop string.
         self.end: Finished | None = None
         self.fed_end: SequenceFinished | None = None
@@ -84,6 +100,10 @@ class Choice:
         if ended is not None and not is_stopped:
             last = self.text.feed_last(token_ids[-1]) if ends_on_token else self.text.flush()
             text, count, is_stopped = text + last.text, count + last.token_count, last.is_stopped
+        if self._digest is not None and count:
+            self._digest.feed(token_ids if count == len(token_ids) else token_ids[:count])
+        if self._resumed:
+            self._check_cursor(has_ended=ended is not None or is_stopped)
         if count or text:
             self._show(update, count, text, events)
         if is_stopped:
@@ -105,7 +125,17 @@ class Choice:
             hidden = max(hidden, 0)
             token_ids, logprobs = token_ids[hidden:count], logprobs[hidden:count]
             position += hidden
-        events.append(Delta(self.index, position, token_ids, text, logprobs))
+        cursor = self._digest.cursor() if self._digest is not None and self._with_cursors else b""
+        events.append(Delta(self.index, position, token_ids, text, logprobs, cursor))
+
+    def _check_cursor(self, *, has_ended: bool) -> None:
+        """DataLoss unless the tokens up to `start` are those that the client's cursor is of."""
+        assert self._digest is not None
+        if self._digest.position < self.start and not has_ended:
+            return
+        if self._digest.position < self.start or self._digest.cursor() != self._resumed:
+            raise DataLoss(f"choice {self.index}: the cursor is not of this output")
+        self._resumed = b""
 
 
 class Generation:
@@ -129,7 +159,7 @@ class Generation:
         self.accepted = accepted
         self.choices = choices
         self.is_done = False
-        self._serial = serial
+        self.serial = serial
         self._subscription = subscription
         self._ledger = ledger
         self._release = release
@@ -149,7 +179,12 @@ class Generation:
                 update = await self._subscription.__anext__()
             except StopAsyncIteration:
                 return (await self._finish(),)
-            events = self._apply(update)
+            try:
+                events = self._apply(update)
+            except DataLoss:
+                # Nothing was followed, so nothing is left behind: the request is not cancelled.
+                self.is_done = True
+                raise
             if events:
                 return events
         raise StopAsyncIteration
@@ -169,7 +204,7 @@ class Generation:
             self._on_close.pop()()
 
     def _apply(self, update: Update) -> Sequence[Event]:
-        choice = self.choices[update.serial - self._serial]
+        choice = self.choices[update.serial - self.serial]
         start = choice.start
         if update.position < start < update.position + len(update.token_ids):
             # The text before and after `start` must come apart: feed it in two.
@@ -214,16 +249,47 @@ def told(message: DoneMessage, choices: Sequence[Choice]) -> DoneMessage:
 
 
 def new_choices(
-    pieces: Pieces, stops: Sequence[str], n: int, positions: Sequence[int] = ()
+    pieces: Pieces,
+    render: RenderOptions,
+    n: int,
+    positions: Sequence[int] = (),
 ) -> list[Choice]:
     """n choices at their beginnings, to be shown from the given positions."""
     starts = [*positions, *[0] * (n - len(positions))]
-    return [Choice(index, ChoiceText(pieces, stops), starts[index]) for index in range(n)]
+    return [Choice(index, _text(pieces, render), starts[index]) for index in range(n)]
+
+
+def checked_choices(
+    pieces: Pieces,
+    render: RenderOptions,
+    serial: int,
+    n: int,
+    cursors: Sequence[bytes] = (),
+    *,
+    with_cursors: bool,
+) -> list[Choice]:
+    """n choices to be shown from their cursors, if the cursors are of these outputs."""
+    resumed = [*cursors, *[b""] * (n - len(cursors))]
+    return [
+        Choice(
+            index,
+            _text(pieces, render),
+            position_of(resumed[index]),
+            digest=TokenDigest(serial + index),
+            with_cursors=with_cursors,
+            resumed=resumed[index],
+        )
+        for index in range(n)
+    ]
+
+
+def _text(pieces: Pieces, render: RenderOptions) -> ChoiceText:
+    return ChoiceText(pieces, tuple(render.stop), include_stop=render.include_stop)
 
 
 def replay(result: RequestResult, pieces: Pieces) -> tuple[list[Finished], DoneMessage]:
     """How a stored request ended, as its client was told."""
-    choices = new_choices(pieces, result.render.stop, len(result.choices))
+    choices = new_choices(pieces, result.render, len(result.choices))
     ends: list[Finished] = []
     for choice, stored in zip(choices, result.choices, strict=True):
         choice.apply(

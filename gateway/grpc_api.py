@@ -5,22 +5,39 @@ brings meanwhile piles up as token ids and goes out as one delta.
 """
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, aclosing
 from typing import Any, Final
 
 import grpc
 
+from gateway.asks import Ask
+from gateway.batch import Batch
 from gateway.front import Front
 from gateway.generation import Finished, Generation
-from gateway.wire import ask_from_proto, event_to_proto, finished_to_proto
+from gateway.tenants import AUTHORIZATION_CHARS_MAX, Keyring, Tenant
+from gateway.validate import TooMany
+from gateway.wire import (
+    ask_from_proto,
+    detokenize_from_proto,
+    error_to_proto,
+    event_to_proto,
+    finished_to_proto,
+    tokenize_from_proto,
+)
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1 import inference_service_pb2_grpc as inference_grpc
 from protos.kaiten.v1 import model_service_pb2 as model_pb
 from protos.kaiten.v1 import model_service_pb2_grpc as model_grpc
 from protos.kaiten.v1.common_pb2 import FinishReason, SamplingParams
 from protos.kaiten.v1.inference_service_pb2 import Done as DoneMessage
-from service_kit.errors import DeadlineExceeded
+from service_kit.errors import DeadlineExceeded, InvalidRequest
 
 Context = Any
+# Between the end of a request and its client's deadline.
+FAREWELL_SHARE: Final = 0.1
+FAREWELL_S_MAX: Final = 0.2
+# The scheduler is given this long to end a request that has a deadline of ours.
+GRACE_S: Final = 1.0
 
 SERVICE_NAMES: Final = (
     pb.DESCRIPTOR.services_by_name["InferenceService"].full_name,
@@ -31,16 +48,16 @@ SERVICE_NAMES: Final = (
 class InferenceServicer(inference_grpc.InferenceServiceServicer):
     """See inference_service.proto, whose comments are the contract."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Front, keyring: Keyring, batch_max: int) -> None:
         self._front = front
+        self._keyring = keyring
+        self._batch_max = batch_max
 
     async def Generate(
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
-        ask = ask_from_proto(
-            request, timeout_s=context.time_remaining(), traceparent=_traceparent(context)
-        )
-        generation = await self._front.generate(ask)
+        tenant = _tenant(self._keyring, context)
+        generation = await self._front.generate(_ask(request, context), tenant)
         with self._front.following(generation, keep_running=request.keep_running):
             async for events in generation:
                 for event in events:
@@ -48,26 +65,66 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
                     yield pb.GenerateResponse(event=message)
         raise_if_late(generation)
 
+    async def GenerateBatch(
+        self, request: pb.GenerateBatchRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateBatchResponse]:
+        tenant = _tenant(self._keyring, context)
+        requests = request.requests
+        if not requests:
+            raise InvalidRequest("requests", "must hold at least one request")
+        if len(requests) > self._batch_max:
+            raise TooMany("requests", self._batch_max, len(requests), "requests")
+
+        async def generate(each: pb.GenerateRequest) -> Generation:
+            return await self._front.generate(_ask(each, context), tenant)
+
+        def follow(
+            generation: Generation, each: pb.GenerateRequest
+        ) -> AbstractContextManager[Generation]:
+            return self._front.following(generation, keep_running=each.keep_running)
+
+        batch = Batch(requests, generate, follow, raise_if_late)
+        async with aclosing(batch.tellings()) as tellings:
+            async for which, events, error in tellings:
+                if error is not None:
+                    yield pb.GenerateBatchResponse(index=which, error=error_to_proto(error))
+                for event in events:
+                    with_ids = requests[which].return_token_ids
+                    message = event_to_proto(event, with_token_ids=with_ids)
+                    yield pb.GenerateBatchResponse(index=which, event=message)
+
     async def Attach(
         self, request: pb.AttachRequest, context: Context
     ) -> AsyncIterator[pb.AttachResponse]:
-        generation = await self._front.attach(request.request_id, request.positions)
+        generation = await self._front.attach(
+            request.request_id,
+            _tenant(self._keyring, context),
+            request.positions,
+            cursors=request.cursors,
+            with_cursors=request.return_cursors,
+        )
         with self._front.following(generation, keep_running=request.keep_running):
             async for events in generation:
                 for event in events:
                     message = event_to_proto(event, with_token_ids=request.return_token_ids)
                     yield pb.AttachResponse(event=message)
+        raise_if_late(generation)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
-        return pb.CancelResponse(was_live=await self._front.cancel(request.request_id))
+        tenant = _tenant(self._keyring, context)
+        return pb.CancelResponse(was_live=await self._front.cancel(request.request_id, tenant))
 
     async def GetRequest(
         self, request: pb.GetRequestRequest, context: Context
     ) -> pb.GetRequestResponse:
-        seen = await self._front.look(request.request_id)
+        seen = await self._front.look(request.request_id, _tenant(self._keyring, context))
         if seen.done is None:
-            state = pb.RequestState.REQUEST_STATE_LIVE
-            return pb.GetRequestResponse(request_id=request.request_id, state=state)
+            return pb.GetRequestResponse(
+                request_id=request.request_id,
+                state=pb.RequestState.REQUEST_STATE_LIVE,
+                queue_position=seen.place.position,
+                queue_reason=seen.place.reason,
+            )
         return pb.GetRequestResponse(
             request_id=request.request_id,
             state=pb.RequestState.REQUEST_STATE_FINISHED,
@@ -79,13 +136,29 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
 class ModelServicer(model_grpc.ModelServiceServicer):
     """See model_service.proto."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Front, keyring: Keyring) -> None:
         self._front = front
+        self._keyring = keyring
 
     async def ListModels(
         self, request: model_pb.ListModelsRequest, context: Context
     ) -> model_pb.ListModelsResponse:
+        _tenant(self._keyring, context)
         return model_pb.ListModelsResponse(models=[model_to_proto(self._front)])
+
+    async def Tokenize(
+        self, request: model_pb.TokenizeRequest, context: Context
+    ) -> model_pb.TokenizeResponse:
+        _tenant(self._keyring, context)
+        token_ids = await self._front.tokenize(tokenize_from_proto(request))
+        return model_pb.TokenizeResponse(token_ids=token_ids)
+
+    async def Detokenize(
+        self, request: model_pb.DetokenizeRequest, context: Context
+    ) -> model_pb.DetokenizeResponse:
+        _tenant(self._keyring, context)
+        text = self._front.detokenize(detokenize_from_proto(request))
+        return model_pb.DetokenizeResponse(text=text)
 
 
 def model_to_proto(front: Front) -> model_pb.Model:
@@ -124,18 +197,38 @@ def late_phase(ends: list[Finished], done: DoneMessage | None) -> str:
     """Where the time ran out, from what was done by then."""
     if any(end.output_tokens for end in ends):
         return "decode"
-    return "prefill" if done is not None and done.timings.prefill_us else "queued"
+    return "prefill" if done is not None and done.timings.prefill_us else "queue"
 
 
-def add_to(server: "grpc.aio.Server", front: Front) -> None:
+def add_to(server: "grpc.aio.Server", front: Front, keyring: Keyring, *, batch_max: int) -> None:
     """Register both services."""
-    inference_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(front), server)
-    model_grpc.add_ModelServiceServicer_to_server(ModelServicer(front), server)
+    inference_grpc.add_InferenceServiceServicer_to_server(
+        InferenceServicer(front, keyring, batch_max), server
+    )
+    model_grpc.add_ModelServiceServicer_to_server(ModelServicer(front, keyring), server)
 
 
-def _traceparent(context: Context) -> str:
-    """The caller's span, if it sent one of a sane length."""
+def _ask(request: pb.GenerateRequest, context: Context) -> Ask:
+    """With the call's deadline, less a little: the client's own clock ends the call at the
+    deadline, and then nobody could tell it where the time went."""
+    left_s = context.time_remaining()
+    margin_s = 0.0 if left_s is None else min(FAREWELL_S_MAX, left_s * FAREWELL_SHARE)
+    return ask_from_proto(
+        request,
+        timeout_s=None if left_s is None else max(0.0, left_s - margin_s),
+        grace_s=GRACE_S if left_s is None else margin_s / 2,
+        traceparent=_metadata(context, "traceparent", 64),
+    )
+
+
+def _tenant(keyring: Keyring, context: Context) -> Tenant:
+    """Who calls. Every method asks, before anything else."""
+    return keyring.tenant_of(_metadata(context, "authorization", AUTHORIZATION_CHARS_MAX))
+
+
+def _metadata(context: Context, name: str, chars_max: int) -> str:
+    """A metadata value of a sane length, or nothing."""
     for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str) and len(value) <= 64:
+        if key == name and isinstance(value, str) and len(value) <= chars_max:
             return value
     return ""

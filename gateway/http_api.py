@@ -1,25 +1,28 @@
-"""The HTTP door: OpenAI's endpoints for text models over the front, and the operator's three."""
+"""The HTTP door: OpenAI's endpoints for text models over the front, and every other route."""
 
-import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib.metadata import version
-from typing import Any, Final
+from typing import Final
 
-import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import errors, openai_models
+from gateway.asks import Ask, TextPrompt, TokenPrompt
+from gateway.detokenize import decode
 from gateway.front import Front
 from gateway.generation import Accepted, Delta, Done, Event, Finished, Generation
-from gateway.http_io import Exchange, read_body, until_gone
+from gateway.http_gate import Gate
+from gateway.http_io import Exchange, answer
+from gateway.http_pages import Pages, now_s
+from gateway.http_requests import StoredRequests
+from gateway.http_stream import opened, send_stream
 from gateway.merge import merged
 from gateway.openai_format import (
     SSE_DONE,
@@ -34,9 +37,8 @@ from gateway.openai_format import (
 )
 from gateway.openai_models import ChatBody, CompletionBody
 from gateway.settings import GatewaySettings
-from service_kit.errors import KaitenError, NotFound
-
-log = structlog.get_logger()
+from gateway.tenants import Keyring
+from service_kit.errors import KaitenError
 
 Body = ChatBody | CompletionBody
 TRACEPARENT_CHARS_MAX: Final = 64
@@ -57,17 +59,7 @@ class Endpoint:
         self._namer = Namer(front.card.pieces)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, send)
-        try:
-            raw = await read_body(exchange, receive, self._config.body_bytes_max)
-            await until_gone(receive, self._answer(exchange, raw))
-        except KaitenError as error:
-            await exchange.fail(error)
-        # The one place where a fault of ours becomes an answer.
-        except Exception as error:
-            error_id = secrets.token_hex(6)
-            log.error("http.crashed", path=scope["path"], error_id=error_id, exc_info=error)
-            await exchange.fail_internal(error_id)
+        await answer(self._answer, scope, receive, send, self._config.body_bytes_max)
 
     async def _answer(self, exchange: Exchange, raw: bytes) -> None:
         body = openai_models.parse(self._kind, raw)
@@ -78,21 +70,42 @@ class Endpoint:
         with ExitStack() as stack:
             generations = []
             for ask in asks:
-                generation = await self._front.generate(replace(ask, traceparent=traceparent))
-                stack.enter_context(self._front.following(generation, keep_running=False))
+                asked = replace(ask, traceparent=traceparent)
+                generation = await self._front.generate(asked, exchange.tenant)
+                stack.enter_context(
+                    self._front.following(generation, keep_running=ask.keep_running)
+                )
                 generations.append(generation)
             envelope = Envelope(
                 id=self._shape.id_prefix + generations[0].accepted.request_id,
-                created=_now_s(),
+                created=now_s(),
                 model=self._front.card.name,
             )
+            echoes = [self._echo(body, ask) for ask in asks]
             if body.is_streaming:
-                await self._stream(exchange, body, envelope, generations)
+                await self._stream(exchange, body, envelope, generations, echoes)
+            elif body.background:
+                content = {"id": envelope.id, "object": "request", "status": "queued"}
+                await exchange.send_json(202, content)
             else:
-                await self._gather(exchange, body, envelope, generations)
+                await self._gather(exchange, body, envelope, generations, echoes)
+
+    def _echo(self, body: Body, ask: Ask) -> str:
+        """The prompt's text, for a completion that wants to see it again."""
+        if not isinstance(body, CompletionBody) or not body.echo:
+            return ""
+        if isinstance(ask.prompt, TextPrompt):
+            return ask.prompt.text
+        assert isinstance(ask.prompt, TokenPrompt)
+        return decode(self._front.card.pieces, ask.prompt.token_ids)
 
     async def _stream(
-        self, exchange: Exchange, body: Body, envelope: Envelope, generations: Sequence[Generation]
+        self,
+        exchange: Exchange,
+        body: Body,
+        envelope: Envelope,
+        generations: Sequence[Generation],
+        echoes: Sequence[str],
     ) -> None:
         stream = Stream(
             self._shape,
@@ -100,19 +113,19 @@ class Endpoint:
             self._namer,
             with_token_ids=bool(body.return_token_ids),
             with_usage=body.includes_usage,
+            with_positions=body.includes_position,
         )
-        usage = Usage()
-        await exchange.start_events()
-        async with aclosing(merged(generations)) as batches:
-            async for base, events in batches:
-                chunks = [_chunk(stream, base, event, generations, usage) for event in events]
-                if any(chunks):
-                    await exchange.send_events(b"".join(chunks))
+        usage = await send_stream(exchange, stream, generations, echoes, self._config.sse_ping_s)
         tail = stream.usage(usage) if body.includes_usage else b""
         await exchange.end_events(tail + SSE_DONE)
 
     async def _gather(
-        self, exchange: Exchange, body: Body, envelope: Envelope, generations: Sequence[Generation]
+        self,
+        exchange: Exchange,
+        body: Body,
+        envelope: Envelope,
+        generations: Sequence[Generation],
+        echoes: Sequence[str],
     ) -> None:
         gather = Gather(
             self._shape,
@@ -125,28 +138,19 @@ class Endpoint:
         async with aclosing(merged(generations)) as batches:
             async for base, events in batches:
                 for event in events:
-                    _collect(gather, base, event, usage)
+                    _collect(gather, base, event, generations, echoes, usage)
         content = gather.to_json(usage, with_token_ids=bool(body.return_token_ids))
         await exchange.send_json(200, content)
 
 
-def _chunk(
-    stream: Stream, base: int, event: Event, generations: Sequence[Generation], usage: Usage
-) -> bytes:
-    match event:
-        case Delta():
-            return stream.delta(base + event.choice, event)
-        case Finished():
-            return stream.finished(base + event.choice, event)
-        case Done():
-            usage.add(event.message)
-            return b""
-        case Accepted():
-            n = next(len(g.choices) for g in generations if g.accepted is event)
-            return b"".join(stream.opening(base + index) for index in range(n))
-
-
-def _collect(gather: Gather, base: int, event: Event, usage: Usage) -> None:
+def _collect(
+    gather: Gather,
+    base: int,
+    event: Event,
+    generations: Sequence[Generation],
+    echoes: Sequence[str],
+    usage: Usage,
+) -> None:
     match event:
         case Delta():
             gather.delta(base + event.choice, event)
@@ -154,64 +158,42 @@ def _collect(gather: Gather, base: int, event: Event, usage: Usage) -> None:
             gather.finished(base + event.choice, event)
         case Done():
             usage.add(event.message)
+        case Accepted():
+            n, echo = opened(event, generations, echoes)
+            for index in range(n):
+                gather.opening(base + index, echo)
 
 
-class Pages:
-    """The small endpoints: models, health, version."""
-
-    def __init__(self, front: Front) -> None:
-        self._front = front
-        self._started_s = _now_s()
-
-    async def models(self, _request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model()]})
-
-    async def model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if name != self._front.card.name:
-            raise NotFound(f"model {name[:128]!r}")
-        return JSONResponse(self._model())
-
-    async def health(self, _request: Request) -> Response:
-        """Alive: this loop turns. Whether requests can be served, /ready tells."""
-        return JSONResponse({"status": "ok"})
-
-    async def ready(self, _request: Request) -> Response:
-        problem = self._front.readiness.problem
-        if problem:
-            content = {"status": "not_serving", "reason": problem}
-            return JSONResponse(content, status_code=503, headers={"retry-after": "1"})
-        return JSONResponse({"status": "serving"})
-
-    async def version(self, _request: Request) -> Response:
-        return JSONResponse({"version": version("kaiten")})
-
-    def _model(self) -> dict[str, Any]:
-        return {
-            "id": self._front.card.name,
-            "object": "model",
-            "created": self._started_s,
-            "owned_by": "kaiten",
-            "max_model_len": self._front.limits.context_tokens_max,
-        }
-
-
-def create_app(front: Front, config: GatewaySettings) -> Starlette:
-    """Every route, with errors in OpenAI's form."""
-    pages = Pages(front)
+def create_app(front: Front, config: GatewaySettings, keyring: Keyring) -> ASGIApp:
+    """Every route, with errors in OpenAI's form, behind the gate."""
+    pages = Pages(front, config)
+    stored = StoredRequests(front, config)
     chat = Endpoint(front, config, ChatBody, ChatShape())
     completions = Endpoint(front, config, CompletionBody, CompletionShape())
-    return Starlette(
-        routes=[
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", completions, methods=["POST"]),
-            Route("/v1/models", pages.models),
-            Route("/v1/models/{name:path}", pages.model),
-            Route("/health", pages.health),
-            Route("/ready", pages.ready),
-            Route("/version", pages.version),
-        ],
-        exception_handlers={KaitenError: _on_error, HTTPException: _on_http_error},
+    routes = [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/models", pages.models),
+        Route("/v1/models/{name:path}", pages.model),
+        Route("/v1/requests/{id}", stored, methods=["GET", "DELETE"]),
+        Route("/v1/requests/{id}/cancel", stored.cancel, methods=["POST"]),
+        Route("/tokenize", pages.tokenize, methods=["POST"]),
+        Route("/detokenize", pages.detokenize, methods=["POST"]),
+        Route("/health", pages.health),
+        Route("/ready", pages.ready),
+        Route("/version", pages.version),
+        Route("/openapi.json", pages.openapi),
+    ]
+    handlers = {KaitenError: _on_error, HTTPException: _on_http_error}
+    gate = Gate(Starlette(routes=routes, exception_handlers=handlers), keyring)
+    if not config.cors_origins:
+        return gate
+    return CORSMiddleware(
+        gate,
+        allow_origins=config.cors_origins,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["authorization", "content-type", "idempotency-key", "x-request-id"],
+        expose_headers=["x-request-id", "retry-after"],
     )
 
 
@@ -227,7 +209,3 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     code = HTTP_CODES.get(error.status_code, "invalid_request")
     refused = errors.HttpError(error.status_code, message, code)
     return JSONResponse(errors.body_of(refused), error.status_code, headers=error.headers)
-
-
-def _now_s() -> int:
-    return int(datetime.now(UTC).timestamp())

@@ -3,34 +3,41 @@
 import asyncio
 import json
 import secrets
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
+import structlog
 from starlette.types import Receive, Scope, Send
 
 from gateway import errors
+from gateway.http_gate import header
 from gateway.openai_format import SSE_DONE, sse
-from gateway.validate import REQUEST_ID
+from gateway.tenants import Tenant
 from service_kit.errors import KaitenError
 
 JSON_TYPE: Final = b"application/json"
 EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"
+# A comment: clients skip it, proxies and browsers see that the stream lives.
+SSE_PING: Final = b": ping\n\n"
+
+log = structlog.get_logger()
 
 
 class Exchange:
     """A request's headers and the response being sent. At most one response is ever started."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
-        self._headers = dict(scope["headers"])
+        self.scope = scope
+        self.tenant: Tenant = scope["state"]["tenant"]
         self._send = send
         self._is_started = False
         self._has_events = False
-        given = self.header("x-request-id")
-        self.request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        self._sent_at_s = 0.0
 
     def header(self, name: str) -> str:
-        """A header's value, or nothing. ASGI gives names in lower case."""
-        return str(self._headers.get(name.encode(), b"").decode("latin-1"))
+        """A header's value, or nothing."""
+        return header(self.scope, name)
 
     async def send_json(
         self, status: int, content: dict[str, Any], headers: dict[str, str] | None = None
@@ -50,6 +57,27 @@ class Exchange:
     async def send_events(self, raw: bytes) -> None:
         """Waits while the client does not read: back-pressure reaches the journal's reader."""
         await self._send({"type": "http.response.body", "body": raw, "more_body": True})
+        self._sent_at_s = asyncio.get_running_loop().time()
+
+    @asynccontextmanager
+    async def pinged(self, silent_s_max: float) -> AsyncIterator[None]:
+        """While events are being sent: a comment whenever there was none for so long."""
+        pinging = asyncio.create_task(self._ping(silent_s_max))
+        try:
+            yield
+        finally:
+            pinging.cancel()
+            await asyncio.wait({pinging})
+
+    async def _ping(self, silent_s_max: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._sent_at_s = loop.time()
+        while True:
+            due_s = self._sent_at_s + silent_s_max - loop.time()
+            if due_s > 0:
+                await asyncio.sleep(due_s)
+            else:
+                await self.send_events(SSE_PING)
 
     async def end_events(self, raw: bytes) -> None:
         await self._send({"type": "http.response.body", "body": raw})
@@ -70,14 +98,14 @@ class Exchange:
 
     async def _start(self, status: int, content_type: bytes, extra: dict[str, str]) -> None:
         self._is_started = True
-        headers = [(b"content-type", content_type), (b"x-request-id", self.request_id.encode())]
+        headers = [(b"content-type", content_type)]
         headers += [(key.encode(), value.encode()) for key, value in extra.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-async def read_body(exchange: Exchange, receive: Receive, bytes_max: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
     """The whole body, refused as soon as it is known to be too long."""
-    length = exchange.header("content-length")
+    length = header(scope, "content-length")
     too_long = errors.HttpError(413, f"the body must have at most {bytes_max} bytes", "too_long")
     if length.isdecimal() and int(length) > bytes_max:
         raise too_long
@@ -91,6 +119,27 @@ async def read_body(exchange: Exchange, receive: Receive, bytes_max: int) -> byt
             raise too_long
         if not message.get("more_body", False):
             return bytes(raw)
+
+
+async def answer(
+    work: Callable[[Exchange, bytes], Coroutine[Any, Any, None]],
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    bytes_max: int,
+) -> None:
+    """One exchange from its body to its end; whatever goes wrong is told in the right form."""
+    exchange = Exchange(scope, send)
+    try:
+        raw = await read_body(scope, receive, bytes_max)
+        await until_gone(receive, work(exchange, raw))
+    except KaitenError as error:
+        await exchange.fail(error)
+    # A fault of ours, perhaps in mid-stream, where only an event can tell of it.
+    except Exception as error:
+        error_id = secrets.token_hex(6)
+        log.error("http.crashed", path=scope["path"], error_id=error_id, exc_info=error)
+        await exchange.fail_internal(error_id)
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 import grpc
 import structlog
 
-from gateway import grpc_api, model_card
+from gateway import grpc_api, model_card, tenants
 from gateway.front import Front
 from gateway.http_api import create_app
 from gateway.http_server import HttpServer
@@ -17,6 +17,7 @@ from gateway.prompts import Prompter
 from gateway.readiness import Readiness, ReadinessLimits
 from gateway.settings import GatewaySettings
 from gateway.template_process import TemplateLimits, TemplateProcess
+from gateway.tenants import Keyring
 from gateway.validate import Limits
 from ledger import LedgerLimits
 from service_kit import logs, settings, telemetry
@@ -51,6 +52,7 @@ class GatewayService:
                 stalled_ms_max=config.stalled_ms_max,
             ),
         )
+        self._keyring = _keyring(config)
         self._template = _template(self._card, config)
         self.front = Front(
             link=self.link,
@@ -61,7 +63,9 @@ class GatewayService:
             streams_max=config.streams_max,
             timeout_s=config.request_timeout_s or None,
         )
-        self._http = HttpServer(create_app(self.front, config), config.http_host, config.http_port)
+        self._http = HttpServer(
+            create_app(self.front, config, self._keyring), config.http_host, config.http_port
+        )
         self._grpc: grpc.aio.Server | None = None
         self._releasing: asyncio.Task[None] | None = None
         self.grpc_port = 0
@@ -69,8 +73,14 @@ class GatewayService:
 
     async def start(self) -> Mapping[str, object]:
         """Bind both ports and begin to answer; whether requests can be served, readiness tells."""
-        self._grpc = create_server(limits=ServerLimits())
-        grpc_api.add_to(self._grpc, self.front)
+        self._grpc = create_server(
+            limits=ServerLimits(
+                message_in_bytes_max=self._config.message_bytes_max,
+                metadata_bytes_max=self._config.metadata_bytes_max,
+                connection_age_s_max=self._config.connection_age_s_max,
+            )
+        )
+        grpc_api.add_to(self._grpc, self.front, self._keyring, batch_max=self._config.prompts_max)
         health = add_health(self._grpc, grpc_api.SERVICE_NAMES)
         if self._config.reflection:
             add_reflection(self._grpc, [*grpc_api.SERVICE_NAMES, "grpc.health.v1.Health"])
@@ -147,7 +157,15 @@ def _limits(config: GatewaySettings, card: ModelCard) -> Limits:
         stop_chars_max=config.stop_chars_max,
         logprobs_max=config.logprobs_max,
         text_bytes_max=config.text_bytes_max,
+        template_options=frozenset(config.template_options),
     )
+
+
+def _keyring(config: GatewaySettings) -> Keyring:
+    if config.api_keys_file is None:
+        log.warning("keys.none", tenant=tenants.DEFAULT.name, fix="--api-keys-file FILE")
+        return Keyring()
+    return tenants.load(config.api_keys_file)
 
 
 def _template(card: ModelCard, config: GatewaySettings) -> TemplateProcess | None:

@@ -28,8 +28,18 @@ class Usage:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    # Prompts of one HTTP request run side by side: the longest is what the client waited for.
+    queue_us: int = 0
+    prefill_us: int = 0
+    decode_us: int = 0
+    preemptions: int = 0
 
     def add(self, done: DoneMessage) -> None:
+        timings = done.timings
+        self.queue_us = max(self.queue_us, timings.queue_us)
+        self.prefill_us = max(self.prefill_us, timings.prefill_us)
+        self.decode_us = max(self.decode_us, timings.decode_us)
+        self.preemptions += timings.preemptions
         self.prompt_tokens += done.usage.prompt_tokens
         self.output_tokens += done.usage.output_tokens
         self.cached_tokens += done.usage.cached_tokens
@@ -41,6 +51,21 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.output_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+
+    def timing_to_json(self) -> dict[str, Any]:
+        """Where the time went. OpenAI has no word for it, so it stands under our name."""
+        tokens_per_s = self.output_tokens / self.decode_us * 1e6 if self.decode_us else None
+        return {
+            "queue_ms": self.queue_us / 1000,
+            "prefill_ms": self.prefill_us / 1000,
+            "decode_ms": self.decode_us / 1000,
+            "tokens_per_s": None if tokens_per_s is None else round(tokens_per_s, 3),
+            "preemptions": self.preemptions,
+        }
+
+    def fields(self) -> dict[str, Any]:
+        """What the last message of a response says."""
+        return {"usage": self.to_json(), "kaiten": self.timing_to_json()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,17 +219,21 @@ class Stream:
         *,
         with_token_ids: bool,
         with_usage: bool,
+        with_positions: bool = False,
     ) -> None:
         self._shape = shape
         self._envelope = envelope
         self._namer = namer
         self._with_token_ids = with_token_ids
+        self._with_positions = with_positions
         # Every chunk then says that the usage is still to come.
         self._extra: dict[str, Any] = {"usage": None} if with_usage else {}
         self._offsets: dict[int, int] = {}
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, echo: str = "") -> bytes:
         choice = self._shape.opening(index)
+        if echo:
+            choice = self._shape.chunk(index, echo, None, None)
         return b"" if choice is None else self._chunk(choice)
 
     def delta(self, index: int, delta: Delta) -> bytes:
@@ -219,6 +248,8 @@ class Stream:
         choice = self._shape.chunk(index, delta.text, logprobs, None)
         if self._with_token_ids:
             choice["token_ids"] = list(delta.token_ids)
+        if self._with_positions:
+            choice["position"] = delta.position + len(delta.token_ids)
         return self._chunk(choice)
 
     def finished(self, index: int, finished: Finished) -> bytes:
@@ -226,7 +257,7 @@ class Stream:
 
     def usage(self, usage: Usage) -> bytes:
         body = self._envelope.wrap(self._shape.chunk_kind, ())
-        return sse(body | {"usage": usage.to_json()})
+        return sse(body | usage.fields())
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         return sse(self._envelope.wrap(self._shape.chunk_kind, (choice,)) | self._extra)
@@ -253,6 +284,9 @@ class Gather:
         self._with_logprobs = with_logprobs
         self._choices = [_Gathered() for _ in range(choices)]
 
+    def opening(self, index: int, echo: str) -> None:
+        self._choices[index].texts.append(echo)
+
     def delta(self, index: int, delta: Delta) -> None:
         choice = self._choices[index]
         choice.texts.append(delta.text)
@@ -273,7 +307,7 @@ class Gather:
                 choice["token_ids"] = got.token_ids
             choices.append(choice)
         body = self._envelope.wrap(self._shape.object_kind, choices)
-        return body | {"usage": usage.to_json()}
+        return body | usage.fields()
 
 
 def reason_of(finished: Finished) -> str:
@@ -288,7 +322,7 @@ def _as_error(finished: Finished) -> KaitenError:
     if finished.reason == FinishReason.FINISH_REASON_CANCELLED:
         return Cancelled()
     if finished.reason == FinishReason.FINISH_REASON_DEADLINE_EXCEEDED:
-        return DeadlineExceeded("decode" if finished.output_tokens else "queued or prefill")
+        return DeadlineExceeded("decode" if finished.output_tokens else "queue or prefill")
     return Failed(finished.error or "the system could not compute this choice")
 
 

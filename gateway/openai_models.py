@@ -7,8 +7,8 @@ share. A key nobody knows is refused as OpenAI does it: a misspelt `max_token` m
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,8 +23,6 @@ HARMLESS: Final = frozenset(
 # Known to OpenAI's API, not to this one yet: accepted only with a value that asks for nothing.
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "audio": (None,),
-    "best_of": (None, 1),
-    "echo": (None, False),
     "function_call": (None, "none"),
     "functions": (None, []),
     "modalities": (None, ["text"]),
@@ -57,12 +55,15 @@ class _Body(BaseModel):
 class StreamOptions(_Body):
     include_usage: bool = False
     include_obfuscation: bool = False
+    # Ours: how many tokens of the choice there are so far, for `starting_after`.
+    include_position: bool = False
 
 
 class Common(_Body):
     """What both endpoints take, vendor extras included."""
 
-    model: str
+    # Left out: the only model.
+    model: str | None = None
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -84,6 +85,29 @@ class Common(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    # As other servers have it: lower runs first.
+    priority: int | None = None
+    # Keep computing when the client leaves; come back by GET /v1/requests/ID.
+    background: bool | None = None
+
+    def ask(self, prompt: Prompt, body_hash: bytes, request_id: str, sampling: SamplingAsk) -> Ask:
+        """What both endpoints ask alike."""
+        return Ask(
+            prompt=prompt,
+            body_hash=body_hash,
+            request_id=request_id,
+            model=self.model or "",
+            sampling=sampling,
+            n=self.n,
+            stop=self.stops,
+            return_token_ids=bool(self.return_token_ids),
+            keep_running=bool(self.background),
+            include_stop=bool(self.include_stop_str_in_output),
+            show_special_tokens=self.skip_special_tokens is False,
+            priority=-(self.priority or 0),
+        )
 
     @property
     def is_streaming(self) -> bool:
@@ -92,6 +116,10 @@ class Common(_Body):
     @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def includes_position(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_position
 
     def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingAsk:
         return SamplingAsk(
@@ -128,6 +156,8 @@ class CompletionBody(Common):
     PROMPT_FIELD: ClassVar[str] = "prompt"
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
 
     def asks(self, body_hash: bytes, request_id: str, prompts_max: int) -> list[Ask]:
         """One Ask per prompt."""
@@ -138,19 +168,23 @@ class CompletionBody(Common):
             raise TooMany("prompt", prompts_max, len(prompts), "prompts")
         if len(prompts) > 1 and request_id:
             raise InvalidRequest("Idempotency-Key", "works with a single prompt only")
-        return [
-            Ask(
-                prompt=prompt,
-                body_hash=body_hash,
-                request_id=request_id,
-                model=self.model,
-                sampling=self.sampling(self.max_tokens, self.logprobs),
-                n=self.n,
-                stop=self.stops,
-                return_token_ids=bool(self.return_token_ids),
-            )
-            for prompt in prompts
-        ]
+        if len(prompts) > 1 and self.background:
+            raise InvalidRequest("background", "works with a single prompt only")
+        self._check_choosing()
+        sampling = self.sampling(self.max_tokens, self.logprobs)
+        return [self.ask(prompt, body_hash, request_id, sampling) for prompt in prompts]
+
+    def _check_choosing(self) -> None:
+        n = self.n or 1
+        if self.best_of is not None and self.best_of < n:
+            rule = f"must be at least n, which is {n}, got {self.best_of}"
+            raise InvalidRequest("best_of", rule)
+        if self.best_of is not None and self.best_of > n:
+            rule = "larger than n is not supported; ask for n with logprobs and choose yourself"
+            raise InvalidRequest("best_of", rule)
+        if self.echo and self.logprobs is not None:
+            rule = "cannot be combined with logprobs: those of a prompt are not computed"
+            raise InvalidRequest("echo", rule)
 
 
 class TextPart(_Body):
@@ -185,29 +219,17 @@ class ChatBody(Common):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, bool | int | str | None] | None = None
 
     def asks(self, body_hash: bytes, request_id: str, prompts_max: int) -> list[Ask]:
         """The one Ask."""
-        messages = tuple(
-            # "developer" is OpenAI's newer word for what templates call "system".
-            Message(role="system" if item.role == "developer" else item.role, content=item.text())
-            for item in self.messages
-        )
+        messages = _messages(self.messages)
         limit = (
             self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         )
-        return [
-            Ask(
-                prompt=ChatPrompt(messages=messages),
-                body_hash=body_hash,
-                request_id=request_id,
-                model=self.model,
-                sampling=self.sampling(limit, self._logprobs()),
-                n=self.n,
-                stop=self.stops,
-                return_token_ids=bool(self.return_token_ids),
-            )
-        ]
+        prompt = ChatPrompt(messages=messages, options=_options(self.chat_template_kwargs))
+        sampling = self.sampling(limit, self._logprobs())
+        return [self.ask(prompt, body_hash, request_id, sampling)]
 
     def _logprobs(self) -> int | None:
         if self.logprobs:
@@ -217,7 +239,45 @@ class ChatBody(Common):
         return None
 
 
-def parse(kind: "type[CompletionBody | ChatBody]", raw: bytes) -> "CompletionBody | ChatBody":
+class TokenizeBody(_Body):
+    """POST /tokenize: what a prompt becomes."""
+
+    PROMPT_FIELD: ClassVar[str] = "prompt"
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessageBody] | None = None
+    chat_template_kwargs: dict[str, bool | int | str | None] | None = None
+
+    def ask(self) -> Ask:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("prompt", "give either prompt or messages")
+        prompt: Prompt = TextPrompt(text=self.prompt or "")
+        if self.messages is not None:
+            options = _options(self.chat_template_kwargs)
+            prompt = ChatPrompt(messages=_messages(self.messages), options=options)
+        return Ask(prompt=prompt, body_hash=b"", model=self.model or "")
+
+
+class DetokenizeBody(_Body):
+    """POST /detokenize: the text of token ids."""
+
+    model: str | None = None
+    tokens: list[int]
+    skip_special_tokens: bool = True
+
+    def ask(self) -> Ask:
+        return Ask(
+            prompt=TokenPrompt(token_ids=tuple(self.tokens)),
+            body_hash=b"",
+            model=self.model or "",
+            show_special_tokens=not self.skip_special_tokens,
+        )
+
+
+BodyT = TypeVar("BodyT", bound=_Body)
+
+
+def parse(kind: type[BodyT], raw: bytes) -> BodyT:
     """A request body. InvalidRequest names the first field that is wrong."""
     try:
         content = json.loads(raw, parse_constant=_refuse_constant)
@@ -249,6 +309,18 @@ def _without_neutral(content: Mapping[str, Any]) -> dict[str, Any]:
         elif key not in HARMLESS:
             kept[key] = value
     return kept
+
+
+def _messages(items: "Sequence[ChatMessageBody]") -> tuple[Message, ...]:
+    """ "developer" is OpenAI's newer word for what templates call "system"."""
+    return tuple(
+        Message(role="system" if item.role == "developer" else item.role, content=item.text())
+        for item in items
+    )
+
+
+def _options(given: Mapping[str, Any] | None) -> tuple[tuple[str, object], ...]:
+    return tuple((given or {}).items())
 
 
 def _biases(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

@@ -6,13 +6,22 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.asks import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
+from gateway.asks import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from gateway.model_card import ModelCard
 from gateway.template_process import TemplateProcess
 from service_kit.errors import InvalidRequest
 
 # Shorter text is tokenized on the spot: it takes less time than handing it to a thread.
 INLINE_CHARS_MAX: Final = 2048
+
+
+def is_long(prompt: Prompt) -> bool:
+    """Whether making ids of it is work."""
+    if isinstance(prompt, TextPrompt):
+        return len(prompt.text) > INLINE_CHARS_MAX
+    if isinstance(prompt, ChatPrompt):
+        return sum(len(message.content) for message in prompt.messages) > INLINE_CHARS_MAX
+    return False
 
 
 class Prompter:
@@ -41,7 +50,11 @@ class Prompter:
         if self._template is None:
             raise InvalidRequest(prompt.field, "this model has no chat template; send a text")
         rendered = await self._template.render(
-            [{"role": item.role, "content": self._hide(item)} for item in prompt.messages]
+            [{"role": item.role, "content": self._hide(item.content)} for item in prompt.messages],
+            {
+                name: self._hide(value) if isinstance(value, str) else value
+                for name, value in prompt.options
+            },
         )
         # Without markers, which is always but under attack, this is one piece.
         token_ids: list[int] = []
@@ -52,13 +65,13 @@ class Prompter:
                 token_ids += await self._encode_literally(self._card.special_texts[int(piece)])
         return token_ids
 
-    def _hide(self, message: Message) -> str:
-        """The content with control tokens marked, so that they come out as plain text."""
-        if self._special is None or not self._special.search(message.content):
-            return message.content
+    def _hide(self, content: str) -> str:
+        """A client's text with control tokens marked, so that they come out as plain text."""
+        if self._special is None or not self._special.search(content):
+            return content
         texts = self._card.special_texts
         return self._special.sub(
-            lambda match: f"\ue000{self._nonce}:{texts.index(match[0])}\ue001", message.content
+            lambda match: f"\ue000{self._nonce}:{texts.index(match[0])}\ue001", content
         )
 
     async def _encode_literally(self, text: str) -> list[int]:

@@ -26,13 +26,35 @@ class GatewaySettings(Settings):
     http_port: int = Field(default=8000, ge=0, le=65535, description="0: any free port")
     reflection: bool = Field(default=True, description="let clients list the gRPC services")
     log_level: str = "info"
+    api_keys_file: Path | None = Field(
+        default=None, description="TOML file of tenants and their keys' digests; none: no keys"
+    )
+    connection_age_s_max: int = Field(
+        default=1800, ge=1, description="clients reconnect after this; open streams outlive it"
+    )
+    message_bytes_max: int = Field(
+        default=4 << 20, ge=1024, description="one gRPC message from a client"
+    )
+    metadata_bytes_max: int = Field(
+        default=16 << 10, ge=1024, description="gRPC metadata of one call"
+    )
+    cors_origins: tuple[str, ...] = Field(
+        default=(), description="web pages that may call the HTTP API; none: no page may"
+    )
+    sse_ping_s: float = Field(
+        default=15.0, gt=0, description="a comment keeps a silent event stream open this often"
+    )
+    template_options: tuple[str, ...] = Field(
+        default=("enable_thinking", "thinking", "reasoning_effort", "date_string"),
+        description="names clients may hand to the chat template",
+    )
     drain_s: float = Field(
         default=30.0, ge=0, description="running streams get this long after SIGTERM"
     )
 
     streams_max: int = Field(default=4096, ge=1, description="streams followed at once")
     choices_max: int = Field(default=16, ge=1, le=1024, description="largest n of a request")
-    prompts_max: int = Field(default=64, ge=1, description="prompts of one HTTP completion")
+    prompts_max: int = Field(default=64, ge=1, description="prompts of one call")
     stops_max: int = Field(default=16, ge=0, description="stop strings of a request")
     stop_chars_max: int = Field(default=256, ge=1, description="characters of a stop string")
     logprobs_max: int = Field(default=20, ge=0, description="log-probabilities per position")

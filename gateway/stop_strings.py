@@ -1,7 +1,8 @@
 """Find the first stop string in growing text, holding back nothing but a possible beginning of one.
 
 Pure. The text that is certain to be shown is returned at once; the longest suffix that is a proper
-prefix of some stop string waits. Nothing of a stop string, nor anything after it, is ever returned.
+prefix of some stop string waits. Nothing of a stop string, nor anything after it, is ever returned,
+unless the stop string itself is asked for.
 """
 
 from collections.abc import Sequence
@@ -18,10 +19,11 @@ class Match(NamedTuple):
 class StopMatcher:
     """One output's matcher. Feed token by token: the token that completes a stop is the last."""
 
-    __slots__ = ("_starts", "_stops", "held")
+    __slots__ = ("_include_stop", "_starts", "_stops", "held")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
         assert all(stops), "an empty stop string would match everywhere"
+        self._include_stop = include_stop
         self._stops = tuple(stops)
         self._starts = frozenset(stop[0] for stop in stops)
         self.held = ""
@@ -29,10 +31,11 @@ class StopMatcher:
     def feed(self, text: str) -> Match:
         """Add text. Of several stops in it the one that begins first wins."""
         held = self.held + text
-        begins = [begin for stop in self._stops if (begin := held.find(stop)) >= 0]
-        if begins:
+        found = [(begin, len(stop)) for stop in self._stops if (begin := held.find(stop)) >= 0]
+        if found:
             self.held = ""
-            return Match(held[: min(begins)], True)
+            begin, length = min(found)
+            return Match(held[: begin + length if self._include_stop else begin], True)
         keep_from = self._hold_from(held)
         self.held = held[keep_from:]
         return Match(held[:keep_from], False)

@@ -44,9 +44,11 @@ class TemplateProcess:
         self._child: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
-    async def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    async def render(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
+    ) -> str:
         """The prompt text. InvalidRequest when the template refuses or outgrows its limits."""
-        asked = json.dumps({"messages": list(messages)}).encode()
+        asked = json.dumps({"messages": list(messages), "options": dict(options or {})}).encode()
         async with self._turn:
             reply = await self._ask(asked)
         if "error" in reply:
@@ -143,7 +145,7 @@ def main() -> None:
     _write(answers, {})
     while (question := _read(questions)) is not None:
         try:
-            answer = {"text": template.render(question["messages"])}
+            answer = {"text": template.render(question["messages"], **question["options"])}
         except TemplateFailed as error:
             answer = {"error": str(error)}
         _write(answers, answer)

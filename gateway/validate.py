@@ -12,6 +12,7 @@ from typing import Final
 
 from gateway.asks import Ask, ChatPrompt, SamplingAsk, TextPrompt, TokenPrompt
 from gateway.model_card import SamplingDefaults
+from gateway.tenants import PRIORITY_MAX
 from protos.kaiten.v1.common_pb2 import TokenBias, TokenSequence
 from protos.kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
 from protos.kaiten.v1.worker_service_pb2 import RowSampling
@@ -41,6 +42,7 @@ class Limits:
     bad_word_tokens_max: int = 32
     text_bytes_max: int = 4 << 20
     messages_max: int = 4096
+    template_options: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +75,15 @@ class PromptTooLong(TooLong):
         self.args = (f"{field}: {self.rule}",)
 
 
-def check(ask: Ask, limits: Limits, model_name: str) -> None:
+def check(ask: Ask, limits: Limits, model_name: str, *, priority_max: int = PRIORITY_MAX) -> None:
     """Raise the first thing wrong with an Ask. No number in it makes this allocate anything."""
     check_request_id(ask.request_id)
     if ask.model not in ("", model_name):
         raise NotFound(f"model {ask.model[:128]!r}")
     _integer("n", ask.n, 1, limits.choices_max)
+    _integer("priority", ask.priority, -PRIORITY_MAX, PRIORITY_MAX)
+    if ask.priority > priority_max:
+        raise InvalidRequest("priority", "is more urgent than this tenant may ask for")
     _check_sampling(ask.sampling, limits)
     _check_stops(ask.stop, limits)
     _check_prompt(ask, limits)
@@ -108,7 +113,12 @@ def to_record(
         sampling=_row_sampling(ask.sampling, room, limits, model, seed),
         timeout_ms=min(timeout_ms, UINT64_MAX),
         traceparent=ask.traceparent,
-        render=RenderOptions(stop=ask.stop),
+        priority=ask.priority,
+        render=RenderOptions(
+            stop=ask.stop,
+            include_stop=ask.include_stop,
+            show_special_tokens=ask.show_special_tokens,
+        ),
     )
 
 
@@ -245,7 +255,14 @@ def _check_chat(prompt: ChatPrompt, limits: Limits) -> None:
         if not message.role or len(message.role) > 64:
             raise InvalidRequest(prompt.field, "every role must have 1 to 64 characters")
         _encodable(prompt.field, message.role)
-    _check_text(prompt.field, [message.content for message in prompt.messages], limits)
+    texts = [message.content for message in prompt.messages]
+    texts += [value for _, value in prompt.options if isinstance(value, str)]
+    _check_text(prompt.field, texts, limits)
+    for name, _ in prompt.options:
+        if name not in limits.template_options:
+            known = ", ".join(sorted(limits.template_options)) or "none"
+            rule = f"{name[:64]!r} is not among the allowed names: {known}"
+            raise InvalidRequest("conversation.template_options", rule)
 
 
 def _check_text(field: str, texts: Sequence[str], limits: Limits) -> None:

@@ -5,8 +5,10 @@ import hashlib
 from gateway.asks import Ask, ChatPrompt, Message, Prompt, SamplingAsk, TextPrompt, TokenPrompt
 from gateway.generation import Accepted, Delta, Done, Event, Finished
 from protos.kaiten.v1 import inference_service_pb2 as pb
+from protos.kaiten.v1 import model_service_pb2 as model_pb
 from protos.kaiten.v1.common_pb2 import SamplingParams
-from service_kit.errors import InvalidRequest
+from service_kit.errors import InvalidRequest, KaitenError, Overloaded, Unavailable
+from service_kit.grpc_errors import MESSAGE_CHARS_MAX, code_of
 
 SAMPLING_SCALARS = (
     "temperature",
@@ -26,7 +28,11 @@ SAMPLING_LISTS = ("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_word
 
 
 def ask_from_proto(
-    message: pb.GenerateRequest, *, timeout_s: float | None = None, traceparent: str = ""
+    message: pb.GenerateRequest,
+    *,
+    timeout_s: float | None = None,
+    grace_s: float = 1.0,
+    traceparent: str = "",
 ) -> Ask:
     """A GenerateRequest as an Ask. InvalidRequest only when there is no input at all."""
     return Ask(
@@ -39,7 +45,12 @@ def ask_from_proto(
         stop=tuple(message.stop),
         return_token_ids=message.return_token_ids,
         keep_running=message.keep_running,
+        include_stop=message.include_stop,
+        show_special_tokens=message.show_special_tokens,
+        with_cursors=message.return_cursors,
+        priority=message.priority,
         timeout_s=timeout_s,
+        grace_s=grace_s,
         traceparent=traceparent,
     )
 
@@ -54,9 +65,40 @@ def event_to_proto(event: Event, *, with_token_ids: bool) -> pb.GenerationEvent:
             text=event.text,
             token_ids=event.token_ids if with_token_ids else (),
             logprobs=event.logprobs,
+            cursor=event.cursor,
         )
         return pb.GenerationEvent(delta=delta)
     return _rare_event_to_proto(event)
+
+
+def error_to_proto(error: KaitenError) -> pb.RequestError:
+    """What the request's own RPC would have ended with."""
+    message = pb.RequestError(code=code_of(error).value[0], message=str(error)[:MESSAGE_CHARS_MAX])
+    if isinstance(error, InvalidRequest):
+        message.fields.extend(
+            pb.FieldError(field=each.field, rule=each.rule[:MESSAGE_CHARS_MAX])
+            for each in error.violations
+        )
+    if isinstance(error, Overloaded | Unavailable):
+        message.retry_after_ms = int(error.retry_after_s * 1000)
+    return message
+
+
+def tokenize_from_proto(message: model_pb.TokenizeRequest) -> Ask:
+    if message.WhichOneof("input") == "conversation":
+        prompt: Prompt = chat_from_proto(message.conversation)
+    else:
+        prompt = TextPrompt(text=message.text)
+    return Ask(prompt=prompt, body_hash=b"", model=message.model)
+
+
+def detokenize_from_proto(message: model_pb.DetokenizeRequest) -> Ask:
+    return Ask(
+        prompt=TokenPrompt(token_ids=tuple(message.token_ids)),
+        body_hash=b"",
+        model=message.model,
+        show_special_tokens=message.show_special_tokens,
+    )
 
 
 def finished_to_proto(event: Finished) -> pb.ChoiceFinished:
@@ -87,11 +129,18 @@ def _prompt_from_proto(message: pb.GenerateRequest) -> Prompt:
         case "token_ids":
             return TokenPrompt(token_ids=tuple(message.token_ids.ids))
         case "conversation":
-            turns = message.conversation.messages
-            return ChatPrompt(
-                messages=tuple(Message(role=turn.role, content=turn.content) for turn in turns)
-            )
+            return chat_from_proto(message.conversation)
     raise InvalidRequest("input", "one of text, token_ids and conversation must be set")
+
+
+def chat_from_proto(message: pb.Conversation) -> ChatPrompt:
+    return ChatPrompt(
+        messages=tuple(Message(role=turn.role, content=turn.content) for turn in message.messages),
+        options=tuple(
+            (option.name, getattr(option, option.WhichOneof("value") or "text"))
+            for option in message.template_options
+        ),
+    )
 
 
 def _sampling_from_proto(message: SamplingParams) -> SamplingAsk:
@@ -112,4 +161,5 @@ def _hash(message: pb.GenerateRequest) -> bytes:
     body.ClearField("request_id")
     body.ClearField("return_token_ids")
     body.ClearField("keep_running")
+    body.ClearField("return_cursors")
     return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()

@@ -96,6 +96,24 @@ class Submissions:
             raise Overloaded(reason, RETRY_AFTER_S, bound, live=live, subject=subject)
         return Submitted(serial=int(rest[0]), journal_seq=int(rest[1]), is_new=verdict == b"NEW")
 
+    async def refuse_if_full(self, tenant: str, choices: int, bounds: TenantBounds) -> None:
+        """Raise what `submit` would raise now, at the price of a look: for before expensive work.
+
+        Passing promises nothing; only submit decides.
+        """
+        limits = self._store.limits
+        theirs, all_ = await self.load(tenant), await self.load()
+        requests_max, tokens_max = limits.requests_max, limits.prompt_tokens_max
+        for verdict, live, bound in (
+            (b"TENANT_REQUESTS", theirs.choices + choices - 1, bounds.requests_max),
+            (b"TENANT_TOKENS", theirs.prompt_tokens, bounds.prompt_tokens_max),
+            (b"FULL_REQUESTS", all_.choices + choices - 1, requests_max),
+            (b"FULL_TOKENS", all_.prompt_tokens, tokens_max),
+        ):
+            if bound is not None and live >= bound:
+                reason, subject, _ = REFUSALS[verdict]
+                raise Overloaded(reason, RETRY_AFTER_S, bound, live=live, subject=subject)
+
     async def cancel(
         self,
         id: str,

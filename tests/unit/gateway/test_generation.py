@@ -74,14 +74,14 @@ def test_grouping_changes_nothing(
     token_ids: list[int], marks: list[int], stop: str, reason: "FinishReason"
 ) -> None:
     stops = [stop] if stop else []
-    at_once = run(new_choices(pieces(), stops, 1)[0], updates(token_ids, [], reason))
-    in_parts = run(new_choices(pieces(), stops, 1)[0], updates(token_ids, marks, reason))
+    at_once = run(new_choices(pieces(), RenderOptions(stop=stops), 1)[0], updates(token_ids, [], reason))
+    in_parts = run(new_choices(pieces(), RenderOptions(stop=stops), 1)[0], updates(token_ids, marks, reason))
     assert shown(at_once) == shown(in_parts)
 
 
 @given(token_ids=tokens, marks=cuts)
 def test_a_stop_token_is_counted_and_hidden(token_ids: list[int], marks: list[int]) -> None:
-    events = run(new_choices(pieces(), (), 1)[0], updates(token_ids, marks, STOP))
+    events = run(new_choices(pieces(), RenderOptions(), 1)[0], updates(token_ids, marks, STOP))
     text, ids, end = shown(events)
     before = ChoiceText(pieces(), ())
     assert text == before.feed(token_ids[:-1]).text + before.flush().text
@@ -92,7 +92,7 @@ def test_a_stop_token_is_counted_and_hidden(token_ids: list[int], marks: list[in
 def test_a_choice_cut_short_elsewhere_looks_the_same_to_whoever_attaches() -> None:
     """The gateway that matched the stop cancelled; the journal now ends with the matching token."""
     token_ids = byte_level_bpe().encode("one END").ids
-    events = run(new_choices(pieces(), ["END"], 1)[0], updates(token_ids, [], STOP))
+    events = run(new_choices(pieces(), RenderOptions(stop=["END"]), 1)[0], updates(token_ids, [], STOP))
     text, ids, end = shown(events)
     assert (text, ids) == ("one ", token_ids)
     assert (end.reason, end.output_tokens) == (STOP, len(token_ids))
@@ -119,13 +119,13 @@ def test_usage_leaves_out_what_was_computed_past_a_stop_string() -> None:
 
 
 def test_usage_of_what_ended_by_itself_is_the_schedulers() -> None:
-    choice = new_choices(pieces(), (), 1)[0]
+    choice = new_choices(pieces(), RenderOptions(), 1)[0]
     run(choice, updates([7, 8, 9], [], LENGTH))
     assert told(Done(usage=Usage(output_tokens=3)), [choice]).usage.output_tokens == 3
 
 
 def test_nothing_comes_after_the_end() -> None:
-    choice = new_choices(pieces(), ["a"], 1)[0]
+    choice = new_choices(pieces(), RenderOptions(stop=["a"]), 1)[0]
     token_ids = byte_level_bpe().encode("a b c").ids
     feed = updates(token_ids, [1], LENGTH)
     assert [type(event) for event in choice.apply(feed[0])] == [Delta, Finished]

@@ -1,0 +1,79 @@
+"""The HTTP endpoints that answer at once: models, tokens, health."""
+
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from gateway import openai_models, openapi
+from gateway.front import Front
+from gateway.http_io import read_body
+from gateway.openai_models import DetokenizeBody, TokenizeBody
+from gateway.settings import GatewaySettings
+from service_kit.errors import NotFound
+
+
+class Pages:
+    """The small endpoints: models, tokens, health, version."""
+
+    def __init__(self, front: Front, config: GatewaySettings) -> None:
+        self._front = front
+        self._body_bytes_max = config.body_bytes_max
+        self._started_s = now_s()
+        self._openapi = openapi.document(version("kaiten"))
+
+    async def models(self, _request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != self._front.card.name:
+            raise NotFound(f"model {name[:128]!r}")
+        return JSONResponse(self._model())
+
+    async def tokenize(self, request: Request) -> Response:
+        body = openai_models.parse(TokenizeBody, await self._read(request))
+        token_ids = list(await self._front.tokenize(body.ask()))
+        context = self._front.limits.context_tokens_max
+        content = {"tokens": token_ids, "count": len(token_ids), "max_model_len": context}
+        return JSONResponse(content)
+
+    async def detokenize(self, request: Request) -> Response:
+        body = openai_models.parse(DetokenizeBody, await self._read(request))
+        return JSONResponse({"prompt": self._front.detokenize(body.ask())})
+
+    async def openapi(self, _request: Request) -> Response:
+        return JSONResponse(self._openapi)
+
+    async def health(self, _request: Request) -> Response:
+        """Alive: this loop turns. Whether requests can be served, /ready tells."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, _request: Request) -> Response:
+        problem = self._front.readiness.problem
+        if problem:
+            content = {"status": "not_serving", "reason": problem}
+            return JSONResponse(content, status_code=503, headers={"retry-after": "1"})
+        return JSONResponse({"status": "serving"})
+
+    async def version(self, _request: Request) -> Response:
+        return JSONResponse({"version": version("kaiten")})
+
+    async def _read(self, request: Request) -> bytes:
+        return await read_body(request.scope, request.receive, self._body_bytes_max)
+
+    def _model(self) -> dict[str, Any]:
+        return {
+            "id": self._front.card.name,
+            "object": "model",
+            "created": self._started_s,
+            "owned_by": "kaiten",
+            "max_model_len": self._front.limits.context_tokens_max,
+        }
+
+
+def now_s() -> int:
+    """Unix seconds, as OpenAI's objects carry them."""
+    return int(datetime.now(UTC).timestamp())

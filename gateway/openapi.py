@@ -1,0 +1,167 @@
+"""The OpenAPI document of every HTTP route, made from the models that read the bodies."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from gateway.openai_models import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
+
+REFERENCE: Final = "#/components/schemas/{model}"
+BODIES: Final[Mapping[str, type[BaseModel]]] = {
+    "ChatBody": ChatBody,
+    "CompletionBody": CompletionBody,
+    "TokenizeBody": TokenizeBody,
+    "DetokenizeBody": DetokenizeBody,
+}
+OBJECT: Final = {"type": "object"}
+ERROR: Final = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+# What an operation may answer besides its success. The texts are for readers of the document.
+FAILURES: Final = {
+    400: "the request is wrong; the same one can never succeed",
+    401: "an API key is needed",
+    404: "no such model, request or path",
+    405: "another method is meant",
+    409: "the idempotency key was used for another body",
+    413: "the body is too long",
+    429: "too much is live; see retry-after",
+    499: "the request was cancelled",
+    500: "a fault of the server; its log explains the id in the message",
+    503: "nothing can be served now; see retry-after",
+    504: "the request's time ran out",
+}
+SMALL: Final = (401, 405, 500)
+LOOKS: Final = (400, 401, 404, 405, 413, 429, 500, 503)
+ID: Final = {
+    "name": "id",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$"},
+    "description": "as the response of the request named it",
+}
+AFTER: Final = {
+    "name": "starting_after",
+    "in": "query",
+    "schema": {"type": "string", "pattern": "^[0-9]{1,9}(,[0-9]{1,9})*$"},
+    "description": "output tokens the client has, one per choice, separated by commas",
+}
+STREAMED: Final = {"name": "stream", "in": "query", "schema": {"enum": ["true", "false"]}}
+
+
+def document(version: str) -> dict[str, Any]:
+    """OpenAPI 3.1."""
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "kaiten", "version": version},
+        "security": [{"key": []}, {}],
+        "paths": _paths(),
+        "components": {
+            "schemas": _schemas(),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _schemas() -> dict[str, Any]:
+    schemas: dict[str, Any] = {"Error": ERROR}
+    for name, model in BODIES.items():
+        schema = model.model_json_schema(ref_template=REFERENCE)
+        schemas |= schema.pop("$defs", {})
+        schemas[name] = schema
+    return schemas
+
+
+def _paths() -> dict[str, Any]:
+    streams = ("application/json", "text/event-stream")
+    return {
+        "/v1/chat/completions": {
+            "post": _operation("chat", body="ChatBody", types=streams, accepted=True)
+        },
+        "/v1/completions": {
+            "post": _operation("complete", body="CompletionBody", types=streams, accepted=True)
+        },
+        "/v1/models": {"get": _operation("listModels", failures=SMALL)},
+        "/v1/models/{name}": {
+            "get": _operation(
+                "getModel",
+                failures=(*SMALL, 404),
+                parameters=(_path_parameter("name"),),
+            )
+        },
+        "/v1/requests/{id}": {
+            "get": _operation(
+                "getRequest", failures=LOOKS, parameters=(ID, AFTER, STREAMED), types=streams
+            ),
+            "delete": _operation("deleteRequest", failures=LOOKS, parameters=(ID,)),
+        },
+        "/v1/requests/{id}/cancel": {
+            "post": _operation("cancelRequest", failures=LOOKS, parameters=(ID,))
+        },
+        "/tokenize": {"post": _operation("tokenize", body="TokenizeBody", failures=LOOKS)},
+        "/detokenize": {"post": _operation("detokenize", body="DetokenizeBody", failures=LOOKS)},
+        "/health": {"get": _operation("health", failures=(405,))},
+        "/ready": {"get": _operation("ready", failures=(405,), unready=True)},
+        "/version": {"get": _operation("version", failures=(405,))},
+        "/openapi.json": {"get": _operation("openapi", failures=(405,))},
+    }
+
+
+def _operation(
+    name: str,
+    *,
+    body: str = "",
+    failures: tuple[int, ...] = tuple(FAILURES),
+    parameters: tuple[Mapping[str, Any], ...] = (),
+    types: tuple[str, ...] = ("application/json",),
+    accepted: bool = False,
+    unready: bool = False,
+) -> dict[str, Any]:
+    responses: dict[str, Any] = {"200": _success(types)}
+    if accepted:
+        responses["202"] = _success(("application/json",))
+    if unready:
+        responses["503"] = _success(("application/json",))
+    error = {"application/json": {"schema": {"$ref": REFERENCE.format(model="Error")}}}
+    responses |= {
+        str(status): {"description": FAILURES[status], "content": error} for status in failures
+    }
+    operation: dict[str, Any] = {"operationId": name, "responses": responses}
+    if parameters:
+        operation["parameters"] = list(parameters)
+    if body:
+        schema = {"$ref": REFERENCE.format(model=body)}
+        content = {"application/json": {"schema": schema}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
+
+
+def _success(types: tuple[str, ...]) -> dict[str, Any]:
+    content = {
+        kind: {"schema": OBJECT if kind == "application/json" else {"type": "string"}}
+        for kind in types
+    }
+    return {"description": "done", "content": content}
+
+
+def _path_parameter(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
