@@ -4,13 +4,18 @@ shapes   x       [rows, in_features]             float32 | bfloat16, contiguous
          weight  [out_features, in_features]     same dtype
          bias    [out_features] or None          same dtype
 returns  [rows, out_features], same dtype, accumulated in float32
+paths    native   cpp/linear.cpp, where AVX-512 (for bfloat16: its dot product) is compiled in
+         packed   oneDNN's own layout, through torch's private operators
+         torch    F.linear
 exact    a row is the same bits whatever the other rows are and however many. Both libraries
          sum otherwise for few rows (packed: 1, in some shapes; F.linear in float32: 1, 2,
          3, 5, 6, 7 and 9; in bfloat16: 1), so those run with zero rows added, see _ROWS (measured
          2026-11-20 on AMD Zen 4 and 5 over 19 shapes; the unit test repeats it)
-cost     reads out * in weights once per call (memory bound to ~16 rows), 2 * rows * out * in flops
+cost     reads out * in weights once per call (memory bound to ~8 rows), 2 * rows * out * in flops
 measured 2026-11-20, 768 -> 3072, 2 threads, GF/s packed / F.linear at 1, 16, 64 rows:
          float32 20/8, 221/69, 374/106; bfloat16 33/24, 442/293, 752/608
+         the same day on another machine (Zen 4), 768 -> 6144, 1 thread, native / packed at 1, 8,
+         16, 64 rows: bfloat16 21/14, 147/100, 171/137, 201/185
 """
 
 from collections.abc import Callable
@@ -19,12 +24,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from kernels import native
 from kernels.checks import require, require_float
 
 # The number of rows the layout is chosen for: one for all, as the bits may depend on the layout.
 _PACK_ROWS = 16
 # path, dtype -> (fewest rows, multiple of rows) from which on a row keeps its bits.
 _ROWS: dict[tuple[str, torch.dtype], tuple[int, int]] = {
+    ("native", torch.float32): (1, 1),
+    ("native", torch.bfloat16): (1, 1),
     ("packed", torch.float32): (2, 1),
     ("packed", torch.bfloat16): (2, 1),
     ("torch", torch.float32): (8, 4),
@@ -73,9 +81,38 @@ def _apply_packed(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], ""))
 
 
-_PATHS: dict[str, Callable[[Tensor, Any, Tensor | None], Tensor]] = {
-    "packed": _apply_packed,
-    "torch": torch.nn.functional.linear,
+def _paths_for(weight: Tensor) -> list[str]:
+    """The best first."""
+    paths = []
+    if (module := native.module_for(weight)) is not None and module.has_linear(weight):
+        paths.append("native")
+    if weight.device.type == "cpu" and packing_available(weight.dtype):
+        paths.append("packed")
+    return [*paths, "torch"]
+
+
+_Multiply = Callable[[Tensor], Tensor]
+
+
+def _native(weight: Tensor, bias: Tensor | None) -> _Multiply:
+    module, outputs = native.compiled(), weight.size(0)
+    packed = module.pack_linear(weight)
+    return lambda x: cast(Tensor, module.linear(x, packed, bias, outputs))
+
+
+def _packed(weight: Tensor, bias: Tensor | None) -> _Multiply:
+    packed = _pack(weight)
+    return lambda x: _apply_packed(x, packed, bias)
+
+
+def _plain(weight: Tensor, bias: Tensor | None) -> _Multiply:
+    return lambda x: torch.nn.functional.linear(x, weight, bias)
+
+
+_PATHS: dict[str, Callable[[Tensor, Tensor | None], _Multiply]] = {
+    "native": _native,
+    "packed": _packed,
+    "torch": _plain,
 }
 
 
@@ -84,19 +121,17 @@ class PackedLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, path: str = "auto") -> None:
         require_float(weight, "weight", dim=2)
-        require(path in ("auto", *_PATHS), "path", "must be auto, packed or torch")
+        require(path in ("auto", *_PATHS), "path", f"must be auto, {', '.join(_PATHS)}")
         if bias is not None:
             require(bias.shape == weight.shape[:1], "bias", "must have shape [out_features]")
             require(bias.dtype == weight.dtype, "bias", "must have the dtype of weight")
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        can_pack = weight.device.type == "cpu" and packing_available(weight.dtype)
-        require(can_pack or path != "packed", "path", "packing is not available here")
-        self.path = ("packed" if can_pack else "torch") if path == "auto" else path
+        paths = _paths_for(weight)
+        require(path in ("auto", *paths), "path", f"{path} is not available here")
+        self.path = paths[0] if path == "auto" else path
         with torch.inference_mode():
-            self._weight = _pack(weight.contiguous()) if self.path == "packed" else weight
-        self._bias = bias
-        self._apply = _PATHS[self.path]
+            self._multiply = _PATHS[self.path](weight.contiguous(), bias)
         is_cpu = weight.device.type == "cpu"
         self._rows_min, self._rows_step = _ROWS[self.path, weight.dtype] if is_cpu else (1, 1)
 
@@ -108,9 +143,9 @@ class PackedLinear:
             return x.new_empty((0, self.out_features))
         rows_run = max(self._rows_min, -(-rows // self._rows_step) * self._rows_step)
         if rows_run == rows:
-            return self._apply(x, self._weight, self._bias)
+            return self._multiply(x)
         padded = torch.nn.functional.pad(x, (0, 0, 0, rows_run - rows))
-        return self._apply(padded, self._weight, self._bias)[:rows]
+        return self._multiply(padded)[:rows]
 
     def _check(self, x: Tensor) -> None:
         require(x.dim() == 2 and x.size(1) == self.in_features, "x", "must be [rows, in_features]")

@@ -67,6 +67,27 @@ struct WriteKv {
 };
 void write_kv(const WriteKv& a);
 
+// Weights [out][in] in rows -> packed: packed_rows(out) * in elements, 64-byte aligned. See linear.cpp.
+struct Pack {
+  const void* weight;
+  void* packed;
+  int64_t out, in;
+  bool is_bf16;
+};
+bool has_linear(bool is_bf16, int64_t in);
+int64_t packed_rows(int64_t out);
+void pack_linear(const Pack& a);
+
+struct Linear {
+  const void* x;  // [rows][in]
+  const void* packed;
+  const void* bias;  // null: none
+  void* y;           // [rows][out]
+  int64_t rows, in, out;
+  bool is_bf16;
+};
+void linear(const Linear& a);
+
 struct Sample {
   const float* logits;
   const float *temperature, *top_p, *min_p;

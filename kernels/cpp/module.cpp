@@ -4,6 +4,10 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/utils/pybind.h>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "kernels.h"
 #include "simd.h"
 
@@ -129,6 +133,32 @@ Tensor noise_bits(int64_t seed, int64_t choice, int64_t position, int64_t vocab)
   return bits;
 }
 
+// Large pages where the memory holds whole ones: fewer address translations, nothing more resident than is asked for.
+void advise_large_pages(const Tensor& x) {
+#if defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kPage = 2 << 20;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(x.const_data_ptr()), end = begin + x.nbytes();
+  const uintptr_t first = (begin + kPage - 1) / kPage * kPage, last = end / kPage * kPage;
+  // Refused by kernels without them: the memory is as good, only slower.
+  if (first < last) (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#endif
+}
+
+bool has_linear(const Tensor& weight) { return kaiten::has_linear(is_bf16(weight), weight.size(1)); }
+
+Tensor pack_linear(const Tensor& weight) {
+  Tensor packed = at::empty({kaiten::packed_rows(weight.size(0)), weight.size(1)}, weight.options());
+  kaiten::pack_linear({weight.const_data_ptr(), packed.data_ptr(), weight.size(0), weight.size(1), is_bf16(weight)});
+  return packed;
+}
+
+Tensor linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features) {
+  Tensor y = at::empty({x.size(0), out_features}, x.options());
+  kaiten::linear({x.const_data_ptr(), packed.const_data_ptr(), bias ? bias->const_data_ptr() : nullptr, y.data_ptr(),
+                  x.size(0), x.size(1), out_features, is_bf16(x)});
+  return y;
+}
+
 std::string instructions() {
   if (KAITEN_BF16_DOT) return "avx512-bf16";
   if (KAITEN_AVX512) return "avx512";
@@ -150,6 +180,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("silu_mul", &silu_mul, Unlocked());
   m.def("rope", &rope, Unlocked());
   m.def("write_kv", &write_kv, Unlocked());
+  m.def("advise_large_pages", &advise_large_pages);
+  m.def("has_linear", &has_linear);
+  m.def("pack_linear", &pack_linear, Unlocked());
+  m.def("linear", &linear, Unlocked());
   m.def("sample", &sample, Unlocked());
   m.def("noise_bits", &noise_bits, Unlocked());
   m.def("instructions", &instructions);

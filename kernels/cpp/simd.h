@@ -88,6 +88,9 @@ inline VF load(const bf16* p, int n) {
 
 // Round to nearest even; a NaN stays a NaN.
 inline VH narrow(VF v) {
+#if KAITEN_BF16_DOT
+  return (VH)_mm512_cvtneps_pbh((__m512)v);
+#endif
   VU bits = (VU)v;
   VU rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
   VU quiet = VU{} + 0x7FC0u;

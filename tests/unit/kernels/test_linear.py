@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import linear
+from kernels import linear, native
 from kernels.linear import PackedLinear, linear_reference, packing_available
 
-PATHS = ["packed", "torch"]
+PATHS = ["native", "packed", "torch"]
 SHAPES = [(24, 40), (64, 192), (80, 257), (768, 1280), (3072, 768), (1536, 2048)]
 
 
@@ -20,6 +20,8 @@ def make(
         pytest.skip(f"no oneDNN packing for {dtype} here")
     g = torch.Generator().manual_seed(in_features)
     weight = torch.randn(out_features, in_features, generator=g).to(dtype)
+    if path == "native" and not (native.build() and native.compiled().has_linear(weight)):
+        pytest.skip(f"no compiled linear for {weight.shape} in {dtype} here")
     bias = torch.randn(out_features, generator=g).to(dtype) if has_bias else None
     x = torch.randn(130, in_features, generator=g).to(dtype)
     return PackedLinear(weight, bias, path=path), x, weight, bias
@@ -95,6 +97,7 @@ def test_falls_back_when_the_private_operator_is_gone(monkeypatch: pytest.Monkey
     def gone(weight: torch.Tensor) -> torch.Tensor:
         raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute")
 
+    monkeypatch.setattr(native, "module_for", lambda x: None)
     monkeypatch.setattr(linear, "_pack", gone)
     monkeypatch.setattr(linear, "_PACKING_WORKS", {})
     layer = PackedLinear(torch.ones(4, 3))
@@ -102,6 +105,13 @@ def test_falls_back_when_the_private_operator_is_gone(monkeypatch: pytest.Monkey
     assert torch.equal(layer(torch.ones(1, 3)), torch.full((1, 4), 3.0))
     with pytest.raises(ValueError, match=r"^path: "):
         PackedLinear(torch.ones(4, 3), path="packed")
+
+
+def test_odd_inputs_of_bfloat16_take_the_library(is_compiled: bool) -> None:
+    if not is_compiled:
+        pytest.skip(native.reason())
+    assert not native.compiled().has_linear(torch.ones(8, 7, dtype=torch.bfloat16))
+    assert PackedLinear(torch.ones(8, 7, dtype=torch.bfloat16)).path != "native"
 
 
 def test_a_wrong_operator_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:

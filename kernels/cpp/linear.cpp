@@ -1,0 +1,148 @@
+// y = x W^T + bias for few rows as for many, on weights laid out once: panels of kPanel outputs, in a panel the outputs
+// side by side for each step along K (one float32, or a pair of bfloat16), so a panel is read front to back.
+//
+// Exact: an output is one chain of sums in ascending k whatever rows share the pass, so a row's bits depend on nothing
+// but the row. The matrix library sums otherwise for few rows, and reads at half the memory's rate there.
+#include <algorithm>
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace kaiten {
+namespace {
+
+constexpr int kColumns = 3;            // vectors of a panel
+constexpr int kRows = 8;               // rows of a tile: kRows * kColumns sums, the weights and x fill the registers
+constexpr int kPanel = kColumns * W;
+constexpr int kAhead = 20;             // steps fetched ahead: 4 KiB, past the page where the processor stops guessing
+constexpr int64_t kSerialFlops = 1 << 17;
+
+template <class T>
+constexpr int kPerStep = sizeof(T) == 2 ? 2 : 1;
+
+inline VF product(VU x, VF w, VF sum, float) { return fma((VF)x, w, sum); }
+inline VF product(VU x, VF w, VF sum, bf16) {
+#if KAITEN_BF16_DOT
+  return (VF)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
+#else
+  (void)x, (void)w;
+  return sum;
+#endif
+}
+
+template <class T>
+struct Panel {
+  const VF* weights;  // [steps][kColumns]
+  const T* bias;      // null: none
+  T* out;
+  int64_t steps, x_stride, out_stride;
+  int width;          // outputs of the last panel may be fewer than kPanel
+};
+
+template <class T, int R, bool kWhole>
+inline void write(const Panel<T>& p, const VF (&sums)[R][kColumns], T* out) {
+  for (int c = 0; c < kColumns; ++c) {
+    const int n = kWhole ? W : std::clamp(p.width - c * W, 0, W);
+    if (n == 0) return;
+    const VF bias = p.bias ? load(p.bias + c * W, n) : VF{};
+    for (int r = 0; r < R; ++r) {
+      T* to = out + r * p.out_stride + c * W;
+      if constexpr (kWhole)
+        store(to, sums[r][c] + bias);
+      else
+        store(to, sums[r][c] + bias, n);
+    }
+  }
+}
+
+template <class T, int R, bool kFetch>
+void tile(const Panel<T>& p, const T* x, T* out) {
+  VF sums[R][kColumns] = {};
+  const VF* w = p.weights;
+  for (int64_t k = 0; k < p.steps; ++k, w += kColumns) {
+    if constexpr (kFetch)
+      for (int c = 0; c < kColumns; ++c) __builtin_prefetch(w + kAhead * kColumns + c, 0, 2);
+    for (int r = 0; r < R; ++r) {
+      uint32_t pair;
+      std::memcpy(&pair, x + r * p.x_stride + k * kPerStep<T>, sizeof pair);
+      const VU wide = splat(pair);
+      for (int c = 0; c < kColumns; ++c) sums[r][c] = product(wide, w[c], sums[r][c], T{});
+    }
+  }
+  if (p.width == kPanel)
+    write<T, R, true>(p, sums, out);
+  else
+    write<T, R, false>(p, sums, out);
+}
+
+template <class T, bool kFetch>
+void tile_rows(int rows, const Panel<T>& p, const T* x, T* out) {
+  switch (rows) {
+    case 1: return tile<T, 1, kFetch>(p, x, out);
+    case 2: return tile<T, 2, kFetch>(p, x, out);
+    case 3: return tile<T, 3, kFetch>(p, x, out);
+    case 4: return tile<T, 4, kFetch>(p, x, out);
+    case 5: return tile<T, 5, kFetch>(p, x, out);
+    case 6: return tile<T, 6, kFetch>(p, x, out);
+    case 7: return tile<T, 7, kFetch>(p, x, out);
+    default: return tile<T, 8, kFetch>(p, x, out);
+  }
+}
+
+// Rows in tiles of nearly equal height; the first brings the panel in, the others find it in the cache.
+template <class T>
+void multiply_panel(const Linear& a, int64_t panel) {
+  const int64_t steps = a.in / kPerStep<T>, first = panel * kPanel;
+  Panel<T> p{};
+  p.weights = static_cast<const VF*>(a.packed) + panel * steps * kColumns;
+  p.bias = a.bias ? static_cast<const T*>(a.bias) + first : nullptr;
+  p.steps = steps, p.x_stride = a.in, p.out_stride = a.out;
+  p.width = int(std::min<int64_t>(kPanel, a.out - first));
+  const T* x = static_cast<const T*>(a.x);
+  T* out = static_cast<T*>(a.y) + first;
+  const int64_t tiles = (a.rows + kRows - 1) / kRows;
+  for (int64_t i = 0, row = 0; i < tiles; ++i) {
+    const int64_t next = a.rows * (i + 1) / tiles;
+    const int rows = int(next - row);
+    if (i == 0)
+      tile_rows<T, true>(rows, p, x, out);
+    else
+      tile_rows<T, false>(rows, p, x + row * a.in, out + row * a.out);
+    row = next;
+  }
+}
+
+template <class T>
+void pack_panel(const Pack& a, int64_t panel) {
+  const int64_t steps = a.in / kPerStep<T>;
+  uint32_t* to = static_cast<uint32_t*>(a.packed) + panel * steps * kPanel;
+  for (int n = 0; n < kPanel; ++n) {
+    const int64_t output = panel * kPanel + n;
+    const T* from = static_cast<const T*>(a.weight) + output * a.in;
+    for (int64_t k = 0; k < steps; ++k) {
+      uint32_t step = 0;
+      if (output < a.out) std::memcpy(&step, from + k * kPerStep<T>, sizeof step);
+      to[k * kPanel + n] = step;
+    }
+  }
+}
+
+int64_t panels_of(int64_t out) { return (out + kPanel - 1) / kPanel; }
+
+}  // namespace
+
+bool has_linear(bool is_bf16, int64_t in) { return is_bf16 ? KAITEN_BF16_DOT && in % 2 == 0 : KAITEN_AVX512; }
+
+int64_t packed_rows(int64_t out) { return panels_of(out) * kPanel; }
+
+void pack_linear(const Pack& a) {
+  for_each_item(panels_of(a.out), true,
+                [&](int64_t i) { a.is_bf16 ? pack_panel<bf16>(a, i) : pack_panel<float>(a, i); });
+}
+
+void linear(const Linear& a) {
+  for_each_item(panels_of(a.out), a.rows * a.in * a.out > kSerialFlops,
+                [&](int64_t i) { a.is_bf16 ? multiply_panel<bf16>(a, i) : multiply_panel<float>(a, i); });
+}
+
+}  // namespace kaiten
