@@ -6,8 +6,9 @@ microseconds. `to_record` runs on the prompt's ids. Errors name the field, the r
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gateway.asks import Ask, ChatPrompt, SamplingAsk, TextPrompt, TokenPrompt
@@ -16,11 +17,12 @@ from gateway.tenants import PRIORITY_MAX
 from protos.kaiten.v1.common_pb2 import TokenBias, TokenSequence
 from protos.kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
 from protos.kaiten.v1.worker_service_pb2 import RowSampling
-from service_kit.errors import InvalidRequest, NotFound, TooLong
+from service_kit.errors import InvalidRequest, NotFound, SeveralInvalid, TooLong
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 TOP_P_MIN: Final = 1e-30
 REPETITION_PENALTY_MIN: Final = 1e-30
+Rule = Callable[[], None]
 UINT32_MAX: Final = 2**32 - 1
 UINT64_MAX: Final = 2**64 - 1
 
@@ -76,17 +78,30 @@ class PromptTooLong(TooLong):
 
 
 def check(ask: Ask, limits: Limits, model_name: str, *, priority_max: int = PRIORITY_MAX) -> None:
-    """Raise the first thing wrong with an Ask. No number in it makes this allocate anything."""
+    """Raise everything wrong with an Ask. No number in it makes this allocate anything."""
     check_request_id(ask.request_id)
     if ask.model not in ("", model_name):
         raise NotFound(f"model {ask.model[:128]!r}")
-    _integer("n", ask.n, 1, limits.choices_max)
-    _integer("priority", ask.priority, -PRIORITY_MAX, PRIORITY_MAX)
-    if ask.priority > priority_max:
-        raise InvalidRequest("priority", "is more urgent than this tenant may ask for")
-    _check_sampling(ask.sampling, limits)
-    _check_stops(ask.stop, limits)
-    _check_prompt(ask, limits)
+    wrong: list[InvalidRequest] = []
+    for rule in _rules(ask, limits, priority_max):
+        try:
+            rule()
+        except InvalidRequest as error:
+            wrong.append(error)
+    if len(wrong) > 1:
+        raise SeveralInvalid(wrong)
+    if wrong:
+        raise wrong[0]
+
+
+def _rules(ask: Ask, limits: Limits, priority_max: int) -> Iterator[Rule]:
+    """Each looks at one field, so that a client hears of all its mistakes at once."""
+    yield partial(_integer, "n", ask.n, 1, limits.choices_max)
+    yield partial(_check_priority, ask.priority, priority_max)
+    yield from _sampling_rules(ask.sampling, limits)
+    yield from _logit_rules(ask.sampling, limits)
+    yield partial(_check_stops, ask.stop, limits)
+    yield partial(_check_prompt, ask, limits)
 
 
 def check_request_id(request_id: str) -> None:
@@ -178,37 +193,43 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _check_sampling(asked: SamplingAsk, limits: Limits) -> None:
-    _number("sampling.temperature", asked.temperature, 0.0, 2.0)
-    _number("sampling.min_p", asked.min_p, 0.0, 1.0)
-    _number("sampling.top_p", asked.top_p, 0.0, 1.0)
-    if asked.top_p == 0.0:
-        raise InvalidRequest("sampling.top_p", "must be more than 0 and at most 1, got 0")
-    _integer("sampling.top_k", asked.top_k, 0, UINT32_MAX)
-    _integer("sampling.seed", asked.seed, 0, UINT64_MAX)
-    _integer("sampling.max_tokens", asked.max_tokens, 1, UINT32_MAX)
-    _integer("sampling.min_tokens", asked.min_tokens, 0, UINT32_MAX)
-    _integer("sampling.logprobs", asked.logprobs, 0, min(limits.logprobs_max, limits.vocab_size))
-    _token_ids("sampling.stop_token_ids", asked.stop_token_ids, limits.stop_token_ids_max, limits)
-    _check_logit_rules(asked, limits)
+def _check_priority(priority: int, most: int) -> None:
+    _integer("priority", priority, -PRIORITY_MAX, PRIORITY_MAX)
+    if priority > most:
+        raise InvalidRequest("priority", "is more urgent than this tenant may ask for")
 
 
-def _check_logit_rules(asked: SamplingAsk, limits: Limits) -> None:
-    _number("sampling.repetition_penalty", asked.repetition_penalty, 0.0, 2.0)
-    if asked.repetition_penalty == 0.0:
-        rule = "must be more than 0 and at most 2, got 0"
-        raise InvalidRequest("sampling.repetition_penalty", rule)
-    _number("sampling.presence_penalty", asked.presence_penalty, -2.0, 2.0)
-    _number("sampling.frequency_penalty", asked.frequency_penalty, -2.0, 2.0)
-    biased = [token_id for token_id, _ in asked.logit_bias]
+def _sampling_rules(asked: SamplingAsk, limits: Limits) -> Iterator[Rule]:
+    logprobs_max = min(limits.logprobs_max, limits.vocab_size)
+    yield partial(_number, "sampling.temperature", asked.temperature, 0.0, 2.0)
+    yield partial(_number, "sampling.min_p", asked.min_p, 0.0, 1.0)
+    yield partial(_positive, "sampling.top_p", asked.top_p, 1.0)
+    yield partial(_integer, "sampling.top_k", asked.top_k, 0, UINT32_MAX)
+    yield partial(_integer, "sampling.seed", asked.seed, 0, UINT64_MAX)
+    yield partial(_integer, "sampling.max_tokens", asked.max_tokens, 1, UINT32_MAX)
+    yield partial(_integer, "sampling.min_tokens", asked.min_tokens, 0, UINT32_MAX)
+    yield partial(_integer, "sampling.logprobs", asked.logprobs, 0, logprobs_max)
+    most = limits.stop_token_ids_max
+    yield partial(_token_ids, "sampling.stop_token_ids", asked.stop_token_ids, most, limits)
+
+
+def _logit_rules(asked: SamplingAsk, limits: Limits) -> Iterator[Rule]:
+    yield partial(_positive, "sampling.repetition_penalty", asked.repetition_penalty, 2.0)
+    yield partial(_number, "sampling.presence_penalty", asked.presence_penalty, -2.0, 2.0)
+    yield partial(_number, "sampling.frequency_penalty", asked.frequency_penalty, -2.0, 2.0)
+    yield partial(_check_biases, asked.logit_bias, limits)
+    allowed, most = asked.allowed_token_ids, limits.allowed_token_ids_max
+    yield partial(_token_ids, "sampling.allowed_token_ids", allowed, most, limits)
+    yield partial(_check_bad_words, asked.bad_words, limits)
+
+
+def _check_biases(biases: Sequence[tuple[int, float]], limits: Limits) -> None:
+    biased = [token_id for token_id, _ in biases]
     _token_ids("sampling.logit_bias", biased, limits.biases_max, limits)
     if len(set(biased)) < len(biased):
         raise InvalidRequest("sampling.logit_bias", "must not name a token twice")
-    for _, bias in asked.logit_bias:
+    for _, bias in biases:
         _number("sampling.logit_bias", bias, -100.0, 100.0)
-    allowed, most = asked.allowed_token_ids, limits.allowed_token_ids_max
-    _token_ids("sampling.allowed_token_ids", allowed, most, limits)
-    _check_bad_words(asked.bad_words, limits)
 
 
 def _check_bad_words(words: Sequence[Sequence[int]], limits: Limits) -> None:
@@ -306,3 +327,9 @@ def _number(field: str, value: float | None, least: float, most: float) -> None:
     """NaN fails every comparison, so it fails this one."""
     if value is not None and not least <= value <= most:
         raise InvalidRequest(field, f"must be a number in [{least:g}, {most:g}], got {value}")
+
+
+def _positive(field: str, value: float | None, most: float) -> None:
+    _number(field, value, 0.0, most)
+    if value == 0.0:
+        raise InvalidRequest(field, f"must be more than 0 and at most {most:g}, got 0")
