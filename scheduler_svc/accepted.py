@@ -55,10 +55,17 @@ class AcceptedRequests:
 
     def sampling(self, serial: Serial) -> RowSampling:
         """Of any choice, by its own serial."""
-        first = serial
-        while first not in self._by_serial:
-            first -= 1
+        first = self._first(serial)
         return sampling_of_choice(self._by_serial[first].record.sampling, serial - first)
+
+    def traceparent(self, serial: Serial) -> str:
+        """Of the request's span, by any choice's serial; empty when it has none."""
+        return self._by_serial[self._first(serial)].record.traceparent
+
+    def _first(self, serial: Serial) -> Serial:
+        while serial not in self._by_serial:
+            serial -= 1
+        return serial
 
     def committed(self, serial: Serial, token: int) -> None:
         """One more token of a live sequence."""

@@ -11,6 +11,7 @@ from protos.kaiten.v1.scheduler_service_pb2_grpc import add_SchedulerServiceServ
 from scheduler_svc.servicer import Servicer
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.term import Term
+from scheduler_svc.tracing import Tracing
 from service_kit import grpc_server, lifecycle, logs, settings, telemetry
 from service_kit.addresses import advertised
 from service_kit.clock import SystemClock
@@ -98,11 +99,23 @@ class SchedulerProcess:
             self._ledger, self._clock, self._settings.lease_ttl_s, address=await self._address()
         )
         leader = await self._campaign(candidate)
-        term = Term(ledger=self._ledger, leader=leader, settings=self._settings, clock=self._clock)
+        term = Term(
+            ledger=self._ledger,
+            leader=leader,
+            settings=self._settings,
+            clock=self._clock,
+            tracing=self._tracing(),
+        )
         await term.recover()
         # From here on workers may register; `run` makes room for them before it first waits.
         self._servicer.term = term
         await term.run()
+
+    def _tracing(self) -> Tracing | None:
+        """None when nobody listens: then nothing is even collected."""
+        if not telemetry.is_configured():
+            return None
+        return Tracing(telemetry.tracer("kaiten.scheduler"), policy=self._settings.policy)
 
     async def _address(self) -> str:
         """Where workers find this scheduler once it leads; the lease carries it."""

@@ -7,6 +7,7 @@ commits it to the ledger in order; gateways show clients only what is committed.
 """
 
 import asyncio
+from itertools import islice
 
 import structlog
 
@@ -30,6 +31,7 @@ from scheduler_svc.journal import Journal
 from scheduler_svc.links import WorkerLink
 from scheduler_svc.pump import CommitPump
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.tracing import Tracing
 from service_kit.clock import Clock
 from service_kit.errors import OutOfOrder, Unavailable
 
@@ -39,13 +41,21 @@ INBOX_BLOCK_MS = 1_000
 INBOX_COUNT = 256
 RETRY_S = 0.2
 TICK_S_MAX = 0.25
+# Of the queue, as gateways are told with every renewal: 3 KB at most.
+WAITING_TOLD_MAX = 1024
 
 
 class Term:
     """Leads one cell until it is fenced, told to stop, or the store is lost."""
 
     def __init__(
-        self, *, ledger: Ledger, leader: Leader, settings: SchedulerSettings, clock: Clock
+        self,
+        *,
+        ledger: Ledger,
+        leader: Leader,
+        settings: SchedulerSettings,
+        clock: Clock,
+        tracing: Tracing | None = None,
     ) -> None:
         self.leader = leader
         self.links: dict[str, WorkerLink] = {}
@@ -53,6 +63,7 @@ class Term:
         self._ledger = ledger
         self._settings = settings
         self._clock = clock
+        self._tracing = tracing
         self._accepted = AcceptedRequests()
         self._pump = CommitPump(ledger, leader, clock, self._wake)
         self._tasks: asyncio.TaskGroup | None = None
@@ -91,6 +102,8 @@ class Term:
             tasks.create_task(self._read_inbox(), name="inbox")
             tasks.create_task(self._renew(), name="renew")
             tasks.create_task(self._tick(), name="tick")
+            if self._tracing is not None:
+                tasks.create_task(self._tracing.run(), name="tracing")
 
     async def drain(self) -> None:
         """Plan nothing new, commit what is in flight, and let a standby take over at once."""
@@ -185,6 +198,10 @@ class Term:
             log.error("step.rejected", worker_id=link.worker_id, reason=str(error))
             link.reject(str(error))
             return
+        if self._tracing is not None:
+            of = self._accepted.traceparent
+            self._tracing.stepped(link.worker_id, result, committed, of, now_ns)
+            self._tracing.ended(committed.events, of, now_ns)
         self._pump.put(self._journal.step(link.worker_id, result, committed, now_ns))
         self._wake()
 
@@ -224,6 +241,8 @@ class Term:
             message = wire.plan_to_proto(plan, leader, samplings)
             self._journal.planned(plan, message, now_ns)
             link.send(message)
+            if self._tracing is not None:
+                self._tracing.planned(plan)
 
     def _fold(self) -> None:
         if self._journal.seq - self._fold_seq >= self._settings.fold_records:
@@ -266,7 +285,10 @@ class Term:
 
     def _publish(self, events: list[Event]) -> None:
         """Endings that no step brought."""
-        self._pump.put(self._journal.ended(events, self.now_ns()))
+        now_ns = self.now_ns()
+        if self._tracing is not None:
+            self._tracing.ended(events, self._accepted.traceparent, now_ns)
+        self._pump.put(self._journal.ended(events, now_ns))
         self._wake()
 
     def _lose(self, link: WorkerLink, reason: str, *, is_crash: bool) -> None:
@@ -329,10 +351,16 @@ class Term:
             waiting=len(self.core.waiting),
             running=self.core.running_count,
             stalled_ms=self._stalled_ms(),
+            waiting_serials=self._waiting_serials(),
         )
         if self.links:
             record.model.CopyFrom(next(iter(self.links.values())).worker)
         return record
+
+    def _waiting_serials(self) -> list[int]:
+        """Who is next, for clients that ask: the head of the queue, each request once."""
+        head = islice(self.core.waiting, WAITING_TOLD_MAX)
+        return list(dict.fromkeys(sequence.life.request.serial for sequence in head))
 
     def _stalled_ms(self) -> int:
         """How long work has been runnable, on a worker that answers, without a commit."""

@@ -8,7 +8,7 @@ not sampled is still in the journal.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,8 +17,8 @@ from opentelemetry.trace import Link, SpanContext, Tracer, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from protos.kaiten.v1.worker_service_pb2 import StepTimings
-from scheduler_svc.core.types import Plan, RequestOver
+from protos.kaiten.v1.worker_service_pb2 import StepResult, StepTimings
+from scheduler_svc.core.types import Committed, Event, Plan, RequestOver, Serial
 
 QUEUE_MAX: Final = 1024
 # Iterations per second that are traced when nothing special happens in them.
@@ -69,14 +69,57 @@ class IterationSampler:
 class Tracing:
     """Takes what happened, cheaply; makes spans of it in `run`."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, *, policy: str) -> None:
         self._tracer = tracer
+        self._policy = policy
+        self._sampler = IterationSampler()
+        # By worker: plans that may still be answered, oldest first.
+        self._plans: dict[str, deque[Plan]] = {}
         self._queue: deque[Iteration | Ended] = deque()
         self._has_some = asyncio.Event()
         self.dropped = 0
 
-    def put(self, item: Iteration | Ended) -> None:
-        """Never waits."""
+    def planned(self, plan: Plan) -> None:
+        """A plan was sent. The first one of a stream says that the older ones are void."""
+        if plan.plan_id == 1:
+            self._plans.pop(plan.worker_id, None)
+        self._plans.setdefault(plan.worker_id, deque()).append(plan)
+
+    def stepped(
+        self,
+        worker_id: str,
+        result: StepResult,
+        committed: Committed,
+        traceparent_of: Callable[[Serial], str],
+        now_ns: int,
+    ) -> None:
+        """A step was answered."""
+        plans = self._plans[worker_id]
+        while plans[0].plan_id < result.plan_id:
+            plans.popleft()
+        if self._sampler.keeps(plans[0], result.step, result.timings, now_ns):
+            self._put(
+                Iteration(
+                    plan=plans[0],
+                    step=result.step,
+                    timings=result.timings,
+                    finished=len(result.finished),
+                    traceparents=[traceparent_of(serial) for serial in committed.serials],
+                    policy=self._policy,
+                    ended_ns=now_ns,
+                )
+            )
+
+    def ended(
+        self, events: Iterable[Event], traceparent_of: Callable[[Serial], str], now_ns: int
+    ) -> None:
+        """Requests may be over."""
+        for event in events:
+            if isinstance(event, RequestOver):
+                traceparent = traceparent_of(event.serial)
+                self._put(Ended(over=event, traceparent=traceparent, ended_ns=now_ns))
+
+    def _put(self, item: Iteration | Ended) -> None:
         if len(self._queue) >= QUEUE_MAX:
             self.dropped += 1
             return

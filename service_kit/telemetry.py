@@ -20,7 +20,7 @@ EXPORTER: Final = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 
 def configure(service: str, environ: Mapping[str, str] | None = None) -> bool:
     """Install a tracer provider when an endpoint is named. True when spans are exported."""
-    if not (os.environ if environ is None else environ).get(ENDPOINT):
+    if not is_configured(environ):
         return False
     if not _exporter_is_installed():
         raise ConfigError(
@@ -39,6 +39,11 @@ def configure(service: str, environ: Mapping[str, str] | None = None) -> bool:
     provider.add_span_processor(BatchSpanProcessor(import_module(EXPORTER).OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     return True
+
+
+def is_configured(environ: Mapping[str, str] | None = None) -> bool:
+    """Spans go somewhere."""
+    return bool((os.environ if environ is None else environ).get(ENDPOINT))
 
 
 def tracer(name: str) -> trace.Tracer:

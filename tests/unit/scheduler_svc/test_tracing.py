@@ -8,9 +8,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from protos.kaiten.v1.worker_service_pb2 import StepTimings
-from scheduler_svc.core.types import Finished, Plan, Reason, RequestOver
-from scheduler_svc.tracing import QUEUE_MAX, Ended, Iteration, IterationSampler, Tracing
+from protos.kaiten.v1.worker_service_pb2 import StepResult, StepTimings
+from scheduler_svc.core.types import Committed, Finished, Plan, Reason, RequestOver
+from scheduler_svc.tracing import QUEUE_MAX, IterationSampler, Tracing
 from tests.support.answers import until
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -35,16 +35,18 @@ def plan(*, preempted: tuple[int, ...] = ()) -> Plan:
     )
 
 
-def iteration(*traceparents: str) -> Iteration:
-    return Iteration(
-        plan=plan(preempted=(9,)),
-        step=0,
-        timings=StepTimings(wait_us=10, forward_us=1000, sample_us=90, tokens_computed=18, rows=3),
-        finished=1,
-        traceparents=traceparents,
-        policy="fcfs",
-        ended_ns=5_000_000,
+TIMINGS = StepTimings(wait_us=10, forward_us=1000, sample_us=90, tokens_computed=18, rows=3)
+
+
+def step(tracing: Tracing, *traceparents: str) -> None:
+    """One preempting plan and its first step, with a row per traceparent."""
+    tracing.planned(plan(preempted=(9,)))
+    serials = list(range(len(traceparents)))
+    committed = Committed(
+        slots=serials, serials=serials, positions=serials, tokens=serials, events=[]
     )
+    result = StepResult(plan_id=3, timings=TIMINGS)
+    tracing.stepped("w1", result, committed, lambda serial: traceparents[serial], 5_000_000)
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ async def told() -> AsyncIterator[tuple[Tracing, InMemorySpanExporter]]:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracing = Tracing(provider.get_tracer("test"))
+    tracing = Tracing(provider.get_tracer("test"), policy="fcfs")
     task = asyncio.create_task(tracing.run())
     yield tracing, exporter
     task.cancel()
@@ -62,7 +64,7 @@ async def test_an_iteration_is_a_root_linked_to_its_members(
     told: tuple[Tracing, InMemorySpanExporter],
 ) -> None:
     tracing, exporter = told
-    tracing.put(iteration(TRACE, "", OTHER, TRACE, "nonsense"))
+    step(tracing, TRACE, "", OTHER, TRACE, "nonsense")
     await until(exporter.get_finished_spans, "a span")
     (span,) = exporter.get_finished_spans()
     assert span.parent is None
@@ -93,7 +95,7 @@ async def test_the_phases_of_a_request_follow_each_other_below_its_span(
         decode_ns=300,
         preemptions=0,
     )
-    tracing.put(Ended(over=over, traceparent=TRACE, ended_ns=1000))
+    tracing.ended([over], lambda serial: TRACE, 1000)
     await until(lambda: len(exporter.get_finished_spans()) == 3, "three spans")
     spans = exporter.get_finished_spans()
     assert [span.name for span in spans] == ["kaiten.queue", "kaiten.prefill", "kaiten.decode"]
@@ -104,9 +106,9 @@ async def test_the_phases_of_a_request_follow_each_other_below_its_span(
 
 
 def test_what_does_not_fit_is_dropped_and_counted() -> None:
-    tracing = Tracing(TracerProvider().get_tracer("test"))
+    tracing = Tracing(TracerProvider().get_tracer("test"), policy="fcfs")
     for _ in range(QUEUE_MAX + 3):
-        tracing.put(iteration())
+        step(tracing)
     assert tracing.dropped == 3
 
 
