@@ -1,5 +1,6 @@
 """The scheduler on real processes with all well: requests in, tokens out, bounds and ends."""
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -34,6 +35,26 @@ async def test_one_request(tmp_path: Path) -> None:
         assert [item.logprob for item in result.choices[0].output.logprobs] == [-1.0] * 20
         assert result.done.usage.prompt_tokens == 4
         assert result.done.usage.output_tokens == 20
+
+
+async def test_who_waits_is_told_in_order(tmp_path: Path) -> None:
+    worker_flags = {"slots": 1}
+    async with Cluster(tmp_path, workers=0, worker_flags=worker_flags) as cluster:
+        answers = [await cluster.submit(max_tokens=3, n=n) for n in (1, 3, 1)]
+        told: list[int] = []
+
+        async def is_told() -> bool:
+            record = (await cluster.ledger.cell()).record
+            told[:] = [] if record is None else record.waiting_serials
+            return len(told) == 3
+
+        give_up_at = time.monotonic() + 20
+        while not await is_told():
+            assert time.monotonic() < give_up_at, told
+            await asyncio.sleep(0.02)
+        assert told == [answer.serial for answer in answers]
+        for answer in answers:
+            await cluster.ledger.cancel(answer.record.id)
 
 
 async def test_sixty_four_ragged_requests_on_two_workers(tmp_path: Path) -> None:
