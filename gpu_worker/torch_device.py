@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import fields
+from typing import Final
 
 import numpy as np
 import torch
@@ -11,6 +12,9 @@ from gpu_worker.decoder import Decoder, StepTensors
 from gpu_worker.device import LogitEdits, SamplingColumns, StepInputs, StepSamples
 from kernels.logit_edits import EditTensors, edit_logits
 from kernels.sampling import SamplingTensors, sample, token_logprobs
+
+# Logits, about 40 bytes each while they are ranked: 160 MB, whatever the batch and vocabulary.
+RANKED_AT_ONCE: Final = 1 << 22
 
 
 class TorchDevice:
@@ -56,9 +60,10 @@ class TorchDevice:
             position=self._tensor(columns.position),
         )
         rows = np.flatnonzero(columns.logprobs >= 0)
-        # Log-probabilities are of the model's own logits: those rows are copied before any edit.
-        raw = logits[self._tensor(rows)] if len(rows) else logits[:0]
+        raw = logits
         if columns.edits is not None:
+            # Log-probabilities are of the model's own logits: whoever changes them does it apart.
+            logits = logits.clone() if len(rows) else logits
             edit_logits(logits, self._edits(columns.edits))
         token_ids, is_ok = sample(logits, params)
         logprob, top_ids, top = self._logprobs(raw, token_ids, columns, rows)
@@ -87,7 +92,14 @@ class TorchDevice:
         if not len(rows):
             return raw.new_empty(0), token_ids.new_empty((0, 0)), raw.new_empty((0, 0))
         k = int(columns.logprobs[rows].max())
-        return token_logprobs(raw, token_ids[self._tensor(rows)], k)
+        # A few rows at a time: ranking takes several times the memory of the logits it ranks.
+        step = max(1, RANKED_AT_ONCE // raw.size(1))
+        parts = []
+        for start in range(0, len(rows), step):
+            index = self._tensor(rows[start : start + step])
+            parts.append(token_logprobs(raw[index], token_ids[index], k))
+        logprob, top_ids, top = zip(*parts, strict=True)
+        return torch.cat(logprob), torch.cat(top_ids), torch.cat(top)
 
     def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
         """On the CPU the same memory; the arrays of a step are never written again."""

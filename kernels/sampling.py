@@ -179,20 +179,22 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, T
     require(0 <= k <= logits.size(1), "k", "must be between 0 and the vocabulary size")
     logprobs = logits.log_softmax(-1)
     top_ids = (
-        _ranked(logits).topk(k, dim=-1).indices
-        if k
-        else logits.new_empty((logits.size(0), 0), dtype=torch.int64)
+        _likeliest(logits, k) if k else logits.new_empty((logits.size(0), 0), dtype=torch.int64)
     )
     chosen = logprobs.gather(1, token_ids.unsqueeze(1)).squeeze(1)
     return chosen, top_ids, logprobs.gather(1, top_ids)
 
 
-def _ranked(logits: Tensor) -> Tensor:
-    """int64 keys in the order (logit, -id): unique, so that topk has no ties to break by chance."""
-    bits = (logits + 0.0).view(torch.int32)
-    ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).long()
-    ids = torch.arange(logits.size(1), device=logits.device)
-    return (ordered << 32) + (logits.size(1) - 1 - ids)
+def _likeliest(logits: Tensor, k: int) -> Tensor:
+    """[rows, k] ids by falling logit, then rising id."""
+    top = logits.topk(k, dim=-1)
+    # Among equals topk chooses by chance, so all that reach the last one's logit are ranked.
+    reaching = int((logits >= top.values[:, -1:]).sum(-1).max()) if logits.size(0) else 0
+    if reaching > k:
+        top = logits.topk(reaching, dim=-1)
+    ids, by_id = top.indices.sort(dim=-1)
+    by_logit = top.values.gather(1, by_id).sort(dim=-1, descending=True, stable=True).indices
+    return ids.gather(1, by_logit)[:, :k].contiguous()
 
 
 def _check_logits(logits: Tensor) -> None:

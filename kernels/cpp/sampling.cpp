@@ -70,6 +70,19 @@ inline VF gumbel(VU bits) {
   return -vlog(-log1p);
 }
 
+// Of a comparison's lanes.
+inline bool any(VI lanes) {
+#if KAITEN_AVX512
+  return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_epi8((__m256i)lanes) != 0;
+#else
+  for (int i = 0; i < W; ++i)
+    if (lanes[i]) return true;
+  return false;
+#endif
+}
+
 struct Row {
   const float* logits;
   int64_t vocab;
@@ -77,17 +90,23 @@ struct Row {
 
 // The largest value, or NaN if there is one.
 float row_top(const Row& row) {
-  VF top = splat(-kInf);
+  VF tops[4] = {splat(-kInf), splat(-kInf), splat(-kInf), splat(-kInf)};
   VI is_nan = {};
-  for (int64_t i = 0; i < row.vocab; i += W) {
-    VF v = row.vocab - i >= W ? load(row.logits + i)
-                              : keep_first(load(row.logits + i, int(row.vocab - i)), int(row.vocab - i), -kInf);
+  int64_t i = 0;
+  for (; i + kBlock <= row.vocab; i += kBlock)
+    for (int part = 0; part < 4; ++part) {
+      const VF v = load(row.logits + i + part * W);
+      is_nan |= v != v;
+      tops[part] = vmax(v, tops[part]);
+    }
+  for (; i < row.vocab; i += W) {
+    const int left = int(std::min<int64_t>(row.vocab - i, W));
+    const VF v = keep_first(load(row.logits + i, left), left, -kInf);
     is_nan |= v != v;
-    top = vmax(v, top);
+    tops[0] = vmax(v, tops[0]);
   }
-  for (int i = 0; i < W; ++i)
-    if (is_nan[i]) return std::numeric_limits<float>::quiet_NaN();
-  return max_lanes(top);
+  if (any(is_nan)) return std::numeric_limits<float>::quiet_NaN();
+  return max_lanes(vmax(vmax(tops[0], tops[1]), vmax(tops[2], tops[3])));
 }
 
 struct Space {
@@ -167,7 +186,14 @@ float bound_of_top_p(float top_p, float top, float bound, Space& space) {
 }
 
 int64_t first_equal(const Row& row, float value) {
-  for (int64_t i = 0; i < row.vocab; ++i)
+  const VF wanted = splat(value);
+  int64_t i = 0;
+  for (; i + kBlock <= row.vocab; i += kBlock) {
+    VI is_equal = {};
+    for (int part = 0; part < 4; ++part) is_equal |= load(row.logits + i + part * W) == wanted;
+    if (any(is_equal)) break;
+  }
+  for (; i < row.vocab; ++i)
     if (row.logits[i] == value) return i;
   return 0;
 }

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_worker import torch_device
 from gpu_worker.plans import FinishReason, Join, RowSampling
 from gpu_worker.row_rules import RowRules, edits_of
 from gpu_worker.rows import Rows
@@ -221,6 +222,18 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
         assert item.top_token_ids == tuple(top.indices.tolist())
         assert item.top_logprobs == tuple(top.values.tolist())
     assert output != [int(TABLE[before].argmax()) for before in [1, *output[:-1]]]
+
+
+def test_logprobs_of_many_rows_are_ranked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [([at], sampling(logprobs=at % 5 - 1, max_tokens=6)) for at in range(8)]
+    whole = run(table_device(TABLE), LIMITS, asked)
+    monkeypatch.setattr(torch_device, "RANKED_AT_ONCE", 2 * VOCAB)
+    parts = run(table_device(TABLE), LIMITS, asked)
+    assert parts.logprobs == whole.logprobs
+    assert [len(items) for items in parts.logprobs.values()] == [0, 6, 6, 6, 6, 0, 6, 6]
+    assert {len(item.top_token_ids) for items in parts.logprobs.values() for item in items} == {
+        *range(4)
+    }
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

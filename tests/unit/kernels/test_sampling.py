@@ -279,6 +279,21 @@ def test_logprobs(generator: torch.Generator) -> None:
     assert no_ids.shape == no_top.shape == (3, 0)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 2.0, 2.5]), min_size=6, max_size=6),
+        min_size=1,
+        max_size=4,
+    ),
+    k=st.integers(1, 6),
+)
+def test_equal_logits_rank_by_id(rows: list[list[float]], k: int) -> None:
+    _, ids, _ = token_logprobs(torch.tensor(rows), torch.zeros(len(rows)).long(), k)
+    expected = [sorted(range(6), key=lambda at: (-row[at], at))[:k] for row in rows]
+    assert ids.tolist() == expected
+
+
 @pytest.mark.parametrize(
     ("name", "call"),
     [
