@@ -68,6 +68,8 @@ class ScriptedScheduler:
         self.submits: list[SubmitRecord] = []
         self.is_open = asyncio.Event()
         self.is_open.set()
+        # Closed, and the step that was under way is over.
+        self.is_parked = False
         self.cell = CellRecord(
             model=WorkerDescription(
                 model="scripted",
@@ -124,7 +126,9 @@ class ScriptedScheduler:
 
     async def _work(self) -> None:
         while True:
+            self.is_parked = not self.is_open.is_set()
             await self.is_open.wait()
+            self.is_parked = False
             is_idle = not self._requests
             for entry in await self.ledger.inbox_read(self._cursor, block_ms=20 if is_idle else 1):
                 self._cursor = entry.entry_id
