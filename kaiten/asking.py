@@ -22,6 +22,12 @@ class GenerateOptions(TypedDict, total=False):
     return_token_ids: bool
     # Leaving does not cancel: come back with `attach`.
     keep_running: bool
+    # Larger runs first where the policy looks at it.
+    priority: int
+    # The text ends with what stopped it.
+    include_stop: bool
+    # Control tokens that the model produced are text.
+    show_special_tokens: bool
     # Of the whole request, from submit to the last token. Travels with it.
     timeout_s: float | None
     temperature: float | None
@@ -49,7 +55,15 @@ class GenerateOptions(TypedDict, total=False):
 
 SAMPLING = frozenset(field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields)
 TOKEN_LISTS = ("stop_token_ids", "allowed_token_ids")
-PLAIN = ("model", "n", "return_token_ids", "keep_running")
+PLAIN = (
+    "model",
+    "n",
+    "return_token_ids",
+    "keep_running",
+    "priority",
+    "include_stop",
+    "show_special_tokens",
+)
 
 
 def request_from(

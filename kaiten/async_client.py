@@ -10,7 +10,14 @@ from typing import Any, Self, Unpack
 import grpc
 
 from kaiten.asking import GenerateOptions, request_from
-from kaiten.connection import DEFAULT_ADDRESS, OPTIONS, RESUME_S, UNARY_S, seconds_left
+from kaiten.connection import (
+    DEFAULT_ADDRESS,
+    OPTIONS,
+    RESUME_S,
+    UNARY_S,
+    seconds_left,
+    with_key,
+)
 from kaiten.errors import ApiError, from_rpc_error
 from kaiten.following import Following
 from kaiten.results import Completion, Delta, RequestStatus, status_from_proto
@@ -103,13 +110,14 @@ class AsyncClient:
         address: str = DEFAULT_ADDRESS,
         *,
         resume_s: float = RESUME_S,
+        api_key: str | None = None,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         self._inference = inference_service_pb2_grpc.InferenceServiceStub(self._channel)
         self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
         self._resume_s = resume_s
-        self._metadata = tuple(metadata)
+        self._metadata = with_key(metadata, api_key)
 
     async def __aenter__(self) -> Self:
         return self

@@ -147,6 +147,21 @@ def healthcheck(
 
 
 @app.command(group=USE)
+def keygen(tenant: Annotated[str, Parameter(help="whose key it will be")], /) -> int:
+    """Mint an API key. The key goes to stderr, its entry for the gateway's keys file to stdout."""
+    from kaiten.keygen import mint
+
+    try:
+        key, entry = mint(tenant)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"key (shown once): {key}", file=sys.stderr)
+    print(entry, end="")
+    return 0
+
+
+@app.command(group=USE)
 def doctor(
     *,
     grpc_port: Annotated[int, Parameter(help="port you mean to use")] = 50051,

@@ -18,7 +18,14 @@ import grpc
 
 from kaiten.asking import GenerateOptions, request_from
 from kaiten.async_client import AsyncClient, AsyncGeneration
-from kaiten.connection import DEFAULT_ADDRESS, OPTIONS, RESUME_S, UNARY_S, seconds_left
+from kaiten.connection import (
+    DEFAULT_ADDRESS,
+    OPTIONS,
+    RESUME_S,
+    UNARY_S,
+    seconds_left,
+    with_key,
+)
 from kaiten.errors import ApiError, from_rpc_error
 from kaiten.following import Following
 from kaiten.results import Completion, Delta, RequestStatus, status_from_proto
@@ -117,13 +124,14 @@ class Client:
         address: str = DEFAULT_ADDRESS,
         *,
         resume_s: float = RESUME_S,
+        api_key: str | None = None,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
         self._inference = inference_service_pb2_grpc.InferenceServiceStub(self._channel)
         self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
         self._resume_s = resume_s
-        self._metadata = tuple(metadata)
+        self._metadata = with_key(metadata, api_key)
 
     def __enter__(self) -> Self:
         return self

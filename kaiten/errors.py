@@ -63,6 +63,10 @@ class PreconditionError(ApiError):
     """The service is not in a state to do this; its operator must act."""
 
 
+class DataLossError(ApiError):
+    """The cursor is not of this output: what the client has cannot be continued."""
+
+
 class UnauthenticatedError(ApiError):
     """The service wants to know who is calling."""
 
@@ -81,6 +85,7 @@ KINDS: Final[dict[grpc.StatusCode, type[ApiError]]] = {
     grpc.StatusCode.CANCELLED: RequestCancelledError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.FAILED_PRECONDITION: PreconditionError,
+    grpc.StatusCode.DATA_LOSS: DataLossError,
     grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
     grpc.StatusCode.PERMISSION_DENIED: UnauthenticatedError,
 }
