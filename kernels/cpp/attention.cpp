@@ -14,6 +14,8 @@ namespace {
 
 constexpr int kSplit = 512;       // positions per split; part of the result's definition
 constexpr int kQueriesMax = 24;   // query vectors (tokens x heads of the group) that share a pass over K and V
+constexpr int kStretch = 64;       // positions mixed between two rounds of fetching ahead
+constexpr int kRunsPerThread = 8; // items follow each other in runs: one fetches ahead for the next
 
 struct Item {
   int row, first, count, kv_head, split, splits;  // query tokens [first, first + count) of the row's step
@@ -71,17 +73,23 @@ void mix_columns(int columns, const T* const* values, int column, int begin, int
   }
 }
 
-// One thread's work space, grown once and kept.
+// Where an item's keys and values lie, one pointer per position.
+template <class T>
+struct Places {
+  std::vector<const T*> keys, values;
+  int positions = 0;
+};
+
+// One thread's work space, grown once and kept. `next` are the places of the item after this one.
 template <class T>
 struct Space {
-  std::vector<const T*> keys, values;
+  Places<T> here, next;
   std::vector<uint32_t> q;
   std::vector<float> scores, sums, top, total;
   alignas(64) VF packed[256 + W];
   alignas(64) T zeros[256 + 64] = {};
 
   void fit(int queries, int steps, int width) {
-    if (static_cast<int>(keys.size()) < kSplit) keys.resize(kSplit), values.resize(kSplit);
     if (q.size() < size_t(queries) * steps) q.resize(size_t(queries) * steps);
     if (scores.size() < size_t(queries) * kSplit) scores.resize(size_t(queries) * kSplit);
     if (sums.size() < size_t(queries) * width) sums.resize(size_t(queries) * width);
@@ -106,7 +114,19 @@ class Pass {
 
   void run() {
     partials_.resize(scratch_);
-    for_each_item(items_.size(), work_ > 1 << 15, [this](int64_t i) { attend(items_[i]); });
+    for_each_run(items_.size(), kRunsPerThread, work_ > 1 << 15, [this](int64_t begin, int64_t end) {
+      thread_local Space<T> space;
+      locate(items_[begin], space, space.next);
+      fetch(space.next.keys, 0, space.next.positions);
+      for (int64_t i = begin; i < end; ++i) {
+        std::swap(space.here, space.next);
+        if (i + 1 < end)
+          locate(items_[i + 1], space, space.next);
+        else
+          space.next.positions = 0;
+        attend(items_[i], space);
+      }
+    });
     if (scratch_ > 0)
       for_each_item(items_.size(), true, [this](int64_t i) {
         if (items_[i].scratch >= 0 && items_[i].split == 0) merge(items_[i]);
@@ -144,15 +164,12 @@ class Pass {
     return std::min(kSplit, position + 1 - item.split * kSplit);
   }
 
-  void attend(const Item& item) {
-    thread_local Space<T> space;
-    const int queries = item.count * group_;
+  void attend(const Item& item, Space<T>& space) {
+    const int queries = item.count * group_, positions = space.here.positions;
     space.fit(queries, steps_, width_);
-    const int positions = seen(item, item.count - 1);
-    locate(item, positions, space);
     load_queries(item, space);
     score(queries, positions, space);
-    for (int r = 0; r < queries; ++r) soften(r, seen(item, r / group_), positions, space);
+    for (int r = 0; r < queries; ++r) soften(r, seen(item, r / group_), space);
     std::fill_n(space.sums.data(), size_t(queries) * width_, 0.0f);
     mix(item, queries, space);
     if (item.scratch < 0)
@@ -162,7 +179,9 @@ class Pass {
       keep(item, queries, space);
   }
 
-  void locate(const Item& item, int positions, Space<T>& space) const {
+  void locate(const Item& item, const Space<T>& space, Places<T>& places) const {
+    places.keys.resize(kSplit), places.values.resize(kSplit);
+    const int positions = places.positions = seen(item, item.count - 1);
     const int32_t* table = a_.tables + item.row * a_.table_stride;
     const int64_t tile = int64_t(a_.block_size) * a_.head_dim;
     const T* keys = static_cast<const T*>(a_.k_pages);
@@ -172,10 +191,10 @@ class Pass {
     for (int j = 0; j < positions;) {
       int64_t at = (int64_t(table[block]) * a_.kv_heads + item.kv_head) * tile + int64_t(offset) * a_.head_dim;
       for (; offset < a_.block_size && j < positions; ++offset, ++j, at += a_.head_dim)
-        space.keys[j] = keys + at, space.values[j] = values + at;
+        places.keys[j] = keys + at, places.values[j] = values + at;
       ++block, offset = 0;
     }
-    for (int j = positions; j % W; ++j) space.keys[j] = space.zeros;
+    for (int j = positions; j % W; ++j) places.keys[j] = space.zeros;
   }
 
   void load_queries(const Item& item, Space<T>& space) const {
@@ -194,8 +213,8 @@ class Pass {
 
   void score(int queries, int positions, Space<T>& space) const {
     for (int j = 0; j < positions; j += W) {
-      fetch(space, j, positions);
-      pack(space.keys.data() + j, space.packed);
+      fetch(space.here.values, j, std::min(positions, j + W));
+      pack(space.here.keys.data() + j, space.packed);
       for (int r = 0; r < queries;) {
         const uint32_t* q = space.q.data() + r * steps_;
         float* scores = space.scores.data() + r * kSplit + j;
@@ -211,17 +230,13 @@ class Pass {
     }
   }
 
-  // Ask for the keys of the group after next and the values of this group, both needed soon: the blocks lie
-  // anywhere in the pool, so the processor cannot guess them.
-  void fetch(const Space<T>& space, int j, int positions) const {
+  // The blocks lie anywhere in the pool, so the processor cannot guess them, and a load that waits for memory costs
+  // more than its share of the sums. So each phase asks for what the next one reads, in small portions: scoring for
+  // this item's values, mixing for the next item's keys.
+  void fetch(const std::vector<const T*>& places, int begin, int end) const {
     const int bytes = a_.head_dim * sizeof(T);
-    const int values_end = std::min(positions, j + W), keys_end = std::min(positions, j + 3 * W);
-    for (int i = j; i < values_end; ++i) fetch_bytes(space.values[i], bytes);
-    for (int i = j + (j ? 2 * W : 0); i < keys_end; ++i) fetch_bytes(space.keys[i], bytes);
-  }
-
-  static void fetch_bytes(const T* from, int bytes) {
-    for (int b = 0; b < bytes; b += 64) __builtin_prefetch(reinterpret_cast<const char*>(from) + b);
+    for (int j = begin; j < end; ++j)
+      for (int b = 0; b < bytes; b += 64) __builtin_prefetch(reinterpret_cast<const char*>(places[j]) + b, 0, 2);
   }
 
   // keys of W positions -> packed[step] with a lane per position
@@ -247,7 +262,7 @@ class Pass {
   }
 
   // scores of one query vector -> exp(score - top) over the positions it sees; top and the sum are kept
-  void soften(int r, int count, int positions, Space<T>& space) const {
+  void soften(int r, int count, Space<T>& space) const {
     float* scores = space.scores.data() + r * kSplit;
     space.top[r] = -kInf, space.total[r] = 0.0f;
     if (count <= 0) return;
@@ -268,12 +283,22 @@ class Pass {
   }
 
   void mix(const Item& item, int queries, Space<T>& space) const {
+    int fetched = std::min(space.next.positions, kStretch);
+    fetch(space.next.keys, 0, fetched);
     for (int r = 0; r < queries;) {
       const int left = queries - r;
       const int rows = left >= 6 ? 6 : left >= 3 ? 3 : 1;
       // What the earliest of these queries sees, all see; the rest follows query by query, in the same order.
       const int shared = std::max(0, seen(item, r / group_));
-      mix_block(rows, r, 0, shared, space);
+      int mixed = 0;
+      while (fetched < space.next.positions && mixed + kStretch < shared) {
+        const int end = std::min(space.next.positions, fetched + kStretch);
+        fetch(space.next.keys, fetched, end);
+        fetched = end;
+        mix_block(rows, r, mixed, mixed + kStretch, space);
+        mixed += kStretch;
+      }
+      mix_block(rows, r, mixed, shared, space);
       for (int i = r; i < r + rows; ++i) mix_block(1, i, shared, seen(item, i / group_), space);
       r += rows;
     }
@@ -287,9 +312,9 @@ class Pass {
       const float* p = space.scores.data() + r * kSplit;
       float* sums = space.sums.data() + r * width_ + c;
       if (tail < W)
-        pick<true>(rows, columns, space.values.data(), c, begin, end, p, sums, tail);
+        pick<true>(rows, columns, space.here.values.data(), c, begin, end, p, sums, tail);
       else
-        pick<false>(rows, columns, space.values.data(), c, begin, end, p, sums, tail);
+        pick<false>(rows, columns, space.here.values.data(), c, begin, end, p, sums, tail);
     }
   }
 

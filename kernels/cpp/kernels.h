@@ -3,6 +3,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -112,6 +113,14 @@ void for_each_item(int64_t count, bool is_worth_threads, const F& work) {
     for (int64_t t = begin; t < end; ++t)
       for (int64_t i = next++; i < count; i = next++) work(i);
   });
+}
+
+// Calls work(begin, end) for runs that make up [0, count), each on whichever thread is free.
+template <class F>
+void for_each_run(int64_t count, int64_t runs_per_thread, bool is_worth_threads, const F& work) {
+  const int64_t threads = is_worth_threads ? at::get_num_threads() : 1;
+  const int64_t runs = threads == 1 ? 1 : std::min(count, threads * runs_per_thread);
+  for_each_item(runs, threads > 1, [&](int64_t i) { work(count * i / runs, count * (i + 1) / runs); });
 }
 
 }  // namespace kaiten

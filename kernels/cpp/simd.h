@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -121,17 +122,24 @@ inline VI lane_ids() {
 // Lanes from n on become `fill`.
 inline VF keep_first(VF v, int n, float fill) { return lane_ids() < (VI{} + n) ? v : splat(fill); }
 
-// Always the same order: lane 0, 1, 2, ...
+template <int kBy, size_t... kLane>
+inline VF rotate(VF v, std::index_sequence<kLane...>) { return __builtin_shufflevector(v, v, ((kLane + kBy) % W)...); }
+template <int kBy>
+inline VF rotate(VF v) { return rotate<kBy>(v, std::make_index_sequence<W>{}); }
+
+// Always the same order: halves, quarters, ...
 inline float sum_lanes(VF v) {
-  float total = 0.0f;
-  for (int i = 0; i < W; ++i) total += v[i];
-  return total;
+  if constexpr (W == 16) v = v + rotate<8>(v);
+  v = v + rotate<4>(v);
+  v = v + rotate<2>(v);
+  return v[0] + v[1];
 }
 
 inline float max_lanes(VF v) {
-  float top = v[0];
-  for (int i = 1; i < W; ++i) top = v[i] > top ? v[i] : top;
-  return top;
+  if constexpr (W == 16) v = vmax(v, rotate<8>(v));
+  v = vmax(v, rotate<4>(v));
+  v = vmax(v, rotate<2>(v));
+  return v[0] > v[1] ? v[0] : v[1];
 }
 
 #if KAITEN_AVX512
