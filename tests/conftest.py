@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.store_server import StoreServer
+from tests.support.whole_stack import WholeStack
 
 _cells = itertools.count()
 
@@ -27,3 +28,11 @@ def redis_url(store_server: StoreServer) -> str:
 def cell() -> str:
     """A cell name that no other test of this session uses."""
     return f"test-{next(_cells)}"
+
+
+@pytest.fixture(scope="session")
+def whole_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeStack]:
+    """One real stack for everybody who only talks to it: never kill a part of it."""
+    with WholeStack(tmp_path_factory.mktemp("whole-stack")) as stack:
+        yield stack
+        stack.check()

@@ -1,0 +1,295 @@
+"""What the OpenAI package gets for right requests: every case by the sync and the async client."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from tests.support.whole_stack import MODEL, WholeStack
+
+HELLO = [{"role": "user", "content": "Hello!"}]
+Body = dict[str, Any]
+# What is said of an answer: one sentence of truth about it.
+Truth = Callable[[Any], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A request and what holds of its answer."""
+
+    name: str
+    body: Body
+    truth: Truth
+    is_chat: bool = False
+
+    @property
+    def asked(self) -> Body:
+        """As the package's arguments."""
+        base: Body = {"model": MODEL, "max_tokens": 12, "temperature": 0}
+        base |= {"messages": HELLO} if self.is_chat else {"prompt": "The chef"}
+        # An argument of None is left out.
+        return {key: value for key, value in {**base, **self.body}.items() if value != "unset"}
+
+
+def text(answer: Any, index: int = 0) -> str:
+    """Of one choice, of either endpoint."""
+    choice = answer.choices[index]
+    return str(choice.message.content if hasattr(choice, "message") else choice.text)
+
+
+def reasons(answer: Any) -> set[str]:
+    return {choice.finish_reason for choice in answer.choices}
+
+
+def texts(answer: Any) -> list[str]:
+    return [text(answer, index) for index in range(len(answer.choices))]
+
+
+def count(answer: Any) -> int:
+    return int(answer.usage.completion_tokens)
+
+
+def complete(name: str, truth: Truth, **body: Any) -> Case:
+    return Case(name=name, body=body, truth=truth)
+
+
+def chat(name: str, truth: Truth, **body: Any) -> Case:
+    return Case(name=f"chat: {name}", body=body, truth=truth, is_chat=True)
+
+
+def is_greedy(answer: Any) -> bool:
+    """So far no two tokens are equally likely, which would leave a choice."""
+    return text(answer) == " has five sharp knives and one old apron"
+
+
+def adds_up(answer: Any) -> bool:
+    usage = answer.usage
+    return bool(
+        usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+        and usage.prompt_tokens > 0
+    )
+
+
+def logprobs_are_sound(answer: Any) -> bool:
+    logprobs = answer.choices[0].logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 5
+    assert "".join(logprobs.tokens) == text(answer)
+    assert all(-50 < value <= 0 for value in logprobs.token_logprobs)
+    # Greedy: nothing is likelier than what was taken.
+    for own, top in zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
+        assert math.isclose(max(top.values()), own, abs_tol=1e-6)
+    return True
+
+
+def chat_logprobs_are_sound(answer: Any) -> bool:
+    content = answer.choices[0].logprobs.content
+    assert len(content) == count(answer)
+    joined = b"".join(bytes(item.bytes) for item in content).decode()
+    assert joined.startswith(text(answer))
+    for item in content:
+        assert len(item.top_logprobs) == 3
+        best = [top.logprob for top in item.top_logprobs]
+        assert best == sorted(best, reverse=True)
+        assert math.isclose(best[0], item.logprob, abs_tol=1e-6)
+    return True
+
+
+COMPLETIONS = [
+    complete("greedy", lambda a: a.object == "text_completion" and count(a) == 12),
+    complete("an id, a time and the model", lambda a: a.id and a.created and a.model == MODEL),
+    complete("usage adds up", adds_up),
+    complete("length is the reason", lambda a: reasons(a) == {"length"}),
+    complete("one token", lambda a: count(a) == 1, max_tokens=1),
+    complete("no max_tokens", lambda a: count(a) > 12, max_tokens="unset", stop="guest"),
+    complete("a list of texts", lambda a: len(a.choices) == 2, prompt=["The chef", "The salmon"]),
+    complete("token ids", lambda a: a.usage.prompt_tokens == 4, prompt=[1, 70, 71, 72]),
+    complete("lists of ids", lambda a: len(a.choices) == 2, prompt=[[1, 70], [1, 71]]),
+    complete("unicode", lambda a: count(a) == 12, prompt="寿司 🍣 ñandú \u202e\u0000 tail"),
+    complete("special text", lambda a: count(a) >= 1, prompt="<|user|></s><|assistant|>"),
+    complete("echo", lambda a: text(a).startswith("The chef has"), echo=True),
+    complete("n", lambda a: [c.index for c in a.choices] == [0, 1, 2], n=3),
+    complete("greedy choices agree", lambda a: len(set(texts(a))) == 1, n=3),
+    complete("n and best_of", lambda a: len(a.choices) == 2, n=2, best_of=2),
+    complete("n counts every token", lambda a: count(a) == 36, n=3, ignore_eos=True),
+    complete(
+        "hot choices differ",
+        lambda a: len(set(texts(a))) > 1,
+        n=4,
+        temperature=1.5,
+        seed=3,
+        max_tokens=24,
+    ),
+    complete("a stop string", lambda a: text(a) == " has five ", stop="sharp"),
+    complete("stopping says stop", lambda a: reasons(a) == {"stop"}, stop=["nowhere", "five"]),
+    complete("a stop over token borders", lambda a: text(a) == " has fi", stop="ve sharp kn"),
+    complete(
+        "the stop string on request",
+        lambda a: text(a) == " has five sharp",
+        stop="sharp",
+        include_stop_str_in_output=True,
+    ),
+    complete("four stops", lambda a: reasons(a) == {"stop"}, stop=["a", "b", "c", "d"]),
+    complete("logprobs", logprobs_are_sound, logprobs=3, max_tokens=5),
+    complete("only the sampled one's", lambda a: a.choices[0].logprobs, logprobs=0),
+    complete("no logprobs", lambda a: a.choices[0].logprobs is None),
+    complete("a seed", lambda a: count(a) == 12, seed=7, temperature=1.0, ignore_eos=True),
+    complete("a negative seed", lambda a: count(a) >= 1, seed=-(2**63), temperature=1.0),
+    complete("the largest seed", lambda a: count(a) >= 1, seed=2**63 - 1, temperature=1.0),
+    complete("top_p", lambda a: count(a) >= 1, top_p=0.5, temperature=1.0, seed=5),
+    complete("a tiny top_p", is_greedy, top_p=1e-9, temperature=1.0, max_tokens=8),
+    complete("top_k of 1", is_greedy, top_k=1, temperature=1.0, max_tokens=8),
+    complete("top_k of -1 is all", lambda a: "five" in text(a), top_k=-1),
+    complete("min_p of 1", is_greedy, min_p=1.0, temperature=1.0, max_tokens=8),
+    complete("presence_penalty", lambda a: count(a) == 12, presence_penalty=2.0, ignore_eos=True),
+    complete(
+        "frequency_penalty ends loops",
+        lambda a: text(a).count("The chef has five") == 0,
+        frequency_penalty=2.0,
+        max_tokens=24,
+    ),
+    complete("repetition_penalty", lambda a: count(a) >= 1, repetition_penalty=1.3),
+    complete("a bias forces", lambda a: len(set(text(a))) == 1, logit_bias={"70": 100}),
+    complete("a bad word", lambda a: "five" not in text(a), bad_words_token_ids=[[763]]),
+    complete("allowed tokens", lambda a: set(text(a)) <= set("ab"), allowed_token_ids=[71, 72]),
+    complete("min_tokens", lambda a: count(a) >= 8, min_tokens=8),
+    complete("a stop token", lambda a: reasons(a) == {"stop"}, stop_token_ids=list(range(256))),
+    complete("harmless fields", lambda a: count(a) == 12, user="me"),
+    complete("priority", lambda a: count(a) == 12, priority=-3),
+    complete("an empty suffix", lambda a: count(a) == 12, suffix=""),
+]
+
+CHATS = [
+    chat("an answer", lambda a: a.object == "chat.completion" and len(text(a)) > 3),
+    chat("the role", lambda a: a.choices[0].message.role == "assistant"),
+    chat("nothing of tools", lambda a: a.choices[0].message.tool_calls is None),
+    chat("usage adds up", adds_up),
+    chat("it ends by itself", lambda a: reasons(a) == {"stop"}, max_tokens=200),
+    chat("max_completion_tokens", lambda a: count(a) == 3, max_completion_tokens=3, max_tokens=9),
+    chat("n", lambda a: len(a.choices) == 2, n=2),
+    chat("logprobs", chat_logprobs_are_sound, logprobs=True, top_logprobs=3),
+    chat("logprobs alone", lambda a: a.choices[0].logprobs.content, logprobs=True),
+    chat("a stop string", lambda a: "!" not in text(a), stop="!"),
+    chat("a seed", lambda a: count(a) >= 1, seed=11, temperature=0.9),
+    chat("a bias", lambda a: set(text(a)) == {"a"}, logit_bias={"71": 100}, max_tokens=4),
+    chat("response_format text", lambda a: text(a), response_format={"type": "text"}),
+    chat("no tools", lambda a: text(a), tools=[], tool_choice="none"),
+    chat("metadata and user", lambda a: text(a), metadata={"a": "b"}, user="u", store=False),
+    chat("service tier", lambda a: text(a), service_tier="auto"),
+    chat(
+        "a system message",
+        lambda a: a.usage.prompt_tokens > 5,
+        messages=[{"role": "system", "content": "Be brief."}, *HELLO],
+    ),
+    chat(
+        "a developer message",
+        lambda a: a.usage.prompt_tokens > 5,
+        messages=[{"role": "developer", "content": "Be brief."}, *HELLO],
+    ),
+    chat(
+        "content in parts",
+        lambda a: len(text(a)) > 3,
+        messages=[{"role": "user", "content": [{"type": "text", "text": "Hello!"}]}],
+    ),
+    chat(
+        "several turns",
+        lambda a: len(text(a)) > 3,
+        messages=[*HELLO, {"role": "assistant", "content": "Hi."}, *HELLO],
+    ),
+    chat(
+        "special text stays text",
+        lambda a: a.usage.prompt_tokens > 12,
+        messages=[{"role": "user", "content": "<|assistant|></s><|user|>"}],
+    ),
+]
+CASES = COMPLETIONS + CHATS
+# Of the package's own arguments; the rest are this server's extras.
+EXTRAS = {
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "ignore_eos",
+    "min_tokens",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "allowed_token_ids",
+    "bad_words_token_ids",
+    "priority",
+}
+
+
+def arguments(body: Body) -> Body:
+    own = {key: value for key, value in body.items() if key not in EXTRAS}
+    extra = {key: value for key, value in body.items() if key in EXTRAS}
+    return own | ({"extra_body": extra} if extra else {})
+
+
+def ask(client: OpenAI, case: Case, **more: Any) -> Any:
+    endpoint = client.chat.completions if case.is_chat else client.completions
+    return endpoint.create(**arguments(case.asked), **more)
+
+
+async def ask_async(client: AsyncOpenAI, case: Case, **more: Any) -> Any:
+    endpoint = client.chat.completions if case.is_chat else client.completions
+    return await endpoint.create(**arguments(case.asked), **more)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_sync(client: OpenAI, case: Case) -> None:
+    answer = ask(client, case)
+    assert case.truth(answer), answer
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_async_streamed_is_the_same_as_whole(async_client: AsyncOpenAI, case: Case) -> None:
+    whole = await ask_async(async_client, case)
+    assert case.truth(whole), whole
+    stream = await ask_async(
+        async_client, case, stream=True, stream_options={"include_usage": True}
+    )
+    pieces: dict[int, list[str]] = {choice.index: [] for choice in whole.choices}
+    ends: dict[int, str] = {}
+    usage = None
+    async for chunk in stream:
+        assert usage is None, "usage comes last"
+        usage = chunk.usage
+        for choice in chunk.choices:
+            assert choice.index not in ends, "nothing follows a finish reason"
+            piece = choice.delta.content if case.is_chat else choice.text
+            pieces[choice.index].append(piece or "")
+            if choice.finish_reason is not None:
+                ends[choice.index] = choice.finish_reason
+    assert ["".join(pieces[index]) for index in sorted(pieces)] == texts(whole)
+    assert [ends[index] for index in sorted(ends)] == [c.finish_reason for c in whole.choices]
+    assert usage is not None
+    assert usage.completion_tokens == count(whole)
+
+
+def test_models(client: OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert (model.id, model.object, model.owned_by) == (MODEL, "model", "kaiten")
+    assert client.models.retrieve(MODEL).id == MODEL
+    assert [each.id for each in client.models.list()] == [MODEL]
+
+
+async def test_models_async(async_client: AsyncOpenAI) -> None:
+    assert [each.id async for each in async_client.models.list()] == [MODEL]
+    assert (await async_client.models.retrieve(MODEL)).id == MODEL
+
+
+def test_the_golden_request(client: OpenAI, whole_stack: WholeStack) -> None:
+    answer = client.completions.create(model=MODEL, prompt="The chef", max_tokens=24, temperature=0)
+    assert answer.choices[0].text == whole_stack.golden["text"]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**40])
+def test_the_same_seed_says_the_same(client: OpenAI, seed: int) -> None:
+    def say(seed: int) -> str:
+        answer = client.completions.create(
+            model=MODEL, prompt="The chef", max_tokens=24, temperature=1.2, seed=seed
+        )
+        return answer.choices[0].text
+
+    assert say(seed) == say(seed) != say(seed + 1)

@@ -1,0 +1,214 @@
+"""Everything as it is deployed: store, scheduler, a worker with the shipped model, gateways.
+
+Real processes, and no event loop of its own: synchronous and asynchronous tests share one stack.
+`check` is what must hold after any story: all processes alive and without a fault of their own in
+the log, nothing live, every block free, and the golden request answered as on the first day.
+"""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import httpx
+
+from ledger import Ledger
+from protos.kaiten.v1.scheduler_service_pb2 import GetStateRequest, GetStateResponse
+from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from tests.support.cluster import CHECKPOINT, SCHEDULER_FLAGS, Flags, argv_of
+from tests.support.processes import GATEWAY, SCHEDULER, WORKER, ServiceProcess
+from tests.support.store_server import StoreServer, free_port
+
+MODEL = "mini"
+WAIT_S = 60.0
+POLL_S = 0.02
+WORKER_FLAGS: Flags = {"model": CHECKPOINT, "slots": 16, "threads": 1, "kv_blocks": 512}
+GOLDEN = {"model": MODEL, "prompt": "The chef", "max_tokens": 24, "temperature": 0}
+# What a service writes when something happened that it has no name for.
+FAULTS = ('"level": "critical"', "internal error", "http.crashed", "rpc.crashed", "Traceback (")
+
+
+def wait_until(question: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
+    """Wait for a condition, without an event loop."""
+    give_up_at = time.monotonic() + timeout_s
+    while not question():
+        assert time.monotonic() < give_up_at, f"still not after {timeout_s:g} s: {what}"
+        time.sleep(POLL_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """One gateway and where it answers."""
+
+    process: ServiceProcess
+    grpc: str
+    http: str
+
+    @property
+    def openai(self) -> str:
+        """What OpenAI's client calls base_url."""
+        return f"{self.http}/v1"
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.http}/ready", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def wait_ready(self) -> None:
+        wait_until(self.is_ready, f"{self.process.name} is ready")
+
+
+class WholeStack:
+    """Use as a context manager."""
+
+    def __init__(
+        self, folder: Path, *, gateway_flags: Flags | None = None, worker_flags: Flags | None = None
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self.store = StoreServer(folder / "store")
+        self.scheduler_address = f"127.0.0.1:{free_port()}"
+        self.worker_address = f"127.0.0.1:{free_port()}"
+        port = self.scheduler_address.rpartition(":")[2]
+        flags: Flags = {"redis_url": self.store.url, "grpc_port": port, **SCHEDULER_FLAGS}
+        self.scheduler = self._process("scheduler", SCHEDULER, flags)
+        port = self.worker_address.rpartition(":")[2]
+        flags = {"scheduler": self.scheduler_address, "grpc_port": port, **WORKER_FLAGS}
+        self.worker = self._process("worker", WORKER, {**flags, **(worker_flags or {})})
+        self.doors: list[Door] = []
+        self.door = self.add_gateway(**(gateway_flags or {}))
+        self.golden: dict[str, Any] = {}
+
+    def add_gateway(self, **flags: object) -> Door:
+        """Another gateway of the cell. Those added to a running stack the caller starts."""
+        addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        grpc_port, http_port = (address.rpartition(":")[2] for address in addresses)
+        given: Flags = {
+            "redis_url": self.store.url,
+            "model": CHECKPOINT,
+            "served_model_name": MODEL,
+            "grpc_port": grpc_port,
+            "http_port": http_port,
+            **flags,
+        }
+        process = self._process(f"gateway-{len(self.doors)}", GATEWAY, given)
+        self.doors.append(Door(process=process, grpc=addresses[0], http=f"http://{addresses[1]}"))
+        return self.doors[-1]
+
+    def _process(self, name: str, module: str, flags: Flags) -> ServiceProcess:
+        log_path = self._folder / f"{name}.log"
+        return ServiceProcess(name=name, module=module, argv=argv_of(flags), log_path=log_path)
+
+    @property
+    def processes(self) -> list[ServiceProcess]:
+        return [self.scheduler, self.worker, *(door.process for door in self.doors)]
+
+    # Life
+
+    def __enter__(self) -> Self:
+        try:
+            self.store.start()
+            for process in self.processes:
+                process.start()
+            for door in self.doors:
+                door.wait_ready()
+            self.golden = self.answer()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for process in self.processes:
+            process.kill()
+        self.store.kill()
+
+    def retire(self, door: Door) -> None:
+        """End a gateway that was added for one story."""
+        door.process.kill()
+        self.doors.remove(door)
+
+    # Looking
+
+    def answer(self) -> dict[str, Any]:
+        """The golden request's choice."""
+        reply = httpx.post(f"{self.door.openai}/completions", json=GOLDEN, timeout=WAIT_S)
+        assert reply.status_code == 200, reply.text
+        choice: dict[str, Any] = reply.json()["choices"][0]
+        return choice
+
+    def state(self) -> GetStateResponse:
+        with grpc.insecure_channel(self.scheduler_address) as channel:
+            stub = SchedulerServiceStub(channel)
+            state: GetStateResponse = stub.GetState(GetStateRequest(), timeout=WAIT_S)
+            return state
+
+    def problem(self) -> str:
+        """What is not as it is in an idle cell; empty: nothing."""
+        state = self.state()
+        if state.waiting or state.running:
+            return f"{state.waiting} wait and {state.running} run"
+        for worker in state.workers:
+            if worker.blocks_free != worker.block_count or worker.plans_in_flight:
+                return f"{worker.blocks_free} of {worker.block_count} blocks are free"
+        return _in_a_thread(lambda: asyncio.run(self._ledger_problem()))
+
+    async def _ledger_problem(self) -> str:
+        ledger = await Ledger.connect(self.store.url)
+        try:
+            load, inbox = await ledger.load(), await ledger.inbox_all()
+        finally:
+            await ledger.close()
+        if load.choices or load.prompt_tokens or inbox:
+            return f"the ledger counts {load} with {len(inbox)} entries in the inbox"
+        return ""
+
+    def faults(self) -> list[str]:
+        """Lines of any log that no service should ever write."""
+        lines = (line for process in self.processes for line in process.log().splitlines())
+        return [line[:2000] for line in lines if any(fault in line for fault in FAULTS)]
+
+    def check(self) -> None:
+        """What holds when every client has gone."""
+        assert all(process.is_alive for process in self.processes), self.processes
+        wait_until(lambda: not self.problem(), "an idle cell with every block free")
+        assert not self.faults(), self.faults()[:3]
+        assert self.answer() == self.golden
+        for door in self.doors:
+            assert door.is_ready()
+
+
+def events(process: ServiceProcess, event: str) -> list[dict[str, Any]]:
+    """Log lines of that name."""
+    lines = (line for line in process.log().splitlines() if line.startswith("{"))
+    return [entry for entry in map(json.loads, lines) if entry.get("event") == event]
+
+
+def _in_a_thread(work: Callable[[], str]) -> str:
+    """A loop of its own, whether or not the caller runs inside one."""
+    outcome: list[str] = []
+    thread = threading.Thread(target=partial(_keep, work, outcome))
+    thread.start()
+    thread.join(WAIT_S)
+    assert outcome, "the ledger did not answer"
+    return outcome[0]
+
+
+def _keep(work: Callable[[], str], outcome: list[str]) -> None:
+    outcome.append(work())
