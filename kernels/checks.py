@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-FLOATS = (torch.float32, torch.bfloat16)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def require(is_met: bool, name: str, rule: str) -> None:
@@ -13,8 +13,8 @@ def require(is_met: bool, name: str, rule: str) -> None:
 
 
 def require_float(x: Tensor, name: str, *, dim: int) -> None:
-    """`x` is a fp32 or bf16 tensor of `dim` dimensions whose last one is dense."""
-    require(x.dtype in FLOATS, name, "must be float32 or bfloat16")
+    """`x` is a fp32, bf16 or fp16 tensor of `dim` dimensions whose last one is dense."""
+    require(x.dtype in FLOATS, name, "must be float32, bfloat16 or float16")
     require(x.dim() == dim, name, f"must have {dim} dimensions")
     require(x.size(-1) <= 1 or x.stride(-1) == 1, name, "last dimension must have stride 1")
 

@@ -5,7 +5,8 @@ formula  softmax(scale * q k^T over positions [0, p]) v    for a query token at 
          p = context_lengths[r] - (query_starts[r+1] - query_starts[r]) + i
                  0 ............ done | ........ this step ........
                  [------------ all in the pages (write_kv) --------]   context_lengths[r] = the end
-shapes   q                [tokens, heads, head_dim]   float32 | bfloat16, last two dimensions dense
+shapes   q                [tokens, heads, head_dim]   floats (float32, bfloat16 or float16),
+                          last two dimensions dense
          k_pages, v_pages [blocks, kv_heads, block_size, head_dim]   same dtype, contiguous;
                           heads is a multiple of kv_heads
          block_tables     [rows, blocks_max] int32; entries beyond a row's context are not read
@@ -13,15 +14,24 @@ shapes   q                [tokens, heads, head_dim]   float32 | bfloat16, last t
          context_lengths  [rows] int32, this step's tokens included
 returns  [tokens, heads, head_dim], same dtype
 math     scores, softmax and sums in float32
+triton   tasks of `attention_plan` over persistent programs: all heads of a KV head in one tile, so
+         that keys and values are read once; short rows leave partial sums per split, which a second
+         kernel adds in the order of splits. A token's bits do not depend on batch-mates or timing.
 cost     reads 2 * context * kv_heads * head_dim elements per row (memory bound in decode);
          4 * heads * head_dim multiply-adds per (query, position) pair (compute bound in prefill)
 """
 
+from __future__ import annotations
+
+import math
+
 import torch
 from torch import Tensor
 
-from kernels import native
+from kernels import dispatch, jit, native
+from kernels.attention_plan import SHORT_TILE, SPLIT, AttentionPlan, plan_attention
 from kernels.checks import require, require_float, require_ids, require_like
+from kernels.jit import constexpr, pointer, scalar, stride, tl
 from kernels.write_kv import require_pages
 
 
@@ -33,6 +43,7 @@ def paged_attention_reference(
     query_starts: Tensor,
     context_lengths: Tensor,
     scale: float,
+    plan: AttentionPlan | None = None,
 ) -> Tensor:
     """The definition of correct; row by row, so no row can see or disturb another."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -77,6 +88,7 @@ def _paged_attention_native(
     query_starts: Tensor,
     context_lengths: Tensor,
     scale: float,
+    plan: AttentionPlan | None = None,
 ) -> Tensor:
     out: Tensor = native.compiled().paged_attention(
         q, k_pages, v_pages, block_tables, query_starts, context_lengths, scale
@@ -84,8 +96,239 @@ def _paged_attention_native(
     return out
 
 
+@jit.compiled
+def _row_of(ends: pointer, rows: scalar, task: scalar) -> scalar:
+    """The row with ends[row] <= task < ends[row + 1], by bisection."""
+    low = tl.zeros((), tl.int32)
+    high = low + rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_beyond = tl.load(ends + middle) <= task
+        low = tl.where(is_beyond, middle, low)
+        high = tl.where(is_beyond, high, middle)
+    return low
+
+
+@jit.compiled
+def _span(
+    count: scalar, context: scalar, index: scalar, TOKENS: constexpr, SPLIT: constexpr
+) -> scalar:
+    """(first query token, first position, end of positions) of a row's task."""
+    if SPLIT:
+        first, start = 0, index * SPLIT
+        stop = tl.minimum(context, start + SPLIT)
+    else:
+        # Last tiles first: they see the most, and the shortest even out the end.
+        first, start = ((count + TOKENS - 1) // TOKENS - 1 - index) * TOKENS, 0
+        stop = context - count + tl.minimum(count, first + TOKENS)
+    return first, start, stop
+
+
+@jit.compiled
+def _walk(
+    queries: pointer, k_pages: pointer, v_pages: pointer, table: pointer, kv_head: scalar,
+    start: scalar, stop: scalar, last_seen: scalar, scale_log2: scalar,
+    KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITION_TILE: constexpr,
+    WIDENS: constexpr,
+) -> pointer:  # fmt: skip
+    """Attend to positions [start, stop): (highest score, sum of weights, weighted values)."""
+    dim = tl.arange(0, queries.shape[1])
+    is_dim = dim < HEAD_DIM
+    top = tl.full([queries.shape[0]], float("-inf"), tl.float32)
+    total = tl.zeros([queries.shape[0]], tl.float32)
+    sums = tl.zeros(queries.shape, tl.float32)
+    for at in range(start, stop, POSITION_TILE):
+        position = at + tl.arange(0, POSITION_TILE)
+        is_there = position < stop
+        block = tl.load(table + position // BLOCK_SIZE, mask=is_there, other=0).to(tl.int64)
+        # int64 from the block on: a pool may have more than 2^31 elements.
+        tile = block * KV_HEADS + kv_head
+        place = (tile * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM
+        is_key, is_value = is_there[None, :] & is_dim[:, None], is_there[:, None] & is_dim[None, :]
+        keys = tl.load(k_pages + place[None, :] + dim[:, None], mask=is_key, other=0.0)
+        values = tl.load(v_pages + place[:, None] + dim[None, :], mask=is_value, other=0.0)
+        if WIDENS:
+            keys, values = keys.to(tl.float32), values.to(tl.float32)
+        scores = tl.dot(queries, keys, input_precision="ieee") * scale_log2
+        is_seen = is_there[None, :] & (position[None, :] <= last_seen[:, None])
+        scores = tl.where(is_seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        # A query that has seen nothing yet: -inf - -inf would be NaN.
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(top - base)
+        total = total * shrink + tl.sum(weights, 1)
+        sums = sums * shrink[:, None]
+        sums = tl.dot(weights.to(values.dtype), values, sums, input_precision="ieee")
+        top = higher
+    return top, total, sums
+
+
+@jit.compiled
+def _attend_kernel(
+    q: pointer, k_pages: pointer, v_pages: pointer, out: pointer,
+    sums_out: pointer, tops_out: pointer, totals_out: pointer,
+    block_tables: pointer, query_starts: pointer, context_lengths: pointer, ends: pointer,
+    rows: scalar, table_stride: scalar, scale_log2: scalar, q_stride: stride,
+    KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr,
+    DIM_TILE: constexpr, QUERY_TILE: constexpr, POSITION_TILE: constexpr, SPLIT: constexpr,
+    WIDENS: constexpr,
+) -> None:  # fmt: skip
+    """Tasks of short rows (SPLIT > 0) or of long ones (SPLIT = 0), of every KV head."""
+    TOKENS = QUERY_TILE // GROUP
+    dim, line = tl.arange(0, DIM_TILE), tl.arange(0, QUERY_TILE)
+    items = tl.load(ends + rows) * KV_HEADS
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
+        task, kv_head = item // KV_HEADS, item % KV_HEADS
+        row = _row_of(ends, rows, task)
+        begin = tl.load(query_starts + row)
+        count = tl.load(query_starts + row + 1) - begin
+        context = tl.load(context_lengths + row)
+        #  0 ........ start ...... stop ...... context        positions
+        #                     first, first + 1 ...            query tokens of the row's step
+        index = task - tl.load(ends + row)
+        first, start, stop = _span(count, context, index, TOKENS, SPLIT)
+        token, head = first + line // GROUP, kv_head * GROUP + line % GROUP
+        is_query = (line < TOKENS * GROUP) & (token < count)
+        is_in = is_query[:, None] & (dim < HEAD_DIM)[None, :]
+        query = (begin + token).to(tl.int64)[:, None]
+        at = query * q_stride + head[:, None] * HEAD_DIM + dim[None, :]
+        queries = tl.load(q + at, mask=is_in, other=0.0)
+        if WIDENS:
+            queries = queries.to(tl.float32)
+        top, total, sums = _walk(
+            queries, k_pages, v_pages, block_tables + row.to(tl.int64) * table_stride, kv_head,
+            start, stop, context - count + token, scale_log2,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITION_TILE, WIDENS,
+        )  # fmt: skip
+        if SPLIT and context > SPLIT:
+            kept = item * QUERY_TILE + line.to(tl.int64)
+            tl.store(tops_out + kept, top)
+            tl.store(totals_out + kept, total)
+            tl.store(sums_out + kept[:, None] * DIM_TILE + dim[None, :], sums)
+        else:
+            at = (query * (KV_HEADS * GROUP) + head[:, None]) * HEAD_DIM + dim[None, :]
+            tl.store(out + at, (sums / total[:, None]).to(out.dtype.element_ty), mask=is_in)
+
+
+@jit.compiled
+def _combine_kernel(
+    out: pointer, sums_in: pointer, tops_in: pointer, totals_in: pointer,
+    query_starts: pointer, ends: pointer,
+    KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr,
+    DIM_TILE: constexpr, QUERY_TILE: constexpr, SPLITS_TILE: constexpr,
+) -> None:  # fmt: skip
+    """One head of one short row that has several splits: their sums, in the order of splits."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    begin = tl.load(query_starts + row)
+    count = tl.load(query_starts + row + 1) - begin
+    task = tl.load(ends + row)
+    splits = tl.load(ends + row + 1) - task
+    dim = tl.arange(0, DIM_TILE)
+    # A row without several splits has no tokens here: it is long, idle, or already written.
+    for token in range(0, tl.where(splits > 1, count, 0)):
+        line = token * GROUP + head % GROUP
+        # Line of split 0; the next split's is KV_HEADS tiles on.
+        start = (task.to(tl.int64) * KV_HEADS + head // GROUP) * QUERY_TILE + line
+        top = tl.full((), float("-inf"), tl.float32)
+        for at in range(0, splits, SPLITS_TILE):
+            split = at + tl.arange(0, SPLITS_TILE)
+            kept = start + split * (KV_HEADS * QUERY_TILE)
+            tops = tl.load(tops_in + kept, mask=split < splits, other=float("-inf"))
+            top = tl.maximum(top, tl.max(tops, 0))
+        total = tl.zeros((), tl.float32)
+        sums = tl.zeros([DIM_TILE], tl.float32)
+        for at in range(0, splits, SPLITS_TILE):
+            split = at + tl.arange(0, SPLITS_TILE)
+            is_in = split < splits
+            kept = start + split * (KV_HEADS * QUERY_TILE)
+            weight = tl.exp2(tl.load(tops_in + kept, mask=is_in, other=float("-inf")) - top)
+            total += tl.sum(weight * tl.load(totals_in + kept, mask=is_in, other=0.0), 0)
+            parts = sums_in + kept[:, None] * DIM_TILE + dim[None, :]
+            parts = tl.load(parts, mask=is_in[:, None], other=0.0)
+            sums += tl.sum(weight[:, None] * parts, 0)
+        to = out + ((begin + token).to(tl.int64) * (KV_HEADS * GROUP) + head) * HEAD_DIM + dim
+        tl.store(to, (sums / total).to(out.dtype.element_ty), mask=dim < HEAD_DIM)
+
+
+# 32 splits, 4 warps: no listed processor spills; 8 and 16 do, by a few bytes.
+_SPLITS_TILE = 32
+# Persistent programs per processor: as many as fit beside each other.
+_SHORT_PROGRAMS = 4
+_LONG_PROGRAMS = 2
+
+
+def _tiling(q: Tensor, group: int, query_tile: int) -> tuple[int, int]:
+    """(positions per step of the loop, warps): the most that no listed processor spills with.
+
+    Chosen 2026-11-20 from benchmarks/results/kernels_aot.json; not yet timed on a GPU.
+    """
+    dim_tile, is_long = jit.power_of_two(q.size(2)), query_tile > SHORT_TILE
+    if q.dtype == torch.float32:
+        return (32 if dim_tile <= 128 else 16), 4
+    if dim_tile > 128:
+        return 32, 8 if is_long else 4
+    # Dividing by a group that is no power of two costs registers, too many beside 64 long rows.
+    is_uneven = group != jit.power_of_two(group)
+    return (32 if is_long and is_uneven and dim_tile > 64 else 64), 4
+
+
+def _paged_attention_triton(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lengths: Tensor,
+    scale: float,
+    plan: AttentionPlan | None = None,
+) -> Tensor:
+    (tokens, heads, head_dim), rows = q.shape, len(context_lengths)
+    _, kv_heads, block_size, _ = k_pages.shape
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if tokens == 0:
+        return out
+    group = heads // kv_heads
+    if plan is None:
+        plan = plan_attention(
+            query_starts, context_lengths, group=group, dtype=q.dtype, queries_max=tokens
+        )
+    dim_tile = max(16, jit.power_of_two(head_dim))
+    splits_max = -(-(plan.context_max or block_tables.size(1) * block_size) // SPLIT)
+    kept = rows * splits_max * kv_heads * plan.short_tile if splits_max > 1 else 0
+    sums = torch.empty((kept, dim_tile), dtype=torch.float32, device=q.device)
+    tops, totals = torch.empty((2, kept), dtype=torch.float32, device=q.device)
+    sizes = {"KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM_TILE": dim_tile}
+
+    def attend(ends: Tensor, query_tile: int, split: int, per_processor: int) -> None:
+        positions, warps = _tiling(q, group, query_tile)
+        _attend_kernel[(jit.programs(q.device, per_processor),)](
+            q, k_pages, v_pages, out,
+            sums, tops, totals,
+            block_tables, query_starts, context_lengths, ends,
+            rows, block_tables.stride(0), scale * math.log2(math.e), q.stride(0),
+            **sizes, BLOCK_SIZE=block_size,
+            QUERY_TILE=query_tile, POSITION_TILE=positions, SPLIT=split,
+            WIDENS=jit.is_widened(q), num_warps=warps,
+        )  # fmt: skip
+
+    attend(plan.short_ends, plan.short_tile, SPLIT, _SHORT_PROGRAMS)
+    if plan.has_long:
+        attend(plan.long_ends, plan.long_tile, 0, _LONG_PROGRAMS)
+    if kept:
+        _combine_kernel[(rows, heads)](
+            out, sums, tops, totals, query_starts, plan.short_ends,
+            **sizes, QUERY_TILE=plan.short_tile, SPLITS_TILE=_SPLITS_TILE,
+        )  # fmt: skip
+    return out
+
+
 _NATIVE_HEAD_DIM_MAX = 256
-_PATHS = {"native": _paged_attention_native, "torch": paged_attention_reference}
+_PATHS = {
+    "triton": _paged_attention_triton,
+    "native": _paged_attention_native,
+    "torch": paged_attention_reference,
+}
 
 
 def paged_attention(
@@ -96,12 +339,20 @@ def paged_attention(
     query_starts: Tensor,
     context_lengths: Tensor,
     scale: float,
+    plan: AttentionPlan | None = None,
 ) -> Tensor:
-    """Attention of this step's query tokens over their rows' pages."""
+    """Attention of this step's query tokens over their rows' pages.
+
+    `plan`, of these very rows, spares the Triton path one launch per layer; no other reads it.
+    """
     _check(q, k_pages, v_pages, block_tables, query_starts, context_lengths)
-    # The compiled path packs keys into fixed scratch; wider heads are rare enough for torch.
-    path = native.path_for(q) if q.size(2) <= _NATIVE_HEAD_DIM_MAX else "torch"
-    return _PATHS[path](q, k_pages, v_pages, block_tables, query_starts, context_lengths, scale)
+    path = dispatch.path_for(q)
+    # The compiled CPU path packs keys into fixed scratch; wider heads are rare enough for torch.
+    if path == "native" and q.size(2) > _NATIVE_HEAD_DIM_MAX:
+        path = "torch"
+    return _PATHS[path](
+        q, k_pages, v_pages, block_tables, query_starts, context_lengths, scale, plan
+    )
 
 
 def _check(

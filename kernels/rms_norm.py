@@ -1,7 +1,7 @@
 """rms_norm: scale each row to unit root mean square, alone or fused with the residual addition.
 
 formula  y = x / sqrt(mean(x^2) + eps) * weight            add_rms_norm: x := x + residual first
-shapes   x, residual   [..., hidden]   float32 | bfloat16
+shapes   x, residual   [..., hidden]   float32 | bfloat16 | float16
          weight        [hidden]        same dtype
 returns  rms_norm -> y ; add_rms_norm -> (y, x + residual); new tensors, nothing in place
 math     float32 throughout, one rounding at the end (the sum is rounded to the dtype before it is
@@ -9,11 +9,14 @@ math     float32 throughout, one rounding at the end (the sum is rounded to the 
 cost     reads 1 (fused 2) and writes 1 (fused 2) elements per element; memory bound
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 
-from kernels import native
+from kernels import dispatch, jit, native
 from kernels.checks import require, require_float, require_like
+from kernels.jit import constexpr, pointer, scalar, stride, tl
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -43,8 +46,105 @@ def _add_rms_norm_native(
     return y, total
 
 
-_RMS_NORM = {"native": _rms_norm_native, "torch": rms_norm_reference}
-_ADD_RMS_NORM = {"native": _add_rms_norm_native, "torch": add_rms_norm_reference}
+@jit.compiled
+def _rms_norm_kernel(
+    x: pointer,
+    residual: pointer,
+    weight: pointer,
+    y: pointer,
+    total: pointer,
+    rows: scalar,
+    inner: stride,
+    x_outer_stride: stride,
+    x_inner_stride: stride,
+    residual_outer_stride: stride,
+    residual_inner_stride: stride,
+    eps: scalar,
+    HIDDEN: constexpr,
+    ROWS_TILE: constexpr,
+    TILE: constexpr,
+    ADDS: constexpr,
+) -> None:
+    row = tl.program_id(0) * ROWS_TILE + tl.arange(0, ROWS_TILE)[:, None]
+    column = tl.arange(0, TILE)[None, :]
+    is_in = (row < rows) & (column < HIDDEN)
+    outer, within = (row // inner).to(tl.int64), row % inner
+    at = x + outer * x_outer_stride + within * x_inner_stride + column
+    value = tl.load(at, mask=is_in, other=0.0).to(tl.float32)
+    dense = row.to(tl.int64) * HIDDEN + column
+    if ADDS:
+        at = residual + outer * residual_outer_stride + within * residual_inner_stride + column
+        value += tl.load(at, mask=is_in, other=0.0).to(tl.float32)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + dense, rounded, mask=is_in)
+        value = rounded.to(tl.float32)
+    mean = tl.sum(value * value, axis=1) / HIDDEN
+    scaled = value * tl.rsqrt(mean + eps)[:, None]
+    scaled *= tl.load(weight + column, mask=column < HIDDEN, other=0.0).to(tl.float32)
+    tl.store(y + dense, scaled.to(y.dtype.element_ty), mask=is_in)
+
+
+# Short rows, as those of heads, share a program up to this many elements.
+_TILE = 1024
+
+
+def _launch(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    total = y if residual is None else torch.empty_like(y)
+    hidden = x.size(-1)
+    rows = x.numel() // hidden if hidden else 0
+    if rows == 0:
+        return y, total
+    other = x if residual is None else residual
+    tile = jit.power_of_two(hidden)
+    rows_tile = max(1, _TILE // tile)
+    _rms_norm_kernel[(-(-rows // rows_tile),)](
+        x,
+        other,
+        weight,
+        y,
+        total,
+        rows,
+        x.size(1) if x.dim() == 3 else 1,
+        *_strides(x),
+        *_strides(other),
+        eps,
+        HIDDEN=hidden,
+        ROWS_TILE=rows_tile,
+        TILE=tile,
+        ADDS=residual is not None,
+        num_warps=16 if tile >= 4096 else 4,
+    )
+    return y, total
+
+
+def _strides(x: Tensor) -> tuple[int, int]:
+    """Of [outer, inner, hidden], where a matrix has inner = 1."""
+    return x.stride(0), x.stride(1) if x.dim() == 3 else 0
+
+
+def _rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _launch(x, None, weight, eps)[0]
+
+
+def _add_rms_norm_triton(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    return _launch(x, residual, weight, eps)
+
+
+_RMS_NORM = {
+    "triton": _rms_norm_triton,
+    "native": _rms_norm_native,
+    "torch": rms_norm_reference,
+}
+_ADD_RMS_NORM = {
+    "triton": _add_rms_norm_triton,
+    "native": _add_rms_norm_native,
+    "torch": add_rms_norm_reference,
+}
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -62,8 +162,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def _path(x: Tensor) -> str:
-    # The compiled path walks rows, or heads of rows, by their strides; a decoder has no others.
-    return native.path_for(x) if x.dim() in (2, 3) else "torch"
+    # The compiled paths walk rows, or heads of rows, by their strides; a decoder has no others.
+    return dispatch.path_for(x) if x.dim() in (2, 3) else "torch"
 
 
 def _check(x: Tensor, weight: Tensor, eps: float) -> None:

@@ -3,20 +3,26 @@
 formula  with half = rotary_dim / 2, angle a = position * inv_freq[i], for i in [0, half):
          x[i]        := x[i] * cos(a) - x[i + half] * sin(a)
          x[i + half] := x[i + half] * cos(a) + x[i] * sin(a)
-shapes   q          [tokens, heads, head_dim]      float32 | bfloat16, last two dimensions dense
+shapes   q          [tokens, heads, head_dim]      floats (float32, bfloat16 or float16),
+                                                   last two dimensions dense
          k          [tokens, kv_heads, head_dim]   same dtype
          positions  [tokens]                       int64, each in [0, positions_max)
          cos_sin    [positions_max, 2, half]       float32, times the attention scaling of yarn;
                     half <= head_dim / 2, dimensions beyond 2 * half stay as they are
 writes   q and k in place; views of one fused qkv tensor are welcome
+         a position outside the table is an IndexError on a CPU; a GPU, which cannot stop for it,
+         leaves that token as it is
 cost     reads and writes every rotated element once; memory bound
 """
+
+from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from kernels import native
+from kernels import dispatch, jit, native
 from kernels.checks import require, require_float, require_ids, require_like
+from kernels.jit import constexpr, pointer, scalar, stride, tl
 
 
 def rope_table(positions_max: int, inv_freq: Tensor, scale: float = 1.0) -> Tensor:
@@ -44,16 +50,80 @@ def _rope_native(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> No
     native.compiled().rope(q, k, positions, cos_sin)
 
 
-_PATHS = {"native": _rope_native, "torch": rope_reference}
+@jit.compiled
+def _rope_kernel(
+    q: pointer,
+    k: pointer,
+    positions: pointer,
+    cos_sin: pointer,
+    positions_max: scalar,
+    q_stride: stride,
+    k_stride: stride,
+    HEADS: constexpr,
+    KV_HEADS: constexpr,
+    HEAD_DIM: constexpr,
+    HALF: constexpr,
+    HEADS_TILE: constexpr,
+    HALF_TILE: constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    # Tiles of q's heads come first, then those of k's.
+    q_tiles = (HEADS + HEADS_TILE - 1) // HEADS_TILE
+    tile = tl.program_id(1)
+    is_q = tile < q_tiles
+    start = tl.where(is_q, q + token * q_stride, k + token * k_stride)
+    first_head = tl.where(is_q, tile, tile - q_tiles) * HEADS_TILE
+    head = (first_head + tl.arange(0, HEADS_TILE))[:, None]
+    dim = tl.arange(0, HALF_TILE)[None, :]
+    position = tl.load(positions + token)
+    is_known = (position >= 0) & (position < positions_max)
+    is_in = (head < tl.where(is_q, HEADS, KV_HEADS)) & (dim < HALF) & is_known
+    table = cos_sin + position * (2 * HALF) + dim
+    cos = tl.load(table, mask=(dim < HALF) & is_known, other=0.0)
+    sin = tl.load(table + HALF, mask=(dim < HALF) & is_known, other=0.0)
+    at = start + head * HEAD_DIM + dim
+    first = tl.load(at, mask=is_in, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF, mask=is_in, other=0.0).to(tl.float32)
+    tl.store(at, (first * cos - second * sin).to(q.dtype.element_ty), mask=is_in)
+    tl.store(at + HALF, (second * cos + first * sin).to(q.dtype.element_ty), mask=is_in)
+
+
+_HEADS_TILE = 8
+
+
+def _rope_triton(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+    (tokens, heads, head_dim), kv_heads, half = q.shape, k.size(1), cos_sin.size(2)
+    if tokens == 0 or half == 0:
+        return
+    tiles = -(-heads // _HEADS_TILE) + -(-kv_heads // _HEADS_TILE)
+    _rope_kernel[(tokens, tiles)](
+        q,
+        k,
+        positions,
+        cos_sin,
+        cos_sin.size(0),
+        q.stride(0),
+        k.stride(0),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        HALF=half,
+        HEADS_TILE=_HEADS_TILE,
+        HALF_TILE=jit.power_of_two(half),
+    )
+
+
+_PATHS = {"triton": _rope_triton, "native": _rope_native, "torch": rope_reference}
 
 
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
-    """Rotate `q`, `k` in place; a position outside the table is an IndexError before any write."""
-    _check(q, k, positions, cos_sin)
-    _PATHS[native.path_for(q)](q, k, positions, cos_sin)
+    """Rotate `q`, `k` in place; outside the table: IndexError before any write, or as they are."""
+    check_rope(q, k, positions, cos_sin)
+    _PATHS[dispatch.path_for(q)](q, k, positions, cos_sin)
 
 
-def _check(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+def check_rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+    """Shared with the fused kernel."""
     require_float(q, "q", dim=3)
     require_float(k, "k", dim=3)
     require_like(k, q, "k", "q")

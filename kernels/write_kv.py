@@ -1,18 +1,23 @@
 """write_kv: put this step's keys and values into their paged slots.
 
-shapes   k, v      [tokens, kv_heads, head_dim]   float32 | bfloat16, last two dimensions dense
+shapes   k, v      [tokens, kv_heads, head_dim]   floats, last two dimensions dense
          k_pages,  [blocks, kv_heads, block_size, head_dim]   same dtype, contiguous: one dense tile
          v_pages   per block and head
          slots     [tokens] int64, slot = block * block_size + offset; -1 = padding, skipped
+         floats are float32, bfloat16 or float16
 writes   k_pages and v_pages in place; slots must be distinct (two writers to one slot is undefined)
+         a slot beyond the pool is an IndexError on a CPU; a GPU, which cannot stop for it, skips it
 cost     reads 2*T*H*D, writes 2*T*H*D elements; memory bound
 """
+
+from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from kernels import native
+from kernels import dispatch, jit, native
 from kernels.checks import require, require_float, require_ids, require_like
+from kernels.jit import constexpr, pointer, scalar, stride, tl
 
 
 def write_kv_reference(
@@ -33,11 +38,67 @@ def _write_kv_native(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slo
     native.compiled().write_kv(k, v, k_pages, v_pages, slots)
 
 
-_PATHS = {"native": _write_kv_native, "torch": write_kv_reference}
+@jit.compiled
+def _write_kv_kernel(
+    k: pointer,
+    v: pointer,
+    k_pages: pointer,
+    v_pages: pointer,
+    slots: pointer,
+    slots_max: scalar,
+    k_stride: stride,
+    v_stride: stride,
+    HEADS: constexpr,
+    BLOCK_SIZE: constexpr,
+    HEAD_DIM: constexpr,
+    HEADS_TILE: constexpr,
+    DIM_TILE: constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    head = tl.arange(0, HEADS_TILE)[:, None]
+    dim = tl.arange(0, DIM_TILE)[None, :]
+    is_in = (head < HEADS) & (dim < HEAD_DIM) & (slot >= 0) & (slot < slots_max)
+    source = head * HEAD_DIM + dim
+    # int64 from the slot on: block * elements of a block passes 2^31 in a large pool.
+    tile = slot // BLOCK_SIZE * HEADS + head
+    target = (tile * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + dim
+    tl.store(k_pages + target, tl.load(k + token * k_stride + source, mask=is_in), mask=is_in)
+    tl.store(v_pages + target, tl.load(v + token * v_stride + source, mask=is_in), mask=is_in)
+
+
+def _write_kv_triton(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
+    blocks, heads, block_size, head_dim = k_pages.shape
+    if k.size(0) == 0:
+        return
+    _write_kv_kernel[(k.size(0),)](
+        k,
+        v,
+        k_pages,
+        v_pages,
+        slots,
+        blocks * block_size,
+        k.stride(0),
+        v.stride(0),
+        HEADS=heads,
+        BLOCK_SIZE=block_size,
+        HEAD_DIM=head_dim,
+        HEADS_TILE=jit.power_of_two(heads),
+        DIM_TILE=jit.power_of_two(head_dim),
+    )
+
+
+_PATHS = {"triton": _write_kv_triton, "native": _write_kv_native, "torch": write_kv_reference}
 
 
 def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
-    """Store row i at slots[i]; a slot beyond the pool is an IndexError before any write."""
+    """Store row i at slots[i]; beyond the pool: IndexError before any write, or skipped."""
+    check_write_kv(k, v, k_pages, v_pages, slots)
+    _PATHS[dispatch.path_for(k)](k, v, k_pages, v_pages, slots)
+
+
+def check_write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
+    """Shared with the fused kernel."""
     require_pages(k_pages, v_pages)
     for x, name in ((k, "k"), (v, "v")):
         require_float(x, name, dim=3)
@@ -47,7 +108,6 @@ def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tens
         require(x.size(2) == k_pages.size(3), name, "must have the head_dim of k_pages")
         require(x.stride(1) == x.size(2), name, "heads must be dense (stride(1) == head_dim)")
     require_ids(slots, "slots", dtype=torch.int64, shape=(k.size(0),))
-    _PATHS[native.path_for(k)](k, v, k_pages, v_pages, slots)
 
 
 def require_pages(k_pages: Tensor, v_pages: Tensor) -> None:

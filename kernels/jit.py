@@ -1,0 +1,70 @@
+"""The one door to Triton: imported where it can run, so that a CPU install needs none.
+
+    from kernels import jit
+    from kernels.jit import constexpr, pointer, scalar, stride, tl
+
+Triton comes in when this process has a CUDA device, when TRITON_INTERPRET=1 asks for its
+interpreter (kernels run as Python over CPU tensors: for tests, thousands of times slower), or when
+KAITEN_TRITON=1 asks for it without either, to compile ahead of time. Elsewhere `compiled` leaves a
+kernel the plain function it was, and no path leads to it. The modules that use it keep their
+annotations unevaluated, so that `constexpr` is a word only Triton reads.
+"""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+IS_THERE = IS_INTERPRETED or os.environ.get("KAITEN_TRITON") == "1" or torch.cuda.is_available()
+
+
+class _Word:
+    # Triton looks up the words of annotations, and lets pass only what is its own.
+    __triton_builtin__ = True
+
+
+# Kinds of parameters: device memory; a number that changes from step to step, for which nothing
+# may be compiled anew; a distance that a model fixes, so that its divisibility may be compiled in;
+# a number that is compiled in.
+if TYPE_CHECKING:
+    pointer: TypeAlias = Any
+    scalar: TypeAlias = Any
+    stride: TypeAlias = Any
+    constexpr: TypeAlias = Any
+else:
+    pointer = scalar = stride = constexpr = _Word
+
+if TYPE_CHECKING or IS_THERE:
+    import triton
+    import triton.language
+
+    tl: Any = triton.language
+else:
+    tl = None
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """`triton.jit` where Triton is, else the function unchanged."""
+    if not IS_THERE:
+        return function
+    changing = [name for name, kind in function.__annotations__.items() if kind == "scalar"]
+    return triton.jit(function, do_not_specialize=changing)
+
+
+def power_of_two(count: int) -> int:
+    """The least power of two >= count, at least 1: tiles have no other sizes."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def is_widened(x: torch.Tensor) -> bool:
+    """Whether tl.dot needs float32: the interpreter multiplies the bits of bfloat16 as integers."""
+    return IS_INTERPRETED and x.dtype == torch.bfloat16
+
+
+def programs(device: torch.device, per_processor: int) -> int:
+    """How many programs of a persistent kernel share the work of a launch."""
+    if device.type != "cuda":
+        return 3
+    return per_processor * int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,194 @@
+"""Paged attention and its plan. One step of the kernel's inner loop takes about 2.5 ms here."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from kernels.attention_plan import (
+    SPLIT,
+    attention_plan_reference,
+    plan_attention,
+    tiles_for,
+)
+from kernels.paged_attention import paged_attention
+from tests.unit.kernels.paged_cases import PagedCase, dense_attention, paged_case
+
+# float32: as in test_paged_attention. The 16-bit types round the weights, below 1, and the result,
+# below 4: 2^-9 and 2^-12 of each, and the interpreter rounds bfloat16 down rather than to nearest.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3.2e-2, torch.float16: 2e-3}
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(1234)
+
+
+def error_of(case: PagedCase) -> float:
+    result = paged_attention(*case.arguments())
+    assert result.shape == case.q.shape
+    assert result.dtype == case.q.dtype
+    return float((result.double() - dense_attention(case)).abs().max())
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "dtype"),
+    [
+        (2, 2, 64, torch.float32),
+        (6, 2, 80, torch.float32),
+        (20, 1, 8, torch.float32),
+        (4, 1, 128, torch.bfloat16),
+        (14, 2, 96, torch.bfloat16),
+        (3, 1, 256, torch.float16),
+        (7, 1, 80, torch.float16),
+    ],
+)
+def test_heads_and_types(
+    generator: torch.Generator, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    case = paged_case(
+        generator,
+        counts=[1, 0, 3, 30],
+        contexts=[1, 9, 19, 33],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+    )
+    assert error_of(case) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("block_size", [5, 16, 256])
+def test_borders_of_blocks_and_splits(generator: torch.Generator, block_size: int) -> None:
+    borders = [1, 15, 16, 17, block_size - 1, block_size, block_size + 1]
+    contexts = [*borders, SPLIT, SPLIT + 1, 2 * SPLIT + 3]
+    case = paged_case(
+        generator,
+        counts=[1] * len(contexts),
+        contexts=contexts,
+        heads=2,
+        kv_heads=1,
+        head_dim=16,
+        block_size=block_size,
+        dtype=torch.float16,
+    )
+    assert error_of(case) < TOLERANCE[torch.float16]
+
+
+def test_prefill_with_and_without_a_prefix(generator: torch.Generator) -> None:
+    """Tiles of query tokens that end anywhere, and a split row of several tokens beside them."""
+    case = paged_case(
+        generator,
+        counts=[40, 33, 0, 2, 1, 65],
+        contexts=[40, 100, 0, SPLIT + 1, 70, 130],
+        heads=3,
+        kv_heads=1,
+        head_dim=16,
+        dtype=torch.float16,
+    )
+    assert error_of(case) < TOLERANCE[torch.float16]
+
+
+def test_bits_do_not_depend_on_chunks_or_mates(generator: torch.Generator) -> None:
+    """Nor on what the host knows of the step."""
+    case = paged_case(
+        generator,
+        counts=[90, 1, 1],
+        contexts=[90, SPLIT + 60, 7],
+        heads=4,
+        dtype=torch.float16,
+    )
+    whole = paged_attention(*case.arguments())
+    for first, count in ((0, 40), (40, 50)):
+        chunk = dataclasses.replace(
+            case,
+            q=case.q[first : first + count],
+            block_tables=case.block_tables[:1],
+            query_starts=torch.tensor([0, count], dtype=torch.int32),
+            context_lengths=torch.tensor([first + count], dtype=torch.int32),
+        )
+        result = paged_attention(*chunk.arguments())
+        assert torch.equal(result, whole[first : first + count])
+    alone = dataclasses.replace(
+        case,
+        q=case.q[90:91],
+        block_tables=case.block_tables[1:2],
+        query_starts=torch.tensor([0, 1], dtype=torch.int32),
+        context_lengths=case.context_lengths[1:2],
+    )
+    plan = plan_attention(
+        alone.query_starts,
+        alone.context_lengths,
+        group=2,
+        dtype=torch.float16,
+        queries_max=1,
+        context_max=SPLIT + 60,
+    )
+    assert not plan.has_long
+    assert torch.equal(paged_attention(*alone.arguments(), plan), whole[90:91])
+
+
+def test_a_poisoned_row_stays_alone(generator: torch.Generator) -> None:
+    case = paged_case(generator, counts=[1, 2, 1], contexts=[20, 20, 20])
+    clean = paged_attention(*case.arguments())
+    case.v_pages[int(case.block_tables[1, 0])] = float("nan")
+    poisoned = paged_attention(*case.arguments())
+    assert poisoned[1:3].isnan().all()
+    assert torch.equal(poisoned[[0, 3]], clean[[0, 3]])
+
+
+def test_padded_rows_are_not_written(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row without context, as a padded batch has, costs nothing and leaves its output alone."""
+    case = paged_case(generator, counts=[1, 1, 1], contexts=[5, 0, 600])
+    marked = torch.full_like(case.q, 7.0)
+    monkeypatch.setattr(torch, "empty_like", lambda x, memory_format: marked)
+    result = paged_attention(*case.arguments())
+    assert bool((result[1] == 7.0).all())
+    others = dataclasses.replace(
+        case,
+        q=case.q[[0, 2]],
+        block_tables=case.block_tables[[0, 2]],
+        query_starts=torch.tensor([0, 1, 2], dtype=torch.int32),
+        context_lengths=case.context_lengths[[0, 2]],
+    )
+    error = (result[[0, 2]].double() - dense_attention(others)).abs().max()
+    assert float(error) < TOLERANCE[torch.float32]
+
+
+def test_queries_may_be_a_view_of_fused_qkv(generator: torch.Generator) -> None:
+    case = paged_case(generator, counts=[3, 1], contexts=[18, 5])
+    fused = torch.zeros(4, 4 * 32 + 77)
+    fused[:, : 4 * 32] = case.q.flatten(1)
+    view = dataclasses.replace(case, q=fused[:, : 4 * 32].view(4, 4, 32))
+    expected = paged_attention(*case.arguments())
+    assert torch.equal(paged_attention(*view.arguments()), expected)
+
+
+def test_no_rows(generator: torch.Generator) -> None:
+    case = paged_case(generator, counts=[], contexts=[])
+    assert paged_attention(*case.arguments()).shape == (0, 4, 32)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 255, 256, 257, 600])
+@pytest.mark.parametrize(("group", "dtype"), [(1, torch.bfloat16), (7, torch.float32)])
+def test_plan(generator: torch.Generator, rows: int, group: int, dtype: torch.dtype) -> None:
+    counts = torch.randint(0, 40, (rows,), generator=generator, dtype=torch.int32)
+    contexts = counts + torch.randint(0, 3000, (rows,), generator=generator, dtype=torch.int32)
+    contexts[::9] = 0
+    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+    plan = plan_attention(starts, contexts, group=group, dtype=dtype)
+    tokens = [tile // group for tile in tiles_for(group, dtype)]
+    short_ends, long_ends = attention_plan_reference(starts, contexts, *tokens)
+    assert torch.equal(plan.short_ends, short_ends)
+    assert torch.equal(plan.long_ends, long_ends)
+
+
+def test_bad_arguments_are_named(generator: torch.Generator) -> None:
+    case = paged_case(generator, counts=[1], contexts=[5])
+    starts, contexts = case.query_starts, case.context_lengths
+    with pytest.raises(ValueError, match=r"^group: "):
+        plan_attention(starts, contexts, group=65, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"^query_starts: "):
+        plan_attention(starts.long(), contexts, group=1, dtype=torch.float32)

@@ -1,0 +1,207 @@
+"""rms_norm, rope, silu_mul, write_kv and the fusion of three of them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import dispatch
+from kernels.rms_norm import (
+    add_rms_norm,
+    add_rms_norm_reference,
+    rms_norm,
+    rms_norm_reference,
+)
+from kernels.rope import rope, rope_reference, rope_table
+from kernels.rope_write_kv import rope_write_kv, rope_write_kv_reference
+from kernels.silu_mul import silu_mul, silu_mul_reference
+from kernels.write_kv import write_kv, write_kv_reference
+
+# Of values: float32 sums in another order; one rounding, which the interpreter does downwards for
+# bfloat16, so that a value may be a whole unit in its last place (2^-7) off; float16 2^-10.
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+DTYPES = list(TOLERANCE)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(99)
+
+
+def agree(result: Tensor, expected: Tensor, *, roundings: int = 1) -> bool:
+    assert result.shape == expected.shape
+    assert result.dtype == expected.dtype
+    tolerance = roundings * TOLERANCE[expected.dtype]
+    size = expected.float().abs().clamp(min=1.0)
+    return bool(((result.float() - expected.float()).abs() <= tolerance * size).all())
+
+
+def test_the_interpreter_is_the_path() -> None:
+    assert dispatch.path_for(torch.ones(1)) == "triton"
+
+
+def test_a_forced_path_is_taken_until_it_is_let_go() -> None:
+    dispatch.force("torch")
+    assert dispatch.path_for(torch.ones(1)) == "torch"
+    dispatch.force(None)
+    assert dispatch.path_for(torch.ones(1)) == "triton"
+    with pytest.raises(ValueError, match=r"^path: "):
+        dispatch.force("cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "hidden"), [(0, 8), (1, 1), (3, 33), (9, 128), (2, 1500)])
+def test_rms_norm(generator: torch.Generator, dtype: torch.dtype, rows: int, hidden: int) -> None:
+    x, residual = (torch.randn(rows, hidden, generator=generator).to(dtype) for _ in range(2))
+    weight = torch.rand(hidden, generator=generator).to(dtype)
+    assert agree(rms_norm(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5))
+    y, total = add_rms_norm(x, residual, weight, 1e-5)
+    y_expected, total_expected = add_rms_norm_reference(x, residual, weight, 1e-5)
+    assert agree(total, total_expected)
+    # The norm of a sum that was itself rounded the other way.
+    assert agree(y, y_expected, roundings=3)
+
+
+@pytest.mark.parametrize("head_dim", [16, 80])
+def test_norm_of_heads_inside_fused_qkv(generator: torch.Generator, head_dim: int) -> None:
+    fused = torch.randn(5, 7 * head_dim + 3, generator=generator)
+    heads = fused[:, head_dim : 6 * head_dim].view(5, 5, head_dim)
+    weight = torch.rand(head_dim, generator=generator)
+    assert agree(rms_norm(heads, weight, 1e-6), rms_norm_reference(heads, weight, 1e-6))
+    assert agree(rms_norm(heads[:, 0], weight, 1e-6), rms_norm_reference(heads[:, 0], weight, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "inner"), [(0, 4), (1, 1), (3, 33), (2, 2049)])
+def test_silu_mul(generator: torch.Generator, dtype: torch.dtype, tokens: int, inner: int) -> None:
+    gate_up = (torch.randn(tokens, 2 * inner, generator=generator) * 3).to(dtype)
+    assert agree(silu_mul(gate_up), silu_mul_reference(gate_up))
+
+
+# The exponential is infinite there, as it should be; only numpy says so.
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+def test_silu_mul_of_large_gates() -> None:
+    x = torch.tensor([[-1e4, -100.0, 100.0, 1e4, 1.0, 1.0, 1.0, 1.0]])
+    assert torch.allclose(silu_mul(x), torch.tensor([[0.0, 0.0, 100.0, 1e4]]))
+
+
+class Step:
+    """q, k and v as views of one projection, padding between the slots, and marked pages."""
+
+    def __init__(
+        self,
+        generator: torch.Generator,
+        dtype: torch.dtype,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        half: int,
+        tokens: int = 4,
+        block_size: int = 4,
+    ) -> None:
+        width = heads + 2 * kv_heads
+        wide = torch.randn(tokens, width * head_dim + 5, generator=generator).to(dtype)
+        self.qkv = wide[:, : width * head_dim].view(tokens, width, head_dim)
+        self.q, self.k, self.v = self.qkv.split([heads, kv_heads, kv_heads], dim=1)
+        self.positions = torch.tensor([0, 9, 3, 3])[:tokens]
+        self.cos_sin = rope_table(10, torch.rand(half, generator=generator), 1.25)
+        shape = (3, kv_heads, block_size, head_dim)
+        self.k_pages, self.v_pages = (torch.full(shape, 7.0, dtype=dtype) for _ in range(2))
+        self.slots = torch.tensor([5, -1, 3 * block_size - 1, 0])[:tokens]
+        self.norms = [torch.rand(head_dim, generator=generator).to(dtype) for _ in range(2)]
+
+    def copy(self) -> "Step":
+        other = object.__new__(Step)
+        other.__dict__.update({**self.__dict__, "qkv": self.qkv.clone()})
+        sizes = [self.q.size(1), self.k.size(1), self.v.size(1)]
+        other.q, other.k, other.v = other.qkv.split(sizes, dim=1)
+        other.k_pages, other.v_pages = self.k_pages.clone(), self.v_pages.clone()
+        return other
+
+
+# heads, kv_heads, head_dim, half: whole tiles and not, all dimensions rotated and not.
+SHAPES = [
+    (torch.float32, 3, 2, 16, 8),
+    (torch.float32, 9, 3, 80, 40),
+    (torch.float32, 4, 4, 24, 8),
+    (torch.bfloat16, 7, 1, 64, 32),
+    (torch.float16, 10, 9, 8, 4),
+]
+
+
+@pytest.mark.parametrize(("dtype", "heads", "kv_heads", "head_dim", "half"), SHAPES)
+def test_rope_and_write_kv(
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    half: int,
+) -> None:
+    step = Step(generator, dtype, heads=heads, kv_heads=kv_heads, head_dim=head_dim, half=half)
+    other = step.copy()
+    rope(step.q, step.k, step.positions, step.cos_sin)
+    rope_reference(other.q, other.k, other.positions, other.cos_sin)
+    assert agree(step.qkv, other.qkv)
+    write_kv(step.k, step.v, step.k_pages, step.v_pages, step.slots)
+    write_kv_reference(step.k, step.v, other.k_pages, other.v_pages, step.slots)
+    assert torch.equal(step.k_pages, other.k_pages)
+    assert torch.equal(step.v_pages, other.v_pages)
+
+
+@pytest.mark.parametrize("is_normed", [False, True])
+@pytest.mark.parametrize(("dtype", "heads", "kv_heads", "head_dim", "half"), SHAPES)
+def test_fused(
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    half: int,
+    is_normed: bool,
+) -> None:
+    step = Step(generator, dtype, heads=heads, kv_heads=kv_heads, head_dim=head_dim, half=half)
+    other = step.copy()
+    norms = step.norms if is_normed else [None, None]
+    fused = rope_write_kv(
+        step.q, step.k, step.v, step.positions, step.cos_sin, step.k_pages, step.v_pages,
+        step.slots, *norms, eps=1e-6,
+    )  # fmt: skip
+    expected = rope_write_kv_reference(
+        other.q, other.k, other.v, other.positions, other.cos_sin, other.k_pages, other.v_pages,
+        other.slots, *norms, eps=1e-6,
+    )  # fmt: skip
+    # One rounding after the norm, turned by both parts of the rotation, and one after it.
+    assert agree(fused, expected, roundings=4)
+    assert agree(step.k_pages, other.k_pages, roundings=4)
+    assert torch.equal(step.v_pages, other.v_pages)
+    assert torch.equal(step.v, other.v)
+
+
+def test_what_is_outside_is_left_alone(generator: torch.Generator) -> None:
+    """A GPU cannot raise: a bad position is not rotated, a bad slot not written."""
+    step = Step(generator, torch.float32, heads=2, kv_heads=1, head_dim=8, half=4)
+    step.slots, step.positions = torch.tensor([12, 1 << 40, -5, -1]), torch.tensor([10, -1, 99, 10])
+    before = step.copy()
+    rope(step.q, step.k, step.positions, step.cos_sin)
+    write_kv(step.k, step.v, step.k_pages, step.v_pages, step.slots)
+    arguments = step.positions, step.cos_sin, step.k_pages, step.v_pages, step.slots
+    assert rope_write_kv(step.q, step.k, step.v, *arguments) is step.q
+    assert torch.equal(step.qkv, before.qkv)
+    assert bool((step.k_pages == 7.0).all())
+    assert bool((step.v_pages == 7.0).all())
+
+
+def test_no_tokens(generator: torch.Generator) -> None:
+    step = Step(generator, torch.float32, heads=2, kv_heads=1, head_dim=8, half=4, tokens=0)
+    rope(step.q, step.k, step.positions, step.cos_sin)
+    arguments = step.positions, step.cos_sin, step.k_pages, step.v_pages, step.slots
+    assert rope_write_kv(step.q, step.k, step.v, *arguments).shape == (0, 2, 8)
+    assert bool((step.k_pages == 7.0).all())
+
+
+def test_one_norm_alone_is_refused(generator: torch.Generator) -> None:
+    step = Step(generator, torch.float32, heads=2, kv_heads=1, head_dim=8, half=4)
+    arguments = step.positions, step.cos_sin, step.k_pages, step.v_pages, step.slots
+    with pytest.raises(ValueError, match=r"^k_norm: "):
+        rope_write_kv(step.q, step.k, step.v, *arguments, q_norm=step.norms[0])

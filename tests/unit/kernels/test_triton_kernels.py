@@ -1,0 +1,63 @@
+"""The Triton kernels against their references, in Triton's interpreter.
+
+Whether a process interprets is settled when Triton is imported, so the tests of the folder
+`interpreted` run in a process of their own: `pytest` passes over their names, this does not.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="no triton here")
+
+ROOT = Path(__file__).parents[3]
+FOLDER = Path(__file__).with_name("interpreted")
+SECONDS_MAX = 240
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("interpreted_*.py")))
+def test_in_the_interpreter(name: str) -> None:
+    # One thread: the tensors are tiny.
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / f"{name}.py"))
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed, done.stdout
+    assert int(passed[1]) >= 5
+    assert "skipped" not in done.stdout
+
+
+def test_without_a_gpu_triton_stays_out() -> None:
+    """Not even a CPU install that happens to have triton pays for its import."""
+    code = (
+        "import sys; from kernels import paged_attention, rope_write_kv, dispatch; import torch\n"
+        "print('triton' in sys.modules, dispatch.path_for(torch.ones(1)))"
+    )
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("TRITON_INTERPRET", "KAITEN_TRITON")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**environment, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == ["False", "torch"]
