@@ -1,0 +1,310 @@
+"""What every Triton kernel costs a processor, by compiling it: no GPU is needed.
+
+    python -m benchmarks.kernels.aot            rewrite benchmarks/results/kernels_aot.json
+    python -m benchmarks.kernels.aot --list     the specialisations, compiling nothing
+
+The launchers themselves are called, with tensors that have shapes but no memory, and what they
+would launch is recorded: so the table has exactly the specialisations that a worker runs.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from benchmarks.recording import RESULTS, versions
+
+TABLE: Final = RESULTS / "kernels_aot.json"
+ARCHITECTURES: Final = (80, 90, 100)
+MODULES: Final = (
+    "attention_plan",
+    "paged_attention",
+    "rms_norm",
+    "rope",
+    "rope_write_kv",
+    "silu_mul",
+    "write_kv",
+)
+_TYPES: Final = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+_ALIGNED: Final = [["tt.divisibility", 16]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What of a model the kernels see."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    inner: int
+    dtype: torch.dtype = torch.bfloat16
+    block_size: int = 16
+
+
+SHAPES: Final = (
+    Shape(name="8b", heads=32, kv_heads=8, head_dim=128, hidden=4096, inner=14336),
+    Shape(
+        name="8b block 256", heads=32, kv_heads=8, head_dim=128, hidden=4096, inner=14336,
+        block_size=256,
+    ),
+    Shape(
+        name="8b fp16", heads=32, kv_heads=8, head_dim=128, hidden=4096, inner=14336,
+        dtype=torch.float16,
+    ),
+    Shape(
+        name="8b fp32", heads=32, kv_heads=8, head_dim=128, hidden=4096, inner=14336,
+        dtype=torch.float32,
+    ),
+    Shape(name="0.6b", heads=16, kv_heads=8, head_dim=128, hidden=1024, inner=3072),
+    Shape(name="group 7", heads=28, kv_heads=4, head_dim=128, hidden=3584, inner=18944),
+    Shape(name="head 64", heads=9, kv_heads=3, head_dim=64, hidden=576, inner=1536),
+    Shape(name="head 80", heads=32, kv_heads=32, head_dim=80, hidden=2560, inner=10240),
+    Shape(name="head 96", heads=32, kv_heads=8, head_dim=96, hidden=3072, inner=8192),
+    Shape(name="head 256", heads=16, kv_heads=8, head_dim=256, hidden=3584, inner=14336),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Specialisation:
+    """One launch: `arguments` are the kernel's by name."""
+
+    shape: str
+    kernel: Any
+    variant: str
+    arguments: Mapping[str, Any]
+    warps: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.kernel.__name__.strip('_')}{self.variant}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """Per thread and per program, as ptxas and the linker say."""
+
+    shape: str
+    kernel: str
+    arch: int
+    warps: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    cubin_bytes: int
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.shape, self.kernel, self.arch
+
+
+def specialisations(shape: Shape) -> list[Specialisation]:
+    """What the launchers would launch for a model of this shape."""
+    os.environ["KAITEN_TRITON"] = "1"
+    modules = {name: import_module(f"kernels.{name}") for name in MODULES}
+    dispatch = import_module("kernels.dispatch")
+    found: list[Specialisation] = []
+
+    def keep(kernel: Any, arguments: Mapping[str, Any], warps: int) -> None:
+        found.append(
+            Specialisation(
+                shape=shape.name,
+                kernel=kernel,
+                variant=_variant(arguments),
+                arguments=arguments,
+                warps=warps,
+            )
+        )
+
+    dispatch.force("triton")
+    try:
+        with torch.device("meta"), _recording(modules.values(), keep):
+            _launch_all(shape, modules)
+    finally:
+        dispatch.force(None)
+    return found
+
+
+def _variant(arguments: Mapping[str, Any]) -> str:
+    """What tells launches of one kernel apart."""
+    if arguments.get("SPLIT") == 0:
+        return " long"
+    if arguments.get("ADDS") or arguments.get("NORMS"):
+        return " fused"
+    return ""
+
+
+@contextmanager
+def _recording(modules: Any, keep: Callable[[Any, Mapping[str, Any], int], None]) -> Iterator[None]:
+    """Within, launches are kept instead of made."""
+    launched = [
+        (module, name, value)
+        for module in modules
+        for name, value in vars(module).items()
+        if name.endswith("_kernel")
+    ]
+    for module, name, kernel in launched:
+        setattr(module, name, _Recorder(kernel, keep))
+    try:
+        yield
+    finally:
+        for module, name, kernel in launched:
+            setattr(module, name, kernel)
+
+
+class _Recorder:
+    def __init__(self, kernel: Any, keep: Callable[[Any, Mapping[str, Any], int], None]) -> None:
+        self._kernel, self._keep = kernel, keep
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        def launch(*values: object, num_warps: int = 4, **named: object) -> None:
+            positional = dict(zip(self._kernel.arg_names, values, strict=False))
+            self._keep(self._kernel, {**positional, **named}, num_warps)
+
+        return launch
+
+
+def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
+    tokens, heads, kv_heads, head_dim = 256, shape.heads, shape.kv_heads, shape.head_dim
+    dtype = shape.dtype
+    qkv = torch.empty(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
+    q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+    pages = torch.empty(2, 4096, kv_heads, shape.block_size, head_dim, dtype=dtype)
+    positions = slots = torch.empty(tokens, dtype=torch.int64)
+    cos_sin = torch.empty(131072, 2, head_dim // 2)
+    hidden = torch.empty(tokens, shape.hidden, dtype=dtype)
+    weight, norm = hidden[0], q[0, 0]
+    modules["rms_norm"].rms_norm(hidden, weight, 1e-5)
+    modules["rms_norm"].add_rms_norm(hidden, hidden, weight, 1e-5)
+    modules["silu_mul"].silu_mul(torch.empty(tokens, 2 * shape.inner, dtype=dtype))
+    modules["rope"].rope(q, k, positions, cos_sin)
+    modules["write_kv"].write_kv(k, v, *pages, slots)
+    fuse = modules["rope_write_kv"].rope_write_kv
+    fuse(q, k, v, positions, cos_sin, *pages, slots)
+    fuse(q, k, v, positions, cos_sin, *pages, slots, q_norm=norm, k_norm=norm, eps=1e-6)
+    tables = torch.empty(4, 8192, dtype=torch.int32)
+    step = tables, tables[0, :5], tables[0, :4]
+    modules["paged_attention"].paged_attention(q, *pages, *step, head_dim**-0.5)
+
+
+def compile_for(one: Specialisation, arch: int) -> Resources:
+    """Compile, and ask the binary tools of the Triton wheel what came out."""
+    triton = import_module("triton")
+    compiler = import_module("triton.compiler")
+    backend = import_module("triton.backends.compiler")
+    signature, constants, attributes = _signature(one)
+    source = compiler.ASTSource(
+        fn=one.kernel, signature=signature, constexprs=constants, attrs=attributes
+    )
+    target = backend.GPUTarget("cuda", arch, 32)
+    binary = triton.compile(source, target=target, options={"num_warps": one.warps})
+    tools = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin"
+    with tempfile.TemporaryDirectory() as folder:
+        return Resources(
+            shape=one.shape,
+            kernel=one.name,
+            arch=arch,
+            warps=one.warps,
+            registers=_registers(tools, Path(folder), binary.asm["cubin"]),
+            spill_bytes=_spills(tools, Path(folder), binary.asm["ptx"]),
+            shared_bytes=binary.metadata.shared,
+            cubin_bytes=len(binary.asm["cubin"]),
+        )
+
+
+def _signature(one: Specialisation) -> tuple[dict[str, str], dict[Any, Any], dict[Any, Any]]:
+    """As Triton's own launcher specialises: alignment of pointers and strides, and constants."""
+    signature: dict[str, str] = {}
+    constants: dict[Any, Any] = {}
+    attributes: dict[Any, Any] = {}
+    for index, parameter in enumerate(one.kernel.params):
+        value = one.arguments[parameter.name]
+        if isinstance(value, Tensor):
+            signature[parameter.name] = _TYPES[value.dtype]
+            is_aligned = value.storage_offset() * value.element_size() % 16 == 0
+        elif parameter.is_constexpr or (value == 1 and not parameter.do_not_specialize):
+            signature[parameter.name] = "constexpr"
+            constants[(index,)] = value
+            continue
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+            is_aligned = not parameter.do_not_specialize and value % 16 == 0
+        if is_aligned:
+            attributes[(index,)] = _ALIGNED
+    return signature, constants, attributes
+
+
+def _registers(tools: Path, folder: Path, cubin: bytes) -> int:
+    path = folder / "kernel.cubin"
+    path.write_bytes(cubin)
+    found = re.search(r"REG:(\d+)", _output(tools / "cuobjdump", "-res-usage", str(path)))
+    assert found, "cuobjdump names no registers"
+    return int(found[1])
+
+
+def _spills(tools: Path, folder: Path, ptx: str) -> int:
+    path = folder / "kernel.ptx"
+    path.write_text(ptx)
+    target = re.search(r"\.target\s+([^\s,]+)", ptx)
+    assert target, "the PTX names no target"
+    # The plain ptxas of the wheel refuses the PTX of newer processors.
+    words = ("-v", f"--gpu-name={target[1]}", str(path), "-o", str(folder / "again.cubin"))
+    text = _output(tools / "ptxas-blackwell", *words)
+    found = re.findall(r"(\d+) bytes spill (?:stores|loads)", text)
+    assert found, "ptxas names no spills"
+    return sum(map(int, found))
+
+
+def _output(*words: str | Path) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout + done.stderr
+
+
+def read_table() -> dict[tuple[str, str, int], Resources]:
+    """The committed figures."""
+    rows = [Resources(**row) for row in json.loads(TABLE.read_text())["rows"]]
+    return {row.key: row for row in rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--list", action="store_true", help="compile nothing")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    unique = {(one.shape, one.name): one for shape in SHAPES for one in specialisations(shape)}
+    if options.list:
+        print("\n".join(f"{shape}: {name}" for shape, name in unique))
+        return
+    with ThreadPoolExecutor(options.jobs) as pool:
+        work = product(unique.values(), ARCHITECTURES)
+        rows = list(pool.map(lambda pair: compile_for(*pair), work))
+    for row in rows:
+        print(json.dumps(asdict(row)))
+    lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
+    head = json.dumps({"schema": 1, "triton": versions()["triton"]})[1:-1]
+    TABLE.write_text(f'{{{head}, "rows": [\n{lines}\n]}}\n')
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""What the kernels cost a processor is written down, and no change makes it dearer unseen."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.kernels import aot
+
+pytest.importorskip("triton", reason="no triton here")
+
+ROOT = Path(__file__).parents[3]
+# Those of which a spill or a jump would hurt most, one shape each of bf16 and of an odd group.
+SUBSET = {
+    ("8b", "attend_kernel", 90),
+    ("8b", "attend_kernel long", 90),
+    ("8b", "combine_kernel", 90),
+    ("8b", "rope_write_kv_kernel fused", 90),
+    ("8b", "rms_norm_kernel fused", 90),
+    ("group 7", "attend_kernel long", 80),
+    ("head 64", "attend_kernel", 100),
+}
+# The same compiler is deterministic; a small edit moves a few registers, a bad one many.
+GROWTH_MAX = 1.10
+_SCRIPT = """
+import json, sys
+from dataclasses import asdict
+from benchmarks.kernels import aot
+wanted = {tuple(key) for key in json.loads(sys.argv[1])}
+for shape in aot.SHAPES:
+    for one in {one.name: one for one in aot.specialisations(shape)}.values():
+        for arch in aot.ARCHITECTURES:
+            if (one.shape, one.name, arch) in wanted:
+                print(json.dumps(asdict(aot.compile_for(one, arch))))
+"""
+
+
+def compiled(folder: Path) -> list[aot.Resources]:
+    """The subset, compiled in a process that has Triton without a GPU or its interpreter."""
+    environment = {
+        **os.environ,
+        "KAITEN_TRITON": "1",
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(folder),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, json.dumps(sorted(SUBSET))],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [aot.Resources(**json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def test_nothing_spills_and_nothing_grows(tmp_path: Path) -> None:
+    table = aot.read_table()
+    rows = compiled(tmp_path)
+    assert {row.key for row in rows} == SUBSET
+    for row in rows:
+        known = table[row.key]
+        remedy = f"{row.key}: if it must be, rewrite the table (python -m {aot.__name__})"
+        assert row.spill_bytes == 0, remedy
+        assert row.registers <= known.registers * GROWTH_MAX, remedy
+        assert row.shared_bytes <= known.shared_bytes * GROWTH_MAX, remedy
+        assert row.warps == known.warps, remedy
+
+
+def test_the_table_is_whole() -> None:
+    """Every kernel, shape and processor is in it, and none of them spills."""
+    table = aot.read_table()
+    kernels = {kernel for _, kernel, _ in table}
+    assert len(kernels) >= 11
+    shapes = {shape.name for shape in aot.SHAPES}
+    assert set(table) == {(s, k, a) for s in shapes for k in kernels for a in aot.ARCHITECTURES}
+    assert not [key for key, row in table.items() if row.spill_bytes]
+    # What a processor has: 255 registers a thread, and 227 KiB (sm_80: 163) a program can share.
+    limits = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+    assert all(row.registers <= 255 for row in table.values())
+    assert all(row.shared_bytes <= limits[row.arch] for row in table.values())
+
+
+def test_the_table_names_its_compiler() -> None:
+    assert json.loads(aot.TABLE.read_text())["triton"] == "3.7.1"
