@@ -2,11 +2,11 @@
 
 Everything follows from the tokens given at the join and those sampled since, so a row that was
 preempted, resumed or moved to another worker counts what it would have counted undisturbed.
-Memory: one entry per distinct token that the row has seen, only while it has a penalty.
+Memory: five bytes per token of the vocabulary, only for a row with a penalty and while it stays.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -38,7 +38,9 @@ def has_penalties(sampling: RowSampling) -> bool:
 class RowRules:
     """One row's. `see` every sampled token; the arrays are as the next sample needs them."""
 
-    def __init__(self, sampling: RowSampling, token_ids: Sequence[int], prompt_tokens: int) -> None:
+    def __init__(
+        self, sampling: RowSampling, token_ids: Sequence[int], prompt_tokens: int, vocab_size: int
+    ) -> None:
         self.repetition = sampling.repetition_penalty
         self.presence = sampling.presence_penalty
         self.frequency = sampling.frequency_penalty
@@ -46,12 +48,11 @@ class RowRules:
         self.biases = np.array([bias for _, bias in sampling.logit_bias], np.float32)
         self.allowed_ids = np.array(sampling.allowed_token_ids, np.int64)
         self._bad_words = BadWords(sampling.bad_words, token_ids[prompt_tokens:])
-        self._seen = SeenTokens() if has_penalties(sampling) else None
-        if self._seen is not None:
+        self._seen: SeenTokens | None = None
+        if has_penalties(sampling):
             # The other two penalties do not look at the prompt.
-            is_prompt_seen = self.repetition != 1.0
-            prompt = token_ids[:prompt_tokens] if is_prompt_seen else ()
-            self._seen.fill(prompt, token_ids[prompt_tokens:])
+            prompt = token_ids[:prompt_tokens] if self.repetition != 1.0 else ()
+            self._seen = SeenTokens(prompt, token_ids[prompt_tokens:], vocab_size)
 
     def see(self, token_id: int) -> None:
         """The row sampled this token."""
@@ -73,39 +74,39 @@ class RowRules:
 
 
 class SeenTokens:
-    """How often each token is in the output; 0 for one of the prompt. Arrays, grown by doubling."""
+    """How often each token is in the output; 0 for one of the prompt.
 
-    def __init__(self) -> None:
-        self._ids = np.zeros(0, np.int64)
-        self._counts = np.zeros(0, np.float32)
-        self._place: dict[int, int] = {}
+    A long prompt joins between two steps that everybody waits for, so it is counted by arrays as
+    wide as the vocabulary and not token by token.
+    """
+
+    def __init__(self, prompt: Sequence[int], output: Sequence[int], vocab_size: int) -> None:
+        sampled = np.array(output, np.int64)
+        self._times = np.bincount(sampled, minlength=vocab_size).astype(np.float32)
+        self._is_seen = self._times > 0
+        self._is_seen[np.array(prompt, np.int64)] = True
+        self._ids = np.flatnonzero(self._is_seen)
+        self._length = len(self._ids)
 
     @property
     def ids(self) -> IntArray:
-        """Distinct, in order of their first appearance."""
-        return self._ids[: len(self._place)]
+        """Distinct, in no order."""
+        return self._ids[: self._length]
 
     @property
     def counts(self) -> FloatArray:
-        return self._counts[: len(self._place)]
-
-    def fill(self, prompt: Iterable[int], output: Iterable[int]) -> None:
-        for token_id in dict.fromkeys(prompt):
-            self._count(token_id, 0)
-        for token_id in output:
-            self._count(token_id, 1)
+        """Parallel to `ids`."""
+        return self._times[self.ids]
 
     def see(self, token_id: int) -> None:
-        self._count(token_id, 1)
-
-    def _count(self, token_id: int, times: int) -> None:
-        place = self._place.setdefault(token_id, len(self._place))
-        if place == len(self._ids):
-            room = max(64, place)
-            self._ids = np.pad(self._ids, (0, room))
-            self._counts = np.pad(self._counts, (0, room))
-        self._ids[place] = token_id
-        self._counts[place] += times
+        self._times[token_id] += 1
+        if self._is_seen[token_id]:
+            return
+        self._is_seen[token_id] = True
+        if self._length == len(self._ids):
+            self._ids = np.pad(self._ids, (0, max(64, self._length)))
+        self._ids[self._length] = token_id
+        self._length += 1
 
 
 class BadWords:

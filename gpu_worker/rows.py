@@ -124,7 +124,9 @@ class Rows:
         self._logprobs[slot] = sampling.logprobs
         self._write_stops(slot, sampling.stop_token_ids)
         if has_rules(sampling):
-            self._rules[slot] = RowRules(sampling, join.token_ids, join.prompt_tokens)
+            self._rules[slot] = RowRules(
+                sampling, join.token_ids, join.prompt_tokens, self.limits.vocab_size
+            )
 
     def _write_stops(self, slot: int, stop_token_ids: tuple[int, ...]) -> None:
         missing = len(stop_token_ids) - self._stops.shape[1]

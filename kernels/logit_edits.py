@@ -74,7 +74,8 @@ def edit_logits(logits: Tensor, edits: EditTensors) -> None:
     if edits.allowed_rows.numel():
         at = _places(logits, edits.allowed_rows, edits.allowed_ids)
         kept = _read(logits, at)
-        logits[torch.unique(edits.allowed_rows)] = -math.inf
+        # Entries of a row lie together; a row named twice would be written twice, no more.
+        logits[torch.unique_consecutive(edits.allowed_rows)] = -math.inf
         _write(logits, at, kept)
 
 

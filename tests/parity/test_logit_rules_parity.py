@@ -50,7 +50,7 @@ def edited(cases: list[dict[str, Any]], **penalties: list[float]) -> npt.NDArray
         }
         wishes |= {name: values[row] for name, values in penalties.items()}
         half = len(output) // 2
-        each = RowRules(sampling(**wishes), (*prompt, *output[:half]), len(prompt))
+        each = RowRules(sampling(**wishes), (*prompt, *output[:half]), len(prompt), VOCAB)
         for token_id in output[half:]:
             each.see(token_id)
         rules.append((row, each))

@@ -56,11 +56,11 @@ def test_a_resumed_row_knows_what_an_undisturbed_one_knows(
     data: st.DataObject,
 ) -> None:
     params = sampling(repetition_penalty=repetition, frequency_penalty=frequency, bad_words=words)
-    whole = RowRules(params, prompt, len(prompt))
+    whole = RowRules(params, prompt, len(prompt), VOCAB)
     for token_id in output:
         whole.see(token_id)
     cut = data.draw(st.integers(0, len(output)))
-    resumed = RowRules(params, [*prompt, *output[:cut]], len(prompt))
+    resumed = RowRules(params, [*prompt, *output[:cut]], len(prompt), VOCAB)
     for token_id in output[cut:]:
         resumed.see(token_id)
     assert state(resumed) == state(whole)
@@ -80,7 +80,7 @@ def test_no_rules_are_no_edits() -> None:
 
 def test_edits_are_copies_of_the_counters() -> None:
     """A device may read a step's arrays while the next token is already counted."""
-    rules = RowRules(sampling(frequency_penalty=1.0), [1, 2], 1)
+    rules = RowRules(sampling(frequency_penalty=1.0), [1, 2], 1, VOCAB)
     edits = edits_of([(0, rules)], [], 1)
     assert edits is not None
     rules.see(2)
@@ -308,10 +308,10 @@ def test_seeds_decide() -> None:
 
 
 def test_counters_take_room_only_where_they_are_needed() -> None:
-    plain = RowRules(sampling(bad_words=((1,),)), list(range(50)), 10)
+    plain = RowRules(sampling(bad_words=((1,),)), list(range(50)), 10, VOCAB)
     assert len(plain.seen_ids) == 0
-    output_only = RowRules(sampling(presence_penalty=1.0), list(range(50)), 10)
+    output_only = RowRules(sampling(presence_penalty=1.0), list(range(50)), 10, VOCAB)
     assert sorted(output_only.seen_ids.tolist()) == list(range(10, 50))
-    everything = RowRules(sampling(repetition_penalty=1.1), list(range(50)) * 3, 10)
+    everything = RowRules(sampling(repetition_penalty=1.1), list(range(50)) * 3, 10, VOCAB)
     assert len(everything.seen_ids) == 50
     assert everything.seen_counts.dtype == np.float32
