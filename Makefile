@@ -10,10 +10,10 @@ TORCH := torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 MODEL ?=
 ARGS ?=
-BENCH ?= $(shell grep -rl --include='*.py' '^if __name__ ==' benchmarks | sort | sed 's/\.py$$//; s,/,.,g')
+BENCH ?= $(shell grep -rl --include='*.py' --exclude-dir=peers '^if __name__ ==' benchmarks | sort | sed 's/\.py$$//; s,/,.,g')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint type protos protos-check test sim serve bench doctor ci clean
+.PHONY: help setup fmt lint type protos protos-check test sim serve bench guard doctor ci clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*##/  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -64,7 +64,10 @@ doctor: setup  ## check this machine
 bench: setup  ## every benchmark, or BENCH=benchmarks.core.bench_scheduler; see benchmarks/results
 	@for module in $(BENCH); do echo "== $$module"; $(BIN)/python -m $$module $(ARGS) || exit 1; done
 
-ci: lint type protos-check test sim  ## what CI runs
+guard: setup  ## fails when a hot path costs more than twice what is kept; ARGS=--store keeps anew
+	$(BIN)/python -m benchmarks.guard $(ARGS)
+
+ci: lint type protos-check test sim guard  ## what CI runs
 
 clean:  ## remove what can be made again, except the store and the models
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

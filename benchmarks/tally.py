@@ -1,0 +1,111 @@
+"""What a run's journal says of its batches: who computed in how many of the seats, and how much of
+the KV memory taken held tokens. Pure; fed with records in order.
+
+The first request only opens the run, so that the others find somebody computing: steps count from
+when a second one is admitted, and of the opener's length only what is left then.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from protos.kaiten.v1.ledger_pb2 import JournalRecord, PlanInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """Means over the steps that brought tokens."""
+
+    steps: int
+    occupancy: float
+    # Of the memory taken by blocks, and of the memory a reservation of the longest request per
+    # seat would take: the part that holds no token.
+    kv_waste_paged: float
+    kv_waste_reserved: float
+    preemptions: int
+    # Output lengths in the order of acceptance; the opener's is what was left of it.
+    lengths: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """`prompt_tokens` is every request's; `reserve_tokens` what a seat would reserve."""
+
+    slots: int
+    block_tokens: int
+    block_count: int
+    prompt_tokens: int
+    reserve_tokens: int
+    is_static: bool
+    _live: dict[int, int] = field(default_factory=dict)  # serial -> tokens known
+    _seated: set[int] = field(default_factory=set)
+    _blocks_used: int = 0
+    _steps: int = 0
+    _rows: int = 0
+    _held: int = 0
+    _paged: int = 0
+    _reserved: int = 0
+    _preemptions: int = 0
+    _lengths: dict[int, int] = field(default_factory=dict)
+    _opener: int = 0
+    _opener_done: int | None = None  # Its output when the second came.
+
+    def add(self, records: Iterable[JournalRecord]) -> None:
+        for record in records:
+            for told in record.inputs:
+                if told.HasField("plan"):
+                    self._plan(told.plan)
+            if record.serials:
+                self._step(record)
+            for ended in record.finished:
+                self._live.pop(ended.serial, None)
+                self._lengths[ended.serial] = ended.output_tokens
+                if not self.is_static:
+                    self._seated.discard(ended.serial)
+            if not self._live:
+                self._seated.clear()
+
+    def _plan(self, plan: PlanInput) -> None:
+        self._blocks_used = self.block_count - plan.blocks_free
+        for serial in plan.admitted:
+            self._opener = self._opener or serial
+            if serial != self._opener and self._opener_done is None:
+                self._opener_done = self._opener_output()
+            self._live.setdefault(serial, self.prompt_tokens)
+            self._seated.add(serial)
+        for serial in plan.preempted:
+            self._live.pop(serial, None)
+            self._seated.discard(serial)
+            self._preemptions += 1
+
+    def _step(self, record: JournalRecord) -> None:
+        for serial, position in zip(record.serials, record.positions, strict=True):
+            if serial in self._live:
+                self._live[serial] = self.prompt_tokens + position + 1
+        if self._opener_done is None:
+            return
+        self._steps += 1
+        self._rows += len(set(record.serials))
+        self._held += sum(self._live.values())
+        self._paged += self._blocks_used * self.block_tokens
+        self._reserved += len(self._seated) * self.reserve_tokens
+
+    def _opener_output(self) -> int:
+        if self._opener in self._lengths:
+            return self._lengths[self._opener]
+        return self._live.get(self._opener, self.prompt_tokens) - self.prompt_tokens
+
+    def result(self) -> Batches:
+        lengths = dict(self._lengths)
+        lengths[self._opener] -= self._opener_done or 0
+        return Batches(
+            steps=self._steps,
+            occupancy=_share(self._rows, self._steps * self.slots),
+            kv_waste_paged=1 - min(_share(self._held, self._paged), 1.0),
+            kv_waste_reserved=1 - min(_share(self._held, self._reserved), 1.0),
+            preemptions=self._preemptions,
+            lengths=tuple(lengths[serial] for serial in sorted(lengths)),
+        )
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

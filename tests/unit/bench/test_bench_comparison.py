@@ -1,0 +1,207 @@
+"""The floor, the ladder's law and tally, the guard: against cases that can be done by hand."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import guard, ladder, ladder_page
+from benchmarks.floor import Machine, Shape, ideal, shape_of
+from benchmarks.peers.checkpoint import SHAPES, VOCAB_SIZE
+from benchmarks.peers.running import PEERS, PeerError, Setting, run_peer
+from benchmarks.tally import Batches, Tally
+from kaiten.bench.options import BenchOptions
+from kaiten.bench.plan import make_plan
+from kaiten.bench.workload import Job
+from protos.kaiten.v1.ledger_pb2 import CoreInput, JournalRecord, PlanInput, SequenceFinished
+
+SHAPE = Shape(layers=1, hidden_size=2, kv_size=1, body_parameters=100, head_parameters=50)
+lengths = st.lists(st.integers(1, 50), min_size=1, max_size=40)
+
+
+def job(prompt: int, output: int) -> Job:
+    return Job(index=0, prompt=(7,) * prompt, output_tokens=output)
+
+
+def test_one_sequence_reads_all_weights_for_every_token() -> None:
+    machine = Machine(read_bytes_per_s=1000.0, flops_per_s=1e12)
+    found = ideal([job(1, 3)], SHAPE, machine, "bf16", slots=4, step_tokens=8)
+    assert found.steps == 3
+    # 150 parameters of 2 bytes each step, and 4 bytes of KV for each of 1 + 2 + 3 tokens.
+    assert found.wall_s == pytest.approx((3 * 300 + 4 * 6) / 1000)
+    assert found.output_tokens_per_s == pytest.approx(3 / found.wall_s)
+
+
+def test_a_prompt_is_chunked_and_a_slow_machine_computes() -> None:
+    machine = Machine(read_bytes_per_s=1e12, flops_per_s=1000.0)
+    found = ideal([job(10, 1)], SHAPE, machine, "fp32", slots=4, step_tokens=4)
+    assert found.steps == 3
+    attended = 4 * 4 + 4 * 8 + 2 * 10
+    flops = 2 * 100 * 10 + 2 * 50 + 4 * 2 * attended
+    assert found.wall_s == pytest.approx(flops / 1000, rel=1e-6)
+
+
+def test_the_published_crowd_has_the_published_floor(tmp_path: Path) -> None:
+    config = {"vocab_size": VOCAB_SIZE, **SHAPES["125m"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = shape_of(tmp_path)
+    assert shape.body_parameters + shape.head_parameters == pytest.approx(128.5e6, rel=0.01)
+    machine = Machine(read_bytes_per_s=47e9, flops_per_s=955e9)
+    jobs = make_plan(BenchOptions()).jobs
+    found = ideal(jobs, shape, machine, "bf16", slots=64, step_tokens=512)
+    assert found.output_tokens_per_s == pytest.approx(1356, rel=0.1)
+
+
+@given(lengths, st.integers(1, 9))
+def test_the_law_is_at_least_one_and_one_without_raggedness(made: list[int], seats: int) -> None:
+    assert ladder.law(made, seats) >= 1 - 1e-9
+    whole = [7] * (seats * 3)
+    assert ladder.law(whole, seats) == pytest.approx(1)
+
+
+@given(lengths, st.integers(1, 9), st.integers(0, 9))
+def test_the_law_to_the_end_is_never_above_the_law_by_more_than_the_opener(
+    made: list[int], seats: int, seed: int
+) -> None:
+    shuffled = random.Random(seed).sample(made, len(made))
+    static, continuous = batches([64, *made]), batches([64, *shuffled])
+    steps = ladder.static_steps(made, seats) + 64
+    # However seats are filled: no faster than full seats, no slower than one by one.
+    gain = ladder.law_to_the_end(static, continuous, seats)
+    assert steps / (64 + sum(made)) <= gain <= steps * seats / (64 + sum(made)) + 1e-9
+
+
+def batches(made: list[int]) -> Batches:
+    return Batches(
+        steps=1,
+        occupancy=1,
+        kv_waste_paged=0,
+        kv_waste_reserved=0,
+        preemptions=0,
+        lengths=tuple(made),
+    )
+
+
+def plan(*serials: int, blocks_free: int) -> CoreInput:
+    slots = range(len(serials))
+    return CoreInput(plan=PlanInput(admitted=serials, join_slots=slots, blocks_free=blocks_free))
+
+
+def step(
+    seq: int, serials: list[int], position: int, *told: CoreInput, ends: int = 0
+) -> JournalRecord:
+    finished = [SequenceFinished(serial=ends, output_tokens=position + 1)] if ends else []
+    return JournalRecord(
+        seq=seq,
+        serials=serials,
+        positions=[position] * len(serials),
+        token_ids=[7] * len(serials),
+        finished=finished,
+        inputs=told,
+    )
+
+
+@pytest.mark.parametrize("is_static", [True, False])
+def test_a_tally_by_hand(is_static: bool) -> None:
+    """Two of four seats, three blocks of four tokens of ten; 1 ends at once, 2 goes on alone."""
+    tally = Tally(
+        slots=4,
+        block_tokens=4,
+        block_count=10,
+        prompt_tokens=3,
+        reserve_tokens=20,
+        is_static=is_static,
+    )
+    tally.add([step(1, [1, 2], 0, plan(1, 2, blocks_free=7), ends=1)])
+    tally.add([step(2, [2], 1, ends=2)])
+    found = tally.result()
+    assert found.steps == 2
+    assert found.occupancy == 3 / 8
+    held = (4 + 4) + 5
+    assert found.kv_waste_paged == pytest.approx(1 - held / (12 + 12))
+    # A static batch keeps both regions to its end.
+    assert found.kv_waste_reserved == pytest.approx(1 - held / (80 if is_static else 60))
+    assert found.lengths == (1, 2)
+
+
+def test_steps_of_the_opener_alone_do_not_count() -> None:
+    tally = Tally(
+        slots=2, block_tokens=4, block_count=10, prompt_tokens=3, reserve_tokens=20, is_static=False
+    )
+    tally.add([step(1, [1], 0, plan(1, blocks_free=9)), step(2, [1], 1)])
+    later = CoreInput(plan=PlanInput(admitted=[2], join_slots=[1], blocks_free=8))
+    tally.add([step(3, [1], 2, later), step(4, [2], 0, ends=2), step(5, [1], 3, ends=1)])
+    found = tally.result()
+    assert found.steps == 3
+    assert found.lengths == (2, 1), "two of the opener's four tokens were left"
+    assert found.occupancy == 3 / 6
+
+
+def cell(crowd: str, rung: str, speed: float) -> ladder_page.Cell:
+    return ladder_page.Cell(
+        crowd=crowd,
+        rung=rung,
+        seats=5,
+        tokens_per_s=speed,
+        latency_mean_s=1,
+        latency_p99_s=2,
+        occupancy=0.75,
+        kv_waste=0.1,
+        steps=9,
+        preemptions=0,
+    )
+
+
+def test_the_page_has_its_markers_and_takes_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(ladder_page.PAGE.read_text())
+    monkeypatch.setattr(ladder_page, "PAGE", page)
+    monkeypatch.setattr(ladder_page, "IMAGE", tmp_path / "ladder.svg")
+    cells = [cell("code", rung.name, 100.0 * (i + 1)) for i, rung in enumerate(ladder.RUNGS)]
+    gains = [
+        ladder_page.Gain(
+            crowd="code",
+            seats=seats,
+            law=3,
+            law_to_the_end=2,
+            in_steps=1.9,
+            in_throughput=1.5,
+            latency_mean=0.5,
+            latency_p99=0.4,
+        )
+        for seats in (5, 16)
+    ]
+    ladder_page.write(cells, gains, 0.031)
+    ladder_page.write(cells, gains, 0.029)
+    text = page.read_text()
+    assert text.count("| continuous, paged | 5 | 400 | 4.00 |") == 1
+    assert "2.9%" in text
+    assert "3.1%" not in text
+    assert "<svg" in (tmp_path / "ladder.svg").read_text()
+
+
+def test_the_guard_fails_on_a_large_drop_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = iter([3.0, 2.5, 1.5])
+    monkeypatch.setattr(guard, "ratio_of", lambda _: next(measured))
+    assert guard.guarded(lambda: 0.0, 1.0) == 1.5, "a bad ratio is measured again"
+    assert guard.is_bad(2.01, 1.0)
+    assert not guard.is_bad(1.99, 1.0)
+    assert not guard.is_bad(99.0, None)
+
+
+def test_every_probe_has_a_kept_ratio() -> None:
+    assert guard.read_kept().keys() == guard.PROBES.keys()
+
+
+def test_a_peer_that_is_not_there_says_so(tmp_path: Path) -> None:
+    setting = Setting(model=tmp_path, dtype="bf16", threads=1, slots=1, jobs=(job(1, 1),))
+    with pytest.raises(PeerError, match="kaiten, hf-one"):
+        run_peer("nobody", setting)
+    with pytest.raises(PeerError, match="--with vllm"):
+        run_peer("vllm", setting)
+    assert set(PEERS) >= {"kaiten", "hf-continuous", "llama.cpp", "vllm", "openvino"}
