@@ -102,7 +102,7 @@ class Step:
         width = heads + 2 * kv_heads
         wide = torch.randn(tokens, width * head_dim + 5, generator=generator).to(dtype)
         self.qkv = wide[:, : width * head_dim].view(tokens, width, head_dim)
-        self.q, self.k, self.v = self.qkv.split([heads, kv_heads, kv_heads], dim=1)
+        self.cut(heads, kv_heads)
         self.positions = torch.tensor([0, 9, 3, 3])[:tokens]
         self.cos_sin = rope_table(10, torch.rand(half, generator=generator), 1.25)
         shape = (3, kv_heads, block_size, head_dim)
@@ -110,11 +110,14 @@ class Step:
         self.slots = torch.tensor([5, -1, 3 * block_size - 1, 0])[:tokens]
         self.norms = [torch.rand(head_dim, generator=generator).to(dtype) for _ in range(2)]
 
+    def cut(self, heads: int, kv_heads: int) -> None:
+        self.q, self.k = self.qkv[:, :heads], self.qkv[:, heads : heads + kv_heads]
+        self.v = self.qkv[:, heads + kv_heads :]
+
     def copy(self) -> "Step":
         other = object.__new__(Step)
         other.__dict__.update({**self.__dict__, "qkv": self.qkv.clone()})
-        sizes = [self.q.size(1), self.k.size(1), self.v.size(1)]
-        other.q, other.k, other.v = other.qkv.split(sizes, dim=1)
+        other.cut(self.q.size(1), self.k.size(1))
         other.k_pages, other.v_pages = self.k_pages.clone(), self.v_pages.clone()
         return other
 
@@ -162,14 +165,14 @@ def test_fused(
 ) -> None:
     step = Step(generator, dtype, heads=heads, kv_heads=kv_heads, head_dim=head_dim, half=half)
     other = step.copy()
-    norms = step.norms if is_normed else [None, None]
+    q_norm, k_norm = step.norms if is_normed else (None, None)
     fused = rope_write_kv(
         step.q, step.k, step.v, step.positions, step.cos_sin, step.k_pages, step.v_pages,
-        step.slots, *norms, eps=1e-6,
+        step.slots, q_norm, k_norm, eps=1e-6,
     )  # fmt: skip
     expected = rope_write_kv_reference(
         other.q, other.k, other.v, other.positions, other.cos_sin, other.k_pages, other.v_pages,
-        other.slots, *norms, eps=1e-6,
+        other.slots, q_norm, k_norm, eps=1e-6,
     )  # fmt: skip
     # One rounding after the norm, turned by both parts of the rotation, and one after it.
     assert agree(fused, expected, roundings=4)

@@ -1,0 +1,61 @@
+"""The whole worker on its GPU kernels, interpreted, says what it says on the torch path.
+
+Rows, plans, leases, decoder and sampler are the real ones; only the kernels differ.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.random_model import write_random_model
+
+pytest.importorskip("triton", reason="no triton here")
+
+ROOT = Path(__file__).parents[2]
+SECONDS_MAX = 200
+KERNELS = {
+    "_attend_kernel",
+    "_plan_kernel",
+    "_rms_norm_kernel",
+    "_rope_kernel",
+    "_silu_mul_kernel",
+    "_write_kv_kernel",
+}
+# Float32 through two layers; the bound of the parity with transformers.
+LOGPROB_ERROR_MAX = 1e-4
+QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
+
+
+def runs(folder: Path) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.parity.triton_process", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"path"')]
+
+
+@pytest.mark.parametrize("changes", [{}, QWEN3], ids=["llama", "qwen3"])
+def test_token_for_token(changes: dict[str, Any], tmp_path: Path) -> None:
+    results = runs(write_random_model(tmp_path / "model", seed=3, **changes))
+    assert [result["path"] for result in results] == ["torch", "triton"] * 2
+    expected = results[0]
+    # Otherwise equality would prove little.
+    assert len({token for row in expected["tokens"] for token in row}) >= 10
+    for result in results:
+        assert result["tokens"] == expected["tokens"]
+        for own, known in zip(result["logprobs"], expected["logprobs"], strict=True):
+            assert own == pytest.approx(known, abs=LOGPROB_ERROR_MAX)
+    for result in results[1::2]:
+        assert result["launches"].keys() >= KERNELS
+    assert not results[0]["launches"]

@@ -1,0 +1,104 @@
+"""The worker on the torch path and then on the Triton one, in a process whose Triton interprets.
+
+Started by `test_triton_parity.py` as `TRITON_INTERPRET=1 python triton_process.py FOLDER`; prints
+one JSON object per run.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from gpu_worker.loading import load
+from gpu_worker.rows import Rows
+from gpu_worker.settings import WorkerSettings
+from kernels import attention_plan, dispatch, paged_attention, rms_norm, rope, silu_mul, write_kv
+from tests.support.mini_scheduler import MiniScheduler, sampling
+
+# Lengths at, beside and between the borders of blocks of four.
+PROMPT_LENGTHS = (1, 3, 4, 5, 8, 21)
+MAX_TOKENS = 7
+# Chunks that split blocks and a lease over their borders; whole prompts, step by step.
+RUNS = ((7, 3), (1000, 1))
+
+
+def count_launches(launches: Counter[str]) -> None:
+    """Note every kernel launch by name."""
+    for module in (attention_plan, paged_attention, rms_norm, rope, silu_mul, write_kv):
+        for name, kernel in list(vars(module).items()):
+            if name.endswith("_kernel"):
+                setattr(module, name, _Counted(kernel, name, launches))
+
+
+class _Counted:
+    def __init__(self, kernel: Any, name: str, launches: Counter[str]) -> None:
+        self._kernel, self._name, self._launches = kernel, name, launches
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        launch: Callable[..., None] = self._kernel[grid]
+
+        @wraps(launch)
+        def counted(*values: object, **named: object) -> None:
+            self._launches[self._name] += 1
+            launch(*values, **named)
+
+        return counted
+
+
+def run(folder: str, path: str, *, chunk_tokens: int, lease_steps: int) -> MiniScheduler:
+    """Every prompt to its end, four rows at a time; half of them sampled."""
+    dispatch.force(path)
+    loaded = load(
+        WorkerSettings(
+            native="off",
+            model=folder,
+            dtype="fp32",
+            slots=4,
+            step_tokens=32,
+            block_size=4,
+            kv_blocks=64,
+            threads=1,
+        )
+    )
+    rows = Rows(loaded.limits)
+    scheduler = MiniScheduler(loaded.limits, chunk_tokens=chunk_tokens, lease_steps=lease_steps)
+    for index, length in enumerate(PROMPT_LENGTHS):
+        prompt = [(7 * index + 3 * at) % 90 + 5 for at in range(length)]
+        temperature = 0.8 * (index % 2)
+        params = sampling(max_tokens=MAX_TOKENS, temperature=temperature, seed=index, logprobs=2)
+        scheduler.submit(prompt, params)
+    while (plan := scheduler.next_plan()) is not None:
+        counts = rows.apply(plan)
+        for step in range(plan.lease_steps):
+            inputs = rows.step_inputs(counts)
+            outcome = rows.advance(inputs, loaded.device.execute(inputs))
+            scheduler.on_outcome(plan, step, outcome)
+            counts = rows.steady_counts()
+            if not counts.any():
+                break
+    return scheduler
+
+
+def main(folder: str) -> None:
+    launches: Counter[str] = Counter()
+    count_launches(launches)
+    for chunk_tokens, lease_steps in RUNS:
+        for path in ("torch", "triton"):
+            launches.clear()
+            done = run(folder, path, chunk_tokens=chunk_tokens, lease_steps=lease_steps)
+            result = {
+                "path": path,
+                "tokens": [done.outputs[index] for index in range(len(PROMPT_LENGTHS))],
+                "logprobs": [
+                    [row.logprob for row in done.logprobs[index]]
+                    for index in range(len(PROMPT_LENGTHS))
+                ],
+                "launches": dict(launches),
+            }
+            sys.stdout.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
