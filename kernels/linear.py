@@ -127,12 +127,14 @@ class PackedLinear:
             require(bias.dtype == weight.dtype, "bias", "must have the dtype of weight")
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
+        is_cpu = weight.device.type == "cpu"
+        is_known = not is_cpu or ("torch", weight.dtype) in _ROWS
+        require(is_known, "weight", "must be float32 or bfloat16 on a CPU")
         paths = _paths_for(weight)
         require(path in ("auto", *paths), "path", f"{path} is not available here")
         self.path = paths[0] if path == "auto" else path
         with torch.inference_mode():
             self._multiply = _PATHS[self.path](weight.contiguous(), bias)
-        is_cpu = weight.device.type == "cpu"
         self._rows_min, self._rows_step = _ROWS[self.path, weight.dtype] if is_cpu else (1, 1)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -125,6 +125,7 @@ def test_a_wrong_operator_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         ("weight", torch.ones(3), None, torch.ones(1, 3)),
         ("weight", torch.ones(3, 3).double(), None, torch.ones(1, 3)),
+        ("weight", torch.ones(3, 3).half(), None, torch.ones(1, 3).half()),
         ("bias", torch.ones(4, 3), torch.ones(3), torch.ones(1, 3)),
         ("bias", torch.ones(4, 3), torch.ones(4).bfloat16(), torch.ones(1, 3)),
         ("x", torch.ones(4, 3), None, torch.ones(1, 4)),
