@@ -22,7 +22,6 @@ class Pages:
         self._front = front
         self._body_bytes_max = config.body_bytes_max
         self._started_s = now_s()
-        self._openapi = openapi.document(version("kaiten"))
 
     async def models(self, _request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model()]})
@@ -45,7 +44,8 @@ class Pages:
         return JSONResponse({"prompt": self._front.detokenize(body.ask())})
 
     async def openapi(self, _request: Request) -> Response:
-        return JSONResponse(self._openapi)
+        front = self._front
+        return JSONResponse(openapi.document(version("kaiten"), front.card.name, front.limits))
 
     async def health(self, _request: Request) -> Response:
         """Alive: this loop turns. Whether requests can be served, /ready tells."""

@@ -11,7 +11,11 @@ from gateway.openai_models import (
     DetokenizeBody,
     TokenizeBody,
 )
+from gateway.tenants import PRIORITY_MAX
+from gateway.validate import UINT32_MAX, UINT64_MAX, Limits
 
+# By field, then by JSON type.
+Rules = Mapping[str, Mapping[str, Mapping[str, Any]]]
 REFERENCE: Final = "#/components/schemas/{model}"
 BODIES: Final[Mapping[str, type[BaseModel]]] = {
     "ChatBody": ChatBody,
@@ -68,27 +72,77 @@ AFTER: Final = {
 STREAMED: Final = {"name": "stream", "in": "query", "schema": {"enum": ["true", "false"]}}
 
 
-def document(version: str) -> dict[str, Any]:
-    """OpenAPI 3.1."""
+def document(version: str, model: str, limits: Limits) -> dict[str, Any]:
+    """OpenAPI 3.1, with this gateway's own limits."""
     return {
         "openapi": "3.1.0",
         "info": {"title": "kaiten", "version": version},
         "security": [{"key": []}, {}],
         "paths": _paths(),
         "components": {
-            "schemas": _schemas(),
+            "schemas": _schemas(model, limits),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _schemas() -> dict[str, Any]:
+def _schemas(model: str, limits: Limits) -> dict[str, Any]:
     schemas: dict[str, Any] = {"Error": ERROR}
-    for name, model in BODIES.items():
-        schema = model.model_json_schema(ref_template=REFERENCE)
+    rules = _rules(model, limits)
+    for name, body in BODIES.items():
+        schema = body.model_json_schema(ref_template=REFERENCE)
         schemas |= schema.pop("$defs", {})
+        for field, property_ in schema["properties"].items():
+            _restrict(property_, rules.get(field, {}))
         schemas[name] = schema
     return schemas
+
+
+def _rules(model: str, limits: Limits) -> Rules:
+    """What `validate` wants of a field, by the JSON type of its value. It judges; this tells."""
+    ids = {"minimum": 0, "maximum": limits.vocab_size - 1}
+    logprobs = {"minimum": 0, "maximum": limits.logprobs_max}
+    choices = {"minimum": 1, "maximum": limits.choices_max}
+    stop = {"minLength": 1, "maxLength": limits.stop_chars_max}
+    positive = {"exclusiveMinimum": 0}
+    return {
+        "model": {"string": {"enum": [model]}},
+        "n": {"integer": choices},
+        "best_of": {"integer": choices},
+        "temperature": {"number": {"minimum": 0, "maximum": 2}},
+        "top_p": {"number": positive | {"maximum": 1}},
+        "min_p": {"number": {"minimum": 0, "maximum": 1}},
+        "top_k": {"integer": {"minimum": -1, "maximum": UINT32_MAX}},
+        "seed": {"integer": {"minimum": -(2**63), "maximum": UINT64_MAX}},
+        "max_tokens": {"integer": {"minimum": 1, "maximum": limits.context_tokens_max}},
+        "max_completion_tokens": {"integer": {"minimum": 1, "maximum": limits.context_tokens_max}},
+        "min_tokens": {"integer": {"minimum": 0, "maximum": limits.context_tokens_max}},
+        "logprobs": {"integer": logprobs},
+        "top_logprobs": {"integer": logprobs},
+        "presence_penalty": {"number": {"minimum": -2, "maximum": 2}},
+        "frequency_penalty": {"number": {"minimum": -2, "maximum": 2}},
+        "repetition_penalty": {"number": positive | {"maximum": 2}},
+        "priority": {"integer": {"minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX}},
+        "prompt": {"string": {"minLength": 1}, "array": {"minItems": 1}, "integer": ids},
+        "tokens": {"array": {"minItems": 1}, "integer": ids},
+        "messages": {"array": {"minItems": 1}},
+        "stop": {"string": stop, "array": {"maxItems": limits.stops_max}},
+        "stop_token_ids": {"array": {"maxItems": limits.stop_token_ids_max}, "integer": ids},
+        "allowed_token_ids": {"integer": ids},
+        "bad_words_token_ids": {"integer": ids},
+        "logit_bias": {"object": {"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,18})$"}}},
+        "chat_template_kwargs": {
+            "object": {"propertyNames": {"enum": sorted(limits.template_options)}}
+        },
+    }
+
+
+def _restrict(schema: dict[str, Any], rules: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add the rules of each type, wherever in the alternatives it stands."""
+    schema.update(rules.get(schema.get("type", ""), {}))
+    for inner in (*schema.get("anyOf", ()), schema.get("items")):
+        if inner:
+            _restrict(inner, rules)
 
 
 def _paths() -> dict[str, Any]:
