@@ -229,6 +229,8 @@ HTTP_ONLY: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": "x", "response_format": {"type": "json_object"}}, "not", "response_format"),
     ({"prompt": "x", "echo": True, "logprobs": 1}, "cannot be combined with logprobs", "echo"),
     ({"prompt": "x", "suffix": "end"}, "not supported", "suffix"),
+    ({"prompt": "x", "max_tokens": 0, "echo": True}, "[1, 4294967295], got 0", "max_tokens"),
+    ({"prompt": "x", "max_tokens": 0, "echo": True, "logprobs": 1}, "cannot be", "echo"),
     ({"prompt": "x", "best_of": 2}, "not supported", "best_of"),
     ({"prompt": "x", "best_of": 1, "n": 2}, "at least n, which is 2", "best_of"),
     ({"prompt": ["x", "y"], "background": True}, "single prompt", "background"),

@@ -19,6 +19,7 @@ from gateway.detokenize import decode
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1 import model_service_pb2 as model_pb
 from protos.kaiten.v1.common_pb2 import FinishReason, SamplingParams
+from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.support.gateway_stack import MODEL, Stack, running_gateway, running_stack, text_of, until
 from tests.support.tokenizers import token_id, write_model_folder
 
@@ -526,3 +527,83 @@ async def test_the_document_names_every_route_and_body(
     assert {"prompt", "echo", "best_of", "include_stop_str_in_output", "priority"} <= set(
         properties
     )
+
+
+async def test_a_hundred_visitors_leave_every_place_free(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    """Connect, read a token, leave: afterwards as many streams fit as before."""
+    async with running_stack(tmp_path / "model", redis_url, cell, streams_max=8) as stack:
+        front = stack.gateway.service.front
+        endless = SamplingParams(ignore_eos=True)
+
+        async def visit() -> None:
+            call = stack.gateway.inference.Generate(
+                pb.GenerateRequest(text="x", sampling=endless), timeout=30
+            )
+            async for response in call:
+                if response.event.HasField("delta"):
+                    break
+            call.cancel()
+
+        for _ in range(25):
+            await asyncio.gather(*(visit() for _ in range(4)))
+            await until(lambda: not front._active, "nobody followed")
+        stack.scheduler.is_open.clear()
+        calls = [
+            stack.gateway.inference.Generate(pb.GenerateRequest(text="x"), timeout=30)
+            for _ in range(8)
+        ]
+        for call in calls:
+            await anext(aiter(call))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stack.generate(text="x")
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(detail(caught.value, ErrorInfo).metadata)["subject"] == "gateway"
+        for call in calls:
+            call.cancel()
+
+
+async def test_a_client_that_pings_every_second_is_not_sent_away(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    async with running_stack(tmp_path / "model", redis_url, cell) as stack:
+        stack.says("still connected")
+        stack.scheduler.is_open.clear()
+        options = [
+            ("grpc.keepalive_time_ms", 1000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+        ]
+        address = f"127.0.0.1:{stack.gateway.service.grpc_port}"
+        async with grpc.aio.insecure_channel(address, options=options) as channel:
+            call = InferenceServiceStub(channel).Generate(pb.GenerateRequest(text="x"), timeout=20)
+            # Long enough for the strikes that would end in GOAWAY, counted on the loop's clock.
+            asyncio.get_running_loop().call_later(4, stack.scheduler.is_open.set)
+            events = [response.event async for response in call]
+        assert text_of(events) == "still connected"
+
+
+async def test_a_stop_with_open_streams_is_on_time(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    async with running_stack(tmp_path / "model", redis_url, cell) as stack:
+        stack.scheduler.is_open.clear()
+        body = {"prompt": "x", "stream": True}
+        async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=20) as http:
+            calls = [
+                stack.gateway.inference.Generate(pb.GenerateRequest(text="x"), timeout=30)
+                for _ in range(10)
+            ]
+            for call in calls:
+                await anext(aiter(call))
+            async with http.stream("POST", "/v1/completions", json=body) as reply:
+                async with asyncio.timeout(8):
+                    await stack.gateway.service.stop()
+                text = "".join([part async for part in reply.aiter_text()])
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert '"code":"unavailable"' in text
+        assert stack.scheduler.cancels == []
