@@ -185,7 +185,10 @@ def create_app(front: Front, config: GatewaySettings, keyring: Keyring) -> ASGIA
         Route("/openapi.json", pages.openapi),
     ]
     handlers = {KaitenError: _on_error, HTTPException: _on_http_error}
-    gate = Gate(Starlette(routes=routes, exception_handlers=handlers), keyring)
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    # A path with one slash too many is no path of ours, and a redirect would name the Host header.
+    app.router.redirect_slashes = False
+    gate = Gate(app, keyring)
     if not config.cors_origins:
         return gate
     return CORSMiddleware(

@@ -14,7 +14,7 @@ import grpc
 import structlog
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
 from google.rpc.status_pb2 import Status
 
@@ -143,11 +143,35 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
         behaviour = getattr(handler, kind)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
+        deserializer = handler.request_deserializer
         return make(
             _guarded(behaviour, call.method),
-            handler.request_deserializer,
+            deserializer if handler.request_streaming else _tolerant(deserializer),
             handler.response_serializer,
         )
+
+
+class _Unparsed:
+    """Stands for a request whose bytes are no message of its type."""
+
+
+def _tolerant(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Left to itself, grpc.aio answers UNKNOWN and logs a traceback: a client's mistake as ours."""
+    if deserializer is None:
+        return None
+
+    def parse(raw: bytes) -> Any:
+        try:
+            return deserializer(raw)
+        except DecodeError:
+            return _Unparsed()
+
+    return parse
+
+
+def _check_parsed(request: Any) -> None:
+    if isinstance(request, _Unparsed):
+        raise errors.InvalidRequest("", "the request's bytes are not a message of this method")
 
 
 def _arity(is_streaming: bool) -> str:
@@ -163,6 +187,7 @@ def _guarded(behaviour: Callable[..., Any], method: str) -> Callable[..., Awaita
 
     async def stream(request: Any, context: Any) -> None:
         try:
+            _check_parsed(request)
             async with aclosing(
                 cast(AsyncGenerator[Any, None], behaviour(request, context))
             ) as items:
@@ -173,6 +198,7 @@ def _guarded(behaviour: Callable[..., Any], method: str) -> Callable[..., Awaita
 
     async def call(request: Any, context: Any) -> Any:
         try:
+            _check_parsed(request)
             return await behaviour(request, context)
         except Exception as error:
             await _fail(context, error, method)

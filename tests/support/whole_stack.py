@@ -63,7 +63,11 @@ class Door:
             return False
 
     def wait_ready(self) -> None:
-        wait_until(self.is_ready, f"{self.process.name} is ready")
+        def is_settled() -> bool:
+            assert self.process.is_alive, f"{self.process.name} ended: {self.process.log()[-2000:]}"
+            return self.is_ready()
+
+        wait_until(is_settled, f"{self.process.name} is ready")
 
 
 class WholeStack:
@@ -121,6 +125,10 @@ class WholeStack:
             for door in self.doors:
                 door.wait_ready()
             self.golden = self.answer()
+        except AssertionError as error:
+            self._close()
+            logs = "\n".join(process.log()[-1000:] for process in self.processes)
+            raise AssertionError(f"{error}\n{logs}") from error
         except BaseException:
             self._close()
             raise

@@ -1,0 +1,48 @@
+"""Bytes that are no message are the client's mistake, told as one, in every unary-request kind."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from protos.kaiten.v1 import inference_service_pb2 as pb
+from protos.kaiten.v1.inference_service_pb2_grpc import (
+    InferenceServiceServicer,
+    add_InferenceServiceServicer_to_server,
+)
+from service_kit.grpc_server import bind, create_server
+
+
+class Echo(InferenceServiceServicer):
+    async def Cancel(self, request: pb.CancelRequest, _context: Any) -> pb.CancelResponse:
+        return pb.CancelResponse(was_live=request.request_id == "x")
+
+    async def Attach(
+        self, _request: pb.AttachRequest, _context: Any
+    ) -> AsyncIterator[pb.AttachResponse]:
+        yield pb.AttachResponse()
+
+
+@pytest.mark.parametrize("raw", [b"\x34", b"\x0a\x05ab", b"\x0a\x02\xff\xfe", b"\xff" * 20])
+@pytest.mark.parametrize("method", ["Cancel", "Attach"])
+async def test_unparsable_requests(method: str, raw: bytes) -> None:
+    server = create_server()
+    add_InferenceServiceServicer_to_server(Echo(), server)
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            path = f"/kaiten.v1.InferenceService/{method}"
+            if method == "Cancel":
+                answer = channel.unary_unary(path)(raw, timeout=10)
+            else:
+                answer = channel.unary_stream(path)(raw, timeout=10).read()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await answer
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            good = channel.unary_unary("/kaiten.v1.InferenceService/Cancel")
+            reply = await good(pb.CancelRequest(request_id="x").SerializeToString(), timeout=10)
+            assert pb.CancelResponse.FromString(reply).was_live
+    finally:
+        await server.stop(None)
