@@ -56,6 +56,9 @@ def serve(
     step_tokens: Annotated[int | None, Parameter(help="tokens per step at most")] = None,
     kv_memory_mb: Annotated[int | None, Parameter(help="memory of each KV pool")] = None,
     threads: Annotated[int | None, Parameter(help="CPU threads per worker")] = None,
+    api_keys_file: Annotated[
+        Path | None, Parameter(help="tenants and their keys, see `kaiten keygen`; default: no keys")
+    ] = None,
 ) -> int:
     """Serve a model: store, scheduler, workers and gateway as processes under one supervisor."""
     from kaiten.display import show_start_error
@@ -82,6 +85,7 @@ def serve(
             step_tokens=step_tokens,
             kv_memory_mb=kv_memory_mb,
             threads=threads,
+            api_keys_file=None if api_keys_file is None else api_keys_file.expanduser().resolve(),
         )
         return asyncio.run(serve_stack(options))
     except StartError as error:

@@ -40,11 +40,23 @@ class Facts:
 
 async def ask(stack: Stack) -> Facts:
     """Ask the gateway for its model and each worker for its pool."""
+    workers = [await _describe(address) for address in stack.worker_addresses]
+    model = await _model(stack) or model_service_pb2.Model(name=workers[0].model)
+    return Facts(model=model, workers=tuple(workers))
+
+
+async def _model(stack: Stack) -> model_service_pb2.Model | None:
+    """None: the gateway wants an API key, and this command has none."""
     async with grpc.aio.insecure_channel(stack.grpc_address) as channel:
         stub = model_service_pb2_grpc.ModelServiceStub(channel)
-        listed = await stub.ListModels(model_service_pb2.ListModelsRequest(), timeout=ASK_S)
-    workers = [await _describe(address) for address in stack.worker_addresses]
-    return Facts(model=listed.models[0], workers=tuple(workers))
+        try:
+            listed = await stub.ListModels(model_service_pb2.ListModelsRequest(), timeout=ASK_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.UNAUTHENTICATED:
+                raise
+            return None
+    model: model_service_pb2.Model = listed.models[0]
+    return model
 
 
 async def _describe(address: str) -> common_pb2.WorkerDescription:

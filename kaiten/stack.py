@@ -35,6 +35,7 @@ class ServeOptions:
     step_tokens: int | None = None
     kv_memory_mb: int | None = None
     threads: int | None = None
+    api_keys_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,7 @@ def _worker(options: ServeOptions, name: str, address: str, scheduler_address: s
 
 
 def _gateway(options: ServeOptions, redis_url: str, grpc_port: int, http_port: int) -> ChildSpec:
+    keys = options.api_keys_file
     return _service(
         options,
         "gateway",
@@ -153,6 +155,7 @@ def _gateway(options: ServeOptions, redis_url: str, grpc_port: int, http_port: i
         *("--model", str(options.model.folder), "--served-model-name", options.model.name),
         *("--grpc-host", options.host, "--grpc-port", str(grpc_port)),
         *("--http-host", options.host, "--http-port", str(http_port)),
+        *(() if keys is None else ("--api-keys-file", str(keys))),
     )
 
 

@@ -32,10 +32,22 @@ def kaiten(*arguments: str, stdin: str = "") -> tuple[int, str]:
     return finished.returncode, re.sub(r"[\s│]+", " ", said)
 
 
+def test_keygen_gives_the_key_and_its_entry_apart() -> None:
+    made = [sys.executable, "-m", "kaiten", "keygen", "acme"]
+    done = subprocess.run(made, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0
+    assert done.stdout.startswith('[tenants."acme"]\nkeys = ["sha256:')
+    key = done.stderr.rpartition(" ")[2].strip()
+    assert key.startswith("kt-")
+    assert key not in done.stdout
+    code, said = kaiten("keygen", "a b")
+    assert (code, "must match" in said) == (2, True)
+
+
 def test_help_names_every_command() -> None:
     code, said = kaiten("--help")
     assert code == 0
-    commands = ("serve", "gateway", "scheduler", "worker", "generate", "chat", "doctor")
+    commands = ("serve", "gateway", "scheduler", "worker", "generate", "chat", "doctor", "keygen")
     assert [name for name in (*commands, "healthcheck") if name not in said] == []
 
 

@@ -229,6 +229,13 @@ def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
         assert int(worker["--threads"]) >= 1
         assert "--kv-memory-mb" not in worker
     assert (tmp_path / "store-org-m-1").is_dir()
+    assert "--api-keys-file" not in gateway
+
+
+def test_a_keys_file_is_the_gateways(tmp_path: Path) -> None:
+    stack = plan_stack(options(tmp_path, api_keys_file=tmp_path / "keys.toml"))
+    assert flags(stack, "gateway")["--api-keys-file"] == str(tmp_path / "keys.toml")
+    assert "--api-keys-file" not in flags(stack, "scheduler")
 
 
 def test_a_store_of_somebody_else_is_not_started(tmp_path: Path) -> None:
