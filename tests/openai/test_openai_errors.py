@@ -1,0 +1,266 @@
+"""Each way to fail is the exception that the OpenAI package has for it."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from tests.support.whole_stack import MODEL, Door, WholeStack, wait_until
+
+WRONG: list[tuple[str, dict[str, Any], str | None]] = [
+    ("temperature", {"temperature": 3}, "temperature"),
+    ("a negative temperature", {"temperature": -0.1}, "temperature"),
+    ("top_p", {"top_p": 0}, "top_p"),
+    ("max_tokens", {"max_tokens": 0}, "max_tokens"),
+    ("more than the context", {"max_tokens": 10**6}, "max_tokens"),
+    ("no such n", {"n": 0}, "n"),
+    ("a huge n", {"n": 1_000_000}, "n"),
+    ("logprobs", {"logprobs": 21}, "logprobs"),
+    ("a stop too many", {"stop": ["x"] * 17}, "stop"),
+    ("an empty stop", {"stop": ""}, "stop"),
+    ("a bias of no token", {"logit_bias": {"999999": 1}}, "logit_bias"),
+    ("a bias that is no id", {"logit_bias": {"cat": 1}}, "logit_bias"),
+    ("presence_penalty", {"presence_penalty": 2.5}, "presence_penalty"),
+    ("frequency_penalty", {"frequency_penalty": -2.5}, "frequency_penalty"),
+    ("a suffix", {"suffix": "and then"}, "suffix"),
+    ("best_of", {"best_of": 4}, "best_of"),
+    ("an empty prompt list", {"prompt": []}, "prompt"),
+    ("a token beyond the vocabulary", {"prompt": [1536]}, "prompt"),
+    ("a misspelt key", {"extra_body": {"max_token": 5}}, "max_token"),
+    ("a seed beyond 64 bits", {"seed": 2**64}, "seed"),
+    ("echo with logprobs", {"echo": True, "logprobs": 1}, "echo"),
+]
+CHAT_WRONG: list[tuple[str, dict[str, Any], str | None]] = [
+    ("no messages", {"messages": []}, "messages"),
+    ("an image", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
+    ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ("a schema", {"response_format": {"type": "json_object"}}, "response_format"),
+    ("top_logprobs alone", {"top_logprobs": 3}, "top_logprobs"),
+    ("audio", {"modalities": ["audio"]}, "modalities"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "param"), WRONG, ids=[row[0] for row in WRONG])
+def test_bad_completions(
+    client: OpenAI, name: str, change: dict[str, Any], param: str | None
+) -> None:
+    body: dict[str, Any] = {"model": MODEL, "prompt": "x", "max_tokens": 2, **change}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(**body)
+    assert caught.value.type == "invalid_request_error"
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(("name", "change", "param"), CHAT_WRONG, ids=[r[0] for r in CHAT_WRONG])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_bad_chats(
+    async_client: AsyncOpenAI, name: str, change: dict[str, Any], param: str | None, stream: bool
+) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    body: dict[str, Any] = {"model": MODEL, "messages": messages, "stream": stream, **change}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await async_client.chat.completions.create(**body)
+    assert param is None or caught.value.param == param
+
+
+def test_too_long_a_prompt_has_openais_code(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=MODEL, prompt="sushi " * 2000)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_no_such_model(client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.completions.create(model="gpt-4", prompt="x")
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+
+
+def test_no_such_path_or_method(client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.embeddings.create(model=MODEL, input="x")
+    assert caught.value.code == "unknown_url"
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.models.delete(MODEL)
+    assert refused.value.status_code == 405
+
+
+def test_an_idempotency_key_used_twice(client: OpenAI) -> None:
+    headers = {"Idempotency-Key": "twice"}
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": 2, "extra_headers": headers}
+    first = client.completions.create(prompt="The chef", **body)
+    assert client.completions.create(prompt="The chef", **body).choices == first.choices
+    with pytest.raises(openai.ConflictError):
+        client.completions.create(prompt="The salmon", **body)
+
+
+def test_errors_name_the_request(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(
+            model=MODEL, prompt="x", n=0, extra_headers={"x-request-id": "mine-7"}
+        )
+    assert caught.value.request_id == "mine-7"
+
+
+def test_headers_of_an_answer(client: OpenAI) -> None:
+    raw = client.completions.with_raw_response.create(
+        model=MODEL, prompt="x", max_tokens=1, extra_headers={"x-request-id": "mine-8"}
+    )
+    assert raw.headers["x-request-id"] == raw.request_id == "mine-8"
+    assert raw.headers["content-type"] == "application/json"
+    assert raw.parse().usage is not None
+    other = client.completions.with_raw_response.create(model=MODEL, prompt="x", max_tokens=1)
+    assert other.request_id not in (None, "", "mine-8")
+
+
+async def test_headers_of_a_stream(async_client: AsyncOpenAI) -> None:
+    async with async_client.completions.with_streaming_response.create(
+        model=MODEL, prompt="x", max_tokens=2, stream=True
+    ) as raw:
+        assert raw.headers["content-type"].startswith("text/event-stream")
+        assert raw.headers["cache-control"] == "no-store"
+        lines = [line async for line in raw.iter_lines()]
+    assert "data: [DONE]" in lines
+
+
+def long_request(client: OpenAI, **more: Any) -> Any:
+    extra = {"ignore_eos": True}
+    return client.completions.create(
+        model=MODEL, prompt="The chef", max_tokens=900, extra_body=extra, **more
+    )
+
+
+def test_a_timeout_of_the_client_cancels(client: OpenAI, whole_stack: WholeStack) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        long_request(client, timeout=0.1)
+    wait_until(lambda: not whole_stack.problem(), "nothing runs for a client that left")
+
+
+async def test_a_timeout_of_the_async_client_cancels(
+    async_client: AsyncOpenAI, whole_stack: WholeStack
+) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        await async_client.completions.create(
+            model=MODEL,
+            prompt="x",
+            max_tokens=900,
+            timeout=0.1,
+            extra_body={"ignore_eos": True},
+        )
+    await asyncio.to_thread(wait_until, lambda: not whole_stack.problem(), "an idle cell")
+
+
+def test_closing_a_stream_cancels(client: OpenAI, whole_stack: WholeStack) -> None:
+    with long_request(client, stream=True) as stream:
+        next(iter(stream))
+    wait_until(lambda: not whole_stack.problem(), "an idle cell")
+
+
+async def test_leaving_an_async_stream_cancels(
+    async_client: AsyncOpenAI, whole_stack: WholeStack
+) -> None:
+    stream = await async_client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Tell me a story"}],
+        stream=True,
+        max_tokens=900,
+        extra_body={"ignore_eos": True},
+    )
+    async for _ in stream:
+        break
+    await stream.close()
+    await asyncio.to_thread(wait_until, lambda: not whole_stack.problem(), "an idle cell")
+
+
+async def test_a_cancelled_task_cancels(async_client: AsyncOpenAI, whole_stack: WholeStack) -> None:
+    asked = asyncio.create_task(
+        async_client.completions.create(
+            model=MODEL, prompt="The chef", max_tokens=900, extra_body={"ignore_eos": True}
+        )
+    )
+    await asyncio.to_thread(wait_until, lambda: whole_stack.state().running, "it runs")
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await asyncio.to_thread(wait_until, lambda: not whole_stack.problem(), "an idle cell")
+
+
+def test_the_rate_limit_says_when_to_come_back(
+    another_door: Callable[..., Door], whole_stack: WholeStack
+) -> None:
+    door = another_door(streams_max=1)
+    with OpenAI(base_url=door.openai, api_key="any", max_retries=0, timeout=60) as client:
+        with long_request(client, stream=True) as stream:
+            next(iter(stream))
+            begin = time.monotonic()
+            with pytest.raises(openai.RateLimitError) as caught:
+                client.completions.create(model=MODEL, prompt="x")
+            assert time.monotonic() - begin < 5
+            assert int(caught.value.response.headers["retry-after"]) >= 1
+            assert caught.value.type == "rate_limit_error"
+        # Once the stream is gone, a client that retries does not even notice.
+        patient = client.with_options(max_retries=8)
+        answer = patient.completions.create(model=MODEL, prompt="x", max_tokens=1)
+        assert answer.usage is not None
+
+
+def test_a_deadline_of_the_server(another_door: Callable[..., Door]) -> None:
+    door = another_door(request_timeout_s=0.2)
+    with OpenAI(base_url=door.openai, api_key="any", max_retries=0, timeout=60) as client:
+        with pytest.raises(openai.InternalServerError) as caught:
+            long_request(client)
+        assert caught.value.status_code == 504
+        assert caught.value.code == "deadline_exceeded"
+        with pytest.raises(openai.APIError, match="deadline"):
+            for _ in long_request(client, stream=True):
+                pass
+
+
+def test_keys(another_door: Callable[..., Door], tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"right").hexdigest()
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[tenants.alice]\nkeys = ["sha256:{digest}"]\n')
+    door = another_door(api_keys_file=keys)
+    with OpenAI(base_url=door.openai, api_key="wrong", max_retries=0, timeout=60) as wrong:
+        with pytest.raises(openai.AuthenticationError):
+            wrong.completions.create(model=MODEL, prompt="x")
+        with pytest.raises(openai.AuthenticationError):
+            wrong.models.list()
+        right = wrong.with_options(api_key="right")
+        assert right.models.list().data[0].id == MODEL
+        assert right.completions.create(model=MODEL, prompt="x", max_tokens=1).usage is not None
+
+
+def test_a_gateway_that_restarts(another_door: Callable[..., Door]) -> None:
+    door = another_door()
+    with OpenAI(base_url=door.openai, api_key="any", max_retries=0, timeout=60) as client:
+        before = client.completions.create(
+            model=MODEL, prompt="The chef", max_tokens=5, temperature=0
+        )
+        door.process.kill()
+        with pytest.raises(openai.APIConnectionError):
+            client.models.list()
+        door.process.start()
+        # Connections are refused, then it says 503 with retry-after, then it serves.
+        after = client.with_options(max_retries=12).completions.create(
+            model=MODEL, prompt="The chef", max_tokens=5, temperature=0
+        )
+        assert after.choices == before.choices
+
+
+def test_a_gateway_that_dies_in_mid_stream(another_door: Callable[..., Door]) -> None:
+    door = another_door()
+    with OpenAI(base_url=door.openai, api_key="any", max_retries=0, timeout=60) as client:
+        stream = long_request(client, stream=True)
+        next(iter(stream))
+        door.process.kill()
+        with pytest.raises(openai.APIConnectionError):
+            for _ in stream:
+                pass
