@@ -6,7 +6,7 @@ is cancelled; since that is decided from the tokens alone, every gateway decides
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from gateway.choice_text import ChoiceText
 from gateway.cursor import TokenDigest, position_of
@@ -19,6 +19,8 @@ from protos.kaiten.v1.ledger_pb2 import RenderOptions, RequestResult, SequenceFi
 from service_kit.errors import DataLoss, KaitenError, Unavailable
 
 STOP = FinishReason.FINISH_REASON_STOP
+# With 20 log-probabilities a token takes 200 bytes; gRPC clients refuse messages above 4 MiB.
+DELTA_TOKENS_MAX: Final = 8192
 
 
 class Accepted(NamedTuple):
@@ -208,13 +210,22 @@ class Generation:
         start = choice.start
         if update.position < start < update.position + len(update.token_ids):
             # The text before and after `start` must come apart: feed it in two.
-            head, tail = _split(update, start - update.position)
-            events = [*self._apply_to(choice, head), *self._apply_to(choice, tail)]
+            parts = _split(update, start - update.position)
+            events = [event for part in parts for event in self._apply_bounded(choice, part)]
         else:
-            events = self._apply_to(choice, update)
+            events = self._apply_bounded(choice, update)
         if update.finished is not None and update.finished.HasField("done"):
             self.done_message = update.finished.done
         return events
+
+    def _apply_bounded(self, choice: Choice, update: Update) -> list[Event]:
+        """What piled up for a slow reader, or all of a long output, must still fit a message."""
+        events: list[Event] = []
+        while len(update.token_ids) > DELTA_TOKENS_MAX:
+            head, update = _split(update, DELTA_TOKENS_MAX)
+            events += self._apply_to(choice, head)
+        last = self._apply_to(choice, update)
+        return events + last if events else last
 
     def _apply_to(self, choice: Choice, update: Update) -> list[Event]:
         was_open = choice.end is None

@@ -15,7 +15,19 @@ Schema = Mapping[str, Any]
 DEPTH_MAX: Final = 5
 TEXTS: Final = ("", "The chef", "\u0000", "\ud800", "寿司🍣", "a" * 3000, "true", "1e999")
 NUMBERS: Final = (0, 1, -1, 2, 0.5, 1e308, -1e308, 2**31, 2**63, 2**64, 10**40, math.nan, math.inf)
-JUNK: Final = (None, True, "x", 1, -1, 1e999, [], {}, [[[[]]]], {"a": {"a": {}}}, ["x", 1, None])
+JUNK: Final[tuple[Any, ...]] = (
+    None,
+    True,
+    "x",
+    1,
+    -1,
+    1e999,
+    [],
+    {},
+    [[[[]]]],
+    {"a": {"a": {}}},
+    ["x", 1, None],
+)
 SENSIBLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "model": ("mini", "mini", "", "other"),
     "prompt": ("The chef", ["The chef", "x"], [1, 70, 71], [[1], [2]], "", [], [[]]),

@@ -78,8 +78,6 @@ def messages(descriptor: Descriptor, depth: int = 0) -> st.SearchStrategy[Messag
     @st.composite
     def build(draw: st.DrawFn) -> Message:
         message = make()
-        if depth >= DEPTH_MAX:
-            return message
         # Of each choice of fields one is taken, so that requests have an input.
         choices = [sorted(field.name for field in oneof.fields) for oneof in descriptor.oneofs]
         chosen = {draw(st.sampled_from(names)) for names in choices if len(names) > 1}
@@ -94,7 +92,7 @@ def messages(descriptor: Descriptor, depth: int = 0) -> st.SearchStrategy[Messag
             _put(message, field, drawn)
         return message
 
-    return build()
+    return st.builds(make) if depth >= DEPTH_MAX else build()
 
 
 def _put(message: Message, field: FieldDescriptor, drawn: list[Any]) -> None:
