@@ -41,12 +41,18 @@ def find_checkpoint(model: str) -> Path:
 
 
 class Checkpoint:
-    """The tensors of a folder by name, memory-mapped; a context manager that closes the files."""
+    """The tensors of a folder by name; a context manager that closes the files.
+
+    A tensor is a view of the memory-mapped file, mapped anew for each: what was read of the file
+    stays in this process only as long as the tensor. Copy what must outlive the checkpoint: a file
+    cut short under a mapping ends the process.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
+        self._paths: dict[str, Path] = {}
         try:
             for path in _weight_files(folder):
                 self._open(path)
@@ -81,7 +87,8 @@ class Checkpoint:
         return str(self._files[name].get_slice(name).get_dtype())
 
     def tensor(self, name: str) -> Tensor:
-        tensor: Tensor = self._files[name].get_tensor(name)
+        with safe_open(self._paths[name], framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
         return tensor
 
     def _open(self, path: Path) -> None:
@@ -95,6 +102,7 @@ class Checkpoint:
             if name in self._files:
                 raise ConfigError(f"{path}: tensor {name} is in two files of the checkpoint")
             self._files[name] = file
+            self._paths[name] = path
 
 
 def _weight_files(folder: Path) -> list[Path]:

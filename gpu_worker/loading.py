@@ -37,6 +37,8 @@ log = structlog.get_logger()
 
 _DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _DTYPE_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+_WARM_UP_TOKENS: Final = 32
+_WARM_UP_ROWS: Final = 4
 _FP32_CHECKPOINTS: Final = ("float32", "float64")
 
 
@@ -155,9 +157,13 @@ def model_name(settings: WorkerSettings) -> str:
 
 
 def warm_up(device: Device, limits: RowLimits) -> None:
-    """Run a prefill, a full decode step and a mixed one, so that no first request pays for it."""
-    longest = min(limits.step_tokens, limits.context_tokens)
-    for counts in ([longest], [1] * limits.slots, [min(2, longest), 1]):
+    """Run a prefill, a decode step and a mixed one, so that no first request pays for it.
+
+    Small ones: threads, scratch memory and the library's plans come with the first step of a kind,
+    whatever its size.
+    """
+    longest = min(_WARM_UP_TOKENS, limits.step_tokens, limits.context_tokens)
+    for counts in ([longest], [1] * min(_WARM_UP_ROWS, limits.slots), [min(2, longest), 1]):
         device.execute(_warm_up_step(np.array(counts, np.int64), limits))
 
 

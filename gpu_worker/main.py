@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from gpu_worker import runtime
 from gpu_worker.settings import WorkerSettings
 from service_kit import lifecycle, logs, telemetry
 from service_kit.settings import describe
@@ -22,6 +23,7 @@ def _build(argv: Sequence[str] | None) -> lifecycle.Service:
     logs.configure("worker", settings.log_level)
     telemetry.configure("worker")
     log.info("service.settings", **describe(settings))
+    runtime.prepare()
     # Torch takes seconds to import: wrong settings and --help need not wait for it.
     from gpu_worker.loading import load
     from gpu_worker.process import WorkerProcess

@@ -132,11 +132,15 @@ def load_weights(
     check_tensors(checkpoint, config)
 
     def read(name: str) -> Tensor:
+        return checkpoint.tensor(name).to(device=device, dtype=dtype, copy=True)
+
+    def view(name: str) -> Tensor:
+        """For weights that are packed at once: without a copy of what the file has."""
         return checkpoint.tensor(name).to(device=device, dtype=dtype)
 
     def linear(*names: str) -> PackedLinear:
         """The named linears one below the other."""
-        weight = _stacked([read(f"{name}.weight") for name in names])
+        weight = _stacked([view(f"{name}.weight") for name in names])
         has_bias = f"{names[0]}.bias" in expected
         bias = _stacked([read(f"{name}.bias") for name in names]) if has_bias else None
         return PackedLinear(weight, bias)
@@ -160,7 +164,7 @@ def load_weights(
         )
         on_layer(layer + 1)
     embedding = read(_EMBEDDING)
-    head = embedding if config.has_tied_embeddings else read(_HEAD)
+    head = embedding if config.has_tied_embeddings else view(_HEAD)
     return Weights(
         embedding=embedding, layers=tuple(layers), norm=read(_NORM), head=PackedLinear(head)
     )
