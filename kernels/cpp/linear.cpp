@@ -14,7 +14,8 @@ namespace {
 constexpr int kColumns = 3;            // vectors of a panel
 constexpr int kRows = 8;               // rows of a tile: kRows * kColumns sums, the weights and x fill the registers
 constexpr int kPanel = kColumns * W;
-constexpr int kAhead = 20;             // steps fetched ahead: 4 KiB, past the page where the processor stops guessing
+constexpr int kAhead = 20;             // steps fetched ahead: 3.75 KiB, over the page's end, where the processor stops guessing
+constexpr int kRunsPerThread = 4;      // neighbouring panels stay on a thread: what it fetches ahead it also uses
 constexpr int64_t kSerialFlops = 1 << 17;
 
 template <class T>
@@ -141,8 +142,10 @@ void pack_linear(const Pack& a) {
 }
 
 void linear(const Linear& a) {
-  for_each_item(panels_of(a.out), a.rows * a.in * a.out > kSerialFlops,
-                [&](int64_t i) { a.is_bf16 ? multiply_panel<bf16>(a, i) : multiply_panel<float>(a, i); });
+  const bool is_worth_threads = a.rows * a.in * a.out > kSerialFlops;
+  for_each_run(panels_of(a.out), kRunsPerThread, is_worth_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) a.is_bf16 ? multiply_panel<bf16>(a, i) : multiply_panel<float>(a, i);
+  });
 }
 
 }  // namespace kaiten

@@ -4,10 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/utils/pybind.h>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include "kernels.h"
 #include "simd.h"
 
@@ -133,17 +129,6 @@ Tensor noise_bits(int64_t seed, int64_t choice, int64_t position, int64_t vocab)
   return bits;
 }
 
-// Large pages where the memory holds whole ones: fewer address translations, nothing more resident than is asked for.
-void advise_large_pages(const Tensor& x) {
-#if defined(MADV_HUGEPAGE)
-  constexpr uintptr_t kPage = 2 << 20;
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(x.const_data_ptr()), end = begin + x.nbytes();
-  const uintptr_t first = (begin + kPage - 1) / kPage * kPage, last = end / kPage * kPage;
-  // Refused by kernels without them: the memory is as good, only slower.
-  if (first < last) (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#endif
-}
-
 bool has_linear(const Tensor& weight) { return kaiten::has_linear(is_bf16(weight), weight.size(1)); }
 
 Tensor pack_linear(const Tensor& weight) {
@@ -180,7 +165,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("silu_mul", &silu_mul, Unlocked());
   m.def("rope", &rope, Unlocked());
   m.def("write_kv", &write_kv, Unlocked());
-  m.def("advise_large_pages", &advise_large_pages);
   m.def("has_linear", &has_linear);
   m.def("pack_linear", &pack_linear, Unlocked());
   m.def("linear", &linear, Unlocked());
