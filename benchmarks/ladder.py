@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks import ladder_page
 from benchmarks.ladder_page import Cell, Gain
 from benchmarks.recording import record
-from benchmarks.stack import Stack, serving
+from benchmarks.stack import Stack, seats_taken, serving
 from benchmarks.tally import Batches, Tally
 from kaiten.bench.figures import Figures, figures_of
 from kaiten.bench.laws import LAWS
@@ -46,8 +46,8 @@ AMPLE_MB = 16
 SEATS_RESERVED = POOL_TOKENS // REQUEST_TOKENS_MAX
 SEATS_PAGED = 16
 VOCAB_SIZE = 1500
-# The crowd comes while somebody computes: else a static batch is made of the first few to arrive.
-OPENER_TOKENS, CROWD_DUE_S = 128, 0.05
+# Every seat is taken while the crowd comes: else a static batch is made of the first few to arrive.
+OPENER_TOKENS = 80
 # The law, and what its lengths are multiplied with to fit a small model's context.
 CROWDS = {
     "uniform": ("uniform", 1 / 8),
@@ -101,8 +101,7 @@ def crowd_of(name: str, requests: int) -> tuple[Job, ...]:
         )
         for shape in (scaled(shape, factor) for shape in LAWS[law].draw(rng, requests))
     ]
-    opener = replace(shapes[0], output_tokens=OPENER_TOKENS)
-    return fill([opener, *shapes], rng, VOCAB_SIZE)
+    return fill(shapes, rng, VOCAB_SIZE)
 
 
 def static_steps(lengths: Sequence[int], seats: int) -> int:
@@ -117,13 +116,11 @@ def law(lengths: Sequence[int], seats: int) -> float:
 
 def law_to_the_end(static: Batches, continuous: Batches, seats: int) -> float:
     """The gain for just these requests, in the order in which each run accepted them: at the end
-    seats stand empty however they are filled. The opener is a batch of its own; of its length only
-    what was left when the crowd came counts."""
-    opener, *crowd = static.lengths
+    seats stand empty however they are filled."""
     free_at = [0] * seats
     for length in continuous.lengths:
         heapq.heappush(free_at, heapq.heappop(free_at) + length)
-    return (opener + static_steps(crowd, seats)) / max(free_at)
+    return static_steps(static.lengths, seats) / max(free_at)
 
 
 async def measure(stack: Stack, rung: Rung, jobs: Sequence[Job]) -> Measured:
@@ -142,10 +139,13 @@ async def measure(stack: Stack, rung: Rung, jobs: Sequence[Job]) -> Measured:
             prompt_tokens=len(jobs[0].prompt),
             reserve_tokens=REQUEST_TOKENS_MAX,
             is_static=rung.is_static,
+            opener_count=rung.seats,
         )
-        reading = asyncio.create_task(_read(ledger, lease.journal_seq, tally, len(jobs)))
-        load = Load(target, timeout_s=300.0)
-        outcomes = await load.open_loop(jobs, [0.0] + [CROWD_DUE_S] * (len(jobs) - 1))
+        ends = len(jobs) + rung.seats
+        reading = asyncio.create_task(_read(ledger, lease.journal_seq, tally, ends))
+        async with seats_taken(stack, rung.seats, OPENER_TOKENS):
+            load = Load(target, timeout_s=300.0)
+            outcomes = await load.open_loop(jobs, [0.0] * len(jobs))
         await asyncio.wait_for(reading, 30.0)
     finally:
         await target.close()
@@ -234,7 +234,7 @@ def gains_of(
     by = {(cell.crowd, cell.rung): cell for cell in cells}
     gains = []
     for crowd in CROWDS:
-        lengths = [job.output_tokens for job in crowd_of(crowd, requests)][1:]
+        lengths = [job.output_tokens for job in crowd_of(crowd, requests)]
         for static, continuous in PAIRS:
             before, after = by[crowd, static.name], by[crowd, continuous.name]
             pairs = zip(found[crowd, static.name], found[crowd, continuous.name], strict=True)

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from kaiten.async_client import AsyncClient
 
 READY_S_MAX = 120.0
 
@@ -60,6 +62,21 @@ def serving(model: str = "", *flags: str) -> Iterator[Stack]:
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=60)
+
+
+@contextlib.asynccontextmanager
+async def seats_taken(stack: Stack, seats: int, tokens: int) -> AsyncIterator[None]:
+    """One request with a choice for every seat, streaming when the block begins: whoever comes
+    meanwhile waits, and all seats become free at once. Leaving the block waits for its end."""
+    async with (
+        AsyncClient(stack.grpc) as client,
+        client.generate(
+            token_ids=[7] * 16, n=seats, max_tokens=tokens, ignore_eos=True
+        ) as generation,
+    ):
+        await anext(generation)
+        yield
+        await generation.result()
 
 
 def _wait(process: "subprocess.Popen[bytes]", address: str, log: Path) -> None:

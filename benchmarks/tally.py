@@ -1,8 +1,8 @@
 """What a run's journal says of its batches: who computed in how many of the seats, and how much of
 the KV memory taken held tokens. Pure; fed with records in order.
 
-The first request only opens the run, so that the others find somebody computing: steps count from
-when a second one is admitted, and of the opener's length only what is left then.
+The first `opener_count` sequences only open the run, so that the crowd finds every seat taken and
+has all come when the seats become free: steps count from when one of the crowd is admitted.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ class Batches:
     kv_waste_paged: float
     kv_waste_reserved: float
     preemptions: int
-    # Output lengths in the order of acceptance; the opener's is what was left of it.
+    # Output lengths of the crowd in the order of acceptance.
     lengths: tuple[int, ...]
 
 
@@ -36,6 +36,7 @@ class Tally:
     prompt_tokens: int
     reserve_tokens: int
     is_static: bool
+    opener_count: int = 0
     _live: dict[int, int] = field(default_factory=dict)  # serial -> tokens known
     _seated: set[int] = field(default_factory=set)
     _blocks_used: int = 0
@@ -46,8 +47,8 @@ class Tally:
     _reserved: int = 0
     _preemptions: int = 0
     _lengths: dict[int, int] = field(default_factory=dict)
-    _opener: int = 0
-    _opener_done: int | None = None  # Its output when the second came.
+    _crowd_from: int = 0
+    _is_counting: bool = False
 
     def add(self, records: Iterable[JournalRecord]) -> None:
         for record in records:
@@ -67,9 +68,8 @@ class Tally:
     def _plan(self, plan: PlanInput) -> None:
         self._blocks_used = self.block_count - plan.blocks_free
         for serial in plan.admitted:
-            self._opener = self._opener or serial
-            if serial != self._opener and self._opener_done is None:
-                self._opener_done = self._opener_output()
+            self._crowd_from = self._crowd_from or serial + self.opener_count
+            self._is_counting |= serial >= self._crowd_from
             self._live.setdefault(serial, self.prompt_tokens)
             self._seated.add(serial)
         for serial in plan.preempted:
@@ -81,7 +81,7 @@ class Tally:
         for serial, position in zip(record.serials, record.positions, strict=True):
             if serial in self._live:
                 self._live[serial] = self.prompt_tokens + position + 1
-        if self._opener_done is None:
+        if not self._is_counting:
             return
         self._steps += 1
         self._rows += len(set(record.serials))
@@ -89,21 +89,16 @@ class Tally:
         self._paged += self._blocks_used * self.block_tokens
         self._reserved += len(self._seated) * self.reserve_tokens
 
-    def _opener_output(self) -> int:
-        if self._opener in self._lengths:
-            return self._lengths[self._opener]
-        return self._live.get(self._opener, self.prompt_tokens) - self.prompt_tokens
-
     def result(self) -> Batches:
-        lengths = dict(self._lengths)
-        lengths[self._opener] -= self._opener_done or 0
         return Batches(
             steps=self._steps,
             occupancy=_share(self._rows, self._steps * self.slots),
             kv_waste_paged=1 - min(_share(self._held, self._paged), 1.0),
             kv_waste_reserved=1 - min(_share(self._held, self._reserved), 1.0),
             preemptions=self._preemptions,
-            lengths=tuple(lengths[serial] for serial in sorted(lengths)),
+            lengths=tuple(
+                self._lengths[each] for each in sorted(self._lengths) if each >= self._crowd_from
+            ),
         )
 
 
