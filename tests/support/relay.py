@@ -1,0 +1,60 @@
+"""A TCP relay in this process: a level-4 balancer, or a network that stops carrying packets."""
+
+import asyncio
+import itertools
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+
+class Relay:
+    """Connections go to the targets in turn. `is_silent`: bytes are dropped, nothing is closed."""
+
+    def __init__(self, *targets: str) -> None:
+        self.is_silent = False
+        self.connections: list[str] = []
+        self._targets = itertools.cycle(targets)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
+
+    @property
+    def address(self) -> str:
+        host, port = self._server.sockets[0].getsockname()
+        return f"{host}:{port}"
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        target = next(self._targets)
+        self.connections.append(target)
+        host, _, port = target.rpartition(":")
+        to_reader, to_writer = await asyncio.open_connection(host, int(port))
+        self._writers += [writer, to_writer]
+        for source, sink in ((reader, to_writer), (to_reader, writer)):
+            task = asyncio.create_task(self._carry(source, sink))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while raw := await source.read(65536):
+                if not self.is_silent:
+                    sink.write(raw)
+                    await sink.drain()
+            if not self.is_silent:
+                sink.close()
