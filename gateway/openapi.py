@@ -24,6 +24,8 @@ BODIES: Final[Mapping[str, type[BaseModel]]] = {
     "DetokenizeBody": DetokenizeBody,
 }
 OBJECT: Final = {"type": "object"}
+# One server-sent event; its data is JSON, but for the last one's "[DONE]".
+EVENT: Final = {"type": "object", "properties": {"data": {"type": "string"}}}
 ERROR: Final = {
     "type": "object",
     "required": ["error"],
@@ -210,10 +212,7 @@ def _operation(
 
 
 def _success(types: tuple[str, ...]) -> dict[str, Any]:
-    content = {
-        kind: {"schema": OBJECT if kind == "application/json" else {"type": "string"}}
-        for kind in types
-    }
+    content = {kind: {"schema": OBJECT if kind == "application/json" else EVENT} for kind in types}
     return {"description": "done", "content": content}
 
 
