@@ -24,12 +24,13 @@ cost     reads 2 * context * kv_heads * head_dim elements per row (memory bound 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels import dispatch, jit, native
-from kernels.attention_plan import SHORT_TILE, SPLIT, AttentionPlan, plan_attention
+from kernels.attention_plan import SPLIT, AttentionPlan, plan_attention
 from kernels.checks import require, require_float, require_ids, require_like
 from kernels.jit import constexpr, pointer, scalar, stride, tl
 from kernels.write_kv import require_pages
@@ -203,9 +204,9 @@ def _attend_kernel(
         )  # fmt: skip
         if SPLIT and context > SPLIT:
             kept = item * QUERY_TILE + line.to(tl.int64)
-            tl.store(tops_out + kept, top)
-            tl.store(totals_out + kept, total)
-            tl.store(sums_out + kept[:, None] * DIM_TILE + dim[None, :], sums)
+            tl.store(tops_out + kept, top, mask=is_query)
+            tl.store(totals_out + kept, total, mask=is_query)
+            tl.store(sums_out + kept[:, None] * DIM_TILE + dim[None, :], sums, mask=is_in)
         else:
             at = (query * (KV_HEADS * GROUP) + head[:, None]) * HEAD_DIM + dim[None, :]
             tl.store(out + at, (sums / total[:, None]).to(out.dtype.element_ty), mask=is_in)
@@ -245,7 +246,7 @@ def _combine_kernel(
             weight = tl.exp2(tl.load(tops_in + kept, mask=is_in, other=float("-inf")) - top)
             total += tl.sum(weight * tl.load(totals_in + kept, mask=is_in, other=0.0), 0)
             parts = sums_in + kept[:, None] * DIM_TILE + dim[None, :]
-            parts = tl.load(parts, mask=is_in[:, None], other=0.0)
+            parts = tl.load(parts, mask=is_in[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
             sums += tl.sum(weight[:, None] * parts, 0)
         to = out + ((begin + token).to(tl.int64) * (KV_HEADS * GROUP) + head) * HEAD_DIM + dim
         tl.store(to, (sums / total).to(out.dtype.element_ty), mask=dim < HEAD_DIM)
@@ -253,24 +254,39 @@ def _combine_kernel(
 
 # 32 splits, 4 warps: no listed processor spills; 8 and 16 do, by a few bytes.
 _SPLITS_TILE = 32
-# Persistent programs per processor: as many as fit beside each other.
-_SHORT_PROGRAMS = 4
-_LONG_PROGRAMS = 2
 
 
-def _tiling(q: Tensor, group: int, query_tile: int) -> tuple[int, int]:
-    """(positions per step of the loop, warps): the most that no listed processor spills with.
+class _Tiling(NamedTuple):
+    """How a launch uses a processor."""
+
+    # Per step of the loop.
+    positions: int
+    warps: int
+    # The load of a block id, the load of what it points to, and its use. 5 leave two tiles of keys
+    # and values on their way while a third is used, which memory-bound short rows need.
+    stages: int
+    # Persistent programs per processor: as many as fit beside each other, by registers and shared
+    # memory; one more would run alone at the end.
+    programs: int
+
+
+def _tiling(q: Tensor, group: int, is_long: bool) -> _Tiling:
+    """The most with which no listed processor spills, for sm_90 and sm_100 (sm_80 holds one less).
 
     Chosen 2026-11-20 from benchmarks/results/kernels_aot.json; not yet timed on a GPU.
     """
-    dim_tile, is_long = jit.power_of_two(q.size(2)), query_tile > SHORT_TILE
+    dim_tile = jit.power_of_two(q.size(2))
     if q.dtype == torch.float32:
-        return (32 if dim_tile <= 128 else 16), 4
+        return _Tiling(32, 4, 3, 4) if dim_tile <= 128 else _Tiling(16, 4, 3, 2)
+    if not is_long:
+        sizes = {64: (64, 4), 128: (64, 3), 256: (32, 2)}
+        positions, programs = sizes[min(256, max(64, dim_tile))]
+        return _Tiling(positions, 4, 5, programs)
     if dim_tile > 128:
-        return 32, 8 if is_long else 4
+        return _Tiling(32, 8, 3, 1)
     # Dividing by a group that is no power of two costs registers, too many beside 64 long rows.
     is_uneven = group != jit.power_of_two(group)
-    return (32 if is_long and is_uneven and dim_tile > 64 else 64), 4
+    return _Tiling(32 if is_uneven and dim_tile > 64 else 64, 4, 3, 2)
 
 
 def _paged_attention_triton(
@@ -300,21 +316,21 @@ def _paged_attention_triton(
     tops, totals = torch.empty((2, kept), dtype=torch.float32, device=q.device)
     sizes = {"KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM_TILE": dim_tile}
 
-    def attend(ends: Tensor, query_tile: int, split: int, per_processor: int) -> None:
-        positions, warps = _tiling(q, group, query_tile)
-        _attend_kernel[(jit.programs(q.device, per_processor),)](
+    def attend(ends: Tensor, query_tile: int, split: int) -> None:
+        tiling = _tiling(q, group, is_long=split == 0)
+        _attend_kernel[(jit.programs(q.device, tiling.programs),)](
             q, k_pages, v_pages, out,
             sums, tops, totals,
             block_tables, query_starts, context_lengths, ends,
             rows, block_tables.stride(0), scale * math.log2(math.e), q.stride(0),
             **sizes, BLOCK_SIZE=block_size,
-            QUERY_TILE=query_tile, POSITION_TILE=positions, SPLIT=split,
-            WIDENS=jit.is_widened(q), num_warps=warps,
+            QUERY_TILE=query_tile, POSITION_TILE=tiling.positions, SPLIT=split,
+            WIDENS=jit.is_widened(q), num_warps=tiling.warps, num_stages=tiling.stages,
         )  # fmt: skip
 
-    attend(plan.short_ends, plan.short_tile, SPLIT, _SHORT_PROGRAMS)
+    attend(plan.short_ends, plan.short_tile, SPLIT)
     if plan.has_long:
-        attend(plan.long_ends, plan.long_tile, 0, _LONG_PROGRAMS)
+        attend(plan.long_ends, plan.long_tile, 0)
     if kept:
         _combine_kernel[(rows, heads)](
             out, sums, tops, totals, query_starts, plan.short_ends,
@@ -323,7 +339,7 @@ def _paged_attention_triton(
     return out
 
 
-_NATIVE_HEAD_DIM_MAX = 256
+_HEAD_DIM_MAX = 256
 _PATHS = {
     "triton": _paged_attention_triton,
     "native": _paged_attention_native,
@@ -346,10 +362,8 @@ def paged_attention(
     `plan`, of these very rows, spares the Triton path one launch per layer; no other reads it.
     """
     _check(q, k_pages, v_pages, block_tables, query_starts, context_lengths)
-    path = dispatch.path_for(q)
-    # The compiled CPU path packs keys into fixed scratch; wider heads are rare enough for torch.
-    if path == "native" and q.size(2) > _NATIVE_HEAD_DIM_MAX:
-        path = "torch"
+    # Both compiled paths hold a whole head close by; wider ones are rare enough for torch.
+    path = dispatch.path_for(q) if q.size(2) <= _HEAD_DIM_MAX else "torch"
     return _PATHS[path](
         q, k_pages, v_pages, block_tables, query_starts, context_lengths, scale, plan
     )

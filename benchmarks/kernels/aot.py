@@ -46,6 +46,7 @@ _TYPES: Final = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
+_Keep = Callable[[Any, Mapping[str, Any], Mapping[str, int]], None]
 _ALIGNED: Final = [["tt.divisibility", 16]]
 
 
@@ -94,7 +95,7 @@ class Specialisation:
     kernel: Any
     variant: str
     arguments: Mapping[str, Any]
-    warps: int
+    options: Mapping[str, int]
 
     @property
     def name(self) -> str:
@@ -109,6 +110,7 @@ class Resources:
     kernel: str
     arch: int
     warps: int
+    stages: int
     registers: int
     spill_bytes: int
     shared_bytes: int
@@ -126,14 +128,14 @@ def specialisations(shape: Shape) -> list[Specialisation]:
     dispatch = import_module("kernels.dispatch")
     found: list[Specialisation] = []
 
-    def keep(kernel: Any, arguments: Mapping[str, Any], warps: int) -> None:
+    def keep(kernel: Any, arguments: Mapping[str, Any], options: Mapping[str, int]) -> None:
         found.append(
             Specialisation(
                 shape=shape.name,
                 kernel=kernel,
                 variant=_variant(arguments),
                 arguments=arguments,
-                warps=warps,
+                options=options,
             )
         )
 
@@ -156,7 +158,7 @@ def _variant(arguments: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _recording(modules: Any, keep: Callable[[Any, Mapping[str, Any], int], None]) -> Iterator[None]:
+def _recording(modules: Any, keep: _Keep) -> Iterator[None]:
     """Within, launches are kept instead of made."""
     launched = [
         (module, name, value)
@@ -174,13 +176,16 @@ def _recording(modules: Any, keep: Callable[[Any, Mapping[str, Any], int], None]
 
 
 class _Recorder:
-    def __init__(self, kernel: Any, keep: Callable[[Any, Mapping[str, Any], int], None]) -> None:
+    def __init__(self, kernel: Any, keep: _Keep) -> None:
         self._kernel, self._keep = kernel, keep
 
     def __getitem__(self, grid: object) -> Callable[..., None]:
-        def launch(*values: object, num_warps: int = 4, **named: object) -> None:
+        def launch(
+            *values: object, num_warps: int = 4, num_stages: int = 3, **named: object
+        ) -> None:
             positional = dict(zip(self._kernel.arg_names, values, strict=False))
-            self._keep(self._kernel, {**positional, **named}, num_warps)
+            options = {"num_warps": num_warps, "num_stages": num_stages}
+            self._keep(self._kernel, {**positional, **named}, options)
 
         return launch
 
@@ -218,14 +223,15 @@ def compile_for(one: Specialisation, arch: int) -> Resources:
         fn=one.kernel, signature=signature, constexprs=constants, attrs=attributes
     )
     target = backend.GPUTarget("cuda", arch, 32)
-    binary = triton.compile(source, target=target, options={"num_warps": one.warps})
+    binary = triton.compile(source, target=target, options=dict(one.options))
     tools = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin"
     with tempfile.TemporaryDirectory() as folder:
         return Resources(
             shape=one.shape,
             kernel=one.name,
             arch=arch,
-            warps=one.warps,
+            warps=one.options["num_warps"],
+            stages=one.options["num_stages"],
             registers=_registers(tools, Path(folder), binary.asm["cubin"]),
             spill_bytes=_spills(tools, Path(folder), binary.asm["ptx"]),
             shared_bytes=binary.metadata.shared,

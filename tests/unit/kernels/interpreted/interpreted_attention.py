@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kernels.attention_plan import (
     SPLIT,
@@ -11,7 +13,7 @@ from kernels.attention_plan import (
     plan_attention,
     tiles_for,
 )
-from kernels.paged_attention import paged_attention
+from kernels.paged_attention import paged_attention, paged_attention_reference
 from tests.unit.kernels.paged_cases import PagedCase, dense_attention, paged_case
 
 # float32: as in test_paged_attention. The 16-bit types round the weights, below 1, and the result,
@@ -87,6 +89,35 @@ def test_prefill_with_and_without_a_prefix(generator: torch.Generator) -> None:
         dtype=torch.float16,
     )
     assert error_of(case) < TOLERANCE[torch.float16]
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 40)), min_size=1, max_size=4),
+    block_size=st.sampled_from([4, 16]),
+    group=st.integers(1, 5),
+    seed=st.integers(0, 2**31),
+)
+def test_ragged_steps(rows: list[tuple[int, int]], block_size: int, group: int, seed: int) -> None:
+    case = paged_case(
+        torch.Generator().manual_seed(seed),
+        counts=[count for count, _ in rows],
+        contexts=[count + done for count, done in rows],
+        heads=group,
+        kv_heads=1,
+        head_dim=16,
+        block_size=block_size,
+        dtype=torch.float16,
+    )
+    if case.q.numel():
+        assert error_of(case) < TOLERANCE[torch.float16]
+
+
+def test_heads_too_wide_for_the_kernel_take_the_torch_path(generator: torch.Generator) -> None:
+    case = paged_case(generator, counts=[2], contexts=[3], head_dim=264)
+    assert torch.equal(
+        paged_attention(*case.arguments()), paged_attention_reference(*case.arguments())
+    )
 
 
 def test_bits_do_not_depend_on_chunks_or_mates(generator: torch.Generator) -> None:
