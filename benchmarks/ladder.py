@@ -70,6 +70,11 @@ class Rung:
     def is_static(self) -> bool:
         return self.policy == "static"
 
+    @property
+    def openers(self) -> int:
+        """Sequences that keep everybody else waiting."""
+        return 1 if self.is_static else self.seats
+
 
 RUNGS = (
     Rung(name="static, reserved", policy="static", seats=SEATS_RESERVED),
@@ -139,11 +144,11 @@ async def measure(stack: Stack, rung: Rung, jobs: Sequence[Job]) -> Measured:
             prompt_tokens=len(jobs[0].prompt),
             reserve_tokens=REQUEST_TOKENS_MAX,
             is_static=rung.is_static,
-            opener_count=rung.seats,
+            opener_count=rung.openers,
         )
-        ends = len(jobs) + rung.seats
+        ends = len(jobs) + rung.openers
         reading = asyncio.create_task(_read(ledger, lease.journal_seq, tally, ends))
-        async with seats_taken(stack, rung.seats, OPENER_TOKENS):
+        async with seats_taken(stack, rung.openers, OPENER_TOKENS):
             load = Load(target, timeout_s=300.0)
             outcomes = await load.open_loop(jobs, [0.0] * len(jobs))
         await asyncio.wait_for(reading, 30.0)

@@ -66,8 +66,8 @@ def serving(model: str = "", *flags: str) -> Iterator[Stack]:
 
 @contextlib.asynccontextmanager
 async def seats_taken(stack: Stack, seats: int, tokens: int) -> AsyncIterator[None]:
-    """One request with a choice for every seat, streaming when the block begins: whoever comes
-    meanwhile waits, and all seats become free at once. Leaving the block waits for its end."""
+    """One request with so many choices, streaming when the block begins: whoever comes meanwhile
+    waits, and all seats become free at once. Leaving the block waits for its end."""
     async with (
         AsyncClient(stack.grpc) as client,
         client.generate(

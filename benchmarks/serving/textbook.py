@@ -121,11 +121,13 @@ async def textbook(policy: str) -> tuple[Run, Occupancy]:
     with serving("", *flags) as stack:
         await crowd(stack, [4] * 4, 8)  # warm
         seq = await journal_seq(stack)
-        # All eight are there, in order, before the first of them gets a seat.
-        async with seats_taken(stack, TEXTBOOK_SLOTS, OPENER_TOKENS):
+        # All eight are there, in order, before the first of them gets a seat. A static batch of
+        # one keeps everybody waiting.
+        openers = 1 if policy == "static" else TEXTBOOK_SLOTS
+        async with seats_taken(stack, openers, OPENER_TOKENS):
             run = await crowd(stack, TEXTBOOK_LENGTHS, 8, APART_S)
         steps = await occupancy(stack, TEXTBOOK_SLOTS, seq)
-    return run, without_opener(steps, TEXTBOOK_SLOTS)
+    return run, without_opener(steps, openers)
 
 
 def per_step(steps: Occupancy) -> float:
