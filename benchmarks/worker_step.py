@@ -78,7 +78,7 @@ class Bench:
 
     def __init__(self, config: ModelConfig, weights: Weights, rows: int, context: int) -> None:
         self.config, self.weights, self.context = config, weights, context
-        dtype = weights.embedding.dtype
+        dtype = weights.norm.dtype
         blocks = -(-(context + 16 * STEPS) // BLOCK_SIZE)
         limits = RowLimits(
             slots=rows,
@@ -120,7 +120,7 @@ class Bench:
         )
         step = self.device._on_device(inputs)
         count, hidden = inputs.row_count, self.config.hidden_size
-        dtype = self.weights.embedding.dtype
+        dtype = self.weights.norm.dtype
         x = torch.randn(count, hidden).to(dtype)
         parts: dict[str, Callable[[], object]] = {
             "step": lambda: self.device.execute(inputs),

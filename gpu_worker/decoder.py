@@ -52,7 +52,7 @@ class Decoder:
         """Write the step's keys and values; return the sampled rows' logits [Q, vocab] float32."""
         eps = self._config.norm_eps
         layers = self._weights.layers
-        residual = self._weights.embedding.index_select(0, step.token_ids)
+        residual = self._weights.embed(step.token_ids)
         hidden = rms_norm(residual, layers[0].attention_norm, eps)
         for index, layer in enumerate(layers):
             hidden = self._attend(layer, hidden, *self._pages[index], step)

@@ -43,10 +43,16 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    embedding: Tensor
+    # The head itself where embeddings are tied and its layout can be read back.
+    embedding: Tensor | PackedLinear
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: PackedLinear
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        if isinstance(self.embedding, PackedLinear):
+            return self.embedding.rows(token_ids)
+        return self.embedding.index_select(0, token_ids)
 
 
 Shapes = dict[str, tuple[int, ...]]
@@ -163,11 +169,10 @@ def load_weights(
             )
         )
         on_layer(layer + 1)
-    embedding = read(_EMBEDDING)
-    head = embedding if config.has_tied_embeddings else view(_HEAD)
-    return Weights(
-        embedding=embedding, layers=tuple(layers), norm=read(_NORM), head=PackedLinear(head)
-    )
+    is_tied = config.has_tied_embeddings
+    head = PackedLinear(view(_EMBEDDING if is_tied else _HEAD))
+    embedding = head if is_tied and head.has_rows else read(_EMBEDDING)
+    return Weights(embedding=embedding, layers=tuple(layers), norm=read(_NORM), head=head)
 
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:

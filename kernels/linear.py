@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from kernels import native
-from kernels.checks import require, require_float
+from kernels.checks import require, require_float, require_ids
 
 # The number of rows the layout is chosen for: one for all, as the bits may depend on the layout.
 _PACK_ROWS = 16
@@ -92,24 +92,32 @@ def _paths_for(weight: Tensor) -> list[str]:
 
 
 _Multiply = Callable[[Tensor], Tensor]
+_Rows = Callable[[Tensor], Tensor]
 
 
-def _native(weight: Tensor, bias: Tensor | None) -> _Multiply:
+def _native(weight: Tensor, bias: Tensor | None) -> tuple[_Multiply, _Rows]:
     module, outputs = native.compiled(), weight.size(0)
     packed = module.pack_linear(weight)
-    return lambda x: cast(Tensor, module.linear(x, packed, bias, outputs))
+    return (
+        lambda x: cast(Tensor, module.linear(x, packed, bias, outputs)),
+        lambda ids: cast(Tensor, module.unpack_rows(packed, ids, outputs)),
+    )
 
 
-def _packed(weight: Tensor, bias: Tensor | None) -> _Multiply:
+def _packed(weight: Tensor, bias: Tensor | None) -> tuple[_Multiply, None]:
     packed = _pack(weight)
-    return lambda x: _apply_packed(x, packed, bias)
+    # oneDNN's layout is its own affair: nothing is read back from it.
+    return lambda x: _apply_packed(x, packed, bias), None
 
 
-def _plain(weight: Tensor, bias: Tensor | None) -> _Multiply:
-    return lambda x: torch.nn.functional.linear(x, weight, bias)
+def _plain(weight: Tensor, bias: Tensor | None) -> tuple[_Multiply, _Rows]:
+    return (
+        lambda x: torch.nn.functional.linear(x, weight, bias),
+        lambda ids: weight.index_select(0, ids),
+    )
 
 
-_PATHS: dict[str, Callable[[Tensor, Tensor | None], _Multiply]] = {
+_PATHS: dict[str, Callable[[Tensor, Tensor | None], tuple[_Multiply, _Rows | None]]] = {
     "native": _native,
     "packed": _packed,
     "torch": _plain,
@@ -134,7 +142,7 @@ class PackedLinear:
         require(path in ("auto", *paths), "path", f"{path} is not available here")
         self.path = paths[0] if path == "auto" else path
         with torch.inference_mode():
-            self._multiply = _PATHS[self.path](weight.contiguous(), bias)
+            self._multiply, self._rows = _PATHS[self.path](weight.contiguous(), bias)
         self._rows_min, self._rows_step = _ROWS[self.path, weight.dtype] if is_cpu else (1, 1)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -148,6 +156,17 @@ class PackedLinear:
             return self._multiply(x)
         padded = torch.nn.functional.pad(x, (0, 0, 0, rows_run - rows))
         return self._multiply(padded)[:rows]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the weight can be read back: an embedding tied to the head then needs no copy."""
+        return self._rows is not None
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The weight's rows ids [n] int64 -> [n, in_features]; only if `has_rows`."""
+        require_ids(ids, "ids", dtype=torch.int64, shape=(ids.numel(),))
+        assert self._rows is not None, f"the layout of {self.path} is not read back"
+        return self._rows(ids)
 
     def _check(self, x: Tensor) -> None:
         require(x.dim() == 2 and x.size(1) == self.in_features, "x", "must be [rows, in_features]")

@@ -79,6 +79,16 @@ bool has_linear(bool is_bf16, int64_t in);
 int64_t packed_rows(int64_t out);
 void pack_linear(const Pack& a);
 
+// Rows ids[i] of the weight as they were -> rows [count][in].
+struct Unpack {
+  const void* packed;
+  const int64_t* ids;
+  void* rows;
+  int64_t count, in;
+  bool is_bf16;
+};
+void unpack_rows(const Unpack& a);
+
 struct Linear {
   const void* x;  // [rows][in]
   const void* packed;

@@ -128,6 +128,14 @@ void pack_panel(const Pack& a, int64_t panel) {
   }
 }
 
+template <class T>
+void unpack_row(const Unpack& a, int64_t row) {
+  const int64_t steps = a.in / kPerStep<T>, panel = a.ids[row] / kPanel, n = a.ids[row] % kPanel;
+  const uint32_t* from = static_cast<const uint32_t*>(a.packed) + panel * steps * kPanel + n;
+  T* to = static_cast<T*>(a.rows) + row * a.in;
+  for (int64_t k = 0; k < steps; ++k) std::memcpy(to + k * kPerStep<T>, from + k * kPanel, sizeof *from);
+}
+
 int64_t panels_of(int64_t out) { return (out + kPanel - 1) / kPanel; }
 
 }  // namespace
@@ -139,6 +147,11 @@ int64_t packed_rows(int64_t out) { return panels_of(out) * kPanel; }
 void pack_linear(const Pack& a) {
   for_each_item(panels_of(a.out), true,
                 [&](int64_t i) { a.is_bf16 ? pack_panel<bf16>(a, i) : pack_panel<float>(a, i); });
+}
+
+void unpack_rows(const Unpack& a) {
+  for_each_item(a.count, a.count * a.in > kSerialFlops,
+                [&](int64_t i) { a.is_bf16 ? unpack_row<bf16>(a, i) : unpack_row<float>(a, i); });
 }
 
 void linear(const Linear& a) {

@@ -137,6 +137,15 @@ Tensor pack_linear(const Tensor& weight) {
   return packed;
 }
 
+Tensor unpack_rows(const Tensor& packed, const Tensor& ids, int64_t out_features) {
+  const int64_t* id = ids.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < ids.size(0); ++i)
+    TORCH_CHECK_INDEX(id[i] >= 0 && id[i] < out_features, "ids: ", id[i], " is not one of ", out_features, " rows");
+  Tensor rows = at::empty({ids.size(0), packed.size(1)}, packed.options());
+  kaiten::unpack_rows({packed.const_data_ptr(), id, rows.data_ptr(), ids.size(0), packed.size(1), is_bf16(packed)});
+  return rows;
+}
+
 Tensor linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features) {
   Tensor y = at::empty({x.size(0), out_features}, x.options());
   kaiten::linear({x.const_data_ptr(), packed.const_data_ptr(), bias ? bias->const_data_ptr() : nullptr, y.data_ptr(),
@@ -167,6 +176,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("write_kv", &write_kv, Unlocked());
   m.def("has_linear", &has_linear);
   m.def("pack_linear", &pack_linear, Unlocked());
+  m.def("unpack_rows", &unpack_rows, Unlocked());
   m.def("linear", &linear, Unlocked());
   m.def("sample", &sample, Unlocked());
   m.def("noise_bits", &noise_bits, Unlocked());

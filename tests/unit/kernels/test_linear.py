@@ -77,6 +77,23 @@ def test_odd_shapes(in_features: int, out_features: int, rows: int, dtype: torch
     assert torch.equal(layer(x[:1].contiguous()), whole[:1])
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("in_features", "out_features"), SHAPES)
+def test_the_weight_is_read_back_as_it_was(
+    in_features: int, out_features: int, dtype: torch.dtype, path: str
+) -> None:
+    layer, _, weight, _ = make(in_features, out_features, dtype, path, has_bias=False)
+    assert layer.has_rows == (path != "packed")
+    if not layer.has_rows:
+        return
+    ids = torch.tensor([out_features - 1, 0, 7, 7])
+    assert torch.equal(layer.rows(ids), weight[ids])
+    for bad in (-1, out_features):
+        with pytest.raises(IndexError):
+            layer.rows(torch.tensor([0, bad]))
+
+
 def test_no_rows() -> None:
     assert PackedLinear(torch.ones(5, 3))(torch.ones(0, 3)).shape == (0, 5)
 
