@@ -53,6 +53,7 @@ class Registrar:
         self._leader_hint = ""
         self._attempt = 0
         self._is_registered = False
+        self._was_registered = False
         self._is_draining = asyncio.Event()
         self._is_drained = asyncio.Event()
 
@@ -64,9 +65,12 @@ class Registrar:
         return self._is_registered
 
     async def drain(self) -> None:
-        """Ask the scheduler to move everything elsewhere; returns when it says that it has."""
+        """Ask the scheduler to move everything elsewhere; returns when it says that it has.
+
+        A worker that lost its registration a moment ago may still have work: it asks again too.
+        """
         self._is_draining.set()
-        if not self._is_registered:
+        if not self._was_registered:
             return
         await self._is_drained.wait()
 
@@ -104,7 +108,7 @@ class Registrar:
             ),
             timeout=_RPC_S_MAX,
         )
-        self._is_registered = True
+        self._is_registered = self._was_registered = True
         log.info("worker.registered", address=address, interval_ms=registered.heartbeat_interval_ms)
         interval_s = max(registered.heartbeat_interval_ms, 1) / 1000
         while True:
