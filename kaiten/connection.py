@@ -37,6 +37,8 @@ OPTIONS: Final = (
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # The timeout that really ends a connection; left alone it is a minute.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     # gRPC's own second-long first wait would be most of a gateway's restart.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),

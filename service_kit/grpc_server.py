@@ -45,6 +45,8 @@ def channel_options(limits: ServerLimits) -> list[tuple[str, int]]:
         ("grpc.absolute_max_metadata_size", limits.metadata_bytes_max),
         ("grpc.keepalive_time_ms", limits.keepalive_ms),
         ("grpc.keepalive_timeout_ms", limits.keepalive_timeout_ms),
+        # The timeout that really ends a connection; left alone it is a minute.
+        ("grpc.http2.ping_timeout_ms", limits.keepalive_timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", limits.client_ping_ms_min),
         # Two processes sharing a port by accident would each get half of the requests.

@@ -1,0 +1,252 @@
+"""Clients that vanish, ask for the impossible, knock too often, and stay when a server goes."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import httpx
+import psutil
+import pytest
+
+from protos.kaiten.v1 import inference_service_pb2 as pb
+from protos.kaiten.v1 import model_service_pb2 as model_pb
+from protos.kaiten.v1.inference_service_pb2_grpc import (
+    InferenceServiceServicer,
+    InferenceServiceStub,
+    add_InferenceServiceServicer_to_server,
+)
+from protos.kaiten.v1.model_service_pb2_grpc import ModelServiceStub
+from service_kit.grpc_server import ServerLimits, bind, create_server
+from tests.support.answers import until
+from tests.support.relay import Relay
+from tests.support.whole_stack import WholeStack, wait_until
+
+CANCELS = 20_000
+ROUNDS = 5
+CLIENTS = 64
+SLOTS = 4
+CROWD = """
+import asyncio, sys
+import grpc
+from protos.kaiten.v1 import inference_service_pb2 as pb
+from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+
+async def main():
+    request = pb.GenerateRequest(text="The chef")
+    request.sampling.max_tokens = 240
+    request.sampling.ignore_eos = True
+    async with grpc.aio.insecure_channel(sys.argv[1]) as channel:
+        stub = InferenceServiceStub(channel)
+        async def follow():
+            while True:
+                async for _ in stub.Generate(request):
+                    pass
+        await asyncio.gather(*(follow() for _ in range(int(sys.argv[2]))))
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def small_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeStack]:
+    """Room for four at a time."""
+    flags = {"slots": SLOTS, "kv_blocks": 64}
+    with WholeStack(tmp_path_factory.mktemp("small"), worker_flags=flags) as stack:
+        yield stack
+
+
+def golden_request(**more: Any) -> pb.GenerateRequest:
+    request = pb.GenerateRequest(text="The chef", **more)
+    request.sampling.max_tokens = 24
+    request.sampling.temperature = 0
+    return request
+
+
+def endless_request(tokens: int = 900) -> pb.GenerateRequest:
+    request = pb.GenerateRequest(text="The chef")
+    request.sampling.max_tokens = tokens
+    request.sampling.ignore_eos = True
+    return request
+
+
+def test_64_streams_of_a_killed_client_are_freed(small_stack: WholeStack) -> None:
+    arguments = [sys.executable, "-c", CROWD, small_stack.door.grpc, str(CLIENTS)]
+    with subprocess.Popen(arguments) as crowd:
+        try:
+
+            def is_full() -> bool:
+                state = small_stack.state()
+                return state.running == SLOTS and state.waiting + state.running > CLIENTS // 2
+
+            wait_until(is_full, "a full cell with a queue")
+        finally:
+            crowd.send_signal(signal.SIGKILL)
+            crowd.wait(10)
+    begin_s = time.monotonic()
+    wait_until(lambda: not small_stack.problem(), "everything is freed")
+    # The goal is 2 s; the rest is for machines with more work than cores.
+    assert time.monotonic() - begin_s < 10
+    small_stack.check()
+
+
+async def test_a_queued_clients_disconnect_touches_nobody_else(small_stack: WholeStack) -> None:
+    async with grpc.aio.insecure_channel(small_stack.door.grpc) as channel:
+        stub = InferenceServiceStub(channel)
+        active = [stub.Generate(endless_request(200)) for _ in range(SLOTS)]
+        readers = [asyncio.create_task(tokens_of(call)) for call in active]
+        await until(lambda: small_stack.state().running == SLOTS, "four run", timeout_s=60)
+        queued = [stub.Generate(endless_request(200)) for _ in range(6)]
+        for call in queued:
+            assert (await call.read()).event.HasField("accepted")
+        for call in queued:
+            call.cancel()
+        assert [len(ids) for ids in await asyncio.gather(*readers)] == [200] * SLOTS
+    await asyncio.to_thread(small_stack.check)
+
+
+async def tokens_of(call: Any) -> list[int]:
+    return [i async for reply in call for i in range(reply.event.delta.token_count)]
+
+
+async def test_20_000_cancels_of_nothing_grow_nothing(whole_stack: WholeStack) -> None:
+    """Half of them of a finished request, half of ids that never were."""
+    gateway = psutil.Process(whole_stack.door.process.pid)
+    async with grpc.aio.insecure_channel(whole_stack.door.grpc) as channel:
+        stub = InferenceServiceStub(channel)
+        async for _ in stub.Generate(golden_request(request_id="over"), timeout=60):
+            pass
+        store = psutil.Process(whole_stack.store.pid)
+
+        async def cancel(start: int, count: int) -> None:
+            for number in range(start, start + count):
+                name = f"never-{number}" if number % 2 else "over"
+                call = stub.Cancel(pb.CancelRequest(request_id=name), timeout=60)
+                expected = grpc.StatusCode.OK if name == "over" else grpc.StatusCode.NOT_FOUND
+                assert await call.code() is expected
+
+        async def cancel_many(count: int) -> None:
+            share = count // 20
+            await asyncio.gather(*(cancel(worker * share, share) for worker in range(20)))
+
+        sizes = []
+        for _ in range(ROUNDS):
+            await cancel_many(CANCELS // ROUNDS)
+            sizes.append((gateway.memory_info().rss, store.memory_info().rss))
+    # gRPC's arenas fill up first; what grows with every cancel grows in the last round too.
+    grown = [after - before for before, after in zip(sizes[-2], sizes[-1], strict=True)]
+    assert max(grown) < 512 << 10, sizes
+    await asyncio.to_thread(whole_stack.check)
+
+
+def test_prompts_beyond_every_cap(whole_stack: WholeStack) -> None:
+    text = "x" * (5 << 20)
+    with grpc.insecure_channel(
+        whole_stack.door.grpc, options=[("grpc.max_send_message_length", -1)]
+    ) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            list(InferenceServiceStub(channel).Generate(pb.GenerateRequest(text=text), timeout=60))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "4194304" in caught.value.details()
+    with httpx.Client(base_url=whole_stack.door.openai, timeout=60) as http:
+        reply = http.post("/completions", json={"prompt": text})
+        assert reply.status_code == 400
+        assert "at most 4194304 bytes" in reply.json()["error"]["message"]
+        reply = http.post("/completions", json={"prompt": text * 4})
+        assert reply.status_code == 413
+    whole_stack.check()
+
+
+def test_a_megabyte_of_headers(whole_stack: WholeStack) -> None:
+    with grpc.insecure_channel(
+        whole_stack.door.grpc, options=[("grpc.max_metadata_size", 4 << 20)]
+    ) as channel:
+        metadata = [("junk", "x" * (1 << 20))]
+        stub = ModelServiceStub(channel)
+        with pytest.raises(grpc.RpcError):
+            stub.ListModels(model_pb.ListModelsRequest(), metadata=metadata, timeout=60)
+        assert stub.ListModels(model_pb.ListModelsRequest(), timeout=60).models
+    with httpx.Client(base_url=whole_stack.door.openai, timeout=60) as http:
+        # Or hung up on before all of it was sent.
+        with suppress(httpx.TransportError):
+            assert http.get("/models", headers={"x-junk": "x" * (1 << 20)}).status_code == 400
+        assert http.get("/models").status_code == 200
+    whole_stack.check()
+
+
+class Patient(InferenceServiceServicer):
+    """A stream that never ends by itself, and notes when it is left."""
+
+    def __init__(self) -> None:
+        self.is_streaming = asyncio.Event()
+        self.is_left = asyncio.Event()
+
+    async def Generate(
+        self, _request: pb.GenerateRequest, _context: Any
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        try:
+            yield pb.GenerateResponse()
+            self.is_streaming.set()
+            await asyncio.Event().wait()
+        finally:
+            self.is_left.set()
+
+
+@pytest.fixture
+async def patient() -> AsyncIterator[tuple[Patient, str]]:
+    servicer = Patient()
+    server = create_server(limits=ServerLimits(keepalive_ms=300, keepalive_timeout_ms=300))
+    add_InferenceServiceServicer_to_server(servicer, server)
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+    yield servicer, f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+async def test_a_host_that_vanishes_is_noticed_by_keepalive(
+    patient: tuple[Patient, str],
+) -> None:
+    """No FIN, no RST: packets stop. What a server that is built by us does then."""
+    servicer, address = patient
+    async with Relay(address) as relay, grpc.aio.insecure_channel(relay.address) as channel:
+        call = InferenceServiceStub(channel).Generate(pb.GenerateRequest())
+        await call.read()
+        await asyncio.wait_for(servicer.is_streaming.wait(), 30)
+        relay.is_silent = True
+        await asyncio.wait_for(servicer.is_left.wait(), 30)
+        call.cancel()
+    # What every service of ours is built with, in the time that docs/operating.md promises.
+    limits = ServerLimits()
+    assert limits.keepalive_ms + limits.keepalive_timeout_ms <= 30_000
+
+
+async def test_one_channel_meets_every_gateway_within_the_connection_age(
+    whole_stack: WholeStack,
+) -> None:
+    """Behind a level-4 balancer, which chooses per connection."""
+    doors = [whole_stack.add_gateway(connection_age_s_max=1) for _ in range(2)]
+    try:
+        for door in doors:
+            door.process.start()
+        for door in doors:
+            await asyncio.to_thread(door.wait_ready)
+        addresses = [door.grpc for door in doors]
+        async with (
+            Relay(*addresses) as relay,
+            grpc.aio.insecure_channel(relay.address) as channel,
+        ):
+            stub = ModelServiceStub(channel)
+
+            async def has_met_all() -> bool:
+                await stub.ListModels(model_pb.ListModelsRequest(), timeout=30, wait_for_ready=True)
+                return set(relay.connections) == set(addresses)
+
+            await until(has_met_all, "calls at every gateway", timeout_s=60)
+    finally:
+        for door in doors:
+            whole_stack.retire(door)
