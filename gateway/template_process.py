@@ -42,6 +42,7 @@ class TemplateProcess:
         self._setup = json.dumps({"source": source, "names": dict(names)}).encode()
         self._limits = limits or TemplateLimits()
         self._child: asyncio.subprocess.Process | None = None
+        self._asking: asyncio.Task[dict[str, Any]] | None = None
         self._turn = asyncio.Lock()
 
     async def render(
@@ -49,11 +50,21 @@ class TemplateProcess:
     ) -> str:
         """The prompt text. InvalidRequest when the template refuses or outgrows its limits."""
         asked = json.dumps({"messages": list(messages), "options": dict(options or {})}).encode()
-        async with self._turn:
-            reply = await self._ask(asked)
+        await self._turn.acquire()
+        # A frame half-way must be finished although its client may leave: the next frame would
+        # answer the wrong question, and a new child for each that leaves would serve nobody else.
+        asking = self._asking = asyncio.create_task(self._ask(asked))
+        asking.add_done_callback(self._pass_on)
+        reply = await asyncio.shield(asking)
         if "error" in reply:
             raise InvalidRequest("messages", f"the chat template says: {reply['error']}")
         return str(reply["text"])
+
+    def _pass_on(self, asking: "asyncio.Task[dict[str, Any]]") -> None:
+        self._turn.release()
+        if not asking.cancelled():
+            # Looked at here too: nobody may be left to hear of it.
+            asking.exception()
 
     async def start(self) -> None:
         """Have a child ready. Unavailable when there is none to be had."""
@@ -70,23 +81,18 @@ class TemplateProcess:
 
     async def _ask(self, asked: bytes) -> dict[str, Any]:
         child = await self._ready_child()
-        finished = False
         try:
             async with asyncio.timeout(self._limits.render_s_max):
-                reply = await _exchange(child, asked, self._limits.text_bytes_max)
-            finished = True
+                return await _exchange(child, asked, self._limits.text_bytes_max)
         except TimeoutError:
+            await self.close()
             limit = f"{self._limits.render_s_max:g} s"
             raise InvalidRequest(
                 "messages", f"the chat template took longer than {limit}"
             ) from None
         except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+            await self.close()
             raise InvalidRequest("messages", "the chat template outgrew its memory") from error
-        finally:
-            # Also when cancelled half-way: the child's next frame would answer the wrong question.
-            if not finished:
-                await asyncio.shield(self.close())
-        return reply
 
     async def _ready_child(self) -> asyncio.subprocess.Process:
         if self._child is not None and self._child.returncode is None:
