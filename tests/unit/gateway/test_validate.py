@@ -205,7 +205,8 @@ def test_any_http_body_gives_a_legal_record_or_a_sentence(
     content = json.dumps(base | body).encode() if raw is None else raw
     # Anything else than these two would be a fault of ours.
     with suppress(InvalidRequest, NotFound):
-        parsed = parse(ChatBody if is_chat else CompletionBody, content)
+        parsed: ChatBody | CompletionBody
+        parsed = parse(ChatBody, content) if is_chat else parse(CompletionBody, content)
         for one in parsed.asks(hash_of(content), "", prompts_max=4):
             assert record_of(one).n >= 1
 
