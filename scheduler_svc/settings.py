@@ -26,7 +26,9 @@ class SchedulerSettings(Settings):
         description="host:port told to workers; default: where it is bound, or its address on the"
         " route to the store when bound to 0.0.0.0",
     )
-    policy: Literal["fcfs", "static"] = Field(default="fcfs", description="who runs first")
+    policy: Literal["fcfs", "priority", "static"] = Field(
+        default="fcfs", description="who runs first"
+    )
     lease_steps_max: int = Field(
         default=8, ge=1, le=64, description="steps a worker may run on by itself"
     )

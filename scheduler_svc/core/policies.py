@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from scheduler_svc.core.sequence import Sequence
 
+PRIORITY_WORTH_NS = 5_000_000_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
@@ -40,6 +42,16 @@ def by_arrival(sequence: Sequence) -> tuple[int, ...]:
     return (sequence.serial,)
 
 
+def by_priority(sequence: Sequence) -> tuple[int, ...]:
+    """Each step of priority is worth some seconds of waiting.
+
+    So it ages without being touched: whatever arrives that much later stands behind the least
+    urgent request, however urgent it is, and nobody starves.
+    """
+    request = sequence.life.request
+    return (request.arrived_ns - request.priority * PRIORITY_WORTH_NS, sequence.serial)
+
+
 def newest(sequence: Sequence) -> tuple[int, ...]:
     """The youngest has the least to lose, and the oldest can never starve."""
     return (sequence.serial,)
@@ -69,6 +81,7 @@ POLICIES = {
     policy.name: policy
     for policy in (
         Policy(name="fcfs", order=by_arrival, victim=newest, admit=whenever_it_fits),
+        Policy(name="priority", order=by_priority, victim=by_priority, admit=whenever_it_fits),
         Policy(name="static", order=by_arrival, victim=newest, admit=when_all_are_done),
     )
 }

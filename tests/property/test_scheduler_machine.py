@@ -17,7 +17,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     cell: Cell
 
     @initialize(
-        policy=st.sampled_from(["fcfs", "static"]),
+        policy=st.sampled_from(["fcfs", "priority", "static"]),
         lease=st.sampled_from([1, 2, 8]),
         in_flight=st.integers(1, 3),
         block_size=st.sampled_from([1, 2, 4]),

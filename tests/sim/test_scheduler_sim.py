@@ -60,7 +60,9 @@ class World:
             plans_in_flight_max=rng.choice([1, 2, 2, 3]),
             prefill_tokens_min=rng.choice([1, 8]),
         )
-        self.scheduler = Scheduler(config, POLICIES[rng.choice(["fcfs", "fcfs", "static"])])
+        self.scheduler = Scheduler(
+            config, POLICIES[rng.choice(["fcfs", "fcfs", "priority", "static"])]
+        )
 
     def add_worker(self) -> None:
         self.born += 1
@@ -99,6 +101,7 @@ class World:
             arrived_ns=self.now_ns,
             deadline_ns=self.now_ns + rng.randint(1, 300) if deadline else None,
             tenant=rng.choice(["a", "b"]),
+            priority=rng.choice([-3, 0, 0, 9]),
         )
         self.requests.append(request)
         for choice in range(request.n):

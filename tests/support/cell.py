@@ -99,6 +99,7 @@ class Cell:
         *,
         n: int = 1,
         tenant: str = "",
+        priority: int = 0,
         deadline_ns: int | None = None,
         outputs: tuple[tuple[int, ...] | None, ...] = (),
     ) -> int:
@@ -116,6 +117,7 @@ class Cell:
             arrived_ns=self.now_ns,
             deadline_ns=deadline_ns,
             tenant=tenant,
+            priority=priority,
             outputs=outputs,
         )
         self.requests[serial] = request

@@ -2,6 +2,7 @@
 
 import pytest
 
+from scheduler_svc.core.policies import PRIORITY_WORTH_NS
 from scheduler_svc.core.types import Plan, Reason
 from tests.support.cell import Cell, spec
 
@@ -334,6 +335,43 @@ def test_a_draining_worker_gets_nothing_new() -> None:
     assert cell.waiting() == [second]
     cell.join("w2", spec())
     cell.finish()
+
+
+# Priority
+
+
+def test_the_priority_policy_seats_the_more_urgent_first() -> None:
+    cell = Cell(spec(slots=1), policy="priority")
+    running = cell.submit(3, 9)
+    cell.turns(2)
+    plain, urgent = cell.submit(3, 9), cell.submit(3, 9, priority=1)
+    assert cell.running() == [running]
+    assert cell.waiting() == [urgent, plain]
+    cell.finish()
+
+
+def test_a_steady_stream_of_urgent_requests_starves_nobody() -> None:
+    cell = Cell(spec(slots=1), policy="priority")
+    cell.submit(3, 5)
+    patient = cell.submit(3, 5)
+    for _ in range(40):
+        cell.submit(3, 5, priority=1)
+        cell.now_ns += PRIORITY_WORTH_NS // 10
+        cell.turns(6)
+        if patient in cell.endings:
+            break
+    assert patient in cell.endings
+    cell.finish()
+
+
+def test_without_priorities_the_priority_policy_is_first_come_first_served() -> None:
+    plans = {}
+    for policy in ("fcfs", "priority"):
+        cell = Cell(spec(slots=3, blocks=12), policy=policy)
+        for length in (9, 2, 30, 4) * 4:
+            cell.submit(length, 6)
+        plans[policy] = [plan.admitted for plan in cell.finish()]
+    assert plans["fcfs"] == plans["priority"]
 
 
 # Static batching, for comparison
