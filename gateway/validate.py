@@ -23,6 +23,9 @@ REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 TOP_P_MIN: Final = 1e-30
 REPETITION_PENALTY_MIN: Final = 1e-30
 Rule = Callable[[], None]
+# No prompt that fits has more: the longest tokens, of spaces, are about as long. What is longer is
+# refused before it is tokenized, which takes memory and time in proportion.
+TOKEN_BYTES_MAX: Final = 128
 UINT32_MAX: Final = 2**32 - 1
 UINT64_MAX: Final = 2**64 - 1
 
@@ -74,6 +77,15 @@ class PromptTooLong(TooLong):
             f"the prompt has {got} tokens; at most {limit} leave room for an output token "
             f"in this model's context"
         )
+        self.args = (f"{field}: {self.rule}",)
+
+
+class TextTooLong(PromptTooLong):
+    """So long that it need not be tokenized to know that the context cannot hold it."""
+
+    def __init__(self, field: str, limit: int, got: int) -> None:
+        super().__init__(field, limit, got)
+        self.rule = f"the prompt has {got} bytes; no more than {limit} can fit this model's context"
         self.args = (f"{field}: {self.rule}",)
 
 
@@ -295,6 +307,8 @@ def _check_text(field: str, texts: Sequence[str], limits: Limits) -> None:
             size_bytes += len(_encodable(field, text)) - len(text)
     if size_bytes > limits.text_bytes_max:
         raise TooMany(field, limits.text_bytes_max, size_bytes, "bytes")
+    if size_bytes > limits.context_tokens_max * TOKEN_BYTES_MAX:
+        raise TextTooLong(field, limits.context_tokens_max * TOKEN_BYTES_MAX, size_bytes)
 
 
 def _encodable(field: str, text: str) -> bytes:

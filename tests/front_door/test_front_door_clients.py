@@ -157,6 +157,9 @@ def test_prompts_beyond_every_cap(whole_stack: WholeStack) -> None:
         reply = http.post("/completions", json={"prompt": text})
         assert reply.status_code == 400
         assert "at most 4194304 bytes" in reply.json()["error"]["message"]
+        reply = http.post("/completions", json={"prompt": "x" * 140_000})
+        assert reply.json()["error"]["code"] == "context_length_exceeded"
+        assert "no more than 131072 can fit" in reply.json()["error"]["message"]
         reply = http.post("/completions", json={"prompt": text * 4})
         assert reply.status_code == 413
     whole_stack.check()
