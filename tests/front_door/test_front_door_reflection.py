@@ -27,7 +27,7 @@ class Curl:
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address)
         self.database = ProtoReflectionDescriptorDatabase(self._channel)
-        self._pool = DescriptorPool(self.database)
+        self._pool: Any = DescriptorPool(self.database)
         self.called: set[str] = set()
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway import errors as http
-from gateway.validate import PromptTooLong, TooMany
+from gateway.validate import PromptTooLong, TextTooLong, TooMany
 from ledger import DamagedLedger, Fenced, StoreLost
 from service_kit import errors, grpc_errors
 
@@ -13,6 +13,7 @@ EXAMPLES = [
     errors.SeveralInvalid([errors.InvalidRequest("n", "bad"), errors.TooLong("stop", 1, 2)]),
     TooMany("text", 1, 2, "bytes"),
     PromptTooLong("text", 1, 2),
+    TextTooLong("text", 1, 2),
     errors.NotFound("request 'x'"),
     errors.AlreadyExists("request 'x'"),
     errors.Overloaded("full", 2.5, 7),
