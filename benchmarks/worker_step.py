@@ -1,6 +1,8 @@
 """One steady decode step of a worker by part, beside the floor of the machine in the same run.
 
-python -m benchmarks.worker_step --model FOLDER [--dtype bf16] [--rows 1 16 64] [--context 150]
+GOMP_SPINCOUNT=5000 python -m benchmarks.worker_step --model FOLDER [--dtype bf16] [--rows 1 16 64]
+(a worker sets the spin count itself, see gpu_worker/runtime.py; without it, two threads on a busy
+machine took 30 times as long)
 
 step     the device's whole step, and the host's work before and after it, through `Rows`
 parts    the same operators on the same weights and pages, each kind alone for all layers
