@@ -144,17 +144,25 @@ class Fuzz:
 
     def _post(self, sent: Sent) -> str:
         try:
-            headers = {"content-type": "application/json", **sent.headers}
-            reply = self._http.request(
-                sent.method, sent.path, content=sent.body, headers=headers, timeout=CALL_S_MAX
-            )
+            reply = self._exchange(self._http, sent)
         except httpx.TimeoutException:
             return "http left"
         except httpx.TransportError as error:
-            self._note(sent, type(error).__name__)
+            # A kept connection may end just when it is used again; a fresh one may not.
+            with httpx.Client(base_url=self._http.base_url) as fresh:
+                try:
+                    self._exchange(fresh, sent)
+                except httpx.TransportError:
+                    self._note(sent, type(error).__name__)
             return "http broken"
         self._check(sent, reply)
         return f"http {reply.status_code}"
+
+    def _exchange(self, client: httpx.Client, sent: Sent) -> httpx.Response:
+        headers = {"content-type": "application/json", **sent.headers}
+        return client.request(
+            sent.method, sent.path, content=sent.body, headers=headers, timeout=CALL_S_MAX
+        )
 
     def _check(self, sent: Sent, reply: httpx.Response) -> None:
         """No fault of ours, nothing undocumented, and every error in the form of errors."""
