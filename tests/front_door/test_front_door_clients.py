@@ -223,7 +223,7 @@ async def test_a_host_that_vanishes_is_noticed_by_keepalive(
         relay.is_silent = True
         await asyncio.wait_for(servicer.is_left.wait(), 30)
         call.cancel()
-    # What every service of ours is built with, in the time that docs/operating.md promises.
+    # What every service of ours is built with.
     limits = ServerLimits()
     assert limits.keepalive_ms + limits.keepalive_timeout_ms <= 30_000
 

@@ -596,7 +596,7 @@ async def test_a_stop_with_open_streams_is_on_time(
                 for _ in range(10)
             ]
             for call in calls:
-                await anext(aiter(call))
+                await call.read()
             async with http.stream("POST", "/v1/completions", json=body) as reply:
                 async with asyncio.timeout(8):
                     await stack.gateway.service.stop()
