@@ -33,8 +33,8 @@ TEXTBOOK_LENGTHS = (10, 20, 50, 100, 40, 30, 60, 20)
 # Fewer than 256 journal records in all: older ones are folded away before they could be drawn.
 OPENER_TOKENS, APART_S = 64, 0.003
 LAW_SLOTS = 8
-LAW_REQUESTS = 96
-LAW_LENGTH_MEAN, LAW_LENGTH_MAX = 96, 480
+LAW_REQUESTS = 768
+LAW_LENGTH_MEAN, LAW_LENGTH_MAX = 48, 240
 POLICIES = ("continuous", "static")
 FLAG = {"continuous": "fcfs", "static": "static"}
 IMAGE = ROOT / "docs" / "images" / "textbook.svg"

@@ -74,8 +74,12 @@ def test_grouping_changes_nothing(
     token_ids: list[int], marks: list[int], stop: str, reason: "FinishReason"
 ) -> None:
     stops = [stop] if stop else []
-    at_once = run(new_choices(pieces(), RenderOptions(stop=stops), 1)[0], updates(token_ids, [], reason))
-    in_parts = run(new_choices(pieces(), RenderOptions(stop=stops), 1)[0], updates(token_ids, marks, reason))
+    at_once = run(
+        new_choices(pieces(), RenderOptions(stop=stops), 1)[0], updates(token_ids, [], reason)
+    )
+    in_parts = run(
+        new_choices(pieces(), RenderOptions(stop=stops), 1)[0], updates(token_ids, marks, reason)
+    )
     assert shown(at_once) == shown(in_parts)
 
 
@@ -92,7 +96,9 @@ def test_a_stop_token_is_counted_and_hidden(token_ids: list[int], marks: list[in
 def test_a_choice_cut_short_elsewhere_looks_the_same_to_whoever_attaches() -> None:
     """The gateway that matched the stop cancelled; the journal now ends with the matching token."""
     token_ids = byte_level_bpe().encode("one END").ids
-    events = run(new_choices(pieces(), RenderOptions(stop=["END"]), 1)[0], updates(token_ids, [], STOP))
+    events = run(
+        new_choices(pieces(), RenderOptions(stop=["END"]), 1)[0], updates(token_ids, [], STOP)
+    )
     text, ids, end = shown(events)
     assert (text, ids) == ("one ", token_ids)
     assert (end.reason, end.output_tokens) == (STOP, len(token_ids))
