@@ -31,7 +31,7 @@ from ledger import Ledger
 TEXTBOOK_SLOTS = 4
 TEXTBOOK_LENGTHS = (10, 20, 50, 100, 40, 30, 60, 20)
 # Fewer than 256 journal records in all: older ones are folded away before they could be drawn.
-OPENER_TOKENS, APART_S = 64, 0.003
+OPENER_TOKENS, APART_S = 400, 0.005
 LAW_SLOTS = 8
 LAW_REQUESTS = 768
 LAW_LENGTH_MEAN, LAW_LENGTH_MAX = 48, 240

@@ -207,6 +207,7 @@ async def test_cancel_and_delete(stack: Stack, http: httpx.AsyncClient) -> None:
         body = {"prompt": "x", "background": True, "ignore_eos": True}
         url = f"/v1/requests/{(await http.post('/v1/completions', json=body)).json()['id']}"
         assert (await http.request(method, url + suffix)).json()["was_live"] is True
+        await until(lambda: len(stack.scheduler.cancels) > index, "the cancel")
         await until(lambda: stack.scheduler.live_count == 0, "the end")
         assert len(stack.scheduler.cancels) == index + 1
         assert (await http.request(method, url + suffix)).json()["was_live"] is False
