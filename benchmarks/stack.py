@@ -4,13 +4,14 @@
 """
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serving(model: str = "", *flags: str) -> Iterator[Stack]:
+def serving(
+    model: str = "", *flags: str, environ: Mapping[str, str] | None = None
+) -> Iterator[Stack]:
     """Serve `model` (empty: the shipped one) until the block ends."""
     grpc_port, http_port = free_port(), free_port()
     command = [sys.executable, "-P", "-m", "kaiten", "serve", *([model] if model else [])]
@@ -47,7 +50,10 @@ def serving(model: str = "", *flags: str) -> Iterator[Stack]:
         started = time.perf_counter()
         with (Path(folder) / "serve.log").open("w") as log:
             process = subprocess.Popen(
-                [*command, "--data-dir", f"{folder}/data"], stdout=log, stderr=log
+                [*command, "--data-dir", f"{folder}/data"],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **(environ or {})},
             )
         try:
             _wait(process, f"127.0.0.1:{grpc_port}", Path(folder) / "serve.log")

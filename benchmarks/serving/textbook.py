@@ -32,6 +32,8 @@ TEXTBOOK_SLOTS = 4
 TEXTBOOK_LENGTHS = (10, 20, 50, 100, 40, 30, 60, 20)
 # Fewer than 256 journal records in all: older ones are folded away before they could be drawn.
 OPENER_TOKENS, APART_S = 400, 0.005
+# Nothing is folded away before it is drawn.
+WHOLE_JOURNAL = {"KAITEN_SCHEDULER_FOLD_RECORDS": "100000"}
 LAW_SLOTS = 8
 LAW_REQUESTS = 768
 LAW_LENGTH_MEAN, LAW_LENGTH_MAX = 48, 240
@@ -118,7 +120,7 @@ async def occupancy(stack: Stack, slots: int, from_seq: int) -> Occupancy:
 async def textbook(policy: str) -> tuple[Run, Occupancy]:
     """The example of the textbooks under one policy."""
     flags = ("--policy", FLAG[policy], "--slots", str(TEXTBOOK_SLOTS))
-    with serving("", *flags) as stack:
+    with serving("", *flags, environ=WHOLE_JOURNAL) as stack:
         await crowd(stack, [4] * 4, 8)  # warm
         seq = await journal_seq(stack)
         # All eight are there, in order, before the first of them gets a seat. A static batch of
