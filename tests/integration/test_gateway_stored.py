@@ -201,15 +201,20 @@ async def first_id(stack: Stack) -> str:
         await asyncio.sleep(0.01)
 
 
+async def cancelled(stack: Stack, count: int) -> None:
+    """The scheduler has heard of so many cancels, and nothing is live."""
+    await until(lambda: len(stack.scheduler.cancels) >= count, "the cancel")
+    await until(lambda: stack.scheduler.live_count == 0, "the end")
+    assert len(stack.scheduler.cancels) == count
+
+
 async def test_cancel_and_delete(stack: Stack, http: httpx.AsyncClient) -> None:
     stack.scheduler.step_s = 0.01
     for index, (method, suffix) in enumerate((("DELETE", ""), ("POST", "/cancel"))):
         body = {"prompt": "x", "background": True, "ignore_eos": True}
         url = f"/v1/requests/{(await http.post('/v1/completions', json=body)).json()['id']}"
         assert (await http.request(method, url + suffix)).json()["was_live"] is True
-        await until(lambda: len(stack.scheduler.cancels) > index, "the cancel")
-        await until(lambda: stack.scheduler.live_count == 0, "the end")
-        assert len(stack.scheduler.cancels) == index + 1
+        await cancelled(stack, index + 1)
         assert (await http.request(method, url + suffix)).json()["was_live"] is False
         seen = (await http.get(url)).json()
         assert seen["status"] == "cancelled"
