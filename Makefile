@@ -28,6 +28,8 @@ $(VENV)/.installed: pyproject.toml
 	  rm -rf $(VENV); echo "Python's venv module is missing: apt install python3-venv"; exit 1; }
 	$(BIN)/pip install --progress-bar off --retries 1 --extra-index-url $(TORCH_INDEX) '$(TORCH)'
 	$(BIN)/pip install --progress-bar off --quiet -e '.[dev]'
+	@echo "compiling the CPU kernels for this processor: a minute, once per machine"
+	@$(BIN)/python -c 'from kernels import native; native.build(); print(native.reason())'
 	@touch $@
 
 fmt: setup  ## rewrite the code as ruff likes it
