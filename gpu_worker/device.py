@@ -4,7 +4,7 @@ Engine, rows and server are the same for every device; tests put a function in i
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,21 @@ class SamplingColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowEnds:
+    """Of each sampled row, as it was before the step: what decides whether its token is its last.
+
+    A result may be read when its rows have gone on, or left and given their slots to others.
+    """
+
+    # The plan with which the row joined.
+    joined: IntArray  # [Q]
+    known: IntArray  # [Q]
+    limit: IntArray  # [Q]
+    masked_until: IntArray  # [Q]
+    stops: IntArray  # [Q, longest list], padded with -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
     """One ragged step: T tokens of R rows, of which Q close their gap and sample."""
 
@@ -74,6 +89,7 @@ class StepInputs:
     sampled_rows: IntArray  # [Q] index into the R rows
     sampled_tokens: IntArray  # [Q] index into the T tokens
     sampling: SamplingColumns
+    ends: RowEnds
 
     @property
     def token_count(self) -> int:
@@ -98,11 +114,65 @@ class StepSamples:
     top_logprobs: FloatArray  # [P, k]
     forward_us: int
     sample_us: int
+    # [Q] False: the row had ended in a step before, which was not known at the launch. None: all.
+    is_there: BoolArray | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowChanges:
+    """What a plan changed, for a device that holds the rows itself: C slots, B places of blocks."""
+
+    slots: IntArray  # [C] distinct
+    # By INT_COLUMNS; all 0 for a row that left.
+    ints: IntArray  # [columns, C]
+    # By FLOAT_COLUMNS.
+    floats: FloatArray  # [columns, C]
+    stops: IndexArray  # [C, longest list], padded with -1
+    # slot * blocks per row + index of the block in the row.
+    places: IntArray  # [B]
+    blocks: IndexArray  # [B]
+
+
+INT_COLUMNS: Final = (
+    "is_live", "known", "done", "limit", "prompt", "masked_until", "last_token",
+    "top_k", "seed", "choice",
+)  # fmt: skip
+FLOAT_COLUMNS: Final = ("temperature", "top_p", "min_p")
 
 
 class Device(Protocol):
+    """One that the host takes turns with."""
+
     def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Copy the KV of each source block to its target, as if all at once."""
 
     def execute(self, step: StepInputs) -> StepSamples:
         """Compute the step. Repeating it, whole or row by row, gives the same result."""
+
+
+class Flight(Protocol):
+    """A step on its way."""
+
+    def result(self) -> StepSamples:
+        """Wait for it."""
+
+
+@runtime_checkable
+class AheadDevice(Protocol):
+    """One that holds the rows itself, so that steps may be launched before the last one is read.
+
+    All calls are in the order of the plans and come from one thread.
+    """
+
+    def clear(self) -> None:
+        """No rows."""
+
+    def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
+        """Take a plan's changes to the rows, and copy blocks, after the steps launched so far."""
+
+    def launch(self, step: StepInputs) -> Flight:
+        """Begin a step and return at once.
+
+        `step` is built from what is expected of the steps still on their way: token ids that they
+        sample are not in it, and rows that they end are. The device knows better.
+        """

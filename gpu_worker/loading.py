@@ -17,7 +17,7 @@ import torch
 
 from gpu_worker.checkpoint import Checkpoint, find_checkpoint
 from gpu_worker.decoder import Decoder
-from gpu_worker.device import Device, SamplingColumns, StepInputs
+from gpu_worker.device import AheadDevice, Device, RowEnds, SamplingColumns, StepInputs
 from gpu_worker.draft import RowLimits
 from gpu_worker.kv_cache import (
     PoolRequest,
@@ -46,7 +46,7 @@ _FP32_CHECKPOINTS: Final = ("float32", "float64")
 class Loaded:
     """A device and what it is; `limits` are those of the rows it serves."""
 
-    device: Device
+    device: Device | AheadDevice
     limits: RowLimits
     model: str
     fingerprint: str
@@ -196,6 +196,13 @@ def _warm_up_step(
             position=np.zeros(rows, np.int64),
             logprobs=np.full(rows, -1, np.int64),
             edits=None,
+        ),
+        ends=RowEnds(
+            joined=np.zeros(rows, np.int64),
+            known=counts,
+            limit=counts,
+            masked_until=np.zeros(rows, np.int64),
+            stops=np.zeros((rows, 0), np.int64),
         ),
     )
 

@@ -8,9 +8,21 @@ Between two steps, for every member that is not idle:
     blocks[slot, :held] are its blocks; positions [0, done) have their keys and values in them
 """
 
+from collections import Counter
+
 import numpy as np
 
-from gpu_worker.device import IntArray, SamplingColumns, StepInputs, StepSamples
+from gpu_worker.device import (
+    INT_COLUMNS,
+    BoolArray,
+    IndexArray,
+    IntArray,
+    RowChanges,
+    RowEnds,
+    SamplingColumns,
+    StepInputs,
+    StepSamples,
+)
 from gpu_worker.draft import Columns, RowLimits, draft_plan, require
 from gpu_worker.plans import FinishReason, Join, Plan, RowLogprobs, StepOutcome
 from gpu_worker.row_rules import RowRules, edits_of, has_rules
@@ -36,6 +48,8 @@ class Rows:
         self._seed = np.zeros(slots, np.int64)
         self._choice = np.zeros(slots, np.int64)
         self._logprobs = np.full(slots, -1, np.int64)
+        # The plan with which the row joined: tells it from a later one in the same slot.
+        self._joined = np.zeros(slots, np.int64)
         # As wide as the longest list seen, padded.
         self._stops = np.full((slots, 4), _NO_STOP, np.int64)
         self.clear()
@@ -99,6 +113,7 @@ class Rows:
         held: dict[int, int] = {}
         for join in plan.joins:
             self._write_join(join)
+            self._joined[join.slot] = plan.plan_id
             held[join.slot] = len(join.blocks)
         for slot, block in plan.appends:
             count = held.get(slot, int(self._columns.held[slot]))
@@ -135,6 +150,49 @@ class Rows:
         self._stops[slot] = _NO_STOP
         self._stops[slot, : len(stop_token_ids)] = stop_token_ids
 
+    def changes(self, plan: Plan) -> RowChanges:
+        """What the plan just applied has changed, for a device that holds the rows itself."""
+        columns = self._columns
+        joined = np.array([join.slot for join in plan.joins], np.int64)
+        left = np.setdiff1d(np.array(plan.leaves, np.int64), joined)
+        ints = np.zeros((len(INT_COLUMNS), len(joined) + len(left)), np.int64)
+        known = columns.known[joined]
+        ints[:, : len(joined)] = (
+            columns.is_member[joined], known, columns.done[joined], columns.limit[joined],
+            self._prompt[joined], self._masked_until[joined], self._tokens[joined, known - 1],
+            self._top_k[joined], self._seed[joined], self._choice[joined],
+        )  # fmt: skip
+        slots = np.concatenate([joined, left])
+        floats = np.stack([self._temperature[slots], self._top_p[slots], self._min_p[slots]])
+        places, blocks = self._new_blocks(plan)
+        return RowChanges(
+            slots=slots,
+            ints=ints,
+            floats=floats,
+            stops=self._stops[slots].astype(np.int32),
+            places=places,
+            blocks=blocks,
+        )
+
+    def _new_blocks(self, plan: Plan) -> tuple[IntArray, IndexArray]:
+        """Where in the block tables the plan wrote, and what."""
+        first = {join.slot: 0 for join in plan.joins}
+        for slot, count in Counter(slot for slot, _ in plan.appends).items():
+            first.setdefault(slot, int(self._columns.held[slot]) - count)
+        spans = [(slot, start, int(self._columns.held[slot])) for slot, start in first.items()]
+        width = self.limits.blocks_per_row
+        places = [np.arange(slot * width + start, slot * width + end) for slot, start, end in spans]
+        blocks = [self._blocks[slot, start:end] for slot, start, end in spans]
+        return (
+            np.concatenate([np.zeros(0, np.int64), *places]),
+            np.concatenate([np.zeros(0, np.int32), *blocks]),
+        )
+
+    @property
+    def needs_last_tokens(self) -> bool:
+        """Whether the next step depends on tokens that the host must have read."""
+        return bool(self._rules)
+
     # ---- steps -----------------------------------------------------------------------------------
 
     def steady_counts(self) -> IntArray:
@@ -168,6 +226,16 @@ class Rows:
             sampled_rows=sampled_rows,
             sampled_tokens=starts[1:][sampled_rows] - 1,
             sampling=self._sampling(slots[sampled_rows]),
+            ends=self._ends(slots[sampled_rows]),
+        )
+
+    def _ends(self, slots: IntArray) -> RowEnds:
+        return RowEnds(
+            joined=self._joined[slots],
+            known=self._columns.known[slots],
+            limit=self._columns.limit[slots],
+            masked_until=self._masked_until[slots],
+            stops=self._stops[slots],
         )
 
     def _sampling(self, slots: IntArray) -> SamplingColumns:
@@ -198,31 +266,55 @@ class Rows:
 
     def advance(self, step: StepInputs, samples: StepSamples) -> StepOutcome:
         """Take a step's result: gaps closed, tokens appended; rows end by stop, limit or error."""
+        self.expect(step)
+        return self.settle(step, samples)
+
+    def expect(self, step: StepInputs) -> None:
+        """The step is on its way: all but its tokens is known, and whether one of them stops.
+
+        Until `settle`, a row that stops or breaks counts as running, and may be in later steps.
+        """
         columns = self._columns
         columns.done[step.slots] += step.counts
         sampled = step.slots[step.sampled_rows]
-        broken = sampled[~samples.is_ok]
-        slots, token_ids = sampled[samples.is_ok], samples.token_ids[samples.is_ok]
-        position = columns.known[slots]
-        self._tokens[slots, position] = token_ids
-        columns.known[slots] = position + 1
+        columns.known[sampled] += 1
+        columns.is_idle[sampled] = columns.known[sampled] >= columns.limit[sampled]
+
+    def settle(self, step: StepInputs, samples: StepSamples) -> StepOutcome:
+        """Take the result of a step that was expected. Steps settle in the order of `expect`.
+
+        Rows that have left since are answered for, but leave no trace.
+        """
+        ends, sampled = step.ends, step.slots[step.sampled_rows]
+        is_there = np.ones(len(sampled), np.bool_) if samples.is_there is None else samples.is_there
+        is_ok = samples.is_ok & is_there
+        is_stop = (ends.stops == samples.token_ids[:, None]).any(axis=1)
+        is_stop &= ends.known >= ends.masked_until
+        is_over = is_ok & (is_stop | (ends.known + 1 >= ends.limit))
+        stays = self._columns.is_member[sampled] & (self._joined[sampled] == ends.joined)
+        taken = stays & is_ok
+        self._tokens[sampled[taken], ends.known[taken]] = samples.token_ids[taken]
         if self._rules:
-            self._see(slots, token_ids)
-        is_stop = (self._stops[slots] == token_ids[:, None]).any(axis=1)
-        is_stop &= position >= self._masked_until[slots]
-        is_over = is_stop | (position + 1 >= columns.limit[slots])
-        columns.is_idle[slots] = is_over
-        columns.is_idle[broken] = True
+            self._see(sampled[taken], samples.token_ids[taken])
+        is_broken = is_there & ~is_ok
+        self._close(sampled, ends, stays & is_there & (is_broken | is_stop), is_ok)
         return StepOutcome(
-            slots=tuple(slots.tolist()),
-            token_ids=tuple(token_ids.tolist()),
-            logprobs=self._row_logprobs(sampled, samples),
+            slots=tuple(sampled[is_ok].tolist()),
+            token_ids=tuple(samples.token_ids[is_ok].tolist()),
+            logprobs=self._row_logprobs(step, samples, is_ok),
             finished=tuple(
-                (int(slots[row]), FinishReason.STOP if is_stop[row] else FinishReason.LENGTH)
+                (int(sampled[row]), FinishReason.STOP if is_stop[row] else FinishReason.LENGTH)
                 for row in np.flatnonzero(is_over)
             ),
-            errors=tuple((slot, self._why_broken(slot)) for slot in broken.tolist()),
+            errors=tuple((slot, self._why_broken(slot)) for slot in sampled[is_broken].tolist()),
         )
+
+    def _close(self, sampled: IntArray, ends: RowEnds, rows: BoolArray, is_ok: BoolArray) -> None:
+        """These ended otherwise than expected: later steps did nothing for them."""
+        slots, known = sampled[rows], ends.known[rows]
+        self._columns.is_idle[slots] = True
+        self._columns.known[slots] = known + is_ok[rows]
+        self._columns.done[slots] = known
 
     def _see(self, slots: IntArray, token_ids: IntArray) -> None:
         for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
@@ -251,13 +343,15 @@ class Rows:
         assert self._columns.is_member[slot], f"slot {slot} has no row to fail"
         self._columns.is_idle[slot] = True
 
-    def _row_logprobs(self, sampled: IntArray, samples: StepSamples) -> tuple[RowLogprobs, ...]:
+    def _row_logprobs(
+        self, step: StepInputs, samples: StepSamples, is_ok: BoolArray
+    ) -> tuple[RowLogprobs, ...]:
         rows = []
         for index, row in enumerate(samples.logprob_rows.tolist()):
-            if not samples.is_ok[row]:
+            if not is_ok[row]:
                 continue
-            slot = int(sampled[row])
-            wanted = int(self._logprobs[slot])
+            slot = int(step.slots[step.sampled_rows[row]])
+            wanted = int(step.sampling.logprobs[row])
             rows.append(
                 RowLogprobs(
                     slot=slot,
