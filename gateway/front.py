@@ -19,6 +19,7 @@ from gateway.generation import (
     replay,
 )
 from gateway.ledger_link import LedgerLink
+from gateway.meters import Meters
 from gateway.model_card import ModelCard
 from gateway.prompts import Prompter, is_long
 from gateway.readiness import Readiness
@@ -67,6 +68,7 @@ class Front:
         prompter: Prompter,
         readiness: Readiness,
         limits: Limits,
+        meters: Meters,
         streams_max: int,
         timeout_s: float | None = None,
     ) -> None:
@@ -76,6 +78,7 @@ class Front:
         self._link = link
         self._prompter = prompter
         self._limits = limits
+        self._meters = meters
         self._streams_max = streams_max
         self._timeout_s = timeout_s
         self._active: dict[Generation, None] = {}
@@ -103,8 +106,12 @@ class Front:
     def following(self, generation: Generation, *, keep_running: bool) -> Iterator[Generation]:
         """For the time a client reads. When it leaves early the request is cancelled, unless it is
         to keep running, somebody else here follows it too, or this gateway is going away."""
+        error: BaseException | None = None
         try:
             yield generation
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
             generation.close()
             self._active.pop(generation, None)
@@ -114,11 +121,24 @@ class Front:
                 del self._followers[generation.id]
             if is_last and not (generation.is_done or keep_running or self._is_closed):
                 self.releases.ask(Release(generation.id))
+            self._count(generation, error, goes_on=keep_running or not is_last or self._is_closed)
             self._note_idle()
+
+    def _count(self, generation: Generation, error: BaseException | None, *, goes_on: bool) -> None:
+        if generation.visit is None:
+            return
+        ends = [choice.end for choice in generation.choices if choice.end is not None]
+        self._meters.closed(
+            generation.visit,
+            [choice.text.output_tokens for choice in generation.choices],
+            [end.reason for end in ends] if generation.is_done else [],
+            error,
+            goes_on=goes_on,
+        )
 
     async def generate(self, ask: Ask, tenant: Tenant) -> Generation:
         """Check, tokenize, submit, and follow from the beginning. Use with `following`."""
-        with self._door():
+        with self._meters.opening(ask, tenant) as visit, self._door():
             limits = self.limits
             check(ask, limits, self.card.name, priority_max=tenant.priority_max)
             if self.readiness.watch.worker is None:
@@ -147,6 +167,8 @@ class Front:
                 ),
                 from_seq=submitted.journal_seq,
             )
+            visit.is_repeat, visit.prompt_tokens = not submitted.is_new, len(prompt_ids)
+            generation.visit = visit
             if named.timeout_s is not None:
                 self._watch_deadline(generation, named.timeout_s + named.grace_s)
             return generation

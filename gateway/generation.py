@@ -6,11 +6,13 @@ is cancelled; since that is decided from the tokens alone, every gateway decides
 """
 
 from collections.abc import Callable, Sequence
+from time import perf_counter_ns
 from typing import Final, NamedTuple, Self
 
 from gateway.choice_text import ChoiceText
 from gateway.cursor import TokenDigest, position_of
 from gateway.detokenize import Pieces
+from gateway.meters import Visit
 from gateway.releases import Release
 from ledger import Ledger, Subscription, Update
 from protos.kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
@@ -166,6 +168,8 @@ class Generation:
         self._ledger = ledger
         self._release = release
         self.done_message: DoneMessage | None = None
+        # Of a request that was submitted here; none of one that is attached to.
+        self.visit: Visit | None = None
         self._has_begun = False
         self._on_close: list[Callable[[], None]] = []
 
@@ -188,6 +192,8 @@ class Generation:
                 self.is_done = True
                 raise
             if events:
+                if self.visit is not None and not self.visit.first_ns:
+                    self.visit.first_ns = perf_counter_ns()
                 return events
         raise StopAsyncIteration
 

@@ -39,6 +39,7 @@ from gateway.openai_models import ChatBody, CompletionBody
 from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring
 from service_kit.errors import KaitenError
+from service_kit.metrics import Metrics
 
 Body = ChatBody | CompletionBody
 TRACEPARENT_CHARS_MAX: Final = 64
@@ -164,9 +165,11 @@ def _collect(
                 gather.opening(base + index, echo)
 
 
-def create_app(front: Front, config: GatewaySettings, keyring: Keyring) -> ASGIApp:
+def create_app(
+    front: Front, config: GatewaySettings, keyring: Keyring, metrics: Metrics
+) -> ASGIApp:
     """Every route, with errors in OpenAI's form, behind the gate."""
-    pages = Pages(front, config)
+    pages = Pages(front, config, metrics)
     stored = StoredRequests(front, config)
     chat = Endpoint(front, config, ChatBody, ChatShape())
     completions = Endpoint(front, config, CompletionBody, CompletionShape())
@@ -181,6 +184,7 @@ def create_app(front: Front, config: GatewaySettings, keyring: Keyring) -> ASGIA
         Route("/detokenize", pages.detokenize, methods=["POST"]),
         Route("/health", pages.health),
         Route("/ready", pages.ready),
+        Route("/metrics", pages.metrics),
         Route("/version", pages.version),
         Route("/openapi.json", pages.openapi),
     ]

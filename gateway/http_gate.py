@@ -17,8 +17,8 @@ from service_kit.errors import KaitenError
 
 log = structlog.get_logger()
 
-# What load balancers and people without a key may ask.
-OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version", "/openapi.json"})
+# What load balancers, Prometheus and people without a key may ask.
+OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version", "/openapi.json", "/metrics"})
 
 
 class Gate:

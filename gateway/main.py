@@ -12,6 +12,7 @@ from gateway.front import Front
 from gateway.http_api import create_app
 from gateway.http_server import HttpServer
 from gateway.ledger_link import LedgerLink
+from gateway.meters import Meters
 from gateway.model_card import ModelCard
 from gateway.prompts import Prompter
 from gateway.readiness import Readiness, ReadinessLimits
@@ -24,6 +25,7 @@ from service_kit import logs, settings, telemetry
 from service_kit.clock import SystemClock
 from service_kit.grpc_server import ServerLimits, add_health, add_reflection, bind, create_server
 from service_kit.lifecycle import launch
+from service_kit.metrics import Metrics, seen
 
 log = structlog.get_logger()
 
@@ -54,17 +56,21 @@ class GatewayService:
         )
         self._keyring = _keyring(config)
         self._template = _template(self._card, config)
+        self._metrics = Metrics("gateway", is_scraped=config.metrics)
         self.front = Front(
             link=self.link,
             card=self._card,
             prompter=Prompter(self._card, self._template),
             readiness=self._readiness,
             limits=_limits(config, self._card),
+            meters=self._meters(),
             streams_max=config.streams_max,
             timeout_s=config.request_timeout_s or None,
         )
         self._http = HttpServer(
-            create_app(self.front, config, self._keyring), config.http_host, config.http_port
+            create_app(self.front, config, self._keyring, self._metrics),
+            config.http_host,
+            config.http_port,
         )
         self._grpc: grpc.aio.Server | None = None
         self._releasing: asyncio.Task[None] | None = None
@@ -127,6 +133,14 @@ class GatewayService:
         if self._template is not None:
             await self._template.close()
         await self.link.close()
+        await asyncio.to_thread(self._metrics.close)
+
+    def _meters(self) -> Meters:
+        meter = self._metrics.meter
+        is_ready = seen(lambda: int(not self._readiness.problem))
+        meter.create_observable_gauge("kaiten.gateway.is_ready", is_ready, "", "as /ready says")
+        with_tenants = self._config.metrics_tenants
+        return Meters(meter, model=self._card.name, with_tenants=with_tenants)
 
     async def _deliver_releases(self) -> None:
         if self._releasing is None:

@@ -24,6 +24,10 @@ class GatewaySettings(Settings):
     grpc_port: int = Field(default=50051, ge=0, le=65535, description="0: any free port")
     http_host: str = "127.0.0.1"
     http_port: int = Field(default=8000, ge=0, le=65535, description="0: any free port")
+    metrics: bool = Field(default=True, description="serve /metrics on the HTTP port, to anybody")
+    metrics_tenants: bool = Field(
+        default=False, description="count by tenant too; /metrics then names them"
+    )
     reflection: bool = Field(default=True, description="let clients list the gRPC services")
     log_level: str = "info"
     api_keys_file: Path | None = Field(

@@ -10,6 +10,7 @@ import structlog
 
 from gpu_worker.engine import Engine
 from gpu_worker.loading import Loaded
+from gpu_worker.meters import Meters
 from gpu_worker.plans import Description
 from gpu_worker.registration import Registrar
 from gpu_worker.rows import Rows
@@ -26,6 +27,7 @@ from service_kit.grpc_server import (
     bind,
     create_server,
 )
+from service_kit.metrics import Metrics
 
 log = structlog.get_logger()
 
@@ -38,6 +40,7 @@ class WorkerProcess:
     def __init__(self, settings: WorkerSettings, load: Callable[[WorkerSettings], Loaded]) -> None:
         self._settings = settings
         self._load = load
+        self._metrics = Metrics("worker", is_scraped=settings.metrics_port is not None)
         self._engine: Engine | None = None
         self._server: grpc.aio.Server | None = None
         self._servicer: WorkerServicer | None = None
@@ -59,7 +62,8 @@ class WorkerProcess:
         description = describe(loaded)
         self._engine = Engine(Rows(loaded.limits), loaded.device, on_crash=self._crash_hook())
         self._engine.start()
-        self._servicer = WorkerServicer(self._engine, description)
+        meters = Meters(self._metrics.meter)
+        self._servicer = WorkerServicer(self._engine, description, meters)
         worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server)
         self._health = add_health(server, (SERVICE_NAME,))
         add_reflection(server, (SERVICE_NAME,))
@@ -74,8 +78,10 @@ class WorkerProcess:
         self._registrar = Registrar(
             settings.scheduler, address_for=address_for, description=description
         )
+        self._look_at(meters, self._engine, self._registrar)
+        page = self._metrics.serve(settings.metrics_host, settings.metrics_port)
         bound = settings.advertise_address or f"{settings.grpc_host}:{port}"
-        return _ready_fields(loaded, description, bound)
+        return {**_ready_fields(loaded, description, bound), "metrics": page}
 
     async def serve(self) -> None:
         """Until cancelled, or until the compute thread dies."""
@@ -105,6 +111,11 @@ class WorkerProcess:
             await self._server.stop(_STOP_GRACE_S)
         if self._engine is not None:
             await asyncio.to_thread(self._engine.stop)
+        await asyncio.to_thread(self._metrics.close)
+
+    def _look_at(self, meters: Meters, engine: Engine, registrar: Registrar) -> None:
+        meters.gauge("commands_waiting", lambda: engine.waiting_count, "plans not yet begun")
+        meters.gauge("is_registered", lambda: int(registrar.is_registered), "known to a leader")
 
     def _crash_hook(self) -> Callable[[Exception], None]:
         loop = asyncio.get_running_loop()

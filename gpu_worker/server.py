@@ -14,6 +14,7 @@ import structlog
 
 from gpu_worker import wire
 from gpu_worker.engine import Engine
+from gpu_worker.meters import Meters
 from gpu_worker.plans import Description, InvalidPlan, Leader, Plan, StepResult
 from protos.kaiten.v1 import worker_service_pb2, worker_service_pb2_grpc
 from service_kit.errors import OutOfOrder, Overloaded
@@ -88,8 +89,9 @@ class Stream:
 
 
 class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
-    def __init__(self, engine: Engine, description: Description) -> None:
+    def __init__(self, engine: Engine, description: Description, meters: Meters) -> None:
         self._engine = engine
+        self._meters = meters
         self._description = description
         self._leader: Leader | None = None
         self._stream: Stream | None = None
@@ -150,6 +152,7 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
             return worker_service_pb2.ExecuteResponse(
                 opened=worker_service_pb2.Opened(worker=worker)
             )
+        self._meters.stepped(item)
         step = wire.result_to_proto(item, boot_id=self._description.boot_id)
         return worker_service_pb2.ExecuteResponse(step=step)
 

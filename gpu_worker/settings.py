@@ -21,6 +21,10 @@ class WorkerSettings(Settings):
     )
     grpc_host: str = Field(default="127.0.0.1", description="address to listen on")
     grpc_port: int = Field(default=0, ge=0, le=65535, description="port; 0 takes any free one")
+    metrics_host: str = Field(default="127.0.0.1", description="where /metrics is served")
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="0: any free port; default: no /metrics"
+    )
     advertise_address: str = Field(
         default="",
         description="host:port at which the scheduler reaches this worker; default: where it is"

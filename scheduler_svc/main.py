@@ -8,6 +8,7 @@ import structlog
 
 from ledger import Candidate, Leader, Ledger, LedgerLimits, StoreLost
 from protos.kaiten.v1.scheduler_service_pb2_grpc import add_SchedulerServiceServicer_to_server
+from scheduler_svc.meters import Meters
 from scheduler_svc.servicer import Servicer
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.term import Term
@@ -16,6 +17,7 @@ from service_kit import grpc_server, lifecycle, logs, settings, telemetry
 from service_kit.addresses import advertised
 from service_kit.clock import SystemClock
 from service_kit.errors import OutOfOrder, Unavailable
+from service_kit.metrics import Metrics
 
 log = structlog.get_logger()
 
@@ -33,6 +35,8 @@ class SchedulerProcess:
         self._servicer = Servicer(chosen)
         self._ledger: Ledger | None = None
         self._is_draining = False
+        self._metrics = Metrics("scheduler", is_scraped=chosen.metrics_port is not None)
+        self._meters = Meters(self._metrics.meter)
 
     async def start(self) -> dict[str, object]:
         log.info("service.settings", **settings.describe(self._settings))
@@ -43,8 +47,14 @@ class SchedulerProcess:
         port = grpc_server.bind(self._server, self._settings.grpc_host, self._settings.grpc_port)
         self._port = port
         await self._server.start()
-        bound = f"{self._settings.grpc_host}:{port}"
-        return {"grpc": bound, "cell": self._settings.cell, "policy": self._settings.policy}
+        return {
+            "grpc": f"{self._settings.grpc_host}:{port}",
+            "metrics": self._metrics.serve(
+                self._settings.metrics_host, self._settings.metrics_port
+            ),
+            "cell": self._settings.cell,
+            "policy": self._settings.policy,
+        }
 
     async def serve(self) -> None:
         while not self._is_draining:
@@ -69,6 +79,7 @@ class SchedulerProcess:
         await self._server.stop(grace=0.5)
         if self._ledger is not None:
             await self._ledger.close()
+        await asyncio.to_thread(self._metrics.close)
 
     async def _connect(self) -> None:
         """A ledger that can be trusted. Waits for the store, refuses a misconfigured one."""
@@ -104,12 +115,17 @@ class SchedulerProcess:
             leader=leader,
             settings=self._settings,
             clock=self._clock,
+            meters=self._meters,
             tracing=self._tracing(),
         )
-        await term.recover()
-        # From here on workers may register; `run` makes room for them before it first waits.
-        self._servicer.term = term
-        await term.run()
+        self._meters.leads(term)
+        try:
+            await term.recover()
+            # From here on workers may register; `run` makes room for them before it first waits.
+            self._servicer.term = term
+            await term.run()
+        finally:
+            self._meters.leads(None)
 
     def _tracing(self) -> Tracing | None:
         """None when nobody listens: then nothing is even collected."""

@@ -21,6 +21,10 @@ class SchedulerSettings(Settings):
     )
     grpc_host: str = Field(default="127.0.0.1", description="where workers register")
     grpc_port: int = Field(default=50052, ge=0, le=65535, description="0 picks a free port")
+    metrics_host: str = Field(default="127.0.0.1", description="where /metrics is served")
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="0: any free port; default: no /metrics"
+    )
     advertise_address: str = Field(
         default="",
         description="host:port told to workers; default: where it is bound, or its address on the"

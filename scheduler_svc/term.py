@@ -29,6 +29,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Event, ResultRejected
 from scheduler_svc.journal import Journal
 from scheduler_svc.links import WorkerLink
+from scheduler_svc.meters import Meters
 from scheduler_svc.pump import CommitPump
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.tracing import Tracing
@@ -55,6 +56,7 @@ class Term:
         leader: Leader,
         settings: SchedulerSettings,
         clock: Clock,
+        meters: Meters,
         tracing: Tracing | None = None,
     ) -> None:
         self.leader = leader
@@ -63,6 +65,7 @@ class Term:
         self._ledger = ledger
         self._settings = settings
         self._clock = clock
+        self._meters = meters
         self._tracing = tracing
         self._accepted = AcceptedRequests()
         self._pump = CommitPump(ledger, leader, clock, self._wake)
@@ -117,6 +120,11 @@ class Term:
     def journal_seq(self) -> int:
         """The newest record the ledger has acknowledged."""
         return self._pump.committed_seq
+
+    @property
+    def commit_backlog(self) -> int:
+        """Records that the ledger has not acknowledged yet."""
+        return self._pump.backlog
 
     def now_ns(self) -> int:
         """The ledger's clock, carried on by our own monotonic one: no node's wall clock matters."""
@@ -198,6 +206,8 @@ class Term:
             log.error("step.rejected", worker_id=link.worker_id, reason=str(error))
             link.reject(str(error))
             return
+        self._meters.stepped(len(committed.tokens), result.timings)
+        self._meters.ended(committed.events)
         if self._tracing is not None:
             of = self._accepted.traceparent
             self._tracing.stepped(link.worker_id, result, committed, of, now_ns)
@@ -241,6 +251,7 @@ class Term:
             message = wire.plan_to_proto(plan, leader, samplings)
             self._journal.planned(plan, message, now_ns)
             link.send(message)
+            self._meters.planned(plan)
             if self._tracing is not None:
                 self._tracing.planned(plan)
 
@@ -258,6 +269,7 @@ class Term:
         now_ns = self.now_ns()
         self._accepted.add(Accepted(entry=entry, record=record))
         request = wire.request_from_proto(entry, record)
+        self._meters.took_in(len(request.prompt), is_new=True)
         self._journal.submitted(request, now_ns)
         self._publish(self.core.submit(request, now_ns=now_ns))
 
@@ -274,6 +286,7 @@ class Term:
                 accepted.ended_before[serial] = (output, recovered.finished[serial])
             outputs.append(None if serial in recovered.finished else tuple(output.token_ids))
         request = wire.request_from_proto(entry, record, tuple(outputs))
+        self._meters.took_in(len(request.prompt), is_new=False)
         self._journal.submitted(request, now_ns)
         self._publish(self.core.submit(request, now_ns=now_ns))
 
@@ -286,6 +299,7 @@ class Term:
     def _publish(self, events: list[Event]) -> None:
         """Endings that no step brought."""
         now_ns = self.now_ns()
+        self._meters.ended(events)
         if self._tracing is not None:
             self._tracing.ended(events, self._accepted.traceparent, now_ns)
         self._pump.put(self._journal.ended(events, now_ns))
@@ -293,6 +307,7 @@ class Term:
 
     def _lose(self, link: WorkerLink, reason: str, *, is_crash: bool) -> None:
         log.warning("worker.lost", worker_id=link.worker_id, reason=reason, is_crash=is_crash)
+        self._meters.lost_worker(is_crash=is_crash)
         now_ns = self.now_ns()
         lost = WorkerLostInput(worker_id=link.worker_id, is_crash=is_crash)
         self._journal.worker_lost(lost, now_ns)
@@ -350,7 +365,7 @@ class Term:
             workers_ready=len(open_links),
             waiting=len(self.core.waiting),
             running=self.core.running_count,
-            stalled_ms=self._stalled_ms(),
+            stalled_ms=self.stalled_ms,
             waiting_serials=self._waiting_serials(),
         )
         if self.links:
@@ -362,7 +377,8 @@ class Term:
         head = islice(self.core.waiting, WAITING_TOLD_MAX)
         return list(dict.fromkeys(sequence.life.request.serial for sequence in head))
 
-    def _stalled_ms(self) -> int:
+    @property
+    def stalled_ms(self) -> int:
         """How long work has been runnable, on a worker that answers, without a commit."""
         if not self.core.live_count or not self.core.workers:
             return 0

@@ -22,7 +22,7 @@ def configure(service: str, environ: Mapping[str, str] | None = None) -> bool:
     """Install a tracer provider when an endpoint is named. True when spans are exported."""
     if not is_configured(environ):
         return False
-    if not _exporter_is_installed():
+    if not is_installed(EXPORTER):
         raise ConfigError(
             f"{ENDPOINT} is set but the exporter is not installed: pip install 'kaiten[otlp]', "
             f"or unset {ENDPOINT}"
@@ -51,8 +51,9 @@ def tracer(name: str) -> trace.Tracer:
     return trace.get_tracer(name)
 
 
-def _exporter_is_installed() -> bool:
+def is_installed(module: str) -> bool:
+    """Whether an optional dependency is there, without importing it."""
     try:
-        return find_spec(EXPORTER) is not None
+        return find_spec(module) is not None
     except ModuleNotFoundError:  # a missing parent package
         return False

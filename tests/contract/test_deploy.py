@@ -124,10 +124,10 @@ def test_an_image_is_built_for_its_role(name: str) -> None:
 
 
 def test_only_workers_have_torch() -> None:
-    assert re.findall(r'"\.\[(.+)\]"', DOCKERFILE) == ["${ROLE:?},otlp"]
+    assert re.findall(r'"\.\[(.+)\]"', DOCKERFILE) == ["${ROLE:?},metrics,otlp"]
     assert set(re.findall(r"pip install (?!--extra-index-url|--no-cache-dir)", DOCKERFILE)) == set()
     for name in OURS:
-        has_torch = "torch" in packages(role(name)) | packages("otlp")
+        has_torch = "torch" in packages(role(name)) | packages("otlp") | packages("metrics")
         assert has_torch == name.startswith("worker"), name
 
 

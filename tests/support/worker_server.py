@@ -11,6 +11,7 @@ import grpc
 from gpu_worker.device import Device
 from gpu_worker.draft import RowLimits
 from gpu_worker.engine import Engine
+from gpu_worker.meters import Meters
 from gpu_worker.plans import (
     Description,
     FinishReason,
@@ -24,6 +25,7 @@ from gpu_worker.rows import Rows
 from gpu_worker.server import WorkerServicer
 from protos.kaiten.v1 import common_pb2, worker_service_pb2, worker_service_pb2_grpc
 from service_kit.grpc_server import bind, create_server
+from service_kit.metrics import NO_METER
 from tests.support.mini_scheduler import LEADER, MiniScheduler
 
 WAIT_S = 20.0
@@ -79,7 +81,7 @@ async def serving(device: Device, limits: RowLimits = LIMITS) -> AsyncIterator[S
     engine = Engine(rows, device, on_crash=crashes.append)
     engine.start()
     server = create_server()
-    servicer = WorkerServicer(engine, description(limits))
+    servicer = WorkerServicer(engine, description(limits), Meters(NO_METER))
     worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
     port = bind(server, "127.0.0.1", 0)
     await server.start()

@@ -1,0 +1,154 @@
+"""Metrics of a process: one set of OpenTelemetry instruments, read by Prometheus and sent by OTLP.
+
+Instruments are made from `Metrics.meter`, which is the API's own no-op when nobody listens: then
+counting costs nothing. A value that changes with every step is a plain number of its owner, read by
+an observable instrument only when somebody looks; histograms are recorded once per request or step,
+never per token.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+import structlog
+from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeterProvider, Observation
+
+from service_kit import telemetry
+from service_kit.errors import ConfigError, Unavailable
+
+log = structlog.get_logger()
+
+PROMETHEUS: Final = "opentelemetry.exporter.prometheus"
+OTLP: Final = "opentelemetry.exporter.otlp.proto.grpc.metric_exporter"
+# OpenTelemetry's own switch: collectors that take only traces refuse metrics.
+OTLP_SWITCH: Final = "OTEL_METRICS_EXPORTER"
+FIX: Final = "pip install 'kaiten[metrics]'"
+Number = int | float
+# For who is built without a process around it.
+NO_METER: Final = NoOpMeterProvider().get_meter("kaiten")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What a scrape is answered with."""
+
+    body: bytes
+    content_type: str
+
+
+class Metrics:
+    """The instruments of one process and whoever reads them. Close it at the end."""
+
+    def __init__(
+        self, service: str, *, is_scraped: bool, environ: Mapping[str, str] | None = None
+    ) -> None:
+        """`is_scraped`: there will be a page for Prometheus."""
+        self._registry: Any = None
+        self._server: Any = None
+        self._provider: Any = None
+        readers = [*self._page_reader(is_scraped), *_otlp_reader(environ)]
+        if not readers:
+            self.meter: Meter = NO_METER
+            return
+        from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
+        from opentelemetry.sdk.resources import Resource
+
+        self._provider = MeterProvider(
+            metric_readers=readers,
+            resource=Resource.create({"service.name": f"kaiten-{service}"}),
+            # Nobody reads exemplars yet, and they are most of a record's cost.
+            exemplar_filter=AlwaysOffExemplarFilter(),
+        )
+        self.meter = self._provider.get_meter("kaiten")
+
+    def page(self, accept: str = "") -> Page:
+        """All metrics as text, in the form that `accept` asks for. Unavailable without a reader."""
+        if self._registry is None:
+            raise Unavailable(f"there are no metrics here; {FIX}")
+        from prometheus_client.exposition import choose_encoder
+
+        encode, content_type = choose_encoder(accept)
+        return Page(body=encode(self._registry), content_type=content_type)
+
+    def serve(self, host: str, port: int | None) -> str:
+        """A small HTTP server of its own thread, for processes that have none; its address.
+
+        Without a port there is none.
+        """
+        if port is None:
+            return ""
+        if self._registry is None:
+            raise ConfigError(f"--metrics-port is set, but {PROMETHEUS} is missing: {FIX}")
+        from prometheus_client import start_http_server
+
+        try:
+            self._server, _ = start_http_server(port, addr=host, registry=self._registry)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot serve metrics on {host}:{port}: {error.strerror}; see --metrics-port"
+            ) from error
+        return f"http://{host}:{self._server.server_port}/metrics"
+
+    def close(self) -> None:
+        """Send what is left and free the port. May block for as long as the collector is slow."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+        if self._provider is not None:
+            self._provider.shutdown()
+
+    def _page_reader(self, is_scraped: bool) -> Sequence[Any]:
+        if not is_scraped:
+            return ()
+        if not telemetry.is_installed(PROMETHEUS):
+            log.warning("metrics.unavailable", missing=PROMETHEUS, fix=FIX)
+            return ()
+        from opentelemetry.exporter.prometheus import PrometheusMetricReader
+        from prometheus_client import CollectorRegistry
+
+        self._registry = CollectorRegistry()
+        return (
+            PrometheusMetricReader(
+                disable_target_info=True, scope_info_enabled=False, registry=self._registry
+            ),
+        )
+
+
+def seen(
+    read: Callable[[], Number | Mapping[Any, Number]], *labels: str
+) -> list[Callable[[CallbackOptions], Sequence[Observation]]]:
+    """Callbacks of an observable instrument.
+
+    `read` gives a number, or numbers by the value of a label (a tuple, if there are several labels;
+    empty values are left out). It is called on the thread of whoever looks.
+    """
+
+    def observe(_options: CallbackOptions) -> Sequence[Observation]:
+        value = read()
+        if not isinstance(value, Mapping):
+            return (Observation(value),)
+        # A copy, because the owner may go on counting meanwhile.
+        return [Observation(count, _attributes(labels, key)) for key, count in list(value.items())]
+
+    return [observe]
+
+
+def _attributes(labels: Sequence[str], key: str | Sequence[str]) -> dict[str, str]:
+    values = (key,) if isinstance(key, str) else key
+    return {label: value for label, value in zip(labels, values, strict=True) if value}
+
+
+def _otlp_reader(environ: Mapping[str, str] | None) -> Sequence[Any]:
+    given = os.environ if environ is None else environ
+    if not telemetry.is_configured(given) or given.get(OTLP_SWITCH) == "none":
+        return ()
+    if not telemetry.is_installed(OTLP):
+        raise ConfigError(
+            f"{telemetry.ENDPOINT} is set but the exporter is not installed: pip install "
+            f"'kaiten[otlp]', or set {OTLP_SWITCH}=none"
+        )
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    return (PeriodicExportingMetricReader(import_module(OTLP).OTLPMetricExporter()),)

@@ -1,0 +1,186 @@
+"""Every accepted request is counted once, however it ends, over a worker's death."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from protos.kaiten.v1 import inference_service_pb2 as pb
+from protos.kaiten.v1.common_pb2 import SamplingParams
+from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from tests.support.store_server import free_port
+from tests.support.whole_stack import WAIT_S, WholeStack, wait_until
+
+pytest.importorskip("opentelemetry.exporter.prometheus", reason="kaiten[metrics] is not installed")
+from tests.support.metric_pages import Scrape, scrape
+
+ASK = {"model": "mini", "prompt": "The chef", "temperature": 0}
+REQUESTS = "kaiten_requests_total"
+ENDED = "kaiten_request_success_total"
+
+
+class Cell(WholeStack):
+    """With a page at every process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pages = {name: f"http://127.0.0.1:{free_port()}" for name in ("scheduler", "worker")}
+        super().__init__(folder)
+        self.door.process.argv.append("--metrics-tenants")
+        for process in (self.scheduler, self.worker):
+            port = self.pages[process.name].rpartition(":")[2]
+            process.argv += ["--metrics-port", port]
+
+    def scheduler_says(self) -> Scrape:
+        return scrape(self.pages["scheduler"])
+
+    def gateway_says(self) -> Scrape:
+        return scrape(self.door.http)
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
+    with Cell(tmp_path_factory.mktemp("metrics")) as running:
+        yield running
+
+
+def complete(cell: Cell, **changes: object) -> httpx.Response:
+    return httpx.post(f"{cell.door.openai}/completions", json={**ASK, **changes}, timeout=WAIT_S)
+
+
+async def abandon(cell: Cell, count: int, *, after_tokens: bool) -> None:
+    """Streams whose clients leave, before or after a first token."""
+    async with grpc.aio.insecure_channel(cell.door.grpc) as channel:
+        stub = InferenceServiceStub(channel)
+
+        async def visit() -> None:
+            request = pb.GenerateRequest(text="The chef", sampling=endless())
+            call = stub.Generate(request, timeout=WAIT_S)
+            async for response in call:
+                if response.event.HasField("delta") or not after_tokens:
+                    break
+            call.cancel()
+
+        await asyncio.gather(*(visit() for _ in range(count)))
+
+
+def endless() -> SamplingParams:
+    return SamplingParams(max_tokens=400, ignore_eos=True, temperature=1)
+
+
+def balance(page: Scrape) -> tuple[float, float]:
+    """What came in, and where it went."""
+    gone = page(ENDED) + page("kaiten_requests_handed_over_total") + page("kaiten_requests_live")
+    return page(REQUESTS), gone
+
+
+def settled(cell: Cell) -> Scrape:
+    wait_until(lambda: cell.scheduler_says()("kaiten_requests_live") == 0, "nothing is live")
+    wait_until(lambda: cell.gateway_says()("kaiten_gateway_requests_live") == 0, "nobody follows")
+    return cell.scheduler_says()
+
+
+def test_finished_cancelled_refused_and_left_are_counted_exactly(cell: Cell) -> None:
+    before, door_before = settled(cell), cell.gateway_says()
+    for _ in range(3):
+        assert complete(cell, max_tokens=5, ignore_eos=True).status_code == 200
+    assert complete(cell, max_tokens=300, stop=["."]).status_code == 200
+    assert complete(cell, max_tokens=0).status_code == 400
+    asyncio.run(abandon(cell, 4, after_tokens=True))
+    asyncio.run(abandon(cell, 2, after_tokens=False))
+    page, door = settled(cell), cell.gateway_says()
+
+    def more(name: str, **labels: str) -> float:
+        return page(name, **labels) - before(name, **labels)
+
+    def door_more(name: str, **labels: str) -> float:
+        return door(f"kaiten_gateway_{name}", **labels) - door_before(
+            f"kaiten_gateway_{name}", **labels
+        )
+
+    assert more(REQUESTS, origin="new") == 10
+    assert more(ENDED, finished_reason="length") == 3
+    assert more(ENDED, finished_reason="stop") == 1
+    assert more(ENDED, finished_reason="cancelled") == 6
+    assert more(ENDED) == 10
+    assert balance(page)[0] == balance(page)[1]
+    # Whoever left had tokens computed for it: 15 of those who stayed, and some more.
+    assert more("kaiten_generation_tokens_total") > 15 + 4
+    assert more("kaiten_e2e_request_latency_seconds_count") == 10
+    assert door_more("requests_accepted_total", origin="new", tenant="default") == 10
+    assert door_more("requests_ended_total", outcome="left") == 6
+    assert door_more("requests_ended_total") == 10
+    assert door_more("requests_refused_total", code="INVALID_ARGUMENT") == 1
+    first = "gen_ai_server_time_to_first_token_seconds_count"
+    assert 8 <= door(first) - door_before(first) <= 10
+
+
+def test_a_request_past_its_deadline_is_an_end_of_its_own(cell: Cell) -> None:
+    before = settled(cell)
+
+    async def run_late() -> None:
+        async with grpc.aio.insecure_channel(cell.door.grpc) as channel:
+            request = pb.GenerateRequest(text="The chef", sampling=endless())
+            with pytest.raises(grpc.aio.AioRpcError):
+                async for _ in InferenceServiceStub(channel).Generate(request, timeout=0.05):
+                    pass
+
+    asyncio.run(run_late())
+    page = settled(cell)
+    # If it was refused in time there is nothing to count; what was accepted ended.
+    assert balance(page)[0] == balance(page)[1]
+    taken = page(REQUESTS) - before(REQUESTS)
+    late = {"deadline_exceeded", "cancelled"}
+    assert taken == sum(
+        page(ENDED, finished_reason=r) - before(ENDED, finished_reason=r) for r in late
+    )
+
+
+def test_the_books_balance_over_a_killed_worker(cell: Cell) -> None:
+    before = settled(cell)
+
+    async def story() -> None:
+        async with grpc.aio.insecure_channel(cell.door.grpc) as channel:
+            stub = InferenceServiceStub(channel)
+            has_begun = asyncio.Event()
+
+            async def visit() -> int:
+                tokens = 0
+                request = pb.GenerateRequest(text="The chef", sampling=endless())
+                async for response in stub.Generate(request, timeout=WAIT_S):
+                    tokens += response.event.delta.token_count
+                    has_begun.set()
+                return tokens
+
+            visits = [asyncio.create_task(visit()) for _ in range(5)]
+            await has_begun.wait()
+            await asyncio.to_thread(cell.worker.kill)
+            cell.worker.start()
+            assert await asyncio.gather(*visits) == [400] * 5
+
+    asyncio.run(story())
+    page = settled(cell)
+    assert page(REQUESTS) - before(REQUESTS) == 5
+    assert page(ENDED, finished_reason="length") - before(ENDED, finished_reason="length") == 5
+    # Each token once, though some were computed twice.
+    tokens = "kaiten_generation_tokens_total"
+    assert page(tokens) - before(tokens) == 5 * 400
+    assert page("kaiten_workers_lost_total", how="crash") >= 1
+    assert balance(page)[0] == balance(page)[1]
+
+
+def test_every_page_says_what_operating_md_says(cell: Cell) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    pages = [scrape(url) for url in (cell.door.http, *cell.pages.values())]
+    for page in pages:
+        assert page.names()
+        for name in page.names():
+            bare = re.sub("_(bucket|count|sum|created)$", "", name)
+            assert re.search(f"`{bare}[`{{]", text), f"{bare} is not in operating.md"
+    assert pages[1]("kaiten_is_leader") == 1
+    assert pages[1]("kaiten_num_workers") == 1
+    assert pages[2]("kaiten_worker_steps_total") > 0
+    assert pages[2]("kaiten_worker_is_registered") == 1
