@@ -87,7 +87,7 @@ def test_64_streams_of_a_killed_client_are_freed(small_stack: WholeStack) -> Non
             wait_until(is_full, "a full cell with a queue")
         finally:
             crowd.send_signal(signal.SIGKILL)
-            crowd.wait(10)
+            crowd.wait(60)
     begin_s = time.monotonic()
     wait_until(lambda: not small_stack.problem(), "everything is freed")
     # The goal is 2 s; the rest is for machines with more work than cores.
@@ -219,9 +219,9 @@ async def test_a_host_that_vanishes_is_noticed_by_keepalive(
     async with Relay(address) as relay, grpc.aio.insecure_channel(relay.address) as channel:
         call = InferenceServiceStub(channel).Generate(pb.GenerateRequest())
         await call.read()
-        await asyncio.wait_for(servicer.is_streaming.wait(), 30)
+        await asyncio.wait_for(servicer.is_streaming.wait(), 60)
         relay.is_silent = True
-        await asyncio.wait_for(servicer.is_left.wait(), 30)
+        await asyncio.wait_for(servicer.is_left.wait(), 60)
         call.cancel()
     # What every service of ours is built with.
     limits = ServerLimits()

@@ -149,7 +149,7 @@ async def test_drain_lets_streams_end_and_refuses_new_ones(
         stack.scheduler.is_open.set()
         rest = [response.event async for response in events]
         assert text_of([first.event, *rest]) == "to the end"
-        await asyncio.wait_for(draining, 5)
+        await asyncio.wait_for(draining, 60)
 
 
 async def test_drain_sends_what_is_left_elsewhere_and_cancels_nothing(
@@ -163,7 +163,7 @@ async def test_drain_sends_what_is_left_elsewhere_and_cancels_nothing(
         events = aiter(call)
         await anext(events)
         async with running_gateway(tmp_path / "model", redis_url, cell) as other:
-            await asyncio.wait_for(stack.gateway.service.drain(), 5)
+            await asyncio.wait_for(stack.gateway.service.drain(), 60)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await anext_all(events)
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
@@ -257,7 +257,7 @@ def test_the_process_starts_without_torch_stays_small_and_stops_on_sigterm(
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
         rss_bytes = sum(member.memory_info().rss for member in family)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         process.stderr.read()
     assert rss_bytes < 200e6
 

@@ -185,7 +185,7 @@ async def test_a_stream_is_left_and_taken_up_again(stack: Stack, http: httpx.Asy
     body = {"prompt": "x", "stream": True, "background": True}
     async with http.stream("POST", "/v1/completions", json=body) as reply:
         assert reply.status_code == 200
-        request_id = await asyncio.wait_for(first_id(stack), 5)
+        request_id = await asyncio.wait_for(first_id(stack), 60)
     stack.scheduler.is_open.set()
     chunks = chunks_of((await http.get(f"/v1/requests/{request_id}?stream=true")).text)
     assert "".join(c["choices"][0]["text"] for c in chunks if c["choices"]) == TEXT

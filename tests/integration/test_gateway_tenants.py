@@ -169,7 +169,7 @@ async def test_a_tenant_over_its_bound_is_refused_and_others_are_not(stack: Stac
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await all_of(stub.Generate(pb.GenerateRequest(text="y"), metadata=ALICE, timeout=10))
     # The goal is 50 ms on an idle machine; a shared one may be several times slower.
-    assert time.perf_counter() - begin < 1.0
+    assert time.perf_counter() - begin < 5.0
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     quota, info = details(caught.value)
     assert [violation.subject for violation in quota.violations] == ["tenant"]

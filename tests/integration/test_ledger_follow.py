@@ -49,7 +49,7 @@ async def test_tokens_come_once_however_late_one_subscribes(ledger: Ledger) -> N
         await leader.finish("a", serials[0], n=2)
         # Long after the end there is still the result.
         late = follower.subscribe(serials, from_seq=submitted.journal_seq)
-        for outputs in await asyncio.wait_for(asyncio.gather(*tasks, outputs_of(late)), 10):
+        for outputs in await asyncio.wait_for(asyncio.gather(*tasks, outputs_of(late)), 60):
             assert outputs == leader.outputs
         assert follower.sequence_count == 0
 
@@ -84,7 +84,7 @@ async def test_the_last_token_and_the_end_come_together_with_logprobs(ledger: Le
         subscription = follower.subscribe([serial], from_seq=0)
         record = leader.record({serial: [4, 5]}, [stopped(serial, 2)], with_logprobs=True)
         await ledger.commit(leader.leader, record, [leader.ending("a", serial)])
-        update = await asyncio.wait_for(anext(subscription), 5)
+        update = await asyncio.wait_for(anext(subscription), 60)
         assert (update.token_ids, update.finished) == ([4, 5], stopped(serial, 2))
         assert [entry.logprob for entry in update.logprobs] == [-4.0, -5.0]
 
@@ -102,7 +102,7 @@ async def test_many_subscribers_of_many_requests(ledger: Ledger) -> None:
         for index, serial in enumerate(tasks):
             await leader.finish(f"r{index}", serial)
         for serial, task in tasks.items():
-            outputs = await asyncio.wait_for(task, 10)
+            outputs = await asyncio.wait_for(task, 60)
             assert outputs == {serial: [step * serial for step in range(30)]}
         assert follower.sequence_count == 0
 
@@ -115,7 +115,7 @@ async def test_what_is_no_longer_kept_is_not_found_rather_than_waited_for(
     leader = await PlayLeader.elected(ledger)
     await leader.finish("a", serial)
     await leader.fold(leader.seq, [])
-    async with following(ledger) as follower, asyncio.timeout(10):
+    async with following(ledger) as follower, asyncio.timeout(60):
         while True:
             # As long as the result is kept it is all there is; then it is gone.
             try:

@@ -236,7 +236,7 @@ async def test_inbox_read_continues_at_the_cursor_and_wakes_on_arrival(ledger: L
     assert await ledger.inbox_read(first.entry_id, block_ms=10) == []
     waiting = asyncio.create_task(ledger.inbox_read(first.entry_id, block_ms=4000))
     await ledger.submit(submit_record("b"), b"h")
-    (second,) = await asyncio.wait_for(waiting, 2)
+    (second,) = await asyncio.wait_for(waiting, 60)
     assert second.record.id == "b"
 
 

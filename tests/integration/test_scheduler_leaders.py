@@ -69,10 +69,10 @@ async def test_kill_the_leader_and_the_standby_takes_over(tmp_path: Path) -> Non
         started_s = time.monotonic()
         while_away = await cluster.submit(max_tokens=8)
         await until(lambda: leads(cluster, standby), "the standby leads")
-        assert time.monotonic() - started_s < LEASE_TTL_S + 1.0
+        assert time.monotonic() - started_s < LEASE_TTL_S + 5.0
         await cluster.all_done()
         assert_all_gold([*answers, while_away])
-        assert max(answer.gap_s_max for answer in answers) < LEASE_TTL_S + 2.0
+        assert max(answer.gap_s_max for answer in answers) < LEASE_TTL_S + 6.0
 
 
 async def test_kill_the_only_scheduler_and_start_it_again(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ async def has_folded(cluster: Cluster, before: int) -> bool:
 
 
 async def test_a_leader_told_to_stop_hands_over_at_once(tmp_path: Path) -> None:
-    scheduler_flags = {"lease_ttl_s": 5.0}
+    scheduler_flags = {"lease_ttl_s": 30.0}
     async with Cluster(
         tmp_path, schedulers=2, worker_flags=STEADY, scheduler_flags=scheduler_flags
     ) as cluster:
@@ -125,7 +125,7 @@ async def test_a_leader_told_to_stop_hands_over_at_once(tmp_path: Path) -> None:
         started_s = time.monotonic()
         cluster.schedulers[leader].send(signal.SIGTERM)
         await until(lambda: leads(cluster, standby), "the standby leads")
-        assert time.monotonic() - started_s < 2.5
+        assert time.monotonic() - started_s < 15.0
         assert await asyncio.to_thread(cluster.schedulers[leader].join) == 0
         await cluster.all_done()
         assert_all_gold(answers)

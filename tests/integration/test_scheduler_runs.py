@@ -104,7 +104,7 @@ async def test_the_queue_is_bounded_and_choices_count(tmp_path: Path) -> None:
         started_s = time.monotonic()
         with pytest.raises(Overloaded, match="too many live requests"):
             await cluster.submit(n=2)
-        assert time.monotonic() - started_s < 0.5
+        assert time.monotonic() - started_s < 2.0
         await cluster.submit(max_tokens=5)
         with pytest.raises(Overloaded):
             await cluster.submit()

@@ -33,7 +33,7 @@ async def test_kill_a_worker_mid_decode_and_another_goes_on(tmp_path: Path) -> N
         cluster.workers[0].kill()
         await cluster.all_done()
         assert_all_gold(answers)
-        assert max(answer.gap_s_max for answer in answers) < 1.0
+        assert max(answer.gap_s_max for answer in answers) < 5.0
         assert cluster.events(cluster.schedulers[0], "worker.lost")
 
 

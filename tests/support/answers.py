@@ -9,7 +9,7 @@ from ledger import Subscription, Update
 from protos.kaiten.v1.common_pb2 import FINISH_REASON_STOP, FinishReason
 from protos.kaiten.v1.ledger_pb2 import SequenceFinished, SubmitRecord
 
-WAIT_S = 15.0
+WAIT_S = 60.0
 POLL_S = 0.01
 
 

@@ -34,7 +34,7 @@ from tests.support.processes import MOCK_WORKER, SCHEDULER, ServiceProcess
 from tests.support.store_server import StoreServer, free_port
 
 CHECKPOINT = Path(__file__).parents[2] / "kaiten" / "mini" / "checkpoint"
-LEASE_TTL_S = 1.0
+LEASE_TTL_S = 2.0
 Flags = Mapping[str, object]
 
 # Impatient, so that a story of failures is short.

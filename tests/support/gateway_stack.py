@@ -22,7 +22,7 @@ from tests.fakes.scripted_scheduler import Script, ScriptedScheduler, echo
 from tests.support.tokenizers import write_model_folder
 
 MODEL = "tiny"
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 @dataclass

@@ -29,7 +29,7 @@ def stopped(serial: int, output_tokens: int) -> SequenceFinished:
     )
 
 
-async def eventually(is_met: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+async def eventually(is_met: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     """Wait for a condition that another task brings about."""
     give_up_at = time.monotonic() + timeout_s
     while not is_met():

@@ -28,7 +28,7 @@ from service_kit.grpc_server import bind, create_server
 from service_kit.metrics import NO_METER
 from tests.support.mini_scheduler import LEADER, MiniScheduler
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 LIMITS = RowLimits(
     slots=4, context_tokens=64, step_tokens=32, block_size=4, block_count=64, vocab_size=97

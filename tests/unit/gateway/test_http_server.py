@@ -29,7 +29,7 @@ async def test_small_answers_are_not_held_back(monkeypatch: Any) -> None:
     await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n")
-    assert await asyncio.wait_for(reader.readline(), 10) == b"HTTP/1.1 200 OK\r\n"
+    assert await asyncio.wait_for(reader.readline(), 60) == b"HTTP/1.1 200 OK\r\n"
     [connection] = accepted
     assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     writer.close()

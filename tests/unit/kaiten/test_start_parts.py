@@ -109,7 +109,7 @@ async def test_the_store_is_durable_private_and_says_when_it_is_up(tmp_path: Pat
     async def say(text: bytes) -> bytes:
         reader, writer = await asyncio.open_unix_connection(str(sockets))
         writer.write(text)
-        line = await asyncio.wait_for(reader.readline(), 5)
+        line = await asyncio.wait_for(reader.readline(), 60)
         writer.close()
         return line
 

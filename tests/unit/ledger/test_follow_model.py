@@ -148,7 +148,7 @@ def test_every_subscriber_gets_every_token_once(
             assert reader.ended == reader.start.keys()
         assert follower.sequence_count == 0
 
-    asyncio.run(asyncio.wait_for(play(), 20))
+    asyncio.run(asyncio.wait_for(play(), 60))
 
 
 def _interleave(
