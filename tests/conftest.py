@@ -4,11 +4,16 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.support.store_server import StoreServer
 from tests.support.whole_stack import WholeStack
 
 _cells = itertools.count()
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("kaiten", deadline=None)
+settings.load_profile("kaiten")
 
 
 @pytest.fixture(scope="session")

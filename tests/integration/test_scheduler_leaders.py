@@ -200,7 +200,7 @@ async def register(cluster: Cluster, request: RegisterRequest) -> grpc.StatusCod
     """None: accepted."""
     async with grpc.aio.insecure_channel(cluster.scheduler_addresses[0]) as channel:
         try:
-            await SchedulerServiceStub(channel).Register(request, timeout=1.0)
+            await SchedulerServiceStub(channel).Register(request, timeout=20.0)
         except grpc.aio.AioRpcError as error:
             return error.code()
     return None

@@ -87,4 +87,4 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPool = BlockPoolMachine.TestCase
-TestBlockPool.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestBlockPool.settings = settings(max_examples=100, stateful_step_count=40)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.choice_text import ChoiceText
@@ -119,7 +119,6 @@ def test_a_requests_stop_token_is_text_on_request() -> None:
         assert text_of(events) == byte_level_bpe().decode(shown)
 
 
-@settings(deadline=None)
 @given(
     token_ids=st.lists(st.integers(0, 480), min_size=1, max_size=30),
     stop=st.sampled_from(["e", "t h", "日", "the"]),
@@ -152,7 +151,6 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
 @given(
     text=st.sampled_from(built.CORPUS),
     marks=st.lists(st.tuples(st.integers(0, 60), st.sampled_from(built.SPECIALS)), max_size=4),

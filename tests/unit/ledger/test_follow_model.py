@@ -126,7 +126,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     actions=st.lists(ACTIONS, max_size=60),
     recent_records=st.integers(1, 4),
