@@ -138,11 +138,8 @@ class Planner:
         )
 
     def _prefix(self, worker: Worker, sequence: Sequence) -> list[BlockId]:
-        """Cached blocks it can start from.
-
-        One token is always left to compute: it brings the logits.
-        """
-        full = (len(sequence.tokens) - 1) // worker.spec.block_size
+        """Cached blocks it can start from."""
+        full = sequence.skippable // worker.spec.block_size
         hashes = sequence.full_hashes(full, worker.layout)
         return worker.pool.find(hashes, sequence.tokens)
 
@@ -170,6 +167,7 @@ class Planner:
                 prompt_tokens=sequence.prompt_tokens,
                 tokens_done=tokens_done,
                 blocks=tuple(sequence.blocks),
+                explain_from=life.explained,
             )
         )
 

@@ -27,6 +27,7 @@ from scheduler_svc.core.types import (
     RequestOver,
     ResultRejected,
     Serial,
+    SlotIndex,
     StepResult,
     WorkerSpec,
 )
@@ -73,7 +74,8 @@ class Scheduler:
         """Take a request in. A serial seen before changes nothing."""
         if request.serial in self._lives:
             return []
-        life = Life(request=request, deaths_max=self.config.deaths_max)
+        explained = request.explain_from or len(request.prompt)
+        life = Life(request=request, deaths_max=self.config.deaths_max, explained=explained)
         life.sequences = [self._sequence(life, choice) for choice in range(request.n)]
         self._lives[request.serial] = life
         if request.deadline_ns is not None:
@@ -81,15 +83,14 @@ class Scheduler:
         events: list[Event] = []
         for sequence in life.sequences:
             if request.outputs and request.outputs[sequence.choice] is None:
-                sequence.move(
-                    State.FINISHED
-                )  # before this core existed; its ending is known elsewhere
-            elif (misfit := self._misfit(sequence)) is not None:
-                self._finish(sequence, Reason.ERROR, now_ns, events, error=misfit)
+                # Before this core existed; its ending is known elsewhere.
+                sequence.move(State.FINISHED)
             elif sequence.choice > 0 and sequence.output_tokens == 0 and self._leads(life):
                 life.siblings.append(sequence)
             else:
                 self.waiting.add(sequence)
+        if (misfit := self._misfit(life)) is not None:
+            self._end(life, Reason.ERROR, now_ns, events, misfit)
         return events
 
     def cancel(
@@ -133,8 +134,7 @@ class Scheduler:
         self.workers[worker_id] = Worker(worker_id, spec)
         events: list[Event] = []
         for life in list(self._lives.values()):
-            # Every choice needs the same places.
-            if (misfit := self._misfit(life.sequences[0])) is not None:
+            if (misfit := self._misfit(life)) is not None:
                 self._end(life, Reason.ERROR, now_ns, events, misfit)
         return events
 
@@ -175,8 +175,9 @@ class Scheduler:
         worker = self.workers[result.worker_id]
         flight = worker.flight_of(result)
         self._check_ends(flight, result)
+        self._check_explained(flight, result)
         committed = Committed(slots=[], serials=[], positions=[], tokens=[], events=[])
-        self._book_chunks(worker, flight, result)
+        self._book_chunks(worker, flight, result, committed)
         self._book_tokens(worker, flight, result, now_ns, committed)
         worker.advance(flight, result)
         for slot, reason in result.finished.items():
@@ -197,6 +198,7 @@ class Scheduler:
         assert not waiting & seated
         for life in self._lives.values():
             siblings = {s.serial for s in life.siblings}
+            assert life.is_explained or not any(s.output_tokens for s in life.sequences)
             for sequence in life.sequences:
                 places = (sequence.serial in waiting, sequence.serial in seated)
                 has_place = sum(places) + (sequence.serial in siblings)
@@ -233,8 +235,9 @@ class Scheduler:
         first = life.sequences[0]
         return first.state is State.WAITING and first.output_tokens == 0
 
-    def _misfit(self, sequence: Sequence) -> str | None:
-        """Why no worker can ever hold the sequence, or None."""
+    def _misfit(self, life: Life) -> str | None:
+        """Why no worker can ever hold its sequences, which all need the same places, or None."""
+        sequence = life.sequences[0]
         workers = self.workers.values()
         if not workers or any(worker.can_hold(sequence) for worker in workers):
             return None
@@ -260,7 +263,30 @@ class Scheduler:
                     f"and was reported {reason.value if reason else 'running'}"
                 )
 
-    def _book_chunks(self, worker: Worker, flight: Flight, result: StepResult) -> None:
+    def _check_explained(self, flight: Flight, result: StepResult) -> None:
+        """Of every chunk exactly the prompt positions that it was to explain."""
+        expected: dict[SlotIndex, range] = {}
+        for slot, count in flight.chunks.items() if result.step == 0 else ():
+            stay = flight.members[slot]
+            assert stay is not None
+            if stay.sequence.stay is not stay:
+                # It never happened, so nobody knows what it had done.
+                positions = result.explained.get(slot)
+            elif slot not in result.errors:
+                positions = stay.sequence.to_explain(count)
+            else:
+                positions = None
+            if positions:
+                expected[slot] = positions
+        if expected != result.explained:
+            raise ResultRejected(
+                f"plan {result.plan_id}: prompt positions by slot {dict(result.explained)} "
+                f"explained, {expected} expected"
+            )
+
+    def _book_chunks(
+        self, worker: Worker, flight: Flight, result: StepResult, out: Committed
+    ) -> None:
         if result.step > 0:
             return
         for slot, count in flight.chunks.items():
@@ -269,6 +295,9 @@ class Scheduler:
             sequence = stay.sequence
             if slot not in result.errors and sequence.stay is stay:
                 # A row that samples advances one more token in _book_tokens.
+                if slot in result.explained:
+                    sequence.life.explained = result.explained[slot].stop
+                    out.explained[slot] = sequence.serial
                 sequence.done += count - (slot in flight.sampling)
                 self._remember(worker, sequence)
 
@@ -359,6 +388,9 @@ class Scheduler:
         if all(s.state is State.FINISHED for s in life.sequences):
             del self._lives[life.request.serial]
             events.append(self._over(life, now_ns))
+        elif sequence.choice == 0 and not life.is_explained:
+            # The others would have nobody to explain their prompt, and it is what failed.
+            self._end(life, reason, now_ns, events, error)
         elif sequence.choice == 0:
             self._queue_siblings(life)
 

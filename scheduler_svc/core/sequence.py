@@ -86,6 +86,23 @@ class Sequence:
         """Workers died under it again and again without a token in between."""
         return self.deaths >= self.life.deaths_max
 
+    @property
+    def skippable(self) -> int:
+        """Tokens that a prefix hit may spare: the last one brings the logits of the next.
+
+        A position of the prompt that is still to be explained needs those of the one before it.
+        """
+        life = self.life
+        return (len(self.tokens) if life.is_explained else life.explained) - 1
+
+    def to_explain(self, count: int) -> range:
+        """Prompt positions whose logits come with the next `count` tokens, as far as wanted.
+
+        Those of a token are about the position after it.
+        """
+        end = min(self.done + count, self.prompt_tokens - 1) + 1
+        return range(max(self.done + 1, self.life.explained), end)
+
     def move(self, state: State) -> None:
         """The only way a state changes."""
         assert state in MOVES[self.state], f"{self.serial}: {self.state} may not become {state}"
@@ -126,6 +143,9 @@ class Life:
 
     request: Request
     deaths_max: int
+    # Positions of the prompt before this one are explained, or were not asked for. Only the first
+    # choice explains; the others wait for its first token, and by then it is done.
+    explained: int
     sequences: list[Sequence] = field(default_factory=list)
     # Choices other than the first wait here for its prompt, and fork from it.
     siblings: list[Sequence] = field(default_factory=list)
@@ -133,3 +153,8 @@ class Life:
     cached_tokens: int = 0
     admitted_ns: int | None = None
     first_token_ns: int | None = None
+
+    @property
+    def is_explained(self) -> bool:
+        """Nobody waits for log-probabilities of the prompt."""
+        return self.explained >= len(self.request.prompt)

@@ -67,12 +67,16 @@ class Request:
     tenant: str = ""
     # Output committed before this core existed, per choice; None for a choice that has ended.
     outputs: tuple[tuple[int, ...] | None, ...] = ()
+    # The prompt is to be explained (log-probabilities of its own tokens) from this position on: 1
+    # unless some were committed before this core existed. None: not at all.
+    explain_from: int | None = None
 
     def __post_init__(self) -> None:
         assert self.prompt, "an empty prompt has no next token"
         assert self.n >= 1
         assert self.max_tokens >= 1
         assert len(self.outputs) in (0, self.n)
+        assert self.explain_from is None or 1 <= self.explain_from <= len(self.prompt)
         if self.outputs:
             live = [output for output in self.outputs if output is not None]
             assert live, "every choice has ended"
@@ -114,6 +118,8 @@ class Join:
     prompt_tokens: int
     tokens_done: int
     blocks: tuple[BlockId, ...]
+    # Prompt positions to explain start here; `prompt_tokens`: none.
+    explain_from: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +163,8 @@ class StepResult:
     tokens: tuple[int, ...]
     finished: Mapping[SlotIndex, Reason] = field(default_factory=dict)
     errors: Mapping[SlotIndex, str] = field(default_factory=dict)
+    # Prompt positions, of rows that advanced a chunk.
+    explained: Mapping[SlotIndex, range] = field(default_factory=dict)
     is_last: bool = False
 
 
@@ -206,6 +214,8 @@ class Committed:
     positions: list[int]
     tokens: list[int]
     events: list[Event]
+    # Whose prompt positions of the result count.
+    explained: dict[SlotIndex, Serial] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

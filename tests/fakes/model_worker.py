@@ -59,6 +59,8 @@ class Row:
     max_tokens: int
     blocks: list[int]
     done: int
+    # Prompt positions from here on are explained.
+    explain_from: int
     is_finished: bool = False
 
     @property
@@ -111,6 +113,7 @@ class ModelWorker:
                 max_tokens=self.max_tokens_of[join.serial],
                 blocks=list(join.blocks),
                 done=join.tokens_done,
+                explain_from=join.explain_from,
             )
         for slot, block in plan.appends:
             self.rows[slot].blocks.append(block)
@@ -125,7 +128,7 @@ class ModelWorker:
 
     def _run(self, plan: Plan) -> StepResult:
         chunks = dict(plan.chunks) if self.steps_done == 0 else {}
-        slots, tokens, finished, errors, computed = [], [], {}, {}, 0
+        slots, tokens, finished, errors, explained, computed = [], [], {}, {}, {}, 0
         for slot, row in self.rows.items():
             count = chunks.get(slot, 1 if row.gap == 1 else 0)
             if count == 0 or row.is_finished:
@@ -136,7 +139,13 @@ class ModelWorker:
                 errors[slot] = "logits are not finite"
                 row.is_finished = True
                 continue
+            first = row.done + 1
             state = self._compute(row, count)
+            # The logits of a token are about the one after it.
+            if positions := range(
+                max(first, row.explain_from), min(row.done, row.prompt_tokens - 1) + 1
+            ):
+                explained[slot] = positions
             if row.gap == 0:
                 token = self._next_token(state, row)
                 row.tokens.append(token)
@@ -153,6 +162,7 @@ class ModelWorker:
             tokens=tuple(tokens),
             finished=finished,
             errors=errors,
+            explained=explained,
             is_last=self._is_last(plan),
         )
         self.steps_done += 1

@@ -45,6 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["a", "b"]),
         patience_ns=st.sampled_from([None, None, None, 5, 50]),
         is_bad=st.sampled_from([False, False, False, True]),
+        explain_from=st.sampled_from([None, None, 1]),
     )
     def submit(
         self,
@@ -54,9 +55,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant: str,
         patience_ns: int | None,
         is_bad: bool,
+        explain_from: int | None,
     ) -> None:
         deadline_ns = None if patience_ns is None else self.cell.now_ns + patience_ns
-        serial = self.cell.submit(prompt, max_tokens, n=n, tenant=tenant, deadline_ns=deadline_ns)
+        serial = self.cell.submit(
+            prompt,
+            max_tokens,
+            n=n,
+            tenant=tenant,
+            deadline_ns=deadline_ns,
+            explain_from=explain_from,
+        )
         if is_bad:
             self.cell.bad_serials.add(serial)
 
@@ -108,7 +117,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(self.cell.overs) == len(self.cell.requests)
         for serial, ending in self.cell.endings.items():
             if ending.reason is Reason.ERROR and "not finite" in ending.error:
-                assert serial in self.cell.bad_serials
+                is_shared = any(
+                    r.explain_from is not None and r.serial <= serial < r.serial + r.n
+                    for r in self.cell.requests.values()
+                    if r.serial in self.cell.bad_serials
+                )
+                assert serial in self.cell.bad_serials or is_shared
 
 
 TestScheduler = SchedulerMachine.TestCase

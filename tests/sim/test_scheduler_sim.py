@@ -19,6 +19,7 @@ from scheduler_svc.core.types import (
     Reason,
     Request,
     RequestOver,
+    StepResult,
     WorkerSpec,
 )
 from tests.fakes.model_worker import ModelWorker, expected_output
@@ -34,6 +35,7 @@ class World:
     rng: random.Random = field(init=False)
     now_ns: int = 0
     outputs: dict[int, list[int]] = field(default_factory=dict)
+    explained: dict[int, list[int]] = field(default_factory=dict)
     endings: dict[int, Finished] = field(default_factory=dict)
     overs: dict[int, RequestOver] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
@@ -102,6 +104,7 @@ class World:
             deadline_ns=self.now_ns + rng.randint(1, 300) if deadline else None,
             tenant=rng.choice(["a", "b"]),
             priority=rng.choice([-3, 0, 0, 9]),
+            explain_from=rng.choice([None, None, 1]),
         )
         self.requests.append(request)
         for choice in range(request.n):
@@ -128,14 +131,16 @@ class World:
         for worker in list(self.workers.values()):
             late = self.rng.randrange(100) < self.late_percent
             if (result := worker.step(sees_newer_plan=not late)) is not None:
-                self.listen(self.scheduler.commit(result, now_ns=self.now_ns))
+                self.listen(result, self.scheduler.commit(result, now_ns=self.now_ns))
                 self.scheduler.check()
 
     def see(self, plan: Plan) -> None:
         self.trace.append(plan)
 
-    def listen(self, committed: Committed) -> None:
+    def listen(self, result: StepResult, committed: Committed) -> None:
         self.trace.append(committed)
+        for slot, serial in committed.explained.items():
+            self.explained.setdefault(serial, []).extend(result.explained[slot])
         rows = zip(committed.serials, committed.positions, committed.tokens, strict=True)
         for serial, position, token in rows:
             output = self.outputs.setdefault(serial, [])
@@ -192,6 +197,7 @@ class World:
             assert over.preemptions <= request.n * self.scheduler.config.preemptions_max
             for choice in range(request.n):
                 self._judge_choice(request, over, choice)
+            self._judge_prompt(request, over)
         assert all(not worker.rows for worker in self.workers.values())
 
     def _judge_choice(self, request: Request, over: RequestOver, choice: int) -> None:
@@ -206,11 +212,20 @@ class World:
         elif ending.reason is Reason.DEADLINE_EXCEEDED:
             assert request.deadline_ns is not None
         elif ending.error == "logits are not finite":
-            assert serial in self.bad_serials
+            # Without its explanation the prompt is of no use to the other choices.
+            is_shared = request.explain_from is not None and not any(over.outputs)
+            assert serial in self.bad_serials or (is_shared and request.serial in self.bad_serials)
         elif ending.reason is Reason.ERROR:
             assert "workers died" in ending.error or "the largest worker holds" in ending.error
         else:
             assert (output, ending.reason) == (right, reason)
+
+    def _judge_prompt(self, request: Request, over: RequestOver) -> None:
+        """Whatever happened: no position twice, none missing before a token."""
+        explained, end = self.explained.get(request.serial, []), len(request.prompt)
+        right = list(range(request.explain_from or end, end))
+        assert explained == right[: len(explained)]
+        assert explained == right or not any(over.outputs)
 
 
 def simulate(seed: int) -> World:

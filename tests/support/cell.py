@@ -68,6 +68,8 @@ class Cell:
         self.max_tokens_of: dict[int, int] = {}
         self.bad_serials: set[int] = set()
         self.outputs: dict[int, list[int]] = {}
+        # Prompt positions, by the request's serial.
+        self.explained: dict[int, list[int]] = {}
         self.endings: dict[int, Finished] = {}
         self.overs: dict[int, RequestOver] = {}
         self.serial_next = 1
@@ -102,6 +104,7 @@ class Cell:
         priority: int = 0,
         deadline_ns: int | None = None,
         outputs: tuple[tuple[int, ...] | None, ...] = (),
+        explain_from: int | None = None,
     ) -> int:
         """A request with that prompt, or with a prompt of its own of that length; its serial."""
         serial = self.serial_next
@@ -119,6 +122,7 @@ class Cell:
             tenant=tenant,
             priority=priority,
             outputs=outputs,
+            explain_from=explain_from,
         )
         self.requests[serial] = request
         for choice in range(n):
@@ -169,6 +173,8 @@ class Cell:
             assert position == len(self.outputs[serial]), "positions are contiguous"
             assert serial not in self.endings, "nothing comes after the end"
             self.outputs[serial].append(token)
+        for slot, serial in committed.explained.items():
+            self.explained.setdefault(serial, []).extend(result.explained[slot])
         self.hear(committed.events)
         return committed
 
@@ -221,6 +227,7 @@ class Cell:
             for serial in range(request.serial, request.serial + request.n):
                 if serial in self.endings:
                     self._judge_choice(request, serial)
+            self._judge_prompt(request)
         for worker in self.workers.values():
             assert not worker.rows
         for mirror in self.scheduler.workers.values():
@@ -234,6 +241,14 @@ class Cell:
         if ending.reason in (Reason.LENGTH, Reason.STOP):
             assert (output, ending.reason) == (right, reason)
             assert ending.output_tokens == len(output)
+
+    def _judge_prompt(self, request: Request) -> None:
+        """No position twice, none missing before a token."""
+        explained, end = self.explained.get(request.serial, []), len(request.prompt)
+        right = list(range(request.explain_from or end, end))
+        assert explained == right[: len(explained)]
+        if any(self.outputs[request.serial + choice] for choice in range(request.n)):
+            assert explained == right
 
     # Questions
 

@@ -14,7 +14,7 @@ from tests.support.cell import Cell, spec
 def sequence(serial: int) -> Sequence:
     request = Request(id="r", serial=serial, prompt=(1,), max_tokens=4, arrived_ns=0)
     return Sequence(
-        life=Life(request=request, deaths_max=2),
+        life=Life(request=request, deaths_max=2, explained=1),
         choice=0,
         serial=serial,
         tokens=[1],
