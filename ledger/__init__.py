@@ -9,6 +9,7 @@ from ledger.subscription import Subscription
 from ledger.tokens import pieces_of
 from ledger.types import (
     CellView,
+    Commit,
     DamagedLedger,
     Ending,
     Fenced,
@@ -30,6 +31,7 @@ from ledger.types import (
 __all__ = [
     "Candidate",
     "CellView",
+    "Commit",
     "DamagedLedger",
     "Ending",
     "Fenced",

@@ -7,18 +7,16 @@ from typing import Any, Final
 
 from ledger import scripts
 from ledger.store import Argument, Call, Store
-from ledger.tokens import Outputs
-from ledger.types import Ending, Fenced, InboxEntry, Leader, Recovered
+from ledger.tokens import Outputs, joined
+from ledger.types import Commit, Ending, Fenced, InboxEntry, Leader, Recovered
 from protos.kaiten.v1.ledger_pb2 import (
+    ExplainedPrompt,
     FoldedTokens,
     InboxRecord,
     JournalRecord,
     SequenceFinished,
     SubmitRecord,
 )
-
-# (record, endings, inbox entries to drop)
-Commit = tuple[JournalRecord, Sequence[Ending], Sequence[str]]
 
 CURSOR_START: Final = "0-0"
 # Entries per read while recovering; a page of long prompts stays well under the reply limits.
@@ -27,12 +25,13 @@ PAGE_ENTRIES: Final = 256
 
 def commit_call(store: Store, leader: Leader, commit: Commit) -> Call:
     """Keys and arguments of one commit, in the order commit.lua states."""
-    record, endings, drop = commit
+    record, endings, drop, explained = commit
     keys = store.keys
     ending_serials = {serial for e in endings for serial in range(e.serial, e.serial + e.n)}
     goes_on = [ended for ended in record.finished if ended.serial not in ending_serials]
     drops = [*drop, *(entry for ending in endings for entry in ending.inbox_ids)]
     call_keys = [keys.lease, keys.inbox, keys.journal, keys.load]
+    call_keys += [keys.explained(serial) for serial in explained]
     call_keys += [keys.finished(ended.serial) for ended in goes_on]
     args: list[Argument] = [
         leader.epoch,
@@ -41,13 +40,16 @@ def commit_call(store: Store, leader: Leader, commit: Commit) -> Call:
         record.SerializeToString(),
         store.limits.result_ttl_s,
         len(drops),
+        len(explained),
         len(goes_on),
         len(endings),
         *drops,
+        *(ExplainedPrompt(runs=[run]).SerializeToString() for run in explained.values()),
         *(ended.SerializeToString() for ended in goes_on),
     ]
     for ending in endings:
         call_keys += [keys.request(ending.id), keys.result(ending.id)]
+        call_keys.append(keys.explained(ending.serial))
         for serial in range(ending.serial, ending.serial + ending.n):
             call_keys += [keys.tokens(serial), keys.finished(serial), keys.serial(serial)]
         args += [ending.serial, ending.n, ending.result.SerializeToString()]
@@ -103,7 +105,7 @@ class Commits:
         """Append one record and end what ends with it, atomically. A repeat is OK. Fenced: stop
         leading.
         """
-        await self.commit_many(leader, [(record, endings, drop)])
+        await self.commit_many(leader, [Commit(record, endings, drop)])
 
     async def commit_many(self, leader: Leader, commits: Sequence[Commit]) -> None:
         """Commit in order in one round trip. When it raises, a prefix of them may have been
@@ -112,8 +114,8 @@ class Commits:
             return
         calls = [commit_call(self._store, leader, commit) for commit in commits]
         replies = await self._store.run_scripts(calls)
-        for (record, _, _), reply in zip(commits, replies, strict=True):
-            _refuse(reply, leader, f"commit {record.seq}")
+        for commit, reply in zip(commits, replies, strict=True):
+            _refuse(reply, leader, f"commit {commit.record.seq}")
 
     async def fold(
         self, leader: Leader, through_seq: int, pieces: Mapping[int, FoldedTokens]
@@ -175,6 +177,12 @@ class Commits:
             if isinstance(entry.record, SubmitRecord)
             for serial in range(entry.serial, entry.serial + entry.record.n)
         ]
+        wanting = [
+            entry.serial
+            for entry in entries
+            if isinstance(entry.record, SubmitRecord)
+            and entry.record.sampling.HasField("prompt_logprobs")
+        ]
         folded, ended = await self._folded_state(live)
         folded_counts = {serial: len(output.token_ids) for serial, output in folded.items()}
         outputs = Outputs(folded)
@@ -191,9 +199,16 @@ class Commits:
             tokens=outputs.tokens,
             folded_counts=folded_counts,
             finished={**ended, **outputs.finished},
+            explained={serial: await self._explained(serial) for serial in wanting},
             journal_seq=int(lease[2]),
             cursor=entries[-1].entry_id if entries else CURSOR_START,
         )
+
+    async def _explained(self, serial: int) -> int:
+        """The next prompt position. One request at a time: the values are large and not kept."""
+        (stored,) = await self._store.read((("GET", self._store.keys.explained(serial)),))
+        prompt = joined(ExplainedPrompt.FromString(stored or b""))
+        return prompt.position + prompt.token_count
 
     async def _folded_state(
         self, serials: Sequence[int]

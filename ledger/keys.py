@@ -60,6 +60,10 @@ class Keys:
         """String: FoldedTokens of a live sequence, pieces concatenated."""
         return f"{self.prefix}tokens:{serial}"
 
+    def explained(self, serial: int) -> str:
+        """String: ExplainedPrompt of a request, by its first serial; expires with the result."""
+        return f"{self.prefix}explained:{serial}"
+
     def finished(self, serial: int) -> str:
         """String: SequenceFinished of a choice whose request still has others running."""
         return f"{self.prefix}finished:{serial}"

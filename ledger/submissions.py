@@ -2,7 +2,7 @@
 
 from ledger import scripts
 from ledger.store import Store
-from ledger.tokens import Outputs, cut
+from ledger.tokens import Outputs, cut, joined
 from ledger.types import (
     CellView,
     History,
@@ -12,10 +12,11 @@ from ledger.types import (
     Submitted,
     TenantBounds,
 )
-from protos.kaiten.v1.common_pb2 import FinishReason
+from protos.kaiten.v1.common_pb2 import FinishReason, PromptLogprobs
 from protos.kaiten.v1.ledger_pb2 import (
     CancelRecord,
     CellRecord,
+    ExplainedPrompt,
     FoldedTokens,
     InboxRecord,
     JournalRecord,
@@ -169,6 +170,14 @@ class Submissions:
         """What a finished request ended with; None while it is live, unknown, or no longer kept."""
         (stored,) = await self._store.read((("GET", self._store.keys.result(id)),))
         return None if stored is None else RequestResult.FromString(stored)
+
+    async def explained(self, serial: int) -> PromptLogprobs:
+        """Log-probabilities of a request's prompt, as far as committed, by its first serial.
+
+        Complete once a token of any choice is. Empty when unknown or no longer kept.
+        """
+        (stored,) = await self._store.read((("GET", self._store.keys.explained(serial)),))
+        return joined(ExplainedPrompt.FromString(stored or b""))
 
     async def history(self, serial: int, *, through_seq: int) -> History:
         """Everything of one sequence up to at least journal record through_seq, from position 0.

@@ -9,8 +9,13 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 
 from ledger.types import DamagedLedger
-from protos.kaiten.v1.common_pb2 import TokenLogprobs
-from protos.kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SequenceFinished
+from protos.kaiten.v1.common_pb2 import PromptLogprobs, TokenLogprobs
+from protos.kaiten.v1.ledger_pb2 import (
+    ExplainedPrompt,
+    FoldedTokens,
+    JournalRecord,
+    SequenceFinished,
+)
 
 
 def tokens_of(record: JournalRecord) -> Iterator[tuple[int, int, int, TokenLogprobs | None]]:
@@ -66,6 +71,22 @@ class Outputs:
         for ended in record.finished:
             if ended.serial in self.tokens:
                 self.finished[ended.serial] = ended
+
+
+def joined(prompt: ExplainedPrompt) -> PromptLogprobs:
+    """All runs as one, from position 1. DamagedLedger when one does not follow the other."""
+    whole = PromptLogprobs(position=1)
+    for run in prompt.runs:
+        end = whole.position + whole.token_count
+        if run.position != end:
+            raise DamagedLedger(
+                f"log-probabilities of prompt token {end}, not {run.position}, are next"
+            )
+        whole.token_count += run.token_count
+        whole.logprobs.extend(run.logprobs)
+        whole.top_token_ids.extend(run.top_token_ids)
+        whole.top_logprobs.extend(run.top_logprobs)
+    return whole
 
 
 def cut(output: FoldedTokens, finished: SequenceFinished | None) -> FoldedTokens:

@@ -1,14 +1,16 @@
 """Values that cross the ledger's boundary, and the two errors only it knows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from protos.kaiten.v1.common_pb2 import TokenLogprobs
+from protos.kaiten.v1.common_pb2 import PromptLogprobs, TokenLogprobs
 from protos.kaiten.v1.ledger_pb2 import (
     CancelRecord,
     CellRecord,
     FoldedTokens,
+    JournalRecord,
     RenderOptions,
     RequestResult,
     SequenceFinished,
@@ -179,6 +181,17 @@ class Ending:
     inbox_ids: tuple[str, ...] = ()
 
 
+class Commit(NamedTuple):
+    """One record, and what becomes true with it: all or nothing."""
+
+    record: JournalRecord
+    endings: Sequence[Ending] = ()
+    # Inbox entries.
+    drop: Sequence[str] = ()
+    # The next positions of prompts, by the request's first serial.
+    explained: Mapping[int, PromptLogprobs] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
     """Everything a new leader needs: each live request with its committed tokens."""
@@ -188,6 +201,8 @@ class Recovered:
     # How many of them are folded already; the rest is only in the journal.
     folded_counts: Mapping[int, int]
     finished: Mapping[int, SequenceFinished]
+    # Prompt positions before this one are explained; by first serial, of requests that want it.
+    explained: Mapping[int, int]
     journal_seq: int
     # inbox_read goes on from here.
     cursor: str

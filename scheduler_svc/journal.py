@@ -4,11 +4,14 @@ A record carries the step's tokens and endings, and everything the core was told
 before it. So the journal is the decision log too: replayed through a core it gives the same plans.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 from zlib import crc32
 
 from ledger import Ending
+from protos.kaiten.v1.common_pb2 import PromptLogprobs
 from protos.kaiten.v1.ledger_pb2 import (
     CancelRecord,
     ChoiceResult,
@@ -29,8 +32,18 @@ from protos.kaiten.v1.ledger_pb2 import (
 from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
 from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from scheduler_svc.accepted import AcceptedRequests
-from scheduler_svc.core.types import Committed, Event, Finished, Plan, Request, RequestOver
+from scheduler_svc.core.types import (
+    Committed,
+    Event,
+    Finished,
+    Plan,
+    Request,
+    RequestOver,
+    Serial,
+)
 from scheduler_svc.wire import done_to_proto, finished_to_proto, plan_input_to_proto
+
+NOTHING: Final[Mapping[Serial, PromptLogprobs]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +52,8 @@ class Entry:
 
     record: JournalRecord
     endings: tuple[Ending, ...]
+    # The next positions of prompts, by serial.
+    explained: Mapping[Serial, PromptLogprobs]
 
 
 class Journal:
@@ -54,7 +69,12 @@ class Journal:
 
     def submitted(self, request: Request, now_ns: int) -> None:
         counts = [len(output or ()) for output in request.outputs]
-        submit = SubmitInput(id=request.id, serial=request.serial, committed_tokens=counts)
+        submit = SubmitInput(
+            id=request.id,
+            serial=request.serial,
+            committed_tokens=counts,
+            explain_from=request.explain_from or 0,
+        )
         self._inputs.append(CoreInput(now_ns=now_ns, submit=submit))
 
     def cancelled(self, record: CancelRecord, now_ns: int) -> None:
@@ -84,12 +104,9 @@ class Journal:
         self, worker_id: str, message: StepMessage, committed: Committed, now_ns: int
     ) -> Entry | None:
         """The record of a step; None when nobody outside has to know of it (a prefill chunk)."""
-        slim = StepMessage()
-        slim.CopyFrom(message)
-        slim.ClearField("logprobs")
-        result = ResultInput(step=slim, worker_id=worker_id)
+        result = ResultInput(step=_slim(message), worker_id=worker_id)
         self._inputs.append(CoreInput(now_ns=now_ns, result=result))
-        if not committed.serials and not committed.events:
+        if not committed.serials and not committed.events and not committed.explained:
             return None
         for serial, token in zip(committed.serials, committed.tokens, strict=True):
             self._accepted.committed(serial, token)
@@ -105,7 +122,12 @@ class Journal:
             ),
         )
         self._explain(record, message, committed)
-        return self._entry(record, committed.events, now_ns)
+        explained = {
+            committed.explained[row.slot]: row.logprobs
+            for row in message.prompt_logprobs
+            if row.slot in committed.explained
+        }
+        return self._entry(record, committed.events, now_ns, explained)
 
     def ended(self, events: Iterable[Event], now_ns: int) -> Entry | None:
         """The record of endings that no step brought; None when there are none."""
@@ -121,7 +143,13 @@ class Journal:
                 self._accepted.explained(serial, row.logprobs)
                 record.logprobs.append(SequenceLogprobs(serial=serial, logprobs=row.logprobs))
 
-    def _entry(self, record: JournalRecord, events: Iterable[Event], now_ns: int) -> Entry:
+    def _entry(
+        self,
+        record: JournalRecord,
+        events: Iterable[Event],
+        now_ns: int,
+        explained: Mapping[Serial, PromptLogprobs] = NOTHING,
+    ) -> Entry:
         self.seq += 1
         record.seq, record.epoch, record.unix_ns = self.seq, self._epoch, now_ns
         endings = []
@@ -132,7 +160,7 @@ class Journal:
                 endings.append(self._ending(event, record.finished[-1]))
         record.inputs.extend(self._inputs)
         self._inputs.clear()
-        return Entry(record=record, endings=tuple(endings))
+        return Entry(record=record, endings=tuple(endings), explained=explained)
 
     def _ending(self, over: RequestOver, last: SequenceFinished) -> Ending:
         """Put the result together; `last`, the choice that ended last, says that all is done."""
@@ -171,6 +199,17 @@ class Journal:
                 finished = finished_to_proto(endings[serial])
             choices.append(ChoiceResult(output=output, finished=finished))
         return choices
+
+
+def _slim(message: StepMessage) -> StepMessage:
+    """A result as the core saw it, without what only readers of the output want."""
+    slim = StepMessage()
+    slim.CopyFrom(message)
+    slim.ClearField("logprobs")
+    for row in slim.prompt_logprobs:
+        for values in ("logprobs", "top_token_ids", "top_logprobs"):
+            row.logprobs.ClearField(values)
+    return slim
 
 
 def plan_digest(message: PlanMessage) -> int:

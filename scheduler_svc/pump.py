@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from ledger import Leader, Ledger, StoreLost
+from ledger import Commit, Leader, Ledger, StoreLost
 from protos.kaiten.v1.ledger_pb2 import FoldedTokens
 from scheduler_svc.journal import Entry
 from service_kit.clock import Clock
@@ -95,7 +95,8 @@ class CommitPump:
                 break
             batch.append(item)
         await self._ledger.commit_many(
-            self._leader, [(entry.record, entry.endings, ()) for entry in batch]
+            self._leader,
+            [Commit(entry.record, entry.endings, explained=entry.explained) for entry in batch],
         )
         self.committed_seq = batch[-1].record.seq
         self.committed_ns = self._clock.monotonic_ns()

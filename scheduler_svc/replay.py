@@ -137,7 +137,8 @@ class Replay:
         if item.submit.committed_tokens:
             serials = range(entry.serial, entry.serial + record.n)
             outputs = tuple(self._outputs.of(serial) for serial in serials)
-        request = wire.request_from_proto(entry, record, outputs)
+        explained = item.submit.explain_from or 1
+        request = wire.request_from_proto(entry, record, outputs, explained)
         return self._core.submit(request, now_ns=item.now_ns)
 
 

@@ -200,6 +200,7 @@ class Term:
         try:
             if result.boot_id != link.worker_id:
                 raise ResultRejected(f"boot_id {result.boot_id!r} is another worker's")
+            wire.check_values(result)
             step = wire.step_from_proto(link.worker_id, result)
             committed = self.core.commit(step, now_ns=now_ns)
         except ResultRejected as error:
@@ -285,7 +286,8 @@ class Term:
             if serial in recovered.finished:
                 accepted.ended_before[serial] = (output, recovered.finished[serial])
             outputs.append(None if serial in recovered.finished else tuple(output.token_ids))
-        request = wire.request_from_proto(entry, record, tuple(outputs))
+        explained = recovered.explained.get(entry.serial, 1)
+        request = wire.request_from_proto(entry, record, tuple(outputs), explained)
         self._meters.took_in(len(request.prompt), is_new=False)
         self._journal.submitted(request, now_ns)
         self._publish(self.core.submit(request, now_ns=now_ns))

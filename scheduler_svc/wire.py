@@ -11,6 +11,7 @@ from protos.kaiten.v1.common_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
     Leader,
+    PromptLogprobs,
     WorkerDescription,
 )
 from protos.kaiten.v1.inference_service_pb2 import Done, Timings, Usage
@@ -54,9 +55,15 @@ def entry_time_ns(entry_id: str) -> int:
 
 
 def request_from_proto(
-    entry: InboxEntry, record: SubmitRecord, outputs: tuple[tuple[int, ...] | None, ...] = ()
+    entry: InboxEntry,
+    record: SubmitRecord,
+    outputs: tuple[tuple[int, ...] | None, ...] = (),
+    explained: int = 1,
 ) -> Request:
-    """What the core needs of an accepted request."""
+    """What the core needs of an accepted request.
+
+    Prompt positions before `explained` are committed, if they are wanted at all.
+    """
     arrived_ns = entry_time_ns(entry.entry_id)
     return Request(
         id=record.id,
@@ -69,6 +76,7 @@ def request_from_proto(
         priority=record.priority,
         tenant=record.tenant,
         outputs=outputs,
+        explain_from=explained if record.sampling.HasField("prompt_logprobs") else None,
     )
 
 
@@ -86,15 +94,21 @@ def spec_from_proto(worker: WorkerDescription) -> WorkerSpec:
 
 
 def step_from_proto(worker_id: str, message: StepMessage) -> StepResult:
-    """Raise ResultRejected when a row's end is not one a worker may give, or is given twice."""
+    """Raise ResultRejected when a row's end is not one a worker may give, or is given twice.
+
+    The values of `prompt_logprobs` are not looked at: the journal has them no more.
+    """
     finished = {}
     for row in message.finished:
         if row.reason not in ROW_REASONS:
             raise ResultRejected(f"slot {row.slot}: reason {row.reason} is not STOP or LENGTH")
         finished[row.slot] = ROW_REASONS[row.reason]
     errors = {row.slot: row.message for row in message.errors}
+    explained = {row.slot: _positions(row.logprobs) for row in message.prompt_logprobs}
     if len(finished) < len(message.finished) or len(errors) < len(message.errors):
         raise ResultRejected(f"plan {message.plan_id}: a row ended or failed twice")
+    if len(explained) < len(message.prompt_logprobs):
+        raise ResultRejected(f"plan {message.plan_id}: a row was explained twice")
     return StepResult(
         worker_id=worker_id,
         plan_id=message.plan_id,
@@ -103,8 +117,30 @@ def step_from_proto(worker_id: str, message: StepMessage) -> StepResult:
         tokens=tuple(message.token_ids),
         finished=finished,
         errors=errors,
+        explained=explained,
         is_last=message.is_last,
     )
+
+
+def _positions(run: PromptLogprobs) -> range:
+    return range(run.position, run.position + run.token_count)
+
+
+def check_values(message: StepMessage) -> None:
+    """Raise ResultRejected when explained positions do not come with their values."""
+    for row in message.prompt_logprobs:
+        run = row.logprobs
+        tops = len(run.top_token_ids)
+        if (
+            len(run.logprobs) != run.token_count
+            or tops != len(run.top_logprobs)
+            or tops % max(1, run.token_count)
+        ):
+            raise ResultRejected(
+                f"slot {row.slot}: {run.token_count} prompt positions with {len(run.logprobs)} "
+                f"log-probabilities, {tops} tokens and {len(run.top_logprobs)} log-probabilities "
+                "beside them"
+            )
 
 
 def plan_to_proto(
@@ -138,6 +174,7 @@ def join_to_proto(join: Join, sampling: RowSampling) -> JoinMessage:
         tokens_done=join.tokens_done,
         blocks=join.blocks,
         sampling=sampling,
+        explain_from=join.explain_from,
     )
 
 
@@ -160,10 +197,12 @@ def plan_input_to_proto(plan: Plan, digest: int) -> PlanInput:
 
 
 def sampling_of_choice(base: RowSampling, choice: int) -> RowSampling:
-    """The request's sampling with the choice's own noise."""
+    """The request's sampling with the choice's own noise; only the first explains the prompt."""
     sampling = RowSampling()
     sampling.CopyFrom(base)
     sampling.choice = choice
+    if choice > 0:
+        sampling.ClearField("prompt_logprobs")
     return sampling
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ledger import Follower, Leader, Ledger  # noqa: E402
+from ledger import Commit, Follower, Leader, Ledger  # noqa: E402
 from protos.kaiten.v1.common_pb2 import TokenLogprobs  # noqa: E402
 from protos.kaiten.v1.ledger_pb2 import JournalRecord, SequenceLogprobs, SubmitRecord  # noqa: E402
 from protos.kaiten.v1.worker_service_pb2 import RowSampling  # noqa: E402
@@ -92,7 +92,7 @@ async def pipelined(ledger: Ledger, leader: Leader, from_seq: int) -> dict[str, 
     records = [record_of(from_seq + i, serials) for i in range(COMMITS)]
     started = time.perf_counter()
     for start in range(0, COMMITS, BATCH):
-        batch = [(record, (), ()) for record in records[start : start + BATCH]]
+        batch = [Commit(record) for record in records[start : start + BATCH]]
         await ledger.commit_many(leader, batch)
     taken_s = time.perf_counter() - started
     return {

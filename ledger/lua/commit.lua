@@ -1,11 +1,12 @@
 #!lua flags=allow-oom
 -- Append one journal record and end the requests that end with it. All or nothing.
 -- Allowed under out-of-memory: what was accepted must be able to finish and free its memory.
--- KEYS  meta, lease, inbox, journal, load; finished:<serial> per finished choice of a request that goes on;
---       per ending: request:<id>, result:<id>, then per choice tokens:, finished:, serial:<serial>
+-- KEYS  meta, lease, inbox, journal, load; explained:<serial> per piece of a prompt;
+--       finished:<serial> per finished choice of a request that goes on;
+--       per ending: request:<id>, result:<id>, explained:<serial>, then per choice tokens:, finished:, serial:<serial>
 -- ARGV  1 store nonce, 2 epoch, 3 nonce, 4 seq, 5 JournalRecord, 6 result TTL in s,
---       7 number of inbox entries to drop, 8 finished choices, 9 endings; then those entry ids;
---       the SequenceFinished; per ending: serial, n, RequestResult
+--       7 number of inbox entries to drop, 8 pieces of prompts, 9 finished choices, 10 endings; then those entry ids;
+--       the ExplainedPrompt pieces; the SequenceFinished; per ending: serial, n, RequestResult
 -- reply {OK} (also when this leader has already committed seq) | {FENCED, epoch} | {GAP, journal seq}
 --       | {MISMATCH, request key} | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
@@ -25,8 +26,9 @@ local function release(tenant, n, prompt_tokens)
   end
 end
 
-local drops, finishes, endings = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local first_ending_key, first_ending_arg = 6 + finishes, 10 + drops + finishes
+local drops, pieces = tonumber(ARGV[7]), tonumber(ARGV[8])
+local finishes, endings = tonumber(ARGV[9]), tonumber(ARGV[10])
+local first_ending_key, first_ending_arg = 6 + pieces + finishes, 11 + drops + pieces + finishes
 local known = {}
 local key, arg = first_ending_key, first_ending_arg
 for i = 1, endings do
@@ -34,13 +36,14 @@ for i = 1, endings do
   if known[i][1] and (known[i][1] ~= ARGV[arg] or known[i][2] ~= ARGV[arg + 1]) then
     return {'MISMATCH', KEYS[key]}
   end
-  key, arg = key + 2 + 3 * tonumber(ARGV[arg + 1]), arg + 3
+  key, arg = key + 3 + 3 * tonumber(ARGV[arg + 1]), arg + 3
 end
 
 redis.call('XADD', KEYS[4], ARGV[4] .. '-0', 'r', ARGV[5])
 redis.call('HSET', KEYS[2], 'journal_seq', ARGV[4])
-for i = 1, drops do redis.call('XDEL', KEYS[3], ARGV[9 + i]) end
-for i = 1, finishes do redis.call('SET', KEYS[5 + i], ARGV[9 + drops + i]) end
+for i = 1, drops do redis.call('XDEL', KEYS[3], ARGV[10 + i]) end
+for i = 1, pieces do redis.call('APPEND', KEYS[5 + i], ARGV[10 + drops + i]) end
+for i = 1, finishes do redis.call('SET', KEYS[5 + pieces + i], ARGV[10 + drops + pieces + i]) end
 key, arg = first_ending_key, first_ending_arg
 for i = 1, endings do
   local n = tonumber(ARGV[arg + 1])
@@ -49,9 +52,10 @@ for i = 1, endings do
     redis.call('SET', KEYS[key + 1], ARGV[arg + 2], 'EX', ARGV[6])
     redis.call('HSET', KEYS[key], 'finished', '1')
     redis.call('EXPIRE', KEYS[key], ARGV[6])
+    redis.call('EXPIRE', KEYS[key + 2], ARGV[6])
     for entry in string.gmatch(known[i][4], '%S+') do redis.call('XDEL', KEYS[3], entry) end
     for choice = 0, n - 1 do
-      local at = key + 2 + 3 * choice
+      local at = key + 3 + 3 * choice
       redis.call('DEL', KEYS[at], KEYS[at + 1])
       redis.call('EXPIRE', KEYS[at + 2], ARGV[6])
     end
@@ -59,6 +63,6 @@ for i = 1, endings do
     redis.call('HINCRBY', KEYS[5], 'prompt_tokens', -tonumber(known[i][3]))
     release(known[i][6], n, tonumber(known[i][3]))
   end
-  key, arg = key + 2 + 3 * n, arg + 3
+  key, arg = key + 3 + 3 * n, arg + 3
 end
 return {'OK'}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from ledger import Follower, Ledger, LedgerLimits, Load, StoreLost
+from ledger import Commit, Follower, Ledger, LedgerLimits, Load, StoreLost
 from service_kit.errors import ConfigError, Unavailable
 from tests.support.play_leader import PlayLeader, eventually, submit_record
 from tests.support.store_server import StoreServer
@@ -99,7 +99,7 @@ async def test_scripts_come_back_after_the_cache_is_emptied(server: StoreServer)
         client = Redis.from_url(server.url)
         for _ in range(3):
             await client.script_flush()
-            batch = [(leader.record({1: [i]}), (), ()) for i in range(3)]
+            batch = [Commit(leader.record({1: [i]})) for i in range(3)]
             await ledger.commit_many(leader.leader, batch)
         await client.aclose()
         lease = await ledger.leader()

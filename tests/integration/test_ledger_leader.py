@@ -1,12 +1,14 @@
 """elect, commit, fold and recover on the real server."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from redis.asyncio import Redis
 
-from ledger import Candidate, Fenced, Ledger, LedgerLimits, Load
-from protos.kaiten.v1.ledger_pb2 import CellRecord, FoldedTokens, JournalRecord
+from ledger import Candidate, Commit, Fenced, Ledger, LedgerLimits, Load
+from protos.kaiten.v1.common_pb2 import PromptLogprobs
+from protos.kaiten.v1.ledger_pb2 import CellRecord, FoldedTokens, JournalRecord, SubmitRecord
 from service_kit.clock import SystemClock
 from service_kit.errors import NotFound
 from tests.support.play_leader import PlayLeader, stopped, submit_record
@@ -104,7 +106,7 @@ async def test_a_batch_may_be_sent_again_as_a_whole(ledger: Ledger) -> None:
     serial = (await ledger.submit(submit_record("a"), b"h")).serial
     leader = await PlayLeader.elected(ledger)
     records = [leader.record({serial: [i]}) for i in range(5)]
-    batch = [(record, (), ()) for record in records]
+    batch = [Commit(record) for record in records]
     await ledger.commit_many(leader.leader, batch[:3])
     await ledger.commit_many(leader.leader, batch)
     await ledger.commit_many(leader.leader, batch)
@@ -115,7 +117,7 @@ async def test_a_batch_may_be_sent_again_as_a_whole(ledger: Ledger) -> None:
 
 async def test_a_fenced_batch_applies_nothing_after_the_fence(ledger: Ledger) -> None:
     leader = await PlayLeader.elected(ledger)
-    batch = [(leader.record({1: [i]}), (), ()) for i in range(4)]
+    batch = [Commit(leader.record({1: [i]})) for i in range(4)]
     await PlayLeader.elected(ledger, nonce=2)
     with pytest.raises(Fenced):
         await ledger.commit_many(leader.leader, batch)
@@ -256,7 +258,7 @@ async def test_history_of_a_choice_that_ended_before_its_request(ledger: Ledger)
 async def test_a_long_unfolded_journal_is_recovered_page_by_page(ledger: Ledger) -> None:
     serial = (await ledger.submit(submit_record("a"), b"h")).serial
     leader = await PlayLeader.elected(ledger)
-    batch = [(leader.record({serial: [token]}), (), ()) for token in range(600)]
+    batch = [Commit(leader.record({serial: [token]})) for token in range(600)]
     await ledger.commit_many(leader.leader, batch)
     await ledger.commit_many(leader.leader, [])
     recovered = await ledger.recover(leader.leader)
@@ -320,3 +322,70 @@ async def test_nothing_is_left_behind(redis_url: str, cell: str) -> None:
     assert await ledger.load() == Load(choices=0, prompt_tokens=0)
     await client.aclose()
     await ledger.close()
+
+
+def run(start: int, count: int, k: int = 2) -> PromptLogprobs:
+    """Prompt positions [start, start + count); the values say which."""
+    return PromptLogprobs(
+        position=start,
+        token_count=count,
+        logprobs=[-float(start + i) for i in range(count)],
+        top_token_ids=[10 * (start + i) + j for i in range(count) for j in range(k)],
+        top_logprobs=[-float(start + i) for i in range(count) for j in range(k)],
+    )
+
+
+def explained_record(id: str, prompt: Sequence[int]) -> SubmitRecord:
+    record = submit_record(id, prompt=prompt)
+    record.sampling.prompt_logprobs = 2
+    return record
+
+
+async def test_a_prompt_is_explained_piece_by_piece_with_the_commits(ledger: Ledger) -> None:
+    serial = (await ledger.submit(explained_record("a", range(9)), b"h")).serial
+    plain = (await ledger.submit(submit_record("b"), b"h")).serial
+    leader = await PlayLeader.elected(ledger)
+    batch = [
+        Commit(leader.record({}), explained={serial: run(1, 3)}),
+        Commit(leader.record({serial: [7]}), explained={serial: run(4, 5)}),
+    ]
+    await ledger.commit_many(leader.leader, batch[:1])
+    assert (await ledger.recover(leader.leader)).explained == {serial: 4}
+    # The first is sent again, as after a lost reply.
+    await ledger.commit_many(leader.leader, batch)
+    assert await ledger.explained(serial) == run(1, 8)
+    assert (await ledger.recover(leader.leader)).explained == {serial: 9}
+    assert (await ledger.explained(plain)).token_count == 0
+
+
+async def test_a_fenced_leader_explains_nothing(ledger: Ledger) -> None:
+    serial = (await ledger.submit(explained_record("a", range(9)), b"h")).serial
+    leader = await PlayLeader.elected(ledger)
+    await PlayLeader.elected(ledger, nonce=2)
+    piece = Commit(leader.record({}), explained={serial: run(1, 3)})
+    with pytest.raises(Fenced):
+        await ledger.commit_many(leader.leader, [piece])
+    assert (await ledger.explained(serial)).token_count == 0
+
+
+async def test_the_explained_prompt_is_kept_as_long_as_the_result(ledger: Ledger) -> None:
+    """Also when the last piece comes with the end, beside drops and choices that go on."""
+    first = await ledger.submit(explained_record("a", range(9)), b"h")
+    other = await ledger.submit(submit_record("b", n=2), b"h")
+    leader = await PlayLeader.elected(ledger)
+    record = leader.record(
+        {first.serial: [7]}, [stopped(first.serial, 1), stopped(other.serial, 0)]
+    )
+    commit = Commit(
+        record,
+        [leader.ending("a", first.serial, prompt_tokens=9)],
+        explained={first.serial: run(1, 8)},
+    )
+    await ledger.commit_many(leader.leader, [commit])
+    assert await ledger.explained(first.serial) == run(1, 8)
+    key = ledger.keys.explained(first.serial)
+    (ttl_s,) = await ledger._store.commands((("TTL", key),))
+    assert 0 < ttl_s <= ledger._store.limits.result_ttl_s
+    ended = await ledger.history(other.serial, through_seq=1)
+    assert ended.finished == stopped(other.serial, 0)
+    assert (await ledger.load()).choices == 2

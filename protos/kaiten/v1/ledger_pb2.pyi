@@ -40,14 +40,18 @@ class SubmitRecord(_message.Message):
     def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., n: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_worker_service_pb2.RowSampling, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., priority: _Optional[int] = ..., traceparent: _Optional[str] = ..., render: _Optional[_Union[RenderOptions, _Mapping]] = ...) -> None: ...
 
 class RenderOptions(_message.Message):
-    __slots__ = ("stop", "include_stop", "show_special_tokens")
+    __slots__ = ("stop", "include_stop", "show_special_tokens", "explained_token_ids", "hide_output")
     STOP_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
     SHOW_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPLAINED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    HIDE_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     stop: _containers.RepeatedScalarFieldContainer[str]
     include_stop: bool
     show_special_tokens: bool
-    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., show_special_tokens: bool = ...) -> None: ...
+    explained_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    hide_output: bool
+    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., show_special_tokens: bool = ..., explained_token_ids: _Optional[_Iterable[int]] = ..., hide_output: bool = ...) -> None: ...
 
 class CancelRecord(_message.Message):
     __slots__ = ("id", "serial", "n", "choice", "reason", "output_tokens")
@@ -146,14 +150,16 @@ class CoreInput(_message.Message):
     def __init__(self, now_ns: _Optional[int] = ..., submit: _Optional[_Union[SubmitInput, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoinedInput, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLostInput, _Mapping]] = ..., plan: _Optional[_Union[PlanInput, _Mapping]] = ..., result: _Optional[_Union[ResultInput, _Mapping]] = ..., expire: _Optional[_Union[ExpireInput, _Mapping]] = ..., worker_draining: _Optional[_Union[WorkerDrainingInput, _Mapping]] = ...) -> None: ...
 
 class SubmitInput(_message.Message):
-    __slots__ = ("id", "serial", "committed_tokens")
+    __slots__ = ("id", "serial", "committed_tokens", "explain_from")
     ID_FIELD_NUMBER: _ClassVar[int]
     SERIAL_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FROM_FIELD_NUMBER: _ClassVar[int]
     id: str
     serial: int
     committed_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[str] = ..., serial: _Optional[int] = ..., committed_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    explain_from: int
+    def __init__(self, id: _Optional[str] = ..., serial: _Optional[int] = ..., committed_tokens: _Optional[_Iterable[int]] = ..., explain_from: _Optional[int] = ...) -> None: ...
 
 class WorkerJoinedInput(_message.Message):
     __slots__ = ("worker_id", "worker")
@@ -224,6 +230,12 @@ class FoldedTokens(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+
+class ExplainedPrompt(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[_common_pb2.PromptLogprobs]
+    def __init__(self, runs: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ...) -> None: ...
 
 class RequestResult(_message.Message):
     __slots__ = ("id", "serial", "prompt_tokens", "choices", "done", "render")

@@ -64,7 +64,7 @@ class Plan(_message.Message):
     def __init__(self, leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., plan_id: _Optional[int] = ..., lease_steps: _Optional[int] = ..., leaves: _Optional[_Iterable[int]] = ..., joins: _Optional[_Iterable[_Union[Join, _Mapping]]] = ..., append_slots: _Optional[_Iterable[int]] = ..., append_blocks: _Optional[_Iterable[int]] = ..., copy_sources: _Optional[_Iterable[int]] = ..., copy_targets: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., membership_checksum: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("slot", "serial", "token_ids", "prompt_tokens", "tokens_done", "blocks", "sampling")
+    __slots__ = ("slot", "serial", "token_ids", "prompt_tokens", "tokens_done", "blocks", "sampling", "explain_from")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     SERIAL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class Join(_message.Message):
     TOKENS_DONE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FROM_FIELD_NUMBER: _ClassVar[int]
     slot: int
     serial: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -79,10 +80,11 @@ class Join(_message.Message):
     tokens_done: int
     blocks: _containers.RepeatedScalarFieldContainer[int]
     sampling: RowSampling
-    def __init__(self, slot: _Optional[int] = ..., serial: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., tokens_done: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ...) -> None: ...
+    explain_from: int
+    def __init__(self, slot: _Optional[int] = ..., serial: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., tokens_done: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ..., explain_from: _Optional[int] = ...) -> None: ...
 
 class RowSampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "choice", "max_tokens", "min_tokens", "stop_token_ids", "logprobs", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "choice", "max_tokens", "min_tokens", "stop_token_ids", "logprobs", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +101,7 @@ class RowSampling(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -115,7 +118,8 @@ class RowSampling(_message.Message):
     logit_bias: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenBias]
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     bad_words: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenSequence]
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[_common_pb2.TokenBias, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[_common_pb2.TokenSequence, _Mapping]]] = ...) -> None: ...
+    prompt_logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[_common_pb2.TokenBias, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[_common_pb2.TokenSequence, _Mapping]]] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
     __slots__ = ("opened", "step")
@@ -132,7 +136,7 @@ class Opened(_message.Message):
     def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("boot_id", "plan_id", "step", "slots", "token_ids", "logprobs", "finished", "errors", "is_last", "timings")
+    __slots__ = ("boot_id", "plan_id", "step", "slots", "token_ids", "logprobs", "finished", "errors", "is_last", "timings", "prompt_logprobs")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +147,7 @@ class StepResult(_message.Message):
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     plan_id: int
     step: int
@@ -153,7 +158,16 @@ class StepResult(_message.Message):
     errors: _containers.RepeatedCompositeFieldContainer[RowError]
     is_last: bool
     timings: StepTimings
-    def __init__(self, boot_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[RowFinished, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., is_last: bool = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[RowPromptLogprobs]
+    def __init__(self, boot_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[RowFinished, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., is_last: bool = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowPromptLogprobs, _Mapping]]] = ...) -> None: ...
+
+class RowPromptLogprobs(_message.Message):
+    __slots__ = ("slot", "logprobs")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    logprobs: _common_pb2.PromptLogprobs
+    def __init__(self, slot: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class RowLogprobs(_message.Message):
     __slots__ = ("slot", "logprobs")

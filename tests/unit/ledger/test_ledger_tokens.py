@@ -5,9 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger import DamagedLedger, pieces_of
-from ledger.tokens import Outputs, cut, tokens_of
-from protos.kaiten.v1.common_pb2 import TokenLogprobs
-from protos.kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SequenceLogprobs
+from ledger.tokens import Outputs, cut, joined, tokens_of
+from protos.kaiten.v1.common_pb2 import PromptLogprobs, TokenLogprobs
+from protos.kaiten.v1.ledger_pb2 import (
+    ExplainedPrompt,
+    FoldedTokens,
+    JournalRecord,
+    SequenceLogprobs,
+)
 from tests.support.play_leader import stopped
 
 
@@ -79,3 +84,30 @@ def test_an_output_is_cut_where_its_stop_string_began(output_tokens: int, kept: 
     assert list(result.token_ids) == [1, 2, 3][:kept]
     assert len(result.logprobs) == kept
     assert cut(output, None) == output
+
+
+@given(lengths=st.lists(st.integers(1, 4), max_size=5), k=st.integers(0, 3))
+def test_the_pieces_of_an_explained_prompt_make_one_run(lengths: list[int], k: int) -> None:
+    stored, position = b"", 1
+    for length in lengths:
+        run = PromptLogprobs(
+            position=position,
+            token_count=length,
+            logprobs=range(position, position + length),
+            top_token_ids=range(position * k, (position + length) * k),
+            top_logprobs=range(position * k, (position + length) * k),
+        )
+        stored += ExplainedPrompt(runs=[run]).SerializeToString()
+        position += length
+    whole = joined(ExplainedPrompt.FromString(stored))
+    assert (whole.position, whole.token_count) == (1, sum(lengths))
+    assert list(whole.logprobs) == list(range(1, position))
+    assert list(whole.top_token_ids) == list(range(k, position * k))
+    assert list(whole.top_logprobs) == list(range(k, position * k))
+
+
+@pytest.mark.parametrize("starts", [(2,), (1, 1), (1, 4), (0,)])
+def test_a_prompt_with_a_hole_or_an_overlap_is_damage(starts: tuple[int, ...]) -> None:
+    runs = [PromptLogprobs(position=start, token_count=2) for start in starts]
+    with pytest.raises(DamagedLedger, match="are next"):
+        joined(ExplainedPrompt(runs=runs))

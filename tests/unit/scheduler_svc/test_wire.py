@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ledger import InboxEntry
 from protos.kaiten.v1 import common_pb2, worker_service_pb2
-from protos.kaiten.v1.common_pb2 import FinishReason, Leader, WorkerDescription
+from protos.kaiten.v1.common_pb2 import FinishReason, Leader, PromptLogprobs, WorkerDescription
 from protos.kaiten.v1.ledger_pb2 import CancelRecord, SubmitRecord
 from protos.kaiten.v1.worker_service_pb2 import Join as JoinMessage
 from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
@@ -57,6 +57,7 @@ joins = st.builds(
     prompt_tokens=U32,
     tokens_done=U32,
     blocks=st.lists(U32, max_size=4).map(tuple),
+    explain_from=U32,
 )
 plans = st.builds(
     Plan,
@@ -87,6 +88,7 @@ def steps(draw: st.DrawFn) -> StepResult:
         tokens=tuple(rows.values()),
         finished=draw(st.dictionaries(st.sampled_from(sorted(rows) or [0]), ROW_REASON)),
         errors=draw(st.dictionaries(SLOT, NAMES, max_size=3)),
+        explained=draw(st.dictionaries(SLOT, st.builds(range, U32, U32).filter(len), max_size=3)),
         is_last=draw(st.booleans()),
     )
 
@@ -107,8 +109,17 @@ def step_to_proto(step: StepResult) -> worker_service_pb2.StepResult:
             worker_service_pb2.RowError(slot=slot, message=text)
             for slot, text in step.errors.items()
         ],
+        prompt_logprobs=[
+            worker_service_pb2.RowPromptLogprobs(slot=slot, logprobs=run_of(positions))
+            for slot, positions in step.explained.items()
+        ],
         is_last=step.is_last,
     )
+
+
+def run_of(positions: range) -> PromptLogprobs:
+    """As the journal keeps it: counted."""
+    return PromptLogprobs(position=positions.start, token_count=len(positions))
 
 
 def plan_from_proto(message: PlanMessage, said: Plan) -> Plan:
@@ -134,6 +145,7 @@ def join_from_proto(message: JoinMessage) -> Join:
         prompt_tokens=message.prompt_tokens,
         tokens_done=message.tokens_done,
         blocks=tuple(message.blocks),
+        explain_from=message.explain_from,
     )
 
 
@@ -143,6 +155,44 @@ def join_from_proto(message: JoinMessage) -> Join:
 @given(step=steps())
 def test_a_step_is_read_as_it_was_written(step: StepResult) -> None:
     assert wire.step_from_proto(step.worker_id, step_to_proto(step)) == step
+
+
+def test_a_row_is_explained_once() -> None:
+    row = worker_service_pb2.RowPromptLogprobs(slot=3, logprobs=run_of(range(1, 4)))
+    message = worker_service_pb2.StepResult(prompt_logprobs=[row, row])
+    with pytest.raises(ResultRejected, match="explained twice"):
+        wire.step_from_proto("w", message)
+
+
+@pytest.mark.parametrize(
+    ("count", "own", "tops", "beside", "is_right"),
+    [
+        (2, 2, 0, 0, True),
+        (2, 2, 6, 6, True),
+        (2, 1, 6, 6, False),
+        (2, 2, 6, 5, False),
+        (2, 2, 5, 5, False),
+        (0, 1, 0, 0, False),
+        (2**32 - 1, 0, 0, 0, False),
+    ],
+)
+def test_explained_positions_come_with_their_values(
+    count: int, own: int, tops: int, beside: int, is_right: bool
+) -> None:
+    run = PromptLogprobs(
+        position=1,
+        token_count=count,
+        logprobs=[-1.0] * own,
+        top_token_ids=[5] * tops,
+        top_logprobs=[-1.0] * beside,
+    )
+    row = worker_service_pb2.RowPromptLogprobs(slot=3, logprobs=run)
+    message = worker_service_pb2.StepResult(prompt_logprobs=[row])
+    if is_right:
+        wire.check_values(message)
+    else:
+        with pytest.raises(ResultRejected, match=f"slot 3: {count} prompt positions with {own}"):
+            wire.check_values(message)
 
 
 def test_the_worker_of_a_step_is_who_we_dialled_whatever_it_says() -> None:
@@ -265,6 +315,22 @@ def test_a_resumed_request_brings_its_outputs() -> None:
     record = SubmitRecord(n=2, prompt_token_ids=[1], sampling=RowSampling(max_tokens=4))
     entry = InboxEntry(entry_id="5-0", serial=9, record=record)
     assert wire.request_from_proto(entry, record, ((1, 2), None)).outputs == ((1, 2), None)
+
+
+def test_a_prompt_is_explained_from_where_it_was_only_if_that_is_wanted() -> None:
+    wanting = RowSampling(max_tokens=4, prompt_logprobs=0)
+    for sampling, right in ((wanting, (1, 3)), (RowSampling(max_tokens=4), (None, None))):
+        record = SubmitRecord(n=1, prompt_token_ids=[1, 2, 3], sampling=sampling)
+        entry = InboxEntry(entry_id="5-0", serial=9, record=record)
+        fresh = wire.request_from_proto(entry, record)
+        resumed = wire.request_from_proto(entry, record, ((),), 3)
+        assert (fresh.explain_from, resumed.explain_from) == right
+
+
+def test_only_the_first_choice_explains_the_prompt() -> None:
+    base = RowSampling(seed=5, prompt_logprobs=0)
+    assert wire.sampling_of_choice(base, 0).HasField("prompt_logprobs")
+    assert not wire.sampling_of_choice(base, 1).HasField("prompt_logprobs")
 
 
 @pytest.mark.parametrize("reason", [*FinishReason.values(), 77])
