@@ -7,7 +7,7 @@ For T tokens of any rows, in one pass:
                   q, k, v = qkv(h)                  q, k normalised (some families), then rotated
                   k, v -> pages;  x += output(attention(q, pages))
                   x += down(silu(gate) * up)
-    logits = head(norm(x[rows that sample]))        float32
+    logits = head(norm(x[some tokens]))             float32, apart
 """
 
 from dataclasses import dataclass
@@ -37,19 +37,28 @@ class StepTensors:
     sampled_tokens: Tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """Before the last norm, [T, hidden] each; their sum is what the model knows of a token."""
+
+    hidden: Tensor
+    residual: Tensor
+
+
 class Decoder:
     def __init__(
         self, config: ModelConfig, weights: Weights, pages: Tensor, *, context_tokens: int
     ) -> None:
         self._config = config
+        self.vocab_size = config.vocab_size
         self._weights = weights
         self._pages = [(pages[layer, 0], pages[layer, 1]) for layer in range(config.layers)]
         frequencies = inverse_frequencies(config.rope).to(pages.device)
         self._cos_sin = rope_table(context_tokens, frequencies, config.rope.attention_scale)
         self._scale = config.head_dim**-0.5
 
-    def forward(self, step: StepTensors) -> Tensor:
-        """Write the step's keys and values; return the sampled rows' logits [Q, vocab] float32."""
+    def forward(self, step: StepTensors) -> States:
+        """Write the step's keys and values; return every token's last state."""
         eps = self._config.norm_eps
         layers = self._weights.layers
         residual = self._weights.embed(step.token_ids)
@@ -61,9 +70,15 @@ class Decoder:
             if index + 1 < len(layers):
                 next_norm = layers[index + 1].attention_norm
                 hidden, residual = add_rms_norm(hidden, residual, next_norm, eps)
-        # Only rows that sample need the last norm and the vocabulary.
-        last = step.sampled_tokens
-        hidden, _ = add_rms_norm(hidden[last], residual[last], self._weights.norm, eps)
+        return States(hidden=hidden, residual=residual)
+
+    def logits(self, states: States, tokens: Tensor) -> Tensor:
+        """Of some of the step's tokens, [len(tokens), vocab] float32.
+
+        Only of those whose logits are looked at: the vocabulary is wide.
+        """
+        hidden, residual = states.hidden[tokens], states.residual[tokens]
+        hidden, _ = add_rms_norm(hidden, residual, self._weights.norm, self._config.norm_eps)
         return self._weights.head(hidden).float()
 
     def _attend(

@@ -59,6 +59,19 @@ class SamplingColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedTokens:
+    """Prompt tokens whose log-probabilities are wanted (E of them), row after row."""
+
+    rows: IntArray  # [E] index into the R rows, rising
+    positions: IntArray  # [E] in the prompt
+    # [E] index into the T tokens: the one before, whose logits are about it.
+    computed: IntArray
+    token_ids: IntArray  # [E]
+    # [E] how many of the likeliest besides.
+    tops: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowEnds:
     """Of each sampled row, as it was before the step: what decides whether its token is its last.
 
@@ -90,6 +103,8 @@ class StepInputs:
     sampled_tokens: IntArray  # [Q] index into the T tokens
     sampling: SamplingColumns
     ends: RowEnds
+    # None: nobody wants log-probabilities of its prompt.
+    explained: ExplainedTokens | None = None
 
     @property
     def token_count(self) -> int:
@@ -98,6 +113,15 @@ class StepInputs:
     @property
     def row_count(self) -> int:
         return len(self.slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanations:
+    """One entry per `ExplainedTokens`; k is the largest number asked for. NaN: no numbers."""
+
+    logprob: FloatArray  # [E]
+    top_token_ids: IntArray  # [E, k]
+    top_logprobs: FloatArray  # [E, k]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +140,8 @@ class StepSamples:
     sample_us: int
     # [Q] False: the row had ended in a step before, which was not known at the launch. None: all.
     is_there: BoolArray | None = None
+    # Of `StepInputs.explained`.
+    explained: Explanations | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,6 +182,10 @@ def _check_sampling(row: str, sampling: RowSampling, limits: RowLimits) -> None:
         (sampling.min_tokens >= 0, "min_tokens is at least 0"),
         (len(sampling.stop_token_ids) <= STOP_TOKENS_MAX, f"at most {STOP_TOKENS_MAX} stop tokens"),
         (-1 <= sampling.logprobs <= limits.vocab_size, "logprobs is at most the vocabulary"),
+        (
+            (sampling.prompt_logprobs or 0) <= limits.vocab_size,
+            "prompt_logprobs is at most the vocabulary",
+        ),
     )
     for is_kept, rule in rules:
         require(is_kept, f"{row}: {rule}")

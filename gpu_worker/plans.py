@@ -52,6 +52,8 @@ class RowSampling:
     # Empty: all.
     allowed_token_ids: tuple[int, ...]
     bad_words: tuple[tuple[int, ...], ...]
+    # Likeliest tokens beside each of the prompt's own. None: the prompt is not explained.
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,8 @@ class Join:
     tokens_done: int
     blocks: tuple[int, ...]
     sampling: RowSampling
+    # Prompt positions before this one were explained already.
+    explain_from: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +98,20 @@ class RowLogprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowPromptLogprobs:
+    """Of the prompt positions from `position` on; the likeliest of each follow one another."""
+
+    slot: int
+    position: int
+    logprobs: tuple[float, ...]
+    top_token_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.top_token_ids) == len(self.top_logprobs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
     """What a step did to the batch."""
 
@@ -102,6 +120,7 @@ class StepOutcome:
     logprobs: tuple[RowLogprobs, ...] = ()
     finished: tuple[tuple[int, FinishReason], ...] = ()
     errors: tuple[tuple[int, str], ...] = ()
+    prompt_logprobs: tuple[RowPromptLogprobs, ...] = ()
 
     def __post_init__(self) -> None:
         assert len(self.slots) == len(self.token_ids)

@@ -24,6 +24,7 @@ from gpu_worker.device import (
     StepSamples,
 )
 from gpu_worker.draft import Columns, RowLimits, draft_plan, require
+from gpu_worker.explaining import Wish, explained_of, prompt_logprobs
 from gpu_worker.plans import FinishReason, Join, Plan, RowLogprobs, StepOutcome
 from gpu_worker.row_rules import RowRules, edits_of, has_rules
 
@@ -60,6 +61,7 @@ class Rows:
         self._plan_id = 0
         # Of the few rows that have any, by slot.
         self._rules: dict[int, RowRules] = {}
+        self._wishes: dict[int, Wish] = {}
 
     def __repr__(self) -> str:
         columns = self._columns
@@ -110,6 +112,7 @@ class Rows:
         # Nothing below can fail.
         for slot in plan.leaves:
             self._rules.pop(slot, None)
+            self._wishes.pop(slot, None)
         held: dict[int, int] = {}
         for join in plan.joins:
             self._write_join(join)
@@ -141,6 +144,12 @@ class Rows:
         if has_rules(sampling):
             self._rules[slot] = RowRules(
                 sampling, join.token_ids, join.prompt_tokens, self.limits.vocab_size
+            )
+        if sampling.prompt_logprobs is not None and join.explain_from < join.prompt_tokens:
+            self._wishes[slot] = Wish(
+                prompt=np.array(join.token_ids[: join.prompt_tokens], np.int64),
+                explain_from=join.explain_from,
+                top=sampling.prompt_logprobs,
             )
 
     def _write_stops(self, slot: int, stop_token_ids: tuple[int, ...]) -> None:
@@ -213,6 +222,11 @@ class Rows:
         context = done + per_row
         width = -(-int(context.max(initial=1)) // block_size)
         sampled_rows = np.flatnonzero(context == columns.known[slots])
+        wishes = [
+            (row, self._wishes[slot])
+            for row, slot in enumerate(slots.tolist() if self._wishes else ())
+            if slot in self._wishes
+        ]
         return StepInputs(
             slots=slots,
             serials=columns.serial[slots],
@@ -227,6 +241,7 @@ class Rows:
             sampled_tokens=starts[1:][sampled_rows] - 1,
             sampling=self._sampling(slots[sampled_rows]),
             ends=self._ends(slots[sampled_rows]),
+            explained=explained_of(wishes, done, per_row, starts),
         )
 
     def _ends(self, slots: IntArray) -> RowEnds:
@@ -307,6 +322,7 @@ class Rows:
                 for row in np.flatnonzero(is_over)
             ),
             errors=tuple((slot, self._why_broken(slot)) for slot in sampled[is_broken].tolist()),
+            prompt_logprobs=prompt_logprobs(step, samples, sampled[is_broken]),
         )
 
     def _close(self, sampled: IntArray, ends: RowEnds, rows: BoolArray, is_ok: BoolArray) -> None:

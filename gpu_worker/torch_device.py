@@ -1,6 +1,7 @@
 """The device that computes: decoder, KV pages and sampler behind the `Device` protocol."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Final
 
@@ -8,8 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.decoder import Decoder, StepTensors
-from gpu_worker.device import LogitEdits, SamplingColumns, StepInputs, StepSamples
+from gpu_worker.decoder import Decoder, States, StepTensors
+from gpu_worker.device import (
+    ExplainedTokens,
+    Explanations,
+    LogitEdits,
+    SamplingColumns,
+    StepInputs,
+    StepSamples,
+)
 from kernels.logit_edits import EditTensors, edit_logits
 from kernels.sampling import SamplingTensors, sample, token_logprobs
 
@@ -32,9 +40,12 @@ class TorchDevice:
     def execute(self, step: StepInputs) -> StepSamples:
         started_ns = time.perf_counter_ns()
         with torch.inference_mode():
-            logits = self._decoder.forward(self._on_device(step))
+            tensors = self._on_device(step)
+            states = self._decoder.forward(tensors)
+            logits = self._decoder.logits(states, tensors.sampled_tokens)
             forward_ns = time.perf_counter_ns()
-            return self._sample(logits, step.sampling, started_ns, forward_ns)
+            explained = self._explain(states, step.explained)
+            return self._sample(logits, step.sampling, explained, started_ns, forward_ns)
 
     def _on_device(self, step: StepInputs) -> StepTensors:
         return StepTensors(
@@ -47,8 +58,25 @@ class TorchDevice:
             sampled_tokens=self._tensor(step.sampled_tokens),
         )
 
+    def _explain(self, states: States, wanted: ExplainedTokens | None) -> Explanations | None:
+        """A prompt has as many rows of logits as tokens: they are made and ranked in parts."""
+        if wanted is None:
+            return None
+        k = int(wanted.tops.max())
+        parts = []
+        for part in _ranked_parts(len(wanted.rows), self._decoder.vocab_size):
+            logits = self._decoder.logits(states, self._tensor(wanted.computed[part]))
+            parts.append(token_logprobs(logits, self._tensor(wanted.token_ids[part]), k))
+        logprob, top_ids, top = (torch.cat(each).cpu().numpy() for each in zip(*parts, strict=True))
+        return Explanations(logprob=logprob, top_token_ids=top_ids, top_logprobs=top)
+
     def _sample(
-        self, logits: Tensor, columns: SamplingColumns, started_ns: int, forward_ns: int
+        self,
+        logits: Tensor,
+        columns: SamplingColumns,
+        explained: Explanations | None,
+        started_ns: int,
+        forward_ns: int,
     ) -> StepSamples:
         params = SamplingTensors(
             temperature=self._tensor(columns.temperature),
@@ -76,6 +104,7 @@ class TorchDevice:
             top_logprobs=top.cpu().numpy(),
             forward_us=(forward_ns - started_ns) // 1000,
             sample_us=(time.perf_counter_ns() - forward_ns) // 1000,
+            explained=explained,
         )
 
     def _edits(self, edits: LogitEdits) -> EditTensors:
@@ -92,11 +121,9 @@ class TorchDevice:
         if not len(rows):
             return raw.new_empty(0), token_ids.new_empty((0, 0)), raw.new_empty((0, 0))
         k = int(columns.logprobs[rows].max())
-        # A few rows at a time: ranking takes several times the memory of the logits it ranks.
-        step = max(1, RANKED_AT_ONCE // raw.size(1))
         parts = []
-        for start in range(0, len(rows), step):
-            index = self._tensor(rows[start : start + step])
+        for part in _ranked_parts(len(rows), raw.size(1)):
+            index = self._tensor(rows[part])
             parts.append(token_logprobs(raw[index], token_ids[index], k))
         logprob, top_ids, top = zip(*parts, strict=True)
         return torch.cat(logprob), torch.cat(top_ids), torch.cat(top)
@@ -104,3 +131,9 @@ class TorchDevice:
     def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
         """On the CPU the same memory; the arrays of a step are never written again."""
         return torch.from_numpy(array).to(self._device)
+
+
+def _ranked_parts(rows: int, vocab_size: int) -> Iterator[slice]:
+    """A few rows at a time: ranking takes several times the memory of the logits it ranks."""
+    step = max(1, RANKED_AT_ONCE // vocab_size)
+    return (slice(start, start + step) for start in range(0, rows, step))

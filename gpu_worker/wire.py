@@ -14,6 +14,7 @@ from gpu_worker.plans import (
     Leader,
     Plan,
     RowLogprobs,
+    RowPromptLogprobs,
     RowSampling,
     StepResult,
     StepTimings,
@@ -60,6 +61,7 @@ def _join_from_proto(message: worker_service_pb2.Join) -> Join:
         tokens_done=message.tokens_done,
         blocks=tuple(message.blocks),
         sampling=_sampling_from_proto(message.sampling),
+        explain_from=message.explain_from,
     )
 
 
@@ -82,6 +84,7 @@ def _sampling_from_proto(message: worker_service_pb2.RowSampling) -> RowSampling
         logit_bias=tuple((each.token_id, each.bias) for each in message.logit_bias),
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
 
 
@@ -103,6 +106,7 @@ def result_to_proto(result: StepResult, *, boot_id: str) -> worker_service_pb2.S
         ],
         is_last=result.is_last,
         timings=_timings_to_proto(result.timings),
+        prompt_logprobs=map(_prompt_logprobs_to_proto, outcome.prompt_logprobs),
     )
 
 
@@ -111,6 +115,19 @@ def _logprobs_to_proto(row: RowLogprobs) -> worker_service_pb2.RowLogprobs:
         slot=row.slot,
         logprobs=common_pb2.TokenLogprobs(
             logprob=row.logprob, top_token_ids=row.top_token_ids, top_logprobs=row.top_logprobs
+        ),
+    )
+
+
+def _prompt_logprobs_to_proto(row: RowPromptLogprobs) -> worker_service_pb2.RowPromptLogprobs:
+    return worker_service_pb2.RowPromptLogprobs(
+        slot=row.slot,
+        logprobs=common_pb2.PromptLogprobs(
+            position=row.position,
+            token_count=len(row.logprobs),
+            logprobs=row.logprobs,
+            top_token_ids=row.top_token_ids,
+            top_logprobs=row.top_logprobs,
         ),
     )
 

@@ -5,7 +5,8 @@
 Of the model it reads config.json only. Every step takes `step_ms` plus `row_us` per row and
 `token_us` per token; the token at an output position is a pure function of (serial, position) and
 never ends a sequence, so a whole output is known without a run (`mock_token_ids`).
-Log-probabilities asked for are all -1. It can be told to lie and to die of a token.
+Log-probabilities asked for are all -1, those of a prompt minus their position. It can be told to
+lie and to die of a token.
 """
 
 import itertools
@@ -25,7 +26,13 @@ from pydantic import Field
 
 from gpu_worker import wire
 from gpu_worker.checkpoint import find_checkpoint
-from gpu_worker.device import IntArray, StepInputs, StepSamples
+from gpu_worker.device import (
+    ExplainedTokens,
+    Explanations,
+    IntArray,
+    StepInputs,
+    StepSamples,
+)
 from gpu_worker.kv_cache import size_pool
 from gpu_worker.loading import Loaded, model_name, pool_request, row_limits
 from gpu_worker.model_config import read_config
@@ -85,7 +92,21 @@ class MockDevice:
             top_logprobs=np.full((len(rows), k), -1.0, np.float32),
             forward_us=(time.perf_counter_ns() - started_ns) // 1000,
             sample_us=0,
+            explained=_explain(step.explained),
         )
+
+
+def _explain(wanted: ExplainedTokens | None) -> Explanations | None:
+    """Minus the position: whoever reads it sees which one it is of."""
+    if wanted is None:
+        return None
+    k = int(wanted.tops.max())
+    logprob = -wanted.positions.astype(np.float32)
+    return Explanations(
+        logprob=logprob,
+        top_token_ids=wanted.positions[:, None] + np.arange(k),
+        top_logprobs=np.repeat(logprob[:, None], k, axis=1),
+    )
 
 
 def token_function(allowed: IntArray) -> TokenFunction:

@@ -111,3 +111,60 @@ def test_a_resumed_row_goes_on_as_if_undisturbed(loaded: Loaded) -> None:
         resumed = MiniScheduler(loaded.limits)
         resumed.submit(prompt, params, committed=whole[:cut])
         assert drive(loaded.device, resumed).outputs[0] == whole[cut:], cut
+
+
+Explained = tuple[int, float, tuple[int, ...], tuple[float, ...]]
+
+
+def explained(loaded: Loaded, prompt: Sequence[int], chunk_tokens: int, k: int) -> list[Explained]:
+    """Position, log-probability and likeliest tokens of every prompt token, bit for bit."""
+    scheduler = MiniScheduler(loaded.limits, chunk_tokens=chunk_tokens)
+    # Somebody else, who wants fewer, and somebody who wants none.
+    scheduler.submit([9, 8, 7, 6], sampling(prompt_logprobs=0, max_tokens=3))
+    serial = scheduler.submit(prompt, sampling(prompt_logprobs=k, max_tokens=3))
+    scheduler.submit(prompt, sampling(max_tokens=3))
+    pieces = drive(loaded.device, scheduler).prompts
+    assert pieces.keys() == {0, serial} if len(prompt) > 1 else {0}
+    assert sum(len(piece.logprobs) for piece in pieces[0]) == 3
+    assert not any(piece.top_token_ids for piece in pieces[0])
+    return [
+        (
+            piece.position + at,
+            piece.logprobs[at],
+            piece.top_token_ids[at * k : (at + 1) * k],
+            piece.top_logprobs[at * k : (at + 1) * k],
+        )
+        for piece in pieces.get(serial, [])
+        for at in range(len(piece.logprobs))
+    ]
+
+
+@pytest.mark.parametrize("parts", [1 << 22, 2 * 997])
+def test_a_prompt_is_explained_alike_in_chunks_and_parts_of_any_size(
+    loaded: Loaded, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`parts`: all logits of a chunk at once, or two rows at a time."""
+    prompt = [random.Random(5).randrange(3, 97) for _ in range(50)]
+    expected = explained(loaded, prompt, 1000, 3)
+    assert [position for position, *_ in expected] == list(range(1, 50))
+    monkeypatch.setattr("gpu_worker.torch_device.RANKED_AT_ONCE", parts)
+    for chunk_tokens in (1, 2, 7, 16, 49):
+        found = explained(loaded, prompt, chunk_tokens, 3)
+        if native.available():
+            assert found == expected, chunk_tokens
+        assert [item[0] for item in found] == list(range(1, 50))
+
+
+def test_a_prompt_of_one_token_is_not_explained(loaded: Loaded) -> None:
+    assert explained(loaded, [5], 1000, 3) == []
+
+
+def test_the_prompt_is_as_likely_as_if_it_had_been_sampled(loaded: Loaded) -> None:
+    """Explained as a prompt, an output has the log-probabilities that it was told with."""
+    prompt, params = [5, 6, 7], sampling(max_tokens=20, logprobs=2)
+    first = run(loaded.device, loaded.limits, [(prompt, params)])
+    whole = [*prompt, *first.outputs[0]]
+    again = explained(loaded, whole, 1000, 2)
+    told = [(item.logprob, item.top_token_ids) for item in first.logprobs[0]]
+    if native.available():
+        assert [(own, tops) for _, own, tops, _ in again[2:]] == told

@@ -25,9 +25,13 @@ BLOCK_SIZE = 16
 class _Table:
     def __init__(self, table: Tensor) -> None:
         self._table = table
+        self.vocab_size = len(table)
 
     def forward(self, step: StepTensors) -> Tensor:
-        return self._table[step.token_ids[step.sampled_tokens]]
+        return step.token_ids
+
+    def logits(self, states: Tensor, tokens: Tensor) -> Tensor:
+        return self._table[states[tokens]]
 
 
 def table_device(table: Tensor) -> TorchDevice:

@@ -14,6 +14,7 @@ from gpu_worker.plans import (
     Leader,
     Plan,
     RowLogprobs,
+    RowPromptLogprobs,
     RowSampling,
     StepOutcome,
 )
@@ -89,6 +90,8 @@ class MiniScheduler:
     running: dict[int, _Running] = field(default_factory=dict)
     outputs: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
+    # Pieces in order.
+    prompts: dict[int, list[RowPromptLogprobs]] = field(default_factory=dict)
     reasons: dict[int, FinishReason] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     plan_id: int = 0
@@ -140,6 +143,8 @@ class MiniScheduler:
             self.outputs[self.running[slot].serial].append(token)
         for item in outcome.logprobs:
             self.logprobs[self.running[item.slot].serial].append(item)
+        for piece in outcome.prompt_logprobs:
+            self.prompts.setdefault(self.running[piece.slot].serial, []).append(piece)
         for slot, reason in outcome.finished:
             self.running[slot].is_finished = True
             self.reasons[self.running[slot].serial] = reason

@@ -18,6 +18,7 @@ from gpu_worker.plans import (
     Leader,
     Plan,
     RowLogprobs,
+    RowPromptLogprobs,
     RowSampling,
     StepOutcome,
 )
@@ -171,6 +172,7 @@ def plan_to_proto(plan: Plan) -> Any:
                 tokens_done=join.tokens_done,
                 blocks=join.blocks,
                 sampling=_sampling_to_proto(join.sampling),
+                explain_from=join.explain_from,
             )
             for join in plan.joins
         ],
@@ -211,6 +213,16 @@ def outcome_from_proto(step: Any) -> StepOutcome:
         ),
         finished=tuple((item.slot, _REASONS[item.reason]) for item in step.finished),
         errors=tuple((item.slot, item.message) for item in step.errors),
+        prompt_logprobs=tuple(
+            RowPromptLogprobs(
+                slot=row.slot,
+                position=row.logprobs.position,
+                logprobs=tuple(row.logprobs.logprobs),
+                top_token_ids=tuple(row.logprobs.top_token_ids),
+                top_logprobs=tuple(row.logprobs.top_logprobs),
+            )
+            for row in step.prompt_logprobs
+        ),
     )
 
 

@@ -106,6 +106,7 @@ WRONG: list[tuple[Plan, str]] = [
     (after(join(sampling=sampling(min_tokens=-1))), "min_tokens is at least 0"),
     (after(join(sampling=sampling(logprobs=-2))), "logprobs is at most the vocabulary"),
     (after(join(sampling=sampling(logprobs=51))), "logprobs is at most the vocabulary"),
+    (after(join(sampling=sampling(prompt_logprobs=51))), "prompt_logprobs is at most the voc"),
     (after(join(sampling=sampling(stop_token_ids=(50,)))), "token id 50 is not in"),
     (after(join(sampling=sampling(stop_token_ids=(1,) * 257))), "at most 256 stop tokens"),
     (after(join(sampling=sampling(repetition_penalty=NAN))), "repetition_penalty is a number"),

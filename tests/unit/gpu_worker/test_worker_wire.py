@@ -14,6 +14,7 @@ from gpu_worker.plans import (
     Leader,
     Plan,
     RowLogprobs,
+    RowPromptLogprobs,
     RowSampling,
     StepOutcome,
     StepResult,
@@ -45,6 +46,7 @@ sampling = st.builds(
     logit_bias=st.lists(st.tuples(u32, floats), max_size=3).map(tuple),
     allowed_token_ids=ids,
     bad_words=st.lists(ids, max_size=3).map(tuple),
+    prompt_logprobs=st.none() | u32,
 )
 joins = st.builds(
     Join,
@@ -55,6 +57,7 @@ joins = st.builds(
     tokens_done=u32,
     blocks=ids,
     sampling=sampling,
+    explain_from=u32,
 )
 plans = st.builds(
     Plan,
@@ -101,18 +104,33 @@ logprobs = st.builds(
     floats,
     st.lists(st.tuples(u32, floats), max_size=3),
 )
+runs = st.builds(
+    lambda slot, position, values, top: RowPromptLogprobs(
+        slot=slot,
+        position=position,
+        logprobs=tuple(values),
+        top_token_ids=(7,) * top * len(values),
+        top_logprobs=(-1.5,) * top * len(values),
+    ),
+    u32,
+    u32,
+    st.lists(floats, max_size=3),
+    st.integers(0, 2),
+)
 outcomes = st.builds(
-    lambda sampled, logprobs, finished, errors: StepOutcome(
+    lambda sampled, logprobs, finished, errors, prompts: StepOutcome(
         slots=tuple(slot for slot, _ in sampled),
         token_ids=tuple(token for _, token in sampled),
         logprobs=tuple(logprobs),
         finished=tuple(finished),
         errors=tuple(errors),
+        prompt_logprobs=tuple(prompts),
     ),
     tokens,
     st.lists(logprobs, max_size=2),
     st.lists(st.tuples(u32, st.sampled_from(FinishReason)), max_size=2),
     st.lists(st.tuples(u32, st.text(max_size=5)), max_size=2),
+    st.lists(runs, max_size=2),
 )
 
 
