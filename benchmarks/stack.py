@@ -11,11 +11,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kaiten.async_client import AsyncClient
+
+if TYPE_CHECKING:
+    from psutil import Process
 
 READY_S_MAX = 120.0
 
@@ -96,11 +100,25 @@ def _wait(process: "subprocess.Popen[bytes]", address: str, log: Path) -> None:
 
 def rss_mb(pid: int) -> dict[str, float]:
     """Resident memory of every process of a stack, by what it runs."""
+    return _by_role(pid, lambda process: process.memory_info().rss / 2**20)
+
+
+def cpu_s(pid: int) -> dict[str, float]:
+    """CPU time used so far by every process of a stack, by what it runs, and by ours: "client"."""
+    import psutil
+
+    me = psutil.Process().cpu_times()
+    return _by_role(pid, lambda process: sum(process.cpu_times()[:2])) | {
+        "client": me.user + me.system
+    }
+
+
+def _by_role(pid: int, figure: "Callable[[Process], float]") -> dict[str, float]:
     import psutil
 
     found: dict[str, float] = {}
     for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
         words: Sequence[str] = process.cmdline()
         name = words[words.index("-m") + 1] if "-m" in words else Path(words[0]).name
-        found[name] = round(found.get(name, 0) + process.memory_info().rss / 2**20, 1)
+        found[name] = round(found.get(name, 0) + figure(process), 3)
     return found

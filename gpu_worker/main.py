@@ -24,6 +24,7 @@ def _build(argv: Sequence[str] | None) -> lifecycle.Service:
     telemetry.configure("worker")
     log.info("service.settings", **describe(settings))
     runtime.prepare()
+    runtime.take_short_turns()
     # Torch takes seconds to import: wrong settings and --help need not wait for it.
     from gpu_worker.loading import load
     from gpu_worker.process import WorkerProcess

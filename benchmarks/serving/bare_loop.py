@@ -1,0 +1,244 @@
+"""The worker's loop with nothing around it: scheduler core, rows and device in one process.
+
+    python -m benchmarks.serving.bare_loop --model FOLDER --jobs FILE --out FILE --concurrency 16
+
+No store, no sockets, no threads of our own, no text: one plan of one step, one step, one commit,
+again. What the whole stack needs beyond this is what the services cost (`service_cost`). A job's
+tokens arrive when their step is booked.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from gpu_worker import runtime
+
+runtime.prepare()  # Before torch is imported, as in a worker.
+runtime.take_short_turns()
+
+from gpu_worker.device import Device  # noqa: E402
+from gpu_worker.draft import RowLimits  # noqa: E402
+from gpu_worker.loading import load  # noqa: E402
+from gpu_worker.plans import FinishReason, Join, Leader, RowSampling, StepOutcome  # noqa: E402
+from gpu_worker.plans import Plan as WorkerPlan  # noqa: E402
+from gpu_worker.rows import Rows  # noqa: E402
+from gpu_worker.settings import WorkerSettings  # noqa: E402
+from scheduler_svc.core.policies import POLICIES  # noqa: E402
+from scheduler_svc.core.scheduler import Scheduler  # noqa: E402
+from scheduler_svc.core.types import (  # noqa: E402
+    Committed,
+    Config,
+    Plan,
+    Reason,
+    Request,
+    RequestOver,
+    StepResult,
+    WorkerSpec,
+)
+
+WORKER = "bare"
+LEADER = Leader(epoch=1, nonce=1)
+WARM_TOKENS = 8
+REASONS = {FinishReason.STOP: Reason.STOP, FinishReason.LENGTH: Reason.LENGTH}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A job as it is asked for here: no stop token, greedy."""
+
+    prompt: tuple[int, ...]
+    output_tokens: int
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Story:
+    """When a job was asked and when its tokens came, in seconds of the run."""
+
+    due_s: float
+    arrivals_s: list[float] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Steps:
+    """What the device says of its steps."""
+
+    count: int = 0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+
+
+class BareLoop:
+    """One core and one device; `run` serves jobs to their ends."""
+
+    def __init__(self, device: Device, limits: RowLimits) -> None:
+        self.steps = Steps()
+        self._rows = Rows(limits)
+        self._device = device
+        # One step per plan and one plan in flight: the loop answers before it plans again.
+        config = Config(lease_steps_max=1, plans_in_flight_max=1)
+        self._core = Scheduler(config, POLICIES["fcfs"])
+        spec = WorkerSpec(
+            fingerprint=WORKER,
+            block_size=limits.block_size,
+            block_count=limits.block_count,
+            slots_max=limits.slots,
+            step_tokens_max=limits.step_tokens,
+            vocab_size=limits.vocab_size,
+            context_tokens_max=limits.context_tokens,
+        )
+        self._core.worker_joined(WORKER, spec, now_ns=0)
+        self._asked: dict[int, Asked] = {}
+        self._serial = 0
+
+    def run(self, jobs: list[Asked], concurrency: int) -> list[Story]:
+        """`concurrency` askers share the jobs, each asking again when it is answered."""
+        started_s = time.perf_counter()
+        left = iter(jobs)
+        stories: dict[int, Story] = {}
+        self.steps = Steps()
+        for _ in range(concurrency):
+            self._ask_next(left, stories, 0.0)
+        while self._core.live_count:
+            committed = self._turn()
+            now_s = time.perf_counter() - started_s
+            for serial in committed.serials:
+                stories[serial].arrivals_s.append(now_s)
+            for event in committed.events:
+                if isinstance(event, RequestOver):
+                    self._ask_next(left, stories, now_s)
+        return [stories[serial] for serial in sorted(stories)]
+
+    def _ask_next(self, left: Iterator[Asked], stories: dict[int, Story], now_s: float) -> None:
+        if (asked := next(left, None)) is None:
+            return
+        self._serial += 1
+        self._asked[self._serial] = asked
+        stories[self._serial] = Story(due_s=now_s)
+        request = Request(
+            id=str(self._serial),
+            serial=self._serial,
+            prompt=asked.prompt,
+            max_tokens=asked.output_tokens,
+            arrived_ns=self._serial,
+        )
+        self._core.submit(request, now_ns=0)
+
+    def _turn(self) -> Committed:
+        """One step, planned, computed and booked."""
+        plan = self._core.plan(WORKER, now_ns=0)
+        assert plan is not None, "what runs needs a plan after every step"
+        counts = self._rows.apply(self._to_worker(plan))
+        if plan.copies:
+            self._device.copy_blocks(plan.copies)
+        inputs = self._rows.step_inputs(counts)
+        outcome = StepOutcome(slots=(), token_ids=())
+        if inputs.row_count:
+            samples = self._device.execute(inputs)
+            outcome = self._rows.advance(inputs, samples)
+            self.steps.count += 1
+            self.steps.forward_s += samples.forward_us / 1e6
+            self.steps.sample_s += samples.sample_us / 1e6
+        return self._core.commit(_to_core(plan, outcome), now_ns=0)
+
+    def _to_worker(self, plan: Plan) -> WorkerPlan:
+        return WorkerPlan(
+            leader=LEADER,
+            plan_id=plan.plan_id,
+            lease_steps=1,
+            leaves=plan.leaves,
+            joins=tuple(
+                Join(
+                    slot=join.slot,
+                    serial=join.serial,
+                    token_ids=join.tokens,
+                    prompt_tokens=join.prompt_tokens,
+                    tokens_done=join.tokens_done,
+                    blocks=join.blocks,
+                    sampling=_greedy(self._asked[join.serial].output_tokens),
+                )
+                for join in plan.joins
+            ),
+            appends=plan.appends,
+            copies=plan.copies,
+            chunks=plan.chunks,
+            membership_checksum=plan.checksum,
+        )
+
+
+def _to_core(plan: Plan, outcome: StepOutcome) -> StepResult:
+    return StepResult(
+        worker_id=WORKER,
+        plan_id=plan.plan_id,
+        step=0,
+        slots=outcome.slots,
+        tokens=outcome.token_ids,
+        finished={slot: REASONS[reason] for slot, reason in outcome.finished},
+        errors=dict(outcome.errors),
+        is_last=True,
+    )
+
+
+def _greedy(max_tokens: int) -> RowSampling:
+    return RowSampling(
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        seed=0,
+        choice=0,
+        max_tokens=max_tokens,
+        min_tokens=0,
+        stop_token_ids=(),
+        logprobs=-1,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        logit_bias=(),
+        allowed_token_ids=(),
+        bad_words=(),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--jobs", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--concurrency", type=int, required=True)
+    parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--step-tokens", type=int, default=512)
+    chosen = parser.parse_args()
+    settings = WorkerSettings(
+        model=chosen.model,
+        dtype=chosen.dtype,
+        threads=chosen.threads,
+        slots=chosen.slots,
+        step_tokens=chosen.step_tokens,
+    )
+    loaded = load(settings)
+    loop = BareLoop(loaded.device, loaded.limits)
+    jobs = [
+        Asked(prompt=tuple(job["prompt"]), output_tokens=job["output_tokens"])
+        for job in json.loads(chosen.jobs.read_text())
+    ]
+    loop.run([Asked(prompt=(5,) * 16, output_tokens=WARM_TOKENS)], 1)
+    used_s = time.process_time()
+    stories = loop.run(jobs, chosen.concurrency)
+    told = {
+        "cpu_s": time.process_time() - used_s,
+        "rss_mb": round(psutil.Process().memory_info().rss / 2**20, 1),
+        "steps": dataclasses.asdict(loop.steps),
+        "stories": [dataclasses.asdict(story) for story in stories],
+    }
+    chosen.out.write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()
