@@ -1,4 +1,4 @@
-"""The ladder from static to continuous batching with paged memory, on kaiten's own modes.
+"""The ladder from static to continuous batching with paged memory, on one and the same stack.
 
     python -m benchmarks.ladder [--repeats 2] [--requests 96] [--save]
 
@@ -9,9 +9,11 @@ static, equal batch     as many seats as the last rung
 continuous, reserved    seats as on the first rung, but a free one is taken at once
 continuous, paged       memory is taken by the block, so that more seats fit into the same pool
 
-All rungs stand side by side and take turns; a crowd is due at once, lengths are forced. The gain
-of continuous over static with equal seats is set beside its law, E[max of the batch] / E[length],
-taken from the very lengths. With --save table and plot of docs/continuous-batching.md follow.
+The static rungs are batches of fixed shape (`static_batches`): rows that are done are computed to
+the end of their batch, as a static engine does. All rungs take turns; a crowd is due at once,
+lengths are forced. The gain of continuous over static with equal seats is set beside its law,
+E[max of the batch] / E[length], taken from the very lengths. With --save table and plot of
+docs/continuous-batching.md follow.
 """
 
 import argparse
@@ -29,12 +31,13 @@ import numpy as np
 from benchmarks import ladder_page
 from benchmarks.ladder_page import Cell, Gain
 from benchmarks.recording import record
-from benchmarks.stack import Stack, seats_taken, serving
+from benchmarks.stack import Stack, serving
+from benchmarks.static_batches import StaticBatches
 from benchmarks.tally import Batches, Tally
 from kaiten.bench.figures import Figures, figures_of
 from kaiten.bench.laws import LAWS
 from kaiten.bench.runner import Load
-from kaiten.bench.targets import GrpcTarget
+from kaiten.bench.targets import GrpcTarget, Target
 from kaiten.bench.workload import Job, fill, scaled
 from ledger import Ledger
 
@@ -46,8 +49,6 @@ AMPLE_MB = 16
 SEATS_RESERVED = POOL_TOKENS // REQUEST_TOKENS_MAX
 SEATS_PAGED = 16
 VOCAB_SIZE = 1500
-# Every seat is taken while the crowd comes: else a static batch is made of the first few to arrive.
-OPENER_TOKENS = 80
 # The law, and what its lengths are multiplied with to fit a small model's context.
 CROWDS = {
     "uniform": ("uniform", 1 / 8),
@@ -62,25 +63,16 @@ class Rung:
     """One way of batching."""
 
     name: str
-    policy: str
     seats: int
+    is_static: bool = False
     pool_mb: int = POOL_MB
-
-    @property
-    def is_static(self) -> bool:
-        return self.policy == "static"
-
-    @property
-    def openers(self) -> int:
-        """Sequences that keep everybody else waiting."""
-        return 1 if self.is_static else self.seats
 
 
 RUNGS = (
-    Rung(name="static, reserved", policy="static", seats=SEATS_RESERVED),
-    Rung(name="static, equal batch", policy="static", seats=SEATS_PAGED, pool_mb=AMPLE_MB),
-    Rung(name="continuous, reserved", policy="fcfs", seats=SEATS_RESERVED),
-    Rung(name="continuous, paged", policy="fcfs", seats=SEATS_PAGED),
+    Rung(name="static, reserved", seats=SEATS_RESERVED, is_static=True),
+    Rung(name="static, equal batch", seats=SEATS_PAGED, is_static=True, pool_mb=AMPLE_MB),
+    Rung(name="continuous, reserved", seats=SEATS_RESERVED),
+    Rung(name="continuous, paged", seats=SEATS_PAGED),
 )
 # Same seats, static and continuous.
 PAIRS = ((RUNGS[0], RUNGS[2]), (RUNGS[1], RUNGS[3]))
@@ -119,19 +111,31 @@ def law(lengths: Sequence[int], seats: int) -> float:
     return static_steps(lengths, seats) * seats / sum(lengths)
 
 
-def law_to_the_end(static: Batches, continuous: Batches, seats: int) -> float:
-    """The gain for just these requests, in the order in which each run accepted them: at the end
+def law_to_the_end(lengths: Sequence[int], accepted: Sequence[int], seats: int) -> float:
+    """The gain for just these requests, `accepted` in that order by the continuous run: at the end
     seats stand empty however they are filled."""
     free_at = [0] * seats
-    for length in continuous.lengths:
+    for length in accepted:
         heapq.heappush(free_at, heapq.heappop(free_at) + length)
-    return static_steps(static.lengths, seats) / max(free_at)
+    return static_steps(lengths, seats) / max(free_at)
+
+
+def static_kv_waste(lengths: Sequence[int], seats: int) -> float:
+    """Of the memory reserved while batches run, the part without a token that is still of use."""
+    used = sum(length * PROMPT_TOKENS + length * (length + 1) // 2 for length in lengths)
+    taken = sum(
+        max(batch) * len(batch) * REQUEST_TOKENS_MAX
+        for batch in (lengths[start : start + seats] for start in range(0, len(lengths), seats))
+    )
+    return 1 - used / taken
 
 
 async def measure(stack: Stack, rung: Rung, jobs: Sequence[Job]) -> Measured:
     """Serve the crowd once, reading the journal meanwhile: old records are folded away soon."""
     ledger = await Ledger.connect(stack.store_url)
-    target = GrpcTarget(stack.grpc)
+    target: Target = GrpcTarget(stack.grpc)
+    if rung.is_static:
+        target = StaticBatches(target, rung.seats)
     try:
         await target.prepare()
         cell, lease = (await ledger.cell()).record, await ledger.leader()
@@ -143,14 +147,10 @@ async def measure(stack: Stack, rung: Rung, jobs: Sequence[Job]) -> Measured:
             block_count=cell.model.block_count,
             prompt_tokens=len(jobs[0].prompt),
             reserve_tokens=REQUEST_TOKENS_MAX,
-            is_static=rung.is_static,
-            opener_count=rung.openers,
         )
-        ends = len(jobs) + rung.openers
-        reading = asyncio.create_task(_read(ledger, lease.journal_seq, tally, ends))
-        async with seats_taken(stack, rung.openers, OPENER_TOKENS):
-            load = Load(target, timeout_s=300.0)
-            outcomes = await load.open_loop(jobs, [0.0] * len(jobs))
+        reading = asyncio.create_task(_read(ledger, lease.journal_seq, tally, len(jobs)))
+        load = Load(target, timeout_s=300.0)
+        outcomes = await load.open_loop(jobs, [0.0] * len(jobs))
         await asyncio.wait_for(reading, 30.0)
     finally:
         await target.close()
@@ -177,13 +177,14 @@ async def climb(requests: int, repeats: int) -> dict[tuple[str, str], list[Measu
     crowds = {name: crowd_of(name, requests) for name in CROWDS}
     found: dict[tuple[str, str], list[Measured]] = {}
     with ExitStack() as open_stacks:
-        stacks = {rung.name: open_stacks.enter_context(_serving(rung)) for rung in RUNGS}
-        for rung in RUNGS:
-            await measure(stacks[rung.name], rung, crowds["code"][: 2 * rung.seats])  # warm
+        memories = {(rung.seats, rung.pool_mb): rung for rung in RUNGS}
+        stacks = {key: open_stacks.enter_context(_serving(r)) for key, r in memories.items()}
+        for key, rung in memories.items():
+            await measure(stacks[key], rung, crowds["code"][: 2 * rung.seats])  # warm
         for _ in range(repeats):
             for name, jobs in crowds.items():
                 for rung in RUNGS:
-                    measured = await measure(stacks[rung.name], rung, jobs)
+                    measured = await measure(stacks[rung.seats, rung.pool_mb], rung, jobs)
                     found.setdefault((name, rung.name), []).append(measured)
                     rate = measured.figures.output_tokens_per_s
                     print(f"{name:14} {rung.name:22} {rate:8.0f} tok/s", flush=True)
@@ -191,8 +192,7 @@ async def climb(requests: int, repeats: int) -> dict[tuple[str, str], list[Measu
 
 
 def _serving(rung: Rung) -> AbstractContextManager[Stack]:
-    flags = {"--policy": rung.policy, "--slots": rung.seats, "--kv-memory-mb": rung.pool_mb}
-    return serving("", *(str(word) for pair in flags.items() for word in pair))
+    return serving("", "--slots", str(rung.seats), "--kv-memory-mb", str(rung.pool_mb))
 
 
 async def long_context() -> Batches:
@@ -201,35 +201,44 @@ async def long_context() -> Batches:
     shapes = LAWS["exponential-512"].draw(rng, 24)
     shapes = [replace(shape, output_tokens=min(shape.output_tokens, 256)) for shape in shapes]
     jobs = fill(shapes, rng, VOCAB_SIZE)
-    rung = Rung(name="", policy="fcfs", seats=8, pool_mb=AMPLE_MB)
+    rung = Rung(name="", seats=8, pool_mb=AMPLE_MB)
     with _serving(rung) as stack:
         return (await measure(stack, rung, jobs)).batches
 
 
-def cells_of(found: dict[tuple[str, str], list[Measured]]) -> list[Cell]:
+def cells_of(found: dict[tuple[str, str], list[Measured]], requests: int) -> list[Cell]:
     """Medians over the rounds."""
-    cells = []
-    for (crowd, rung_name), rounds in found.items():
-        rung = next(each for each in RUNGS if each.name == rung_name)
-        batches = [each.batches for each in rounds]
-        figures = [each.figures for each in rounds]
-        is_paged = rung is RUNGS[3]
-        waste = [b.kv_waste_paged if is_paged else b.kv_waste_reserved for b in batches]
-        cells.append(
-            Cell(
-                crowd=crowd,
-                rung=rung_name,
-                seats=rung.seats,
-                tokens_per_s=median(each.output_tokens_per_s for each in figures),
-                latency_mean_s=median(each.latency_s.mean for each in figures),
-                latency_p99_s=median(each.latency_s.p99 for each in figures),
-                occupancy=median(each.occupancy for each in batches),
-                kv_waste=median(waste),
-                steps=int(median(each.steps for each in batches)),
-                preemptions=int(median(each.preemptions for each in batches)),
-            )
-        )
-    return cells
+    rungs = {rung.name: rung for rung in RUNGS}
+    return [
+        _cell(crowd, rungs[name], rounds, lengths_of(crowd, requests))
+        for (crowd, name), rounds in found.items()
+    ]
+
+
+def _cell(crowd: str, rung: Rung, rounds: Sequence[Measured], lengths: Sequence[int]) -> Cell:
+    batches = [each.batches for each in rounds]
+    figures = [each.figures for each in rounds]
+    steps = median(each.steps for each in batches)
+    waste = median(
+        each.kv_waste_paged if rung is RUNGS[3] else each.kv_waste_reserved for each in batches
+    )
+    return Cell(
+        crowd=crowd,
+        rung=rung.name,
+        seats=rung.seats,
+        tokens_per_s=median(each.output_tokens_per_s for each in figures),
+        latency_mean_s=median(each.latency_s.mean for each in figures),
+        latency_p99_s=median(each.latency_s.p99 for each in figures),
+        occupancy=sum(lengths) / (steps * rung.seats),
+        padding_waste=1 - sum(lengths) / sum(batches[0].lengths),
+        kv_waste=static_kv_waste(lengths, rung.seats) if rung.is_static else waste,
+        steps=int(steps),
+        preemptions=int(median(each.preemptions for each in batches)),
+    )
+
+
+def lengths_of(crowd: str, requests: int) -> list[int]:
+    return [job.output_tokens for job in crowd_of(crowd, requests)]
 
 
 def gains_of(
@@ -239,17 +248,18 @@ def gains_of(
     by = {(cell.crowd, cell.rung): cell for cell in cells}
     gains = []
     for crowd in CROWDS:
-        lengths = [job.output_tokens for job in crowd_of(crowd, requests)]
+        lengths = lengths_of(crowd, requests)
         for static, continuous in PAIRS:
             before, after = by[crowd, static.name], by[crowd, continuous.name]
-            pairs = zip(found[crowd, static.name], found[crowd, continuous.name], strict=True)
-            ends = [law_to_the_end(a.batches, b.batches, static.seats) for a, b in pairs]
+            accepted = [each.batches.lengths for each in found[crowd, continuous.name]]
             gains.append(
                 Gain(
                     crowd=crowd,
                     seats=static.seats,
                     law=law(lengths, static.seats),
-                    law_to_the_end=median(ends),
+                    law_to_the_end=median(
+                        law_to_the_end(lengths, each, static.seats) for each in accepted
+                    ),
                     in_steps=before.steps / after.steps,
                     in_throughput=after.tokens_per_s / before.tokens_per_s,
                     latency_mean=after.latency_mean_s / before.latency_mean_s,
@@ -268,7 +278,7 @@ async def main() -> None:
     parser.add_argument("--save", action="store_true", help="keep results, plot and table")
     chosen = parser.parse_args()
     found = await climb(chosen.requests, chosen.repeats)
-    cells = cells_of(found)
+    cells = cells_of(found, chosen.requests)
     gains = gains_of(found, cells, chosen.requests)
     long = await long_context()
     figures = {

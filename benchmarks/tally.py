@@ -1,8 +1,5 @@
 """What a run's journal says of its batches: who computed in how many of the seats, and how much of
 the KV memory taken held tokens. Pure; fed with records in order.
-
-The first `opener_count` sequences only open the run, so that the crowd finds every seat taken and
-has all come when the seats become free: steps count from when one of the crowd is admitted.
 """
 
 from collections.abc import Iterable
@@ -22,7 +19,7 @@ class Batches:
     kv_waste_paged: float
     kv_waste_reserved: float
     preemptions: int
-    # Output lengths of the crowd in the order of acceptance.
+    # Output lengths in the order of acceptance.
     lengths: tuple[int, ...]
 
 
@@ -35,10 +32,7 @@ class Tally:
     block_count: int
     prompt_tokens: int
     reserve_tokens: int
-    is_static: bool
-    opener_count: int = 0
     _live: dict[int, int] = field(default_factory=dict)  # serial -> tokens known
-    _seated: set[int] = field(default_factory=set)
     _blocks_used: int = 0
     _steps: int = 0
     _rows: int = 0
@@ -47,8 +41,6 @@ class Tally:
     _reserved: int = 0
     _preemptions: int = 0
     _lengths: dict[int, int] = field(default_factory=dict)
-    _crowd_from: int = 0
-    _is_counting: bool = False
 
     def add(self, records: Iterable[JournalRecord]) -> None:
         for record in records:
@@ -60,34 +52,24 @@ class Tally:
             for ended in record.finished:
                 self._live.pop(ended.serial, None)
                 self._lengths[ended.serial] = ended.output_tokens
-                if not self.is_static:
-                    self._seated.discard(ended.serial)
-            if not self._live:
-                self._seated.clear()
 
     def _plan(self, plan: PlanInput) -> None:
         self._blocks_used = self.block_count - plan.blocks_free
         for serial in plan.admitted:
-            self._crowd_from = self._crowd_from or serial + self.opener_count
-            self._is_counting |= serial >= self._crowd_from
             self._live.setdefault(serial, self.prompt_tokens)
-            self._seated.add(serial)
         for serial in plan.preempted:
             self._live.pop(serial, None)
-            self._seated.discard(serial)
             self._preemptions += 1
 
     def _step(self, record: JournalRecord) -> None:
         for serial, position in zip(record.serials, record.positions, strict=True):
             if serial in self._live:
                 self._live[serial] = self.prompt_tokens + position + 1
-        if not self._is_counting:
-            return
         self._steps += 1
         self._rows += len(set(record.serials))
         self._held += sum(self._live.values())
         self._paged += self._blocks_used * self.block_tokens
-        self._reserved += len(self._seated) * self.reserve_tokens
+        self._reserved += len(self._live) * self.reserve_tokens
 
     def result(self) -> Batches:
         return Batches(
@@ -96,9 +78,7 @@ class Tally:
             kv_waste_paged=1 - min(_share(self._held, self._paged), 1.0),
             kv_waste_reserved=1 - min(_share(self._held, self._reserved), 1.0),
             preemptions=self._preemptions,
-            lengths=tuple(
-                self._lengths[each] for each in sorted(self._lengths) if each >= self._crowd_from
-            ),
+            lengths=tuple(self._lengths[serial] for serial in sorted(self._lengths)),
         )
 
 

@@ -12,7 +12,7 @@ from benchmarks import guard, ladder, ladder_page
 from benchmarks.floor import Machine, Shape, ideal, shape_of
 from benchmarks.peers.checkpoint import SHAPES, VOCAB_SIZE
 from benchmarks.peers.running import PEERS, PeerError, Setting, run_peer
-from benchmarks.tally import Batches, Tally
+from benchmarks.tally import Tally
 from kaiten.bench.options import BenchOptions
 from kaiten.bench.plan import make_plan
 from kaiten.bench.workload import Job
@@ -65,21 +65,10 @@ def test_the_law_is_at_least_one_and_one_without_raggedness(made: list[int], sea
 @given(lengths, st.integers(1, 9), st.integers(0, 9))
 def test_the_law_to_the_end_is_at_most_the_law(made: list[int], seats: int, seed: int) -> None:
     shuffled = random.Random(seed).sample(made, len(made))
-    gain = ladder.law_to_the_end(batches(made), batches(shuffled), seats)
+    gain = ladder.law_to_the_end(made, shuffled, seats)
     # Seats are filled no better than fully, and no worse than one at a time.
     assert gain <= ladder.law(made, seats) + 1e-9
     assert gain >= ladder.law(made, seats) / seats - 1e-9
-
-
-def batches(made: list[int]) -> Batches:
-    return Batches(
-        steps=1,
-        occupancy=1,
-        kv_waste_paged=0,
-        kv_waste_reserved=0,
-        preemptions=0,
-        lengths=tuple(made),
-    )
 
 
 def plan(*serials: int, blocks_free: int) -> CoreInput:
@@ -101,17 +90,9 @@ def step(
     )
 
 
-@pytest.mark.parametrize("is_static", [True, False])
-def test_a_tally_by_hand(is_static: bool) -> None:
+def test_a_tally_by_hand() -> None:
     """Two of four seats, three blocks of four tokens of ten; 1 ends at once, 2 goes on alone."""
-    tally = Tally(
-        slots=4,
-        block_tokens=4,
-        block_count=10,
-        prompt_tokens=3,
-        reserve_tokens=20,
-        is_static=is_static,
-    )
+    tally = Tally(slots=4, block_tokens=4, block_count=10, prompt_tokens=3, reserve_tokens=20)
     tally.add([step(1, [1, 2], 0, plan(1, 2, blocks_free=7), ends=1)])
     tally.add([step(2, [2], 1, ends=2)])
     found = tally.result()
@@ -119,28 +100,16 @@ def test_a_tally_by_hand(is_static: bool) -> None:
     assert found.occupancy == 3 / 8
     held = (4 + 4) + 5
     assert found.kv_waste_paged == pytest.approx(1 - held / (12 + 12))
-    # A static batch keeps both regions to its end.
-    assert found.kv_waste_reserved == pytest.approx(1 - held / (80 if is_static else 60))
+    assert found.kv_waste_reserved == pytest.approx(1 - held / 60)
     assert found.lengths == (1, 2)
 
 
-def test_steps_of_the_opener_alone_do_not_count() -> None:
-    tally = Tally(
-        slots=2,
-        block_tokens=4,
-        block_count=10,
-        prompt_tokens=3,
-        reserve_tokens=20,
-        is_static=False,
-        opener_count=2,
-    )
-    tally.add([step(1, [1, 2], 0, plan(1, 2, blocks_free=9), ends=1)])
-    later = CoreInput(plan=PlanInput(admitted=[3], join_slots=[0], blocks_free=8))
-    tally.add([step(2, [2], 1), step(3, [2, 3], 2, later, ends=2), step(4, [3], 3, ends=3)])
-    found = tally.result()
-    assert found.steps == 2
-    assert found.lengths == (4,)
-    assert found.occupancy == 3 / 4
+def test_kv_waste_of_static_batches_by_hand() -> None:
+    """Two rows reserve 400 places each for three steps; a row that is done holds nothing of use."""
+    assert (ladder.PROMPT_TOKENS, ladder.REQUEST_TOKENS_MAX) == (16, 400)
+    used = 17 + (17 + 18 + 19)
+    assert ladder.static_kv_waste([1, 3], 2) == pytest.approx(1 - used / (3 * 2 * 400))
+    assert ladder.static_kv_waste([1, 3], 1) == pytest.approx(1 - used / (4 * 400))
 
 
 def cell(crowd: str, rung: str, speed: float) -> ladder_page.Cell:
@@ -152,6 +121,7 @@ def cell(crowd: str, rung: str, speed: float) -> ladder_page.Cell:
         latency_mean_s=1,
         latency_p99_s=2,
         occupancy=0.75,
+        padding_waste=0.2,
         kv_waste=0.1,
         steps=9,
         preemptions=0,
