@@ -3,7 +3,7 @@
     python -m benchmarks.side_by_side [--peers kaiten,hf-continuous,hf-static16,hf-one:1]
         [--repeats 3] [--shape 125m] [--dtype bf16] [--save] [--report FILE]
         [--with vllm=PYTHON --with llama-server=FILE --with openvino=PYTHON
-         --with openvino-model=FOLDER --with gguf=PYTHON]
+         --with optimum=PYTHON --with gguf=PYTHON]
 
 A peer written `name:1` runs in the first round only. Every peer starts afresh in every round and
 the answers' lengths are checked. The floor is measured at the beginning and the end.

@@ -3,11 +3,7 @@
 """Run jobs with OpenVINO GenAI's continuous batching. A script for a Python that has
 `openvino-genai`; it imports nothing of kaiten. Flags and output as in transformers_script.
 
---model is a folder in OpenVINO's format, made once from the checkpoint by a Python that has
-`optimum-intel[openvino]`:
-
-    optimum-cli export openvino --model CHECKPOINT --task text-generation-with-past \
-        --weight-format fp32 FOLDER
+--model is a folder in OpenVINO's format, made from the checkpoint by `optimum-cli export openvino`.
 """
 
 import argparse

@@ -75,15 +75,22 @@ def run_peer(name: str, setting: Setting) -> Round:
 # Peers that are libraries
 
 
-def library(script: str, package: str, mode: str) -> Runner:
+def as_it_is(setting: Setting) -> Path:
+    """The checkpoint itself."""
+    return setting.model
+
+
+def library(
+    script: str, package: str, mode: str, model_of: Callable[[Setting], Path] = as_it_is
+) -> Runner:
     """A script of this folder, in the Python that was named for its package."""
 
     def run(setting: Setting) -> Answers:
         python = setting.pythons.get(package, sys.executable)
-        model = setting.pythons.get(f"{package}-model", str(setting.model))
+        model = model_of(setting)
         with tempfile.TemporaryDirectory(prefix="kaiten-peer-") as folder:
             out = Path(folder) / "out.json"
-            command = [python, str(HERE / script), "--model", model, "--mode", mode]
+            command = [python, str(HERE / script), "--model", str(model), "--mode", mode]
             command += ["--dtype", setting.dtype, "--threads", str(setting.threads)]
             command += ["--jobs", str(_write_jobs(Path(folder), setting.jobs)), "--out", str(out)]
             start_s = _run_script(command, Path(folder) / "log", _quiet(setting))
@@ -91,6 +98,32 @@ def library(script: str, package: str, mode: str) -> Runner:
         return [_told(job, s) for job, s in zip(setting.jobs, stories, strict=True)], start_s, mode
 
     return run
+
+
+def openvino_model(setting: Setting) -> Path:
+    """The checkpoint in OpenVINO's format beside the folder, exported once with all its weights'
+    bits; the precision of the computation is chosen when it runs."""
+    folder = setting.model.with_suffix(".openvino")
+    if folder.exists():
+        return folder
+    python = setting.pythons.get("optimum")
+    if not python:
+        raise PeerError(
+            "OpenVINO needs its own format: name a Python with optimum-intel, --with optimum=PYTHON"
+        )
+    unfinished = folder.with_suffix(".part")
+    command = [str(Path(python).parent / "optimum-cli"), "export", "openvino"]
+    command += ["--model", str(setting.model), "--task", "text-generation-with-past"]
+    done = subprocess.run(
+        [*command, "--weight-format", "fp32", str(unfinished)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=_quiet(setting),
+    )
+    if done.returncode:
+        raise PeerError(f"the export to OpenVINO failed:\n{done.stderr[-1500:]}")
+    return unfinished.rename(folder)
 
 
 def _write_jobs(folder: Path, jobs: Sequence[Job]) -> Path:
@@ -177,7 +210,8 @@ def vllm(setting: Setting) -> Answers:
     if not python:
         raise PeerError("vLLM wants a Python of its own: --with vllm=PYTHON")
     port = free_port()
-    command = (str(Path(python).parent / "vllm"), "serve", str(setting.model))
+    # Not its `vllm` command: that asks for a package of this name, and the CPU build has another.
+    command = (python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(setting.model))
     dtype = {"bf16": "bfloat16", "fp32": "float32"}[setting.dtype]
     flags = {
         "--port": port,
@@ -263,7 +297,7 @@ PEERS: Final[dict[str, Runner]] = {
     "hf-static8": library("transformers_script.py", "transformers", "static8"),
     "hf-static16": library("transformers_script.py", "transformers", "static16"),
     "hf-continuous": library("transformers_script.py", "transformers", "continuous"),
-    "openvino": library("openvino_script.py", "openvino", "continuous"),
+    "openvino": library("openvino_script.py", "openvino", "continuous", openvino_model),
     "llama.cpp": llama_cpp,
     "vllm": vllm,
 }

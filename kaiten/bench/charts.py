@@ -46,7 +46,7 @@ def ticks(top: float, count: int = 5) -> list[float]:
     """Round numbers from 0 to at most `top`, about `count` of them."""
     raw = top / count
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
     return [step * index for index in range(math.floor(top / step * 1.001) + 1)]
 
 
@@ -64,13 +64,10 @@ def chart(lines: Sequence[Line], x_name: str, y_name: str, y_max: float | None =
     return _svg(parts, f"{y_name} over {x_name}")
 
 
-def stories(outcomes: Sequence[Outcome], colour: str) -> str:
+def stories(outcomes: Sequence[Outcome], colour: str, until_s: float) -> str:
     """A row per request: grey while it waits for its first token, coloured while it streams."""
     shown = sorted(outcomes, key=lambda outcome: (outcome.due_s, outcome.index))[:ROWS_MAX]
-    axes = Axes(
-        x_max=max((outcome.done_s for outcome in shown), default=0.0) or 1.0,
-        y_max=float(len(shown)) or 1.0,
-    )
+    axes = Axes(x_max=until_s or 1.0, y_max=float(len(shown)) or 1.0)
     tall = (HEIGHT - TOP - BOTTOM) / max(len(shown), 1)
     parts = [*_grid(axes), _names("seconds", "request, by arrival")]
     for row, outcome in enumerate(shown):

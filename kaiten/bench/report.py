@@ -125,8 +125,8 @@ def _headline(figures: Figures) -> str:
             "between frames p50 / p99",
         ),
         (
-            f"{figures.goodput_share:.0%}, {figure(figures.goodput_requests_per_s)} per s",
-            "of requests were good, goodput",
+            f"{figure(figures.goodput_requests_per_s)} per s",
+            f"goodput: {figures.goodput_share:.0%} of requests were good",
         ),
         (f"{figures.requests_ok} of {figures.requests}", "requests ended well"),
     ]
@@ -227,9 +227,11 @@ def _pictures(shown: Mapping[str, Run], colours: Mapping[str, str]) -> str:
         ("Throughput", charts.chart(rate, "seconds", "tokens per second")),
         ("Requests due and not done", charts.chart(flight, "seconds", "requests")),
     ]
+    # One scale for all, so that rows can be compared.
+    until_s = max((o.done_s for run in shown.values() for o in run.outcomes), default=0.0)
     cards += [
         (f"Every request{f' of {name}' if len(shown) > 1 else ''}: waiting, then streaming",
-         charts.stories(run.outcomes, colours[name]))
+         charts.stories(run.outcomes, colours[name], until_s))
         for name, run in shown.items()
     ]  # fmt: skip
     sections = (f"<section><h2>{html.escape(name)}</h2>{svg}</section>" for name, svg in cards)
