@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ladder import law
+from benchmarks.ladder_page import PAGE
 from benchmarks.serving import headline
 from kaiten.bench.outcomes import Frame, Outcome
 
@@ -39,14 +41,14 @@ def test_throughput_counts_what_came_while_the_load_lasted() -> None:
 
 def test_the_lengths_allow_more_than_the_goal() -> None:
     lengths = [job.output_tokens for job in headline.jobs_of(800)]
-    most = headline.LOAD_SHARE * headline.law(lengths, headline.SEATS)
+    most = headline.LOAD_SHARE * law(lengths, headline.SEATS)
     assert most > headline.GOALS["tokens_per_s"]
     assert max(lengths) <= headline.OUTPUT_TOKENS_MAX
 
 
 def test_the_page_takes_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
-    page.write_text(headline.PAGE.read_text())
+    page.write_text(PAGE.read_text())
     monkeypatch.setattr(headline, "PAGE", page)
     slow = headline.Way(tokens_per_s=100, latency_mean_s=10, latency_p99_s=20, ttft_mean_s=8)
     fast = headline.Way(tokens_per_s=310, latency_mean_s=1, latency_p99_s=4, ttft_mean_s=0.5)
