@@ -21,6 +21,7 @@ from gateway.generation import (
 from gateway.ledger_link import LedgerLink
 from gateway.meters import Meters
 from gateway.model_card import ModelCard
+from gateway.places import NOWHERE, Place, place_of
 from gateway.prompts import Prompter, is_long
 from gateway.readiness import Readiness
 from gateway.releases import Release, Releases
@@ -41,20 +42,12 @@ from service_kit.errors import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a live request stands. `position` is None once it runs."""
-
-    position: int | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """A request as `look` finds it. `done` is None while it is live."""
 
     ends: Sequence[Finished] = ()
     done: DoneMessage | None = None
-    place: Place = Place()
+    place: Place = NOWHERE
 
 
 class Front:
@@ -153,7 +146,7 @@ class Front:
                 prompt_ids,
                 limits=limits,
                 model=self.model,
-                tenant=tenant.name,
+                tenant=tenant,
                 seed=secrets.randbits(64),
             )
             submitted = await self._submit(record, ask, tenant)
@@ -216,7 +209,7 @@ class Front:
         found = await self._find(request_id, tenant)
         result = await self._link.ledger.result(_ledger_id(request_id, tenant))
         if result is None:
-            return Seen(place=self._place(found.serial))
+            return Seen(place=self._place(found.serial, tenant.name))
         ends, done = replay(result, self._pieces(result.render))
         return Seen(ends=ends, done=done)
 
@@ -293,16 +286,8 @@ class Front:
             return checked_choices(pieces, render, serial, n, cursors, with_cursors=with_cursors)
         return new_choices(pieces, render, n, positions)
 
-    def _place(self, serial: int) -> Place:
-        """As of the leader's last word."""
-        record = self.readiness.watch.record
-        if record is None or serial not in record.waiting_serials:
-            return Place()
-        position = list(record.waiting_serials).index(serial) + 1
-        if not record.workers_ready:
-            return Place(position=position, reason="no worker is ready")
-        reason = f"{position - 1} requests go first; {record.running} run now"
-        return Place(position=position, reason=reason)
+    def _place(self, serial: int, tenant: str) -> Place:
+        return place_of(self.readiness.watch.record, serial, tenant)
 
     async def _submit(self, record: SubmitRecord, ask: Ask, tenant: Tenant) -> Submitted:
         """Submit to the end even if the client leaves: what was accepted must be known."""
@@ -362,7 +347,7 @@ class Front:
             return "decode"
         record = self.readiness.watch.record
         is_waiting = record is None or not record.running
-        is_waiting = is_waiting or self._place(generation.serial).position is not None
+        is_waiting = is_waiting or self._place(generation.serial, "").position is not None
         return "queue" if is_waiting else "prefill"
 
     async def _find(self, request_id: str, tenant: Tenant) -> RequestInfo:

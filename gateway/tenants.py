@@ -32,6 +32,8 @@ class Tenant:
 
     name: str
     bounds: TenantBounds = NO_BOUNDS
+    # Of running sequences at their longest; the scheduler keeps it. None: as its setting says.
+    running_tokens_max: int | None = None
     priority_max: int = PRIORITY_MAX
 
 
@@ -86,6 +88,7 @@ class _TenantEntry(BaseModel):
     )
     requests_max: int | None = Field(default=None, ge=1)
     prompt_tokens_max: int | None = Field(default=None, ge=1)
+    running_tokens_max: int | None = Field(default=None, ge=1, lt=1 << 53)
     priority_max: int = Field(default=0, ge=-PRIORITY_MAX, le=PRIORITY_MAX)
 
 
@@ -120,6 +123,7 @@ def _keys(path: Path, entries: Mapping[str, _TenantEntry]) -> list[tuple[bytes, 
             bounds=TenantBounds(
                 requests_max=entry.requests_max, prompt_tokens_max=entry.prompt_tokens_max
             ),
+            running_tokens_max=entry.running_tokens_max,
             priority_max=entry.priority_max,
         )
         for text in entry.keys:

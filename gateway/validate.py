@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.asks import Ask, ChatPrompt, SamplingAsk, TextPrompt, TokenPrompt
 from gateway.model_card import SamplingDefaults
-from gateway.tenants import PRIORITY_MAX
+from gateway.tenants import PRIORITY_MAX, Tenant
 from protos.kaiten.v1.common_pb2 import TokenBias, TokenSequence
 from protos.kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
 from protos.kaiten.v1.worker_service_pb2 import RowSampling
@@ -123,7 +123,7 @@ def check_request_id(request_id: str) -> None:
 
 
 def to_record(
-    ask: Ask, prompt_ids: Sequence[int], *, limits: Limits, model: Model, tenant: str, seed: int
+    ask: Ask, prompt_ids: Sequence[int], *, limits: Limits, model: Model, tenant: Tenant, seed: int
 ) -> SubmitRecord:
     """The durable form of a checked Ask. `seed` is used when the client gave none."""
     room = limits.context_tokens_max - len(prompt_ids)
@@ -133,8 +133,9 @@ def to_record(
         raise PromptTooLong(ask.prompt.field, limits.context_tokens_max - 1, len(prompt_ids))
     timeout_ms = 0 if ask.timeout_s is None else max(1, math.ceil(ask.timeout_s * 1000))
     return SubmitRecord(
-        id=f"{tenant}:{ask.request_id}",
-        tenant=tenant,
+        id=f"{tenant.name}:{ask.request_id}",
+        tenant=tenant.name,
+        tenant_tokens_max=tenant.running_tokens_max or 0,
         n=ask.n or 1,
         prompt_token_ids=prompt_ids,
         sampling=_row_sampling(ask.sampling, room, limits, model, seed),

@@ -47,8 +47,8 @@ def serve(
     http_port: Annotated[int, Parameter(help="OpenAI HTTP API; 0 picks a free port")] = 8000,
     dtype: Annotated[Literal["auto", "bf16", "fp32"], Parameter(help="of the weights")] = "auto",
     policy: Annotated[
-        Literal["fcfs", "priority", "static"], Parameter(help="who runs next")
-    ] = "fcfs",
+        Literal["fair", "fcfs", "priority", "static"], Parameter(help="who runs next")
+    ] = "fair",
     workers: Annotated[int, Parameter(help="worker processes")] = 1,
     served_model_name: Annotated[str | None, Parameter(help="default: the folder or id")] = None,
     data_dir: Annotated[Path, Parameter(help="the store's files, logs and lock")] = Path(".kaiten"),

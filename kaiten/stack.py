@@ -27,7 +27,7 @@ class ServeOptions:
     grpc_port: int = 50051
     http_port: int = 8000
     dtype: str = "auto"
-    policy: str = "fcfs"
+    policy: str = "fair"
     workers: int = 1
     redis_url: str | None = None
     cell: str = "0"

@@ -30,8 +30,13 @@ class SchedulerSettings(Settings):
         description="host:port told to workers; default: where it is bound, or its address on the"
         " route to the store when bound to 0.0.0.0",
     )
-    policy: Literal["fcfs", "priority", "static"] = Field(
-        default="fcfs", description="who runs first"
+    policy: Literal["fair", "fcfs", "priority", "static"] = Field(
+        default="fair", description="who runs first"
+    )
+    tenant_tokens_max: int = Field(
+        default=0,
+        ge=0,
+        description="running tokens of a tenant whose keys file entry names no bound; 0: no bound",
     )
     lease_steps_max: int = Field(
         default=8, ge=1, le=64, description="steps a worker may run on by itself"
@@ -78,4 +83,5 @@ class SchedulerSettings(Settings):
             prefill_tokens_min=self.prefill_tokens_min,
             preemptions_max=self.preemptions_max,
             deaths_max=self.deaths_max,
+            tenant_tokens_max=self.tenant_tokens_max or None,
         )

@@ -17,6 +17,7 @@ from protos.kaiten.v1.common_pb2 import WorkerDescription
 from protos.kaiten.v1.ledger_pb2 import (
     CancelRecord,
     CellRecord,
+    FullTenant,
     SubmitRecord,
     WorkerJoinedInput,
     WorkerLostInput,
@@ -44,6 +45,7 @@ RETRY_S = 0.2
 TICK_S_MAX = 0.25
 # Of the queue, as gateways are told with every renewal: 3 KB at most.
 WAITING_TOLD_MAX = 1024
+TENANTS_TOLD_MAX = 256
 
 
 class Term:
@@ -369,6 +371,7 @@ class Term:
             running=self.core.running_count,
             stalled_ms=self.stalled_ms,
             waiting_serials=self._waiting_serials(),
+            full_tenants=self._full_tenants(),
         )
         if self.links:
             record.model.CopyFrom(next(iter(self.links.values())).worker)
@@ -378,6 +381,11 @@ class Term:
         """Who is next, for clients that ask: the head of the queue, each request once."""
         head = islice(self.core.waiting, WAITING_TOLD_MAX)
         return list(dict.fromkeys(sequence.life.request.serial for sequence in head))
+
+    def _full_tenants(self) -> list[FullTenant]:
+        """Who waits for nobody but itself."""
+        full = (tenant for tenant in self.core.waiting.tenants.values() if tenant.is_full)
+        return [wire.full_to_proto(tenant) for tenant in islice(full, TENANTS_TOLD_MAX)]
 
     @property
     def stalled_ms(self) -> int:

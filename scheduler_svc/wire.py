@@ -17,6 +17,7 @@ from protos.kaiten.v1.common_pb2 import (
 from protos.kaiten.v1.inference_service_pb2 import Done, Timings, Usage
 from protos.kaiten.v1.ledger_pb2 import (
     CancelRecord,
+    FullTenant,
     PlanInput,
     SequenceFinished,
     SubmitRecord,
@@ -36,6 +37,7 @@ from scheduler_svc.core.types import (
     StepResult,
     WorkerSpec,
 )
+from scheduler_svc.core.waiting import Tenant
 
 REASON_TO_PROTO: Final = {
     Reason.STOP: FINISH_REASON_STOP,
@@ -75,6 +77,7 @@ def request_from_proto(
         deadline_ns=arrived_ns + record.timeout_ms * 1_000_000 if record.timeout_ms else None,
         priority=record.priority,
         tenant=record.tenant,
+        tenant_tokens_max=record.tenant_tokens_max or None,
         outputs=outputs,
         explain_from=explained if record.sampling.HasField("prompt_logprobs") else None,
     )
@@ -193,6 +196,16 @@ def plan_input_to_proto(plan: Plan, digest: int) -> PlanInput:
         blocks_free=plan.blocks_free,
         waiting=plan.waiting,
         digest=digest,
+    )
+
+
+def full_to_proto(tenant: Tenant) -> FullTenant:
+    """A tenant that is full, as gateways tell its clients."""
+    return FullTenant(
+        tenant=tenant.name,
+        tokens_running=tenant.tokens_running,
+        tokens_max=tenant.tokens_max,
+        tokens_next=tenant.line[0][1].tokens_max,
     )
 
 

@@ -88,7 +88,7 @@ class Planner:
         """Who can and may be seated next on this worker, or None. A question."""
         if not self.waiting or not self._is_open(worker):
             return None
-        for sequence in self.waiting:
+        for sequence in self.waiting.in_turn():
             if not worker.can_hold(sequence):
                 continue  # fits another worker only
             if sequence.is_suspect and any(s.is_suspect for s in worker.members):
@@ -102,7 +102,8 @@ class Planner:
         return not worker.is_draining and worker.slots_free > 0 and self._has_budget(worker)
 
     def _fair_share(self, worker: Worker, sequence: Sequence) -> int:
-        """Rows for each worker that could take the sequence now, if everyone who waits were seated.
+        """Rows for each worker that could take the sequence now, if everyone who waits and may run
+        were seated.
 
         No worker takes what another could start now; none waits for another that is full.
         """
@@ -112,7 +113,7 @@ class Planner:
             # Without a look at its prefixes: that costs as much as seating it.
             if could and self._may_sit(other, sequence, joining=0, hits=[]):
                 rows.append(len(other.running))
-        return -(-(len(self.waiting) + sum(rows)) // len(rows))
+        return -(-(self.waiting.seatable + sum(rows)) // len(rows))
 
     def _has_budget(self, worker: Worker) -> bool:
         """One more prefill can be promised its minimum of every step."""
@@ -151,7 +152,7 @@ class Planner:
         if (source := self._fork_source(worker, sequence, len(hits))) is not None:
             draft.copies.append((source, fresh[0]))
             tokens_done = len(sequence.tokens) - 1
-        self.waiting.remove(sequence)
+        self.waiting.seat(sequence, tokens_done)
         sequence.move(State.RUNNING)
         sequence.remembered = len(hits)
         slot = worker.seat(sequence, hits + fresh, tokens_done)
@@ -238,13 +239,13 @@ class Planner:
     def _chunks(self, worker: Worker) -> dict[SlotIndex, int]:
         """Tokens of the first step for rows with more than one to go.
 
-        In the policy's order, and none takes more than half of what is left while another waits
+        In the queue's order, and none takes more than half of what is left while another waits
         behind it: a short prompt is never serialised behind long ones. Each gets at least
         `prefill_tokens_min` (see `_has_budget`).
         """
         prefills = [(slot, s) for slot, s in worker.running.items() if s.known - s.planned > 1]
         budget = worker.spec.step_tokens_max - (len(worker.running) - len(prefills))
-        prefills.sort(key=lambda row: self.policy.order(row[1]))
+        prefills.sort(key=lambda row: self.waiting.turn(row[1]))
         minimum = self.config.prefill_tokens_min
         chunks: dict[SlotIndex, int] = {}
         for index, (slot, sequence) in enumerate(prefills):

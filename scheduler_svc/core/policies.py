@@ -1,4 +1,5 @@
-"""Policies are data: an order, a victim order and an admission rule, each a plain function.
+"""Policies are data: orders among tenants, within one and of victims, and an admission rule, each
+a plain function.
 
 Another policy is another row of `POLICIES`; the scheduler never asks for a name.
 """
@@ -29,12 +30,32 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Smaller `order` runs first; larger `victim` is preempted first."""
+    """Smaller `order` runs first; larger `victim` is preempted first.
+
+    Among tenants the one with the smaller `share` of the tokens it has been served goes first, then
+    the one whose first sequence has the smaller `order`.
+    """
 
     name: str
+    share: Callable[[int], int]
     order: Callable[[Sequence], tuple[int, ...]]
     victim: Callable[[Sequence], tuple[int, ...]]
     admit: Callable[[Seat], bool]
+
+
+def everybody_alike(served: int) -> int:
+    """Who belongs to whom does not matter."""
+    return 0
+
+
+def by_service(served: int) -> int:
+    """Whoever was served least goes first.
+
+    With the counters of `WaitingQueue` this is fair queueing over tenants, in tokens (Sheng et al.,
+    "Fairness in Serving Large Language Models", OSDI 2024): of two tenants that both have requests
+    waiting, neither gets ahead by more than about one request and what runs.
+    """
+    return served
 
 
 def by_arrival(sequence: Sequence) -> tuple[int, ...]:
@@ -55,6 +76,11 @@ def by_priority(sequence: Sequence) -> tuple[int, ...]:
 def newest(sequence: Sequence) -> tuple[int, ...]:
     """The youngest has the least to lose, and the oldest can never starve."""
     return (sequence.serial,)
+
+
+def newest_of_the_largest(sequence: Sequence) -> tuple[int, ...]:
+    """Whoever has most running gives first, and of that the newest."""
+    return (sequence.life.tenant.tokens_running, sequence.serial)
 
 
 def whenever_it_fits(seat: Seat) -> bool:
@@ -80,8 +106,33 @@ def when_all_are_done(seat: Seat) -> bool:
 POLICIES = {
     policy.name: policy
     for policy in (
-        Policy(name="fcfs", order=by_arrival, victim=newest, admit=whenever_it_fits),
-        Policy(name="priority", order=by_priority, victim=by_priority, admit=whenever_it_fits),
-        Policy(name="static", order=by_arrival, victim=newest, admit=when_all_are_done),
+        Policy(
+            name="fair",
+            share=by_service,
+            order=by_arrival,
+            victim=newest_of_the_largest,
+            admit=whenever_it_fits,
+        ),
+        Policy(
+            name="fcfs",
+            share=everybody_alike,
+            order=by_arrival,
+            victim=newest,
+            admit=whenever_it_fits,
+        ),
+        Policy(
+            name="priority",
+            share=everybody_alike,
+            order=by_priority,
+            victim=by_priority,
+            admit=whenever_it_fits,
+        ),
+        Policy(
+            name="static",
+            share=everybody_alike,
+            order=by_arrival,
+            victim=newest,
+            admit=when_all_are_done,
+        ),
     )
 }

@@ -40,7 +40,7 @@ class Scheduler:
 
     def __init__(self, config: Config, policy: Policy) -> None:
         self.config = config
-        self.waiting = WaitingQueue(policy.order)
+        self.waiting = WaitingQueue(policy, config.tenant_tokens_max)
         self.workers: dict[str, Worker] = {}
         self._planner = Planner(config, policy, self.waiting, self.workers)
         self._lives: dict[Serial, Life] = {}
@@ -75,7 +75,12 @@ class Scheduler:
         if request.serial in self._lives:
             return []
         explained = request.explain_from or len(request.prompt)
-        life = Life(request=request, deaths_max=self.config.deaths_max, explained=explained)
+        life = Life(
+            request=request,
+            tenant=self.waiting.welcome(request),
+            deaths_max=self.config.deaths_max,
+            explained=explained,
+        )
         life.sequences = [self._sequence(life, choice) for choice in range(request.n)]
         self._lives[request.serial] = life
         if request.deadline_ns is not None:
@@ -131,7 +136,7 @@ class Scheduler:
     def worker_joined(self, worker_id: str, spec: WorkerSpec, *, now_ns: int) -> list[Event]:
         """A worker with an empty batch. Ends requests that fit none of the workers now known."""
         assert worker_id not in self.workers
-        self.workers[worker_id] = Worker(worker_id, spec)
+        self.workers[worker_id] = Worker(worker_id, spec, self.waiting.left)
         events: list[Event] = []
         for life in list(self._lives.values()):
             if (misfit := self._misfit(life)) is not None:
@@ -184,6 +189,7 @@ class Scheduler:
             self._end_row(flight, slot, reason, now_ns, committed.events)
         for slot, error in result.errors.items():
             self._end_row(flight, slot, Reason.ERROR, now_ns, committed.events, error)
+        self.waiting.settle()
         return committed
 
     def check(self) -> None:
@@ -193,6 +199,7 @@ class Scheduler:
         """
         for worker in self.workers.values():
             worker.check()
+        self.waiting.check([s for w in self.workers.values() for s in w.running.values()])
         waiting = {s.serial for s in self.waiting}
         seated = {s.serial for w in self.workers.values() for s in w.members}
         assert not waiting & seated
@@ -319,6 +326,7 @@ class Scheduler:
             sequence.tokens.append(token)
             sequence.done += 1
             sequence.deaths = 0
+            sequence.life.tenant.served += 1
             if is_optional:
                 sequence.planned += 1
                 sequence.known += 1
@@ -387,6 +395,7 @@ class Scheduler:
         events.append(ending)
         if all(s.state is State.FINISHED for s in life.sequences):
             del self._lives[life.request.serial]
+            self.waiting.farewell(life.tenant)
             events.append(self._over(life, now_ns))
         elif sequence.choice == 0 and not life.is_explained:
             # The others would have nobody to explain their prompt, and it is what failed.

@@ -18,6 +18,7 @@ from scheduler_svc.core.blocks import chain_hash, root_hash
 from scheduler_svc.core.types import BlockId, Finished, Request, Serial, SlotIndex
 
 if TYPE_CHECKING:
+    from scheduler_svc.core.waiting import Tenant
     from scheduler_svc.core.worker import Worker
 
 
@@ -103,6 +104,13 @@ class Sequence:
         end = min(self.done + count, self.prompt_tokens - 1) + 1
         return range(max(self.done + 1, self.life.explained), end)
 
+    @property
+    def tokens_max(self) -> int:
+        """Prompt and output at their longest: what a running sequence counts against its tenant's
+        bound.
+        """
+        return self.places_max + 1
+
     def move(self, state: State) -> None:
         """The only way a state changes."""
         assert state in MOVES[self.state], f"{self.serial}: {self.state} may not become {state}"
@@ -142,6 +150,7 @@ class Life:
     """A request while it lives: its sequences, its endings, its times (ledger clock, ns)."""
 
     request: Request
+    tenant: "Tenant"
     deaths_max: int
     # Positions of the prompt before this one are explained, or were not asked for. Only the first
     # choice explains; the others wait for its first token, and by then it is done.

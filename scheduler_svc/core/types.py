@@ -43,10 +43,13 @@ class Config:
     # Worker deaths without a token in between: from here a sequence is tried alone, and then
     # failed.
     deaths_max: int = 2
+    # Running tokens of a tenant whose requests name no bound of their own; None: no bound.
+    tenant_tokens_max: int | None = None
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) < 1:
+            value = getattr(self, name)
+            if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1")
 
 
@@ -65,6 +68,9 @@ class Request:
     priority: int = 0
     # Part of every prefix hash: requests of different tenants never share blocks.
     tenant: str = ""
+    # What the tenant may have running from now on, as its newest request says; None: what
+    # `Config.tenant_tokens_max` says.
+    tenant_tokens_max: int | None = None
     # Output committed before this core existed, per choice; None for a choice that has ended.
     outputs: tuple[tuple[int, ...] | None, ...] = ()
     # The prompt is to be explained (log-probabilities of its own tokens) from this position on: 1

@@ -9,6 +9,7 @@ is written before (docs/adr/0002).
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler_svc.core.blocks import BlockPool, blocks_for
@@ -54,9 +55,13 @@ class Flight:
 class Worker:
     """Seats, blocks and flights of one worker process."""
 
-    def __init__(self, worker_id: str, spec: WorkerSpec) -> None:
+    def __init__(
+        self, worker_id: str, spec: WorkerSpec, on_leave: Callable[[Sequence], None]
+    ) -> None:
         self.id = worker_id
         self.spec = spec
+        # Told of every sequence whose seat has become free.
+        self._on_leave = on_leave
         # What prefix hashes are made for.
         self.layout = (spec.fingerprint, spec.block_size)
         self.pool = BlockPool(block_count=spec.block_count, block_size=spec.block_size)
@@ -160,6 +165,7 @@ class Worker:
         self.leaves.append(slot)
         self.checksum -= seat_checksum(slot, self._seated.pop(slot))
         self.blocks_owed -= self._owed(sequence)
+        self._on_leave(sequence)
 
     def _free_blocks(self, sequence: Sequence) -> None:
         self.pool.give_back(sequence.blocks)

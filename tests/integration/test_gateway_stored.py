@@ -235,7 +235,9 @@ async def test_a_failed_request_says_so(stack: Stack, http: httpx.AsyncClient) -
     assert seen["choices"][0]["error"] == "the script ended"
 
 
-async def test_get_request_tells_the_place_in_the_queue(stack: Stack) -> None:
+async def test_a_live_request_tells_its_place_in_the_queue(
+    stack: Stack, http: httpx.AsyncClient
+) -> None:
     stack.scheduler.is_open.clear()
     request = pb.GenerateRequest(text="x", request_id="q", sampling=SamplingParams(max_tokens=50))
     call = stack.gateway.inference.Generate(request, timeout=20)
@@ -248,6 +250,14 @@ async def test_get_request_tells_the_place_in_the_queue(stack: Stack) -> None:
     assert seen.state == pb.RequestState.REQUEST_STATE_LIVE
     assert seen.queue_position == 2
     assert seen.queue_reason == "1 requests go first; 3 run now"
+    full = {"tenant": "default", "tokens_running": 90, "tokens_max": 100, "tokens_next": 51}
+    stack.scheduler.cell.full_tenants.add(**full)
+    await until(lambda: bool(watch.record and watch.record.full_tenants), "a full tenant")
+    seen = await stack.gateway.inference.GetRequest(pb.GetRequestRequest(request_id="q"))
+    reason = "tenant default has 90 of 100 running tokens, its next request needs 51"
+    assert seen.queue_reason == reason
+    stored = (await http.get("/v1/requests/q")).json()
+    assert stored["queue"] == {"position": 2, "reason": reason}
     stack.scheduler.cell.workers_ready = 0
     await until(lambda: bool(watch.record and not watch.record.workers_ready), "no worker")
     seen = await stack.gateway.inference.GetRequest(pb.GetRequestRequest(request_id="q"))

@@ -17,17 +17,31 @@ class SchedulerMachine(RuleBasedStateMachine):
     cell: Cell
 
     @initialize(
-        policy=st.sampled_from(["fcfs", "priority", "static"]),
+        policy=st.sampled_from(["fair", "fcfs", "priority", "static"]),
         lease=st.sampled_from([1, 2, 8]),
         in_flight=st.integers(1, 3),
         block_size=st.sampled_from([1, 2, 4]),
         slots=st.integers(1, 4),
         room=st.sampled_from([1, 5, 40]),
+        tenant_tokens=st.sampled_from([None, None, 1, 30]),
     )
     def start(
-        self, policy: str, lease: int, in_flight: int, block_size: int, slots: int, room: int
+        self,
+        policy: str,
+        lease: int,
+        in_flight: int,
+        block_size: int,
+        slots: int,
+        room: int,
+        tenant_tokens: int | None,
     ) -> None:
-        self.cell = Cell(policy=policy, lease=lease, in_flight=in_flight, prefill_tokens=4)
+        self.cell = Cell(
+            policy=policy,
+            lease=lease,
+            in_flight=in_flight,
+            prefill_tokens=4,
+            tenant_tokens=tenant_tokens,
+        )
         self.spec = spec(
             block_size=block_size,
             blocks=PLACES // block_size,

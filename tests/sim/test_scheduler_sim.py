@@ -46,6 +46,8 @@ class World:
     bad_serials: set[int] = field(default_factory=set)
     born: int = 0
 
+    tenants: tuple[str, ...] = ("a", "b", "b", "c")
+
     def __post_init__(self) -> None:
         self.rng = rng = random.Random(self.seed)
         # Swarm testing: most seeds switch most faults off.
@@ -57,13 +59,15 @@ class World:
         self.block_size = rng.choice([1, 2, 4, 16])
         self.places = rng.choice([80, 120, 1000])
         self.shared = rng.choice([0, 0, 12, 30])
+        self.tenant_tokens = rng.choice([None, None, 1, 60, 150])
         config = Config(
             lease_steps_max=rng.choice([1, 2, 8]),
             plans_in_flight_max=rng.choice([1, 2, 2, 3]),
             prefill_tokens_min=rng.choice([1, 8]),
+            tenant_tokens_max=self.tenant_tokens,
         )
         self.scheduler = Scheduler(
-            config, POLICIES[rng.choice(["fcfs", "fcfs", "priority", "static"])]
+            config, POLICIES[rng.choice(["fair", "fair", "fcfs", "fcfs", "priority", "static"])]
         )
 
     def add_worker(self) -> None:
@@ -102,7 +106,7 @@ class World:
             max_tokens=rng.choice([1, 2, 7, 20, 40]) if len(prompt) < 40 else rng.randint(1, 9),
             arrived_ns=self.now_ns,
             deadline_ns=self.now_ns + rng.randint(1, 300) if deadline else None,
-            tenant=rng.choice(["a", "b"]),
+            tenant=rng.choice(self.tenants),
             priority=rng.choice([-3, 0, 0, 9]),
             explain_from=rng.choice([None, None, 1]),
         )
@@ -128,11 +132,20 @@ class World:
                 self.see(plan)
                 worker.send(plan)
         self.scheduler.check()
+        self.check_tenants()
         for worker in list(self.workers.values()):
             late = self.rng.randrange(100) < self.late_percent
             if (result := worker.step(sees_newer_plan=not late)) is not None:
                 self.listen(result, self.scheduler.commit(result, now_ns=self.now_ns))
                 self.scheduler.check()
+
+    def check_tenants(self) -> None:
+        """Nobody has more running than the bound, unless it is one sequence alone."""
+        bound = self.tenant_tokens
+        running = [s for w in self.scheduler.workers.values() for s in w.running.values()]
+        for tenant in self.tenants:
+            theirs = [s.tokens_max for s in running if s.life.request.tenant == tenant]
+            assert bound is None or sum(theirs) <= bound or len(theirs) == 1
 
     def see(self, plan: Plan) -> None:
         self.trace.append(plan)

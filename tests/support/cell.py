@@ -55,11 +55,13 @@ class Cell:
         lease: int = 8,
         in_flight: int = 2,
         prefill_tokens: int = 16,
+        tenant_tokens: int | None = None,
     ) -> None:
         config = Config(
             lease_steps_max=lease,
             plans_in_flight_max=in_flight,
             prefill_tokens_min=prefill_tokens,
+            tenant_tokens_max=tenant_tokens,
         )
         self.scheduler = Scheduler(config, POLICIES[policy])
         self.now_ns = 0
@@ -101,6 +103,7 @@ class Cell:
         *,
         n: int = 1,
         tenant: str = "",
+        tenant_tokens: int | None = None,
         priority: int = 0,
         deadline_ns: int | None = None,
         outputs: tuple[tuple[int, ...] | None, ...] = (),
@@ -120,6 +123,7 @@ class Cell:
             arrived_ns=self.now_ns,
             deadline_ns=deadline_ns,
             tenant=tenant,
+            tenant_tokens_max=tenant_tokens,
             priority=priority,
             outputs=outputs,
             explain_from=explain_from,

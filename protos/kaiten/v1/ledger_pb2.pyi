@@ -18,7 +18,7 @@ class InboxRecord(_message.Message):
     def __init__(self, submit: _Optional[_Union[SubmitRecord, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ...) -> None: ...
 
 class SubmitRecord(_message.Message):
-    __slots__ = ("id", "tenant", "n", "prompt_token_ids", "sampling", "timeout_ms", "priority", "traceparent", "render")
+    __slots__ = ("id", "tenant", "n", "prompt_token_ids", "sampling", "timeout_ms", "priority", "traceparent", "render", "tenant_tokens_max")
     ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class SubmitRecord(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     RENDER_FIELD_NUMBER: _ClassVar[int]
+    TENANT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
     id: str
     tenant: str
     n: int
@@ -37,7 +38,8 @@ class SubmitRecord(_message.Message):
     priority: int
     traceparent: str
     render: RenderOptions
-    def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., n: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_worker_service_pb2.RowSampling, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., priority: _Optional[int] = ..., traceparent: _Optional[str] = ..., render: _Optional[_Union[RenderOptions, _Mapping]] = ...) -> None: ...
+    tenant_tokens_max: int
+    def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., n: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_worker_service_pb2.RowSampling, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., priority: _Optional[int] = ..., traceparent: _Optional[str] = ..., render: _Optional[_Union[RenderOptions, _Mapping]] = ..., tenant_tokens_max: _Optional[int] = ...) -> None: ...
 
 class RenderOptions(_message.Message):
     __slots__ = ("stop", "include_stop", "show_special_tokens", "explained_token_ids", "hide_output")
@@ -262,17 +264,31 @@ class ChoiceResult(_message.Message):
     def __init__(self, output: _Optional[_Union[FoldedTokens, _Mapping]] = ..., finished: _Optional[_Union[SequenceFinished, _Mapping]] = ...) -> None: ...
 
 class CellRecord(_message.Message):
-    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms", "waiting_serials")
+    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms", "waiting_serials", "full_tenants")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WORKERS_READY_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     STALLED_MS_FIELD_NUMBER: _ClassVar[int]
     WAITING_SERIALS_FIELD_NUMBER: _ClassVar[int]
+    FULL_TENANTS_FIELD_NUMBER: _ClassVar[int]
     model: _common_pb2.WorkerDescription
     workers_ready: int
     waiting: int
     running: int
     stalled_ms: int
     waiting_serials: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ..., waiting_serials: _Optional[_Iterable[int]] = ...) -> None: ...
+    full_tenants: _containers.RepeatedCompositeFieldContainer[FullTenant]
+    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ..., waiting_serials: _Optional[_Iterable[int]] = ..., full_tenants: _Optional[_Iterable[_Union[FullTenant, _Mapping]]] = ...) -> None: ...
+
+class FullTenant(_message.Message):
+    __slots__ = ("tenant", "tokens_running", "tokens_max", "tokens_next")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_NEXT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    tokens_running: int
+    tokens_max: int
+    tokens_next: int
+    def __init__(self, tenant: _Optional[str] = ..., tokens_running: _Optional[int] = ..., tokens_max: _Optional[int] = ..., tokens_next: _Optional[int] = ...) -> None: ...

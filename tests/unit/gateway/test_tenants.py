@@ -26,6 +26,7 @@ def test_a_file_of_tenants(tmp_path: Path) -> None:
 keys = ["{sha("one")}", "{sha("two")}"]
 requests_max = 5
 prompt_tokens_max = 100
+running_tokens_max = 300
 priority_max = 10
 [tenants.other]
 keys = ["{sha("three")}"]
@@ -35,9 +36,10 @@ keys = ["{sha("three")}"]
     acme = ring.tenant_of("Bearer one")
     assert acme == ring.tenant_of("bearer two")
     assert (acme.name, acme.bounds.requests_max, acme.bounds.prompt_tokens_max) == ("acme", 5, 100)
-    assert acme.priority_max == 10
+    assert (acme.running_tokens_max, acme.priority_max) == (300, 10)
     other = ring.tenant_of("Bearer three")
     assert (other.name, other.bounds.requests_max, other.priority_max) == ("other", None, 0)
+    assert other.running_tokens_max is None
     assert repr(ring) == "Keyring(3 keys)"
 
 
@@ -80,6 +82,10 @@ def test_every_digest_is_compared_whichever_matches(monkeypatch: pytest.MonkeyPa
         ('[tenants.a]\nkeys = ["plain"]', "pattern"),
         (f'[tenants.a]\nkeys = ["{sha("k")}"]\nreqests_max = 1', "reqests_max"),
         (f'[tenants.a]\nkeys = ["{sha("k")}"]\nrequests_max = 0', "greater than"),
+        (
+            f'[tenants.a]\nkeys = ["{sha("k")}"]\nrunning_tokens_max = -1',
+            "running_tokens_max: .* greater",
+        ),
         (f'[tenants."../x"]\nkeys = ["{sha("k")}"]', "must match"),
         (f'[tenants.a]\nkeys = ["{sha("k")}", "{sha("k")}"]', "given twice"),
     ],

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gateway.asks import Ask, SamplingAsk, TextPrompt, TokenPrompt
 from gateway.model_card import SamplingDefaults
 from gateway.openai_models import ChatBody, CompletionBody, hash_of, parse
+from gateway.tenants import Tenant
 from gateway.validate import Limits, Model, PromptTooLong, check, to_record
 from gateway.wire import SAMPLING_LISTS, SAMPLING_SCALARS, ask_from_proto
 from kaiten.asking import request_from
@@ -21,12 +22,13 @@ from protos.kaiten.v1.ledger_pb2 import SubmitRecord
 from service_kit.errors import InvalidRequest, NotFound, TooLong
 
 LIMITS = Limits(vocab_size=100, context_tokens_max=32, text_bytes_max=1000)
+TENANT = Tenant(name="t", running_tokens_max=500)
 MODEL = Model(name="m", eos_token_ids=(2, 3), defaults=SamplingDefaults(temperature=0.5, top_k=9))
 
 
 def record_of(ask: Ask, prompt_ids: tuple[int, ...] = (1, 2, 3)) -> SubmitRecord:
     check(ask, LIMITS, MODEL.name)
-    return to_record(ask, prompt_ids, limits=LIMITS, model=MODEL, tenant="t", seed=77)
+    return to_record(ask, prompt_ids, limits=LIMITS, model=MODEL, tenant=TENANT, seed=77)
 
 
 def ask(**fields: Any) -> Ask:
@@ -248,7 +250,12 @@ def test_bad_words_must_leave_a_token_of_a_small_vocabulary() -> None:
     limits = Limits(vocab_size=4, context_tokens_max=32)
     asked = ask(sampling=SamplingAsk(bad_words=((0,), (1,)), min_tokens=1))
     with pytest.raises(InvalidRequest, match="must leave one of the vocabulary's 4 tokens"):
-        to_record(asked, (1,), limits=limits, model=MODEL, tenant="t", seed=1)
+        to_record(asked, (1,), limits=limits, model=MODEL, tenant=TENANT, seed=1)
+
+
+def test_the_record_carries_its_tenant_and_what_it_may_have_running() -> None:
+    record = record_of(ask())
+    assert (record.id, record.tenant, record.tenant_tokens_max) == ("t:r", "t", 500)
 
 
 def test_wishes_about_logits_reach_the_record() -> None:
@@ -278,7 +285,9 @@ def test_a_request_without_wishes_has_neutral_ones() -> None:
 def test_the_models_own_repetition_penalty_is_the_default() -> None:
     model = Model(name="m", eos_token_ids=(), defaults=SamplingDefaults(repetition_penalty=1.25))
     rows = [
-        to_record(ask(sampling=each), (1,), limits=LIMITS, model=model, tenant="t", seed=1).sampling
+        to_record(
+            ask(sampling=each), (1,), limits=LIMITS, model=model, tenant=TENANT, seed=1
+        ).sampling
         for each in (SamplingAsk(), SamplingAsk(repetition_penalty=1.0))
     ]
     assert [row.repetition_penalty for row in rows] == [1.25, 1.0]

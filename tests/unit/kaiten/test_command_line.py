@@ -54,7 +54,7 @@ def test_help_names_every_command() -> None:
 def test_serve_shows_its_defaults() -> None:
     code, said = kaiten("serve", "--help")
     assert code == 0
-    for default in ("50051", "8000", "127.0.0.1", ".kaiten", "fcfs"):
+    for default in ("50051", "8000", "127.0.0.1", ".kaiten", "fair"):
         assert f"[default: {default}]" in said
 
 

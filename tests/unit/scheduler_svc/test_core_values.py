@@ -11,10 +11,11 @@ from scheduler_svc.core.waiting import WaitingQueue
 from tests.support.cell import Cell, spec
 
 
-def sequence(serial: int) -> Sequence:
+def sequence(serial: int, queue: WaitingQueue | None = None) -> Sequence:
+    queue = WaitingQueue(POLICIES["fcfs"]) if queue is None else queue
     request = Request(id="r", serial=serial, prompt=(1,), max_tokens=4, arrived_ns=0)
     return Sequence(
-        life=Life(request=request, deaths_max=2, explained=1),
+        life=Life(request=request, tenant=queue.welcome(request), deaths_max=2, explained=1),
         choice=0,
         serial=serial,
         tokens=[1],
@@ -46,15 +47,15 @@ def test_the_table_of_moves() -> None:
 
 
 def test_the_queue_keeps_its_order_and_removes_exactly_the_one() -> None:
-    queue = WaitingQueue(POLICIES["fcfs"].order)
-    first, second, third = sequence(1), sequence(2), sequence(3)
+    queue = WaitingQueue(POLICIES["fcfs"])
+    first, second, third = (sequence(serial, queue) for serial in (1, 2, 3))
     for one in (third, first, second):
         queue.add(one)
     assert list(queue) == [first, second, third]
     assert queue.remove(second)
     assert not queue.remove(second)
-    assert not queue.remove(sequence(3)), "same key, another sequence"
-    assert not queue.remove(sequence(9))
+    assert not queue.remove(sequence(3, queue)), "same key, another sequence"
+    assert not queue.remove(sequence(9, queue))
     assert (len(queue), list(queue)) == (2, [first, third])
 
 

@@ -1,0 +1,37 @@
+"""Where a live request stands in its cell's queue, and what it waits for. Pure."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from protos.kaiten.v1.ledger_pb2 import CellRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a live request stands. `position` is None once it runs."""
+
+    position: int | None = None
+    reason: str = ""
+
+
+NOWHERE: Final = Place()
+
+
+def place_of(record: CellRecord | None, serial: int, tenant: str) -> Place:
+    """As of the leader's last word; None: it has not said any."""
+    if record is None or serial not in record.waiting_serials:
+        return NOWHERE
+    position = list(record.waiting_serials).index(serial) + 1
+    return Place(position=position, reason=_reason(record, position, tenant))
+
+
+def _reason(record: CellRecord, position: int, tenant: str) -> str:
+    if not record.workers_ready:
+        return "no worker is ready"
+    for full in record.full_tenants:
+        if full.tenant == tenant:
+            return (
+                f"tenant {tenant} has {full.tokens_running} of {full.tokens_max} running tokens, "
+                f"its next request needs {full.tokens_next}"
+            )
+    return f"{position - 1} requests go first; {record.running} run now"
