@@ -26,6 +26,7 @@ from gateway.prompts import Prompter, is_long
 from gateway.readiness import Readiness
 from gateway.releases import Release, Releases
 from gateway.tenants import Tenant
+from gateway.tracing import Tracing
 from gateway.validate import Limits, Model, check, check_request_id, to_record
 from ledger import RequestInfo, Submitted
 from protos.kaiten.v1.inference_service_pb2 import Done as DoneMessage
@@ -62,6 +63,7 @@ class Front:
         readiness: Readiness,
         limits: Limits,
         meters: Meters,
+        tracing: Tracing,
         streams_max: int,
         timeout_s: float | None = None,
     ) -> None:
@@ -72,6 +74,7 @@ class Front:
         self._prompter = prompter
         self._limits = limits
         self._meters = meters
+        self._tracing = tracing
         self._streams_max = streams_max
         self._timeout_s = timeout_s
         self._active: dict[Generation, None] = {}
@@ -118,25 +121,34 @@ class Front:
             self._note_idle()
 
     def _count(self, generation: Generation, error: BaseException | None, *, goes_on: bool) -> None:
-        if generation.visit is None:
+        """An end for the metrics and the trace. Of those who attach, nothing is counted."""
+        visit = generation.visit
+        if visit is None or visit.trace is None:
             return
-        ends = [choice.end for choice in generation.choices if choice.end is not None]
-        self._meters.closed(
-            generation.visit,
-            [choice.text.output_tokens for choice in generation.choices],
-            [end.reason for end in ends] if generation.is_done else [],
-            error,
-            goes_on=goes_on,
+        counts = [choice.text.output_tokens for choice in generation.choices]
+        reasons = [choice.end.reason for choice in generation.choices if choice.end is not None]
+        all_reasons = reasons if generation.is_done else []
+        outcome = self._meters.closed(visit, counts, all_reasons, error, goes_on=goes_on)
+        self._tracing.closed(
+            visit.trace,
+            outcome,
+            reasons,
+            input_tokens=visit.prompt_tokens,
+            output_tokens=sum(counts),
         )
 
     async def generate(self, ask: Ask, tenant: Tenant) -> Generation:
         """Check, tokenize, submit, and follow from the beginning. Use with `following`."""
-        with self._meters.opening(ask, tenant) as visit, self._door():
+        with (
+            self._meters.opening(ask, tenant) as visit,
+            self._tracing.opening(ask) as trace,
+            self._door(),
+        ):
             limits = self.limits
             check(ask, limits, self.card.name, priority_max=tenant.priority_max)
             if self.readiness.watch.worker is None:
                 raise Unavailable(self.readiness.problem or "no worker has joined this cell yet")
-            named = self._complete(ask)
+            named = self._complete(ask, trace.traceparent(ask.traceparent))
             if not ask.request_id and is_long(ask.prompt):
                 # Refused before any work. A request with an id may have been accepted already.
                 await self._link.ledger.refuse_if_full(tenant.name, ask.n or 1, tenant.bounds)
@@ -161,7 +173,7 @@ class Front:
                 from_seq=submitted.journal_seq,
             )
             visit.is_repeat, visit.prompt_tokens = not submitted.is_new, len(prompt_ids)
-            generation.visit = visit
+            generation.visit, visit.trace = visit, trace
             if named.timeout_s is not None:
                 self._watch_deadline(generation, named.timeout_s + named.grace_s)
             return generation
@@ -255,12 +267,13 @@ class Front:
             self._opening -= 1
             self._note_idle()
 
-    def _complete(self, ask: Ask) -> Ask:
-        """An Ask with an id, and with this gateway's deadline if it brings none."""
+    def _complete(self, ask: Ask, traceparent: str) -> Ask:
+        """An Ask with an id, its span, and this gateway's deadline if it brings none."""
         return replace(
             ask,
             request_id=ask.request_id or secrets.token_hex(12),
             timeout_s=self._timeout_s if ask.timeout_s is None else ask.timeout_s,
+            traceparent=traceparent,
         )
 
     def _note_idle(self) -> None:

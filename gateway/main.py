@@ -19,6 +19,7 @@ from gateway.readiness import Readiness, ReadinessLimits
 from gateway.settings import GatewaySettings
 from gateway.template_process import TemplateLimits, TemplateProcess
 from gateway.tenants import Keyring
+from gateway.tracing import Tracing
 from gateway.validate import Limits
 from ledger import LedgerLimits
 from service_kit import logs, settings, telemetry
@@ -57,6 +58,7 @@ class GatewayService:
         self._keyring = _keyring(config)
         self._template = _template(self._card, config)
         self._metrics = Metrics("gateway", is_scraped=config.metrics)
+        self._spans = telemetry.configure("gateway")
         self.front = Front(
             link=self.link,
             card=self._card,
@@ -64,6 +66,7 @@ class GatewayService:
             readiness=self._readiness,
             limits=_limits(config, self._card),
             meters=self._meters(),
+            tracing=Tracing(self._spans, model=self._card.name),
             streams_max=config.streams_max,
             timeout_s=config.request_timeout_s or None,
         )
@@ -134,6 +137,8 @@ class GatewayService:
             await self._template.close()
         await self.link.close()
         await asyncio.to_thread(self._metrics.close)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
 
     def _meters(self) -> Meters:
         meter = self._metrics.meter
@@ -193,7 +198,6 @@ def build(argv: Sequence[str] | None = None) -> GatewayService:
     """Settings to service. ConfigError says which setting is wrong and why."""
     config = settings.load(GatewaySettings, "gateway", argv)
     logs.configure("gateway", config.log_level)
-    telemetry.configure("gateway")
     log.info("settings", **settings.describe(config))
     return GatewayService(config)
 

@@ -16,6 +16,7 @@ from opentelemetry.metrics import Histogram, Meter
 
 from gateway.asks import Ask, ChatPrompt
 from gateway.tenants import Tenant
+from gateway.tracing import Trace
 from protos.kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import DeadlineExceeded, KaitenError
 from service_kit.grpc_errors import code_of
@@ -41,7 +42,15 @@ Key = tuple[str, str]
 class Visit:
     """One request, from its first byte to its end here."""
 
-    __slots__ = ("first_ns", "is_chat", "is_repeat", "prompt_tokens", "started_ns", "tenant")
+    __slots__ = (
+        "first_ns",
+        "is_chat",
+        "is_repeat",
+        "prompt_tokens",
+        "started_ns",
+        "tenant",
+        "trace",
+    )
 
     def __init__(self, *, tenant: str, is_chat: bool) -> None:
         self.tenant = tenant
@@ -51,6 +60,7 @@ class Visit:
         self.started_ns = perf_counter_ns()
         # When the first output was on its way to the client; 0: not yet.
         self.first_ns = 0
+        self.trace: Trace | None = None
 
 
 class Meters:
@@ -97,8 +107,11 @@ class Meters:
         error: BaseException | None,
         *,
         goes_on: bool,
-    ) -> None:
-        """An accepted request is no longer followed. `reasons`: of its choices, if all is over."""
+    ) -> str:
+        """An accepted request is no longer followed; the outcome that it is counted as.
+
+        `reasons`: of its choices, if all is over.
+        """
         outcome = _outcome(reasons, error, goes_on=goes_on)
         self._ended[outcome, visit.tenant] += 1
         self._output_tokens["", visit.tenant] += sum(output_tokens)
@@ -110,6 +123,7 @@ class Meters:
             self._first_s.record((visit.first_ns - visit.started_ns) / 1e9, attributes)
             if (more := max(output_tokens) - 1) > 0:
                 self._next_s.record((now_ns - visit.first_ns) / 1e9 / more, attributes)
+        return outcome
 
     @property
     def _live(self) -> int:

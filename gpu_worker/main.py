@@ -6,7 +6,7 @@ import structlog
 
 from gpu_worker import runtime
 from gpu_worker.settings import WorkerSettings
-from service_kit import lifecycle, logs, telemetry
+from service_kit import lifecycle, logs
 from service_kit.settings import describe
 from service_kit.settings import load as load_settings
 
@@ -21,7 +21,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _build(argv: Sequence[str] | None) -> lifecycle.Service:
     settings = load_settings(WorkerSettings, "worker", argv)
     logs.configure("worker", settings.log_level)
-    telemetry.configure("worker")
     log.info("service.settings", **describe(settings))
     runtime.prepare()
     runtime.take_short_turns()

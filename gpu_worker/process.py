@@ -17,6 +17,7 @@ from gpu_worker.rows import Rows
 from gpu_worker.server import SERVICE_NAME, WorkerServicer
 from gpu_worker.settings import WorkerSettings
 from protos.kaiten.v1 import worker_service_pb2_grpc
+from service_kit import telemetry
 from service_kit.addresses import advertised
 from service_kit.grpc_health import HealthStatus
 from service_kit.grpc_server import (
@@ -41,6 +42,7 @@ class WorkerProcess:
         self._settings = settings
         self._load = load
         self._metrics = Metrics("worker", is_scraped=settings.metrics_port is not None)
+        self._spans = telemetry.configure("worker")
         self._engine: Engine | None = None
         self._server: grpc.aio.Server | None = None
         self._servicer: WorkerServicer | None = None
@@ -63,7 +65,7 @@ class WorkerProcess:
         self._engine = Engine(Rows(loaded.limits), loaded.device, on_crash=self._crash_hook())
         self._engine.start()
         meters = Meters(self._metrics.meter)
-        self._servicer = WorkerServicer(self._engine, description, meters)
+        self._servicer = WorkerServicer(self._engine, description, meters, self._spans)
         worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server)
         self._health = add_health(server, (SERVICE_NAME,))
         add_reflection(server, (SERVICE_NAME,))
@@ -112,6 +114,8 @@ class WorkerProcess:
         if self._engine is not None:
             await asyncio.to_thread(self._engine.stop)
         await asyncio.to_thread(self._metrics.close)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
 
     def _look_at(self, meters: Meters, engine: Engine, registrar: Registrar) -> None:
         meters.gauge("commands_waiting", lambda: engine.waiting_count, "plans not yet begun")

@@ -16,8 +16,10 @@ from gpu_worker import wire
 from gpu_worker.engine import Engine
 from gpu_worker.meters import Meters
 from gpu_worker.plans import Description, InvalidPlan, Leader, Plan, StepResult
+from gpu_worker.tracing import StepTracing
 from protos.kaiten.v1 import worker_service_pb2, worker_service_pb2_grpc
 from service_kit.errors import OutOfOrder, Overloaded
+from service_kit.telemetry import Spans
 
 log = structlog.get_logger()
 
@@ -37,8 +39,9 @@ _Item = _Opened | StepResult | Exception | None
 class Stream:
     """One Execute call: plans go to the engine, what comes back is queued for the event loop."""
 
-    def __init__(self, leader: Leader, engine: Engine) -> None:
+    def __init__(self, leader: Leader, engine: Engine, tracing: StepTracing) -> None:
         self.leader = leader
+        self.tracing = tracing
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[_Item] = asyncio.Queue()
@@ -89,9 +92,17 @@ class Stream:
 
 
 class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
-    def __init__(self, engine: Engine, description: Description, meters: Meters) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        description: Description,
+        meters: Meters,
+        spans: Spans | None = None,
+    ) -> None:
+        """`spans` None: nobody listens."""
         self._engine = engine
         self._meters = meters
+        self._spans = spans
         self._description = description
         self._leader: Leader | None = None
         self._stream: Stream | None = None
@@ -107,7 +118,7 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         reader = asyncio.create_task(_read(requests, stream))
         try:
             async for item in stream.items():
-                yield self._response(item)
+                yield self._response(stream, item)
         finally:
             reader.cancel()
             with suppress(asyncio.CancelledError):
@@ -132,7 +143,7 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         self._leader = leader
         if self._stream is not None:
             self._stream.end(OutOfOrder("a newer stream took over"))
-        self._stream = Stream(leader, self._engine)
+        self._stream = Stream(leader, self._engine, StepTracing(self._spans))
         self._engine.open(self._stream)
         log.info("stream.opened", epoch=leader.epoch)
         return self._stream
@@ -146,13 +157,16 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
             f"{'another' if leader.nonce != known.nonce else 'the same'} leader was seen"
         )
 
-    def _response(self, item: _Opened | StepResult) -> worker_service_pb2.ExecuteResponse:
+    def _response(
+        self, stream: Stream, item: _Opened | StepResult
+    ) -> worker_service_pb2.ExecuteResponse:
         if isinstance(item, _Opened):
             worker = wire.description_to_proto(self._description)
             return worker_service_pb2.ExecuteResponse(
                 opened=worker_service_pb2.Opened(worker=worker)
             )
         self._meters.stepped(item)
+        stream.tracing.stepped(item)
         step = wire.result_to_proto(item, boot_id=self._description.boot_id)
         return worker_service_pb2.ExecuteResponse(step=step)
 
@@ -171,6 +185,7 @@ async def _read(requests: AsyncIterator[worker_service_pb2.ExecuteRequest], stre
         async for request in requests:
             if request.WhichOneof("message") != "plan":
                 raise OutOfOrder("after Open a stream carries plans only")
+            stream.tracing.planned(request.plan.plan_id, request.plan.traceparent)
             stream.submit(wire.plan_from_proto(request.plan))
     except OutOfOrder as error:
         stream.end(error)

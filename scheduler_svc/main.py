@@ -37,6 +37,8 @@ class SchedulerProcess:
         self._is_draining = False
         self._metrics = Metrics("scheduler", is_scraped=chosen.metrics_port is not None)
         self._meters = Meters(self._metrics.meter)
+        # None when nobody listens: then nothing is even collected.
+        self._spans = telemetry.configure("scheduler")
 
     async def start(self) -> dict[str, object]:
         log.info("service.settings", **settings.describe(self._settings))
@@ -80,6 +82,8 @@ class SchedulerProcess:
         if self._ledger is not None:
             await self._ledger.close()
         await asyncio.to_thread(self._metrics.close)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
 
     async def _connect(self) -> None:
         """A ledger that can be trusted. Waits for the store, refuses a misconfigured one."""
@@ -128,10 +132,9 @@ class SchedulerProcess:
             self._meters.leads(None)
 
     def _tracing(self) -> Tracing | None:
-        """None when nobody listens: then nothing is even collected."""
-        if not telemetry.is_configured():
+        if self._spans is None:
             return None
-        return Tracing(telemetry.tracer("kaiten.scheduler"), policy=self._settings.policy)
+        return Tracing(self._spans, policy=self._settings.policy)
 
     async def _address(self) -> str:
         """Where workers find this scheduler once it leads; the lease carries it."""
@@ -166,7 +169,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     def build() -> SchedulerProcess:
         chosen = settings.load(SchedulerSettings, "scheduler", argv)
         logs.configure("scheduler", chosen.log_level)
-        telemetry.configure("scheduler")
         return SchedulerProcess(chosen)
 
     return lifecycle.launch(build)

@@ -251,12 +251,11 @@ class Term:
                 return
             samplings = [self._accepted.sampling(join.serial) for join in plan.joins]
             leader = common_pb2.Leader(epoch=self.leader.epoch, nonce=self.leader.nonce)
-            message = wire.plan_to_proto(plan, leader, samplings)
+            trace = self._tracing.planned(plan, now_ns) if self._tracing is not None else ""
+            message = wire.plan_to_proto(plan, leader, samplings, trace)
             self._journal.planned(plan, message, now_ns)
             link.send(message)
             self._meters.planned(plan)
-            if self._tracing is not None:
-                self._tracing.planned(plan)
 
     def _fold(self) -> None:
         if self._journal.seq - self._fold_seq >= self._settings.fold_records:

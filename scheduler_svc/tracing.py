@@ -1,9 +1,10 @@
-"""Spans of a term: one per iteration, and the phases of every request.
+"""Spans of a term: one per traced iteration, and the phases of every traced request.
 
 An iteration serves many requests, so its span is the root of its own trace and is *linked* to each
-member request's span. Spans are made by a task of its own from what the term leaves in a bounded
-queue: when tracing falls behind, spans are dropped and counted, and steps are not delayed. What is
-not sampled is still in the journal.
+member request's span. Its ids go down with the plan, and the worker's step is its child; step k of
+a plan has the ids of the first one, k further. Spans are made by a task of its own from what the
+term leaves in a bounded queue: when tracing falls behind, spans are dropped and counted, and steps
+are not delayed. What is not traced is still in the journal.
 """
 
 import asyncio
@@ -12,31 +13,45 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from opentelemetry.context import Context
-from opentelemetry.trace import Link, SpanContext, Tracer, get_current_span
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace import SpanContext
 from opentelemetry.util.types import AttributeValue
 
 from protos.kaiten.v1.worker_service_pb2 import StepResult, StepTimings
-from scheduler_svc.core.types import Committed, Event, Plan, RequestOver, Serial
+from scheduler_svc.core.types import Committed, Event, Plan, Reason, RequestOver, Serial
+from service_kit.telemetry import (
+    SLOW_STEP_US,
+    Spans,
+    context_of,
+    minted,
+    shifted,
+    traceparent_of,
+)
 
 QUEUE_MAX: Final = 1024
-# Iterations per second that are traced when nothing special happens in them.
-ITERATIONS_PER_S: Final = 10
-SLOW_STEP_US: Final = 1_000_000
-_PROPAGATOR: Final = TraceContextTextMapPropagator()
+# Plans per second that are traced, with their steps, when nothing special happens in them.
+PLANS_PER_S: Final = 10
+# Requests that end like this are traced whoever was not interested before.
+FAILED: Final = frozenset({Reason.ERROR, Reason.DEADLINE_EXCEEDED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """A plan that may still be answered, and its first step's span to be."""
+
+    plan: Plan
+    context: SpanContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
     """One answered step with the plan it belongs to."""
 
-    plan: Plan
+    traced: Traced
     step: int
     timings: StepTimings
     finished: int
+    # Of the members; none for a later step of a plan, which has those of the first.
     traceparents: Sequence[str]
-    policy: str
     ended_ns: int
 
 
@@ -49,16 +64,16 @@ class Ended:
     ended_ns: int
 
 
-class IterationSampler:
+class PlanSampler:
     """Pure: a rate limit that never refuses what somebody will ask about."""
 
-    def __init__(self, per_s: int = ITERATIONS_PER_S) -> None:
+    def __init__(self, per_s: int = PLANS_PER_S) -> None:
         self._wait_ns = 1_000_000_000 // per_s
         self._next_ns = 0
 
-    def keeps(self, plan: Plan, step: int, timings: StepTimings, now_ns: int) -> bool:
-        """Slow and preempting iterations always; of the others so many per second."""
-        if timings.forward_us >= SLOW_STEP_US or (step == 0 and plan.preempted):
+    def keeps(self, plan: Plan, now_ns: int) -> bool:
+        """Preempting plans always; of the others so many per second, evenly."""
+        if plan.preempted:
             return True
         if now_ns < self._next_ns:
             return False
@@ -69,55 +84,61 @@ class IterationSampler:
 class Tracing:
     """Takes what happened, cheaply; makes spans of it in `run`."""
 
-    def __init__(self, tracer: Tracer, *, policy: str) -> None:
-        self._tracer = tracer
+    def __init__(self, spans: Spans, *, policy: str) -> None:
+        self._spans = spans
         self._policy = policy
-        self._sampler = IterationSampler()
+        self._sampler = PlanSampler()
         # By worker: plans that may still be answered, oldest first.
-        self._plans: dict[str, deque[Plan]] = {}
+        self._plans: dict[str, deque[Traced]] = {}
         self._queue: deque[Iteration | Ended] = deque()
         self._has_some = asyncio.Event()
         self.dropped = 0
 
-    def planned(self, plan: Plan) -> None:
-        """A plan was sent. The first one of a stream says that the older ones are void."""
+    def planned(self, plan: Plan, now_ns: int) -> str:
+        """A plan is about to be sent; what the worker is told of its trace.
+
+        The first plan of a stream says that the older ones are void.
+        """
         if plan.plan_id == 1:
             self._plans.pop(plan.worker_id, None)
-        self._plans.setdefault(plan.worker_id, deque()).append(plan)
+        context = minted(is_sampled=self._sampler.keeps(plan, now_ns))
+        traced = Traced(plan=plan, context=context)
+        self._plans.setdefault(plan.worker_id, deque()).append(traced)
+        return traceparent_of(context)
 
     def stepped(
         self,
         worker_id: str,
         result: StepResult,
         committed: Committed,
-        traceparent_of: Callable[[Serial], str],
+        of: Callable[[Serial], str],
         now_ns: int,
     ) -> None:
-        """A step was answered."""
+        """A step was answered. `of`: the traceparent of a sequence's request."""
         plans = self._plans[worker_id]
-        while plans[0].plan_id < result.plan_id:
+        while plans[0].plan.plan_id < result.plan_id:
             plans.popleft()
-        if self._sampler.keeps(plans[0], result.step, result.timings, now_ns):
-            self._put(
-                Iteration(
-                    plan=plans[0],
-                    step=result.step,
-                    timings=result.timings,
-                    finished=len(result.finished),
-                    traceparents=[traceparent_of(serial) for serial in committed.serials],
-                    policy=self._policy,
-                    ended_ns=now_ns,
-                )
+        traced = plans[0]
+        is_sampled = traced.context.trace_flags.sampled
+        if not is_sampled and result.timings.forward_us < SLOW_STEP_US:
+            return
+        is_root = result.step == 0 or not is_sampled
+        self._put(
+            Iteration(
+                traced=traced,
+                step=result.step,
+                timings=result.timings,
+                finished=len(result.finished),
+                traceparents=[of(serial) for serial in committed.serials] if is_root else (),
+                ended_ns=now_ns,
             )
+        )
 
-    def ended(
-        self, events: Iterable[Event], traceparent_of: Callable[[Serial], str], now_ns: int
-    ) -> None:
+    def ended(self, events: Iterable[Event], of: Callable[[Serial], str], now_ns: int) -> None:
         """Requests may be over."""
         for event in events:
             if isinstance(event, RequestOver):
-                traceparent = traceparent_of(event.serial)
-                self._put(Ended(over=event, traceparent=traceparent, ended_ns=now_ns))
+                self._put(Ended(over=event, traceparent=of(event.serial), ended_ns=now_ns))
 
     def _put(self, item: Iteration | Ended) -> None:
         if len(self._queue) >= QUEUE_MAX:
@@ -127,7 +148,7 @@ class Tracing:
         self._has_some.set()
 
     async def run(self) -> None:
-        """One span at a time, giving the loop back after each."""
+        """One item at a time, giving the loop back after each."""
         while True:
             await self._has_some.wait()
             item = self._queue.popleft()
@@ -137,40 +158,49 @@ class Tracing:
             await asyncio.sleep(0)
 
     def _iteration(self, item: Iteration) -> None:
-        plan, timings = item.plan, item.timings
+        first, timings = item.traced.context, item.timings
         busy_us = timings.wait_us + timings.forward_us + timings.sample_us
-        span = self._tracer.start_span(
+        has_parent = item.step > 0 and first.trace_flags.sampled
+        self._spans.put(
             "kaiten.iteration",
-            context=Context(),
-            links=[Link(member) for member in span_contexts(item.traceparents)],
-            start_time=item.ended_ns - busy_us * 1000,
-            attributes={
-                "kaiten.policy": item.policy,
-                "kaiten.worker.id": plan.worker_id,
-                "kaiten.plan.id": plan.plan_id,
-                "kaiten.plan.step": item.step,
-                "kaiten.plan.lease_steps": plan.lease_steps,
-                "kaiten.rows": timings.rows,
-                "kaiten.rows.decode": plan.decode_rows,
-                "kaiten.rows.admitted": len(plan.joins) if item.step == 0 else 0,
-                "kaiten.rows.finished": item.finished,
-                "kaiten.tokens.computed": timings.tokens_computed,
-                "kaiten.tokens.chunks": plan.chunk_tokens if item.step == 0 else 0,
-                "kaiten.preempted": [str(serial) for serial in plan.preempted],
-                "kaiten.blocks.allocated": len(plan.appends),
-                "kaiten.blocks.free": plan.blocks_free,
-                "kaiten.queue.depth": plan.waiting,
-                "kaiten.worker.wait_us": timings.wait_us,
-                "kaiten.worker.forward_us": timings.forward_us,
-                "kaiten.worker.sample_us": timings.sample_us,
-            },
+            context=shifted(first, item.step),
+            parent=first if has_parent else None,
+            links=span_contexts(item.traceparents),
+            start_ns=item.ended_ns - busy_us * 1000,
+            end_ns=item.ended_ns,
+            attributes=self._decision(item),
         )
-        span.end(item.ended_ns)
+
+    def _decision(self, item: Iteration) -> dict[str, AttributeValue]:
+        plan, timings = item.traced.plan, item.timings
+        return {
+            "kaiten.policy": self._policy,
+            "kaiten.worker.id": plan.worker_id,
+            "kaiten.plan.id": plan.plan_id,
+            "kaiten.plan.step": item.step,
+            "kaiten.plan.lease_steps": plan.lease_steps,
+            "kaiten.rows": timings.rows,
+            "kaiten.rows.decode": plan.decode_rows,
+            "kaiten.rows.admitted": len(plan.joins) if item.step == 0 else 0,
+            "kaiten.rows.finished": item.finished,
+            "kaiten.tokens.computed": timings.tokens_computed,
+            "kaiten.tokens.chunks": plan.chunk_tokens if item.step == 0 else 0,
+            "kaiten.preempted": [str(serial) for serial in plan.preempted],
+            "kaiten.blocks.allocated": len(plan.appends),
+            "kaiten.blocks.free": plan.blocks_free,
+            "kaiten.queue.depth": plan.waiting,
+            "kaiten.worker.wait_us": timings.wait_us,
+            "kaiten.worker.forward_us": timings.forward_us,
+            "kaiten.worker.sample_us": timings.sample_us,
+        }
 
     def _phases(self, item: Ended) -> None:
         """queue, prefill and decode, end to end, below the request's own span."""
         over = item.over
-        parent = _PROPAGATOR.extract({"traceparent": item.traceparent})
+        reasons = [ending.reason for ending in over.endings]
+        request = context_of(item.traceparent)
+        if request is None or not (request.trace_flags.sampled or FAILED & set(reasons)):
+            return
         start_ns = item.ended_ns - over.queue_ns - over.prefill_ns - over.decode_ns
         attributes: dict[str, AttributeValue] = {
             "kaiten.request.serial": over.serial,
@@ -178,7 +208,7 @@ class Tracing:
             "gen_ai.usage.output_tokens": over.output_tokens,
             "kaiten.usage.cached_tokens": over.cached_tokens,
             "kaiten.preemptions": over.preemptions,
-            "gen_ai.response.finish_reasons": [ending.reason.value for ending in over.endings],
+            "gen_ai.response.finish_reasons": [reason.value for reason in reasons],
         }
         phases = (
             ("queue", over.queue_ns),
@@ -186,19 +216,17 @@ class Tracing:
             ("decode", over.decode_ns),
         )
         for phase, took_ns in phases:
-            span = self._tracer.start_span(
-                f"kaiten.{phase}", context=parent, start_time=start_ns, attributes=attributes
+            self._spans.put(
+                f"kaiten.{phase}",
+                parent=request,
+                start_ns=start_ns,
+                end_ns=start_ns + took_ns,
+                attributes=attributes,
             )
             start_ns += took_ns
-            span.end(start_ns)
 
 
 def span_contexts(traceparents: Iterable[str]) -> list[SpanContext]:
     """Of the requests that have one, each once, in order."""
-    contexts = []
-    for traceparent in dict.fromkeys(traceparents):
-        extracted = _PROPAGATOR.extract({"traceparent": traceparent}, context=Context())
-        context = get_current_span(extracted).get_span_context()
-        if context.is_valid:
-            contexts.append(context)
-    return contexts
+    contexts = map(context_of, dict.fromkeys(traceparents))
+    return [context for context in contexts if context is not None]

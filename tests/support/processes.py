@@ -34,6 +34,8 @@ class ServiceProcess:
         self.module = module
         self.argv = list(argv)
         self.log_path = log_path
+        # On top of the fork server's, which is that of the first start of all.
+        self.environ: dict[str, str] = {}
         self._process: multiprocessing.process.BaseProcess | None = None
 
     def __repr__(self) -> str:
@@ -60,7 +62,9 @@ class ServiceProcess:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         _context.set_forkserver_preload(list(_PRELOADED))
         self._process = _context.Process(
-            target=_enter, args=(self.module, self.argv, str(self.log_path)), daemon=True
+            target=_enter,
+            args=(self.module, self.argv, str(self.log_path), self.environ),
+            daemon=True,
         )
         self._process.start()
 
@@ -84,7 +88,8 @@ class ServiceProcess:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
 
-def _enter(module: str, argv: list[str], log_path: str) -> None:
+def _enter(module: str, argv: list[str], log_path: str, environ: dict[str, str]) -> None:
+    os.environ.update(environ)
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from protos.kaiten.v1.worker_service_pb2 import StepResult, StepTimings
 from scheduler_svc.core.types import Committed, Finished, Plan, Reason, RequestOver
-from scheduler_svc.tracing import QUEUE_MAX, IterationSampler, Tracing
+from scheduler_svc.tracing import QUEUE_MAX, PlanSampler, Tracing
+from service_kit.telemetry import LINKS_MAX, Spans, spans_to
 from tests.support.answers import until
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -35,26 +36,54 @@ def plan(*, preempted: tuple[int, ...] = ()) -> Plan:
     )
 
 
+def over(reason: Reason) -> RequestOver:
+    return RequestOver(
+        id="default:r",
+        serial=1,
+        prompt_tokens=3,
+        cached_tokens=0,
+        outputs=((5, 6),),
+        endings=(Finished(serial=1, reason=reason, output_tokens=2),),
+        queue_ns=100,
+        prefill_ns=200,
+        decode_ns=300,
+        preemptions=0,
+    )
+
+
 TIMINGS = StepTimings(wait_us=10, forward_us=1000, sample_us=90, tokens_computed=18, rows=3)
 
 
-def step(tracing: Tracing, *traceparents: str) -> None:
-    """One preempting plan and its first step, with a row per traceparent."""
-    tracing.planned(plan(preempted=(9,)))
+def step(tracing: Tracing, *traceparents: str) -> str:
+    """One preempting plan and its first step, with a row per traceparent; the plan's own."""
+    told = tracing.planned(plan(preempted=(9,)), 4_000_000)
+    answer(tracing, 0, TIMINGS, *traceparents)
+    return told
+
+
+def answer(tracing: Tracing, step: int, timings: StepTimings, *traceparents: str) -> None:
     serials = list(range(len(traceparents)))
     committed = Committed(
         slots=serials, serials=serials, positions=serials, tokens=serials, events=[]
     )
-    result = StepResult(plan_id=3, timings=TIMINGS)
+    result = StepResult(plan_id=3, step=step, timings=timings)
     tracing.stepped("w1", result, committed, lambda serial: traceparents[serial], 5_000_000)
+
+
+def spans() -> tuple[Spans, InMemorySpanExporter]:
+    exporter = InMemorySpanExporter()
+    return spans_to(SimpleSpanProcessor(exporter), "test"), exporter
+
+
+def ids(span: ReadableSpan) -> tuple[str, str]:
+    assert span.context is not None
+    return f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}"
 
 
 @pytest.fixture
 async def told() -> AsyncIterator[tuple[Tracing, InMemorySpanExporter]]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracing = Tracing(provider.get_tracer("test"), policy="fcfs")
+    sink, exporter = spans()
+    tracing = Tracing(sink, policy="fcfs")
     task = asyncio.create_task(tracing.run())
     yield tracing, exporter
     task.cancel()
@@ -64,10 +93,11 @@ async def test_an_iteration_is_a_root_linked_to_its_members(
     told: tuple[Tracing, InMemorySpanExporter],
 ) -> None:
     tracing, exporter = told
-    step(tracing, TRACE, "", OTHER, TRACE, "nonsense")
+    told_worker = step(tracing, TRACE, "", OTHER, TRACE, "nonsense")
     await until(exporter.get_finished_spans, "a span")
     (span,) = exporter.get_finished_spans()
     assert span.parent is None
+    assert tuple(told_worker.split("-")[1:]) == (*ids(span), "01")
     assert [f"{link.context.trace_id:032x}" for link in span.links] == [
         TRACE.split("-")[1],
         OTHER.split("-")[1],
@@ -83,19 +113,7 @@ async def test_the_phases_of_a_request_follow_each_other_below_its_span(
     told: tuple[Tracing, InMemorySpanExporter],
 ) -> None:
     tracing, exporter = told
-    over = RequestOver(
-        id="default:r",
-        serial=1,
-        prompt_tokens=3,
-        cached_tokens=0,
-        outputs=((5, 6),),
-        endings=(Finished(serial=1, reason=Reason.LENGTH, output_tokens=2),),
-        queue_ns=100,
-        prefill_ns=200,
-        decode_ns=300,
-        preemptions=0,
-    )
-    tracing.ended([over], lambda serial: TRACE, 1000)
+    tracing.ended([over(Reason.LENGTH)], lambda serial: TRACE, 1000)
     await until(lambda: len(exporter.get_finished_spans()) == 3, "three spans")
     spans = exporter.get_finished_spans()
     assert [span.name for span in spans] == ["kaiten.queue", "kaiten.prefill", "kaiten.decode"]
@@ -105,17 +123,73 @@ async def test_the_phases_of_a_request_follow_each_other_below_its_span(
         assert f"{span.parent.span_id:016x}" == TRACE.split("-")[2]
 
 
+async def test_later_steps_are_children_with_the_ids_that_the_worker_counts_on(
+    told: tuple[Tracing, InMemorySpanExporter],
+) -> None:
+    tracing, exporter = told
+    step(tracing, TRACE)
+    answer(tracing, 1, TIMINGS, TRACE)
+    await until(lambda: len(exporter.get_finished_spans()) == 2, "two spans")
+    first, second = exporter.get_finished_spans()
+    assert second.parent is not None
+    assert second.parent == first.context
+    assert int(ids(second)[1], 16) == int(ids(first)[1], 16) + 1
+    assert not second.links
+
+
+async def test_every_member_of_a_large_batch_is_linked(
+    told: tuple[Tracing, InMemorySpanExporter],
+) -> None:
+    tracing, exporter = told
+    members = [f"00-{number:032x}-b7ad6b7169203331-01" for number in range(1, LINKS_MAX + 1)]
+    step(tracing, *members)
+    await until(exporter.get_finished_spans, "a span")
+    (span,) = exporter.get_finished_spans()
+    assert len(span.links) == LINKS_MAX > 128
+    assert span.dropped_links == 0
+
+
+async def test_a_slow_step_is_traced_though_its_plan_is_not(
+    told: tuple[Tracing, InMemorySpanExporter],
+) -> None:
+    tracing, exporter = told
+    tracing.planned(plan(), 0)
+    tracing.planned(plan(), 1)  # Within the wait after the first.
+    slow = StepTimings(forward_us=2_000_000)
+    tracing._plans["w1"].popleft()
+    answer(tracing, 0, TIMINGS, TRACE)
+    answer(tracing, 5, slow, TRACE)
+    await until(exporter.get_finished_spans, "a span")
+    (span,) = exporter.get_finished_spans()
+    assert span.attributes is not None
+    assert span.attributes["kaiten.plan.step"] == 5
+    assert span.parent is None
+    assert len(span.links) == 1
+
+
+async def test_a_request_nobody_traces_has_phases_only_if_it_failed(
+    told: tuple[Tracing, InMemorySpanExporter],
+) -> None:
+    tracing, exporter = told
+    unsampled = TRACE[:-1] + "0"
+    tracing.ended([over(Reason.LENGTH)], lambda _: unsampled, 1000)
+    tracing.ended([over(Reason.LENGTH)], lambda _: "", 1000)
+    tracing.ended([over(Reason.ERROR)], lambda _: unsampled, 1000)
+    tracing.ended([over(Reason.LENGTH)], lambda _: OTHER, 2000)
+    await until(lambda: len(exporter.get_finished_spans()) == 6, "six spans")
+    traces = [ids(span)[0] for span in exporter.get_finished_spans()]
+    assert traces == [TRACE.split("-")[1]] * 3 + [OTHER.split("-")[1]] * 3
+
+
 def test_what_does_not_fit_is_dropped_and_counted() -> None:
-    tracing = Tracing(TracerProvider().get_tracer("test"), policy="fcfs")
+    tracing = Tracing(spans()[0], policy="fcfs")
     for _ in range(QUEUE_MAX + 3):
         step(tracing)
     assert tracing.dropped == 3
 
 
 def test_the_sampler_limits_the_rate_but_keeps_what_matters() -> None:
-    sampler, quick = IterationSampler(per_s=10), StepTimings(forward_us=1000)
-    kept = [sampler.keeps(plan(), 0, quick, now_ns) for now_ns in range(0, 10**9, 10**7)]
-    assert sum(kept) == 10
-    assert sampler.keeps(plan(preempted=(1,)), 0, quick, 10**9 - 1)
-    assert not sampler.keeps(plan(preempted=(1,)), 1, quick, 10**9 - 1)
-    assert sampler.keeps(plan(), 5, StepTimings(forward_us=2_000_000), 10**9 - 1)
+    sampler = PlanSampler(per_s=10)
+    assert sum(sampler.keeps(plan(), now_ns) for now_ns in range(0, 10**9, 10**7)) == 10
+    assert sampler.keeps(plan(preempted=(1,)), 10**9 - 1)
+    assert not sampler.keeps(plan(), 10**9 - 1)

@@ -1,0 +1,146 @@
+"""One request is one trace through every service, as a real collector gets it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from protos.kaiten.v1 import inference_service_pb2 as pb
+from protos.kaiten.v1.common_pb2 import SamplingParams
+from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from tests.support.whole_stack import WAIT_S, WholeStack, wait_until
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="no kaiten[otlp] here")
+from tests.support.collector import Collector, collecting
+
+PARENT = "b7ad6b7169203331"
+PHASES = ("kaiten.queue", "kaiten.prefill", "kaiten.decode")
+
+
+class Seen(WholeStack):
+    """Every process sends its spans to one collector."""
+
+    def __init__(self, folder: Path, collector: Collector) -> None:
+        super().__init__(folder)
+        self.collector = collector
+        for process in self.processes:
+            process.environ = {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": collector.address,
+                "OTEL_METRICS_EXPORTER": "none",
+                "OTEL_BSP_SCHEDULE_DELAY": "100",
+            }
+
+    def trace(self, trace_id: str) -> dict[str, Any]:
+        """The spans of one request by name, when all have come."""
+        wanted = {"text_completion mini", "kaiten.accept", *PHASES}
+        spans = self.collector.of_trace
+        wait_until(
+            lambda: wanted <= {span.name for span in spans(trace_id)},
+            f"a whole trace; there is {[span.name for span in spans(trace_id)]}",
+        )
+        assert len(spans(trace_id)) == len(wanted)
+        return {span.name: span for span in spans(trace_id)}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+    with collecting() as collector, Seen(tmp_path_factory.mktemp("traces"), collector) as running:
+        yield running
+
+
+def check_request(stack: Seen, trace_id: str) -> None:
+    """Client → gateway → queue → prefill → decode, and the iterations point at it."""
+    spans = stack.trace(trace_id)
+    root = spans["text_completion mini"]
+    assert root.parent_span_id.hex() == PARENT
+    assert stack.collector.services[root.span_id] == "kaiten-gateway"
+    for name in ("kaiten.accept", *PHASES):
+        assert spans[name].parent_span_id == root.span_id
+    for name in PHASES:
+        assert stack.collector.services[spans[name].span_id] == "kaiten-scheduler"
+    took_ns = root.end_time_unix_nano - root.start_time_unix_nano
+    phases_ns = sum(
+        spans[name].end_time_unix_nano - spans[name].start_time_unix_nano
+        for name in ("kaiten.accept", *PHASES)
+    )
+    # One machine, one clock: the phases are the request, but for the ways between processes.
+    assert phases_ns > 0.5 * took_ns
+
+    def linking() -> list[Any]:
+        return [
+            span
+            for span in stack.collector.named("kaiten.iteration")
+            if any(link.span_id == root.span_id for link in span.links)
+        ]
+
+    wait_until(linking, "an iteration that links to the request")
+    iteration = linking()[0]
+    assert iteration.trace_id != root.trace_id
+    assert iteration.parent_span_id == b""
+
+    def below() -> list[Any]:
+        steps = stack.collector.named("kaiten.worker.step")
+        return [step for step in steps if step.parent_span_id == iteration.span_id]
+
+    wait_until(below, "the worker's step of that iteration")
+    assert stack.collector.services[below()[0].span_id] == "kaiten-worker"
+    assert below()[0].trace_id == iteration.trace_id
+
+
+def test_http(stack: Seen) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    reply = httpx.post(
+        f"{stack.door.openai}/completions",
+        json={"model": "mini", "prompt": "The chef", "max_tokens": 100, "ignore_eos": True},
+        headers={"traceparent": f"00-{trace_id}-{PARENT}-01"},
+        timeout=WAIT_S,
+    )
+    assert reply.status_code == 200
+    check_request(stack, trace_id)
+
+
+def generate(stack: Seen, traceparent: str, **fields: Any) -> None:
+    with grpc.insecure_channel(stack.door.grpc) as channel:
+        call = InferenceServiceStub(channel).Generate(
+            pb.GenerateRequest(text="The chef", **fields),
+            metadata=(("traceparent", traceparent),),
+            timeout=WAIT_S,
+        )
+        for _ in call:
+            pass
+
+
+def test_grpc(stack: Seen) -> None:
+    trace_id = "1bf7651916cd43dd8448eb211c80319c"
+    sampling = SamplingParams(max_tokens=100, ignore_eos=True)
+    generate(stack, f"00-{trace_id}-{PARENT}-01", sampling=sampling)
+    check_request(stack, trace_id)
+
+
+def test_a_client_that_wants_no_trace_gets_none(stack: Seen) -> None:
+    unwanted, wanted = "2cf7651916cd43dd8448eb211c80319c", "3df7651916cd43dd8448eb211c80319c"
+    generate(stack, f"00-{unwanted}-{PARENT}-00")
+    generate(stack, f"00-{wanted}-{PARENT}-01")
+    # Spans are sent in order: when the second request's are here, the first has none.
+    stack.trace(wanted)
+    assert not stack.collector.of_trace(unwanted)
+
+
+def test_a_refused_request_is_a_root_with_its_error(stack: Seen) -> None:
+    trace_id = "4ef7651916cd43dd8448eb211c80319c"
+    with pytest.raises(grpc.RpcError):
+        generate(stack, f"00-{trace_id}-{PARENT}-01", sampling=SamplingParams(max_tokens=0))
+    wait_until(lambda: stack.collector.of_trace(trace_id), "the refused request's span")
+    (span,) = stack.collector.of_trace(trace_id)
+    assert span.status.message == "INVALID_ARGUMENT"
+    attributes = {each.key: each.value.string_value for each in span.attributes}
+    assert attributes["kaiten.outcome"] == "refused"
+
+
+def test_nothing_of_a_prompt_is_in_any_span(stack: Seen) -> None:
+    told = " ".join(str(span) for span in list(stack.collector.spans.values()))
+    assert stack.collector.spans
+    assert "chef" not in told.lower()

@@ -1,0 +1,48 @@
+"""An OpenTelemetry collector that keeps what it is sent."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as pb_grpc
+
+
+class Collector(pb_grpc.TraceServiceServicer):
+    """Every span by its id; as a servicer it answers on threads of its own."""
+
+    def __init__(self) -> None:
+        self.spans: dict[bytes, Any] = {}
+        self.services: dict[bytes, str] = {}
+        self.address = ""
+
+    def Export(self, request: Any, _context: Any) -> Any:
+        for resource in request.resource_spans:
+            names = {a.key: a.value.string_value for a in resource.resource.attributes}
+            for scope in resource.scope_spans:
+                for span in scope.spans:
+                    self.services[span.span_id] = names["service.name"]
+                    self.spans[span.span_id] = span
+        return pb.ExportTraceServiceResponse()
+
+    def named(self, name: str) -> list[Any]:
+        return [span for span in list(self.spans.values()) if span.name == name]
+
+    def of_trace(self, trace_id: str) -> list[Any]:
+        return [s for s in list(self.spans.values()) if s.trace_id.hex() == trace_id]
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    """A collector on a free port."""
+    collector = Collector()
+    server = grpc.server(ThreadPoolExecutor(4))
+    pb_grpc.add_TraceServiceServicer_to_server(collector, server)
+    collector.address = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield collector
+    finally:
+        server.stop(0).wait()
