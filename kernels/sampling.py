@@ -1,23 +1,23 @@
-"""sampling: one token id per row, greedy or seeded, and log-probabilities.
+"""sampling: one token id per row, greedy or seeded.
 
 formula  t = logits / temperature
-         top_k   keep t >= k-th largest t                                   (0: off)
-         top_p   keep t if the kept mass strictly above it is < top_p        (1: off)
-         min_p   keep t >= max t + log(min_p)                               (0: off)
-         id = argmax over kept of t + gumbel(seed, choice, position, id); temperature 0: argmax
-         Each filter keeps what is above a bound, so equal logits share their fate: of flat
-         logits every token stays, even with top_k 1 or the smallest top_p.
-noise    bits = Philox4x32-10(key = seed, counter = (id // 4, position, choice, 0))[id % 4], a pure
-         function: batch-mates, preemption and migration cannot change it. u = (bits + 0.5) / 2^32;
-         gumbel = -log(-log1p(-u)), so the large values, which decide, come from small u, where
-         float32 is fine-grained.
+         id = argmax over kept t of t + gumbel(seed, choice, position, id); temperature 0: argmax of
+         the logits. Kept is what reaches the row's bound (kernels.filter_bounds), the noise is that
+         of kernels.gumbel
 shapes   logits       [rows, vocab] float32, contiguous
-         SamplingTensors, each [rows]: temperature (0, or >= 1e-5 so that the division is finite),
+         SamplingTensors, each [rows]: temperature (0, or >= 1e-5 so that the division is finite;
+         < 0: the row is padding and its outputs stay as they are),
          top_p, min_p float32; the others int64
 returns  sample -> (token_ids [rows] int64, ok [rows] bool); ok is False where a row holds NaN, +inf
          or only -inf (its id is 0); ties go to the lowest id
-cost     greedy: reads the logits once, memory bound; sampled: ~25 integer operations per logit
+triton   Fixed launches: a row is cut into chunks, a program each; what they found is combined by
+         (value, lowest id), which no order can change. With `SamplingBuffers` nothing is allocated
+         and nothing waits for the device, so the launches may be captured in a graph
+cost     greedy: reads the logits once, memory bound; plain: twice, ~60 operations per logit; top_k
+         or top_p: four times, where only chunks that hold a kept logit are read the fourth time
 """
+
+from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -25,113 +25,45 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels import native
-from kernels.checks import require, require_ids
+from kernels import dispatch, jit, native
+from kernels.checks import require
+from kernels.filter_bounds import FilterScratch, filter_bounds, launch_bounds
+from kernels.gumbel import gumbel_noise, gumbel_tile
+from kernels.jit import constexpr, pointer, scalar, stride, tl
+from kernels.logprobs import require_logits, token_logprobs
+from kernels.ranking import CHUNK, chunks_of, ranked, token_of
+from kernels.sampling_params import SamplingTensors
 
-_ROUNDS = 10
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_LOW = 0xFFFFFFFF
-# The largest float32 below 1: keeps log1p(-u) finite when u rounds up.
-_U_MAX = 1.0 - 2.0**-24
+__all__ = ["SamplingBuffers", "SamplingTensors", "sample", "sample_reference", "token_logprobs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingTensors:
-    """Resolved parameters of the rows to sample, parallel tensors [rows]."""
+class SamplingBuffers:
+    """Outputs and device memory of `sample`, for up to `rows` rows of `vocab` logits."""
 
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    seed: Tensor
-    choice: Tensor
-    position: Tensor
+    token_ids: Tensor
+    ok: Tensor
+    # Of each chunk: its largest logit, and the best draw so far as (key of value, lowest id).
+    tops: Tensor
+    best: Tensor
+    filters: FilterScratch
 
-    def __post_init__(self) -> None:
-        shape = tuple(self.temperature.shape)
-        require(len(shape) == 1, "temperature", "must have 1 dimension")
-        for name in ("temperature", "top_p", "min_p"):
-            require_ids(getattr(self, name), name, dtype=torch.float32, shape=shape)
-        for name in ("top_k", "seed", "choice", "position"):
-            require_ids(getattr(self, name), name, dtype=torch.int64, shape=shape)
-
-    def rows(self, index: Tensor) -> "SamplingTensors":
-        """The parameters of some rows."""
-        return SamplingTensors(
-            temperature=self.temperature[index],
-            top_k=self.top_k[index],
-            top_p=self.top_p[index],
-            min_p=self.min_p[index],
-            seed=self.seed[index],
-            choice=self.choice[index],
-            position=self.position[index],
+    @classmethod
+    def of(cls, rows: int, vocab: int, device: torch.device) -> SamplingBuffers:
+        """Ids 0 and ok False: what rows that are only padding keep."""
+        chunks = chunks_of(vocab)
+        return cls(
+            token_ids=torch.zeros(rows, dtype=torch.int64, device=device),
+            ok=torch.zeros(rows, dtype=torch.bool, device=device),
+            tops=torch.empty((rows, chunks), dtype=torch.float32, device=device),
+            best=torch.empty((rows, chunks), dtype=torch.int64, device=device),
+            filters=FilterScratch.of(rows, vocab, device),
         )
 
 
-def gumbel_noise(params: SamplingTensors, vocab: int) -> Tensor:
-    """[rows, vocab] float32; a pure function of (seed, choice, position, token id)."""
-    return gumbel_from_bits(noise_bits(params, vocab))
-
-
-def noise_bits(params: SamplingTensors, vocab: int) -> Tensor:
-    """[rows, vocab] int64 in [0, 2^32): lane id % 4 of Philox at counter id // 4."""
-    seed = params.seed.unsqueeze(1)
-    quads = torch.arange(-(-vocab // 4), device=seed.device).unsqueeze(0)
-    keys = [seed & _LOW, (seed >> 32) & _LOW]
-    lanes = [
-        quads.expand(seed.size(0), -1),
-        (params.position & _LOW).unsqueeze(1),
-        (params.choice & _LOW).unsqueeze(1),
-        torch.zeros_like(seed),
-    ]
-    for _ in range(_ROUNDS):
-        # 32 x 32 bits wrap in int64, yet shift and mask still give the two unsigned halves.
-        first, second = lanes[0] * _MULTIPLIERS[0], lanes[2] * _MULTIPLIERS[1]
-        lanes = [
-            ((second >> 32) & _LOW) ^ lanes[1] ^ keys[0],
-            second & _LOW,
-            ((first >> 32) & _LOW) ^ lanes[3] ^ keys[1],
-            first & _LOW,
-        ]
-        keys = [(key + step) & _LOW for key, step in zip(keys, _KEY_STEPS, strict=True)]
-    return torch.stack([lane.expand_as(lanes[0]) for lane in lanes], dim=-1).flatten(1)[:, :vocab]
-
-
-def gumbel_from_bits(bits: Tensor) -> Tensor:
-    """Standard Gumbel numbers from uniform 32-bit integers."""
-    u = (bits.float() * 2.0**-32 + 2.0**-33).clamp_max(_U_MAX)
-    return -torch.log(-torch.log1p(-u))
-
-
-def filter_bounds(tempered: Tensor, params: SamplingTensors) -> Tensor:
-    """[rows] float32: a row keeps its tempered logits >= bound. -inf where no filter is on."""
-    bounds = tempered.amax(-1) + torch.log(params.min_p)
-    is_sorted = (params.top_k > 0) | (params.top_p < 1.0)
-    rows = is_sorted.nonzero().squeeze(1)
-    if rows.numel():
-        sorted_bounds = _sorted_bounds(tempered[rows], params.top_k[rows], params.top_p[rows])
-        bounds[rows] = torch.maximum(bounds[rows], sorted_bounds)
-    return bounds
-
-
-def _sorted_bounds(tempered: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """The bound of top_k and then top_p, which renormalises over what top_k kept."""
-    vocab = tempered.size(1)
-    ordered = tempered.sort(dim=-1, descending=True).values
-    count = torch.where(top_k > 0, top_k.clamp(max=vocab), vocab).unsqueeze(1)
-    bound_k = ordered.gather(1, count - 1)
-    mass = torch.where(ordered >= bound_k, (ordered - ordered[:, :1]).double().exp(), 0.0)
-    above = mass.cumsum(-1) - mass
-    is_kept = (above < top_p.double().unsqueeze(1) * mass.sum(-1, keepdim=True)) & (mass > 0.0)
-    # At least the largest stays, also at top_p = 0.
-    last = (is_kept.sum(-1, keepdim=True) - 1).clamp(min=0)
-    return torch.maximum(ordered.gather(1, last), bound_k).squeeze(1)
-
-
 def sample_reference(logits: Tensor, params: SamplingTensors) -> tuple[Tensor, Tensor]:
-    """The definition of correct."""
-    ok = logits.amax(-1).isfinite()
+    """The definition of correct; of padding, ids 0 and not ok."""
+    ok = logits.amax(-1).isfinite() & (params.temperature >= 0.0)
     token_ids = logits.argmax(-1)
     rows = ((params.temperature > 0.0) & ok).nonzero().squeeze(1)
     if rows.numel():
@@ -141,6 +73,97 @@ def sample_reference(logits: Tensor, params: SamplingTensors) -> tuple[Tensor, T
         noisy = tempered + gumbel_noise(chosen, logits.size(1))
         token_ids[rows] = noisy.masked_fill(~is_kept, -math.inf).argmax(-1)
     return token_ids.masked_fill(~ok, 0), ok
+
+
+@jit.compiled
+def _survey_kernel(
+    logits: pointer, temperature: pointer, tops: pointer, best: pointer,
+    vocab: stride, chunks: scalar, CHUNK: constexpr,
+) -> None:  # fmt: skip
+    """Of a chunk: the largest logit (+inf if there is a NaN) and its rank; greedy rows are done."""
+    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    if tl.load(temperature + row) >= 0.0:
+        token = chunk * CHUNK + tl.arange(0, CHUNK)
+        logit = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
+        rank = tl.max(ranked(logit, token), 0)
+        is_bad = tl.max((logit != logit).to(tl.int32), 0) > 0
+        top = tl.where(is_bad, float("inf"), tl.max(logit, 0))
+        tl.store(tops + row * chunks + chunk, top)
+        tl.store(best + row * chunks + chunk, rank)
+
+
+@jit.compiled
+def _draw_kernel(
+    logits: pointer, temperature: pointer, seed: pointer, choice: pointer, position: pointer,
+    tops: pointer, bounds: pointer, best: pointer,
+    vocab: stride, chunks: scalar, CHUNK: constexpr, TILE: constexpr,
+) -> None:  # fmt: skip
+    """Of a chunk of a sampled row: the best of what reaches the bound, noise added."""
+    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    degree = tl.load(temperature + row)
+    if degree > 0.0:
+        bound = tl.load(bounds + row)
+        rank = tl.full((), -(2**63), tl.int64)
+        if tl.div_rn(tl.load(tops + row * chunks + chunk), degree) >= bound:
+            for start in range(0, CHUNK, TILE):
+                first = chunk * CHUNK + start
+                token = first + tl.arange(0, TILE)
+                at = logits + row * vocab + token
+                tempered = tl.div_rn(tl.load(at, mask=token < vocab, other=float("-inf")), degree)
+                is_kept = (tempered >= bound) & (token < vocab)
+                if tl.max(is_kept.to(tl.int32), 0) > 0:
+                    noise = gumbel_tile(
+                        tl.load(seed + row), tl.load(choice + row), tl.load(position + row),
+                        first, TILE,
+                    )  # fmt: skip
+                    noisy = tl.where(is_kept, tempered + noise, float("-inf"))
+                    rank = tl.maximum(rank, tl.max(ranked(noisy, token), 0))
+        tl.store(best + row * chunks + chunk, rank)
+
+
+@jit.compiled
+def _choose_kernel(
+    temperature: pointer, tops: pointer, best: pointer, token_ids: pointer, ok: pointer,
+    chunks: scalar, CHUNKS: constexpr,
+) -> None:  # fmt: skip
+    """Of a row: the best of its chunks."""
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(temperature + row) >= 0.0:
+        at = tl.arange(0, CHUNKS)
+        is_in = at < chunks
+        top = tl.max(tl.load(tops + row * chunks + at, mask=is_in, other=float("-inf")), 0)
+        rank = tl.max(tl.load(best + row * chunks + at, mask=is_in, other=-(2**63)), 0)
+        is_ok = (top > float("-inf")) & (top < float("inf"))
+        tl.store(token_ids + row, tl.where(is_ok, token_of(rank), 0))
+        tl.store(ok + row, is_ok)
+
+
+# Of a chunk: noise for so many tokens at a time.
+_TILE = 1024
+_WARPS = 8
+
+
+def _sample_triton(
+    logits: Tensor, params: SamplingTensors, buffers: SamplingBuffers, *, sorts: bool, draws: bool
+) -> tuple[Tensor, Tensor]:
+    rows, vocab = logits.shape
+    token_ids, ok, tops, best = buffers.token_ids, buffers.ok, buffers.tops, buffers.best
+    chunks = chunks_of(vocab)
+    if rows == 0:
+        return token_ids[:0], ok[:0]
+    cut = {"CHUNK": CHUNK, "num_warps": _WARPS}
+    _survey_kernel[(chunks, rows)](logits, params.temperature, tops, best, vocab, chunks, **cut)
+    if draws:
+        bounds = launch_bounds(logits, params, tops, buffers.filters, sorts=sorts)
+        _draw_kernel[(chunks, rows)](
+            logits, params.temperature, params.seed, params.choice, params.position,
+            tops, bounds, best, vocab, chunks, **cut, TILE=_TILE,
+        )  # fmt: skip
+    _choose_kernel[(rows,)](
+        params.temperature, tops, best, token_ids, ok,
+        chunks, CHUNKS=max(2, jit.power_of_two(chunks)), num_warps=1,
+    )  # fmt: skip
+    return token_ids[:rows], ok[:rows]
 
 
 def _sample_native(logits: Tensor, params: SamplingTensors) -> tuple[Tensor, Tensor]:
@@ -154,50 +177,42 @@ def _sample_native(logits: Tensor, params: SamplingTensors) -> tuple[Tensor, Ten
         params.choice,
         params.position,
     )
-    return token_ids, ok
+    is_live = params.temperature >= 0.0
+    return token_ids.masked_fill(~is_live, 0), ok & is_live
 
 
 _PATHS = {"native": _sample_native, "torch": sample_reference}
 
 
-def sample(logits: Tensor, params: SamplingTensors) -> tuple[Tensor, Tensor]:
-    """(token_ids [rows] int64, ok [rows] bool). Rows are independent; greedy ones need no noise."""
-    _check_logits(logits)
-    require(
-        params.temperature.size(0) == logits.size(0), "params", "must have a row per logits row"
-    )
-    return _PATHS[native.path_for(logits)](logits, params)
+def sample(
+    logits: Tensor,
+    params: SamplingTensors,
+    buffers: SamplingBuffers | None = None,
+    *,
+    sorts: bool = True,
+    draws: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """(token_ids [rows] int64, ok [rows] bool). Rows are independent; greedy ones need no noise.
 
-
-def token_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(logprob [rows], top_ids [rows, k] int64, top_logprobs [rows, k]), untempered.
-
-    The top k are ordered by falling log-probability, then rising id.
+    With `buffers` the answer is their first rows, on every path. `sorts` and `draws` are what the
+    host knows, and spare launches: False says that no row has a top_k or top_p, and that every
+    row is greedy; nothing notices that a row was forgotten.
     """
-    _check_logits(logits)
-    require_ids(token_ids, "token_ids", dtype=torch.int64, shape=(logits.size(0),))
-    require(0 <= k <= logits.size(1), "k", "must be between 0 and the vocabulary size")
-    logprobs = logits.log_softmax(-1)
-    top_ids = (
-        _likeliest(logits, k) if k else logits.new_empty((logits.size(0), 0), dtype=torch.int64)
-    )
-    chosen = logprobs.gather(1, token_ids.unsqueeze(1)).squeeze(1)
-    return chosen, top_ids, logprobs.gather(1, top_ids)
-
-
-def _likeliest(logits: Tensor, k: int) -> Tensor:
-    """[rows, k] ids by falling logit, then rising id."""
-    top = logits.topk(k, dim=-1)
-    # Among equals topk chooses by chance, so all that reach the last one's logit are ranked.
-    reaching = int((logits >= top.values[:, -1:]).sum(-1).max()) if logits.size(0) else 0
-    if reaching > k:
-        top = logits.topk(reaching, dim=-1)
-    ids, by_id = top.indices.sort(dim=-1)
-    by_logit = top.values.gather(1, by_id).sort(dim=-1, descending=True, stable=True).indices
-    return ids.gather(1, by_logit)[:, :k].contiguous()
-
-
-def _check_logits(logits: Tensor) -> None:
-    require(logits.dtype == torch.float32, "logits", "must be float32")
-    require(logits.dim() == 2 and logits.size(1) >= 1, "logits", "must be [rows, vocab]")
-    require(logits.is_contiguous(), "logits", "must be contiguous")
+    require_logits(logits)
+    (rows, vocab), temperature = logits.shape, params.temperature
+    require(temperature.size(0) == rows, "params", "must have a row per logits row")
+    if buffers is not None:
+        fits = buffers.token_ids.size(0) >= rows and buffers.tops.size(1) == chunks_of(vocab)
+        require(fits, "buffers", "must have been made for these rows and this vocabulary")
+    path = dispatch.path_for(logits)
+    if path == "triton":
+        buffers = buffers or SamplingBuffers.of(rows, vocab, logits.device)
+        return _sample_triton(logits, params, buffers, sorts=sorts, draws=draws)
+    token_ids, ok = _PATHS[path](logits, params)
+    if buffers is None:
+        return token_ids, ok
+    is_live = temperature >= 0.0
+    own_ids, own_ok = buffers.token_ids[:rows], buffers.ok[:rows]
+    own_ids.copy_(torch.where(is_live, token_ids, own_ids))
+    own_ok.copy_(torch.where(is_live, ok, own_ok))
+    return own_ids, own_ok

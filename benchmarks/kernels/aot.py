@@ -32,10 +32,13 @@ TABLE: Final = RESULTS / "kernels_aot.json"
 ARCHITECTURES: Final = (80, 90, 100)
 MODULES: Final = (
     "attention_plan",
+    "filter_bounds",
+    "logprobs",
     "paged_attention",
     "rms_norm",
     "rope",
     "rope_write_kv",
+    "sampling",
     "silu_mul",
     "write_kv",
 )
@@ -45,6 +48,7 @@ _TYPES: Final = {
     torch.float16: "*fp16",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.bool: "*i1",
 }
 _Keep = Callable[[Any, Mapping[str, Any], Mapping[str, int]], None]
 _ALIGNED: Final = [["tt.divisibility", 16]]
@@ -60,6 +64,7 @@ class Shape:
     head_dim: int
     hidden: int
     inner: int
+    vocab: int = 128256
     dtype: torch.dtype = torch.bfloat16
     block_size: int = 16
 
@@ -78,12 +83,19 @@ SHAPES: Final = (
         name="8b fp32", heads=32, kv_heads=8, head_dim=128, hidden=4096, inner=14336,
         dtype=torch.float32,
     ),
-    Shape(name="0.6b", heads=16, kv_heads=8, head_dim=128, hidden=1024, inner=3072),
+    Shape(
+        name="0.6b", heads=16, kv_heads=8, head_dim=128, hidden=1024, inner=3072, vocab=151936
+    ),
     Shape(name="group 7", heads=28, kv_heads=4, head_dim=128, hidden=3584, inner=18944),
     Shape(name="head 64", heads=9, kv_heads=3, head_dim=64, hidden=576, inner=1536),
-    Shape(name="head 80", heads=32, kv_heads=32, head_dim=80, hidden=2560, inner=10240),
+    Shape(
+        name="head 80", heads=32, kv_heads=32, head_dim=80, hidden=2560, inner=10240, vocab=50257
+    ),
     Shape(name="head 96", heads=32, kv_heads=8, head_dim=96, hidden=3072, inner=8192),
-    Shape(name="head 256", heads=16, kv_heads=8, head_dim=256, hidden=3584, inner=14336),
+    Shape(
+        name="head 256", heads=16, kv_heads=8, head_dim=256, hidden=3584, inner=14336,
+        vocab=256000,
+    ),
 )  # fmt: skip
 
 
@@ -211,6 +223,12 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     tables = torch.empty(4, 8192, dtype=torch.int32)
     step = tables, tables[0, :5], tables[0, :4]
     modules["paged_attention"].paged_attention(q, *pages, *step, head_dim**-0.5)
+    logits, token_ids = torch.empty(tokens, shape.vocab), torch.empty(tokens, dtype=torch.int64)
+    ids = dict.fromkeys(("top_k", "seed", "choice", "position"), token_ids)
+    floats = {name: torch.empty(tokens) for name in ("temperature", "top_p", "min_p")}
+    sampling = modules["sampling"]
+    sampling.sample(logits, sampling.SamplingTensors(**ids, **floats))
+    modules["logprobs"].token_logprobs(logits, token_ids, 20)
 
 
 def compile_for(one: Specialisation, arch: int) -> Resources:

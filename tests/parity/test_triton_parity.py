@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 200
 KERNELS = {
     "_attend_kernel",
+    "_draw_kernel",
+    "_merge_kernel",
     "_plan_kernel",
     "_rms_norm_kernel",
     "_rope_kernel",

@@ -14,8 +14,19 @@ from typing import Any
 from gpu_worker.loading import load
 from gpu_worker.rows import Rows
 from gpu_worker.settings import WorkerSettings
-from kernels import attention_plan, dispatch, paged_attention, rms_norm, rope, silu_mul, write_kv
-from tests.support.mini_scheduler import MiniScheduler, sampling
+from kernels import (
+    attention_plan,
+    dispatch,
+    logprobs,
+    paged_attention,
+    rms_norm,
+    rope,
+    sampling,
+    silu_mul,
+    write_kv,
+)
+from tests.support.mini_scheduler import MiniScheduler
+from tests.support.mini_scheduler import sampling as row_sampling
 
 # Lengths at, beside and between the borders of blocks of four.
 PROMPT_LENGTHS = (1, 4, 5, 19)
@@ -26,7 +37,8 @@ RUNS = ((7, 3), (1000, 1))
 
 def count_launches(launches: Counter[str]) -> None:
     """Note every kernel launch by name."""
-    for module in (attention_plan, paged_attention, rms_norm, rope, silu_mul, write_kv):
+    modules = (attention_plan, logprobs, paged_attention, rms_norm, rope, sampling, silu_mul)
+    for module in (*modules, write_kv):
         for name, kernel in list(vars(module).items()):
             if name.endswith("_kernel"):
                 setattr(module, name, _Counted(kernel, name, launches))
@@ -67,7 +79,9 @@ def run(folder: str, path: str, *, chunk_tokens: int, lease_steps: int) -> MiniS
     for index, length in enumerate(PROMPT_LENGTHS):
         prompt = [(7 * index + 3 * at) % 90 + 5 for at in range(length)]
         temperature = 0.8 * (index % 2)
-        params = sampling(max_tokens=MAX_TOKENS, temperature=temperature, seed=index, logprobs=2)
+        params = row_sampling(
+            max_tokens=MAX_TOKENS, temperature=temperature, seed=index, logprobs=2
+        )
         scheduler.submit(prompt, params)
     while (plan := scheduler.next_plan()) is not None:
         counts = rows.apply(plan)

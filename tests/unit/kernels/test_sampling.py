@@ -8,15 +8,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import native
-from kernels.sampling import (
-    SamplingTensors,
-    filter_bounds,
-    gumbel_noise,
-    noise_bits,
-    sample,
-    sample_reference,
-    token_logprobs,
-)
+from kernels.filter_bounds import filter_bounds
+from kernels.gumbel import gumbel_noise, noise_bits
+from kernels.logprobs import LogprobBuffers, token_logprobs
+from kernels.sampling import SamplingBuffers, SamplingTensors, sample, sample_reference
 
 
 def params(
@@ -252,6 +247,24 @@ def test_forbidden_tokens_are_never_drawn(path: str) -> None:
     assert bool((token_ids == 2).all())
 
 
+def test_buffers_take_the_answer_and_padding_leaves_them_alone(path: str) -> None:
+    cpu = torch.device("cpu")
+    buffers = SamplingBuffers.of(3, 20, cpu)
+    buffers.token_ids.fill_(-9)
+    p = params(2, temperature=0.0)
+    p.temperature[1] = -1.0
+    logits = torch.arange(40.0).view(2, 20)
+    token_ids, ok = sample(logits, p, buffers)
+    assert token_ids.data_ptr() == buffers.token_ids.data_ptr()
+    assert (token_ids.tolist(), ok.tolist()) == ([19, -9], [True, False])
+    assert [part.tolist() for part in sample(logits, p)] == [[19, 0], [True, False]]
+    ranked = LogprobBuffers.of(3, 20, 1, cpu)
+    wanted = torch.tensor([-1, 0])
+    logprob, top_ids, _ = token_logprobs(logits, torch.tensor([0, 19]), 1, wanted, ranked)
+    assert logprob[0] == 0.0 > logprob[1]
+    assert top_ids.tolist() == [[0], [19]]
+
+
 def test_no_rows(path: str) -> None:
     token_ids, ok = sample(torch.zeros(0, 10), params(0))
     assert (token_ids.shape, ok.shape) == ((0,), (0,))
@@ -303,6 +316,12 @@ def test_equal_logits_rank_by_id(rows: list[list[float]], k: int) -> None:
         ("params", lambda: sample(torch.zeros(2, 3), params(1))),
         ("k", lambda: token_logprobs(torch.zeros(2, 3), torch.zeros(2).long(), 4)),
         ("token_ids", lambda: token_logprobs(torch.zeros(2, 3), torch.zeros(1).long(), 1)),
+        (
+            "buffers",
+            lambda: sample(
+                torch.zeros(2, 3), params(2), SamplingBuffers.of(1, 3, torch.device("cpu"))
+            ),
+        ),
     ],
 )
 def test_bad_arguments_are_named(name: str, call: Callable[[], object]) -> None:
