@@ -8,6 +8,7 @@ from typing import Final
 import grpc
 import structlog
 
+from gpu_worker import runtime
 from gpu_worker.engine import Engine
 from gpu_worker.loading import Loaded
 from gpu_worker.meters import Meters
@@ -61,6 +62,7 @@ class WorkerProcess:
         port = bind(server, settings.grpc_host, settings.grpc_port)
         self._crashed = asyncio.get_running_loop().create_future()
         loaded = await asyncio.to_thread(self._load, settings)
+        runtime.return_freed_memory()
         description = describe(loaded)
         self._engine = Engine(Rows(loaded.limits), loaded.device, on_crash=self._crash_hook())
         self._engine.start()

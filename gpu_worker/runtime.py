@@ -58,3 +58,10 @@ def take_short_turns() -> bool:
     wish = struct.pack(_SCHED_ATTR, size, os.SCHED_OTHER, 0, nice, 0, TURN_NS, 0, 0, 0, 0)
     refused: int = ctypes.CDLL(None).syscall(number, 0, ctypes.c_char_p(wish), 0)
     return not refused
+
+
+def return_freed_memory() -> None:
+    """Give back what loading has freed: the allocator (glibc's) keeps some of it for later."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)

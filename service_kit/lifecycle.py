@@ -2,9 +2,14 @@
 
 The first SIGTERM or SIGINT drains: `serve` goes on while `drain` refuses new work and lets the old
 end, for at most `drain_s`. The second stops at once. `stop` always runs, also after a failed start.
+
+What a process holds when it is ready, it holds to its end, so the collector of cyclic garbage need
+never look at it: a full collection would stop every stream for 0.2 s in a gateway and 0.5 s in a
+worker, on a machine whose cores are busy.
 """
 
 import asyncio
+import gc
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping
@@ -45,10 +50,14 @@ class Service(Protocol):
 
 def launch(build: Callable[[], Service]) -> int:
     """Build a service (settings may be wrong) and run it. Returns the exit code."""
+    # Imports make hundreds of thousands of objects and hardly any garbage.
+    gc.disable()
     try:
         service = build()
     except ConfigError as error:
         return _refuse(error)
+    finally:
+        gc.enable()
     return run(service)
 
 
@@ -101,6 +110,7 @@ class _Run:
 
     async def _start(self) -> None:
         fields = await self._service.start()
+        gc.freeze()
         log.info("service.ready", **(fields or {}))
 
     async def _serve(self) -> None:

@@ -54,3 +54,22 @@ def test_a_worker_under_another_policy_keeps_it() -> None:
     code = "import os; os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))\n"
     code += "from gpu_worker import runtime; assert not runtime.take_short_turns()"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+FREED = """
+import psutil
+from gpu_worker import runtime
+held = [bytearray(1000) for _ in range(100_000)]
+last = bytearray(1000)
+before = psutil.Process().memory_info().rss
+del held
+runtime.return_freed_memory()
+print(before - psutil.Process().memory_info().rss)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc's allocator")
+def test_freed_memory_goes_back() -> None:
+    # The last allocation pins the heap's top, so nothing goes back by itself.
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 50_000_000

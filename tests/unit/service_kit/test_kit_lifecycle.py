@@ -16,7 +16,7 @@ WAIT_S = 20
 
 # One service for all cases: MODE says which method misbehaves; each method says that it was called.
 PROGRAM = """
-import asyncio, sys
+import asyncio, gc, sys
 from service_kit import lifecycle, logs
 from service_kit.errors import ConfigError
 
@@ -43,6 +43,9 @@ class Service:
 
     async def serve(self):
         if MODE == "done":
+            return
+        if MODE == "collector":
+            say(f"{gc.isenabled()} {gc.get_freeze_count() > 20 * len(gc.get_objects())}")
             return
         if MODE == "crash":
             raise ValueError("boom")
@@ -142,6 +145,12 @@ def test_serve_may_end_by_itself() -> None:
     with running("done") as process:
         code, out, _ = finish(process)
     assert (code, out) == (0, ["started", "stopped"])
+
+
+def test_the_collector_looks_only_at_what_came_after_the_start() -> None:
+    with running("collector") as process:
+        code, out, _ = finish(process)
+    assert (code, out) == (0, ["started", "True True", "stopped"])
 
 
 def test_a_crash_is_logged_and_is_exit_code_1() -> None:
