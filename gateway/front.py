@@ -258,7 +258,9 @@ class Front:
             raise Unavailable("this gateway is draining; use another one")
         if len(self._active) + self._opening >= self._streams_max:
             live, limit = len(self._active) + self._opening, self._streams_max
-            raise Overloaded("too many streams", 1.0, limit, live=live, subject="gateway")
+            raise Overloaded(
+                "too many streams", 1.0, limit, live=live, subject="gateway", rule="streams_max"
+            )
         self._opening += 1
         self._idle.clear()
         try:

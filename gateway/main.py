@@ -18,7 +18,7 @@ from gateway.prompts import Prompter
 from gateway.readiness import Readiness, ReadinessLimits
 from gateway.settings import GatewaySettings
 from gateway.template_process import TemplateLimits, TemplateProcess
-from gateway.tenants import Keyring
+from gateway.tenants import Keyring, KeysFile
 from gateway.tracing import Tracing
 from gateway.validate import Limits
 from ledger import LedgerLimits
@@ -55,7 +55,8 @@ class GatewayService:
                 stalled_ms_max=config.stalled_ms_max,
             ),
         )
-        self._keyring = _keyring(config)
+        self._keys_file = _keys_file(config)
+        self._keyring = Keyring() if self._keys_file is None else self._keys_file.keyring
         self._template = _template(self._card, config)
         self._metrics = Metrics("gateway", is_scraped=config.metrics)
         self._spans = telemetry.configure("gateway")
@@ -113,6 +114,8 @@ class GatewayService:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.link.run())
             tasks.create_task(self._readiness.run())
+            if self._keys_file is not None:
+                tasks.create_task(self._keys_file.follow(SystemClock()))
             tasks.create_task(self._http.serve())
 
     async def drain(self) -> None:
@@ -180,11 +183,11 @@ def _limits(config: GatewaySettings, card: ModelCard) -> Limits:
     )
 
 
-def _keyring(config: GatewaySettings) -> Keyring:
+def _keys_file(config: GatewaySettings) -> KeysFile | None:
     if config.api_keys_file is None:
         log.warning("keys.none", tenant=tenants.DEFAULT.name, fix="--api-keys-file FILE")
-        return Keyring()
-    return tenants.load(config.api_keys_file)
+        return None
+    return KeysFile(config.api_keys_file)
 
 
 def _template(card: ModelCard, config: GatewaySettings) -> TemplateProcess | None:

@@ -3,8 +3,12 @@
 The file holds SHA-256 digests only. A key has 256 bits of chance, so a fast digest is enough: there
 is nothing to guess. A presented key is compared with every digest, without leaving early, so the
 time says nothing about which one matched, or how far.
+
+The file is followed while the gateway runs: a key that is taken out is refused from the next
+request on, and what was accepted with it goes on to its end. A file that is wrong changes nothing.
 """
 
+import asyncio
 import hashlib
 import hmac
 import re
@@ -14,15 +18,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
+import structlog
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from ledger import TenantBounds
+from service_kit.clock import Clock
 from service_kit.errors import ConfigError, Unauthenticated
+
+log = structlog.get_logger()
 
 TENANT_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # Longer is no key of ours: not worth hashing.
 AUTHORIZATION_CHARS_MAX: Final = 512
 PRIORITY_MAX: Final = 1000
+# How often the file is looked at.
+LOOK_S: Final = 1.0
 NO_BOUNDS: Final = TenantBounds()
 
 
@@ -53,6 +63,10 @@ class Keyring:
     @property
     def is_open(self) -> bool:
         return self._keys is None
+
+    def replace(self, keys: Sequence[tuple[bytes, Tenant]]) -> None:
+        """From the next request on these are the keys."""
+        self._keys = tuple(keys)
 
     def tenant_of(self, authorization: str) -> Tenant:
         """The tenant whose key an Authorization header carries. Unauthenticated says what to do."""
@@ -97,11 +111,52 @@ class _KeysFile(BaseModel):
     tenants: dict[str, _TenantEntry] = Field(min_length=1)
 
 
-def load(path: Path) -> Keyring:
-    """Read a keys file. ConfigError names the entry and the rule, never a digest."""
+class KeysFile:
+    """A keyring that says what its file says. ConfigError when that is wrong at the start."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._content = _read(path)
+        self._problem = ""
+        self.keyring = Keyring(_parse(path, self._content))
+
+    async def follow(self, clock: Clock) -> None:
+        """Look at the file for as long as the gateway lives."""
+        while True:
+            await clock.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Take over what the file says now. If that is wrong the keys stay, and the log says why,
+        once.
+        """
+        try:
+            content = await asyncio.to_thread(_read, self._path)
+            keys = None if content == self._content else _parse(self._path, content)
+        except ConfigError as error:
+            if str(error) != self._problem:
+                log.error("keys.kept", reason=str(error))
+            self._problem = str(error)
+            return
+        self._problem = ""
+        if keys is not None:
+            self._content = content
+            self.keyring.replace(keys)
+            log.info("keys.replaced", keys=len(keys))
+
+
+def _read(path: Path) -> bytes:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--api-keys-file {path} cannot be read: {error}") from error
+
+
+def _parse(path: Path, text: bytes) -> list[tuple[bytes, Tenant]]:
+    """ConfigError names the entry and the rule, never a digest."""
+    try:
+        content = tomllib.loads(text.decode("utf-8"))
+    except ValueError as error:
         raise ConfigError(f"--api-keys-file {path} cannot be read: {error}") from error
     try:
         entries = _KeysFile.model_validate(content).tenants
@@ -109,7 +164,7 @@ def load(path: Path) -> Keyring:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"--api-keys-file {path}: {where}: {first['msg']}") from None
-    return Keyring(_keys(path, entries))
+    return _keys(path, entries)
 
 
 def _keys(path: Path, entries: Mapping[str, _TenantEntry]) -> list[tuple[bytes, Tenant]]:

@@ -36,12 +36,8 @@ UNBOUNDED = 2**53
 REFUSALS = {
     b"FULL_REQUESTS": ("too many live requests", "cell", "requests_max"),
     b"FULL_TOKENS": ("too many live prompt tokens", "cell", "prompt_tokens_max"),
-    b"TENANT_REQUESTS": ("too many live requests of this tenant", "tenant", "requests_max"),
-    b"TENANT_TOKENS": (
-        "too many live prompt tokens of this tenant",
-        "tenant",
-        "prompt_tokens_max",
-    ),
+    b"TENANT_REQUESTS": ("too many live requests of tenant", "tenant", "requests_max"),
+    b"TENANT_TOKENS": ("too many live prompt tokens of tenant", "tenant", "prompt_tokens_max"),
 }
 
 
@@ -91,10 +87,9 @@ class Submissions:
         if verdict == b"OTHER":
             raise AlreadyExists(f"request {record.id}")
         if verdict in REFUSALS:
-            reason, subject, field = REFUSALS[verdict]
-            bound = getattr(bounds if subject == "tenant" else limits, field)
-            live = int(rest[0])
-            raise Overloaded(reason, RETRY_AFTER_S, bound, live=live, subject=subject)
+            _, subject, rule = REFUSALS[verdict]
+            bound = getattr(bounds if subject == "tenant" else limits, rule)
+            raise _overloaded(verdict, bound, int(rest[0]), record.tenant)
         return Submitted(serial=int(rest[0]), journal_seq=int(rest[1]), is_new=verdict == b"NEW")
 
     async def refuse_if_full(self, tenant: str, choices: int, bounds: TenantBounds) -> None:
@@ -112,8 +107,7 @@ class Submissions:
             (b"FULL_TOKENS", all_.prompt_tokens, tokens_max),
         ):
             if bound is not None and live >= bound:
-                reason, subject, _ = REFUSALS[verdict]
-                raise Overloaded(reason, RETRY_AFTER_S, bound, live=live, subject=subject)
+                raise _overloaded(verdict, bound, live, tenant)
 
     async def cancel(
         self,
@@ -257,6 +251,21 @@ class Submissions:
         """The cell's clock: the store's own, so that every process reads the same one."""
         (found,) = await self._store.commands((("TIME",),))
         return int(found[0]) * 1_000_000_000 + int(found[1]) * 1000
+
+
+def _overloaded(verdict: bytes, bound: int, live: int, tenant: str) -> Overloaded:
+    reason, subject, rule = REFUSALS[verdict]
+    if subject != "tenant":
+        return Overloaded(reason, RETRY_AFTER_S, bound, live=live, subject=subject, rule=rule)
+    return Overloaded(
+        f"{reason} {tenant}",
+        RETRY_AFTER_S,
+        bound,
+        live=live,
+        subject=subject,
+        rule=rule,
+        tenant=tenant,
+    )
 
 
 def _least(limit: int, bound: int | None) -> int:

@@ -66,7 +66,8 @@ class AlreadyExists(KaitenError):
 class Overloaded(KaitenError):
     """Refused before any work was done; the same request may succeed after `retry_after_s`.
 
-    `subject` is whose bound it was: "cell", "gateway" or "tenant". `live` is what counted then.
+    `subject` is whose bound it was: "cell", "gateway" or "tenant", and then `tenant` names it;
+    `rule` is the setting that holds the limit. `live` is what counted then.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class Overloaded(KaitenError):
         *,
         live: int | None = None,
         subject: str = "cell",
+        rule: str = "",
+        tenant: str = "",
     ) -> None:
-        known = (("live", live), ("limit", limit))
+        known = (("live", live), (rule or "limit", limit))
         bounds = ", ".join(f"{name} {value}" for name, value in known if value is not None)
         bound = f" ({bounds})" if bounds else ""
         super().__init__(f"overloaded: {reason}{bound}; retry in {retry_after_s:g} s")
@@ -87,6 +90,8 @@ class Overloaded(KaitenError):
         self.limit = limit
         self.live = live
         self.subject = subject
+        self.rule = rule
+        self.tenant = tenant
 
 
 class DeadlineExceeded(KaitenError):

@@ -64,7 +64,9 @@ def details_of(error: errors.KaitenError) -> list[Message]:
         metadata = {"limit": str(error.limit), "got": str(error.got)}
     if isinstance(error, errors.Overloaded):
         metadata = _numbers(limit=error.limit, live=error.live) | {"subject": error.subject}
-        violation = QuotaFailure.Violation(subject=error.subject, description=_cut(error.reason))
+        metadata |= {k: v for k, v in (("rule", error.rule), ("tenant", error.tenant)) if v}
+        subject = f"{error.subject}:{error.tenant}" if error.tenant else error.subject
+        violation = QuotaFailure.Violation(subject=subject, description=_cut(str(error)))
         details.append(QuotaFailure(violations=[violation]))
     if isinstance(error, errors.DeadlineExceeded):
         metadata = {"phase": error.phase}

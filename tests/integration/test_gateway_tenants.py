@@ -172,8 +172,18 @@ async def test_a_tenant_over_its_bound_is_refused_and_others_are_not(stack: Stac
     assert time.perf_counter() - begin < 5.0
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     quota, info = details(caught.value)
-    assert [violation.subject for violation in quota.violations] == ["tenant"]
-    assert dict(info.metadata) == {"limit": "2", "live": "2", "subject": "tenant"}
+    (violation,) = quota.violations
+    assert violation.subject == "tenant:alice"
+    assert violation.description == (
+        "overloaded: too many live requests of tenant alice (live 2, requests_max 2); retry in 1 s"
+    )
+    assert dict(info.metadata) == {
+        "limit": "2",
+        "live": "2",
+        "subject": "tenant",
+        "rule": "requests_max",
+        "tenant": "alice",
+    }
     # A long prompt is refused by a look at the store, before its text is touched.
     front = stack.gateway.service.front
     tokenized = front._prompter.token_ids
@@ -187,6 +197,7 @@ async def test_a_tenant_over_its_bound_is_refused_and_others_are_not(stack: Stac
     async with http_of(stack, "alice-key") as http:
         reply = await http.post("/v1/completions", json={"prompt": "long " * 1000})
         assert (reply.status_code, reply.json()["error"]["code"]) == (429, "overloaded")
+        assert "tenant alice (live 2, requests_max 2)" in reply.json()["error"]["message"]
         assert int(reply.headers["retry-after"]) >= 1
     assert asked == []
     call.cancel()
@@ -206,3 +217,32 @@ async def test_more_than_the_tenant_may_ever_have_is_wrong_not_late(stack: Stack
         assert "more urgent" in reply.json()["error"]["message"]
         body = {"model": MODEL, "prompt": list(range(1, 102))}
         assert (await http.post("/v1/completions", json=body)).status_code == 400
+
+
+async def test_a_key_taken_out_is_refused_and_what_it_began_goes_on(
+    stack: Stack, tmp_path: Path
+) -> None:
+    stack.scheduler.is_open.clear()
+    stub = stack.gateway.inference
+    stack.says("goes on")
+    call = stub.Generate(pb.GenerateRequest(text="x"), metadata=ALICE, timeout=20)
+    await anext(aiter(call))
+    digest = hashlib.sha256(b"alice-new").hexdigest()
+    new = tmp_path / "new.toml"
+    new.write_text(f'[tenants.alice]\nkeys = ["sha256:{digest}"]\n')
+    new.rename(tmp_path / "keys.toml")
+    keyring = stack.gateway.service._keyring
+
+    def is_replaced() -> bool:
+        return repr(keyring) == "Keyring(1 keys)"
+
+    await until(is_replaced, "the new keys")
+    for metadata in (ALICE, BOB):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.GetRequest(pb.GetRequestRequest(request_id="x"), metadata=metadata)
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    stack.scheduler.is_open.set()
+    rest = await all_of(call)
+    assert rest[-1].event.HasField("done")
+    async with http_of(stack, "alice-new") as http:
+        assert (await http.get("/v1/models")).status_code == 200

@@ -4,9 +4,9 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from gateway import tenants
-from gateway.tenants import DEFAULT, Keyring, Tenant, digest
+from gateway.tenants import DEFAULT, Keyring, KeysFile, Tenant, digest
 from service_kit.errors import ConfigError, Unauthenticated
 
 
@@ -20,6 +20,10 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
+def load(path: Path) -> Keyring:
+    return KeysFile(path).keyring
+
+
 def test_a_file_of_tenants(tmp_path: Path) -> None:
     text = f"""
 [tenants.acme]
@@ -31,7 +35,7 @@ priority_max = 10
 [tenants.other]
 keys = ["{sha("three")}"]
 """
-    ring = tenants.load(written(tmp_path, text))
+    ring = load(written(tmp_path, text))
     assert not ring.is_open
     acme = ring.tenant_of("Bearer one")
     assert acme == ring.tenant_of("bearer two")
@@ -56,19 +60,30 @@ def test_without_keys_everybody_is_the_default() -> None:
     assert Keyring().is_open
 
 
-def test_every_digest_is_compared_whichever_matches(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[bytes] = []
+@pytest.mark.parametrize("presented", ["0", "4", "wrong", "key-with-the-right-start", "x" * 600])
+def test_what_is_done_for_a_key_depends_on_nothing_in_it(
+    presented: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Constant time by construction: what is compared are digests of one length, each with each,
+    all of them, by the one function that does not leave early."""
+    compared: list[tuple[bytes, bytes]] = []
 
-    def compare(known: bytes, presented: bytes) -> bool:
-        compared.append(known)
-        return known == presented
+    def compare(known: bytes, given: bytes) -> bool:
+        compared.append((known, given))
+        return known == given
 
     monkeypatch.setattr("gateway.tenants.hmac.compare_digest", compare)
-    keys = [(digest(str(index)), Tenant(name=str(index))) for index in range(5)]
-    for index in range(5):
-        compared.clear()
-        assert Keyring(keys).tenant_of(f"Bearer {index}").name == str(index)
-        assert compared == [known for known, _ in keys]
+    names = ["0", "1", "2", "3", "4", "key-with-the-right-end"]
+    keys = [(digest(name), Tenant(name=name)) for name in names]
+    ring = Keyring(keys)
+    if presented in names:
+        assert ring.tenant_of(f"Bearer {presented}").name == presented
+    else:
+        with pytest.raises(Unauthenticated):
+            ring.tenant_of(f"Bearer {presented}")
+    assert [known for known, _ in compared] == [known for known, _ in keys]
+    assert {(len(known), len(given)) for known, given in compared} == {(32, 32)}
+    assert len({given for _, given in compared}) == 1
 
 
 @pytest.mark.parametrize(
@@ -92,10 +107,40 @@ def test_every_digest_is_compared_whichever_matches(monkeypatch: pytest.MonkeyPa
 )
 def test_a_wrong_file_is_explained_without_digests(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        tenants.load(written(tmp_path, text))
+        load(written(tmp_path, text))
     assert sha("k")[7:] not in str(caught.value)
 
 
 def test_a_missing_file_is_explained(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="api-keys-file"):
-        tenants.load(tmp_path / "none.toml")
+        load(tmp_path / "none.toml")
+
+
+async def test_a_changed_file_counts_from_the_next_request_on(tmp_path: Path) -> None:
+    path = written(tmp_path, f'[tenants.a]\nkeys = ["{sha("old")}"]')
+    file = KeysFile(path)
+    ring = file.keyring
+    written(tmp_path, f'[tenants.a]\nkeys = ["{sha("new")}"]\nrunning_tokens_max = 7')
+    await file.look()
+    assert ring.tenant_of("Bearer new").running_tokens_max == 7
+    with pytest.raises(Unauthenticated):
+        ring.tenant_of("Bearer old")
+
+
+@pytest.mark.parametrize("wrong", ["x", "[tenants.a]", None])
+async def test_a_file_that_has_become_wrong_changes_nothing_and_is_explained_once(
+    tmp_path: Path, wrong: str | None
+) -> None:
+    right = f'[tenants.a]\nkeys = ["{sha("one")}"]'
+    path = written(tmp_path, right)
+    file = KeysFile(path)
+    path.unlink() if wrong is None else written(tmp_path, wrong)
+    with capture_logs() as logs:
+        await file.look()
+        await file.look()
+        assert file.keyring.tenant_of("Bearer one").name == "a"
+        written(tmp_path, right)
+        await file.look()
+    (entry,) = logs
+    assert (entry["event"], entry["log_level"]) == ("keys.kept", "error")
+    assert str(path) in entry["reason"]

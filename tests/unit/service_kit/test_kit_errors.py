@@ -145,7 +145,7 @@ def test_an_overload_says_whose_bound_it_was() -> None:
     assert isinstance(quota, QuotaFailure)
     assert isinstance(info, ErrorInfo)
     assert [(v.subject, v.description) for v in quota.violations] == [
-        ("tenant", "too many live requests")
+        ("tenant", "overloaded: too many live requests (live 9, limit 10); retry in 1 s")
     ]
     assert dict(info.metadata) == {"limit": "10", "live": "9", "subject": "tenant"}
 
