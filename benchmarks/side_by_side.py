@@ -6,7 +6,9 @@
          --with optimum=PYTHON --with gguf=PYTHON]
 
 A peer written `name:1` runs in the first round only. Every peer starts afresh in every round and
-the answers' lengths are checked. The floor is measured at the beginning and the end.
+the answers' lengths are checked. "Same tokens" compares the first answers with those of
+transformers one by one, else with the first peer's. The floor is measured at the beginning and the
+end.
 """
 
 import argparse
@@ -20,7 +22,9 @@ from statistics import median
 
 from benchmarks.floor import Ideal, Machine, ideal, measure, shape_of
 from benchmarks.peers.checkpoint import SHAPES, write_checkpoint
-from benchmarks.peers.running import PeerError, Round, Setting, run_peer
+from benchmarks.peers.running import Round, run_peer
+from benchmarks.peers.setting import PeerError, Setting
+from benchmarks.peers.tokens import agreement
 from benchmarks.recording import record
 from kaiten.bench.options import BenchOptions
 from kaiten.bench.plan import make_plan
@@ -30,7 +34,7 @@ STEP_TOKENS = 512
 DEFAULT_PEERS = "kaiten,hf-continuous,hf-static16,hf-one:1"
 COLUMNS = (
     "peer", "tok/s", "range", "kaiten is", "of floor", "latency mean", "p99", "TTFT mean",
-    "frame p50", "p99", "peak MB", "start s",
+    "frame p50", "p99", "peak MB", "start s", "same tokens",
 )  # fmt: skip
 
 
@@ -111,6 +115,12 @@ def _compare(peers: Mapping[str, int], setting: Setting, chosen: argparse.Namesp
     return 1 if failed else 0
 
 
+def _same_tokens(rounds: Mapping[str, Sequence[Round]]) -> dict[str, float]:
+    """How far each peer's first answers go the way of the reference's."""
+    reference = (rounds.get("hf-one") or next(iter(rounds.values())))[0].tokens
+    return {name: agreement(each[0].tokens, reference) for name, each in rounds.items()}
+
+
 def _medians(rounds: Sequence[Round]) -> dict[str, float]:
     figures = [each.run.figures for each in rounds]
     speeds = [each.output_tokens_per_s for each in figures]
@@ -135,6 +145,7 @@ def _medians(rounds: Sequence[Round]) -> dict[str, float]:
 
 def _show(rounds: Mapping[str, Sequence[Round]], floor: Ideal, machine: Machine) -> None:
     ours = _medians(rounds["kaiten"])["tokens_per_s"] if "kaiten" in rounds else 0.0
+    same = _same_tokens(rounds) if rounds else {}
     lines = [COLUMNS]
     for name, each in rounds.items():
         m = _medians(each)
@@ -152,6 +163,7 @@ def _show(rounds: Mapping[str, Sequence[Round]], floor: Ideal, machine: Machine)
                 f"{m['inter_frame_p99_ms']:.0f} ms",
                 f"{m['peak_mb']:.0f}",
                 f"{m['start_s']:.1f}",
+                f"{same[name]:.0%}",
             )
         )
     widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
@@ -174,11 +186,13 @@ def _keep(
 ) -> None:
     medians = {name: _medians(each) for name, each in rounds.items()}
     ours = medians.get("kaiten", {}).get("tokens_per_s", 0.0)
+    same = _same_tokens(rounds) if rounds else {}
     peers = {
         name: {key: round(value, 4) for key, value in each.items()}
         | {
             "kaiten_over_this": round(ours / each["tokens_per_s"], 3),
             "of_floor": round(each["tokens_per_s"] / floor.output_tokens_per_s, 4),
+            "same_tokens": round(same[name], 4),
         }
         for name, each in medians.items()
     }

@@ -30,15 +30,16 @@ def run(pipeline, jobs):
         config.do_sample = False
         prompt = openvino.Tensor(np.array([job["prompt"]], dtype=np.int64))
         handles.append(pipeline.add_request(index, prompt, config))
-    stories = [[] for _ in jobs]
+    stories, tokens = [[] for _ in jobs], [[] for _ in jobs]
     while pipeline.has_non_finished_requests():
         pipeline.step()
         at_s = time.perf_counter() - started_s
-        for story, handle in zip(stories, handles, strict=True):
+        for story, made, handle in zip(stories, tokens, handles, strict=True):
             while handle.can_read():
-                count = sum(len(output.generated_ids) for output in handle.read().values())
-                story.append([at_s, count])
-    return stories
+                (output,) = handle.read().values()
+                story.append([at_s, len(output.generated_ids)])
+                made += output.generated_ids
+    return stories, tokens
 
 
 def main():
@@ -61,7 +62,8 @@ def main():
     pipeline = openvino_genai.ContinuousBatchingPipeline(chosen.model, scheduler, "CPU", properties)
     run(pipeline, [{"prompt": [5, 6, 7], "output_tokens": 2}])
     print("ready", flush=True)
-    chosen.out.write_text(json.dumps(run(pipeline, json.loads(chosen.jobs.read_text()))))
+    stories, tokens = run(pipeline, json.loads(chosen.jobs.read_text()))
+    chosen.out.write_text(json.dumps({"stories": stories, "tokens": tokens}))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ of kaiten.
         --dtype bf16 --threads 2 --jobs jobs.json --out out.json
 
 Says "ready" on stdout after a first token. Then every job is due at once; out.json holds, job by
-job, [[seconds, tokens], ...]: when how many of its tokens could be shown.
+job, `stories`: [[seconds, tokens], ...], when how many of its tokens could be shown, and `tokens`.
 """
 
 import argparse
@@ -53,22 +53,23 @@ def forced(tokens):
 
 def one_by_one(model, jobs):
     """`generate` for each job in turn."""
-    stories, started_s = [], time.perf_counter()
+    stories, tokens, started_s = [], [], time.perf_counter()
     for job in jobs:
         ticks, prompt = Ticks(), torch.tensor([job["prompt"]])
-        model.generate(
+        made = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             generation_config=forced(job["output_tokens"]),
             stopping_criteria=StoppingCriteriaList([ticks]),
         )
         stories.append([[at_s - started_s, 1] for at_s in ticks.at_s])
-    return stories
+        tokens.append(made[0, prompt.shape[1] :].tolist())
+    return stories, tokens
 
 
 def static(model, jobs, batch):
     """Left-padded batches in order of arrival; an answer is there when its batch is done."""
-    stories, started_s = [], time.perf_counter()
+    stories, answers, started_s = [], [], time.perf_counter()
     for start in range(0, len(jobs), batch):
         group = jobs[start : start + batch]
         wide = max(len(job["prompt"]) for job in group)
@@ -82,7 +83,10 @@ def static(model, jobs, batch):
         assert made.shape[1] == wide + tokens
         at_s = time.perf_counter() - started_s
         stories += [[[at_s, job["output_tokens"]]] for job in group]
-    return stories
+        answers += [
+            made[row, wide : wide + job["output_tokens"]].tolist() for row, job in enumerate(group)
+        ]
+    return stories, answers
 
 
 def continuous(model, jobs):
@@ -96,7 +100,7 @@ def continuous(model, jobs):
         use_cuda_graph=False,
     )
     plain = GenerationConfig(max_new_tokens=256, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    stories = [None] * len(jobs)
+    stories, tokens = [None] * len(jobs), [None] * len(jobs)
     with model.continuous_batching_context_manager(
         generation_config=plain, continuous_batching_config=config, warmup=False
     ) as manager:
@@ -121,9 +125,10 @@ def continuous(model, jobs):
                 at_s = answer.timestamps or [time.perf_counter()]
                 share = [1] * len(at_s) if len(at_s) == count else [0] * (len(at_s) - 1) + [count]
                 stories[int(answer.request_id)] = [
-                    [at - started_s, tokens] for at, tokens in zip(at_s, share, strict=True)
+                    [at - started_s, shown] for at, shown in zip(at_s, share, strict=True)
                 ]
-    return stories
+                tokens[int(answer.request_id)] = list(answer.generated_tokens)
+    return stories, tokens
 
 
 def run(model, jobs, mode):
@@ -151,8 +156,8 @@ def main():
     with torch.inference_mode():
         run(model, [{"prompt": [5, 6, 7], "output_tokens": 2}], chosen.mode)
         print("ready", flush=True)
-        stories = run(model, json.loads(chosen.jobs.read_text()), chosen.mode)
-    chosen.out.write_text(json.dumps(stories))
+        stories, tokens = run(model, json.loads(chosen.jobs.read_text()), chosen.mode)
+    chosen.out.write_text(json.dumps({"stories": stories, "tokens": tokens}))
 
 
 if __name__ == "__main__":

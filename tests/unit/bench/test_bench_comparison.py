@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from benchmarks import guard, ladder, ladder_page
 from benchmarks.floor import Machine, Shape, ideal, shape_of
 from benchmarks.peers.checkpoint import SHAPES, VOCAB_SIZE
-from benchmarks.peers.running import PEERS, PeerError, Setting, run_peer
 from benchmarks.tally import Tally
 from kaiten.bench.options import BenchOptions
 from kaiten.bench.plan import make_plan
@@ -169,12 +168,3 @@ def test_the_guard_fails_on_a_large_drop_only(monkeypatch: pytest.MonkeyPatch) -
 
 def test_every_probe_has_a_kept_ratio() -> None:
     assert guard.read_kept().keys() == guard.PROBES.keys()
-
-
-def test_a_peer_that_is_not_there_says_so(tmp_path: Path) -> None:
-    setting = Setting(model=tmp_path, dtype="bf16", threads=1, slots=1, jobs=(job(1, 1),))
-    with pytest.raises(PeerError, match="kaiten, hf-one"):
-        run_peer("nobody", setting)
-    with pytest.raises(PeerError, match="--with vllm"):
-        run_peer("vllm", setting)
-    assert set(PEERS) >= {"kaiten", "hf-continuous", "llama.cpp", "vllm", "openvino"}

