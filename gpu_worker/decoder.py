@@ -17,11 +17,13 @@ from torch import Tensor
 from gpu_worker.model_config import ModelConfig
 from gpu_worker.rope_config import inverse_frequencies
 from gpu_worker.weights import LayerWeights, Weights
+from kernels import dispatch
+from kernels.attention_plan import AttentionPlan, plan_attention
 from kernels.paged_attention import paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.rope import rope, rope_table
+from kernels.rope import rope_table
+from kernels.rope_write_kv import rope_write_kv
 from kernels.silu_mul import silu_mul
-from kernels.write_kv import write_kv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,9 @@ class StepTensors:
     context_lengths: Tensor
     block_tables: Tensor
     sampled_tokens: Tensor
+    # No row has more tokens, or a longer context, than these; None: nobody knows.
+    queries_max: int | None = None
+    context_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +68,9 @@ class Decoder:
         layers = self._weights.layers
         residual = self._weights.embed(step.token_ids)
         hidden = rms_norm(residual, layers[0].attention_norm, eps)
+        plan = self._plan(hidden, step)
         for index, layer in enumerate(layers):
-            hidden = self._attend(layer, hidden, *self._pages[index], step)
+            hidden = self._attend(layer, hidden, *self._pages[index], step, plan)
             hidden, residual = add_rms_norm(hidden, residual, layer.mlp_norm, eps)
             hidden = layer.down(silu_mul(layer.gate_up(hidden)))
             if index + 1 < len(layers):
@@ -81,6 +87,19 @@ class Decoder:
         hidden, _ = add_rms_norm(hidden, residual, self._weights.norm, self._config.norm_eps)
         return self._weights.head(hidden).float()
 
+    def _plan(self, hidden: Tensor, step: StepTensors) -> AttentionPlan | None:
+        """The step's attention shared out once for all layers, where the kernels want that."""
+        if dispatch.path_for(hidden) != "triton":
+            return None
+        return plan_attention(
+            step.query_starts,
+            step.context_lengths,
+            group=self._config.heads // self._config.kv_heads,
+            dtype=hidden.dtype,
+            queries_max=step.queries_max,
+            context_max=step.context_max,
+        )
+
     def _attend(
         self,
         layer: LayerWeights,
@@ -88,17 +107,26 @@ class Decoder:
         k_pages: Tensor,
         v_pages: Tensor,
         step: StepTensors,
+        plan: AttentionPlan | None,
     ) -> Tensor:
         config = self._config
         heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
         qkv = layer.qkv(hidden).view(len(hidden), heads + 2 * kv_heads, head_dim)
         q, k = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
         v = qkv[:, heads + kv_heads :]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = rms_norm(q, layer.q_norm, config.norm_eps)
-            k = rms_norm(k, layer.k_norm, config.norm_eps)
-        rope(q, k, step.positions, self._cos_sin)
-        write_kv(k, v, k_pages, v_pages, step.kv_slots)
+        q = rope_write_kv(
+            q,
+            k,
+            v,
+            step.positions,
+            self._cos_sin,
+            k_pages,
+            v_pages,
+            step.kv_slots,
+            layer.q_norm,
+            layer.k_norm,
+            config.norm_eps,
+        )
         mixed = paged_attention(
             q,
             k_pages,
@@ -107,5 +135,6 @@ class Decoder:
             step.query_starts,
             step.context_lengths,
             self._scale,
+            plan,
         )
         return layer.output(mixed.view(len(hidden), heads * head_dim))

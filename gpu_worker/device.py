@@ -13,6 +13,7 @@ IntArray = npt.NDArray[np.int64]
 IndexArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
+AnyArray = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

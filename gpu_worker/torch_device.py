@@ -13,6 +13,7 @@ from gpu_worker.decoder import Decoder, States, StepTensors
 from gpu_worker.device import (
     ExplainedTokens,
     Explanations,
+    IntArray,
     LogitEdits,
     SamplingColumns,
     StepInputs,
@@ -44,7 +45,11 @@ class TorchDevice:
             states = self._decoder.forward(tensors)
             logits = self._decoder.logits(states, tensors.sampled_tokens)
             forward_ns = time.perf_counter_ns()
-            explained = self._explain(states, step.explained)
+            explained = None
+            if (wanted := step.explained) is not None:
+                parts = explain(self._decoder, states, wanted, self._tensor(wanted.computed))
+                logprob, top_ids, top = (part.cpu().numpy() for part in parts)
+                explained = Explanations(logprob=logprob, top_token_ids=top_ids, top_logprobs=top)
             return self._sample(logits, step.sampling, explained, started_ns, forward_ns)
 
     def _on_device(self, step: StepInputs) -> StepTensors:
@@ -57,18 +62,6 @@ class TorchDevice:
             block_tables=self._tensor(step.block_tables),
             sampled_tokens=self._tensor(step.sampled_tokens),
         )
-
-    def _explain(self, states: States, wanted: ExplainedTokens | None) -> Explanations | None:
-        """A prompt has as many rows of logits as tokens: they are made and ranked in parts."""
-        if wanted is None:
-            return None
-        k = int(wanted.tops.max())
-        parts = []
-        for part in _ranked_parts(len(wanted.rows), self._decoder.vocab_size):
-            logits = self._decoder.logits(states, self._tensor(wanted.computed[part]))
-            parts.append(token_logprobs(logits, self._tensor(wanted.token_ids[part]), k))
-        logprob, top_ids, top = (torch.cat(each).cpu().numpy() for each in zip(*parts, strict=True))
-        return Explanations(logprob=logprob, top_token_ids=top_ids, top_logprobs=top)
 
     def _sample(
         self,
@@ -92,9 +85,9 @@ class TorchDevice:
         if columns.edits is not None:
             # Log-probabilities are of the model's own logits: whoever changes them does it apart.
             logits = logits.clone() if len(rows) else logits
-            edit_logits(logits, self._edits(columns.edits))
+            edit_logits(logits, edit_tensors(columns.edits, self._device))
         token_ids, is_ok = sample(logits, params)
-        logprob, top_ids, top = self._logprobs(raw, token_ids, columns, rows)
+        logprob, top_ids, top = likeliest(raw, token_ids, columns.logprobs)
         return StepSamples(
             token_ids=token_ids.cpu().numpy(),
             is_ok=is_ok.cpu().numpy(),
@@ -107,30 +100,45 @@ class TorchDevice:
             explained=explained,
         )
 
-    def _edits(self, edits: LogitEdits) -> EditTensors:
-        arrays = {field.name: getattr(edits, field.name) for field in fields(edits)}
-        return EditTensors(**{name: self._tensor(array) for name, array in arrays.items()})
-
-    def _logprobs(
-        self,
-        raw: Tensor,
-        token_ids: Tensor,
-        columns: SamplingColumns,
-        rows: np.ndarray[tuple[int], np.dtype[np.int64]],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if not len(rows):
-            return raw.new_empty(0), token_ids.new_empty((0, 0)), raw.new_empty((0, 0))
-        k = int(columns.logprobs[rows].max())
-        parts = []
-        for part in _ranked_parts(len(rows), raw.size(1)):
-            index = self._tensor(rows[part])
-            parts.append(token_logprobs(raw[index], token_ids[index], k))
-        logprob, top_ids, top = zip(*parts, strict=True)
-        return torch.cat(logprob), torch.cat(top_ids), torch.cat(top)
-
     def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
         """On the CPU the same memory; the arrays of a step are never written again."""
         return torch.from_numpy(array).to(self._device)
+
+
+def edit_tensors(edits: LogitEdits, device: torch.device) -> EditTensors:
+    arrays = {field.name: getattr(edits, field.name) for field in fields(edits)}
+    return EditTensors(
+        **{name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    )
+
+
+def explain(
+    decoder: Decoder, states: States, wanted: ExplainedTokens, computed: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The fields of `Explanations`; `computed` is where the states of `wanted.computed` are.
+
+    A prompt has as many rows of logits as tokens: they are made and ranked in parts.
+    """
+    k, token_ids = int(wanted.tops.max()), torch.from_numpy(wanted.token_ids).to(computed.device)
+    parts = []
+    for part in _ranked_parts(len(wanted.rows), decoder.vocab_size):
+        parts.append(token_logprobs(decoder.logits(states, computed[part]), token_ids[part], k))
+    logprob, top_ids, top = zip(*parts, strict=True)
+    return torch.cat(logprob), torch.cat(top_ids), torch.cat(top)
+
+
+def likeliest(raw: Tensor, token_ids: Tensor, wanted: IntArray) -> tuple[Tensor, Tensor, Tensor]:
+    """(logprob, top ids, top logprobs) of the rows that want any, as `StepSamples` has them."""
+    rows = np.flatnonzero(wanted >= 0)
+    if not len(rows):
+        return raw.new_empty(0), token_ids.new_empty((0, 0)), raw.new_empty((0, 0))
+    k = int(wanted[rows].max())
+    parts = []
+    for part in _ranked_parts(len(rows), raw.size(1)):
+        index = torch.from_numpy(rows[part]).to(raw.device)
+        parts.append(token_logprobs(raw[index], token_ids[index], k))
+    logprob, top_ids, top = zip(*parts, strict=True)
+    return torch.cat(logprob), torch.cat(top_ids), torch.cat(top)
 
 
 def _ranked_parts(rows: int, vocab_size: int) -> Iterator[slice]:

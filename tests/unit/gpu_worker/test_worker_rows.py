@@ -1,5 +1,6 @@
 """The batch beside a dumb model of it: whatever plans and steps come, both see the same."""
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -263,3 +264,40 @@ def test_more_stop_tokens_than_any_row_before() -> None:
     inputs = rows.step_inputs(rows.steady_counts())
     outcome = rows.advance(inputs, _samples([6], [True]))
     assert outcome.finished == ((0, FinishReason.STOP),)
+
+
+def test_a_late_result_leaves_no_trace_in_the_row_that_came_after() -> None:
+    """The step was on its way when its row left and another took the slot."""
+    rows = Rows(LIMITS)
+    first = Row(1, [1, 2], 2, 9, 0, (6,), [0], 1)
+    rows.apply(plan(1, joins=(_join(0, first),), membership_checksum=checksum([(0, 1)])))
+    inputs = rows.step_inputs(rows.steady_counts())
+    rows.expect(inputs)
+    second = Row(2, [3, 4, 5, 1], 4, 9, 0, (), [1, 2], 3)
+    rows.apply(
+        plan(2, leaves=(0,), joins=(_join(0, second),), membership_checksum=checksum([(0, 2)]))
+    )
+    outcome = rows.settle(inputs, _samples([6], [True]))
+    assert outcome.finished == ((0, FinishReason.STOP),)
+    assert rows.tokens(0) == (3, 4, 5, 1)
+    assert not rows.is_idle(0)
+    assert rows.tokens_done(0) == 3
+
+
+def test_a_row_that_stopped_forgets_the_steps_expected_since() -> None:
+    rows = Rows(LIMITS)
+    row = Row(1, [1, 2], 2, 9, 0, (6,), [0, 1], 1)
+    rows.apply(
+        plan(1, joins=(_join(0, row),), lease_steps=3, membership_checksum=checksum([(0, 1)]))
+    )
+    first = rows.step_inputs(rows.steady_counts())
+    rows.expect(first)
+    second = rows.step_inputs(rows.steady_counts())
+    rows.expect(second)
+    assert rows.settle(first, _samples([6], [True])).token_ids == (6,)
+    absent = dataclasses.replace(_samples([0], [False]), is_there=np.array([False]))
+    outcome = rows.settle(second, absent)
+    assert (outcome.slots, outcome.finished, outcome.errors) == ((), (), ())
+    assert rows.tokens(0) == (1, 2, 6)
+    assert rows.tokens_done(0) == 2
+    assert rows.is_idle(0)

@@ -1,0 +1,158 @@
+"""What an accelerator does beside computing: a stream of its own, pinned copies, graphs.
+
+On a CPU each is the plain thing, so that everything built on them runs, and is tested, without a
+GPU: a copy is made at once, and a graph is the call that it would have recorded.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Fetch(Protocol):
+    """Tensors on their way to the host."""
+
+    def wait(self) -> tuple[Sequence[Tensor], int]:
+        """Their contents, and the microseconds that the device computed since `begun`."""
+
+
+class Accelerator(Protocol):
+    @property
+    def device(self) -> torch.device: ...
+
+    def computing(self) -> AbstractContextManager[None]:
+        """What is launched inside goes to the worker's own stream, in order, and keeps no grads."""
+
+    def host_buffer(self, size_bytes: int) -> Tensor:
+        """Memory of the host that the device copies from by itself, as bytes."""
+
+    def mark(self) -> Callable[[], None]:
+        """A function that waits for everything launched up to now."""
+
+    def begun(self) -> Any:
+        """The moment when what is launched next begins, for `fetch`."""
+
+    def fetch(self, tensors: Sequence[Tensor], begun: Any) -> Fetch:
+        """Begin to copy to the host; what is launched afterwards does not wait for it."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """A function that launches at once all that `run` launches, over the same tensors."""
+
+
+class Cpu:
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        with torch.inference_mode():
+            yield
+
+    def host_buffer(self, size_bytes: int) -> Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8)
+
+    def mark(self) -> Callable[[], None]:
+        return lambda: None
+
+    def begun(self) -> int:
+        return time.perf_counter_ns()
+
+    def fetch(self, tensors: Sequence[Tensor], begun: int) -> Fetch:
+        elapsed_us = (time.perf_counter_ns() - begun) // 1000
+        return _Fetched([tensor.clone() for tensor in tensors], elapsed_us)
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        return run
+
+
+class Cuda:
+    """One compute stream and one for copies to the host, both of the thread that computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._compute = _stream(device)
+        self._back = _stream(device)
+        # One for all graphs: they run one after the other.
+        self._graph_pool: Any = torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        with torch.inference_mode(), torch.cuda.stream(self._compute):
+            yield
+
+    def host_buffer(self, size_bytes: int) -> Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def mark(self) -> Callable[[], None]:
+        event = _event()
+        event.record(self._compute)
+        return event.synchronize
+
+    def begun(self) -> torch.cuda.Event:
+        event = _event(is_timed=True)
+        event.record(self._compute)
+        return event
+
+    def fetch(self, tensors: Sequence[Tensor], begun: torch.cuda.Event) -> Fetch:
+        ended = _event(is_timed=True)
+        ended.record(self._compute)
+        self._back.wait_event(ended)
+        with torch.cuda.stream(self._back):
+            copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+            done = _event()
+            done.record(self._back)
+        return _Fetching(copies, list(tensors), done, begun, ended)
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        # Once before: what compiles, loads or allocates for good must not be recorded.
+        run()
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._graph_pool, stream=self._compute):
+            run()
+        return graph.replay
+
+
+class _Fetched:
+    def __init__(self, copies: Sequence[Tensor], elapsed_us: int) -> None:
+        self._copies = copies
+        self._elapsed_us = elapsed_us
+
+    def wait(self) -> tuple[Sequence[Tensor], int]:
+        return self._copies, self._elapsed_us
+
+
+class _Fetching:
+    def __init__(
+        self,
+        copies: Sequence[Tensor],
+        sources: Sequence[Tensor],
+        done: torch.cuda.Event,
+        begun: torch.cuda.Event,
+        ended: torch.cuda.Event,
+    ) -> None:
+        self._copies = copies
+        # Their memory must not be given to others while it is read on another stream.
+        self._sources = sources
+        self._done, self._begun, self._ended = done, begun, ended
+
+    def wait(self) -> tuple[Sequence[Tensor], int]:
+        self._done.synchronize()
+        return self._copies, int(self._begun.elapsed_time(self._ended) * 1000)
+
+
+# torch leaves these two without types.
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _event(*, is_timed: bool = False) -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=is_timed)  # type: ignore[no-untyped-call]
+
+
+def accelerator_for(device: torch.device) -> Accelerator:
+    return Cuda(device) if device.type == "cuda" else Cpu()

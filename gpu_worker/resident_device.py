@@ -1,0 +1,170 @@
+"""The device that holds the rows itself and computes ahead of the host (`device.AheadDevice`).
+
+A step is launched with what the host knows of it and no more than a few kilobytes sent, mostly
+none; the device works out positions and places from its rows, samples, and moves its rows on, so
+the next step can be launched at once. Only the sampled tokens come back, beside the computing.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from torch import Tensor
+
+from gpu_worker.accelerator import Accelerator, Fetch
+from gpu_worker.decoder import Decoder, States, StepTensors
+from gpu_worker.device import AnyArray, Explanations, RowChanges, StepInputs, StepSamples
+from gpu_worker.draft import RowLimits
+from gpu_worker.resident_rows import ResidentRows, staging_bytes
+from gpu_worker.staging import Staging
+from gpu_worker.step_graphs import StepGraphs
+from gpu_worker.torch_device import edit_tensors, explain, likeliest
+from kernels.logit_edits import edit_logits
+from kernels.sampling import sample
+from kernels.step_rows import Asked, RowStep, step_rows
+from kernels.take_tokens import ABSENT, take_tokens
+
+_NOTHING: Final = (
+    np.zeros(0, np.float32),
+    np.zeros((0, 0), np.int64),
+    np.zeros((0, 0), np.float32),
+)
+
+
+class ResidentDevice:
+    def __init__(
+        self,
+        decoder: Decoder,
+        pages: Tensor,
+        limits: RowLimits,
+        accelerator: Accelerator,
+        *,
+        graph_sizes: Sequence[int],
+    ) -> None:
+        self._decoder = decoder
+        self._pages = pages
+        self._limits = limits
+        self._accelerator = accelerator
+        self._staging = Staging(accelerator, staging_bytes(limits))
+        self.rows = ResidentRows(limits, self._staging, accelerator.device)
+        self._graphs = StepGraphs(graph_sizes, self._decode, accelerator, self._staging)
+
+    def record(self, on_recorded: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Record the decode steps; before the first row joins."""
+        with self._accelerator.computing():
+            self._graphs.record(on_recorded)
+
+    def clear(self) -> None:
+        with self._accelerator.computing():
+            self.rows.clear()
+
+    def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
+        with self._accelerator.computing():
+            self.rows.apply(changes)
+            if copies:
+                sources, targets = self._staging.upload(np.array(copies, np.int64).T)[0]
+                # All sources are read before any target is written.
+                self._pages[:, :, targets] = self._pages[:, :, sources]
+
+    def launch(self, step: StepInputs) -> "StepFlight":
+        with self._accelerator.computing():
+            begun = self._accelerator.begun()
+            if _only_decodes(step) and self._graphs.size_for(step.row_count) is not None:
+                tensors = [self._graphs.launch(step.slots)]
+            else:
+                tensors = self._mixed(step)
+            return StepFlight(step, self._accelerator.fetch(tensors, begun))
+
+    def _decode(self, asked: Asked) -> Tensor:
+        """One token of each row, with nothing asked for besides."""
+        step = step_rows(self.rows.state, asked, self._limits.block_size)
+        states = self._forward(asked, step, 1, self._limits.context_tokens)
+        logits = self._decoder.logits(states, step.sampled_tokens)
+        token_ids, is_ok = sample(logits, self.rows.sampling(step.sampled_slots))
+        return take_tokens(self.rows.state, asked, token_ids, is_ok)
+
+    def _mixed(self, inputs: StepInputs) -> list[Tensor]:
+        """Any step: what became of each sample, then all log-probabilities that are wanted."""
+        asked = self.rows.ask(inputs)
+        step = step_rows(self.rows.state, asked, self._limits.block_size)
+        states = self._forward(
+            asked, step, int(inputs.counts.max()), int(inputs.context_lengths.max())
+        )
+        raw = self._decoder.logits(states, step.sampled_tokens)
+        logits = raw
+        if (edits := inputs.sampling.edits) is not None:
+            # Log-probabilities are of the model's own logits: whoever changes them does it apart.
+            logits = raw.clone()
+            edit_logits(logits, edit_tensors(edits, raw.device))
+        token_ids, is_ok = sample(logits, self.rows.sampling(step.sampled_slots))
+        tensors = [take_tokens(self.rows.state, asked, token_ids, is_ok)]
+        if (inputs.sampling.logprobs >= 0).any():
+            tensors += likeliest(raw, token_ids, inputs.sampling.logprobs)
+        if (wanted := inputs.explained) is not None:
+            rows, computed = self._staging.upload(wanted.rows, wanted.computed)
+            # Rows that the host did not know to have ended take no place.
+            moved = asked.starts[rows] - step.query_starts[rows]
+            tensors += explain(self._decoder, states, wanted, computed - moved)
+        return tensors
+
+    def _forward(self, asked: Asked, step: RowStep, queries_max: int, context_max: int) -> States:
+        return self._decoder.forward(
+            StepTensors(
+                token_ids=step.token_ids,
+                positions=step.positions,
+                kv_slots=step.kv_slots,
+                query_starts=step.query_starts,
+                context_lengths=step.context_lengths,
+                block_tables=self.rows.block_tables(asked),
+                sampled_tokens=step.sampled_tokens,
+                queries_max=queries_max,
+                context_max=context_max,
+            )
+        )
+
+
+class StepFlight:
+    def __init__(self, step: StepInputs, fetch: Fetch) -> None:
+        self._step = step
+        self._fetch = fetch
+
+    def result(self) -> StepSamples:
+        tensors, forward_us = self._fetch.wait()
+        arrays = [tensor.numpy() for tensor in tensors]
+        result = arrays.pop(0)
+        rows = np.flatnonzero(self._step.sampling.logprobs >= 0)
+        logprob, top_ids, top = _three(arrays) if len(rows) else _NOTHING
+        explained = None
+        if self._step.explained is not None:
+            of_prompt, ids_of_prompt, tops_of_prompt = _three(arrays)
+            explained = Explanations(
+                logprob=of_prompt, top_token_ids=ids_of_prompt, top_logprobs=tops_of_prompt
+            )
+        return StepSamples(
+            token_ids=np.maximum(result, 0),
+            is_ok=result >= 0,
+            is_there=result != ABSENT,
+            logprob_rows=rows,
+            logprob=logprob,
+            top_token_ids=top_ids,
+            top_logprobs=top,
+            forward_us=forward_us,
+            sample_us=0,
+            explained=explained,
+        )
+
+
+def _three(arrays: list[AnyArray]) -> list[Any]:
+    """Taken from the front."""
+    return [arrays.pop(0) for _ in range(3)]
+
+
+def _only_decodes(step: StepInputs) -> bool:
+    """Whether every row computes and samples one token, and nothing else is asked for."""
+    columns = step.sampling
+    return (
+        len(step.sampled_rows) == step.token_count == step.row_count
+        and columns.edits is None
+        and step.explained is None
+        and bool((columns.logprobs < 0).all())
+    )

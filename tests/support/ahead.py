@@ -1,0 +1,176 @@
+"""The same plans through a device in turns with the host and through one that is a step ahead.
+
+played = play(in_turns, scheduler, draw_cut)      plans made as results come in
+replay(one_ahead, played)                         the same plans, steps still on their way
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_worker.accelerator import Cpu
+from gpu_worker.checkpoint import Checkpoint
+from gpu_worker.decoder import Decoder
+from gpu_worker.draft import RowLimits
+from gpu_worker.kv_cache import PoolSize, allocate_pages, block_bytes
+from gpu_worker.model_config import read_config
+from gpu_worker.plans import Plan, RowSampling, StepOutcome, StepResult
+from gpu_worker.resident_device import ResidentDevice
+from gpu_worker.rows import Rows
+from gpu_worker.step_graphs import graph_sizes
+from gpu_worker.stepping import InTurns, OneAhead, Stepper
+from gpu_worker.torch_device import TorchDevice
+from gpu_worker.weights import Weights, load_weights
+from tests.support.mini_scheduler import MiniScheduler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A plan, its results, and whether something newer cut its lease short."""
+
+    plan: Plan
+    results: list[StepResult]
+    is_cut: bool
+
+
+class Model:
+    """A checkpoint in memory, for any number of devices."""
+
+    def __init__(self, folder: Path, limits: RowLimits) -> None:
+        self.limits = limits
+        self.config = read_config(folder)
+        self.dtype = torch.float32
+        with Checkpoint(folder) as checkpoint:
+            self.weights: Weights = load_weights(
+                checkpoint, self.config, dtype=self.dtype, device=torch.device("cpu")
+            )
+
+    def in_turns(self) -> InTurns:
+        return InTurns(Rows(self.limits), TorchDevice(*self._decoder()))
+
+    def one_ahead(self) -> OneAhead:
+        return OneAhead(Rows(self.limits), self.resident())
+
+    def resident(self) -> ResidentDevice:
+        device = ResidentDevice(
+            *self._decoder(), self.limits, Cpu(), graph_sizes=graph_sizes(self.limits.slots)
+        )
+        device.record()
+        return device
+
+    def _decoder(self) -> tuple[Decoder, torch.Tensor]:
+        limits = self.limits
+        pool = PoolSize(
+            block_count=limits.block_count,
+            block_size=limits.block_size,
+            block_bytes=block_bytes(self.config, limits.block_size, self.dtype),
+            context_tokens=limits.context_tokens,
+        )
+        pages = allocate_pages(self.config, pool, self.dtype, torch.device("cpu"))
+        context = limits.context_tokens
+        return Decoder(self.config, self.weights, pages, context_tokens=context), pages
+
+
+@dataclass
+class LateScheduler(MiniScheduler):
+    """Hears of finished rows only after the next plan, as one that plans ahead does.
+
+    Until then they hold their slots and get blocks like any other.
+    """
+
+    unheard: list[tuple[int, Any]] = field(default_factory=list)
+    asked: dict[int, tuple[Sequence[int], RowSampling]] = field(default_factory=dict)
+
+    def submit(
+        self, prompt: Sequence[int], params: RowSampling, *, committed: Sequence[int] = ()
+    ) -> int:
+        serial = super().submit(prompt, params, committed=committed)
+        self.asked[serial] = (prompt, params)
+        return serial
+
+    def preempt(self, slot: int) -> None:
+        """The row leaves with the next plan, and joins again as soon as there is room."""
+        row = self.running[slot]
+        if row.is_finished or any(row is other for _, other in self.unheard):
+            return
+        row.is_finished = True
+        prompt, params = self.asked[row.serial]
+        known = [*prompt, *self.outputs[row.serial]]
+        self.waiting.append((row.serial, known, len(prompt), params))
+
+    def next_plan(self) -> Plan | None:
+        heard, self.unheard = self.unheard, []
+        made = super().next_plan()
+        for slot, row in heard:
+            if slot in self.running and self.running[slot] is row:
+                row.is_finished = True
+        return made or (super().next_plan() if heard else None)
+
+    def on_outcome(self, computed: Plan, step: int, outcome: StepOutcome) -> None:
+        super().on_outcome(computed, step, outcome)
+        for slot in {slot for slot, _ in (*outcome.finished, *outcome.errors)}:
+            self.running[slot].is_finished = False
+            self.unheard.append((slot, self.running[slot]))
+
+
+def play(
+    stepper: Stepper,
+    scheduler: MiniScheduler,
+    steps_before_cut: Callable[[], int],
+    before_plan: Callable[[], None] = lambda: None,
+) -> list[Played]:
+    """Everything submitted, to its end. A lease is cut after so many steps."""
+    played: list[Played] = []
+    while True:
+        before_plan()
+        if (plan := scheduler.next_plan()) is None:
+            return played
+        results: list[StepResult] = []
+        most = steps_before_cut()
+        stepper.run(plan, 0, results.append, partial(_is_cut, results, most))
+        for result in results:
+            scheduler.on_outcome(plan, result.step, result.outcome)
+        is_natural = len(results) == plan.lease_steps or len(results) < most
+        played.append(Played(plan=plan, results=results, is_cut=not is_natural))
+
+
+def _is_cut(results: Sequence[StepResult], most: int) -> bool:
+    """Asked after a step whose result is not among them yet."""
+    return len(results) + 1 >= most
+
+
+def replay(stepper: Stepper, played: list[Played], stays_in_air: Callable[[], bool]) -> None:
+    """The same plans give the same results, whenever the host comes to read them."""
+    seen: list[StepResult] = []
+    for item in played:
+        stepper.run(item.plan, 0, seen.append, _Waiting(item, stays_in_air()))
+    stepper.land()
+    expected = [without_times(result) for item in played for result in item.results]
+    assert [without_times(result) for result in seen] == expected
+
+
+class _Waiting:
+    """Says that something newer waits when it did, and at the end of a lease if told so."""
+
+    def __init__(self, played: Played, at_the_end: bool) -> None:
+        self._asked = 0
+        self._played = played
+        self._at_the_end = at_the_end
+
+    def __call__(self) -> bool:
+        self._asked += 1
+        if self._asked < len(self._played.results):
+            return False
+        if self._played.is_cut:
+            return True
+        return self._at_the_end and len(self._played.results) == self._played.plan.lease_steps
+
+
+def without_times(result: StepResult) -> StepResult:
+    zeros = dict.fromkeys(("wait_us", "forward_us", "sample_us"), 0)
+    return dataclasses.replace(result, timings=dataclasses.replace(result.timings, **zeros))

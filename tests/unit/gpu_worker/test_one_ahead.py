@@ -1,0 +1,83 @@
+"""A device that is a step ahead of the host says, result by result, what one in turns says."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpu_worker.draft import RowLimits
+from gpu_worker.plans import RowSampling
+from tests.support.ahead import LateScheduler, Model, play, replay
+from tests.support.mini_scheduler import sampling
+from tests.support.random_model import write_random_model
+
+LIMITS = RowLimits(
+    slots=5, context_tokens=40, step_tokens=24, block_size=4, block_count=32, vocab_size=97
+)
+QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
+
+
+@pytest.fixture(scope="module", params=[{}, QWEN3], ids=["llama", "qwen3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    return Model(write_random_model(folder, seed=3, **request.param), LIMITS)
+
+
+@st.composite
+def params(draw: st.DrawFn) -> RowSampling:
+    """Mostly plain; some with stops that come soon, log-probabilities, rules."""
+    changes: dict[str, object] = {
+        "max_tokens": draw(st.integers(1, 12)),
+        "seed": draw(st.integers(0, 99)),
+    }
+    if draw(st.booleans()):
+        changes |= {"temperature": 0.9, "top_k": draw(st.integers(0, 20))}
+    if draw(st.booleans()):
+        width = draw(st.sampled_from([3, 10]))
+        changes |= {
+            "stop_token_ids": tuple(range(0, 97, width)),
+            "min_tokens": draw(st.integers(0, 3)),
+        }
+    if draw(st.integers(0, 4)) == 0:
+        changes |= {"logprobs": draw(st.integers(0, 3))}
+    if draw(st.integers(0, 6)) == 0:
+        changes |= {
+            "repetition_penalty": 1.4,
+            "bad_words": ((3,), (4, 5)),
+            "logit_bias": ((7, 4.0),),
+        }
+    if draw(st.integers(0, 6)) == 0:
+        changes |= {"prompt_logprobs": draw(st.integers(0, 2))}
+    return sampling(**changes)
+
+
+requests = st.lists(
+    st.tuples(st.lists(st.integers(0, 96), min_size=1, max_size=20), params()),
+    min_size=1,
+    max_size=9,
+)
+
+
+@given(asked=requests, lease=st.integers(1, 6), chunk=st.sampled_from([3, 1000]), data=st.data())
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+def test_the_same_plans_give_the_same_results(
+    model: Model,
+    asked: list[tuple[list[int], RowSampling]],
+    lease: int,
+    chunk: int,
+    data: st.DataObject,
+) -> None:
+    scheduler = LateScheduler(LIMITS, chunk_tokens=chunk, lease_steps=lease)
+    for prompt, wanted in asked:
+        scheduler.submit(prompt, wanted)
+    left = [4]
+
+    def preempt_somebody() -> None:
+        if left[0] and scheduler.running and data.draw(st.integers(0, 4)) == 0:
+            left[0] -= 1
+            scheduler.preempt(data.draw(st.sampled_from(sorted(scheduler.running))))
+
+    played = play(
+        model.in_turns(), scheduler, lambda: data.draw(st.integers(1, 8)), preempt_somebody
+    )
+    assert len(scheduler.reasons) == len(asked)
+    replay(model.one_ahead(), played, lambda: data.draw(st.booleans()))

@@ -1,0 +1,176 @@
+"""step_rows and take_tokens: what the device does to its rows between two steps."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels import dispatch
+from kernels.step_rows import Asked, RowState, step_rows, step_rows_reference
+from kernels.take_tokens import ABSENT, BROKEN, take_tokens, take_tokens_reference
+
+BLOCK_SIZE = 4
+WIDTH = 40
+SLOTS = 6
+VOCAB = 9
+
+
+def draw_state(draw: st.DrawFn) -> RowState:
+    """Rows between two steps; some have ended."""
+    known = [draw(st.integers(1, 150)) for _ in range(SLOTS)]
+    done = [draw(st.integers(0, count - 1)) for count in known]
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    stops = torch.randint(
+        -1, VOCAB, (SLOTS, draw(st.sampled_from([1, 3, 70]))), generator=generator
+    )
+    return RowState(
+        is_live=torch.tensor([draw(st.integers(0, 1)) for _ in range(SLOTS)]),
+        known=torch.tensor(known),
+        done=torch.tensor(done),
+        limit=torch.tensor([count + draw(st.integers(1, 2)) for count in known]),
+        masked_until=torch.tensor([count + draw(st.integers(-1, 1)) for count in known]),
+        last_token=torch.tensor([draw(st.integers(0, VOCAB - 1)) for _ in range(SLOTS)]),
+        blocks=torch.randint(0, 1000, (SLOTS, WIDTH), generator=generator).int(),
+        stops=stops.int(),
+    )
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[RowState, Asked]:
+    """Some rows in some order, padding among them, each with a part of its gap or all of it."""
+    state = draw_state(draw)
+    order = draw(st.permutations(range(SLOTS)))[: draw(st.integers(1, SLOTS))]
+    slots = [slot if draw(st.integers(0, 4)) else -1 for slot in order]
+    counts, samples, sampled = [], [], 0
+    for slot in slots:
+        gap = int(state.known[slot] - state.done[slot]) if slot >= 0 else 1
+        counts.append(draw(st.integers(1, gap)))
+        closes = counts[-1] == gap
+        samples.append(sampled if closes else -1)
+        sampled += closes
+    starts = torch.tensor([0, *counts]).cumsum(0)
+    asked = Asked(
+        slots=torch.tensor(slots),
+        starts=starts,
+        samples=torch.tensor(samples),
+        token_ids=torch.arange(int(starts[-1])) + 100,
+        sample_count=sampled,
+    )
+    return state, asked
+
+
+def copy(state: RowState) -> RowState:
+    return RowState(**{field.name: getattr(state, field.name).clone() for field in fields(state)})
+
+
+def test_the_interpreter_is_the_path() -> None:
+    assert dispatch.path_for(torch.ones(1)) == "triton"
+
+
+@given(step=steps())
+@settings(max_examples=40, deadline=None)
+def test_step_rows(step: tuple[RowState, Asked]) -> None:
+    state, asked = step
+    result, expected = step_rows(state, asked, BLOCK_SIZE), step_rows_reference(*step, BLOCK_SIZE)
+    for field in fields(expected):
+        own, known = getattr(result, field.name), getattr(expected, field.name)
+        assert own.dtype == known.dtype
+        assert own.tolist() == known.tolist(), field.name
+
+
+@given(step=steps(), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_take_tokens(step: tuple[RowState, Asked], data: st.DataObject) -> None:
+    state, asked = step
+    count = asked.sample_count
+    tokens = torch.tensor([data.draw(st.integers(0, VOCAB - 1)) for _ in range(count)]).long()
+    ok = torch.tensor([data.draw(st.integers(0, 5)) > 0 for _ in range(count)]).bool()
+    other = copy(state)
+    result, expected = (
+        take_tokens(state, asked, tokens, ok),
+        take_tokens_reference(other, asked, tokens, ok),
+    )
+    assert result.tolist() == expected.tolist()
+    for field in fields(state):
+        assert getattr(state, field.name).tolist() == getattr(other, field.name).tolist()
+
+
+def by_hand() -> RowState:
+    """Slot 0 is about to sample its last token, 1 has ended, 2 has a prompt of 6 to compute."""
+    return RowState(
+        is_live=torch.tensor([1, 0, 1]),
+        known=torch.tensor([5, 7, 6]),
+        done=torch.tensor([4, 6, 0]),
+        limit=torch.tensor([6, 20, 20]),
+        masked_until=torch.tensor([0, 0, 0]),
+        last_token=torch.tensor([55, 77, 66]),
+        blocks=torch.tensor([[3, 9], [8, 1], [7, 2]]).int(),
+        stops=torch.tensor([[-1], [-1], [44]]).int(),
+    )
+
+
+ASKED = Asked(
+    slots=torch.tensor([0, 1, 2, -1]),
+    starts=torch.tensor([0, 1, 2, 8, 9]),
+    samples=torch.tensor([0, 1, 2, -1]),
+    token_ids=torch.tensor([-1, -1, 60, 61, 62, 63, 64, -1, -1]),
+    sample_count=3,
+)
+
+
+@pytest.mark.parametrize("path", ["torch", "triton"])
+def test_by_hand(path: str) -> None:
+    dispatch.force(path)
+    state = by_hand()
+    step = step_rows(state, ASKED, BLOCK_SIZE)
+    # The row that ended writes nowhere, and neither does padding; the others close up.
+    assert step.token_ids.tolist() == [55, 60, 61, 62, 63, 64, 66, 0, 0]
+    assert step.positions.tolist() == [4, 0, 1, 2, 3, 4, 5, 0, 0]
+    assert step.kv_slots.tolist() == [36, 28, 29, 30, 31, 8, 9, -1, -1]
+    assert step.query_starts.tolist() == [0, 1, 1, 7, 7]
+    assert step.context_lengths.tolist() == [5, 0, 6, 0]
+    assert step.sampled_tokens.tolist() == [0, 0, 6]
+    assert step.sampled_slots.tolist() == [0, 1, 2]
+    ids, ok = torch.tensor([11, 12, 44]), torch.tensor([True, True, True])
+    assert take_tokens(state, ASKED, ids, ok).tolist() == [11, ABSENT, 44]
+    # One by its limit, one by its stop token.
+    assert state.is_live.tolist() == [0, 0, 0]
+    assert state.known.tolist() == [6, 7, 7]
+    assert state.done.tolist() == [5, 6, 6]
+    assert state.last_token.tolist() == [11, 77, 44]
+    dispatch.force(None)
+
+
+@pytest.mark.parametrize("path", ["torch", "triton"])
+def test_a_broken_row_ends_without_a_token(path: str) -> None:
+    dispatch.force(path)
+    state = by_hand()
+    ok = torch.tensor([False, True, True])
+    assert take_tokens(state, ASKED, torch.tensor([0, 1, 2]), ok).tolist() == [BROKEN, ABSENT, 2]
+    assert state.is_live.tolist() == [0, 0, 1]
+    assert state.known.tolist() == [5, 7, 7]
+    assert state.last_token.tolist() == [55, 77, 2]
+    dispatch.force(None)
+
+
+def test_wrong_tensors_are_refused_by_name() -> None:
+    state = by_hand()
+    with pytest.raises(ValueError, match=r"^token_ids: "):
+        take_tokens(state, ASKED, torch.tensor([1]), torch.tensor([True]))
+    with pytest.raises(ValueError, match=r"^slots: "):
+        step_rows(state, empty(), BLOCK_SIZE)
+    with pytest.raises(ValueError, match=r"^blocks: "):
+        RowState(**{**vars_of(state), "blocks": state.blocks.long()})
+
+
+def vars_of(state: RowState) -> dict[str, Tensor]:
+    return {field.name: getattr(state, field.name) for field in fields(state)}
+
+
+def empty() -> Asked:
+    none = torch.zeros(0, dtype=torch.int64)
+    starts = torch.zeros(1, dtype=torch.int64)
+    return Asked(slots=none, starts=starts, samples=none, token_ids=none, sample_count=0)
