@@ -20,7 +20,6 @@ MB: Final = 1_000_000
 # Of the memory free after loading, when --kv-memory-mb does not say.
 _FREE_SHARE: Final = 0.4
 _ALIGN_BYTES: Final = 64
-_DTYPE_BYTES: Final = {torch.float32: 4, torch.bfloat16: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +51,51 @@ class PoolRequest:
     context_tokens: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Memory that KV blocks may take when no setting says how much, and where that comes from."""
+
+    kv_bytes: int
+    source: str
+    # A device has no more than this, whatever is asked for; a CPU's pages are taken as needed.
+    is_limit: bool = False
+
+
+def room_on_cpu(free_bytes: int) -> Room:
+    """A share of what is free now: other processes of the machine go on taking memory."""
+    return Room(
+        kv_bytes=int(free_bytes * _FREE_SHARE),
+        source=f"{_FREE_SHARE:.0%} of the {_mb(free_bytes)} MB free",
+    )
+
+
+def room_on_gpu(*, total_bytes: int, free_bytes: int, step_bytes: int, share: float) -> Room:
+    """What `share` of the device leaves beside what is taken (weights) and the worst step."""
+    taken_bytes = total_bytes - free_bytes
+    return Room(
+        kv_bytes=int(total_bytes * share) - taken_bytes - step_bytes,
+        source=f"--gpu-memory-share {share:g} of the device's {_mb(total_bytes)} MB, less "
+        f"{_mb(taken_bytes)} MB taken (weights, other processes) and {_mb(step_bytes)} MB for the "
+        "largest step that --step-tokens and --slots allow,",
+        is_limit=True,
+    )
+
+
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Of one block in all layers, keys and values."""
-    tile = config.kv_heads * block_size * config.head_dim * _DTYPE_BYTES[dtype]
+    tile = config.kv_heads * block_size * config.head_dim * dtype.itemsize
     return config.layers * 2 * tile
 
 
 def size_pool(
-    config: ModelConfig, dtype: torch.dtype, request: PoolRequest, free_bytes: int
+    config: ModelConfig, dtype: torch.dtype, request: PoolRequest, room: Room
 ) -> PoolSize:
     """ConfigError names the setting that does not fit, and what would."""
     bytes_each = block_bytes(config, request.block_size, dtype)
     context = _context(config, request)
     # More blocks than all slots at full length can never be used.
     useful = request.slots * -(-context // request.block_size)
-    count = min(_affordable(request, bytes_each, free_bytes), useful)
+    count = min(_affordable(request, bytes_each, room), useful)
     needed = -(-context // request.block_size)
     if count < needed and request.context_tokens is not None:
         raise ConfigError(
@@ -99,19 +128,28 @@ def _context(config: ModelConfig, request: PoolRequest) -> int:
     return context
 
 
-def _affordable(request: PoolRequest, bytes_each: int, free_bytes: int) -> int:
+def _affordable(request: PoolRequest, bytes_each: int, room: Room) -> int:
+    fits = max(room.kv_bytes // bytes_each, 0)
     if request.kv_blocks is not None:
-        return request.kv_blocks
-    if request.kv_memory_mb is None:
-        count = int(free_bytes * _FREE_SHARE) // bytes_each
-        setting = f"{_FREE_SHARE:.0%} of the {_mb(free_bytes)} MB free"
-    else:
+        count, setting = request.kv_blocks, f"--kv-blocks {request.kv_blocks}"
+    elif request.kv_memory_mb is not None:
         count = int(request.kv_memory_mb * MB) // bytes_each
         setting = f"--kv-memory-mb {request.kv_memory_mb:g}"
-    if count < 1:
+    else:
+        count, setting = fits, room.source
+    if count < 1 and not (room.is_limit and fits < 1):
         raise ConfigError(
             f"{setting} holds no KV block: one of {request.block_size} tokens takes "
             f"{_mb(bytes_each)} MB; give at least --kv-memory-mb {_mb(bytes_each)}"
+        )
+    if room.is_limit and (fits < 1 or count > fits):
+        raise ConfigError(
+            f"{count} KV blocks are {_mb(count * bytes_each)} MB, but {room.source} leaves "
+            f"{fits} blocks ({_mb(fits * bytes_each)} MB); raise the share, lower --step-tokens or "
+            f"--slots, or give at most --kv-blocks {fits}"
+            if fits
+            else f"{room.source} leaves no room for a KV block ({_mb(bytes_each)} MB); raise the "
+            "share, lower --step-tokens or --slots, or take a smaller model or a larger device"
         )
     return count
 

@@ -5,41 +5,46 @@ Each phase is timed, because start-up is what an operator waits for.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import structlog
 import torch
+from torch import Tensor
 
+from gpu_worker.accelerator import Cuda
 from gpu_worker.checkpoint import Checkpoint, find_checkpoint
 from gpu_worker.decoder import Decoder
-from gpu_worker.device import AheadDevice, Device, RowEnds, SamplingColumns, StepInputs
+from gpu_worker.device import AheadDevice, Device
 from gpu_worker.draft import RowLimits
 from gpu_worker.kv_cache import (
     PoolRequest,
     PoolSize,
+    Room,
     allocate_pages,
     free_memory_bytes,
+    room_on_cpu,
+    room_on_gpu,
     size_pool,
 )
 from gpu_worker.model_config import ModelConfig, read_config
+from gpu_worker.resident_device import ResidentDevice
 from gpu_worker.settings import WorkerSettings
+from gpu_worker.step_graphs import graph_sizes
+from gpu_worker.target import DTYPE_NAMES, choose_device, choose_dtype, device_name, numeric_class
 from gpu_worker.torch_device import TorchDevice
-from gpu_worker.weights import fingerprint, load_weights
+from gpu_worker.warm_up import largest_step, warm_up
+from gpu_worker.weights import Weights, fingerprint, load_weights
 from kernels import native
 from service_kit.errors import ConfigError
 
 log = structlog.get_logger()
 
-_DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
-_DTYPE_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
-_WARM_UP_TOKENS: Final = 32
-_WARM_UP_ROWS: Final = 4
-_FP32_CHECKPOINTS: Final = ("float32", "float64")
+# For a trial run: what one block takes is not asked.
+ONE_BLOCK: Final = Room(kv_bytes=1 << 60, source="a trial run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,36 +79,100 @@ class PhaseTimer:
 def load(settings: WorkerSettings) -> Loaded:
     """Blocks for as long as loading takes. ConfigError says what to change."""
     timer = PhaseTimer()
-    device = torch.device("cpu")
+    target = choose_device(settings.device)
     torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
     with timer.phase("kernels"):
         choose_kernels(settings.native)
     with timer.phase("find"):
         folder = find_checkpoint(settings.model)
         config = read_config(folder)
-    dtype = choose_dtype(settings.dtype, config.checkpoint_dtype)
+    dtype = choose_dtype(settings.dtype, config.checkpoint_dtype, target)
     with timer.phase("load"), Checkpoint(folder) as checkpoint:
-        weights = load_weights(checkpoint, config, dtype=dtype, device=device, on_layer=_narrate)
-        digest = fingerprint(checkpoint, config, numeric_class(device, dtype))
+        weights = load_weights(
+            checkpoint, config, dtype=dtype, device=target, on_layer=_narrator(config.layers)
+        )
+        digest = fingerprint(checkpoint, config, numeric_class(target, dtype))
     with timer.phase("pool"):
-        pool = size_pool(config, dtype, pool_request(settings), free_memory_bytes())
-        pages = allocate_pages(config, pool, dtype, device)
+        room = find_room(settings, config, weights, target)
+        pool = size_pool(config, dtype, pool_request(settings), room)
+        pages = allocate_pages(config, pool, dtype, target)
         decoder = Decoder(config, weights, pages, context_tokens=pool.context_tokens)
-    torch_device = TorchDevice(decoder, pages)
     limits = row_limits(settings, config, pool)
     with timer.phase("warm_up"):
-        warm_up(torch_device, limits)
+        device = ready_device(decoder, pages, limits)
     return Loaded(
-        device=torch_device,
+        device=device,
         limits=limits,
         model=model_name(settings),
         fingerprint=digest,
         architecture=config.architecture,
-        dtype=_DTYPE_NAMES[dtype],
-        device_name=f"{device.type} ({torch.get_num_threads()} threads, {native.reason()})",
+        dtype=DTYPE_NAMES[dtype],
+        device_name=device_name(target),
         pool=pool,
         phases_ms=timer.phases_ms,
     )
+
+
+def find_room(
+    settings: WorkerSettings, config: ModelConfig, weights: Weights, device: torch.device
+) -> Room:
+    """What KV blocks may take: on a GPU, what the weights and the largest step leave."""
+    if device.type == "cpu":
+        return room_on_cpu(free_memory_bytes())
+    step_bytes = measure_step(settings, config, weights, device)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return room_on_gpu(
+        total_bytes=total_bytes,
+        free_bytes=free_bytes,
+        step_bytes=step_bytes,
+        share=settings.gpu_memory_share,
+    )
+
+
+def measure_step(
+    settings: WorkerSettings, config: ModelConfig, weights: Weights, device: torch.device
+) -> int:
+    """What the largest step that the settings allow takes beside weights and KV, by running it.
+
+    Twice what a step of single tokens takes comes on top: recorded steps keep memory of their own.
+    """
+    request = replace(pool_request(settings), kv_blocks=1)
+    pool = size_pool(config, weights.norm.dtype, request, ONE_BLOCK)
+    pages = allocate_pages(config, pool, weights.norm.dtype, device)
+    context = settings.context_tokens or config.positions_max
+    decoder = Decoder(config, weights, pages, context_tokens=context)
+    limits = replace(row_limits(settings, config, pool), context_tokens=context)
+    compute = TorchDevice(decoder, pages).execute
+    largest = peak_bytes(lambda: compute(largest_step(limits)), device)
+    singles = replace(limits, step_tokens=limits.slots)
+    return largest + peak_bytes(lambda: compute(largest_step(singles)), device)
+
+
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
+    """Device memory that the call takes and gives back."""
+    run()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return peak
+
+
+def ready_device(decoder: Decoder, pages: Tensor, limits: RowLimits) -> Device | AheadDevice:
+    """Warmed up. A GPU gets its steps ahead of the host; a CPU is the host."""
+    if pages.device.type == "cpu":
+        in_turns = TorchDevice(decoder, pages)
+        warm_up(in_turns.execute, limits)
+        return in_turns
+    sizes = graph_sizes(limits.slots)
+    device = ResidentDevice(decoder, pages, limits, Cuda(pages.device), graph_sizes=sizes)
+    warm_up(lambda step: device.launch(step).result(), limits)
+    device.record(lambda done, total: log.info("worker.recording", done=done, total=total))
+    torch.cuda.synchronize(pages.device)
+    return device
 
 
 def choose_kernels(asked: str) -> None:
@@ -116,19 +185,6 @@ def choose_kernels(asked: str) -> None:
             "compiler, or take --native auto"
         )
     log.info("worker.kernels", path=native.reason())
-
-
-def numeric_class(device: torch.device, dtype: torch.dtype) -> str:
-    """What may differ in the last bits between workers, and with them a token."""
-    path = "native" if native.available() else "torch"
-    return f"{device.type} {_DTYPE_NAMES[dtype]} {path}"
-
-
-def choose_dtype(asked: str, checkpoint_dtype: str) -> torch.dtype:
-    """float16 is hundreds of times slower than bfloat16 on a CPU, so it is never computed in."""
-    if asked != "auto":
-        return _DTYPES[asked]
-    return torch.float32 if checkpoint_dtype in _FP32_CHECKPOINTS else torch.bfloat16
 
 
 def pool_request(settings: WorkerSettings) -> PoolRequest:
@@ -156,56 +212,12 @@ def model_name(settings: WorkerSettings) -> str:
     return settings.served_model_name or Path(settings.model).name
 
 
-def warm_up(device: Device, limits: RowLimits) -> None:
-    """Run a prefill, a decode step and a mixed one, so that no first request pays for it.
+def _narrator(layers: int) -> Callable[[int], None]:
+    """About ten lines in a log."""
+    step = max(1, layers // 10)
 
-    Small ones: threads, scratch memory and the library's plans come with the first step of a kind,
-    whatever its size.
-    """
-    longest = min(_WARM_UP_TOKENS, limits.step_tokens, limits.context_tokens)
-    for counts in ([longest], [1] * min(_WARM_UP_ROWS, limits.slots), [min(2, longest), 1]):
-        device.execute(_warm_up_step(np.array(counts, np.int64), limits))
+    def narrate(done: int) -> None:
+        if done % step == 0 or done == layers:
+            log.info("worker.loading", done=done, total=layers)
 
-
-def _warm_up_step(
-    counts: np.ndarray[tuple[int], np.dtype[np.int64]], limits: RowLimits
-) -> StepInputs:
-    """Rows that all read block 0 and write nowhere; half of them sample with noise."""
-    rows, total = len(counts), int(counts.sum())
-    width = -(-int(counts.max()) // limits.block_size)
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    return StepInputs(
-        slots=np.arange(rows),
-        serials=np.zeros(rows, np.uint64),
-        counts=counts,
-        query_starts=starts.astype(np.int32),
-        context_lengths=counts.astype(np.int32),
-        block_tables=np.zeros((rows, width), np.int32),
-        token_ids=np.zeros(total, np.int64),
-        positions=np.concatenate([np.arange(count) for count in counts]),
-        kv_slots=np.full(total, -1, np.int64),
-        sampled_rows=np.arange(rows),
-        sampled_tokens=starts[1:] - 1,
-        sampling=SamplingColumns(
-            temperature=(np.arange(rows) % 2).astype(np.float32),
-            top_k=np.full(rows, min(8, limits.vocab_size), np.int64),
-            top_p=np.full(rows, 0.9, np.float32),
-            min_p=np.zeros(rows, np.float32),
-            seed=np.zeros(rows, np.int64),
-            choice=np.zeros(rows, np.int64),
-            position=np.zeros(rows, np.int64),
-            logprobs=np.full(rows, -1, np.int64),
-            edits=None,
-        ),
-        ends=RowEnds(
-            joined=np.zeros(rows, np.int64),
-            known=counts,
-            limit=counts,
-            masked_until=np.zeros(rows, np.int64),
-            stops=np.zeros((rows, 0), np.int64),
-        ),
-    )
-
-
-def _narrate(layers: int) -> None:
-    log.debug("worker.loading", layers=layers)
+    return narrate

@@ -30,8 +30,14 @@ class WorkerSettings(Settings):
         description="host:port at which the scheduler reaches this worker; default: where it is"
         " bound, or its address on the route to the scheduler when bound to 0.0.0.0",
     )
-    dtype: Literal["auto", "bf16", "fp32"] = Field(
-        default="auto", description="auto: bf16 unless the checkpoint is fp32"
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="cpu, cuda or cuda:1; auto: the first GPU, if there is one",
+    )
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field(
+        default="auto",
+        description="auto: bf16, unless the checkpoint is fp32 (on a CPU) or fp16 (on a GPU)",
     )
     slots: int = Field(default=64, ge=1, le=1024, description="rows of the batch")
     step_tokens: int = Field(
@@ -46,6 +52,9 @@ class WorkerSettings(Settings):
     )
     context_tokens: int | None = Field(
         default=None, ge=2, description="longest sequence; default: what model and pool allow"
+    )
+    gpu_memory_share: float = Field(
+        default=0.9, gt=0, le=1, description="of the GPU's memory, for weights, steps and KV blocks"
     )
     threads: int | None = Field(
         default=None, ge=1, le=1024, description="compute threads; default: one per core"

@@ -120,9 +120,10 @@ def explain(
     A prompt has as many rows of logits as tokens: they are made and ranked in parts.
     """
     k, token_ids = int(wanted.tops.max()), torch.from_numpy(wanted.token_ids).to(computed.device)
-    parts = []
-    for part in _ranked_parts(len(wanted.rows), decoder.vocab_size):
-        parts.append(token_logprobs(decoder.logits(states, computed[part]), token_ids[part], k))
+    parts = [
+        token_logprobs(decoder.logits(states, computed[part]), token_ids[part], k)
+        for part in _ranked_parts(len(wanted.rows), decoder.vocab_size)
+    ]
     logprob, top_ids, top = zip(*parts, strict=True)
     return torch.cat(logprob), torch.cat(top_ids), torch.cat(top)
 

@@ -33,7 +33,7 @@ from gpu_worker.device import (
     StepInputs,
     StepSamples,
 )
-from gpu_worker.kv_cache import size_pool
+from gpu_worker.kv_cache import room_on_cpu, size_pool
 from gpu_worker.loading import Loaded, model_name, pool_request, row_limits
 from gpu_worker.model_config import read_config
 from gpu_worker.plans import StepResult as StepReport
@@ -144,7 +144,7 @@ def load_mock(settings: WorkerSettings) -> Loaded:
     folder = find_checkpoint(settings.model)
     config = read_config(folder)
     # Nothing is allocated, so any pool fits.
-    pool = size_pool(config, torch.float32, pool_request(settings), free_bytes=1 << 60)
+    pool = size_pool(config, torch.float32, pool_request(settings), room_on_cpu(1 << 60))
 
     def delay_s(step: StepInputs) -> float:
         if (step.token_ids == settings.poison_token).any():

@@ -24,9 +24,8 @@ KERNELS = {
     "_merge_kernel",
     "_plan_kernel",
     "_rms_norm_kernel",
-    "_rope_kernel",
+    "_rope_write_kv_kernel",
     "_silu_mul_kernel",
-    "_write_kv_kernel",
 }
 # Float32 through two layers; the bound of the parity with transformers.
 LOGPROB_ERROR_MAX = 1e-4

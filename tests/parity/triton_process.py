@@ -20,10 +20,9 @@ from kernels import (
     logprobs,
     paged_attention,
     rms_norm,
-    rope,
+    rope_write_kv,
     sampling,
     silu_mul,
-    write_kv,
 )
 from tests.support.mini_scheduler import MiniScheduler
 from tests.support.mini_scheduler import sampling as row_sampling
@@ -37,8 +36,8 @@ RUNS = ((7, 3), (1000, 1))
 
 def count_launches(launches: Counter[str]) -> None:
     """Note every kernel launch by name."""
-    modules = (attention_plan, logprobs, paged_attention, rms_norm, rope, sampling, silu_mul)
-    for module in (*modules, write_kv):
+    modules = (attention_plan, logprobs, paged_attention, rms_norm, rope_write_kv, sampling)
+    for module in (*modules, silu_mul):
         for name, kernel in list(vars(module).items()):
             if name.endswith("_kernel"):
                 setattr(module, name, _Counted(kernel, name, launches))

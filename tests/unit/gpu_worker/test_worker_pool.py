@@ -7,14 +7,17 @@ import torch
 
 from gpu_worker.kv_cache import (
     PoolRequest,
+    Room,
     allocate_pages,
     block_bytes,
     free_memory_bytes,
+    room_on_cpu,
+    room_on_gpu,
     size_pool,
 )
-from gpu_worker.loading import choose_dtype
 from gpu_worker.model_config import config_from_json
 from gpu_worker.settings import WorkerSettings
+from gpu_worker.target import choose_device, choose_dtype
 from service_kit.errors import ConfigError
 from service_kit.settings import load
 from tests.support.random_model import LLAMA
@@ -36,7 +39,7 @@ def request(**changes: Any) -> PoolRequest:
 
 
 def size(free_bytes: int = FREE, config: Any = CONFIG, **changes: Any) -> Any:
-    return size_pool(config, torch.float32, request(**changes), free_bytes)
+    return size_pool(config, torch.float32, request(**changes), room_on_cpu(free_bytes))
 
 
 def test_a_block_in_bytes() -> None:
@@ -96,7 +99,7 @@ def test_a_sliding_window_is_served_up_to_its_length() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pages_are_zero_aligned_and_of_the_layout(dtype: torch.dtype) -> None:
-    pool = size_pool(CONFIG, dtype, request(kv_blocks=5), FREE)
+    pool = size_pool(CONFIG, dtype, request(kv_blocks=5), room_on_cpu(FREE))
     pages = allocate_pages(CONFIG, pool, dtype, torch.device("cpu"))
     assert pages.shape == (2, 2, 5, 2, 16, 8)
     assert pages.dtype == dtype
@@ -109,18 +112,78 @@ def test_free_memory_is_a_plausible_number() -> None:
     assert 1_000_000 < free_memory_bytes() < 1 << 50
 
 
+GB = 10**9
+
+
+def gpu_room(**changes: Any) -> Room:
+    base: dict[str, Any] = {
+        "total_bytes": 140 * GB,
+        "free_bytes": 120 * GB,
+        "step_bytes": 6 * GB,
+        "share": 0.9,
+    }
+    return room_on_gpu(**(base | changes))
+
+
+def test_a_gpu_gives_what_weights_and_the_largest_step_leave() -> None:
+    # 126 GB are the worker's, 20 are taken, 6 are the step's.
+    assert gpu_room().kv_bytes == 100 * GB
+    assert gpu_room(share=0.5).kv_bytes == 44 * GB
+
+
 @pytest.mark.parametrize(
-    ("asked", "checkpoint", "expected"),
+    ("room", "changes", "said"),
     [
-        ("auto", "float32", torch.float32),
-        ("auto", "bfloat16", torch.bfloat16),
-        ("auto", "float16", torch.bfloat16),
-        ("fp32", "bfloat16", torch.float32),
-        ("bf16", "float32", torch.bfloat16),
+        (
+            {"share": 0.1},
+            {},
+            "--gpu-memory-share 0.1 of the device's 140000 MB, less 20000 MB taken (weights, other "
+            "processes) and 6000 MB for the largest step that --step-tokens and --slots allow, "
+            "leaves no room for a KV block",
+        ),
+        ({"share": 0.185716}, {"kv_blocks": 99}, "leaves 58 blocks"),
+        ({"share": 0.185716}, {"kv_blocks": 99}, "give at most --kv-blocks 58"),
+        ({"share": 0.185716}, {"kv_memory_mb": 1.0}, "244 KV blocks are 1 MB"),
     ],
 )
-def test_the_dtype(asked: str, checkpoint: str, expected: torch.dtype) -> None:
-    assert choose_dtype(asked, checkpoint) is expected
+def test_what_does_not_fit_on_a_gpu(
+    room: dict[str, Any], changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        size_pool(CONFIG, torch.float32, request(slots=99, **changes), gpu_room(**room))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "checkpoint", "on_cpu", "on_gpu"),
+    [
+        ("auto", "float32", torch.float32, torch.bfloat16),
+        ("auto", "bfloat16", torch.bfloat16, torch.bfloat16),
+        ("auto", "float16", torch.bfloat16, torch.float16),
+        ("fp32", "bfloat16", torch.float32, torch.float32),
+        ("bf16", "float32", torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_the_dtype(asked: str, checkpoint: str, on_cpu: torch.dtype, on_gpu: torch.dtype) -> None:
+    assert choose_dtype(asked, checkpoint, torch.device("cpu")) is on_cpu
+    assert choose_dtype(asked, checkpoint, torch.device("cuda")) is on_gpu
+
+
+def test_fp16_is_not_for_cpus() -> None:
+    with pytest.raises(ConfigError, match="take --dtype bf16"):
+        choose_dtype("fp16", "float16", torch.device("cpu"))
+
+
+def test_a_gpu_that_is_not_there_is_missed() -> None:
+    assert choose_device("cpu") == torch.device("cpu")
+    if torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="numbered from 0"):
+            choose_device("cuda:99")
+        return
+    assert choose_device("auto") == torch.device("cpu")
+    for asked in ("cuda", "cuda:1"):
+        with pytest.raises(ConfigError, match=f"--device {asked}, but .* no CUDA device"):
+            choose_device(asked)
 
 
 def settings(*argv: str) -> WorkerSettings:
@@ -138,7 +201,8 @@ def test_settings_from_flags() -> None:
     [
         (("--slots", "64", "--step-tokens", "63"), "must be at least slots (64)"),
         (("--kv-blocks", "4", "--kv-memory-mb", "4"), "exclude each other"),
-        (("--dtype", "fp16"), "'bf16'"),
+        (("--dtype", "fp8"), "'bf16'"),
+        (("--device", "tpu"), "device"),
         (("--slots", "0"), "greater than or equal to 1"),
     ],
 )

@@ -1,0 +1,72 @@
+"""What a worker computes on and in: the device and the dtype, or why not."""
+
+from typing import Final
+
+import torch
+
+from kernels import native
+from service_kit.errors import ConfigError
+
+_DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPE_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+_FP32_CHECKPOINTS: Final = ("float32", "float64")
+# Ampere: the first with bfloat16 in its tensor cores, and the oldest that the kernels are for.
+_CAPABILITY_MIN: Final = (8, 0)
+
+
+def choose_device(asked: str) -> torch.device:
+    """auto: the first GPU that torch sees, else the CPU."""
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"--device {asked}, but torch {torch.__version__} finds no CUDA device; look at "
+            "nvidia-smi, install a CUDA build of torch, or take --device cpu"
+        )
+    device = torch.device("cuda" if asked == "auto" else asked)
+    index = device.index or 0
+    if index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device {asked}, but there are {torch.cuda.device_count()} CUDA devices, numbered "
+            "from 0"
+        )
+    capability = torch.cuda.get_device_capability(index)
+    if capability < _CAPABILITY_MIN:
+        raise ConfigError(
+            f"--device {asked} is a {torch.cuda.get_device_name(index)} of compute capability "
+            f"{capability[0]}.{capability[1]}; kaiten's kernels need at least 8.0"
+        )
+    return torch.device("cuda", index)
+
+
+def choose_dtype(asked: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
+    """A GPU computes in half the width unless told otherwise, a CPU as the checkpoint is.
+
+    Never in float16 on a CPU, where it is hundreds of times slower than bfloat16.
+    """
+    is_cpu = device.type == "cpu"
+    if asked == "fp16" and is_cpu:
+        raise ConfigError(
+            "--dtype fp16 is for GPUs, a CPU is hundreds of times faster in bf16; take --dtype bf16"
+        )
+    if asked != "auto":
+        return _DTYPES[asked]
+    if checkpoint_dtype == "float16" and not is_cpu:
+        return torch.float16
+    return torch.float32 if checkpoint_dtype in _FP32_CHECKPOINTS and is_cpu else torch.bfloat16
+
+
+def numeric_class(device: torch.device, dtype: torch.dtype) -> str:
+    """What may differ in the last bits between workers, and with them a token."""
+    if device.type == "cpu":
+        path = "native" if native.available() else "torch"
+    else:
+        path = "triton sm{}{}".format(*torch.cuda.get_device_capability(device))
+    return f"{device.type} {DTYPE_NAMES[dtype]} {path}"
+
+
+def device_name(device: torch.device) -> str:
+    """For people."""
+    if device.type == "cpu":
+        return f"cpu ({torch.get_num_threads()} threads, {native.reason()})"
+    return f"{device} ({torch.cuda.get_device_name(device)})"
