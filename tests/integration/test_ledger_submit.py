@@ -103,7 +103,7 @@ async def test_a_tenant_is_bounded_by_itself_and_releases_what_it_held(ledger: L
     await leader.finish("a:1", first.serial, n=2)
     assert await ledger.load("a") == Load(choices=0, prompt_tokens=0)
     await ledger.submit(of_tenant("a", "2", prompt=range(8)), b"h", bounds)
-    with pytest.raises(Overloaded, match="tenant a .live 8, prompt_tokens_max 10"):
+    with pytest.raises(Overloaded, match=r"tenant a .live 8, prompt_tokens_max 10"):
         await ledger.submit(of_tenant("a", "3"), b"h", bounds)
     await leader.finish("b:1", other.serial)
     assert await ledger.load("b") == Load(choices=0, prompt_tokens=0)
