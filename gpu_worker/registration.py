@@ -113,14 +113,16 @@ class Registrar:
         interval_s = max(registered.heartbeat_interval_ms, 1) / 1000
         while True:
             await self._pause(interval_s)
+            # As it was asked: the drain may begin before the answer is here.
+            is_draining = self._is_draining.is_set()
             answer = await stub.Heartbeat(
                 scheduler_service_pb2.HeartbeatRequest(
-                    boot_id=self._description.boot_id, is_draining=self._is_draining.is_set()
+                    boot_id=self._description.boot_id, is_draining=is_draining
                 ),
                 timeout=_RPC_S_MAX,
             )
             # A scheduler that does not know the worker has nothing left on it.
-            if self._is_draining.is_set() and (answer.is_drained or answer.must_register):
+            if is_draining and (answer.is_drained or answer.must_register):
                 self._is_drained.set()
             if answer.must_register:
                 return
