@@ -1,12 +1,13 @@
 """Run one round of one peer: started afresh, warmed, loaded, measured, stopped."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from benchmarks.peers.libraries import library, openvino_model
 from benchmarks.peers.memory import PeakMemory
-from benchmarks.peers.servers import kaiten, llama_cpp, vllm
+from benchmarks.peers.servers import gguf_file, kaiten, llama_cpp, vllm
 from benchmarks.peers.setting import PeerError, Runner, Setting
 from kaiten.bench.figures import figures_of
 from kaiten.bench.report import Run
@@ -26,6 +27,8 @@ def run_peer(name: str, setting: Setting) -> Round:
     """PeerError unless every answer has exactly the length that was asked for."""
     if name not in PEERS:
         raise PeerError(f"no peer {name!r}; there are {', '.join(PEERS)}")
+    if name in CONVERTED:
+        CONVERTED[name](setting)  # Once; neither its time nor its memory is the peer's.
     with PeakMemory() as memory:
         answers = PEERS[name](setting)
     figures = figures_of(answers.outcomes)
@@ -46,4 +49,9 @@ PEERS: Final[Mapping[str, Runner]] = {
     "openvino": library("openvino_script.py", "openvino", "continuous", openvino_model),
     "llama.cpp": llama_cpp,
     "vllm": vllm,
+}
+# Peers that need the weights in a format of their own.
+CONVERTED: Final[Mapping[str, Callable[[Setting], Path]]] = {
+    "llama.cpp": gguf_file,
+    "openvino": openvino_model,
 }

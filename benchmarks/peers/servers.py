@@ -39,16 +39,28 @@ def kaiten(setting: Setting) -> Answers:
         return asyncio.run(_load(stack.grpc, setting, started_s, tokens_of_kaiten))
 
 
+def gguf_file(setting: Setting) -> Path:
+    """The checkpoint as GGUF beside the folder, written once."""
+    gguf = setting.model.with_suffix(f".{setting.dtype}.gguf")
+    if not gguf.exists():
+        unfinished = gguf.with_suffix(".part")
+        python = setting.pythons.get("gguf", sys.executable)
+        script = [python, str(HERE / "gguf_script.py"), str(setting.model), str(unfinished)]
+        done = subprocess.run(
+            [*script, "--dtype", setting.dtype], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise PeerError(f"the conversion to GGUF failed:\n{done.stderr[-1500:]}")
+        unfinished.rename(gguf)
+    return gguf
+
+
 def llama_cpp(setting: Setting) -> Answers:
-    """llama-server with 16 slots, its best here; the checkpoint as GGUF beside the folder."""
+    """llama-server with 16 slots, its best here."""
     program = setting.pythons.get("llama-server") or shutil.which("llama-server")
     if not program:
         raise PeerError("llama-server is not on the PATH; name it: --with llama-server=FILE")
-    gguf = setting.model.with_suffix(f".{setting.dtype}.gguf")
-    if not gguf.exists():
-        python = setting.pythons.get("gguf", sys.executable)
-        script = [python, str(HERE / "gguf_script.py"), str(setting.model), str(gguf)]
-        subprocess.run([*script, "--dtype", setting.dtype], check=True)
+    gguf = gguf_file(setting)
     context = 16 * max(len(job.prompt) + job.output_tokens + 16 for job in setting.jobs)
     threads = ("-t", str(setting.threads), "-tb", str(setting.threads))
     port = free_port()

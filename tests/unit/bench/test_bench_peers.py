@@ -109,6 +109,14 @@ def test_the_export_is_made_once_and_never_half(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_a_failed_conversion_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    failing = program(tmp_path / "python", "raise SystemExit('no gguf here')")
+    known = {"llama-server": sys.executable, "gguf": failing}
+    with pytest.raises(PeerError, match="no gguf here"):
+        run_peer("llama.cpp", setting(tmp_path, **known))
+    assert not list(tmp_path.glob("*.gguf"))
+
+
 def test_a_server_that_dies_leaves_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "model.fp32.gguf").touch()
     dying = program(tmp_path / "llama-server", "raise SystemExit('no such weights')")
