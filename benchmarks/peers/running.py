@@ -1,7 +1,7 @@
 """Run one round of one peer: started afresh, warmed, loaded, measured, stopped."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -40,18 +40,26 @@ def run_peer(name: str, setting: Setting) -> Round:
     )
 
 
+def in_static_batches(runner: Runner) -> Runner:
+    """The same server, asked by `static_batches` with 16 seats: what its own batching is worth."""
+    return lambda setting: runner(replace(setting, static_seats=16))
+
+
 PEERS: Final[Mapping[str, Runner]] = {
     "kaiten": kaiten,
+    "kaiten-static16": in_static_batches(kaiten),
     "hf-one": library("transformers_script.py", "transformers", "one"),
     "hf-static8": library("transformers_script.py", "transformers", "static8"),
     "hf-static16": library("transformers_script.py", "transformers", "static16"),
     "hf-continuous": library("transformers_script.py", "transformers", "continuous"),
     "openvino": library("openvino_script.py", "openvino", "continuous", openvino_model),
     "llama.cpp": llama_cpp,
+    "llama.cpp-static16": in_static_batches(llama_cpp),
     "vllm": vllm,
 }
 # Peers that need the weights in a format of their own.
 CONVERTED: Final[Mapping[str, Callable[[Setting], Path]]] = {
     "llama.cpp": gguf_file,
+    "llama.cpp-static16": gguf_file,
     "openvino": openvino_model,
 }

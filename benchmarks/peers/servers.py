@@ -24,6 +24,7 @@ from benchmarks.peers.tokens import (
     tokens_of_openai,
 )
 from benchmarks.stack import free_port, serving
+from benchmarks.static_batches import StaticBatches
 from kaiten.bench.runner import Load
 from kaiten.bench.targets import AskError, target_of
 from kaiten.bench.workload import Job
@@ -61,7 +62,9 @@ def llama_cpp(setting: Setting) -> Answers:
     if not program:
         raise PeerError("llama-server is not on the PATH; name it: --with llama-server=FILE")
     gguf = gguf_file(setting)
-    context = 16 * max(len(job.prompt) + job.output_tokens + 16 for job in setting.jobs)
+    # In a static batch the longest prompt may have to go as far as the longest output.
+    prompt = max(len(job.prompt) for job in setting.jobs)
+    context = 16 * (prompt + max(job.output_tokens for job in setting.jobs) + 16)
     threads = ("-t", str(setting.threads), "-tb", str(setting.threads))
     port = free_port()
     command = (program, "-m", str(gguf), "--port", str(port), "-np", "16", "-c", str(context))
@@ -149,6 +152,8 @@ def _wait_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> No
 async def _load(address: str, setting: Setting, started_s: float, tokens_of: AskTokens) -> Answers:
     """Everything due at once. The start lasts to the end of a first answer."""
     target = target_of(address)
+    if setting.static_seats:
+        target = StaticBatches(target, setting.static_seats)
     try:
         await target.prepare()
         await target.ask(WARM_JOB, lambda _: None, START_S_MAX)

@@ -23,6 +23,8 @@ class Setting:
     slots: int
     jobs: tuple[Job, ...]
     pythons: Mapping[str, str] = field(default_factory=dict)
+    # A server is asked in static batches of so many; 0: everybody at once.
+    static_seats: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
