@@ -9,7 +9,7 @@ from typing import Final
 from kaiten.bench.outcomes import Outcome
 from kaiten.bench.workload import Job
 
-START_S_MAX: Final = 300.0
+START_S_MAX: Final = 600.0
 RUN_S_MAX: Final = 900.0
 
 
