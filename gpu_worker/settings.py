@@ -41,7 +41,7 @@ class WorkerSettings(Settings):
     )
     slots: int = Field(default=64, ge=1, le=1024, description="rows of the batch")
     step_tokens: int = Field(
-        default=512, ge=1, le=65536, description="tokens one step may compute, at least --slots"
+        default=512, ge=1, le=65536, description="tokens one step may compute, more than --slots"
     )
     block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
     kv_memory_mb: float | None = Field(
@@ -69,10 +69,10 @@ class WorkerSettings(Settings):
 
     @model_validator(mode="after")
     def _check_relations(self) -> Self:
-        if self.step_tokens < self.slots:
+        if self.step_tokens <= self.slots:
             raise ValueError(
-                f"step_tokens ({self.step_tokens}) must be at least slots ({self.slots}): "
-                "every running row computes one token per step"
+                f"step_tokens ({self.step_tokens}) must be more than slots ({self.slots}): "
+                "every running row computes one token per step, and a prompt needs room beside them"
             )
         if self.kv_blocks is not None and self.kv_memory_mb is not None:
             raise ValueError("kv_blocks and kv_memory_mb exclude each other")

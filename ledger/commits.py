@@ -8,7 +8,7 @@ from typing import Any, Final
 from ledger import scripts
 from ledger.store import Argument, Call, Store
 from ledger.tokens import Outputs, joined
-from ledger.types import Commit, Ending, Fenced, InboxEntry, Leader, Recovered
+from ledger.types import Commit, DamagedLedger, Ending, Fenced, InboxEntry, Leader, Recovered
 from protos.kaiten.v1.ledger_pb2 import (
     ExplainedPrompt,
     FoldedTokens,
@@ -188,6 +188,12 @@ class Commits:
         outputs = Outputs(folded)
         for record in await self._journal():
             outputs.apply(record)
+        explained = {}
+        for serial in wanting:
+            try:
+                explained[serial] = await self._explained(serial)
+            except DamagedLedger as error:
+                outputs.damaged[serial] = str(error)
         (lease,) = await self._store.read(
             (("HMGET", self._store.keys.lease, "epoch", "nonce", "journal_seq", "folded_seq"),)
         )
@@ -199,9 +205,10 @@ class Commits:
             tokens=outputs.tokens,
             folded_counts=folded_counts,
             finished={**ended, **outputs.finished},
-            explained={serial: await self._explained(serial) for serial in wanting},
+            explained=explained,
             journal_seq=int(lease[2]),
             cursor=entries[-1].entry_id if entries else CURSOR_START,
+            damaged=outputs.damaged,
         )
 
     async def _explained(self, serial: int) -> int:

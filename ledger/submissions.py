@@ -5,6 +5,7 @@ from ledger.store import Store
 from ledger.tokens import Outputs, cut, joined
 from ledger.types import (
     CellView,
+    DamagedLedger,
     History,
     Lease,
     Load,
@@ -196,6 +197,8 @@ class Submissions:
         outputs = Outputs({serial: FoldedTokens.FromString(folded or b"")})
         for _, (_, record) in tail:
             outputs.apply(JournalRecord.FromString(record))
+        if serial in outputs.damaged:
+            raise DamagedLedger(outputs.damaged[serial])
         finished = outputs.finished.get(serial)
         if finished is None and ended is not None:
             finished = SequenceFinished.FromString(ended)

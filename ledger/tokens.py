@@ -51,20 +51,21 @@ class Outputs:
     def __init__(self, folded: Mapping[int, FoldedTokens]) -> None:
         self.tokens = dict(folded)
         self.finished: dict[int, SequenceFinished] = {}
+        # What is wrong with a sequence whose tokens are not all there; none are taken after a hole.
+        self.damaged: dict[int, str] = {}
 
     def apply(self, record: JournalRecord) -> None:
-        """Take what is new of the sequences we hold. DamagedLedger when a position is missing
-        before it.
-        """
+        """Take what is new of the sequences we hold."""
         for serial, position, token_id, logprobs in tokens_of(record):
             output = self.tokens.get(serial)
-            if output is None or position < len(output.token_ids):
+            if output is None or serial in self.damaged or position < len(output.token_ids):
                 continue
             if position > len(output.token_ids):
-                raise DamagedLedger(
+                self.damaged[serial] = (
                     f"sequence {serial} lacks tokens [{len(output.token_ids)}, {position})"
                     f" before journal record {record.seq}"
                 )
+                continue
             output.token_ids.append(token_id)
             if logprobs is not None:
                 output.logprobs.append(logprobs)

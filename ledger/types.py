@@ -206,6 +206,8 @@ class Recovered:
     journal_seq: int
     # inbox_read goes on from here.
     cursor: str
+    # Sequences whose record has a hole: what is lost. Their requests cannot be continued.
+    damaged: Mapping[int, str]
 
 
 class Update(NamedTuple):

@@ -19,6 +19,8 @@ CHANNEL_OPTIONS = [
     # A worker whose host vanished is noticed within keepalive time + timeout.
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 2_000),
+    # Without this one gRPC gives an unanswered ping a minute, whatever the line above says.
+    ("grpc.http2.ping_timeout_ms", 2_000),
     ("grpc.http2.max_pings_without_data", 0),
     # One channel per attempt: a broken connection must not be shared with the next one.
     ("grpc.use_local_subchannel_pool", 1),

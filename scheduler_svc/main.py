@@ -124,7 +124,12 @@ class SchedulerProcess:
         )
         self._meters.leads(term)
         try:
-            await term.recover()
+            try:
+                await term.recover()
+            except asyncio.CancelledError:
+                # Told to stop before the term began: a standby may lead at once.
+                await self._ledger.resign(leader)
+                raise
             # From here on workers may register; `run` makes room for them before it first waits.
             self._servicer.term = term
             await term.run()

@@ -292,6 +292,26 @@ class Term:
         self._meters.took_in(len(request.prompt), is_new=False)
         self._journal.submitted(request, now_ns)
         self._publish(self.core.submit(request, now_ns=now_ns))
+        self._end_if_damaged(entry, record, recovered)
+
+    def _end_if_damaged(
+        self, entry: InboxEntry, record: SubmitRecord, recovered: Recovered
+    ) -> None:
+        """One request that cannot go on must not keep the others of its cell from it."""
+        for serial in range(entry.serial, entry.serial + record.n):
+            if (damage := recovered.damaged.get(serial)) is not None:
+                log.error("request.damaged", serial=entry.serial, reason=damage)
+                error = f"the ledger is damaged, this request cannot go on: {damage}"
+                self._cancel(
+                    CancelRecord(
+                        id=record.id,
+                        serial=entry.serial,
+                        n=record.n,
+                        reason=common_pb2.FINISH_REASON_ERROR,
+                        error=error,
+                    )
+                )
+                return
 
     def _cancel(self, record: CancelRecord) -> None:
         now_ns = self.now_ns()

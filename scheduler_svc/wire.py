@@ -252,6 +252,7 @@ class Cut(TypedDict):
     choice: int | None
     reason: Reason
     output_tokens: int | None
+    error: str
 
 
 def cut_from_proto(record: CancelRecord) -> Cut:
@@ -261,4 +262,5 @@ def cut_from_proto(record: CancelRecord) -> Cut:
         choice=record.choice if record.HasField("choice") else None,
         reason=reason,
         output_tokens=record.output_tokens if reason is Reason.STOP else None,
+        error=record.error,
     )

@@ -106,6 +106,7 @@ class Scheduler:
         choice: int | None = None,
         reason: Reason = Reason.CANCELLED,
         output_tokens: int | None = None,
+        error: str = "",
     ) -> list[Event]:
         """End a request, or one choice of it, wherever it is. Unknown or ended: nothing happens.
 
@@ -120,7 +121,7 @@ class Scheduler:
             if sequence.state is not State.FINISHED:
                 if output_tokens is not None:
                     del sequence.tokens[sequence.prompt_tokens + output_tokens :]
-                self._finish(sequence, reason, now_ns, events)
+                self._finish(sequence, reason, now_ns, events, error=error)
         return events
 
     def expire(self, *, now_ns: int) -> list[Event]:

@@ -233,7 +233,7 @@ async def test_sigterm_drains_and_exits(model: Path) -> None:
     ("arguments", "said"),
     [
         (("--model", "nowhere"), "no such folder"),
-        (("--model", "{model}", "--slots", "64", "--step-tokens", "8"), "at least slots"),
+        (("--model", "{model}", "--slots", "64", "--step-tokens", "64"), "more than slots"),
         (("--model", "{model}", "--kv-memory-mb", "0.001"), "holds no KV block"),
         (("--model", "{model}", "--modle", "x"), "did you mean --model"),
     ],

@@ -27,7 +27,7 @@ from protos.kaiten.v1 import inference_service_pb2 as kaiten_dot_v1_dot_inferenc
 from protos.kaiten.v1 import worker_service_pb2 as kaiten_dot_v1_dot_worker__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kaiten/v1/ledger.proto\x12\tkaiten.v1\x1a\x16kaiten/v1/common.proto\x1a!kaiten/v1/inference_service.proto\x1a\x1ekaiten/v1/worker_service.proto\"m\n\x0bInboxRecord\x12)\n\x06submit\x18\x01 \x01(\x0b\x32\x17.kaiten.v1.SubmitRecordH\x00\x12)\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x17.kaiten.v1.CancelRecordH\x00\x42\x08\n\x06record\"\xf9\x01\n\x0cSubmitRecord\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\t\n\x01n\x18\x03 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\x12(\n\x08sampling\x18\x05 \x01(\x0b\x32\x16.kaiten.v1.RowSampling\x12\x12\n\ntimeout_ms\x18\x06 \x01(\x04\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12(\n\x06render\x18\t \x01(\x0b\x32\x18.kaiten.v1.RenderOptions\x12\x19\n\x11tenant_tokens_max\x18\n \x01(\x04\"\x82\x01\n\rRenderOptions\x12\x0c\n\x04stop\x18\x01 \x03(\t\x12\x14\n\x0cinclude_stop\x18\x02 \x01(\x08\x12\x1b\n\x13show_special_tokens\x18\x03 \x01(\x08\x12\x1b\n\x13\x65xplained_token_ids\x18\x04 \x03(\r\x12\x13\n\x0bhide_output\x18\x05 \x01(\x08\"\x95\x01\n\x0c\x43\x61ncelRecord\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06serial\x18\x02 \x01(\x04\x12\t\n\x01n\x18\x03 \x01(\r\x12\x13\n\x06\x63hoice\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\'\n\x06reason\x18\x05 \x01(\x0e\x32\x17.kaiten.v1.FinishReason\x12\x15\n\routput_tokens\x18\x06 \x01(\rB\t\n\x07_choice\"\x9c\x02\n\rJournalRecord\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07unix_ns\x18\x03 \x01(\x04\x12\x0f\n\x07serials\x18\x04 \x03(\x04\x12\x11\n\tpositions\x18\x05 \x03(\r\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12-\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1b.kaiten.v1.SequenceLogprobs\x12-\n\x08\x66inished\x18\x08 \x03(\x0b\x32\x1b.kaiten.v1.SequenceFinished\x12#\n\x04step\x18\t \x01(\x0b\x32\x15.kaiten.v1.StepRecord\x12$\n\x06inputs\x18\n \x03(\x0b\x32\x14.kaiten.v1.CoreInput\"N\n\x10SequenceLogprobs\x12\x0e\n\x06serial\x18\x01 \x01(\x04\x12*\n\x08logprobs\x18\x02 \x01(\x0b\x32\x18.kaiten.v1.TokenLogprobs\"\x90\x01\n\x10SequenceFinished\x12\x0e\n\x06serial\x18\x01 \x01(\x04\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.kaiten.v1.FinishReason\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x1d\n\x04\x64one\x18\x05 \x01(\x0b\x32\x0f.kaiten.v1.Done\"g\n\nStepRecord\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07plan_id\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\'\n\x07timings\x18\x04 \x01(\x0b\x32\x16.kaiten.v1.StepTimings\"\x98\x03\n\tCoreInput\x12\x0e\n\x06now_ns\x18\x01 \x01(\x04\x12(\n\x06submit\x18\x02 \x01(\x0b\x32\x16.kaiten.v1.SubmitInputH\x00\x12)\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x17.kaiten.v1.CancelRecordH\x00\x12\x35\n\rworker_joined\x18\x04 \x01(\x0b\x32\x1c.kaiten.v1.WorkerJoinedInputH\x00\x12\x31\n\x0bworker_lost\x18\x05 \x01(\x0b\x32\x1a.kaiten.v1.WorkerLostInputH\x00\x12$\n\x04plan\x18\x06 \x01(\x0b\x32\x14.kaiten.v1.PlanInputH\x00\x12(\n\x06result\x18\x07 \x01(\x0b\x32\x16.kaiten.v1.ResultInputH\x00\x12(\n\x06\x65xpire\x18\x08 \x01(\x0b\x32\x16.kaiten.v1.ExpireInputH\x00\x12\x39\n\x0fworker_draining\x18\t \x01(\x0b\x32\x1e.kaiten.v1.WorkerDrainingInputH\x00\x42\x07\n\x05input\"Y\n\x0bSubmitInput\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06serial\x18\x02 \x01(\x04\x12\x18\n\x10\x63ommitted_tokens\x18\x03 \x03(\r\x12\x14\n\x0c\x65xplain_from\x18\x04 \x01(\r\"T\n\x11WorkerJoinedInput\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12,\n\x06worker\x18\x02 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription\"6\n\x0fWorkerLostInput\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08is_crash\x18\x02 \x01(\x08\"(\n\x13WorkerDrainingInput\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\xf3\x01\n\tPlanInput\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07plan_id\x18\x02 \x01(\x04\x12\x13\n\x0blease_steps\x18\x03 \x01(\r\x12\x13\n\x0bleave_slots\x18\x04 \x03(\r\x12\x10\n\x08\x61\x64mitted\x18\x05 \x03(\x04\x12\x12\n\njoin_slots\x18\x0c \x03(\r\x12\x11\n\tpreempted\x18\x06 \x03(\x04\x12\x14\n\x0c\x63hunk_tokens\x18\x07 \x01(\r\x12\x13\n\x0b\x64\x65\x63ode_rows\x18\x08 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\t \x01(\r\x12\x0f\n\x07waiting\x18\n \x01(\r\x12\x0e\n\x06\x64igest\x18\x0b \x01(\x06\"E\n\x0bResultInput\x12#\n\x04step\x18\x01 \x01(\x0b\x32\x15.kaiten.v1.StepResult\x12\x11\n\tworker_id\x18\x02 \x01(\t\"\r\n\x0b\x45xpireInput\"M\n\x0c\x46oldedTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12*\n\x08logprobs\x18\x02 \x03(\x0b\x32\x18.kaiten.v1.TokenLogprobs\":\n\x0f\x45xplainedPrompt\x12\'\n\x04runs\x18\x01 \x03(\x0b\x32\x19.kaiten.v1.PromptLogprobs\"\xb5\x01\n\rRequestResult\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06serial\x18\x02 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12(\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x17.kaiten.v1.ChoiceResult\x12\x1d\n\x04\x64one\x18\x05 \x01(\x0b\x32\x0f.kaiten.v1.Done\x12(\n\x06render\x18\x06 \x01(\x0b\x32\x18.kaiten.v1.RenderOptions\"f\n\x0c\x43hoiceResult\x12\'\n\x06output\x18\x01 \x01(\x0b\x32\x17.kaiten.v1.FoldedTokens\x12-\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1b.kaiten.v1.SequenceFinished\"\xcc\x01\n\nCellRecord\x12+\n\x05model\x18\x01 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription\x12\x15\n\rworkers_ready\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x12\n\nstalled_ms\x18\x05 \x01(\x04\x12\x17\n\x0fwaiting_serials\x18\x06 \x03(\x04\x12+\n\x0c\x66ull_tenants\x18\x07 \x03(\x0b\x32\x15.kaiten.v1.FullTenant\"]\n\nFullTenant\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x16\n\x0etokens_running\x18\x02 \x01(\x04\x12\x12\n\ntokens_max\x18\x03 \x01(\x04\x12\x13\n\x0btokens_next\x18\x04 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kaiten/v1/ledger.proto\x12\tkaiten.v1\x1a\x16kaiten/v1/common.proto\x1a!kaiten/v1/inference_service.proto\x1a\x1ekaiten/v1/worker_service.proto\"m\n\x0bInboxRecord\x12)\n\x06submit\x18\x01 \x01(\x0b\x32\x17.kaiten.v1.SubmitRecordH\x00\x12)\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x17.kaiten.v1.CancelRecordH\x00\x42\x08\n\x06record\"\xf9\x01\n\x0cSubmitRecord\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\t\n\x01n\x18\x03 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\x12(\n\x08sampling\x18\x05 \x01(\x0b\x32\x16.kaiten.v1.RowSampling\x12\x12\n\ntimeout_ms\x18\x06 \x01(\x04\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12(\n\x06render\x18\t \x01(\x0b\x32\x18.kaiten.v1.RenderOptions\x12\x19\n\x11tenant_tokens_max\x18\n \x01(\x04\"\x82\x01\n\rRenderOptions\x12\x0c\n\x04stop\x18\x01 \x03(\t\x12\x14\n\x0cinclude_stop\x18\x02 \x01(\x08\x12\x1b\n\x13show_special_tokens\x18\x03 \x01(\x08\x12\x1b\n\x13\x65xplained_token_ids\x18\x04 \x03(\r\x12\x13\n\x0bhide_output\x18\x05 \x01(\x08\"\xa4\x01\n\x0c\x43\x61ncelRecord\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06serial\x18\x02 \x01(\x04\x12\t\n\x01n\x18\x03 \x01(\r\x12\x13\n\x06\x63hoice\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\'\n\x06reason\x18\x05 \x01(\x0e\x32\x17.kaiten.v1.FinishReason\x12\x15\n\routput_tokens\x18\x06 \x01(\r\x12\r\n\x05\x65rror\x18\x07 \x01(\tB\t\n\x07_choice\"\x9c\x02\n\rJournalRecord\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07unix_ns\x18\x03 \x01(\x04\x12\x0f\n\x07serials\x18\x04 \x03(\x04\x12\x11\n\tpositions\x18\x05 \x03(\r\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12-\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1b.kaiten.v1.SequenceLogprobs\x12-\n\x08\x66inished\x18\x08 \x03(\x0b\x32\x1b.kaiten.v1.SequenceFinished\x12#\n\x04step\x18\t \x01(\x0b\x32\x15.kaiten.v1.StepRecord\x12$\n\x06inputs\x18\n \x03(\x0b\x32\x14.kaiten.v1.CoreInput\"N\n\x10SequenceLogprobs\x12\x0e\n\x06serial\x18\x01 \x01(\x04\x12*\n\x08logprobs\x18\x02 \x01(\x0b\x32\x18.kaiten.v1.TokenLogprobs\"\x90\x01\n\x10SequenceFinished\x12\x0e\n\x06serial\x18\x01 \x01(\x04\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.kaiten.v1.FinishReason\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x1d\n\x04\x64one\x18\x05 \x01(\x0b\x32\x0f.kaiten.v1.Done\"g\n\nStepRecord\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07plan_id\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\'\n\x07timings\x18\x04 \x01(\x0b\x32\x16.kaiten.v1.StepTimings\"\x98\x03\n\tCoreInput\x12\x0e\n\x06now_ns\x18\x01 \x01(\x04\x12(\n\x06submit\x18\x02 \x01(\x0b\x32\x16.kaiten.v1.SubmitInputH\x00\x12)\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x17.kaiten.v1.CancelRecordH\x00\x12\x35\n\rworker_joined\x18\x04 \x01(\x0b\x32\x1c.kaiten.v1.WorkerJoinedInputH\x00\x12\x31\n\x0bworker_lost\x18\x05 \x01(\x0b\x32\x1a.kaiten.v1.WorkerLostInputH\x00\x12$\n\x04plan\x18\x06 \x01(\x0b\x32\x14.kaiten.v1.PlanInputH\x00\x12(\n\x06result\x18\x07 \x01(\x0b\x32\x16.kaiten.v1.ResultInputH\x00\x12(\n\x06\x65xpire\x18\x08 \x01(\x0b\x32\x16.kaiten.v1.ExpireInputH\x00\x12\x39\n\x0fworker_draining\x18\t \x01(\x0b\x32\x1e.kaiten.v1.WorkerDrainingInputH\x00\x42\x07\n\x05input\"Y\n\x0bSubmitInput\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06serial\x18\x02 \x01(\x04\x12\x18\n\x10\x63ommitted_tokens\x18\x03 \x03(\r\x12\x14\n\x0c\x65xplain_from\x18\x04 \x01(\r\"T\n\x11WorkerJoinedInput\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12,\n\x06worker\x18\x02 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription\"6\n\x0fWorkerLostInput\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08is_crash\x18\x02 \x01(\x08\"(\n\x13WorkerDrainingInput\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\xf3\x01\n\tPlanInput\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07plan_id\x18\x02 \x01(\x04\x12\x13\n\x0blease_steps\x18\x03 \x01(\r\x12\x13\n\x0bleave_slots\x18\x04 \x03(\r\x12\x10\n\x08\x61\x64mitted\x18\x05 \x03(\x04\x12\x12\n\njoin_slots\x18\x0c \x03(\r\x12\x11\n\tpreempted\x18\x06 \x03(\x04\x12\x14\n\x0c\x63hunk_tokens\x18\x07 \x01(\r\x12\x13\n\x0b\x64\x65\x63ode_rows\x18\x08 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\t \x01(\r\x12\x0f\n\x07waiting\x18\n \x01(\r\x12\x0e\n\x06\x64igest\x18\x0b \x01(\x06\"E\n\x0bResultInput\x12#\n\x04step\x18\x01 \x01(\x0b\x32\x15.kaiten.v1.StepResult\x12\x11\n\tworker_id\x18\x02 \x01(\t\"\r\n\x0b\x45xpireInput\"M\n\x0c\x46oldedTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12*\n\x08logprobs\x18\x02 \x03(\x0b\x32\x18.kaiten.v1.TokenLogprobs\":\n\x0f\x45xplainedPrompt\x12\'\n\x04runs\x18\x01 \x03(\x0b\x32\x19.kaiten.v1.PromptLogprobs\"\xb5\x01\n\rRequestResult\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06serial\x18\x02 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12(\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x17.kaiten.v1.ChoiceResult\x12\x1d\n\x04\x64one\x18\x05 \x01(\x0b\x32\x0f.kaiten.v1.Done\x12(\n\x06render\x18\x06 \x01(\x0b\x32\x18.kaiten.v1.RenderOptions\"f\n\x0c\x43hoiceResult\x12\'\n\x06output\x18\x01 \x01(\x0b\x32\x17.kaiten.v1.FoldedTokens\x12-\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1b.kaiten.v1.SequenceFinished\"\xcc\x01\n\nCellRecord\x12+\n\x05model\x18\x01 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription\x12\x15\n\rworkers_ready\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x12\n\nstalled_ms\x18\x05 \x01(\x04\x12\x17\n\x0fwaiting_serials\x18\x06 \x03(\x04\x12+\n\x0c\x66ull_tenants\x18\x07 \x03(\x0b\x32\x15.kaiten.v1.FullTenant\"]\n\nFullTenant\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x16\n\x0etokens_running\x18\x02 \x01(\x04\x12\x12\n\ntokens_max\x18\x03 \x01(\x04\x12\x13\n\x0btokens_next\x18\x04 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,41 +41,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RENDEROPTIONS']._serialized_start=492
   _globals['_RENDEROPTIONS']._serialized_end=622
   _globals['_CANCELRECORD']._serialized_start=625
-  _globals['_CANCELRECORD']._serialized_end=774
-  _globals['_JOURNALRECORD']._serialized_start=777
-  _globals['_JOURNALRECORD']._serialized_end=1061
-  _globals['_SEQUENCELOGPROBS']._serialized_start=1063
-  _globals['_SEQUENCELOGPROBS']._serialized_end=1141
-  _globals['_SEQUENCEFINISHED']._serialized_start=1144
-  _globals['_SEQUENCEFINISHED']._serialized_end=1288
-  _globals['_STEPRECORD']._serialized_start=1290
-  _globals['_STEPRECORD']._serialized_end=1393
-  _globals['_COREINPUT']._serialized_start=1396
-  _globals['_COREINPUT']._serialized_end=1804
-  _globals['_SUBMITINPUT']._serialized_start=1806
-  _globals['_SUBMITINPUT']._serialized_end=1895
-  _globals['_WORKERJOINEDINPUT']._serialized_start=1897
-  _globals['_WORKERJOINEDINPUT']._serialized_end=1981
-  _globals['_WORKERLOSTINPUT']._serialized_start=1983
-  _globals['_WORKERLOSTINPUT']._serialized_end=2037
-  _globals['_WORKERDRAININGINPUT']._serialized_start=2039
-  _globals['_WORKERDRAININGINPUT']._serialized_end=2079
-  _globals['_PLANINPUT']._serialized_start=2082
-  _globals['_PLANINPUT']._serialized_end=2325
-  _globals['_RESULTINPUT']._serialized_start=2327
-  _globals['_RESULTINPUT']._serialized_end=2396
-  _globals['_EXPIREINPUT']._serialized_start=2398
-  _globals['_EXPIREINPUT']._serialized_end=2411
-  _globals['_FOLDEDTOKENS']._serialized_start=2413
-  _globals['_FOLDEDTOKENS']._serialized_end=2490
-  _globals['_EXPLAINEDPROMPT']._serialized_start=2492
-  _globals['_EXPLAINEDPROMPT']._serialized_end=2550
-  _globals['_REQUESTRESULT']._serialized_start=2553
-  _globals['_REQUESTRESULT']._serialized_end=2734
-  _globals['_CHOICERESULT']._serialized_start=2736
-  _globals['_CHOICERESULT']._serialized_end=2838
-  _globals['_CELLRECORD']._serialized_start=2841
-  _globals['_CELLRECORD']._serialized_end=3045
-  _globals['_FULLTENANT']._serialized_start=3047
-  _globals['_FULLTENANT']._serialized_end=3140
+  _globals['_CANCELRECORD']._serialized_end=789
+  _globals['_JOURNALRECORD']._serialized_start=792
+  _globals['_JOURNALRECORD']._serialized_end=1076
+  _globals['_SEQUENCELOGPROBS']._serialized_start=1078
+  _globals['_SEQUENCELOGPROBS']._serialized_end=1156
+  _globals['_SEQUENCEFINISHED']._serialized_start=1159
+  _globals['_SEQUENCEFINISHED']._serialized_end=1303
+  _globals['_STEPRECORD']._serialized_start=1305
+  _globals['_STEPRECORD']._serialized_end=1408
+  _globals['_COREINPUT']._serialized_start=1411
+  _globals['_COREINPUT']._serialized_end=1819
+  _globals['_SUBMITINPUT']._serialized_start=1821
+  _globals['_SUBMITINPUT']._serialized_end=1910
+  _globals['_WORKERJOINEDINPUT']._serialized_start=1912
+  _globals['_WORKERJOINEDINPUT']._serialized_end=1996
+  _globals['_WORKERLOSTINPUT']._serialized_start=1998
+  _globals['_WORKERLOSTINPUT']._serialized_end=2052
+  _globals['_WORKERDRAININGINPUT']._serialized_start=2054
+  _globals['_WORKERDRAININGINPUT']._serialized_end=2094
+  _globals['_PLANINPUT']._serialized_start=2097
+  _globals['_PLANINPUT']._serialized_end=2340
+  _globals['_RESULTINPUT']._serialized_start=2342
+  _globals['_RESULTINPUT']._serialized_end=2411
+  _globals['_EXPIREINPUT']._serialized_start=2413
+  _globals['_EXPIREINPUT']._serialized_end=2426
+  _globals['_FOLDEDTOKENS']._serialized_start=2428
+  _globals['_FOLDEDTOKENS']._serialized_end=2505
+  _globals['_EXPLAINEDPROMPT']._serialized_start=2507
+  _globals['_EXPLAINEDPROMPT']._serialized_end=2565
+  _globals['_REQUESTRESULT']._serialized_start=2568
+  _globals['_REQUESTRESULT']._serialized_end=2749
+  _globals['_CHOICERESULT']._serialized_start=2751
+  _globals['_CHOICERESULT']._serialized_end=2853
+  _globals['_CELLRECORD']._serialized_start=2856
+  _globals['_CELLRECORD']._serialized_end=3060
+  _globals['_FULLTENANT']._serialized_start=3062
+  _globals['_FULLTENANT']._serialized_end=3155
 # @@protoc_insertion_point(module_scope)

@@ -56,20 +56,22 @@ class RenderOptions(_message.Message):
     def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., show_special_tokens: bool = ..., explained_token_ids: _Optional[_Iterable[int]] = ..., hide_output: bool = ...) -> None: ...
 
 class CancelRecord(_message.Message):
-    __slots__ = ("id", "serial", "n", "choice", "reason", "output_tokens")
+    __slots__ = ("id", "serial", "n", "choice", "reason", "output_tokens", "error")
     ID_FIELD_NUMBER: _ClassVar[int]
     SERIAL_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     id: str
     serial: int
     n: int
     choice: int
     reason: _common_pb2.FinishReason
     output_tokens: int
-    def __init__(self, id: _Optional[str] = ..., serial: _Optional[int] = ..., n: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., output_tokens: _Optional[int] = ...) -> None: ...
+    error: str
+    def __init__(self, id: _Optional[str] = ..., serial: _Optional[int] = ..., n: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., output_tokens: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class JournalRecord(_message.Message):
     __slots__ = ("seq", "epoch", "unix_ns", "serials", "positions", "token_ids", "logprobs", "finished", "step", "inputs")

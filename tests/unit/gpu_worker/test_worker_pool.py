@@ -199,7 +199,7 @@ def test_settings_from_flags() -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (("--slots", "64", "--step-tokens", "63"), "must be at least slots (64)"),
+        (("--slots", "64", "--step-tokens", "64"), "must be more than slots (64)"),
         (("--kv-blocks", "4", "--kv-memory-mb", "4"), "exclude each other"),
         (("--dtype", "fp8"), "'bf16'"),
         (("--device", "tpu"), "device"),

@@ -67,8 +67,9 @@ def test_fold_and_any_overlapping_tail_give_the_whole_output(
 def test_a_missing_token_is_damage_and_strangers_are_ignored() -> None:
     outputs = Outputs({1: FoldedTokens(token_ids=[5])})
     outputs.apply(JournalRecord(seq=1, serials=[9], positions=[7], token_ids=[1]))
-    with pytest.raises(DamagedLedger, match=r"sequence 1 lacks tokens \[1, 3\)"):
-        outputs.apply(JournalRecord(seq=2, serials=[1], positions=[3], token_ids=[1]))
+    outputs.apply(JournalRecord(seq=2, serials=[1], positions=[3], token_ids=[1]))
+    outputs.apply(JournalRecord(seq=3, serials=[1], positions=[1], token_ids=[1]))
+    assert outputs.damaged == {1: "sequence 1 lacks tokens [1, 3) before journal record 2"}
     assert list(outputs.tokens[1].token_ids) == [5]
 
 

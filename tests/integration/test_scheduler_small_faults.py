@@ -1,0 +1,144 @@
+"""Faults that must cost one request, or one worker, or a moment: never a cell."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import grpc
+import pytest
+import redis.asyncio
+from pydantic import SecretStr
+
+from ledger import Ledger
+from protos.kaiten.v1.common_pb2 import FINISH_REASON_ERROR, Leader, WorkerDescription
+from protos.kaiten.v1.worker_service_pb2 import ExecuteResponse, Opened, StepResult
+from protos.kaiten.v1.worker_service_pb2_grpc import (
+    WorkerServiceServicer,
+    add_WorkerServiceServicer_to_server,
+)
+from scheduler_svc.links import WorkerLink
+from scheduler_svc.main import SchedulerProcess
+from scheduler_svc.settings import SchedulerSettings
+from tests.support.answers import until
+from tests.support.play_leader import PlayLeader, submit_record
+from tests.support.relay import Relay
+
+WAIT_S = 20.0
+
+
+@asynccontextmanager
+async def serving(redis_url: str, cell: str) -> AsyncIterator[SchedulerProcess]:
+    """A scheduler in this process, serving until the block ends as after a SIGTERM."""
+    chosen = SchedulerSettings(redis_url=SecretStr(redis_url), cell=cell, grpc_port=0)
+    process = SchedulerProcess(chosen)
+    await process.start()
+    task = asyncio.create_task(process.serve())
+    try:
+        yield process
+    finally:
+        await process.drain()
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await process.stop()
+
+
+async def test_a_damaged_sequence_ends_its_request_and_no_other(
+    ledger: Ledger, redis_url: str, cell: str
+) -> None:
+    play = await PlayLeader.elected(ledger)
+    whole = await ledger.submit(submit_record("t:whole"), b"h")
+    damaged = await ledger.submit(submit_record("t:damaged", n=2), b"h")
+    await play.step({whole.serial: [5], damaged.serial: [5]})
+    hole = await play.step({damaged.serial: [6]})
+    await play.step({whole.serial: [7], damaged.serial: [7], damaged.serial + 1: [7]})
+    async with redis.asyncio.from_url(redis_url) as store:
+        assert await store.xdel(f"kaiten:{{{cell}}}:journal", f"{hole.seq}-0") == 1
+    await ledger.resign(play.leader)
+    async with serving(redis_url, cell) as process:
+        async with asyncio.timeout(WAIT_S):
+            while (result := await ledger.result("t:damaged")) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        lost = f"sequence {damaged.serial} lacks tokens [1, 2) before journal record {hole.seq + 1}"
+        for choice in result.choices:
+            assert choice.finished.reason == FINISH_REASON_ERROR
+            assert choice.finished.error == (
+                f"the ledger is damaged, this request cannot go on: {lost}"
+            )
+        term = process._servicer.term
+        assert term is not None
+        (waiting,) = term.core.waiting
+        assert (waiting.serial, waiting.tokens[-2:]) == (whole.serial, [5, 7])
+
+
+async def test_told_to_stop_while_recovering_it_hands_over_at_once(
+    ledger: Ledger, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recovering = asyncio.Event()
+
+    async def for_ever(*_: object) -> None:
+        recovering.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Ledger, "recover", for_ever)
+    async with asyncio.timeout(WAIT_S), serving(redis_url, cell):
+        await recovering.wait()
+        held = await ledger.leader()
+        assert held is not None
+        assert held.nonce
+    left = await ledger.leader()
+    assert left is not None
+    assert (left.epoch, left.nonce) == (held.epoch, 0)
+
+
+class Opener(WorkerServiceServicer):
+    """A worker that opens a stream and never says anything more."""
+
+    async def Execute(self, requests: Any, context: Any) -> AsyncIterator[ExecuteResponse]:
+        await anext(aiter(requests))
+        yield ExecuteResponse(opened=Opened())
+        await asyncio.Event().wait()
+
+
+class Owner:
+    """Writes down what a link reports."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.closed: list[tuple[str, bool]] = []
+
+    def link_opened(self, link: WorkerLink) -> None:
+        self.is_open = True
+
+    def link_closed(self, link: WorkerLink, reason: str, *, is_crash: bool) -> None:
+        self.closed.append((reason, is_crash))
+
+    def step_arrived(self, link: WorkerLink, result: StepResult) -> None:
+        raise AssertionError("no step was planned")
+
+
+async def test_a_worker_whose_host_vanished_is_noticed() -> None:
+    server = grpc.aio.server()
+    add_WorkerServiceServicer_to_server(Opener(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    owner = Owner()
+    async with Relay(f"127.0.0.1:{port}") as relay:
+        link = WorkerLink(
+            address=relay.address,
+            worker=WorkerDescription(boot_id="w"),
+            leader=Leader(epoch=1, nonce=1),
+            owner=owner,
+        )
+        task = asyncio.create_task(link.run())
+        await until(lambda: owner.is_open, "the stream is open")
+        relay.is_silent = True
+        # Two seconds to the ping and two for its answer; gRPC's own patience is a minute.
+        await until(lambda: owner.closed, "the silence is noticed")
+        task.cancel()
+        await asyncio.wait({task})
+    await server.stop(None)
+    ((reason, is_crash),) = owner.closed
+    assert "ping timeout" in reason or "keepalive" in reason
+    assert is_crash
