@@ -53,6 +53,11 @@ class SchedulerSettings(Settings):
     deaths_max: int = Field(
         default=2, ge=1, description="worker deaths after which a request is tried alone"
     )
+    misfit_wait_s: float = Field(
+        default=30.0,
+        ge=0.001,
+        description="a request that only fits a lost worker waits this long for one like it",
+    )
     lease_ttl_s: float = Field(
         default=3.0, gt=0.1, description="a silent leader is replaced after this long"
     )
@@ -83,5 +88,6 @@ class SchedulerSettings(Settings):
             prefill_tokens_min=self.prefill_tokens_min,
             preemptions_max=self.preemptions_max,
             deaths_max=self.deaths_max,
+            misfit_wait_ns=int(self.misfit_wait_s * 1e9),
             tenant_tokens_max=self.tenant_tokens_max or None,
         )

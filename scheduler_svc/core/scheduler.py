@@ -125,22 +125,38 @@ class Scheduler:
         return events
 
     def expire(self, *, now_ns: int) -> list[Event]:
-        """End every request whose deadline has passed."""
+        """End every request whose deadline, or whose wait for a worker that fits, has passed."""
         events: list[Event] = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, serial = heapq.heappop(self._deadlines)
-            events += self.cancel(serial, now_ns=now_ns, reason=Reason.DEADLINE_EXCEEDED)
+            life = self._lives.get(serial)
+            if life is None:
+                continue
+            deadline_ns = life.request.deadline_ns
+            if deadline_ns is not None and deadline_ns <= now_ns:
+                events += self.cancel(serial, now_ns=now_ns, reason=Reason.DEADLINE_EXCEEDED)
+            elif life.misfit_ns is not None and life.misfit_ns <= now_ns:
+                life.misfit_ns = None
+                if (misfit := self._misfit(life)) is not None:
+                    error = f"{misfit}, and none like the one that was lost came back"
+                    self._end(life, Reason.ERROR, now_ns, events, error)
         return events
 
     # Workers
 
     def worker_joined(self, worker_id: str, spec: WorkerSpec, *, now_ns: int) -> list[Event]:
-        """A worker with an empty batch. Ends requests that fit none of the workers now known."""
+        """A worker with an empty batch.
+
+        Ends requests that fit none of the workers now known, unless they wait for a lost one.
+        """
         assert worker_id not in self.workers
         self.workers[worker_id] = Worker(worker_id, spec, self.waiting.left)
         events: list[Event] = []
         for life in list(self._lives.values()):
-            if (misfit := self._misfit(life)) is not None:
+            misfit = self._misfit(life)
+            if misfit is None:
+                life.misfit_ns = None
+            elif life.misfit_ns is None:
                 self._end(life, Reason.ERROR, now_ns, events, misfit)
         return events
 
@@ -168,6 +184,7 @@ class Scheduler:
         for sequence in convicted:
             error = f"{sequence.deaths} workers died computing this request"
             self._end(sequence.life, Reason.ERROR, now_ns, events, error)
+        self._await_fit(now_ns)
         return events
 
     # Steps
@@ -254,6 +271,13 @@ class Scheduler:
             f"prompt and max_tokens need KV for {sequence.places_max} tokens, "
             f"the largest worker holds {largest}"
         )
+
+    def _await_fit(self, now_ns: int) -> None:
+        """Whom none of the workers left can hold waits a while for one that can."""
+        for life in self._lives.values():
+            if life.misfit_ns is None and self._misfit(life) is not None:
+                life.misfit_ns = now_ns + self.config.misfit_wait_ns
+                self._add_deadline(life.misfit_ns, life.request.serial)
 
     def _check_ends(self, flight: Flight, result: StepResult) -> None:
         """A row ends for length exactly at its last token."""

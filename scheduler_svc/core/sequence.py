@@ -159,6 +159,8 @@ class Life:
     # Choices other than the first wait here for its prompt, and fork from it.
     siblings: list[Sequence] = field(default_factory=list)
     endings: dict[int, Finished] = field(default_factory=dict)
+    # Until when it waits for a worker that can hold it; None: one is there, or none ever was.
+    misfit_ns: int | None = None
     cached_tokens: int = 0
     admitted_ns: int | None = None
     first_token_ns: int | None = None

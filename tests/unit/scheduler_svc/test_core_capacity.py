@@ -226,3 +226,56 @@ def test_every_sequence_needs_a_block_and_none_is_free() -> None:
     for _ in range(4):
         cell.submit(1, 4)
     cell.finish()
+
+
+def left_by_its_worker(*, deadline_ns: int | None = None) -> tuple[Cell, int]:
+    """A request that runs on the large worker, which is lost; a small one is left."""
+    cell = Cell(spec(block_size=4, blocks=20), spec(block_size=4, blocks=2))
+    serial = cell.submit(30, 9, deadline_ns=deadline_ns)
+    cell.turn()
+    cell.kill("w1")
+    return cell, serial
+
+
+def test_one_that_fits_only_a_lost_worker_waits_so_long_and_ends_saying_why() -> None:
+    cell, serial = left_by_its_worker()
+    wait_ns = cell.scheduler.config.misfit_wait_ns
+    assert cell.scheduler.next_deadline_ns() == cell.now_ns + wait_ns
+    cell.join("w3", spec(block_size=4, blocks=2))
+    cell.now_ns += wait_ns - 1
+    assert cell.expire() == []
+    cell.now_ns += 1
+    cell.expire()
+    assert cell.endings[serial].error == (
+        "prompt and max_tokens need KV for 38 tokens, the largest worker holds 8, "
+        "and none like the one that was lost came back"
+    )
+    cell.finish()
+
+
+def test_one_whose_lost_worker_is_back_goes_on() -> None:
+    cell, serial = left_by_its_worker()
+    cell.join("w3", spec(block_size=4, blocks=20))
+    cell.now_ns += cell.scheduler.config.misfit_wait_ns
+    assert cell.expire() == []
+    cell.finish()
+    assert cell.reason(serial) is Reason.LENGTH
+
+
+def test_a_deadline_comes_before_the_end_of_the_wait() -> None:
+    cell, serial = left_by_its_worker(deadline_ns=50)
+    cell.now_ns = 50
+    cell.expire()
+    assert cell.reason(serial) is Reason.DEADLINE_EXCEEDED
+    cell.now_ns += cell.scheduler.config.misfit_wait_ns
+    assert cell.expire() == []
+
+
+def test_nobody_left_is_no_verdict_on_a_request() -> None:
+    cell, serial = left_by_its_worker()
+    cell.kill("w2")
+    cell.now_ns += cell.scheduler.config.misfit_wait_ns
+    assert cell.expire() == []
+    cell.join("w3", spec(block_size=4, blocks=20))
+    cell.finish()
+    assert cell.reason(serial) is Reason.LENGTH
