@@ -171,6 +171,7 @@ class Front:
                     record.render, submitted.serial, record.n, with_cursors=ask.with_cursors
                 ),
                 from_seq=submitted.journal_seq,
+                explained=record.render.explained_token_ids,
             )
             visit.is_repeat, visit.prompt_tokens = not submitted.is_new, len(prompt_ids)
             generation.visit, visit.trace = visit, trace
@@ -209,6 +210,7 @@ class Front:
                     with_cursors=with_cursors,
                 ),
                 from_seq=0,
+                explained=found.render.explained_token_ids,
             )
 
     async def cancel(self, request_id: str, tenant: Tenant) -> bool:
@@ -329,6 +331,7 @@ class Front:
         choices: Sequence[Choice],
         *,
         from_seq: int,
+        explained: Sequence[int],
     ) -> Generation:
         """From the first token on: text and stop strings depend on all of it."""
         serials = range(serial, serial + len(choices))
@@ -343,6 +346,8 @@ class Front:
             subscription=subscription,
             ledger=self._link.ledger,
             release=self.releases.ask,
+            # Whoever has a token has been told before.
+            explained=() if any(choice.start for choice in choices) else explained,
         )
         self._active[generation] = None
         self._followers[id] += 1

@@ -15,12 +15,13 @@ from gateway.detokenize import Pieces
 from gateway.meters import Visit
 from gateway.releases import Release
 from ledger import Ledger, Subscription, Update
-from protos.kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
+from protos.kaiten.v1.common_pb2 import FinishReason, PromptLogprobs, TokenLogprobs
 from protos.kaiten.v1.inference_service_pb2 import Done as DoneMessage
 from protos.kaiten.v1.ledger_pb2 import RenderOptions, RequestResult, SequenceFinished
 from service_kit.errors import DataLoss, KaitenError, Unavailable
 
 STOP = FinishReason.FINISH_REASON_STOP
+LENGTH = FinishReason.FINISH_REASON_LENGTH
 # With 20 log-probabilities a token takes 200 bytes; gRPC clients refuse messages above 4 MiB.
 DELTA_TOKENS_MAX: Final = 8192
 
@@ -30,6 +31,15 @@ class Accepted(NamedTuple):
 
     request_id: str
     prompt_tokens: int
+
+
+class Explained(NamedTuple):
+    """The prompt's log-probabilities, before the first output: of all its tokens but the first."""
+
+    # Of the request: they share the prompt.
+    choices: int
+    token_ids: Sequence[int]
+    logprobs: PromptLogprobs
 
 
 class Delta(NamedTuple):
@@ -59,13 +69,23 @@ class Done(NamedTuple):
     message: DoneMessage
 
 
-Event = Accepted | Delta | Finished | Done
+Event = Accepted | Explained | Delta | Finished | Done
 
 
 class Choice:
     """One choice's progress. Tokens before `start` are fed for their effect but not shown."""
 
-    __slots__ = ("_digest", "_resumed", "_with_cursors", "end", "fed_end", "index", "start", "text")
+    __slots__ = (
+        "_digest",
+        "_is_hidden",
+        "_resumed",
+        "_with_cursors",
+        "end",
+        "fed_end",
+        "index",
+        "start",
+        "text",
+    )
 
     def __init__(
         self,
@@ -73,6 +93,7 @@ class Choice:
         text: ChoiceText,
         start: int,
         *,
+        is_hidden: bool = False,
         digest: TokenDigest | None = None,
         with_cursors: bool = False,
         resumed: bytes = b"",
@@ -80,6 +101,8 @@ class Choice:
         self.index = index
         self.text = text
         self.start = start
+        # No output was asked for: nothing is shown but the end.
+        self._is_hidden = is_hidden
         self._digest = digest
         self._with_cursors = with_cursors
         # The cursor whose position is `start`, until it has been found to be right.
@@ -93,8 +116,8 @@ class Choice:
         ended = update.finished
         if ended is not None:
             self.fed_end = ended
-        if self.end is not None:
-            return []
+        if self.end is not None or self._is_hidden:
+            return self._hide(ended)
         assert update.position == self.text.output_tokens or not update.token_ids
         token_ids = update.token_ids
         events: list[Event] = []
@@ -118,6 +141,14 @@ class Choice:
         if self.end is not None:
             events.append(self.end)
         return events
+
+    def _hide(self, ended: SequenceFinished | None) -> list[Event]:
+        """Only the end is told, and once."""
+        if ended is None or self.end is not None:
+            return []
+        reason = LENGTH if ended.reason == STOP else ended.reason
+        self.end = Finished(self.index, reason, 0, ended.error)
+        return [self.end]
 
     def _show(self, update: Update, count: int, text: str, events: list[Event]) -> None:
         """Add the Delta, less what lies before `start`."""
@@ -158,7 +189,9 @@ class Generation:
         subscription: Subscription,
         ledger: Ledger,
         release: Callable[[Release], None],
+        explained: Sequence[int] = (),
     ) -> None:
+        """`explained`: the prompt, if its log-probabilities are to be told."""
         self.id = id
         self.accepted = accepted
         self.choices = choices
@@ -167,6 +200,7 @@ class Generation:
         self._subscription = subscription
         self._ledger = ledger
         self._release = release
+        self._explained = explained
         self.done_message: DoneMessage | None = None
         # Of a request that was submitted here; none of one that is attached to.
         self.visit: Visit | None = None
@@ -185,8 +219,9 @@ class Generation:
                 update = await self._subscription.__anext__()
             except StopAsyncIteration:
                 return (await self._finish(),)
+            prompt = await self._explain() if self._explained and update.token_ids else ()
             try:
-                events = self._apply(update)
+                events = [*prompt, *self._apply(update)] if prompt else self._apply(update)
             except DataLoss:
                 # Nothing was followed, so nothing is left behind: the request is not cancelled.
                 self.is_done = True
@@ -196,6 +231,14 @@ class Generation:
                     self.visit.first_ns = perf_counter_ns()
                 return events
         raise StopAsyncIteration
+
+    async def _explain(self) -> tuple[Explained]:
+        """Complete since before the first token of any choice was committed."""
+        token_ids, self._explained = self._explained, ()
+        logprobs = await self._ledger.explained(self.serial)
+        if logprobs.token_count != len(token_ids) - 1:
+            raise Unavailable("the log-probabilities of the prompt are no longer kept")
+        return (Explained(len(self.choices), token_ids, logprobs),)
 
     def interrupt(self, error: KaitenError) -> None:
         """End it from outside: the reader gets the error at its next look."""
@@ -273,7 +316,10 @@ def new_choices(
 ) -> list[Choice]:
     """n choices at their beginnings, to be shown from the given positions."""
     starts = [*positions, *[0] * (n - len(positions))]
-    return [Choice(index, _text(pieces, render), starts[index]) for index in range(n)]
+    return [
+        Choice(index, _text(pieces, render), starts[index], is_hidden=render.hide_output)
+        for index in range(n)
+    ]
 
 
 def checked_choices(
@@ -292,6 +338,7 @@ def checked_choices(
             index,
             _text(pieces, render),
             position_of(resumed[index]),
+            is_hidden=render.hide_output,
             digest=TokenDigest(serial + index),
             with_cursors=with_cursors,
             resumed=resumed[index],

@@ -17,17 +17,18 @@ from gateway import errors, openai_models
 from gateway.asks import Ask, TextPrompt, TokenPrompt
 from gateway.detokenize import decode
 from gateway.front import Front
-from gateway.generation import Accepted, Delta, Done, Event, Finished, Generation
+from gateway.generation import Accepted, Delta, Done, Event, Explained, Finished, Generation
 from gateway.http_gate import Gate
 from gateway.http_io import Exchange, answer
 from gateway.http_pages import Pages, now_s
 from gateway.http_requests import StoredRequests
-from gateway.http_stream import opened, send_stream
+from gateway.http_stream import prompt_at, send_stream
 from gateway.merge import merged
 from gateway.openai_format import (
     SSE_DONE,
     ChatShape,
     CompletionShape,
+    Echo,
     Envelope,
     Gather,
     Namer,
@@ -91,14 +92,15 @@ class Endpoint:
             else:
                 await self._gather(exchange, body, envelope, generations, echoes)
 
-    def _echo(self, body: Body, ask: Ask) -> str:
+    def _echo(self, body: Body, ask: Ask) -> Echo:
         """The prompt's text, for a completion that wants to see it again."""
         if not isinstance(body, CompletionBody) or not body.echo:
-            return ""
+            return Echo()
         if isinstance(ask.prompt, TextPrompt):
-            return ask.prompt.text
+            return Echo(ask.prompt.text, body.echoed_logprobs)
         assert isinstance(ask.prompt, TokenPrompt)
-        return decode(self._front.card.pieces, ask.prompt.token_ids)
+        text = decode(self._front.card.pieces, ask.prompt.token_ids)
+        return Echo(text, body.echoed_logprobs)
 
     async def _stream(
         self,
@@ -106,7 +108,7 @@ class Endpoint:
         body: Body,
         envelope: Envelope,
         generations: Sequence[Generation],
-        echoes: Sequence[str],
+        echoes: Sequence[Echo],
     ) -> None:
         stream = Stream(
             self._shape,
@@ -126,7 +128,7 @@ class Endpoint:
         body: Body,
         envelope: Envelope,
         generations: Sequence[Generation],
-        echoes: Sequence[str],
+        echoes: Sequence[Echo],
     ) -> None:
         gather = Gather(
             self._shape,
@@ -134,6 +136,7 @@ class Endpoint:
             self._namer,
             choices=sum(len(generation.choices) for generation in generations),
             with_logprobs=body.logprobs is not None and body.logprobs is not False,
+            prompt_logprobs=body.prompt_logprobs,
         )
         usage = Usage()
         async with aclosing(merged(generations)) as batches:
@@ -149,7 +152,7 @@ def _collect(
     base: int,
     event: Event,
     generations: Sequence[Generation],
-    echoes: Sequence[str],
+    echoes: Sequence[Echo],
     usage: Usage,
 ) -> None:
     match event:
@@ -160,9 +163,11 @@ def _collect(
         case Done():
             usage.add(event.message)
         case Accepted():
-            n, echo = opened(event, generations, echoes)
+            n, echo = prompt_at(base, generations, echoes)
             for index in range(n):
-                gather.opening(base + index, echo)
+                gather.opening(base + index, echo.text)
+        case Explained():
+            gather.explained(base, event, prompt_at(base, generations, echoes)[1])
 
 
 def create_app(

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.front import Front, Seen
-from gateway.generation import Delta, Done, Finished, Generation
+from gateway.generation import Delta, Done, Explained, Finished, Generation
 from gateway.http_io import Exchange, answer
 from gateway.http_pages import now_s
 from gateway.http_stream import send_stream
@@ -21,6 +21,7 @@ from gateway.openai_format import (
     SSE_DONE,
     ChatShape,
     CompletionShape,
+    Echo,
     Envelope,
     Namer,
     Shape,
@@ -99,11 +100,12 @@ class StoredRequests:
             with_usage=True,
             with_positions=True,
         )
-        usage = await send_stream(exchange, stream, [generation], [""], self._config.sse_ping_s)
+        usage = await send_stream(exchange, stream, [generation], [Echo()], self._config.sse_ping_s)
         await exchange.end_events(stream.usage(usage) + SSE_DONE)
 
     async def _gather(self, public: str, generation: Generation) -> dict[str, Any]:
         """A finished request as one object."""
+        body: dict[str, Any] = {"id": public, "object": "request"}
         texts: list[list[str]] = [[] for _ in generation.choices]
         ends: dict[int, Finished] = {}
         usage = Usage()
@@ -112,6 +114,8 @@ class StoredRequests:
                 match event:
                     case Delta():
                         texts[event.choice].append(event.text)
+                    case Explained():
+                        body["prompt_logprobs"] = self._namer.prompt_to_json(event)
                     case Finished():
                         ends[event.choice] = event
                     case Done():
@@ -119,8 +123,8 @@ class StoredRequests:
         choices = [_choice(index, "".join(text), ends[index]) for index, text in enumerate(texts)]
         reasons = {choice["finish_reason"] for choice in choices}
         state = next((word for reason, word in STATES if reason in reasons), "completed")
-        body = {"id": public, "object": "request", "status": state}
-        return body | {"model": self._front.card.name, "choices": choices} | usage.fields()
+        told = {"status": state, "model": self._front.card.name, "choices": choices}
+        return body | told | usage.fields()
 
 
 def _choice(index: int, text: str, end: Finished) -> dict[str, Any]:

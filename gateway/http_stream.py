@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from gateway.generation import Accepted, Delta, Done, Event, Finished, Generation
+from gateway.generation import Accepted, Delta, Done, Event, Explained, Finished, Generation
 from gateway.http_io import Exchange
 from gateway.merge import merged
-from gateway.openai_format import Stream, Usage
+from gateway.openai_format import Echo, Stream, Usage
 
 
 async def send_stream(
     exchange: Exchange,
     stream: Stream,
     generations: Sequence[Generation],
-    echoes: Sequence[str],
+    echoes: Sequence[Echo],
     ping_s: float,
 ) -> Usage:
     """Every event but the last one, which is the caller's. Returns the usage for it."""
@@ -27,12 +27,15 @@ async def send_stream(
     return usage
 
 
-def opened(
-    event: Accepted, generations: Sequence[Generation], echoes: Sequence[str]
-) -> tuple[int, str]:
-    """How many choices this event opens, and the text before theirs."""
-    pairs = zip(generations, echoes, strict=True)
-    return next((len(g.choices), echo) for g, echo in pairs if g.accepted is event)
+def prompt_at(
+    base: int, generations: Sequence[Generation], echoes: Sequence[Echo]
+) -> tuple[int, Echo]:
+    """How many choices the prompt has whose first one is `base`, and what they show of it."""
+    for generation, echo in zip(generations, echoes, strict=True):
+        if base == 0:
+            return len(generation.choices), echo
+        base -= len(generation.choices)
+    raise AssertionError("no prompt begins there")
 
 
 def _chunk(
@@ -40,7 +43,7 @@ def _chunk(
     base: int,
     event: Event,
     generations: Sequence[Generation],
-    echoes: Sequence[str],
+    echoes: Sequence[Echo],
     usage: Usage,
 ) -> bytes:
     match event:
@@ -52,5 +55,7 @@ def _chunk(
             usage.add(event.message)
             return b""
         case Accepted():
-            n, echo = opened(event, generations, echoes)
+            n, echo = prompt_at(base, generations, echoes)
             return b"".join(stream.opening(base + index, echo) for index in range(n))
+        case Explained():
+            return stream.explained(base, event, prompt_at(base, generations, echoes)[1])

@@ -178,6 +178,7 @@ def _limits(config: GatewaySettings, card: ModelCard) -> Limits:
         stops_max=config.stops_max,
         stop_chars_max=config.stop_chars_max,
         logprobs_max=config.logprobs_max,
+        prompt_values_max=config.prompt_values_max,
         text_bytes_max=config.text_bytes_max,
         template_options=frozenset(config.template_options),
     )

@@ -4,14 +4,15 @@ A `Shape` is one of the two endpoints; what they share is in `Stream` and `Gathe
 """
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from gateway.detokenize import Pieces
+from gateway.detokenize import Detokenizer, Pieces
 from gateway.errors import Failed
-from gateway.generation import Delta, Finished
-from protos.kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
+from gateway.generation import Delta, Explained, Finished
+from protos.kaiten.v1.common_pb2 import FinishReason
 from protos.kaiten.v1.inference_service_pb2 import Done as DoneMessage
 from service_kit.errors import Cancelled, DeadlineExceeded, KaitenError
 
@@ -86,12 +87,22 @@ class Envelope:
         }
 
 
+class Echo(NamedTuple):
+    """What a completion shows of its prompt."""
+
+    text: str = ""
+    # Likeliest tokens with its log-probabilities, which are then shown too; None: text only.
+    top: int | None = None
+
+
 class Shape(Protocol):
     """One endpoint's way of writing a choice."""
 
     id_prefix: str
     object_kind: str
     chunk_kind: str
+    # Choices may be of different prompts.
+    has_prompts: bool
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The chunk before a choice's first text, if there is one."""
@@ -105,12 +116,15 @@ class Shape(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInfo:
-    """One token's log-probabilities, in text. `offset`: characters of the output before it."""
+    """One token's log-probabilities, in text. `offset`: characters of the output before it.
+
+    None: there is none, for the first token of a prompt or where the model gave no number.
+    """
 
     text: str
     raw: bytes
-    logprob: float
-    top: Sequence[tuple[str, bytes, float]]
+    logprob: float | None
+    top: Sequence[tuple[str, bytes, float | None]] | None
     offset: int
 
 
@@ -120,6 +134,7 @@ class ChatShape:
     id_prefix = "chatcmpl-"
     object_kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
+    has_prompts = False
 
     def opening(self, index: int) -> dict[str, Any] | None:
         delta = {"role": "assistant", "content": ""}
@@ -143,6 +158,7 @@ class CompletionShape:
     id_prefix = "cmpl-"
     object_kind = "text_completion"
     chunk_kind = "text_completion"
+    has_prompts = True
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
@@ -157,13 +173,20 @@ class CompletionShape:
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{text: logprob for text, _, logprob in t.top} for t in tokens],
+            "top_logprobs": [_by_text(token) for token in tokens],
             "text_offset": [token.offset for token in tokens],
         }
 
 
+def _by_text(token: TokenInfo) -> dict[str, float | None] | None:
+    """Of tokens that look the same the likeliest counts: they are ordered."""
+    if token.top is None:
+        return None
+    return {text: logprob for text, _, logprob in reversed(token.top)}
+
+
 def _chat_logprob(token: TokenInfo) -> dict[str, Any]:
-    top = [{"token": t, "logprob": p, "bytes": list(raw)} for t, raw, p in token.top]
+    top = [{"token": t, "logprob": p, "bytes": list(raw)} for t, raw, p in token.top or ()]
     return {
         "token": token.text,
         "logprob": token.logprob,
@@ -189,23 +212,62 @@ class Namer:
                     text=text,
                     raw=raw,
                     logprob=self._clip(logprobs.logprob),
-                    top=self._top(logprobs),
+                    top=self._top(zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)),
                     offset=offset,
                 )
             )
             offset += len(text)
         return infos
 
-    def _top(self, logprobs: TokenLogprobs) -> list[tuple[str, bytes, float]]:
-        pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
-        return [(*self._text(token_id), self._clip(logprob)) for token_id, logprob in pairs]
+    def name_prompt(self, event: Explained, top: int) -> list[TokenInfo]:
+        """All of a prompt, its first token without a log-probability."""
+        infos = []
+        decoded, offset = Detokenizer(self._pieces), 0
+        for token_id, run in zip(event.token_ids, (None, *_runs(event, top)), strict=True):
+            text, raw = self._text(token_id)
+            logprob, tops = (None, None) if run is None else (self._clip(run[0]), self._top(run[1]))
+            infos.append(TokenInfo(text=text, raw=raw, logprob=logprob, top=tops, offset=offset))
+            offset += len(decoded.feed((token_id,)))
+        return infos
+
+    def prompt_to_json(
+        self, event: Explained, top: int | None = None
+    ) -> list[dict[str, Any] | None]:
+        """As vLLM writes it: per token its own and the likeliest ones (None: all), by id."""
+        rows: list[dict[str, Any] | None] = [None]
+        for token_id, (own, tops) in zip(event.token_ids[1:], _runs(event, top), strict=True):
+            ranks = {top_id: rank for rank, (top_id, _) in enumerate(tops, 1)}
+            rows.append(
+                {
+                    str(each): {
+                        "logprob": self._clip(logprob),
+                        "rank": ranks.get(each),
+                        "decoded_token": self._pieces.token_text(each),
+                    }
+                    for each, logprob in dict([(token_id, own), *tops]).items()
+                }
+            )
+        return rows
+
+    def _top(self, tops: Iterable[tuple[int, float]]) -> list[tuple[str, bytes, float | None]]:
+        return [(*self._text(token_id), self._clip(logprob)) for token_id, logprob in tops]
 
     def _text(self, token_id: int) -> tuple[str, bytes]:
         text = self._pieces.token_text(token_id)
         return text, self._pieces.get(token_id) or text.encode()
 
-    def _clip(self, logprob: float) -> float:
-        return max(logprob, self.LOGPROB_MIN)
+    def _clip(self, logprob: float) -> float | None:
+        return None if math.isnan(logprob) else max(logprob, self.LOGPROB_MIN)
+
+
+def _runs(event: Explained, top: int | None) -> Iterator[tuple[float, Sequence[tuple[int, float]]]]:
+    """Own log-probability and the `top` likeliest of each prompt token but the first."""
+    told = event.logprobs
+    k = len(told.top_token_ids) // max(1, told.token_count)
+    shown = k if top is None else min(k, top)
+    for index, own in enumerate(told.logprobs):
+        part = slice(index * k, index * k + shown)
+        yield own, list(zip(told.top_token_ids[part], told.top_logprobs[part], strict=True))
 
 
 class Stream:
@@ -230,11 +292,21 @@ class Stream:
         self._extra: dict[str, Any] = {"usage": None} if with_usage else {}
         self._offsets: dict[int, int] = {}
 
-    def opening(self, index: int, echo: str = "") -> bytes:
+    def opening(self, index: int, echo: Echo) -> bytes:
         choice = self._shape.opening(index)
-        if echo:
-            choice = self._shape.chunk(index, echo, None, None)
+        if echo.text and echo.top is None:
+            choice = self._shape.chunk(index, echo.text, None, None)
         return b"" if choice is None else self._chunk(choice)
+
+    def explained(self, first: int, event: Explained, echo: Echo) -> bytes:
+        """The echo of an explained prompt, for each choice."""
+        if echo.top is None:
+            return b""
+        logprobs = self._shape.logprobs(self._namer.name_prompt(event, echo.top))
+        indexes = range(first, first + event.choices)
+        self._offsets.update(dict.fromkeys(indexes, len(echo.text)))
+        chunks = (self._shape.chunk(index, echo.text, logprobs, None) for index in indexes)
+        return b"".join(map(self._chunk, chunks))
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """A chunk, or nothing when there is nothing to tell yet."""
@@ -270,22 +342,44 @@ class _Gathered:
     logprobs: list[TokenInfo] = field(default_factory=list)
     text_chars: int = 0
     reason: str = ""
+    prompt: Sequence[dict[str, Any] | None] | None = None
 
 
 class Gather:
     """One response as one object."""
 
     def __init__(
-        self, shape: Shape, envelope: Envelope, namer: Namer, *, choices: int, with_logprobs: bool
+        self,
+        shape: Shape,
+        envelope: Envelope,
+        namer: Namer,
+        *,
+        choices: int,
+        with_logprobs: bool,
+        prompt_logprobs: int | None,
     ) -> None:
         self._shape = shape
         self._envelope = envelope
         self._namer = namer
         self._with_logprobs = with_logprobs
+        self._prompt_logprobs = prompt_logprobs
         self._choices = [_Gathered() for _ in range(choices)]
 
     def opening(self, index: int, echo: str) -> None:
         self._choices[index].texts.append(echo)
+        self._choices[index].text_chars += len(echo)
+
+    def explained(self, first: int, event: Explained, echo: Echo) -> None:
+        """The log-probabilities of the prompt, wherever they were asked for."""
+        choices = self._choices[first : first + event.choices]
+        if echo.top is not None:
+            infos = self._namer.name_prompt(event, echo.top)
+            for choice in choices:
+                choice.logprobs += infos
+        if self._prompt_logprobs is not None:
+            prompt = self._namer.prompt_to_json(event, self._prompt_logprobs)
+            for choice in choices:
+                choice.prompt = prompt
 
     def delta(self, index: int, delta: Delta) -> None:
         choice = self._choices[index]
@@ -305,8 +399,12 @@ class Gather:
             choice = self._shape.choice(index, "".join(got.texts), logprobs, got.reason)
             if with_token_ids:
                 choice["token_ids"] = got.token_ids
+            if got.prompt is not None and self._shape.has_prompts:
+                choice["prompt_logprobs"] = got.prompt
             choices.append(choice)
         body = self._envelope.wrap(self._shape.object_kind, choices)
+        if self._prompt_logprobs is not None and not self._shape.has_prompts:
+            body["prompt_logprobs"] = self._choices[0].prompt
         return body | usage.fields()
 
 

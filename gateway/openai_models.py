@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -28,7 +29,6 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
-    "prompt_logprobs": (None,),
     "reasoning_effort": (None,),
     "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
@@ -66,6 +66,8 @@ class Common(_Body):
     model: str | None = None
     n: int | None = None
     temperature: float | None = None
+    # As in vLLM: of the prompt's tokens, with this many likeliest ones.
+    prompt_logprobs: int | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
@@ -94,6 +96,9 @@ class Common(_Body):
 
     def ask(self, prompt: Prompt, body_hash: bytes, request_id: str, sampling: SamplingAsk) -> Ask:
         """What both endpoints ask alike."""
+        if self.prompt_logprobs is not None and self.is_streaming:
+            rule = "is not told in streams; leave stream out, or take echo with logprobs"
+            raise InvalidRequest("prompt_logprobs", rule)
         return Ask(
             prompt=prompt,
             body_hash=body_hash,
@@ -135,6 +140,7 @@ class Common(_Body):
             ignore_eos=self.ignore_eos,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             logprobs=logprobs,
+            prompt_logprobs=self.prompt_logprobs,
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
@@ -172,7 +178,15 @@ class CompletionBody(Common):
             raise InvalidRequest("background", "works with a single prompt only")
         self._check_choosing()
         sampling = self.sampling(self.max_tokens, self.logprobs)
+        if self.echoed_logprobs is not None:
+            most = max(self.echoed_logprobs, self.prompt_logprobs or 0)
+            sampling = replace(sampling, prompt_logprobs=most)
         return [self.ask(prompt, body_hash, request_id, sampling) for prompt in prompts]
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """Likeliest tokens beside each of the prompt's own, where it comes before the text."""
+        return self.logprobs if self.echo else None
 
     def _check_choosing(self) -> None:
         n = self.n or 1
@@ -182,9 +196,6 @@ class CompletionBody(Common):
         if self.best_of is not None and self.best_of > n:
             rule = "larger than n is not supported; ask for n with logprobs and choose yourself"
             raise InvalidRequest("best_of", rule)
-        if self.echo and self.logprobs is not None:
-            rule = "cannot be combined with logprobs: those of a prompt are not computed"
-            raise InvalidRequest("echo", rule)
 
 
 class TextPart(_Body):

@@ -62,6 +62,12 @@ class GatewaySettings(Settings):
     stops_max: int = Field(default=16, ge=0, description="stop strings of a request")
     stop_chars_max: int = Field(default=256, ge=1, description="characters of a stop string")
     logprobs_max: int = Field(default=20, ge=0, description="log-probabilities per position")
+    prompt_values_max: int = Field(
+        default=1 << 17,
+        ge=1,
+        le=1 << 19,
+        description="prompt tokens times (prompt_logprobs + 1); the largest still fits 4 MiB",
+    )
     text_bytes_max: int = Field(default=4 << 20, ge=1, description="prompt text before tokenizing")
     body_bytes_max: int = Field(default=16 << 20, ge=1, description="HTTP body before parsing")
     request_timeout_s: float = Field(

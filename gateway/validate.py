@@ -41,6 +41,8 @@ class Limits:
     stop_chars_max: int = 256
     stop_token_ids_max: int = 256
     logprobs_max: int = 20
+    # Prompt tokens times (prompt_logprobs + 1).
+    prompt_values_max: int = 1 << 17
     biases_max: int = 1024
     allowed_token_ids_max: int = 16384
     bad_words_max: int = 64
@@ -131,6 +133,8 @@ def to_record(
         raise InvalidRequest(ask.prompt.field, "must give at least one token")
     if room < 1:
         raise PromptTooLong(ask.prompt.field, limits.context_tokens_max - 1, len(prompt_ids))
+    explained = () if ask.sampling.prompt_logprobs is None else prompt_ids
+    _check_prompt_values(len(explained), ask.sampling, limits)
     timeout_ms = 0 if ask.timeout_s is None else max(1, math.ceil(ask.timeout_s * 1000))
     return SubmitRecord(
         id=f"{tenant.name}:{ask.request_id}",
@@ -146,8 +150,17 @@ def to_record(
             stop=ask.stop,
             include_stop=ask.include_stop,
             show_special_tokens=ask.show_special_tokens,
+            explained_token_ids=explained,
+            hide_output=ask.sampling.max_tokens == 0,
         ),
     )
+
+
+def _check_prompt_values(tokens: int, asked: SamplingAsk, limits: Limits) -> None:
+    values = tokens * ((asked.prompt_logprobs or 0) + 1)
+    if values > limits.prompt_values_max:
+        unit = f"values: {tokens} prompt tokens times (prompt_logprobs + 1)"
+        raise TooMany("sampling.prompt_logprobs", limits.prompt_values_max, values, unit)
 
 
 def _row_sampling(
@@ -174,10 +187,12 @@ def _row_sampling(
         top_p=max(_or(asked.top_p, defaults.top_p), TOP_P_MIN),
         min_p=_or(asked.min_p, defaults.min_p),
         seed=seed if asked.seed is None else asked.seed,
-        max_tokens=max_tokens,
+        # The token after a prompt comes with the prompt's last logits; `hide_output` keeps it back.
+        max_tokens=max(max_tokens, 1),
         min_tokens=min_tokens,
         stop_token_ids=stops,
         logprobs=-1 if asked.logprobs is None else asked.logprobs,
+        prompt_logprobs=asked.prompt_logprobs,
         # In single precision a tiny penalty would become 0, which says: none.
         repetition_penalty=max(repetition, REPETITION_PENALTY_MIN),
         presence_penalty=asked.presence_penalty or 0.0,
@@ -219,9 +234,12 @@ def _sampling_rules(asked: SamplingAsk, limits: Limits) -> Iterator[Rule]:
     yield partial(_positive, "sampling.top_p", asked.top_p, 1.0)
     yield partial(_integer, "sampling.top_k", asked.top_k, 0, UINT32_MAX)
     yield partial(_integer, "sampling.seed", asked.seed, 0, UINT64_MAX)
-    yield partial(_integer, "sampling.max_tokens", asked.max_tokens, 1, UINT32_MAX)
+    # Without output there is nothing to tell but the prompt's log-probabilities.
+    least = 1 if asked.prompt_logprobs is None else 0
+    yield partial(_integer, "sampling.max_tokens", asked.max_tokens, least, UINT32_MAX)
     yield partial(_integer, "sampling.min_tokens", asked.min_tokens, 0, UINT32_MAX)
     yield partial(_integer, "sampling.logprobs", asked.logprobs, 0, logprobs_max)
+    yield partial(_integer, "sampling.prompt_logprobs", asked.prompt_logprobs, 0, logprobs_max)
     most = limits.stop_token_ids_max
     yield partial(_token_ids, "sampling.stop_token_ids", asked.stop_token_ids, most, limits)
 

@@ -3,7 +3,7 @@
 import hashlib
 
 from gateway.asks import Ask, ChatPrompt, Message, Prompt, SamplingAsk, TextPrompt, TokenPrompt
-from gateway.generation import Accepted, Delta, Done, Event, Finished
+from gateway.generation import Accepted, Delta, Done, Event, Explained, Finished
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1 import model_service_pb2 as model_pb
 from protos.kaiten.v1.common_pb2 import SamplingParams
@@ -20,6 +20,7 @@ SAMPLING_SCALARS = (
     "min_tokens",
     "ignore_eos",
     "logprobs",
+    "prompt_logprobs",
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
@@ -115,6 +116,9 @@ def _rare_event_to_proto(event: Event) -> pb.GenerationEvent:
         case Accepted(request_id, prompt_tokens):
             accepted = pb.Accepted(request_id=request_id, prompt_tokens=prompt_tokens)
             return pb.GenerationEvent(accepted=accepted)
+        case Explained(_, token_ids, logprobs):
+            prompt = pb.PromptExplained(token_ids=token_ids, logprobs=logprobs)
+            return pb.GenerationEvent(prompt=prompt)
         case Finished():
             return pb.GenerationEvent(finished=finished_to_proto(event))
         case Done(message):

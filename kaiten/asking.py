@@ -40,6 +40,9 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool | None
     stop_token_ids: Sequence[int]
     logprobs: int | None
+    # Of the prompt's own tokens, with this many likeliest ones: in the completion's `prompt`.
+    # max_tokens may then be 0.
+    prompt_logprobs: int | None
     # Divides positive and multiplies negative logits of every token of prompt and output; 1: none.
     repetition_penalty: float | None
     # Subtracted once, and for every time, from the logit of a token of the output.

@@ -17,6 +17,7 @@ from kaiten.results import (
     FinishReason,
     TokenLogprobs,
     delta_from_proto,
+    prompt_from_proto,
     timings_from_proto,
     usage_from_proto,
 )
@@ -62,6 +63,7 @@ class Following:
             for choice, position in enumerate(attach.positions):
                 self._choice(choice).position = position
         self._is_accepted = attach is not None
+        self._prompt: pb.PromptExplained | None = None
         self._done: pb.Done | None = None
         self._failures = 0
         self._lost_at_s: float | None = None
@@ -102,7 +104,10 @@ class Following:
         self._failures, self._lost_at_s = 0, None
         if kind == "delta":
             return self._on_delta(delta_from_proto(event.delta))
-        if kind == "finished":
+        if kind == "prompt":
+            # Whoever attaches from the beginning is told again, the same.
+            self._prompt = event.prompt
+        elif kind == "finished":
             self._on_finished(event.finished)
         elif kind == "done":
             self._done = event.done
@@ -134,6 +139,7 @@ class Following:
             choices=tuple(_whole(self._choices[index]) for index in sorted(self._choices)),
             usage=usage_from_proto(self._done.usage),
             timings=timings_from_proto(self._done.timings),
+            prompt=None if self._prompt is None else prompt_from_proto(self._prompt),
         )
 
     def _choice(self, index: int) -> _ChoiceSoFar:

@@ -25,6 +25,15 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """The prompt's own log-probabilities."""
+
+    token_ids: tuple[int, ...]
+    # Of all tokens but the first: nothing comes before it.
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """New output of one choice: tokens [position, position + token_count)."""
 
@@ -74,6 +83,8 @@ class Completion:
     choices: tuple[Choice, ...]
     usage: Usage
     timings: Timings
+    # With `prompt_logprobs` only.
+    prompt: Prompt | None = None
 
     @property
     def text(self) -> str:
@@ -105,6 +116,19 @@ def delta_from_proto(message: inference_service_pb2.Delta) -> Delta:
                 top=tuple(zip(each.top_token_ids, each.top_logprobs, strict=True)),
             )
             for each in message.logprobs
+        ),
+    )
+
+
+def prompt_from_proto(message: inference_service_pb2.PromptExplained) -> Prompt:
+    told = message.logprobs
+    k = len(told.top_token_ids) // max(1, told.token_count)
+    tops = list(zip(told.top_token_ids, told.top_logprobs, strict=True))
+    return Prompt(
+        token_ids=tuple(message.token_ids),
+        logprobs=tuple(
+            TokenLogprobs(logprob=logprob, top=tuple(tops[index * k : (index + 1) * k]))
+            for index, logprob in enumerate(told.logprobs)
         ),
     )
 

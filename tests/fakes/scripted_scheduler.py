@@ -9,9 +9,14 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ledger import Ending, Leader, Ledger
+from ledger import Commit, Ending, Leader, Ledger
 from ledger.types import InboxEntry
-from protos.kaiten.v1.common_pb2 import FinishReason, TokenLogprobs, WorkerDescription
+from protos.kaiten.v1.common_pb2 import (
+    FinishReason,
+    PromptLogprobs,
+    TokenLogprobs,
+    WorkerDescription,
+)
 from protos.kaiten.v1.inference_service_pb2 import Done, Timings, Usage
 from protos.kaiten.v1.ledger_pb2 import (
     CancelRecord,
@@ -164,7 +169,11 @@ class ScriptedScheduler:
 
     async def _step(self) -> None:
         record = JournalRecord(seq=self._seq + 1)
-        for request in self._requests.values():
+        explained = {}
+        for serial, request in self._requests.items():
+            asked, first = request.record.sampling, request.choices[0]
+            if asked.HasField("prompt_logprobs") and not (first.output.token_ids or first.finished):
+                explained[serial] = _explained(request.record)
             for choice in request.choices:
                 if choice.finished is None:
                     self._advance(choice, record)
@@ -174,7 +183,7 @@ class ScriptedScheduler:
         assert self._leader is not None
         record.epoch = self._leader.epoch
         self._seq += 1
-        await self.ledger.commit(self._leader, record, endings)
+        await self.ledger.commit_many(self._leader, [Commit(record, endings, explained=explained)])
 
     def _advance(self, choice: _Choice, journal: JournalRecord) -> None:
         sampling = choice.record.sampling
@@ -229,6 +238,18 @@ def _logprobs(token_id: int, count: int) -> TokenLogprobs:
     tops = [token_id + rank for rank in range(count)]
     return TokenLogprobs(
         logprob=-0.5, top_token_ids=tops, top_logprobs=[-0.5 - rank for rank in range(count)]
+    )
+
+
+def _explained(record: SubmitRecord) -> PromptLogprobs:
+    """Minus the position, and less by one for each of the likeliest: the neighbours above it."""
+    k, positions = record.sampling.prompt_logprobs, range(1, len(record.prompt_token_ids))
+    return PromptLogprobs(
+        position=1,
+        token_count=len(positions),
+        logprobs=[-float(position) for position in positions],
+        top_token_ids=[record.prompt_token_ids[at] + rank for at in positions for rank in range(k)],
+        top_logprobs=[-float(at + rank) for at in positions for rank in range(k)],
     )
 
 

@@ -44,6 +44,7 @@ SENSIBLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "temperature": (0, 1, 2, 2.5, -1),
     "logprobs": (True, False, 0, 1, 5),
     "top_logprobs": (0, 1, 20, 21),
+    "prompt_logprobs": (0, 1, 20, 21, None),
     "stop": ("chef", ["a", "b"], "", []),
     "logit_bias": ({"70": 5}, {"-1": 1}, {"x": 1}, {"70": 101}),
     "stream": (False, False, True, None),

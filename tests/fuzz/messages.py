@@ -34,6 +34,7 @@ SENSIBLE: Final[Mapping[str, st.SearchStrategy[Any]]] = {
     "token_id": st.integers(0, 1600),
     "stop": st.sampled_from(("chef", ".", "", "x" * 300)),
     "logprobs": st.sampled_from((0, 1, 20, 21)),
+    "prompt_logprobs": st.sampled_from((0, 1, 20, 21)),
     "name": st.sampled_from(("enable_thinking", "date_string", "__class__", "")),
 }
 INT_EDGES: Final = (0, 1, -1, 2**31 - 1, -(2**31), 2**32 - 1, 2**63 - 1, -(2**63), 2**64 - 1)

@@ -55,7 +55,7 @@ async def test_chat_and_completions_carry_every_wish(stack: Stack) -> None:
         ({"presence_penalty": -2.5}, "presence_penalty", r"must be a number in \[-2, 2\]"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "keys must be token ids"),
         ({"extra_body": {"bad_words_token_ids": [[1] * 33]}}, "bad_words_token_ids", "at most 32"),
-        ({"extra_body": {"prompt_logprobs": 2}}, "prompt_logprobs", "is not supported"),
+        ({"extra_body": {"prompt_logprobs": 21}}, "prompt_logprobs", "in .0, 20., got 21"),
     ],
 )
 async def test_a_wish_that_cannot_be_granted_is_named(

@@ -97,6 +97,35 @@ def chat_logprobs_are_sound(answer: Any) -> bool:
     return True
 
 
+def echoed_logprobs_are_sound(answer: Any) -> bool:
+    """Evaluation harnesses read these: the prompt's tokens, the first without a value."""
+    logprobs, usage = answer.choices[0].logprobs, answer.usage
+    total = usage.prompt_tokens + usage.completion_tokens
+    columns = (logprobs.token_logprobs, logprobs.top_logprobs, logprobs.text_offset)
+    assert [len(logprobs.tokens), *map(len, columns)] == [total] * 4
+    assert logprobs.token_logprobs[0] is None
+    assert logprobs.top_logprobs[0] is None
+    assert all(-100 < value <= 0 for value in logprobs.token_logprobs[1:])
+    for own, top in zip(logprobs.token_logprobs[1:], logprobs.top_logprobs[1:], strict=True):
+        assert max(top.values()) >= own
+    for token, offset in list(zip(logprobs.tokens, logprobs.text_offset, strict=True))[1:]:
+        assert text(answer)[offset:].startswith(token)
+    return True
+
+
+def prompt_logprobs_are_sound(answer: Any, told: Any) -> bool:
+    """vLLM's form: by token id, the prompt's own first."""
+    assert len(told) == answer.usage.prompt_tokens
+    assert told[0] is None
+    for position in told[1:]:
+        own, *_ = position.values()
+        assert 2 <= len(position) <= 3
+        assert set(own) == {"logprob", "rank", "decoded_token"}
+        best = [entry["logprob"] for entry in position.values() if entry["rank"] is not None]
+        assert max(best) >= own["logprob"]
+    return True
+
+
 COMPLETIONS = [
     complete("greedy", lambda a: a.object == "text_completion" and count(a) == 12),
     complete("an id, a time and the model", lambda a: a.id and a.created and a.model == MODEL),
@@ -134,6 +163,28 @@ COMPLETIONS = [
     complete("four stops", lambda a: reasons(a) == {"stop"}, stop=["a", "b", "c", "d"]),
     complete("logprobs", logprobs_are_sound, logprobs=3, max_tokens=5),
     complete("only the sampled one's", lambda a: a.choices[0].logprobs, logprobs=0),
+    complete("echo with logprobs", echoed_logprobs_are_sound, echo=True, logprobs=1),
+    complete("scoring", echoed_logprobs_are_sound, echo=True, logprobs=5, max_tokens=1),
+    complete(
+        "scoring without output",
+        lambda a: echoed_logprobs_are_sound(a) and count(a) == 0 and text(a) == "The chef",
+        echo=True,
+        logprobs=1,
+        max_tokens=0,
+    ),
+    complete(
+        "scoring ids for each choice",
+        lambda a: len(a.choices) == 4 and len({str(c.logprobs.tokens[:3]) for c in a.choices}) == 2,
+        echo=True,
+        logprobs=0,
+        n=2,
+        prompt=[[1, 70, 71], [1, 75, 76]],
+    ),
+    complete(
+        "prompt_logprobs",
+        lambda a: prompt_logprobs_are_sound(a, a.choices[0].prompt_logprobs),
+        extra_body={"prompt_logprobs": 2},
+    ),
     complete("no logprobs", lambda a: a.choices[0].logprobs is None),
     complete("a seed", lambda a: count(a) == 12, seed=7, temperature=1.0, ignore_eos=True),
     complete("a negative seed", lambda a: count(a) >= 1, seed=-(2**63), temperature=1.0),
@@ -163,6 +214,11 @@ COMPLETIONS = [
 
 CHATS = [
     chat("an answer", lambda a: a.object == "chat.completion" and len(text(a)) > 3),
+    chat(
+        "prompt_logprobs",
+        lambda a: prompt_logprobs_are_sound(a, a.prompt_logprobs),
+        extra_body={"prompt_logprobs": 2},
+    ),
     chat("the role", lambda a: a.choices[0].message.role == "assistant"),
     chat("nothing of tools", lambda a: a.choices[0].message.tool_calls is None),
     chat("usage adds up", adds_up),

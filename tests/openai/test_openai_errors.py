@@ -34,7 +34,9 @@ WRONG: list[tuple[str, dict[str, Any], str | None]] = [
     ("a token beyond the vocabulary", {"prompt": [1536]}, "prompt"),
     ("a misspelt key", {"extra_body": {"max_token": 5}}, "max_token"),
     ("a seed beyond 64 bits", {"seed": 2**64}, "seed"),
-    ("echo with logprobs", {"echo": True, "logprobs": 1}, "echo"),
+    ("echo with too many logprobs", {"echo": True, "logprobs": 21}, "logprobs"),
+    ("no output and nothing else", {"max_tokens": 0}, "max_tokens"),
+    ("prompt_logprobs", {"extra_body": {"prompt_logprobs": 21}}, "prompt_logprobs"),
 ]
 CHAT_WRONG: list[tuple[str, dict[str, Any], str | None]] = [
     ("no messages", {"messages": []}, "messages"),

@@ -55,6 +55,16 @@ class Answer:
     top_logprobs: npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """Of each prompt token but the first, given those before it."""
+
+    logprobs: npt.NDArray[np.float32]
+    # [len(prompt) - 1, TOP], best first.
+    top_token_ids: npt.NDArray[np.int64]
+    top_logprobs: npt.NDArray[np.float32]
+
+
 def write_checkpoints(
     root: Path, names: Iterable[str] = MODELS, *, seed: int = 0
 ) -> dict[str, Path]:
@@ -87,6 +97,28 @@ def answers(
     asked: Mapping[Path, Sequence[Sequence[int]]], *, max_tokens: int, scratch: Path
 ) -> dict[Path, list[Answer]]:
     """What transformers says to each prompt alone, in float32."""
+    targets = _asked("answer", asked, max_tokens=max_tokens, scratch=scratch)
+    return {folder: _read(targets[folder], len(prompts)) for folder, prompts in asked.items()}
+
+
+def explained(
+    asked: Mapping[Path, Sequence[Sequence[int]]], *, scratch: Path
+) -> dict[Path, list[Explained]]:
+    """How likely each prompt's own tokens are to transformers: one pass over each, in float32."""
+    targets = _asked("explain", asked, max_tokens=0, scratch=scratch)
+    return {
+        folder: _read_explained(targets[folder], len(prompts)) for folder, prompts in asked.items()
+    }
+
+
+def _asked(
+    what: str,
+    asked: Mapping[Path, Sequence[Sequence[int]]],
+    *,
+    max_tokens: int,
+    scratch: Path,
+) -> dict[Path, Path]:
+    """Where the answers to each folder's prompts are."""
     specs = []
     for index, (folder, prompts) in enumerate(asked.items()):
         question, target = scratch / f"question-{index}.json", scratch / f"answer-{index}.npz"
@@ -96,11 +128,20 @@ def answers(
         specs.append({"folder": str(folder), "question": str(question), "target": str(target)})
     listing = scratch / "questions.json"
     listing.write_text(json.dumps(specs))
-    _run("answer", str(listing))
-    return {
-        folder: _read(Path(spec["target"]), len(prompts))
-        for (folder, prompts), spec in zip(asked.items(), specs, strict=True)
-    }
+    _run(what, str(listing))
+    return {folder: Path(spec["target"]) for folder, spec in zip(asked, specs, strict=True)}
+
+
+def _read_explained(path: Path, count: int) -> list[Explained]:
+    with np.load(path) as arrays:
+        return [
+            Explained(
+                logprobs=arrays[f"logprob_{index}"],
+                top_token_ids=arrays[f"top_ids_{index}"],
+                top_logprobs=arrays[f"top_logprobs_{index}"],
+            )
+            for index in range(count)
+        ]
 
 
 def _read(path: Path, count: int) -> list[Answer]:

@@ -1,7 +1,7 @@
 """The oracle: writes random checkpoints and answers prompts with transformers, in its own process.
 
-Started by `oracle.py` as `python -P oracle_process.py checkpoint|answer ARGS`, so that neither
-transformers nor what it probes for is ever imported beside our own packages.
+Started by `oracle.py` as `python -P oracle_process.py checkpoint|answer|explain ARGS`, so that
+neither transformers nor what it probes for is ever imported beside our own packages.
 """
 
 import json
@@ -119,6 +119,22 @@ def answer(folder: Path, question: Path, target: Path) -> None:
     np.savez(target, **arrays)
 
 
+def explain(folder: Path, question: Path, target: Path) -> None:
+    """Log-probabilities of each prompt's own tokens, by one pass over all of it."""
+    asked = json.loads(question.read_text())
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
+    arrays: dict[str, Any] = {}
+    for index, prompt in enumerate(asked["prompts"]):
+        tokens = torch.tensor([prompt])
+        with torch.inference_mode():
+            logprobs = model(tokens).logits[0, :-1].float().log_softmax(-1)
+        top = logprobs.topk(asked["top"], dim=-1)
+        arrays[f"logprob_{index}"] = logprobs.gather(1, tokens[0, 1:, None])[:, 0].numpy()
+        arrays[f"top_ids_{index}"] = top.indices.numpy()
+        arrays[f"top_logprobs_{index}"] = top.values.numpy()
+    np.savez(target, **arrays)
+
+
 def main(argv: list[str]) -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -128,8 +144,9 @@ def main(argv: list[str]) -> None:
         for name in argv[3:]:
             write_checkpoint(name, root / name, seed)
     else:
+        work = {"answer": answer, "explain": explain}[argv[0]]
         for spec in json.loads(Path(argv[1]).read_text()):
-            answer(Path(spec["folder"]), Path(spec["question"]), Path(spec["target"]))
+            work(Path(spec["folder"]), Path(spec["question"]), Path(spec["target"]))
 
 
 if __name__ == "__main__":

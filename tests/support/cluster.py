@@ -298,6 +298,18 @@ class Cluster:
             assert list(choice.output.token_ids[: len(output)]) == output
             assert choice.finished.reason == ending.reason
             assert choice.finished.output_tokens == len(output)
+        if answer.record.sampling.HasField("prompt_logprobs"):
+            await self._check_prompt(answer)
+
+    async def _check_prompt(self, answer: Answer) -> None:
+        """Every position once, as the mock worker says it; all of them before any output."""
+        told = await self.ledger.explained(answer.serial)
+        count, k = len(answer.record.prompt_token_ids), answer.record.sampling.prompt_logprobs
+        assert list(told.logprobs) == [-float(at) for at in range(1, told.token_count + 1)]
+        assert list(told.top_token_ids) == [
+            at + rank for at in range(1, told.token_count + 1) for rank in range(k)
+        ]
+        assert told.token_count == count - 1 or not any(answer.outputs.values())
 
     async def _is_idle(self) -> bool:
         load = await self.ledger.load()

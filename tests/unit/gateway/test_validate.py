@@ -3,6 +3,7 @@
 import json
 import math
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -330,3 +331,40 @@ def test_a_repeat_may_ask_for_another_presentation_only() -> None:
     other = pb.GenerateRequest(text="x", n=3)
     hashes = [ask_from_proto(m).body_hash for m in (message, same, other)]
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+def explained(count: int, **fields: Any) -> SubmitRecord:
+    prompt = TokenPrompt(token_ids=(1,) * count)
+    return record_of(ask(prompt=prompt, sampling=SamplingAsk(**fields)), (1,) * count)
+
+
+def test_a_prompt_is_explained_only_when_that_is_asked() -> None:
+    plain, told = explained(3), explained(3, prompt_logprobs=0)
+    assert not plain.sampling.HasField("prompt_logprobs")
+    assert not plain.render.explained_token_ids
+    assert told.sampling.prompt_logprobs == 0
+    assert list(told.render.explained_token_ids) == [1, 1, 1]
+
+
+def test_no_output_may_be_asked_for_with_the_prompts_values_only() -> None:
+    record = explained(3, prompt_logprobs=1, max_tokens=0)
+    assert (record.sampling.max_tokens, record.render.hide_output) == (1, True)
+    assert not explained(3, prompt_logprobs=1, max_tokens=1).render.hide_output
+    with pytest.raises(InvalidRequest, match=r"max_tokens: must be in \[1, 4294967295\], got 0"):
+        explained(3, max_tokens=0)
+    with pytest.raises(InvalidRequest, match="at most max_tokens, which is 0, got 1"):
+        explained(3, prompt_logprobs=1, max_tokens=0, min_tokens=1)
+
+
+@pytest.mark.parametrize(("k", "most"), [(0, 24), (1, 12), (5, 4)])
+def test_the_values_of_a_prompt_are_counted(k: int, most: int) -> None:
+    limits = replace(LIMITS, prompt_values_max=24)
+    for count in (most, most + 1):
+        asked = ask(sampling=SamplingAsk(prompt_logprobs=k))
+        given = {"limits": limits, "model": MODEL, "tenant": "t", "seed": 1}
+        if count == most:
+            to_record(asked, (1,) * count, **given)  # type: ignore[arg-type]
+            continue
+        with pytest.raises(TooLong, match="at most 24 values") as caught:
+            to_record(asked, (1,) * count, **given)  # type: ignore[arg-type]
+        assert (caught.value.limit, caught.value.got) == (24, count * (k + 1))

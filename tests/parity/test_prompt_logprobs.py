@@ -1,0 +1,76 @@
+"""The prompt's own log-probabilities through the whole stack are those of transformers.
+
+Chunks, preemptions, prefix hits that must not be taken, forks and a crowd: the values are the same.
+"""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kaiten.results import Completion
+from tests.parity import oracle
+from tests.parity.test_stack_parity import LOGPROB_ERROR_MAX, ONE_PER_FAMILY, ask, serving
+
+# A prompt twice: the second time it would be found in the prefix cache.
+PROMPTS = oracle.ragged_prompts(16, vocab_size=380, tokens_max=120, seed=17)
+ASKED = [*PROMPTS, *PROMPTS[1:4]]
+
+
+@pytest.fixture(scope="module")
+def expected(
+    folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[oracle.Explained]]:
+    wanted = {folders[name]: ASKED for name in ONE_PER_FAMILY}
+    explained = oracle.explained(wanted, scratch=tmp_path_factory.mktemp("explained"))
+    return {name: explained[folders[name]] for name in ONE_PER_FAMILY}
+
+
+def assert_explained(completion: Completion, prompt: list[int], right: oracle.Explained) -> None:
+    told = completion.prompt
+    assert told is not None
+    assert list(told.token_ids) == prompt
+    assert len(told.logprobs) == len(right.logprobs) == len(prompt) - 1
+    if len(prompt) == 1:
+        return
+    own = np.array([each.logprob for each in told.logprobs])
+    assert np.abs(own - right.logprobs).max() < LOGPROB_ERROR_MAX
+    tops = np.array([[logprob for _, logprob in each.top] for each in told.logprobs])
+    assert np.abs(tops - right.top_logprobs).max() < LOGPROB_ERROR_MAX
+    # Ids may swap only where their log-probabilities agree within the bound.
+    ids = np.array([[token_id for token_id, _ in each.top] for each in told.logprobs])
+    gaps = np.diff(right.top_logprobs, axis=1, append=-np.inf)
+    is_clear = (gaps < -LOGPROB_ERROR_MAX) & np.roll(gaps < -LOGPROB_ERROR_MAX, 1, axis=1)
+    assert (ids == right.top_token_ids)[is_clear].all()
+
+
+@pytest.mark.parametrize("name", ONE_PER_FAMILY)
+async def test_a_crowd_of_prompts_is_explained_as_the_oracle_does(
+    name: str,
+    tmp_path: Path,
+    folders: dict[str, Path],
+    expected: dict[str, list[oracle.Explained]],
+) -> None:
+    """Steps of 40 tokens cut the prompts; a pool of 50 blocks for eight rows preempts some."""
+    worker = {"step_tokens": 40, "kv_blocks": 50, "context_tokens": 160}
+    async with serving(tmp_path, folders[name], worker=worker) as client:
+        options = {"prompt_logprobs": oracle.TOP, "max_tokens": 16}
+        completions = await asyncio.gather(*(ask(client, prompt, **options) for prompt in ASKED))
+        for prompt, completion, right in zip(ASKED, completions, expected[name], strict=True):
+            assert_explained(completion, prompt, right)
+        assert sum(completion.timings.preemptions for completion in completions) > 0
+
+
+async def test_without_output_and_with_several_choices_the_values_are_the_same(
+    tmp_path: Path, folders: dict[str, Path], expected: dict[str, list[oracle.Explained]]
+) -> None:
+    name = ONE_PER_FAMILY[0]
+    async with serving(tmp_path, folders[name], worker={"step_tokens": 40}) as client:
+        for changes in ({"max_tokens": 0}, {"n": 3, "max_tokens": 5}):
+            options = {"prompt_logprobs": oracle.TOP, **changes}
+            completion = await ask(client, PROMPTS[1], **options)
+            assert_explained(completion, PROMPTS[1], expected[name][1])
+            count = sum(choice.output_tokens for choice in completion.choices)
+            assert count == completion.usage.output_tokens
+            assert (count == 0) == (changes["max_tokens"] == 0)
