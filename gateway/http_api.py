@@ -1,5 +1,6 @@
 """The HTTP door: OpenAI's endpoints for text models over the front, and every other route."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
@@ -142,7 +143,12 @@ class Endpoint:
         async with aclosing(merged(generations)) as batches:
             async for base, events in batches:
                 for event in events:
-                    _collect(gather, base, event, generations, echoes, usage)
+                    if isinstance(event, Explained):
+                        _, echo = prompt_at(base, generations, echoes)
+                        # It takes as long as a thousand deltas.
+                        await asyncio.to_thread(gather.explained, base, event, echo)
+                    else:
+                        _collect(gather, base, event, generations, echoes, usage)
         content = gather.to_json(usage, with_token_ids=bool(body.return_token_ids))
         await exchange.send_json(200, content)
 
@@ -166,8 +172,6 @@ def _collect(
             n, echo = prompt_at(base, generations, echoes)
             for index in range(n):
                 gather.opening(base + index, echo.text)
-        case Explained():
-            gather.explained(base, event, prompt_at(base, generations, echoes)[1])
 
 
 def create_app(

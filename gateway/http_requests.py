@@ -4,6 +4,7 @@
 chunks say it as `position`. What follows is exactly what it does not have.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -115,7 +116,8 @@ class StoredRequests:
                     case Delta():
                         texts[event.choice].append(event.text)
                     case Explained():
-                        body["prompt_logprobs"] = self._namer.prompt_to_json(event)
+                        told = await asyncio.to_thread(self._namer.prompt_to_json, event)
+                        body["prompt_logprobs"] = told
                     case Finished():
                         ends[event.choice] = event
                     case Done():
@@ -123,8 +125,8 @@ class StoredRequests:
         choices = [_choice(index, "".join(text), ends[index]) for index, text in enumerate(texts)]
         reasons = {choice["finish_reason"] for choice in choices}
         state = next((word for reason, word in STATES if reason in reasons), "completed")
-        told = {"status": state, "model": self._front.card.name, "choices": choices}
-        return body | told | usage.fields()
+        end = {"status": state, "model": self._front.card.name, "choices": choices}
+        return body | end | usage.fields()
 
 
 def _choice(index: int, text: str, end: Finished) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Generations as server-sent events: what fresh and re-attached streams have in common."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from gateway.generation import Accepted, Delta, Done, Event, Explained, Finished, Generation
+from gateway.generation import Accepted, Delta, Done, Explained, Finished, Generation
 from gateway.http_io import Exchange
 from gateway.merge import merged
 from gateway.openai_format import Echo, Stream, Usage
@@ -21,7 +22,14 @@ async def send_stream(
     await exchange.start_events()
     async with exchange.pinged(ping_s), aclosing(merged(generations)) as batches:
         async for base, events in batches:
-            chunks = [_chunk(stream, base, event, generations, echoes, usage) for event in events]
+            chunks = []
+            for event in events:
+                if isinstance(event, Explained):
+                    _, echo = prompt_at(base, generations, echoes)
+                    # It takes as long as a thousand deltas.
+                    chunks.append(await asyncio.to_thread(stream.explained, base, event, echo))
+                else:
+                    chunks.append(_chunk(stream, base, event, generations, echoes, usage))
             if any(chunks):
                 await exchange.send_events(b"".join(chunks))
     return usage
@@ -41,7 +49,7 @@ def prompt_at(
 def _chunk(
     stream: Stream,
     base: int,
-    event: Event,
+    event: Accepted | Delta | Finished | Done,
     generations: Sequence[Generation],
     echoes: Sequence[Echo],
     usage: Usage,
@@ -57,5 +65,3 @@ def _chunk(
         case Accepted():
             n, echo = prompt_at(base, generations, echoes)
             return b"".join(stream.opening(base + index, echo) for index in range(n))
-        case Explained():
-            return stream.explained(base, event, prompt_at(base, generations, echoes)[1])

@@ -42,7 +42,7 @@ class Limits:
     stop_token_ids_max: int = 256
     logprobs_max: int = 20
     # Prompt tokens times (prompt_logprobs + 1).
-    prompt_values_max: int = 1 << 17
+    prompt_values_max: int = 1 << 15
     biases_max: int = 1024
     allowed_token_ids_max: int = 16384
     bad_words_max: int = 64

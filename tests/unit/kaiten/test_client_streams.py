@@ -157,6 +157,31 @@ async def test_what_comes_again_is_not_handed_out_again(complete: Complete) -> N
 
 
 @both
+async def test_an_explained_prompt_is_part_of_the_answer(complete: Complete) -> None:
+    """Also when it is told again, by the gateway that takes over before the first delta."""
+    told = common_pb2.PromptLogprobs(
+        position=1,
+        token_count=2,
+        logprobs=[-1, -2],
+        top_token_ids=[5, 6, 7, 8],
+        top_logprobs=[-0.5, -1, -1.5, -2],
+    )
+    prompt = pb.GenerationEvent(prompt=pb.PromptExplained(token_ids=[3, 4, 5], logprobs=told))
+    first = [accepted(), prompt, errors.Unavailable("gone")]
+    second = [accepted(), prompt, delta(0, "abc"), finished(3), done(3)]
+    async with ScriptedGateway(first, second) as gateway:
+        answer = await complete(gateway.address, prompt_logprobs=2, max_tokens=3)
+        assert gateway.calls[0].sampling.prompt_logprobs == 2
+    assert answer.text == "abc"
+    assert answer.prompt.token_ids == (3, 4, 5)
+    assert [each.logprob for each in answer.prompt.logprobs] == [-1, -2]
+    assert [each.top for each in answer.prompt.logprobs] == [
+        ((5, -0.5), (6, -1)),
+        ((7, -1.5), (8, -2)),
+    ]
+
+
+@both
 async def test_a_hole_is_an_error(complete: Complete) -> None:
     async with ScriptedGateway([accepted(), delta(0, "ab"), delta(3, "d")]) as gateway:
         with pytest.raises(InternalServerError, match="choice 0: expected position 2, got 3"):
