@@ -361,10 +361,10 @@ def test_the_values_of_a_prompt_are_counted(k: int, most: int) -> None:
     limits = replace(LIMITS, prompt_values_max=24)
     for count in (most, most + 1):
         asked = ask(sampling=SamplingAsk(prompt_logprobs=k))
-        given = {"limits": limits, "model": MODEL, "tenant": "t", "seed": 1}
+        given: Any = {"limits": limits, "model": MODEL, "tenant": TENANT, "seed": 1}
         if count == most:
-            to_record(asked, (1,) * count, **given)  # type: ignore[arg-type]
+            to_record(asked, (1,) * count, **given)
             continue
         with pytest.raises(TooLong, match="at most 24 values") as caught:
-            to_record(asked, (1,) * count, **given)  # type: ignore[arg-type]
+            to_record(asked, (1,) * count, **given)
         assert (caught.value.limit, caught.value.got) == (24, count * (k + 1))
