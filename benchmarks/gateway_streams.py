@@ -1,12 +1,15 @@
 """What one streamed token costs the gateway: processor time of the gateway process per token.
 
 A real store, a scripted scheduler and the gateway, each its own process; the client is this one.
-`--streams 256 --tokens 200` prints one JSON line. Tokens/s on one core = 1e6 / cpu_us_per_token.
+`--streams 256 --tokens 200` prints one JSON line; `--step-s 0` offers more than anybody can carry,
+which is what a core sustains: `tokens_per_cpu_s`. The gateway has the first core, and everything
+else the others (`--no-pin`: as the system likes). `--save` keeps the line with the machine's load.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +21,7 @@ import grpc
 import httpx
 import psutil
 
+from benchmarks.recording import record
 from ledger import Ledger
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import SamplingParams
@@ -25,8 +29,6 @@ from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.fakes.scripted_scheduler import ScriptedScheduler
 from tests.support.store_server import StoreServer, free_port
 from tests.support.tokenizers import byte_level_bpe, write_model_folder
-
-SCHEMA = 1
 
 
 async def read_grpc(stub: Any, tokens: int, stop: list[str]) -> tuple[int, int]:
@@ -91,9 +93,7 @@ async def measure(arguments: argparse.Namespace, grpc_port: int, http_port: int,
         cpu_s = sum(gateway.cpu_times()[:2]) - cpu_s
     tokens, messages = (sum(column) for column in zip(*results, strict=True))
     assert tokens == arguments.streams * arguments.tokens
-    line = {
-        "schema": SCHEMA,
-        "bench": "gateway_streams",
+    figures: dict[str, object] = {
         "protocol": "http" if arguments.http else "grpc",
         "stops": arguments.stops,
         "streams": arguments.streams,
@@ -103,9 +103,12 @@ async def measure(arguments: argparse.Namespace, grpc_port: int, http_port: int,
         "tokens_per_s": round(tokens / wall_s),
         "cpu_us_per_token": round(cpu_s / tokens * 1e6, 2),
         "cpu_us_per_message": round(cpu_s / messages * 1e6, 2),
+        "tokens_per_cpu_s": round(tokens / cpu_s),
         "rss_mb": round(gateway.memory_info().rss / 1e6),
+        "is_pinned": arguments.pin,
+        "load_1m": round(os.getloadavg()[0], 1),
     }
-    print(json.dumps(line))
+    record("gateway_streams", figures, save=arguments.save)
 
 
 async def until_ready(client: httpx.AsyncClient) -> None:
@@ -121,11 +124,16 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.01)
     parser.add_argument("--http", action="store_true")
     parser.add_argument("--stops", action="store_true")
+    parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--save", action="store_true")
     parser.add_argument("--lead", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.lead:
         asyncio.run(lead(arguments.lead, arguments.step_s))
         return
+    first, *others = sorted(os.sched_getaffinity(0))
+    if arguments.pin:
+        os.sched_setaffinity(0, others)
     with tempfile.TemporaryDirectory() as name, StoreServer(Path(name) / "store") as store:
         folder = write_model_folder(Path(name) / "m", config={"max_position_embeddings": 4096})
         grpc_port, http_port = free_port(), free_port()
@@ -134,6 +142,8 @@ def main() -> None:
         ports += ["--log-level", "error"]
         gateway_flags = ["--model", str(folder), "--redis-url", store.url, "--cell", "bench"]
         gateway = subprocess.Popen([*python, "gateway", *gateway_flags, *ports])
+        if arguments.pin:
+            os.sched_setaffinity(gateway.pid, {first})
         lead_flags = ["--lead", store.url, "--step-s", str(arguments.step_s)]
         leader = subprocess.Popen([*python, "benchmarks.gateway_streams", *lead_flags])
         try:

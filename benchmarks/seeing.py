@@ -1,0 +1,125 @@
+"""What counting and tracing cost: processor time per step and per request, listened to or not.
+
+`python -m benchmarks.seeing --save`. Nothing here waits for anybody: a step of the scheduler and of
+the worker is counted by plain numbers and, in the scheduler, two histograms; spans are made by a
+task of its own (`spans` figures), of so many iterations and requests per second.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from statistics import median
+
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from benchmarks.recording import record
+from gateway import meters as gateway_meters
+from gateway.asks import Ask, TextPrompt
+from gateway.tenants import DEFAULT
+from gpu_worker import meters as worker_meters
+from gpu_worker.plans import StepOutcome, StepResult, StepTimings
+from protos.kaiten.v1.common_pb2 import FinishReason
+from protos.kaiten.v1.worker_service_pb2 import StepTimings as TimingsMessage
+from scheduler_svc import meters as scheduler_meters
+from scheduler_svc.core.types import Finished, Reason, RequestOver
+from service_kit.metrics import NO_METER, Metrics
+from service_kit.telemetry import minted, spans_to
+
+TURNS = 5
+TIMINGS = {"wait_us": 10, "forward_us": 2000, "sample_us": 90, "tokens_computed": 64, "rows": 64}
+RESULT = StepResult(
+    plan_id=1,
+    step=0,
+    outcome=StepOutcome(slots=(), token_ids=()),
+    is_last=True,
+    timings=StepTimings(**TIMINGS),
+)
+OVER = RequestOver(
+    id="default:r",
+    serial=1,
+    prompt_tokens=30,
+    cached_tokens=16,
+    outputs=((5, 6),),
+    endings=(Finished(serial=1, reason=Reason.LENGTH, output_tokens=2),),
+    queue_ns=1_000_000,
+    prefill_ns=2_000_000,
+    decode_ns=300_000_000,
+    preemptions=0,
+)
+ASK = Ask(prompt=TextPrompt(text="x"), body_hash=b"")
+LENGTH = FinishReason.FINISH_REASON_LENGTH
+
+
+def cost_us(work: Callable[[], object], count: int = 5000) -> float:
+    """Processor time of one call; the median of some turns."""
+    turns = []
+    for _ in range(TURNS):
+        begin_ns = time.thread_time_ns()
+        for _ in range(count):
+            work()
+        turns.append((time.thread_time_ns() - begin_ns) / 1000 / count)
+    return round(median(turns), 2)
+
+
+def counting(metrics: Metrics | None) -> dict[str, float]:
+    """With these metrics, or with nobody listening."""
+    meter = NO_METER if metrics is None else metrics.meter
+    scheduler = scheduler_meters.Meters(meter)
+    worker = worker_meters.Meters(meter)
+    gateway = gateway_meters.Meters(meter, model="m")
+    timings = TimingsMessage(**TIMINGS)
+
+    def visit() -> None:
+        with gateway.opening(ASK, DEFAULT) as one:
+            one.prompt_tokens = 30
+        one.first_ns = one.started_ns + 1
+        gateway.closed(one, [20], [LENGTH], None, goes_on=False)
+
+    return {
+        "scheduler_step": cost_us(lambda: scheduler.stepped(64, timings)),
+        "scheduler_request": cost_us(lambda: scheduler.ended([OVER])),
+        "worker_step": cost_us(lambda: worker.stepped(RESULT)),
+        "gateway_request": cost_us(visit),
+    }
+
+
+def spans() -> dict[str, float]:
+    """Minting ids, which a plan waits for; and making spans, for which nobody waits."""
+    sink = spans_to(BatchSpanProcessor(InMemorySpanExporter()), "bench")
+    members = [minted(is_sampled=True) for _ in range(64)]
+
+    def iteration(links: int) -> None:
+        context = minted(is_sampled=True)
+        sink.put("i", context=context, start_ns=1, end_ns=2, links=members[:links])
+
+    figures = {
+        "mint": cost_us(lambda: minted(is_sampled=True)),
+        "span": cost_us(lambda: iteration(0), 1000),
+        "span_with_64_links": cost_us(lambda: iteration(64), 200),
+    }
+    sink.close()
+    return figures
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--save", action="store_true")
+    arguments = parser.parse_args()
+    listened = Metrics("bench", is_scraped=True)
+    silent_us, counted_us, span_us = counting(None), counting(listened), spans()
+    figures: dict[str, object] = {
+        "unheard_us": silent_us,
+        "counted_us": counted_us,
+        "page_us": cost_us(listened.page, 20),
+        "spans_us": span_us,
+        "load_1m": round(os.getloadavg()[0], 1),
+    }
+    listened.close()
+    record("seeing", figures, save=arguments.save)
+
+
+if __name__ == "__main__":
+    main()
