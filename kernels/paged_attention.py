@@ -9,6 +9,7 @@ shapes   q                [tokens, heads, head_dim]   floats (float32, bfloat16 
                           last two dimensions dense
          k_pages, v_pages [blocks, kv_heads, block_size, head_dim]   same dtype, contiguous;
                           heads is a multiple of kv_heads
+                          or fp8 (kernels.fp8), then with scales [2, kv_heads] float32
          block_tables     [rows, blocks_max] int32; entries beyond a row's context are not read
          query_starts     [rows + 1] int32, ascending from 0 to tokens
          context_lengths  [rows] int32, this step's tokens included
@@ -29,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels import dispatch, jit, native
+from kernels import fp8, jit, native
 from kernels.attention_plan import SPLIT, AttentionPlan, plan_attention
 from kernels.checks import require, require_float, require_ids, require_like
 from kernels.jit import constexpr, pointer, scalar, stride, tl
@@ -45,6 +46,7 @@ def paged_attention_reference(
     context_lengths: Tensor,
     scale: float,
     plan: AttentionPlan | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """The definition of correct; row by row, so no row can see or disturb another."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -54,16 +56,18 @@ def paged_attention_reference(
         if start == end:
             continue
         blocks = block_tables[row, : -(-context // k_pages.size(2))]
-        keys = _gather(k_pages, blocks, context)
-        values = _gather(v_pages, blocks, context)
+        k_scale, v_scale = (None, None) if scales is None else scales
+        keys = _gather(k_pages, blocks, context, k_scale)
+        values = _gather(v_pages, blocks, context, v_scale)
         out[start:end] = _attend(q[start:end], keys, values, scale).to(q.dtype)
     return out
 
 
-def _gather(pages: Tensor, blocks: Tensor, context: int) -> Tensor:
+def _gather(pages: Tensor, blocks: Tensor, context: int, scale: Tensor | None) -> Tensor:
     """[kv_heads, context, head_dim] float32 of one row."""
-    tiles = pages.index_select(0, blocks).transpose(0, 1)
-    return tiles.reshape(pages.size(1), -1, pages.size(3))[:, :context].float()
+    tiles = fp8.as_bytes(pages).index_select(0, blocks).transpose(0, 1)
+    tiles = tiles.reshape(pages.size(1), -1, pages.size(3))[:, :context].view(pages.dtype)
+    return tiles.float() if scale is None else fp8.decode(tiles, scale)
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
@@ -90,6 +94,7 @@ def _paged_attention_native(
     context_lengths: Tensor,
     scale: float,
     plan: AttentionPlan | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     out: Tensor = native.compiled().paged_attention(
         q, k_pages, v_pages, block_tables, query_starts, context_lengths, scale
@@ -130,7 +135,7 @@ def _walk(
     queries: pointer, k_pages: pointer, v_pages: pointer, table: pointer, kv_head: scalar,
     start: scalar, stop: scalar, last_seen: scalar, scale_log2: scalar,
     KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITION_TILE: constexpr,
-    WIDENS: constexpr,
+    WIDENS: constexpr, IS_FP8: constexpr,
 ) -> pointer:  # fmt: skip
     """Attend to positions [start, stop): (highest score, sum of weights, weighted values)."""
     dim = tl.arange(0, queries.shape[1])
@@ -148,6 +153,8 @@ def _walk(
         is_key, is_value = is_there[None, :] & is_dim[:, None], is_there[:, None] & is_dim[None, :]
         keys = tl.load(k_pages + place[None, :] + dim[:, None], mask=is_key, other=0.0)
         values = tl.load(v_pages + place[:, None] + dim[None, :], mask=is_value, other=0.0)
+        if IS_FP8:
+            keys, values = fp8.decoded(keys), fp8.decoded(values)
         if WIDENS:
             keys, values = keys.to(tl.float32), values.to(tl.float32)
         scores = tl.dot(queries, keys, input_precision="ieee") * scale_log2
@@ -168,12 +175,12 @@ def _walk(
 @jit.compiled
 def _attend_kernel(
     q: pointer, k_pages: pointer, v_pages: pointer, out: pointer,
-    sums_out: pointer, tops_out: pointer, totals_out: pointer,
+    sums_out: pointer, tops_out: pointer, totals_out: pointer, scales: pointer,
     block_tables: pointer, query_starts: pointer, context_lengths: pointer, ends: pointer,
     rows: scalar, table_stride: scalar, scale_log2: scalar, q_stride: stride,
     KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr,
     DIM_TILE: constexpr, QUERY_TILE: constexpr, POSITION_TILE: constexpr, SPLIT: constexpr,
-    WIDENS: constexpr,
+    WIDENS: constexpr, IS_FP8: constexpr,
 ) -> None:  # fmt: skip
     """Tasks of short rows (SPLIT > 0) or of long ones (SPLIT = 0), of every KV head."""
     TOKENS = QUERY_TILE // GROUP
@@ -197,11 +204,18 @@ def _attend_kernel(
         queries = tl.load(q + at, mask=is_in, other=0.0)
         if WIDENS:
             queries = queries.to(tl.float32)
+        by = scale_log2
+        if IS_FP8:
+            # Codes are read as float16 of a 256th; float32 stays what it is.
+            queries = queries if WIDENS else queries.to(tl.float16)
+            by = scale_log2 * (256.0 * tl.load(scales + kv_head))
         top, total, sums = _walk(
             queries, k_pages, v_pages, block_tables + row.to(tl.int64) * table_stride, kv_head,
-            start, stop, context - count + token, scale_log2,
-            KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITION_TILE, WIDENS,
+            start, stop, context - count + token, by,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITION_TILE, WIDENS, IS_FP8,
         )  # fmt: skip
+        if IS_FP8:
+            sums *= 256.0 * tl.load(scales + KV_HEADS + kv_head)
         if SPLIT and context > SPLIT:
             kept = item * QUERY_TILE + line.to(tl.int64)
             tl.store(tops_out + kept, top, mask=is_query)
@@ -270,7 +284,7 @@ class _Tiling(NamedTuple):
     programs: int
 
 
-def _tiling(q: Tensor, group: int, is_long: bool) -> _Tiling:
+def _tiling(q: Tensor, group: int, *, is_long: bool, is_fp8: bool) -> _Tiling:
     """The most with which no listed processor spills, for sm_90 and sm_100 (sm_80 holds one less).
 
     Chosen 2026-11-20 from benchmarks/results/kernels_aot.json; not yet timed on a GPU.
@@ -284,9 +298,10 @@ def _tiling(q: Tensor, group: int, is_long: bool) -> _Tiling:
         return _Tiling(positions, 4, 5, programs)
     if dim_tile > 128:
         return _Tiling(32, 8, 3, 1)
-    # Dividing by a group that is no power of two costs registers, too many beside 64 long rows.
-    is_uneven = group != jit.power_of_two(group)
-    return _Tiling(32 if is_uneven and dim_tile > 64 else 64, 4, 3, 2)
+    # Dividing by a group that is no power of two costs registers, and so does reading codes: too
+    # many beside 64 long rows.
+    is_dear = is_fp8 or group != jit.power_of_two(group)
+    return _Tiling(32 if is_dear and dim_tile > 64 else 64, 4, 3, 2)
 
 
 def _paged_attention_triton(
@@ -298,6 +313,7 @@ def _paged_attention_triton(
     context_lengths: Tensor,
     scale: float,
     plan: AttentionPlan | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     (tokens, heads, head_dim), rows = q.shape, len(context_lengths)
     _, kv_heads, block_size, _ = k_pages.shape
@@ -309,6 +325,8 @@ def _paged_attention_triton(
         plan = plan_attention(
             query_starts, context_lengths, group=group, dtype=q.dtype, queries_max=tokens
         )
+    # With fp8 pages 16-bit queries are float16 in the kernel.
+    widens = jit.is_widened(q) if scales is None else q.dtype == torch.float32
     dim_tile = max(16, jit.power_of_two(head_dim))
     splits_max = -(-(plan.context_max or block_tables.size(1) * block_size) // SPLIT)
     kept = rows * splits_max * kv_heads * plan.short_tile if splits_max > 1 else 0
@@ -317,15 +335,16 @@ def _paged_attention_triton(
     sizes = {"KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM_TILE": dim_tile}
 
     def attend(ends: Tensor, query_tile: int, split: int) -> None:
-        tiling = _tiling(q, group, is_long=split == 0)
+        tiling = _tiling(q, group, is_long=split == 0, is_fp8=scales is not None)
         _attend_kernel[(jit.programs(q.device, tiling.programs),)](
-            q, k_pages, v_pages, out,
-            sums, tops, totals,
+            q, fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), out,
+            sums, tops, totals, tops if scales is None else scales,
             block_tables, query_starts, context_lengths, ends,
             rows, block_tables.stride(0), scale * math.log2(math.e), q.stride(0),
             **sizes, BLOCK_SIZE=block_size,
             QUERY_TILE=query_tile, POSITION_TILE=tiling.positions, SPLIT=split,
-            WIDENS=jit.is_widened(q), num_warps=tiling.warps, num_stages=tiling.stages,
+            WIDENS=widens, IS_FP8=scales is not None,
+            num_warps=tiling.warps, num_stages=tiling.stages,
         )  # fmt: skip
 
     attend(plan.short_ends, plan.short_tile, SPLIT)
@@ -356,16 +375,18 @@ def paged_attention(
     context_lengths: Tensor,
     scale: float,
     plan: AttentionPlan | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Attention of this step's query tokens over their rows' pages.
 
     `plan`, of these very rows, spares the Triton path one launch per layer; no other reads it.
     """
     _check(q, k_pages, v_pages, block_tables, query_starts, context_lengths)
+    fp8.require_scales(scales, k_pages)
     # Both compiled paths hold a whole head close by; wider ones are rare enough for torch.
-    path = dispatch.path_for(q) if q.size(2) <= _HEAD_DIM_MAX else "torch"
+    path = fp8.path_for(q, scales) if q.size(2) <= _HEAD_DIM_MAX else "torch"
     return _PATHS[path](
-        q, k_pages, v_pages, block_tables, query_starts, context_lengths, scale, plan
+        q, k_pages, v_pages, block_tables, query_starts, context_lengths, scale, plan, scales
     )
 
 
@@ -379,7 +400,8 @@ def _check(
 ) -> None:
     require_pages(k_pages, v_pages)
     require_float(q, "q", dim=3)
-    require_like(q, k_pages, "q", "k_pages")
+    if k_pages.dtype != fp8.DTYPE:
+        require_like(q, k_pages, "q", "k_pages")
     require(q.size(2) == k_pages.size(3), "q", "must have the head_dim of k_pages")
     require(q.size(1) % k_pages.size(1) == 0, "q", "heads must be a multiple of kv_heads")
     require(q.stride(1) == q.size(2), "q", "heads must be dense (stride(1) == head_dim)")

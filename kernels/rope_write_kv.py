@@ -9,6 +9,7 @@ shapes   q          [tokens, heads, head_dim]      floats (float32, bfloat16 or 
          slots      [tokens] int64; -1 = padding, not stored
          q_norm, k_norm   [head_dim] or None (both or neither)
 returns  the rotated queries, [tokens, heads, head_dim]: q itself, in place, unless it is normed
+         scales     [2, kv_heads] float32 if the pages are fp8 (kernels.fp8)
 writes   k_pages and v_pages; k afterwards is undefined
 math     float32, rounded to the dtype after the norm and after the rotation, as the parts round
 cost     reads q, k, v and writes them once: memory bound. Apart, the four kernels move k three
@@ -20,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import dispatch, jit
+from kernels import fp8, jit
 from kernels.checks import require, require_like
 from kernels.jit import constexpr, pointer, scalar, stride, tl
 from kernels.rms_norm import rms_norm, rms_norm_reference
@@ -40,12 +41,13 @@ def rope_write_kv_reference(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """The definition of correct: one after the other."""
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm_reference(q, q_norm, eps), rms_norm_reference(k, k_norm, eps)
     rope_reference(q, k, positions, cos_sin)
-    write_kv_reference(k, v, k_pages, v_pages, slots)
+    write_kv_reference(k, v, k_pages, v_pages, slots, scales)
     return q
 
 
@@ -61,12 +63,13 @@ def _rope_write_kv_apart(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """The parts, each on its own path."""
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
     rope(q, k, positions, cos_sin)
-    write_kv(k, v, k_pages, v_pages, slots)
+    write_kv(k, v, k_pages, v_pages, slots, scales)
     return q
 
 
@@ -89,14 +92,20 @@ def _normed(
 
 
 @jit.compiled
+def _store_fp8(at: pointer, value: pointer, scale: scalar, mask: pointer) -> None:
+    tl.store(at, fp8.encoded(value.to(tl.float32), scale), mask=mask)
+
+
+@jit.compiled
 def _rope_write_kv_kernel(
     q: pointer, k: pointer, v: pointer, q_out: pointer, positions: pointer, cos_sin: pointer,
     k_pages: pointer, v_pages: pointer, slots: pointer, q_norm: pointer, k_norm: pointer,
+    scales: pointer,
     positions_max: scalar, slots_max: scalar, eps: scalar,
     q_stride: stride, k_stride: stride, v_stride: stride, q_out_stride: stride,
     HEADS: constexpr, KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr,
     HALF: constexpr, HEADS_TILE: constexpr, HALF_TILE: constexpr, REST_TILE: constexpr,
-    NORMS: constexpr,
+    NORMS: constexpr, IS_FP8: constexpr,
 ) -> None:  # fmt: skip
     """A token's tile of heads: those of q come first, then those of k with v beside them."""
     token = tl.program_id(0).to(tl.int64)
@@ -131,16 +140,35 @@ def _rope_write_kv_kernel(
     place = (slot // BLOCK_SIZE * KV_HEADS + head) * BLOCK_SIZE + slot % BLOCK_SIZE
     place = place * HEAD_DIM
     out = q_out + token * q_out_stride + head * HEAD_DIM
-    target = tl.where(is_q, out, k_pages + place)
-    tl.store(target + dim, turned.to(kind), mask=is_in & is_kept)
-    tl.store(target + HALF + dim, turned_half.to(kind), mask=is_in & is_kept)
-    tl.store(target + rest_dim, rest.to(kind), mask=is_rest & is_kept)
-    if not is_q:
-        value = v + token * v_stride + head * HEAD_DIM
-        to = v_pages + place
-        tl.store(to + dim, tl.load(value + dim, mask=is_in), mask=is_in & is_kept)
-        tl.store(to + HALF + dim, tl.load(value + HALF + dim, mask=is_in), mask=is_in & is_kept)
-        tl.store(to + rest_dim, tl.load(value + rest_dim, mask=is_rest), mask=is_rest & is_kept)
+    is_in_kept, is_rest_kept = is_in & is_kept, is_rest & is_kept
+    turned, turned_half, rest = turned.to(kind), turned_half.to(kind), rest.to(kind)
+    value = v + token * v_stride + head * HEAD_DIM
+    to = v_pages + place
+    if IS_FP8:
+        if is_q:
+            tl.store(out + dim, turned, mask=is_in)
+            tl.store(out + HALF + dim, turned_half, mask=is_in)
+            tl.store(out + rest_dim, rest, mask=is_rest)
+        else:
+            scale = tl.load(scales + head, mask=is_head, other=1.0)
+            key = k_pages + place
+            _store_fp8(key + dim, turned, scale, is_in_kept)
+            _store_fp8(key + HALF + dim, turned_half, scale, is_in_kept)
+            _store_fp8(key + rest_dim, rest, scale, is_rest_kept)
+            scale = tl.load(scales + KV_HEADS + head, mask=is_head, other=1.0)
+            _store_fp8(to + dim, tl.load(value + dim, mask=is_in), scale, is_in_kept)
+            half = tl.load(value + HALF + dim, mask=is_in)
+            _store_fp8(to + HALF + dim, half, scale, is_in_kept)
+            _store_fp8(to + rest_dim, tl.load(value + rest_dim, mask=is_rest), scale, is_rest_kept)
+    else:
+        target = tl.where(is_q, out, k_pages + place)
+        tl.store(target + dim, turned, mask=is_in_kept)
+        tl.store(target + HALF + dim, turned_half, mask=is_in_kept)
+        tl.store(target + rest_dim, rest, mask=is_rest_kept)
+        if not is_q:
+            tl.store(to + dim, tl.load(value + dim, mask=is_in), mask=is_in_kept)
+            tl.store(to + HALF + dim, tl.load(value + HALF + dim, mask=is_in), mask=is_in_kept)
+            tl.store(to + rest_dim, tl.load(value + rest_dim, mask=is_rest), mask=is_rest_kept)
 
 
 _HEADS_TILE = 8
@@ -158,6 +186,7 @@ def _rope_write_kv_triton(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    scales: Tensor | None = None,
 ) -> Tensor:
     (tokens, heads, head_dim), kv_heads, half = q.shape, k.size(1), cos_sin.size(2)
     is_normed = q_norm is not None
@@ -167,13 +196,14 @@ def _rope_write_kv_triton(
     tiles = -(-heads // _HEADS_TILE) + -(-kv_heads // _HEADS_TILE)
     _rope_write_kv_kernel[(tokens, tiles)](
         q, k, v, out, positions, cos_sin,
-        k_pages, v_pages, slots, q_norm if is_normed else q, k_norm if is_normed else k,
+        fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), slots,
+        q_norm if is_normed else q, k_norm if is_normed else k, slots if scales is None else scales,
         cos_sin.size(0), k_pages.size(0) * k_pages.size(2), eps,
         q.stride(0), k.stride(0), v.stride(0), out.stride(0),
         HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=k_pages.size(2),
         HALF=half, HEADS_TILE=_HEADS_TILE, HALF_TILE=jit.power_of_two(half),
         REST_TILE=jit.power_of_two(head_dim - 2 * half),
-        NORMS=is_normed,
+        NORMS=is_normed, IS_FP8=scales is not None,
     )  # fmt: skip
     return out
 
@@ -197,15 +227,16 @@ def rope_write_kv(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """The queries for attention; this step's keys and values are in their pages afterwards."""
     check_rope(q, k, positions, cos_sin)
-    check_write_kv(k, v, k_pages, v_pages, slots)
+    check_write_kv(k, v, k_pages, v_pages, slots, scales)
     require((q_norm is None) == (k_norm is None), "k_norm", "must be given if q_norm is")
     for weight, name in ((q_norm, "q_norm"), (k_norm, "k_norm")):
         if weight is not None:
             require(weight.shape == q.shape[-1:], name, "must have shape [head_dim]")
             require(weight.is_contiguous(), name, "must be contiguous")
             require_like(weight, q, name, "q")
-    path = _PATHS[dispatch.path_for(q)]
-    return path(q, k, v, positions, cos_sin, k_pages, v_pages, slots, q_norm, k_norm, eps)
+    path = _PATHS[fp8.path_for(q, scales)]
+    return path(q, k, v, positions, cos_sin, k_pages, v_pages, slots, q_norm, k_norm, eps, scales)

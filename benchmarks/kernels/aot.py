@@ -33,6 +33,7 @@ ARCHITECTURES: Final = (80, 90, 100)
 MODULES: Final = (
     "attention_plan",
     "filter_bounds",
+    "logit_edits",
     "logprobs",
     "paged_attention",
     "rms_norm",
@@ -49,8 +50,10 @@ _TYPES: Final = {
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.bool: "*i1",
+    torch.uint8: "*u8",
 }
 _Keep = Callable[[Any, Mapping[str, Any], Mapping[str, int]], None]
+_PAIR: Final = ("rows", "ids")
 _ALIGNED: Final = [["tt.divisibility", 16]]
 
 
@@ -67,10 +70,15 @@ class Shape:
     vocab: int = 128256
     dtype: torch.dtype = torch.bfloat16
     block_size: int = 16
+    is_kv_fp8: bool = False
 
 
 SHAPES: Final = (
     Shape(name="8b", heads=32, kv_heads=8, head_dim=128, hidden=4096, inner=14336),
+    Shape(
+        name="8b fp8", heads=32, kv_heads=8, head_dim=128, hidden=4096, inner=14336,
+        is_kv_fp8=True,
+    ),
     Shape(
         name="8b block 256", heads=32, kv_heads=8, head_dim=128, hidden=4096, inner=14336,
         block_size=256,
@@ -164,6 +172,10 @@ def _variant(arguments: Mapping[str, Any]) -> str:
     """What tells launches of one kernel apart."""
     if arguments.get("SPLIT") == 0:
         return " long"
+    if kind := arguments.get("KIND"):
+        return f" {kind}"
+    if "KEEPS" in arguments:
+        return " keep" if arguments["KEEPS"] else " restore"
     if arguments.get("ADDS") or arguments.get("NORMS"):
         return " fused"
     return ""
@@ -207,7 +219,9 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     dtype = shape.dtype
     qkv = torch.empty(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
     q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
-    pages = torch.empty(2, 4096, kv_heads, shape.block_size, head_dim, dtype=dtype)
+    kv_dtype = torch.float8_e4m3fn if shape.is_kv_fp8 else dtype
+    pages = torch.empty(2, 4096, kv_heads, shape.block_size, head_dim, dtype=kv_dtype)
+    scales = torch.empty(2, kv_heads) if shape.is_kv_fp8 else None
     positions = slots = torch.empty(tokens, dtype=torch.int64)
     cos_sin = torch.empty(131072, 2, head_dim // 2)
     hidden = torch.empty(tokens, shape.hidden, dtype=dtype)
@@ -216,19 +230,30 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     modules["rms_norm"].add_rms_norm(hidden, hidden, weight, 1e-5)
     modules["silu_mul"].silu_mul(torch.empty(tokens, 2 * shape.inner, dtype=dtype))
     modules["rope"].rope(q, k, positions, cos_sin)
-    modules["write_kv"].write_kv(k, v, *pages, slots)
+    modules["write_kv"].write_kv(k, v, *pages, slots, scales)
     fuse = modules["rope_write_kv"].rope_write_kv
-    fuse(q, k, v, positions, cos_sin, *pages, slots)
-    fuse(q, k, v, positions, cos_sin, *pages, slots, q_norm=norm, k_norm=norm, eps=1e-6)
+    fuse(q, k, v, positions, cos_sin, *pages, slots, scales=scales)
+    fuse(q, k, v, positions, cos_sin, *pages, slots, norm, norm, 1e-6, scales)
     tables = torch.empty(4, 8192, dtype=torch.int32)
     step = tables, tables[0, :5], tables[0, :4]
-    modules["paged_attention"].paged_attention(q, *pages, *step, head_dim**-0.5)
+    modules["paged_attention"].paged_attention(q, *pages, *step, head_dim**-0.5, scales=scales)
     logits, token_ids = torch.empty(tokens, shape.vocab), torch.empty(tokens, dtype=torch.int64)
     ids = dict.fromkeys(("top_k", "seed", "choice", "position"), token_ids)
     floats = {name: torch.empty(tokens) for name in ("temperature", "top_p", "min_p")}
     sampling = modules["sampling"]
     sampling.sample(logits, sampling.SamplingTensors(**ids, **floats))
+    edits = modules["logit_edits"]
+    edits.edit_logits(logits, _edits(edits.EditTensors, token_ids))
     modules["logprobs"].token_logprobs(logits, token_ids, 20)
+
+
+def _edits(kind: Any, entries: Tensor) -> Any:
+    """Of every kind as many as `entries`, for as many rows."""
+    names = [
+        f"{name}_{part}" for name in ("bias", "seen", "forbidden", "allowed") for part in _PAIR
+    ]
+    penalties = ("biases", "seen_counts", "repetition", "presence", "frequency")
+    return kind(**dict.fromkeys(names, entries), **dict.fromkeys(penalties, entries.float()))
 
 
 def compile_for(one: Specialisation, arch: int) -> Resources:

@@ -1,0 +1,50 @@
+"""fp8 pages on the CPU: the definition against the formula, and what it costs in accuracy."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from kernels import fp8
+from kernels.paged_attention import paged_attention
+from kernels.write_kv import write_kv
+from tests.unit.kernels.paged_cases import dense_attention, paged_case
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_over_what_was_written(
+    path: str, generator: torch.Generator, dtype: torch.dtype
+) -> None:
+    """Whatever CPU path the worker is on; its compiled one knows no fp8 and makes way."""
+    case = paged_case(generator, counts=[2, 1, 0], contexts=[35, 16, 3], dtype=dtype)
+    scales = torch.tensor([[0.01, 0.02], [0.015, 0.005]])
+    pages = torch.zeros(2, *case.k_pages.shape).to(fp8.DTYPE)
+    blocks, kv_heads, block_size, head_dim = case.k_pages.shape
+    tokens = [
+        page.transpose(1, 2).reshape(blocks * block_size, kv_heads, head_dim)
+        for page in (case.k_pages, case.v_pages)
+    ]
+    write_kv(tokens[0], tokens[1], pages[0], pages[1], torch.arange(blocks * block_size), scales)
+    narrow = dataclasses.replace(case, k_pages=pages[0], v_pages=pages[1])
+    result = paged_attention(*narrow.arguments(), scales=scales).double()
+    read = [page.float() * scale[:, None, None] for page, scale in zip(pages, scales, strict=True)]
+    # As the tolerance of 16-bit results elsewhere; float32's is that of its sums.
+    wide = dataclasses.replace(narrow, k_pages=read[0], v_pages=read[1])
+    assert float((result - dense_attention(wide)).abs().max()) < (
+        1e-5 if dtype == torch.float32 else 1.6e-2
+    )
+    # Every weight and value is off by at most 2^-4 of itself, about a third of it on average.
+    whole = dense_attention(case)
+    assert float((result - whole).norm() / whole.norm()) < 2.0**-4
+
+
+def test_codes_round_to_the_nearest_and_saturate() -> None:
+    x = torch.tensor([[1.0, 1.0625, 1.1875, 500.0, -1e9, float("nan"), 2.0**-10, 0.003]])
+    expected = [1.0, 1.0, 1.25, 448.0, -448.0, 448.0, 0.0, 2.0**-8]
+    assert fp8.encode(x, torch.ones(1)).float().tolist() == [expected]
+
+
+def test_scales_and_pages_come_together(generator: torch.Generator) -> None:
+    case = paged_case(generator, counts=[1], contexts=[5])
+    with pytest.raises(ValueError, match=r"^scales: "):
+        paged_attention(*case.arguments(), scales=torch.ones(2, 2))
