@@ -41,6 +41,8 @@ class AttentionPlan:
     long_ends: Tensor
     short_tile: int
     long_tile: int
+    # Of a short tile, those that a row of this step may use: decode keeps no more partial sums.
+    short_lines: int
     # What the host knows without asking the device, so as not to launch for nothing.
     has_long: bool
     context_max: int | None
@@ -127,7 +129,9 @@ def plan_attention(
     require(1 <= group <= GROUP_MAX, "group", f"must be between 1 and {GROUP_MAX}")
     short, long = tiles_for(group, dtype)
     short_tokens = short // group
-    ends = torch.empty((2, rows + 1), dtype=torch.int32, device=query_starts.device)
+    # Both begin at a multiple of 16 bytes whatever the rows, or a kernel would be compiled anew.
+    width = -(-(rows + 1) // 4) * 4
+    ends = torch.empty((2, width), dtype=torch.int32, device=query_starts.device)[:, : rows + 1]
     _plan_kernel[(1,)](
         query_starts,
         context_lengths,
@@ -144,6 +148,7 @@ def plan_attention(
         long_ends=ends[1],
         short_tile=short,
         long_tile=long,
+        short_lines=group * min(short_tokens, queries_max or short_tokens),
         has_long=queries_max is None or queries_max > short_tokens,
         context_max=context_max,
     )

@@ -177,7 +177,7 @@ def _attend_kernel(
     q: pointer, k_pages: pointer, v_pages: pointer, out: pointer,
     sums_out: pointer, tops_out: pointer, totals_out: pointer, scales: pointer,
     block_tables: pointer, query_starts: pointer, context_lengths: pointer, ends: pointer,
-    rows: scalar, table_stride: scalar, scale_log2: scalar, q_stride: stride,
+    rows: scalar, lines: scalar, table_stride: scalar, scale_log2: scalar, q_stride: stride,
     KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr,
     DIM_TILE: constexpr, QUERY_TILE: constexpr, POSITION_TILE: constexpr, SPLIT: constexpr,
     WIDENS: constexpr, IS_FP8: constexpr,
@@ -217,7 +217,7 @@ def _attend_kernel(
         if IS_FP8:
             sums *= 256.0 * tl.load(scales + KV_HEADS + kv_head)
         if SPLIT and context > SPLIT:
-            kept = item * QUERY_TILE + line.to(tl.int64)
+            kept = item * lines + line.to(tl.int64)
             tl.store(tops_out + kept, top, mask=is_query)
             tl.store(totals_out + kept, total, mask=is_query)
             tl.store(sums_out + kept[:, None] * DIM_TILE + dim[None, :], sums, mask=is_in)
@@ -229,9 +229,9 @@ def _attend_kernel(
 @jit.compiled
 def _combine_kernel(
     out: pointer, sums_in: pointer, tops_in: pointer, totals_in: pointer,
-    query_starts: pointer, ends: pointer,
+    query_starts: pointer, ends: pointer, lines: scalar,
     KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr,
-    DIM_TILE: constexpr, QUERY_TILE: constexpr, SPLITS_TILE: constexpr,
+    DIM_TILE: constexpr, SPLITS_TILE: constexpr,
 ) -> None:  # fmt: skip
     """One head of one short row that has several splits: their sums, in the order of splits."""
     row, head = tl.program_id(0), tl.program_id(1)
@@ -244,11 +244,11 @@ def _combine_kernel(
     for token in range(0, tl.where(splits > 1, count, 0)):
         line = token * GROUP + head % GROUP
         # Line of split 0; the next split's is KV_HEADS tiles on.
-        start = (task.to(tl.int64) * KV_HEADS + head // GROUP) * QUERY_TILE + line
+        start = (task.to(tl.int64) * KV_HEADS + head // GROUP) * lines + line
         top = tl.full((), float("-inf"), tl.float32)
         for at in range(0, splits, SPLITS_TILE):
             split = at + tl.arange(0, SPLITS_TILE)
-            kept = start + split * (KV_HEADS * QUERY_TILE)
+            kept = start + split * (KV_HEADS * lines)
             tops = tl.load(tops_in + kept, mask=split < splits, other=float("-inf"))
             top = tl.maximum(top, tl.max(tops, 0))
         total = tl.zeros((), tl.float32)
@@ -256,7 +256,7 @@ def _combine_kernel(
         for at in range(0, splits, SPLITS_TILE):
             split = at + tl.arange(0, SPLITS_TILE)
             is_in = split < splits
-            kept = start + split * (KV_HEADS * QUERY_TILE)
+            kept = start + split * (KV_HEADS * lines)
             weight = tl.exp2(tl.load(tops_in + kept, mask=is_in, other=float("-inf")) - top)
             total += tl.sum(weight * tl.load(totals_in + kept, mask=is_in, other=0.0), 0)
             parts = sums_in + kept[:, None] * DIM_TILE + dim[None, :]
@@ -329,9 +329,10 @@ def _paged_attention_triton(
     widens = jit.is_widened(q) if scales is None else q.dtype == torch.float32
     dim_tile = max(16, jit.power_of_two(head_dim))
     splits_max = -(-(plan.context_max or block_tables.size(1) * block_size) // SPLIT)
-    kept = rows * splits_max * kv_heads * plan.short_tile if splits_max > 1 else 0
+    kept = rows * splits_max * kv_heads * plan.short_lines if splits_max > 1 else 0
     sums = torch.empty((kept, dim_tile), dtype=torch.float32, device=q.device)
-    tops, totals = torch.empty((2, kept), dtype=torch.float32, device=q.device)
+    # Both begin at a multiple of 16 bytes, or a kernel would be compiled anew.
+    tops, totals = torch.empty((2, -(-kept // 4) * 4), dtype=torch.float32, device=q.device)
     sizes = {"KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM_TILE": dim_tile}
 
     def attend(ends: Tensor, query_tile: int, split: int) -> None:
@@ -340,7 +341,7 @@ def _paged_attention_triton(
             q, fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), out,
             sums, tops, totals, tops if scales is None else scales,
             block_tables, query_starts, context_lengths, ends,
-            rows, block_tables.stride(0), scale * math.log2(math.e), q.stride(0),
+            rows, plan.short_lines, block_tables.stride(0), scale * math.log2(math.e), q.stride(0),
             **sizes, BLOCK_SIZE=block_size,
             QUERY_TILE=query_tile, POSITION_TILE=tiling.positions, SPLIT=split,
             WIDENS=widens, IS_FP8=scales is not None,
@@ -352,8 +353,8 @@ def _paged_attention_triton(
         attend(plan.long_ends, plan.long_tile, 0)
     if kept:
         _combine_kernel[(rows, heads)](
-            out, sums, tops, totals, query_starts, plan.short_ends,
-            **sizes, QUERY_TILE=plan.short_tile, SPLITS_TILE=_SPLITS_TILE,
+            out, sums, tops, totals, query_starts, plan.short_ends, plan.short_lines,
+            **sizes, SPLITS_TILE=_SPLITS_TILE,
         )  # fmt: skip
     return out
 

@@ -92,7 +92,49 @@ def _normed(
 
 
 @jit.compiled
-def _store_fp8(at: pointer, value: pointer, scale: scalar, mask: pointer) -> None:
+def _put(
+    out: pointer, k_to: pointer, v_to: pointer, value: pointer,
+    first: pointer, second: pointer, rest: pointer, dim: pointer, rest_dim: pointer,
+    is_in: pointer, is_rest: pointer, is_kept: scalar, is_q: scalar, HALF: constexpr,
+) -> None:  # fmt: skip
+    """A tile of heads to where it belongs, and if it is of keys, its values with it."""
+    target = tl.where(is_q, out, k_to)
+    tl.store(target + dim, first, mask=is_in & is_kept)
+    tl.store(target + HALF + dim, second, mask=is_in & is_kept)
+    tl.store(target + rest_dim, rest, mask=is_rest & is_kept)
+    if not is_q:
+        tl.store(v_to + dim, tl.load(value + dim, mask=is_in), mask=is_in & is_kept)
+        tl.store(v_to + HALF + dim, tl.load(value + HALF + dim, mask=is_in), mask=is_in & is_kept)
+        tl.store(v_to + rest_dim, tl.load(value + rest_dim, mask=is_rest), mask=is_rest & is_kept)
+
+
+@jit.compiled
+def _put_codes(
+    out: pointer, k_to: pointer, v_to: pointer, value: pointer,
+    first: pointer, second: pointer, rest: pointer,
+    k_scale: pointer, v_scale: pointer, is_head: pointer, dim: pointer, rest_dim: pointer,
+    is_in: pointer, is_rest: pointer, is_kept: scalar, is_q: scalar, HALF: constexpr,
+) -> None:  # fmt: skip
+    """The same for fp8 pages; queries stay as they are."""
+    if is_q:
+        tl.store(out + dim, first, mask=is_in)
+        tl.store(out + HALF + dim, second, mask=is_in)
+        tl.store(out + rest_dim, rest, mask=is_rest)
+    else:
+        scale = tl.load(k_scale, mask=is_head, other=1.0)
+        _store_codes(k_to + dim, first, scale, is_in & is_kept)
+        _store_codes(k_to + HALF + dim, second, scale, is_in & is_kept)
+        _store_codes(k_to + rest_dim, rest, scale, is_rest & is_kept)
+        scale = tl.load(v_scale, mask=is_head, other=1.0)
+        _store_codes(v_to + dim, tl.load(value + dim, mask=is_in), scale, is_in & is_kept)
+        more = tl.load(value + HALF + dim, mask=is_in)
+        _store_codes(v_to + HALF + dim, more, scale, is_in & is_kept)
+        more = tl.load(value + rest_dim, mask=is_rest)
+        _store_codes(v_to + rest_dim, more, scale, is_rest & is_kept)
+
+
+@jit.compiled
+def _store_codes(at: pointer, value: pointer, scale: pointer, mask: pointer) -> None:
     tl.store(at, fp8.encoded(value.to(tl.float32), scale), mask=mask)
 
 
@@ -140,35 +182,19 @@ def _rope_write_kv_kernel(
     place = (slot // BLOCK_SIZE * KV_HEADS + head) * BLOCK_SIZE + slot % BLOCK_SIZE
     place = place * HEAD_DIM
     out = q_out + token * q_out_stride + head * HEAD_DIM
-    is_in_kept, is_rest_kept = is_in & is_kept, is_rest & is_kept
     turned, turned_half, rest = turned.to(kind), turned_half.to(kind), rest.to(kind)
     value = v + token * v_stride + head * HEAD_DIM
-    to = v_pages + place
     if IS_FP8:
-        if is_q:
-            tl.store(out + dim, turned, mask=is_in)
-            tl.store(out + HALF + dim, turned_half, mask=is_in)
-            tl.store(out + rest_dim, rest, mask=is_rest)
-        else:
-            scale = tl.load(scales + head, mask=is_head, other=1.0)
-            key = k_pages + place
-            _store_fp8(key + dim, turned, scale, is_in_kept)
-            _store_fp8(key + HALF + dim, turned_half, scale, is_in_kept)
-            _store_fp8(key + rest_dim, rest, scale, is_rest_kept)
-            scale = tl.load(scales + KV_HEADS + head, mask=is_head, other=1.0)
-            _store_fp8(to + dim, tl.load(value + dim, mask=is_in), scale, is_in_kept)
-            half = tl.load(value + HALF + dim, mask=is_in)
-            _store_fp8(to + HALF + dim, half, scale, is_in_kept)
-            _store_fp8(to + rest_dim, tl.load(value + rest_dim, mask=is_rest), scale, is_rest_kept)
+        _put_codes(
+            out, k_pages + place, v_pages + place, value, turned, turned_half, rest,
+            scales + head, scales + KV_HEADS + head, is_head,
+            dim, rest_dim, is_in, is_rest, is_kept, is_q, HALF,
+        )  # fmt: skip
     else:
-        target = tl.where(is_q, out, k_pages + place)
-        tl.store(target + dim, turned, mask=is_in_kept)
-        tl.store(target + HALF + dim, turned_half, mask=is_in_kept)
-        tl.store(target + rest_dim, rest, mask=is_rest_kept)
-        if not is_q:
-            tl.store(to + dim, tl.load(value + dim, mask=is_in), mask=is_in_kept)
-            tl.store(to + HALF + dim, tl.load(value + HALF + dim, mask=is_in), mask=is_in_kept)
-            tl.store(to + rest_dim, tl.load(value + rest_dim, mask=is_rest), mask=is_rest_kept)
+        _put(
+            out, k_pages + place, v_pages + place, value, turned, turned_half, rest,
+            dim, rest_dim, is_in, is_rest, is_kept, is_q, HALF,
+        )  # fmt: skip
 
 
 _HEADS_TILE = 8
