@@ -29,7 +29,8 @@ from gpu_worker.checkpoint import Checkpoint
 from gpu_worker.decoder import Decoder
 from gpu_worker.draft import RowLimits
 from gpu_worker.kv_cache import PoolSize, allocate_pages, block_bytes
-from gpu_worker.model_config import ModelConfig, read_config
+from gpu_worker.model import ModelConfig
+from gpu_worker.model_config import read_config
 from gpu_worker.plans import Plan, StepResult, StepTimings
 from gpu_worker.rows import Rows
 from gpu_worker.torch_device import TorchDevice

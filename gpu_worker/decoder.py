@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gpu_worker.model_config import ModelConfig
+from gpu_worker.model import ModelConfig
 from gpu_worker.rope_config import inverse_frequencies
 from gpu_worker.weights import LayerWeights, Weights
 from kernels import dispatch

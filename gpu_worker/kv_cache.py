@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.model_config import ModelConfig
+from gpu_worker.model import ModelConfig
 from service_kit.errors import ConfigError
 
 MB: Final = 1_000_000

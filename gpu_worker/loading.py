@@ -30,7 +30,8 @@ from gpu_worker.kv_cache import (
     room_on_gpu,
     size_pool,
 )
-from gpu_worker.model_config import ModelConfig, read_config
+from gpu_worker.model import ModelConfig
+from gpu_worker.model_config import read_config
 from gpu_worker.resident_device import ResidentDevice
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.step_graphs import graph_sizes

@@ -43,7 +43,7 @@ class ResidentDevice:
     ) -> None:
         self._decoder = decoder
         self._pages = pages
-        self._limits = limits
+        self.limits = limits
         self._accelerator = accelerator
         self._staging = Staging(accelerator, staging_bytes(limits))
         self.rows = ResidentRows(limits, self._staging, accelerator.device)
@@ -77,8 +77,8 @@ class ResidentDevice:
 
     def _decode(self, asked: Asked) -> Tensor:
         """One token of each row, with nothing asked for besides."""
-        step = step_rows(self.rows.state, asked, self._limits.block_size)
-        states = self._forward(asked, step, 1, self._limits.context_tokens)
+        step = step_rows(self.rows.state, asked, self.limits.block_size)
+        states = self._forward(asked, step, 1, self.limits.context_tokens)
         logits = self._decoder.logits(states, step.sampled_tokens)
         token_ids, is_ok = sample(logits, self.rows.sampling(step.sampled_slots))
         return take_tokens(self.rows.state, asked, token_ids, is_ok)
@@ -86,7 +86,7 @@ class ResidentDevice:
     def _mixed(self, inputs: StepInputs) -> list[Tensor]:
         """Any step: what became of each sample, then all log-probabilities that are wanted."""
         asked = self.rows.ask(inputs)
-        step = step_rows(self.rows.state, asked, self._limits.block_size)
+        step = step_rows(self.rows.state, asked, self.limits.block_size)
         states = self._forward(
             asked, step, int(inputs.counts.max()), int(inputs.context_lengths.max())
         )

@@ -20,17 +20,18 @@ _NOBODY: Final = -1
 
 
 def warm_up(compute: Callable[[StepInputs], object], limits: RowLimits) -> None:
-    """Run a prefill, a decode step and a mixed one, plain, with log-probabilities, with edits.
+    """Run a prefill, a mixed step, and decode steps: plain, with log-probabilities, with edits.
 
     Small ones: threads, scratch memory, compiled kernels and the library's plans come with the
     first step of a kind, whatever its size.
     """
     longest = min(_TOKENS, limits.step_tokens, limits.context_tokens)
-    for counts in ([longest], [1] * min(_ROWS, limits.slots), [min(2, longest), 1]):
-        rows = counts[: limits.slots]
-        compute(step_of(rows, limits))
-        compute(step_of(rows, limits, logprobs=min(_TOP_LOGPROBS, limits.vocab_size)))
-        compute(step_of(rows, limits, forbidden=(0,)))
+    decode = [1] * min(_ROWS, limits.slots)
+    compute(step_of([longest], limits))
+    compute(step_of([min(2, longest), 1][: limits.slots], limits))
+    compute(step_of(decode, limits))
+    compute(step_of(decode, limits, logprobs=min(_TOP_LOGPROBS, limits.vocab_size)))
+    compute(step_of(decode, limits, forbidden=(0,)))
 
 
 def largest_step(limits: RowLimits) -> StepInputs:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.checkpoint import Checkpoint
-from gpu_worker.model_config import ModelConfig
+from gpu_worker.model import ModelConfig
 from kernels.linear import PackedLinear
 from service_kit.errors import ConfigError
 

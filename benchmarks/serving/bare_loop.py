@@ -21,7 +21,7 @@ from gpu_worker import runtime
 runtime.prepare()  # Before torch is imported, as in a worker.
 runtime.take_short_turns()
 
-from gpu_worker.device import Device  # noqa: E402
+from gpu_worker.device import AheadDevice, Device  # noqa: E402
 from gpu_worker.draft import RowLimits  # noqa: E402
 from gpu_worker.loading import load  # noqa: E402
 from gpu_worker.plans import FinishReason, Join, Leader, RowSampling, StepOutcome  # noqa: E402
@@ -217,12 +217,14 @@ def main() -> None:
     chosen = parser.parse_args()
     settings = WorkerSettings(
         model=chosen.model,
+        device="cpu",
         dtype=chosen.dtype,
         threads=chosen.threads,
         slots=chosen.slots,
         step_tokens=chosen.step_tokens,
     )
     loaded = load(settings)
+    assert not isinstance(loaded.device, AheadDevice), "the loop takes turns with its device"
     loop = BareLoop(loaded.device, loaded.limits)
     jobs = [
         Asked(prompt=tuple(job["prompt"]), output_tokens=job["output_tokens"])

@@ -14,6 +14,7 @@ import pytest
 from gpu_worker.loading import Loaded, load
 from gpu_worker.rows import Rows
 from gpu_worker.settings import WorkerSettings
+from gpu_worker.torch_device import TorchDevice
 from tests.parity import oracle
 from tests.support.mini_scheduler import MiniScheduler, sampling
 
@@ -59,6 +60,7 @@ def load_model(folder: Path, path: Literal["auto", "off"]) -> Loaded:
 
 def run(loaded: Loaded, *, chunk_tokens: int, lease_steps: int) -> MiniScheduler:
     """Everything to its end, eight rows at a time."""
+    assert isinstance(loaded.device, TorchDevice)
     rows = Rows(loaded.limits)
     scheduler = MiniScheduler(loaded.limits, chunk_tokens=chunk_tokens, lease_steps=lease_steps)
     for prompt in PROMPTS:

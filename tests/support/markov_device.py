@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.decoder import Decoder, StepTensors
-from gpu_worker.device import Device
+from gpu_worker.device import AheadDevice, Device
 from gpu_worker.draft import RowLimits
 from gpu_worker.plans import RowSampling
 from gpu_worker.rows import Rows
@@ -52,7 +52,7 @@ def limits(*, vocab_size: int, slots: int, context_tokens: int = 64) -> RowLimit
 
 
 def run(
-    device: Device,
+    device: Device | AheadDevice,
     row_limits: RowLimits,
     asked: Iterable[tuple[Sequence[int], RowSampling]],
     *,
@@ -65,8 +65,9 @@ def run(
     return drive(device, scheduler)
 
 
-def drive(device: Device, scheduler: MiniScheduler) -> MiniScheduler:
+def drive(device: Device | AheadDevice, scheduler: MiniScheduler) -> MiniScheduler:
     """What is submitted, to its end."""
+    assert not isinstance(device, AheadDevice)
     rows = Rows(scheduler.limits)
     while (plan := scheduler.next_plan()) is not None:
         counts = rows.apply(plan)

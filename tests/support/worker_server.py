@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from gpu_worker.device import Device
+from gpu_worker.device import AheadDevice, Device
 from gpu_worker.draft import RowLimits
 from gpu_worker.engine import Engine
 from gpu_worker.meters import Meters
@@ -76,7 +76,9 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(device: Device, limits: RowLimits = LIMITS) -> AsyncIterator[Served]:
+async def serving(
+    device: Device | AheadDevice, limits: RowLimits = LIMITS
+) -> AsyncIterator[Served]:
     crashes: list[Exception] = []
     rows = Rows(limits)
     engine = Engine(rows, device, on_crash=crashes.append)

@@ -182,7 +182,7 @@ def test_a_gpu_that_is_not_there_is_missed() -> None:
         return
     assert choose_device("auto") == torch.device("cpu")
     for asked in ("cuda", "cuda:1"):
-        with pytest.raises(ConfigError, match=f"--device {asked}, but .* no CUDA device"):
+        with pytest.raises(ConfigError, match=rf"--device {asked}, but .* no CUDA device"):
             choose_device(asked)
 
 

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpu_worker.checkpoint import Checkpoint, find_checkpoint
-from gpu_worker.model_config import ModelConfig, read_config
+from gpu_worker.model import ModelConfig
+from gpu_worker.model_config import read_config
 from gpu_worker.weights import Weights, expected_shapes, fingerprint, load_weights
 from service_kit.errors import ConfigError
 from tests.support.random_model import write_random_model
