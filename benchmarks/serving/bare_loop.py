@@ -28,6 +28,7 @@ from gpu_worker.plans import FinishReason, Join, Leader, RowSampling, StepOutcom
 from gpu_worker.plans import Plan as WorkerPlan  # noqa: E402
 from gpu_worker.rows import Rows  # noqa: E402
 from gpu_worker.settings import WorkerSettings  # noqa: E402
+from gpu_worker.torch_device import TorchDevice  # noqa: E402
 from scheduler_svc.core.policies import POLICIES  # noqa: E402
 from scheduler_svc.core.scheduler import Scheduler  # noqa: E402
 from scheduler_svc.core.types import (  # noqa: E402
@@ -225,6 +226,7 @@ def main() -> None:
     )
     loaded = load(settings)
     assert not isinstance(loaded.device, AheadDevice), "the loop takes turns with its device"
+    assert isinstance(loaded.device, TorchDevice), "on a CPU steps are computed in turn"
     loop = BareLoop(loaded.device, loaded.limits)
     jobs = [
         Asked(prompt=tuple(job["prompt"]), output_tokens=job["output_tokens"])
