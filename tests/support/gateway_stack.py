@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.rpc.status_pb2 import Status
 from openai import AsyncOpenAI
 from pydantic import SecretStr
 
@@ -155,3 +156,10 @@ def text_of(events: list[pb.GenerationEvent], choice: int = 0) -> str:
     """The text one choice was given."""
     deltas = [event.delta for event in events if event.HasField("delta")]
     return "".join(delta.text for delta in deltas if delta.choice == choice)
+
+
+def detail(error: "grpc.aio.AioRpcError", kind: Any) -> Any:
+    status = Status.FromString(dict(error.trailing_metadata() or ())["grpc-status-details-bin"])
+    found = kind()
+    assert any(packed.Unpack(found) for packed in status.details)
+    return found
