@@ -119,13 +119,11 @@ def explain(
 
     A prompt has as many rows of logits as tokens: they are made and ranked in parts.
     """
-    k, token_ids = int(wanted.tops.max()), torch.from_numpy(wanted.token_ids).to(computed.device)
-    parts = [
-        token_logprobs(decoder.logits(states, computed[part]), token_ids[part], k)
-        for part in _ranked_parts(len(wanted.rows), decoder.vocab_size)
-    ]
-    logprob, top_ids, top = zip(*parts, strict=True)
-    return torch.cat(logprob), torch.cat(top_ids), torch.cat(top)
+    token_ids = torch.from_numpy(wanted.token_ids).to(computed.device)
+    told = _room_for(len(token_ids), int(wanted.tops.max()), computed.device)
+    for part in _ranked_parts(len(token_ids), decoder.vocab_size):
+        _rank(decoder.logits(states, computed[part]), token_ids[part], told, part)
+    return told
 
 
 def likeliest(raw: Tensor, token_ids: Tensor, wanted: IntArray) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,13 +131,31 @@ def likeliest(raw: Tensor, token_ids: Tensor, wanted: IntArray) -> tuple[Tensor,
     rows = np.flatnonzero(wanted >= 0)
     if not len(rows):
         return raw.new_empty(0), token_ids.new_empty((0, 0)), raw.new_empty((0, 0))
-    k = int(wanted[rows].max())
-    parts = []
+    told = _room_for(len(rows), int(wanted[rows].max()), raw.device)
     for part in _ranked_parts(len(rows), raw.size(1)):
         index = torch.from_numpy(rows[part]).to(raw.device)
-        parts.append(token_logprobs(raw[index], token_ids[index], k))
-    logprob, top_ids, top = zip(*parts, strict=True)
-    return torch.cat(logprob), torch.cat(top_ids), torch.cat(top)
+        _rank(raw[index], token_ids[index], told, part)
+    return told
+
+
+def _room_for(rows: int, k: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Taken before the first part.
+
+    A result kept between the logits of two parts would keep malloc from using their place again.
+    """
+    return (
+        torch.empty(rows, device=device),
+        torch.empty((rows, k), dtype=torch.int64, device=device),
+        torch.empty((rows, k), device=device),
+    )
+
+
+def _rank(
+    logits: Tensor, token_ids: Tensor, told: tuple[Tensor, Tensor, Tensor], part: slice
+) -> None:
+    found = token_logprobs(logits, token_ids, told[1].size(1))
+    for target, source in zip(told, found, strict=True):
+        target[part] = source
 
 
 def _ranked_parts(rows: int, vocab_size: int) -> Iterator[slice]:
