@@ -14,7 +14,8 @@ shapes   q                [tokens, heads, head_dim]   floats (float32, bfloat16 
          query_starts     [rows + 1] int32, ascending from 0 to tokens
          context_lengths  [rows] int32, this step's tokens included
 returns  [tokens, heads, head_dim], same dtype
-math     scores, softmax and sums in float32
+math     scores, softmax and sums in float32; the compiled path rounds the softmax's weights to
+         bfloat16 where keys and values are, and sums what it rounded
 triton   tasks of `attention_plan` over persistent programs: all heads of a KV head in one tile, so
          that keys and values are read once; short rows leave partial sums per split, which a second
          kernel adds in the order of splits. A token's bits do not depend on batch-mates or timing.

@@ -2,11 +2,16 @@
 //
 // Exact: positions are grouped by their absolute index (groups of W, splits of kSplit), every query vector has its own
 // chain of sums in ascending position, and splits are merged in order. So a query's bits depend on its own context
-// only: not on chunking, batch-mates, query tiling or threads. Positions a query may not see are never read into it.
+// only: not on chunking, batch-mates, query tiling or threads. What a query may not see is not read into it, or, of its
+// own sequence, has the weight zero, which changes no bit of a sum of numbers.
+//
+// Where the processor multiplies pairs of bfloat16, the weights of a softmax are rounded to bfloat16 before they are
+// summed and mixed, as matrix units do.
 #include <algorithm>
 #include <vector>
 
 #include "kernels.h"
+#include "parallel.h"
 #include "simd.h"
 
 namespace kaiten {
@@ -35,31 +40,31 @@ template <bool kPairs, int R>
 void score_rows(const uint32_t* q, int steps, const VF* keys, float scale, float* scores, int stride) {
   VF even[R] = {}, odd[R] = {};
   for (int i = 0; i < steps; i += 2)
-    for (int r = 0; r < R; ++r) {
+    KAITEN_UNROLL for (int r = 0; r < R; ++r) {
       even[r] = mac<kPairs>(splat(q[r * steps + i]), keys[i], even[r]);
       odd[r] = mac<kPairs>(splat(q[r * steps + i + 1]), keys[i + 1], odd[r]);
     }
-  for (int r = 0; r < R; ++r) store(scores + r * stride, (even[r] + odd[r]) * scale);
+  KAITEN_UNROLL for (int r = 0; r < R; ++r) store(scores + r * stride, (even[r] + odd[r]) * scale);
 }
 
 template <class T, int R, int C, bool kTail>
 void mix_rows(const T* const* values, int column, int begin, int end, const float* p, int stride, float* sums,
               int width, int tail) {
   VF acc[R][C];
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) acc[r][c] = load(sums + r * width + c * W);
+  KAITEN_UNROLL for (int r = 0; r < R; ++r)
+    KAITEN_UNROLL for (int c = 0; c < C; ++c) acc[r][c] = load(sums + r * width + c * W);
   for (int j = begin; j < end; ++j) {
     const T* from = values[j] + column;
     VF v[C];
-    for (int c = 0; c < C; ++c)
+    KAITEN_UNROLL for (int c = 0; c < C; ++c)
       v[c] = kTail && c == C - 1 ? load(from + c * W, tail) : load(from + c * W);
-    for (int r = 0; r < R; ++r) {
+    KAITEN_UNROLL for (int r = 0; r < R; ++r) {
       VF weight = splat(p[r * stride + j]);
-      for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, v[c], acc[r][c]);
+      KAITEN_UNROLL for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, v[c], acc[r][c]);
     }
   }
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) store(sums + r * width + c * W, acc[r][c]);
+  KAITEN_UNROLL for (int r = 0; r < R; ++r)
+    KAITEN_UNROLL for (int c = 0; c < C; ++c) store(sums + r * width + c * W, acc[r][c]);
 }
 
 template <class T, int R, bool kTail>
@@ -72,6 +77,48 @@ void mix_columns(int columns, const T* const* values, int column, int begin, int
     default: return mix_rows<T, R, 4, kTail>(values, column, begin, end, p, stride, sums, width, tail);
   }
 }
+
+#if KAITEN_BF16_DOT
+constexpr int kPairColumns = 2 * W;  // dimensions that one load of values holds
+
+// As mix_rows, two positions at a time; C columns of kPairColumns dimensions. Interleaving the two positions' values
+// leaves the dimensions of a column in another order, see settle().
+template <int R, int C, bool kTail>
+void mix_pairs(const bf16* const* values, int column, int begin, int end, const bf16* p, int stride, float* sums,
+               int width, int tail) {
+  VF acc[R][2 * C];
+  KAITEN_UNROLL for (int r = 0; r < R; ++r)
+    KAITEN_UNROLL for (int c = 0; c < 2 * C; ++c) acc[r][c] = load(sums + r * width + c * W);
+  const __mmask32 last = tail >= kPairColumns ? ~0u : (1u << tail) - 1;
+  for (int j = begin; j < end; j += 2) {
+    const bf16 *first = values[j] + column, *second = values[j + 1] + column;
+    __m512i v[2 * C];
+    KAITEN_UNROLL for (int c = 0; c < C; ++c) {
+      const __mmask32 mask = kTail && c == C - 1 ? last : ~0u;
+      const __m512i a = _mm512_maskz_loadu_epi16(mask, first + c * kPairColumns);
+      const __m512i b = _mm512_maskz_loadu_epi16(mask, second + c * kPairColumns);
+      v[2 * c] = _mm512_unpacklo_epi16(a, b), v[2 * c + 1] = _mm512_unpackhi_epi16(a, b);
+    }
+    KAITEN_UNROLL for (int r = 0; r < R; ++r) {
+      uint32_t pair;
+      std::memcpy(&pair, p + r * stride + j, sizeof pair);
+      KAITEN_UNROLL for (int c = 0; c < 2 * C; ++c) acc[r][c] = mac<true>(splat(pair), (VF)v[c], acc[r][c]);
+    }
+  }
+  KAITEN_UNROLL for (int r = 0; r < R; ++r)
+    KAITEN_UNROLL for (int c = 0; c < 2 * C; ++c) store(sums + r * width + c * W, acc[r][c]);
+}
+
+// Sums of mix_pairs in the order of dimensions.
+void settle(float* sums, int width) {
+  for (int d = 0; d < width; d += kPairColumns) {
+    const VF low = load(sums + d), high = load(sums + d + W);
+    store(sums + d, __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23));
+    store(sums + d + W,
+          __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31));
+  }
+}
+#endif
 
 // Where an item's keys and values lie, one pointer per position.
 template <class T>
@@ -86,12 +133,14 @@ struct Space {
   Places<T> here, next;
   std::vector<uint32_t> q;
   std::vector<float> scores, sums, top, total;
+  std::vector<bf16> weights;  // of the softmax; without pairs they take the place of the scores
   alignas(64) VF packed[256 + W];
   alignas(64) T zeros[256 + 64] = {};
 
   void fit(int queries, int steps, int width) {
     if (q.size() < size_t(queries) * steps) q.resize(size_t(queries) * steps);
     if (scores.size() < size_t(queries) * kSplit) scores.resize(size_t(queries) * kSplit);
+    if (weights.size() < size_t(queries) * kSplit) weights.resize(size_t(queries) * kSplit);
     if (sums.size() < size_t(queries) * width) sums.resize(size_t(queries) * width);
     if (top.size() < size_t(queries)) top.resize(queries), total.resize(queries);
   }
@@ -108,7 +157,8 @@ class Pass {
         group_(a.heads / a.kv_heads),
         // A whole number of transposed tiles, and even for the two chains of a score.
         steps_((a.head_dim + W * kPerStep - 1) / (W * kPerStep) * W),
-        width_((a.head_dim + W - 1) / W * W) {
+        // Whole vectors, or with pairs whole pairs of them.
+        width_((a.head_dim + W * kPerStep - 1) / (W * kPerStep) * (W * kPerStep)) {
     plan();
   }
 
@@ -194,7 +244,7 @@ class Pass {
         places.keys[j] = keys + at, places.values[j] = values + at;
       ++block, offset = 0;
     }
-    for (int j = positions; j % W; ++j) places.keys[j] = space.zeros;
+    for (int j = positions; j % W; ++j) places.keys[j] = places.values[j] = space.zeros;
   }
 
   void load_queries(const Item& item, Space<T>& space) const {
@@ -265,6 +315,7 @@ class Pass {
   void soften(int r, int count, Space<T>& space) const {
     float* scores = space.scores.data() + r * kSplit;
     space.top[r] = -kInf, space.total[r] = 0.0f;
+    if constexpr (kPairs) return soften_pairs(r, count, space);
     if (count <= 0) return;
     VF top = splat(-kInf);
     for (int j = 0; j < count; j += W) {
@@ -282,6 +333,28 @@ class Pass {
     space.total[r] = sum_lanes(sum);
   }
 
+  // The same into weights, which are zero from the last position that the query sees to the last of the item.
+  void soften_pairs(int r, int count, Space<T>& space) const {
+#if KAITEN_BF16_DOT
+    const float* scores = space.scores.data() + r * kSplit;
+    bf16* weights = space.weights.data() + r * kSplit;
+    VF top = splat(-kInf), sum = {};
+    for (int j = 0; j < count; j += W) top = vmax(top, keep_first(load(scores + j), count - j, -kInf));
+    if (count > 0) space.top[r] = max_lanes(top);
+    for (int j = 0; j < space.here.positions; j += W) {
+      VH p = {};
+      if (j < count) {
+        p = narrow(keep_first(vexp_coarse(load(scores + j) - space.top[r]), count - j, 0.0f));
+        sum = sum + widen(p);
+      }
+      std::memcpy(weights + j, &p, sizeof p);
+    }
+    space.total[r] = sum_lanes(sum);
+#else
+    (void)r, (void)count, (void)space;
+#endif
+  }
+
   void mix(const Item& item, int queries, Space<T>& space) const {
     int fetched = std::min(space.next.positions, kStretch);
     fetch(space.next.keys, 0, fetched);
@@ -289,7 +362,7 @@ class Pass {
       const int left = queries - r;
       const int rows = left >= 6 ? 6 : left >= 3 ? 3 : 1;
       // What the earliest of these queries sees, all see; the rest follows query by query, in the same order.
-      const int shared = std::max(0, seen(item, r / group_));
+      const int shared = kPairs ? space.here.positions : std::max(0, seen(item, r / group_));
       int mixed = 0;
       while (fetched < space.next.positions && mixed + kStretch < shared) {
         const int end = std::min(space.next.positions, fetched + kStretch);
@@ -302,10 +375,16 @@ class Pass {
       for (int i = r; i < r + rows; ++i) mix_block(1, i, shared, seen(item, i / group_), space);
       r += rows;
     }
+#if KAITEN_BF16_DOT
+    if constexpr (kPairs) settle(space.sums.data(), queries * width_);
+#endif
   }
 
   void mix_block(int rows, int r, int begin, int end, Space<T>& space) const {
     if (begin >= end) return;
+#if KAITEN_BF16_DOT
+    if constexpr (kPairs) return mix_block_pairs(rows, r, begin, end, space);
+#endif
     for (int c = 0; c < width_; c += 4 * W) {
       const int columns = std::min(4, (width_ - c) / W);
       const int tail = a_.head_dim - c - (columns - 1) * W;
@@ -317,6 +396,27 @@ class Pass {
         pick<false>(rows, columns, space.here.values.data(), c, begin, end, p, sums, tail);
     }
   }
+
+#if KAITEN_BF16_DOT
+  void mix_block_pairs(int rows, int r, int begin, int end, Space<T>& space) const {
+    for (int c = 0; c < width_; c += 2 * kPairColumns) {
+      const int columns = std::min(2, (width_ - c) / kPairColumns);
+      const int tail = a_.head_dim - c - (columns - 1) * kPairColumns;
+      const auto mixer = tail < kPairColumns ? mixer_for<true>(rows, columns) : mixer_for<false>(rows, columns);
+      mixer(space.here.values.data(), c, begin, end, space.weights.data() + r * kSplit, kSplit,
+            space.sums.data() + r * width_ + c, width_, tail);
+    }
+  }
+
+  template <bool kTail>
+  static auto mixer_for(int rows, int columns) {
+    switch (rows) {
+      case 6: return columns == 1 ? mix_pairs<6, 1, kTail> : mix_pairs<6, 2, kTail>;
+      case 3: return columns == 1 ? mix_pairs<3, 1, kTail> : mix_pairs<3, 2, kTail>;
+      default: return columns == 1 ? mix_pairs<1, 1, kTail> : mix_pairs<1, 2, kTail>;
+    }
+  }
+#endif
 
   template <bool kTail>
   void pick(int rows, int columns, const T* const* values, int column, int begin, int end, const float* p,

@@ -1,10 +1,6 @@
 // The native kernels on raw pointers; module.cpp checks the tensors and calls them. Strides are in elements.
 #pragma once
 
-#include <ATen/Parallel.h>
-
-#include <algorithm>
-#include <atomic>
 #include <cstdint>
 
 namespace kaiten {
@@ -109,28 +105,5 @@ struct Sample {
 };
 void sample(const Sample& a);
 void noise_bits(int64_t seed, int64_t choice, int64_t position, int64_t vocab, int64_t* bits);
-
-// Calls work(i) for every i in [0, count), each once, on whichever thread is free: items may differ in cost.
-template <class F>
-void for_each_item(int64_t count, bool is_worth_threads, const F& work) {
-  const int64_t threads = is_worth_threads ? at::get_num_threads() : 1;
-  if (threads == 1 || count <= 1) {
-    for (int64_t i = 0; i < count; ++i) work(i);
-    return;
-  }
-  std::atomic<int64_t> next{0};
-  at::parallel_for(0, threads < count ? threads : count, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t)
-      for (int64_t i = next++; i < count; i = next++) work(i);
-  });
-}
-
-// Calls work(begin, end) for runs that make up [0, count), each on whichever thread is free.
-template <class F>
-void for_each_run(int64_t count, int64_t runs_per_thread, bool is_worth_threads, const F& work) {
-  const int64_t threads = is_worth_threads ? at::get_num_threads() : 1;
-  const int64_t runs = threads == 1 ? 1 : std::min(count, threads * runs_per_thread);
-  for_each_item(runs, threads > 1, [&](int64_t i) { work(count * i / runs, count * (i + 1) / runs); });
-}
 
 }  // namespace kaiten

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "kernels.h"
+#include "parallel.h"
 #include "simd.h"
 
 namespace kaiten {
@@ -14,8 +15,10 @@ namespace {
 constexpr int kColumns = 3;            // vectors of a panel
 constexpr int kRows = 8;               // rows of a tile: kRows * kColumns sums, the weights and x fill the registers
 constexpr int kPanel = kColumns * W;
-constexpr int kAhead = 20;             // steps fetched ahead: 3.75 KiB, over the page's end, where the processor stops guessing
-constexpr int kRunsPerThread = 4;      // neighbouring panels stay on a thread: what it fetches ahead it also uses
+constexpr int kStride = 4;             // steps between two rounds of fetching ahead
+constexpr int kRowsWaiting = 4;        // up to here a tile waits for memory; above, memory must not wait for the tile
+constexpr int kNear = 8, kFar = 64;    // steps fetched ahead in one and the other case
+constexpr int kLine = 64;
 constexpr int64_t kSerialFlops = 1 << 17;
 
 template <class T>
@@ -30,6 +33,22 @@ inline VF product(VU x, VF w, VF sum, bf16) {
   return sum;
 #endif
 }
+
+// What is brought into the cache meanwhile: [at, end), then [next, next_end), some lines every kStride steps.
+struct Fetch {
+  const char *at, *end, *next, *next_end;
+  int lines;
+
+  inline void turn() {
+    for (int i = 0; i < lines; ++i, at += kLine) {
+      if (at >= end) {
+        if (!next) return;
+        at = next, end = next_end, next = nullptr;
+      }
+      __builtin_prefetch(at, 0, 2);
+    }
+  }
+};
 
 template <class T>
 struct Panel {
@@ -56,13 +75,12 @@ inline void write(const Panel<T>& p, const VF (&sums)[R][kColumns], T* out) {
   }
 }
 
-template <class T, int R, bool kFetch>
-void tile(const Panel<T>& p, const T* x, T* out) {
+template <class T, int R>
+void tile(const Panel<T>& p, Fetch& fetch, const T* x, T* out) {
   VF sums[R][kColumns] = {};
   const VF* w = p.weights;
   for (int64_t k = 0; k < p.steps; ++k, w += kColumns) {
-    if constexpr (kFetch)
-      for (int c = 0; c < kColumns; ++c) __builtin_prefetch(w + kAhead * kColumns + c, 0, 2);
+    if (k % kStride == 0) fetch.turn();
     for (int r = 0; r < R; ++r) {
       uint32_t pair;
       std::memcpy(&pair, x + r * p.x_stride + k * kPerStep<T>, sizeof pair);
@@ -76,40 +94,47 @@ void tile(const Panel<T>& p, const T* x, T* out) {
     write<T, R, false>(p, sums, out);
 }
 
-template <class T, bool kFetch>
-void tile_rows(int rows, const Panel<T>& p, const T* x, T* out) {
+template <class T>
+void tile_rows(int rows, const Panel<T>& p, Fetch& fetch, const T* x, T* out) {
   switch (rows) {
-    case 1: return tile<T, 1, kFetch>(p, x, out);
-    case 2: return tile<T, 2, kFetch>(p, x, out);
-    case 3: return tile<T, 3, kFetch>(p, x, out);
-    case 4: return tile<T, 4, kFetch>(p, x, out);
-    case 5: return tile<T, 5, kFetch>(p, x, out);
-    case 6: return tile<T, 6, kFetch>(p, x, out);
-    case 7: return tile<T, 7, kFetch>(p, x, out);
-    default: return tile<T, 8, kFetch>(p, x, out);
+    case 1: return tile<T, 1>(p, fetch, x, out);
+    case 2: return tile<T, 2>(p, fetch, x, out);
+    case 3: return tile<T, 3>(p, fetch, x, out);
+    case 4: return tile<T, 4>(p, fetch, x, out);
+    case 5: return tile<T, 5>(p, fetch, x, out);
+    case 6: return tile<T, 6>(p, fetch, x, out);
+    case 7: return tile<T, 7>(p, fetch, x, out);
+    default: return tile<T, 8>(p, fetch, x, out);
   }
 }
 
-// Rows in tiles of nearly equal height; the first brings the panel in, the others find it in the cache.
+// Rows in tiles of nearly equal height. Memory is slow beside the sums, so it must not rest: while the tiles of one
+// panel are computed the thread's next one is brought in, in equal portions. Nobody did so for its first panel, and a
+// single tile always follows close behind its fetching.
 template <class T>
-void multiply_panel(const Linear& a, int64_t panel) {
-  const int64_t steps = a.in / kPerStep<T>, first = panel * kPanel;
+void multiply_panel(const Linear& a, int64_t panel, int64_t next, bool is_first) {
+  constexpr int64_t kStepBytes = kPanel * sizeof(float);
+  constexpr int kLines = kStride * kStepBytes / kLine;
+  const int64_t steps = a.in / kPerStep<T>, first = panel * kPanel, bytes = steps * kStepBytes;
+  const int64_t tiles = (a.rows + kRows - 1) / kRows;
+  const char* packed = static_cast<const char*>(a.packed);
+  const char* begin = packed + panel * bytes;
   Panel<T> p{};
-  p.weights = static_cast<const VF*>(a.packed) + panel * steps * kColumns;
+  p.weights = reinterpret_cast<const VF*>(begin);
   p.bias = a.bias ? static_cast<const T*>(a.bias) + first : nullptr;
   p.steps = steps, p.x_stride = a.in, p.out_stride = a.out;
   p.width = int(std::min<int64_t>(kPanel, a.out - first));
-  const T* x = static_cast<const T*>(a.x);
-  T* out = static_cast<T*>(a.y) + first;
-  const int64_t tiles = (a.rows + kRows - 1) / kRows;
+  const char* following = next < 0 ? nullptr : packed + next * bytes;
+  Fetch fetch{begin, begin + bytes, following, packed + (next + 1) * bytes, kLines};
+  const bool fetches_itself = is_first || tiles == 1;
+  fetch.at += fetches_itself ? (a.rows <= kRowsWaiting ? kNear : kFar) * kStepBytes : bytes;
+  const int64_t sharing = tiles - (is_first && tiles > 1);
   for (int64_t i = 0, row = 0; i < tiles; ++i) {
-    const int64_t next = a.rows * (i + 1) / tiles;
-    const int rows = int(next - row);
-    if (i == 0)
-      tile_rows<T, true>(rows, p, x, out);
-    else
-      tile_rows<T, false>(rows, p, x + row * a.in, out + row * a.out);
-    row = next;
+    if (i > 0 || !fetches_itself) fetch.lines = int((kLines + sharing - 1) / sharing);
+    const int64_t after = a.rows * (i + 1) / tiles;
+    tile_rows<T>(int(after - row), p, fetch, static_cast<const T*>(a.x) + row * a.in,
+                 static_cast<T*>(a.y) + first + row * a.out);
+    row = after;
   }
 }
 
@@ -156,8 +181,8 @@ void unpack_rows(const Unpack& a) {
 
 void linear(const Linear& a) {
   const bool is_worth_threads = a.rows * a.in * a.out > kSerialFlops;
-  for_each_run(panels_of(a.out), kRunsPerThread, is_worth_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) a.is_bf16 ? multiply_panel<bf16>(a, i) : multiply_panel<float>(a, i);
+  for_each_ahead(panels_of(a.out), is_worth_threads, [&](int64_t i, int64_t next, bool is_first) {
+    a.is_bf16 ? multiply_panel<bf16>(a, i, next, is_first) : multiply_panel<float>(a, i, next, is_first);
   });
 }
 

@@ -131,10 +131,12 @@ Tensor noise_bits(int64_t seed, int64_t choice, int64_t position, int64_t vocab)
 
 bool has_linear(const Tensor& weight) { return kaiten::has_linear(is_bf16(weight), weight.size(1)); }
 
-Tensor pack_linear(const Tensor& weight) {
-  Tensor packed = at::empty({kaiten::packed_rows(weight.size(0)), weight.size(1)}, weight.options());
+std::tuple<int64_t, int64_t> packed_shape(const Tensor& weight) {
+  return {kaiten::packed_rows(weight.size(0)), weight.size(1)};
+}
+
+void pack_linear(const Tensor& weight, const Tensor& packed) {
   kaiten::pack_linear({weight.const_data_ptr(), packed.data_ptr(), weight.size(0), weight.size(1), is_bf16(weight)});
-  return packed;
 }
 
 Tensor unpack_rows(const Tensor& packed, const Tensor& ids, int64_t out_features) {
@@ -175,6 +177,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("rope", &rope, Unlocked());
   m.def("write_kv", &write_kv, Unlocked());
   m.def("has_linear", &has_linear);
+  m.def("packed_shape", &packed_shape);
   m.def("pack_linear", &pack_linear, Unlocked());
   m.def("unpack_rows", &unpack_rows, Unlocked());
   m.def("linear", &linear, Unlocked());

@@ -1,5 +1,6 @@
 // Kernels that touch each element once: norms, activation, rotation, and the write into the pages.
 #include "kernels.h"
+#include "parallel.h"
 #include "simd.h"
 
 namespace kaiten {
@@ -8,10 +9,11 @@ namespace {
 // Below this many elements waking a second thread costs more than it saves.
 constexpr int64_t kSerialElements = 1 << 15;
 
+constexpr int kRunsPerThread = 4;
+
 template <class F>
 void for_rows(int64_t rows, int64_t elements, const F& work) {
-  const int64_t grain = elements > 0 ? std::max<int64_t>(1, kSerialElements / elements) : rows + 1;
-  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+  for_each_run(rows, kRunsPerThread, rows * elements > kSerialElements, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) work(i);
   });
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "parallel.h"
 #include "simd.h"
 
 namespace kaiten {

@@ -25,6 +25,9 @@
 #define KAITEN_BF16_DOT 0
 #endif
 
+// Before a loop over an array of sums: the compiler keeps the array in registers only if it unrolls the loop early.
+#define KAITEN_UNROLL _Pragma("GCC unroll 16")
+
 namespace kaiten {
 
 constexpr int W = KAITEN_AVX512 ? 16 : 8;
@@ -188,6 +191,21 @@ inline VF vexp(VF x) {
   VF scaled = y * (VF)((exponent + 127) << 23);
   return x < -87.0f ? VF{} : scaled;
 }
+
+#if KAITEN_AVX512
+// e^x for x <= 0 within 2^-14 of its value: for results that are rounded to bfloat16.
+inline VF vexp_coarse(VF x) {
+  const VF t = x * 1.44269504f;
+  const VF n = (VF)_mm512_roundscale_ps((__m512)t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const VF f = t - n;
+  VF y = splat(9.6181291e-3f);
+  y = fma(y, f, splat(5.5504109e-2f));
+  y = fma(y, f, splat(2.4022651e-1f));
+  y = fma(y, f, splat(6.9314718e-1f));
+  y = fma(y, f, splat(1.0f));
+  return (VF)_mm512_scalef_ps((__m512)y, (__m512)n);
+}
+#endif
 
 // ln x for normal x > 0.
 inline VF vlog(VF x) {
