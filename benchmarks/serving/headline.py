@@ -8,9 +8,10 @@ requests arrive at random at 0.9 of that, by one schedule for both ways, in turn
 continuous    every request goes to the stack when it is due
 static        the same stack in batches of fixed shape (`static_batches`), as many seats
 
-Throughput counts the tokens that were wanted and came while the load lasted. Latency counts from
-the due time; a saturated queue grows as long as the load lasts, so static latencies say how far
-behind it is, not how slow it is. With --save table and plot of docs/continuous-batching.md follow.
+Throughput counts the tokens that were wanted and came until the last request was seated. Latency
+counts from the due time; a saturated queue grows as long as the load lasts, so static latencies say
+how far behind it is, not how slow it is. With --save table and plot of docs/continuous-batching.md
+follow.
 """
 
 import argparse
@@ -72,16 +73,12 @@ def jobs_of(requests: int) -> tuple[Job, ...]:
     return fill(cut, rng, VOCAB_SIZE)
 
 
-def tokens_by(outcomes: Sequence[Outcome], at_s: float) -> int:
-    """Tokens that had come by then."""
+def seated_rate(outcomes: Sequence[Outcome]) -> float:
+    """Tokens per second until the last request had its first one: the end, when seats stand empty
+    whatever one does, does not count."""
+    last_s = max(outcome.frames[0].at_s for outcome in outcomes)
     frames = (frame for outcome in outcomes for frame in outcome.frames)
-    return sum(frame.tokens for frame in frames if frame.at_s <= at_s)
-
-
-def capacity(outcomes: Sequence[Outcome]) -> float:
-    """Tokens per second of a crowd at once, as long as somebody was still waiting for a seat."""
-    last_seat_s = max(outcome.frames[0].at_s for outcome in outcomes)
-    return tokens_by(outcomes, last_seat_s) / last_seat_s
+    return sum(frame.tokens for frame in frames if frame.at_s <= last_s) / last_s
 
 
 async def run(target: Target, jobs: Sequence[Job], due: Sequence[float]) -> list[Outcome]:
@@ -102,7 +99,7 @@ async def rounds_of(
     await target.prepare()
     crowd = jobs[: SEATS * 8]
     await run(target, crowd[:SEATS], [0.0] * SEATS)  # warm
-    tokens_per_s = capacity(await run(target, crowd, [0.0] * len(crowd)))
+    tokens_per_s = seated_rate(await run(target, crowd, [0.0] * len(crowd)))
     mean_tokens = fmean(job.output_tokens for job in jobs)
     rate = LOAD_SHARE * tokens_per_s / mean_tokens
     due = due_times(f"poisson:{rate}", jobs, np.random.default_rng(5))
@@ -110,16 +107,15 @@ async def rounds_of(
     for _ in range(repeats):
         for name, way in ways.items():
             found[name].append(await run(way, jobs, due))
-            speed = way_of(found[name][-1:], due[-1]).tokens_per_s
-            print(f"{name:12} {speed:8.0f} tok/s", flush=True)
+            print(f"{name:12} {seated_rate(found[name][-1]):8.0f} tok/s", flush=True)
     await ways["static"].close()
     return tokens_per_s, due, found
 
 
-def way_of(rounds: Sequence[Sequence[Outcome]], load_s: float) -> Way:
+def way_of(rounds: Sequence[Sequence[Outcome]]) -> Way:
     figures = [figures_of(outcomes) for outcomes in rounds]
     return Way(
-        tokens_per_s=median(tokens_by(outcomes, load_s) / load_s for outcomes in rounds),
+        tokens_per_s=median(seated_rate(outcomes) for outcomes in rounds),
         latency_mean_s=median(each.latency_s.mean for each in figures),
         latency_p99_s=median(each.latency_s.p99 for each in figures),
         ttft_mean_s=median(each.ttft_s.mean for each in figures),
@@ -199,7 +195,7 @@ def main() -> None:
     chosen = parser.parse_args()
     with serving("", "--slots", str(SEATS), "--kv-memory-mb", str(KV_MEMORY_MB)) as stack:
         most, due, found = asyncio.run(rounds_of(stack.grpc, chosen.requests, chosen.repeats))
-    ways = {name: way_of(rounds, due[-1]) for name, rounds in found.items()}
+    ways = {name: way_of(rounds) for name, rounds in found.items()}
     expected = law([job.output_tokens for job in jobs_of(chosen.requests)], SEATS)
     figures = {
         "seats": SEATS,

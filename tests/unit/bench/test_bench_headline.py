@@ -27,14 +27,9 @@ def outcome(due_s: float, *frames: tuple[float, int]) -> Outcome:
 STORIES = (outcome(0.0, (1.0, 4), (2.0, 4), (9.0, 4)), outcome(1.0, (4.0, 2), (5.0, 2)))
 
 
-def test_capacity_ends_when_nobody_waits_for_a_seat() -> None:
-    assert headline.tokens_by(STORIES, 4.0) == 10
-    assert headline.capacity(STORIES) == 10 / 4
-
-
-def test_throughput_counts_what_came_while_the_load_lasted() -> None:
-    way = headline.way_of([STORIES], 2.0)
-    assert way.tokens_per_s == 4
+def test_throughput_counts_what_came_until_the_last_one_was_seated() -> None:
+    way = headline.way_of([STORIES])
+    assert way.tokens_per_s == 10 / 4
     assert way.latency_mean_s == (9 + 4) / 2
     assert way.ttft_mean_s == (1 + 3) / 2
 
