@@ -147,31 +147,32 @@ def _step_rows_kernel(
         start += tl.sum(count, 0)
     tl.store(query_starts + own, start.to(tl.int32))
     if own == rows:
-        for at in range(start, tokens, TOKENS_TILE):
-            token = at + tl.arange(0, TOKENS_TILE)
+        for pad in range(start, tokens, TOKENS_TILE):
+            token = pad + tl.arange(0, TOKENS_TILE)
             nothing = tl.zeros([TOKENS_TILE], tl.int64)
             tl.store(token_ids + token, nothing, mask=token < tokens)
             tl.store(positions + token, nothing, mask=token < tokens)
             tl.store(kv_slots + token, nothing - 1, mask=token < tokens)
     else:
-        slot = tl.load(slots + own)
-        lives = tl.load(is_live + slot, mask=slot >= 0, other=0) > 0
-        slot = tl.maximum(slot, 0)
+        asked_slot = tl.load(slots + own)
+        is_alive = tl.load(is_live + asked_slot, mask=asked_slot >= 0, other=0) > 0
+        own_slot = tl.maximum(asked_slot, 0)
         asked = tl.load(starts + own)
-        count = tl.where(lives, tl.load(starts + own + 1) - asked, 0)
-        first = tl.load(done + slot)
-        tl.store(context_lengths + own, tl.where(count > 0, first + count, 0).to(tl.int32))
+        own_count = tl.where(is_alive, tl.load(starts + own + 1) - asked, 0)
+        first = tl.load(done + own_slot)
+        context = tl.where(own_count > 0, first + own_count, 0)
+        tl.store(context_lengths + own, context.to(tl.int32))
         sample = tl.load(samples + own)
-        last = tl.maximum(start + count - 1, 0)
+        last = tl.maximum(start + own_count - 1, 0)
         tl.store(sampled_tokens + sample, last, mask=sample >= 0)
-        tl.store(sampled_slots + sample, slot, mask=sample >= 0)
-        newest, its_id = tl.load(known + slot) - 1, tl.load(last_token + slot)
-        for at in range(0, count, TOKENS_TILE):
-            index = at + tl.arange(0, TOKENS_TILE)
-            is_in, position = index < count, first + index
+        tl.store(sampled_slots + sample, own_slot, mask=sample >= 0)
+        newest, its_id = tl.load(known + own_slot) - 1, tl.load(last_token + own_slot)
+        for begin in range(0, own_count, TOKENS_TILE):
+            index = begin + tl.arange(0, TOKENS_TILE)
+            is_in, position = index < own_count, first + index
             ids = tl.load(given + asked + index, mask=is_in & (position != newest), other=0)
             block = tl.load(
-                blocks + slot * table_stride + position // BLOCK_SIZE, mask=is_in, other=0
+                blocks + own_slot * table_stride + position // BLOCK_SIZE, mask=is_in, other=0
             ).to(tl.int64)
             to = start + index
             tl.store(token_ids + to, tl.where(position == newest, its_id, ids), mask=is_in)
