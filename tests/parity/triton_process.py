@@ -1,4 +1,4 @@
-"""The worker on the torch path and then on the Triton one, in a process whose Triton interprets.
+"""The worker one step ahead, on the torch path, on the Triton one: in Triton's interpreter.
 
 Started by `test_triton_parity.py` as `TRITON_INTERPRET=1 python triton_process.py FOLDER`; prints
 one JSON object per run.
@@ -9,11 +9,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
+from gpu_worker.draft import RowLimits
 from gpu_worker.loading import load
 from gpu_worker.rows import Rows
 from gpu_worker.settings import WorkerSettings
+from gpu_worker.torch_device import TorchDevice
 from kernels import (
     attention_plan,
     dispatch,
@@ -23,21 +26,25 @@ from kernels import (
     rope_write_kv,
     sampling,
     silu_mul,
+    step_rows,
+    take_tokens,
 )
+from tests.support.ahead import Model, play
 from tests.support.mini_scheduler import MiniScheduler
 from tests.support.mini_scheduler import sampling as row_sampling
 
 # Lengths at, beside and between the borders of blocks of four.
 PROMPT_LENGTHS = (1, 4, 5, 19)
 MAX_TOKENS = 6
-# Chunks that split blocks and a lease over their borders; whole prompts, step by step.
-RUNS = ((7, 3), (1000, 1))
+NEVER_CUT = 1 << 30
+# Chunks that split blocks and a lease over their borders.
+CHUNK_TOKENS, LEASE_STEPS = 7, 3
 
 
 def count_launches(launches: Counter[str]) -> None:
     """Note every kernel launch by name."""
     modules = (attention_plan, logprobs, paged_attention, rms_norm, rope_write_kv, sampling)
-    for module in (*modules, silu_mul):
+    for module in (*modules, silu_mul, step_rows, take_tokens):
         for name, kernel in list(vars(module).items()):
             if name.endswith("_kernel"):
                 setattr(module, name, _Counted(kernel, name, launches))
@@ -58,7 +65,7 @@ class _Counted:
         return counted
 
 
-def run(folder: str, path: str, *, chunk_tokens: int, lease_steps: int) -> MiniScheduler:
+def run(folder: str, path: str) -> MiniScheduler:
     """Every prompt to its end, four rows at a time; half of them sampled."""
     dispatch.force(path)
     loaded = load(
@@ -73,15 +80,10 @@ def run(folder: str, path: str, *, chunk_tokens: int, lease_steps: int) -> MiniS
             threads=1,
         )
     )
+    assert isinstance(loaded.device, TorchDevice)
     rows = Rows(loaded.limits)
-    scheduler = MiniScheduler(loaded.limits, chunk_tokens=chunk_tokens, lease_steps=lease_steps)
-    for index, length in enumerate(PROMPT_LENGTHS):
-        prompt = [(7 * index + 3 * at) % 90 + 5 for at in range(length)]
-        temperature = 0.8 * (index % 2)
-        params = row_sampling(
-            max_tokens=MAX_TOKENS, temperature=temperature, seed=index, logprobs=2
-        )
-        scheduler.submit(prompt, params)
+    scheduler = MiniScheduler(loaded.limits, chunk_tokens=CHUNK_TOKENS, lease_steps=LEASE_STEPS)
+    submit_all(scheduler, logprobs=2)
     while (plan := scheduler.next_plan()) is not None:
         counts = rows.apply(plan)
         for step in range(plan.lease_steps):
@@ -94,23 +96,48 @@ def run(folder: str, path: str, *, chunk_tokens: int, lease_steps: int) -> MiniS
     return scheduler
 
 
+def run_ahead(folder: str) -> MiniScheduler:
+    """Whole prompts, the rows on the device, decode steps by size, and one step ahead."""
+    dispatch.force("triton")
+    limits = RowLimits(
+        slots=4, context_tokens=256, step_tokens=32, block_size=4, block_count=64, vocab_size=97
+    )
+    scheduler = MiniScheduler(limits, lease_steps=LEASE_STEPS)
+    submit_all(scheduler, logprobs=-1)
+    play(Model(Path(folder), limits).one_ahead(), scheduler, lambda: NEVER_CUT)
+    return scheduler
+
+
+def submit_all(scheduler: MiniScheduler, *, logprobs: int) -> None:
+    for index, length in enumerate(PROMPT_LENGTHS):
+        prompt = [(7 * index + 3 * at) % 90 + 5 for at in range(length)]
+        temperature = 0.8 * (index % 2)
+        params = row_sampling(
+            max_tokens=MAX_TOKENS, temperature=temperature, seed=index, logprobs=logprobs
+        )
+        scheduler.submit(prompt, params)
+
+
 def main(folder: str) -> None:
     launches: Counter[str] = Counter()
     count_launches(launches)
-    for chunk_tokens, lease_steps in RUNS:
-        for path in ("torch", "triton"):
-            launches.clear()
-            done = run(folder, path, chunk_tokens=chunk_tokens, lease_steps=lease_steps)
-            result = {
-                "path": path,
-                "tokens": [done.outputs[index] for index in range(len(PROMPT_LENGTHS))],
-                "logprobs": [
-                    [row.logprob for row in done.logprobs[index]]
-                    for index in range(len(PROMPT_LENGTHS))
-                ],
-                "launches": dict(launches),
-            }
-            sys.stdout.write(json.dumps(result) + "\n")
+    ahead = run_ahead(folder)
+    tokens = [ahead.outputs[index] for index in range(len(PROMPT_LENGTHS))]
+    found = {"path": "ahead", "tokens": tokens, "launches": dict(launches)}
+    sys.stdout.write(json.dumps(found) + "\n")
+    for path in ("torch", "triton"):
+        launches.clear()
+        done = run(folder, path)
+        result = {
+            "path": path,
+            "tokens": [done.outputs[index] for index in range(len(PROMPT_LENGTHS))],
+            "logprobs": [
+                [row.logprob for row in done.logprobs[index]]
+                for index in range(len(PROMPT_LENGTHS))
+            ],
+            "launches": dict(launches),
+        }
+        sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,202 @@
+"""Paged attention as a share of what the device can read or multiply, beside torch and flashinfer.
+
+Decode is timed as a recorded graph, with the step's tasks shared out beforehand, as a worker's
+layers run it; keys and values take turns over more memory than any cache holds.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.floors import floors
+from kernels.attention_plan import plan_attention
+from kernels.paged_attention import paged_attention
+
+HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
+K = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decode:
+    what: str
+    contexts: tuple[int, ...]
+
+    @property
+    def kv_bytes(self) -> int:
+        """In bfloat16."""
+        return sum(self.contexts) * KV_HEADS * HEAD_DIM * 2 * 2
+
+
+def cases(bench: Bench) -> list[Decode]:
+    if bench.is_tiny:
+        return [Decode(what="tiny", contexts=(20, 7, 40))]
+    uniform = [
+        Decode(what=f"{rows} x {context // K}k", contexts=(context,) * rows)
+        for rows in (16, 64, 256)
+        for context in (2 * K, 8 * K)
+    ]
+    return [
+        *uniform,
+        Decode(what="2 x 32k + 30 x 4k", contexts=(32 * K,) * 2 + (4 * K,) * 30),
+        Decode(what="1 x 128k + 31 x 4k", contexts=(128 * K,) + (4 * K,) * 31),
+    ]
+
+
+class Pool:
+    """Pages of a case's rows, anywhere in memory."""
+
+    def __init__(self, bench: Bench, contexts: Sequence[int]) -> None:
+        device = bench.device
+        blocks = [-(-context // BLOCK_SIZE) for context in contexts]
+        shape = (sum(blocks), KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+        self.k, self.v = (torch.randn(shape, device=device, dtype=bench.dtype) for _ in range(2))
+        order = torch.randperm(sum(blocks), device=device, dtype=torch.int32)
+        self.tables = torch.zeros(len(blocks), max(blocks), device=device, dtype=torch.int32)
+        for row, owned in enumerate(torch.split(order, blocks)):
+            self.tables[row, : len(owned)] = owned
+        self.contexts = torch.tensor(contexts, device=device, dtype=torch.int32)
+
+
+def decode(bench: Bench) -> None:
+    read, _ = floors(bench)
+    for case in cases(bench):
+        copies = bench.copies(case.kv_bytes)
+        pools = [Pool(bench, case.contexts) for _ in range(copies)]
+        rows = len(case.contexts)
+        q = torch.randn(rows, HEADS, HEAD_DIM, device=bench.device, dtype=bench.dtype)
+        seconds = bench.seconds([bench.recorded(_paged(bench, q, pool)) for pool in pools])
+        figures: dict[str, object] = {
+            "us": seconds * 1e6,
+            "of_bandwidth": _bytes(case, bench) / seconds / read,
+        }
+        for name, make in (("sdpa", _sdpa), ("flashinfer", _flashinfer)):
+            try:
+                calls = [make(bench, q, pool, case) for pool in pools]
+                other = bench.seconds(calls)
+                figures[f"{name}_of_bandwidth"] = _bytes(case, bench) / other / read
+            except Exception as error:  # a peer that is missing or refuses is a figure too
+                figures[name] = f"{type(error).__name__}: {error}"[:60]
+        bench.row("decode attention", what=case.what, rows=rows, **figures)
+        del pools
+
+
+def _bytes(case: Decode, bench: Bench) -> float:
+    return case.kv_bytes * bench.dtype.itemsize / 2
+
+
+def _paged(bench: Bench, q: Tensor, pool: Pool) -> Callable[[], object]:
+    rows = len(q)
+    starts = torch.arange(rows + 1, device=bench.device, dtype=torch.int32)
+    longest = int(pool.contexts.max())
+    plan = plan_attention(
+        starts,
+        pool.contexts,
+        group=HEADS // KV_HEADS,
+        dtype=q.dtype,
+        queries_max=1,
+        context_max=longest,
+    )
+    scale = HEAD_DIM**-0.5
+    is_fp8 = pool.k.dtype == torch.float8_e4m3fn
+    scales = torch.ones(2, KV_HEADS, device=bench.device) if is_fp8 else None
+    return lambda: paged_attention(
+        q, pool.k, pool.v, pool.tables, starts, pool.contexts, scale, plan, scales
+    )
+
+
+def _sdpa(bench: Bench, q: Tensor, pool: Pool, case: Decode) -> Callable[[], object]:
+    """On keys and values that lie one after the other, which no server has."""
+    context = case.contexts[0]
+    if len(set(case.contexts)) > 1:
+        raise ValueError("of one length only")
+    shape = (len(q), KV_HEADS, context, HEAD_DIM)
+    k, v = pool.k.view(-1)[: _size(shape)].view(shape), pool.v.view(-1)[: _size(shape)].view(shape)
+    query = q.unsqueeze(2)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return bench.recorded(lambda: attend(query, k, v, enable_gqa=True))
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return shape[0] * shape[1] * shape[2] * shape[3]
+
+
+def _flashinfer(bench: Bench, q: Tensor, pool: Pool, case: Decode) -> Callable[[], object]:
+    import flashinfer  # type: ignore[import-not-found]
+
+    workspace = torch.empty(256 << 20, dtype=torch.uint8, device=bench.device)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND")
+    blocks = [-(-context // BLOCK_SIZE) for context in case.contexts]
+    starts = torch.tensor([0, *blocks]).cumsum(0).int().to(bench.device)
+    ids = torch.cat([pool.tables[row, :count] for row, count in enumerate(blocks)])
+    last = torch.tensor([(context - 1) % BLOCK_SIZE + 1 for context in case.contexts]).int()
+    wrapper.plan(
+        starts, ids, last.to(bench.device), HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+        q_data_type=q.dtype, kv_data_type=q.dtype,
+    )  # fmt: skip
+    return lambda: wrapper.run(q, (pool.k, pool.v))
+
+
+def prefill(bench: Bench) -> None:
+    """One prompt, nothing of it done before."""
+    _, rate = floors(bench)
+    tokens = bench.sized(8 * K, 24)
+    pool = Pool(bench, [tokens])
+    q = torch.randn(tokens, HEADS, HEAD_DIM, device=bench.device, dtype=bench.dtype)
+    starts = torch.tensor([0, tokens], device=bench.device, dtype=torch.int32)
+    scale = HEAD_DIM**-0.5
+    seconds = bench.seconds(
+        [lambda: paged_attention(q, pool.k, pool.v, pool.tables, starts, pool.contexts, scale)]
+    )
+    operations = 4 * HEADS * HEAD_DIM * tokens * tokens / 2
+    bench.row(
+        "prefill attention", what="kaiten", context=tokens, ms=seconds * 1e3,
+        of_matmul=operations / seconds / rate,
+    )  # fmt: skip
+    for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION") if bench.is_gpu else ("MATH",):
+        try:
+            other = bench.seconds([_dense(bench, name, tokens)])
+            bench.row(
+                "prefill attention", what=name, context=tokens, ms=other * 1e3,
+                of_matmul=operations / other / rate, kaiten_of_it=other / seconds,
+            )  # fmt: skip
+        except RuntimeError as error:
+            bench.row("prefill attention", what=name, context=tokens, error=str(error)[:80])
+
+
+def _dense(bench: Bench, name: str, tokens: int) -> Callable[[], object]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    attend = torch.nn.functional.scaled_dot_product_attention
+    q, k, v = (
+        torch.randn(1, heads, tokens, HEAD_DIM, device=bench.device, dtype=bench.dtype)
+        for heads in (HEADS, KV_HEADS, KV_HEADS)
+    )
+
+    def run() -> None:
+        with sdpa_kernel(getattr(SDPBackend, name)):
+            attend(q, k, v, is_causal=True, enable_gqa=True)
+
+    return run
+
+
+def fp8(bench: Bench) -> None:
+    """Decode over keys and values in e4m3: how its time grows with the context, beside bf16."""
+    slopes = {}
+    for dtype in (bench.dtype, torch.float8_e4m3fn):
+        seconds = []
+        for context in (bench.sized(2 * K, 16), bench.sized(8 * K, 32)):
+            pool = Pool(bench, [context] * bench.sized(64, 2))
+            pool.k, pool.v = pool.k.to(dtype), pool.v.to(dtype)
+            rows = len(pool.contexts)
+            q = torch.randn(rows, HEADS, HEAD_DIM, device=bench.device, dtype=bench.dtype)
+            seconds.append(bench.seconds([bench.recorded(_paged(bench, q, pool))]))
+        slopes[dtype] = seconds[1] - seconds[0]
+    bench.row(
+        "fp8 KV", what="slope beside bf16", ratio=slopes[torch.float8_e4m3fn] / slopes[bench.dtype]
+    )
+
+
+PARTS = (decode, prefill, fp8)

@@ -1,0 +1,71 @@
+"""A crowd through a worker's engine in this process: everything but the wire."""
+
+import queue
+
+from benchmarks.gpu.crowd import WORKER, Crowd
+from gpu_worker import plans
+from gpu_worker.engine import Engine
+from gpu_worker.resident_device import ResidentDevice
+from gpu_worker.rows import Rows
+from gpu_worker.wire import plan_from_proto
+from scheduler_svc.core.types import Reason, StepResult
+
+
+def result_of(result: plans.StepResult) -> StepResult:
+    """The engine's words in the scheduler's."""
+    outcome = result.outcome
+    return StepResult(
+        worker_id=WORKER,
+        plan_id=result.plan_id,
+        step=result.step,
+        slots=outcome.slots,
+        tokens=outcome.token_ids,
+        finished={slot: Reason(reason.value) for slot, reason in outcome.finished},
+        errors=dict(outcome.errors),
+        is_last=result.is_last,
+    )
+
+
+class _Listener:
+    """A stream without a wire."""
+
+    def __init__(self) -> None:
+        self.said: queue.SimpleQueue[plans.StepResult | Exception | None] = queue.SimpleQueue()
+
+    def on_result(self, result: plans.StepResult) -> None:
+        self.said.put(result)
+
+    def on_opened(self) -> None:
+        self.said.put(None)
+
+    def on_refused(self, error: plans.InvalidPlan) -> None:
+        self.said.put(error)
+
+
+def compute_in_process(device: ResidentDevice, crowd: Crowd) -> list[plans.StepResult]:
+    """Every job to its end; the results in order."""
+    crashes: list[Exception] = []
+    listener = _Listener()
+
+    def crashed(error: Exception) -> None:
+        crashes.append(error)
+        listener.said.put(error)
+
+    engine = Engine(Rows(device.limits), device, on_crash=crashed)
+    engine.start()
+    engine.open(listener)
+    results: list[plans.StepResult] = []
+    listener.said.get()
+    try:
+        while not crowd.is_done:
+            while (plan := crowd.next_plan()) is not None:
+                engine.submit(listener, plan_from_proto(plan))
+            said = listener.said.get()
+            if isinstance(said, Exception):
+                raise said
+            assert said is not None
+            results.append(said)
+            crowd.take(result_of(said))
+    finally:
+        engine.stop()
+    return results

@@ -1,0 +1,100 @@
+"""The scheduler's side of `serving`, in its own process: a crowd over one Execute stream.
+
+Reads {port, delay_ms, limits, jobs} as JSON from stdin and prints {tokens, seconds, tokens_per_s}.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from benchmarks.gpu.crowd import LEADER, WORKER, Crowd, Job
+from gpu_worker.draft import RowLimits
+from protos.kaiten.v1 import common_pb2, worker_service_pb2, worker_service_pb2_grpc
+from scheduler_svc.core.types import Reason, StepResult
+
+REASONS = {
+    common_pb2.FINISH_REASON_STOP: Reason.STOP,
+    common_pb2.FINISH_REASON_LENGTH: Reason.LENGTH,
+}
+
+
+class Delayed:
+    """Every message arrives so much later; many may be on their way at once."""
+
+    def __init__(self, delay_s: float) -> None:
+        self._delay_s = delay_s
+        self._on_way: asyncio.Queue[tuple[float, Any]] = asyncio.Queue()
+
+    def put(self, message: Any) -> None:
+        self._on_way.put_nowait((time.perf_counter() + self._delay_s, message))
+
+    async def get(self) -> Any:
+        due_s, message = await self._on_way.get()
+        if (rest_s := due_s - time.perf_counter()) > 0:
+            await asyncio.sleep(rest_s)
+        return message
+
+
+async def lead(given: dict[str, Any]) -> dict[str, float]:
+    crowd = Crowd(
+        RowLimits(**given["limits"]),
+        [Job(prompt=tuple(prompt), output=output) for prompt, output in given["jobs"]],
+    )
+    plans, results = Delayed(given["delay_ms"] / 1e3), Delayed(given["delay_ms"] / 1e3)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{given['port']}") as channel:
+        call = worker_service_pb2_grpc.WorkerServiceStub(channel).Execute()
+        opening = worker_service_pb2.Open(leader=LEADER, boot_id="b")
+        await call.write(worker_service_pb2.ExecuteRequest(open=opening))
+        await call.read()
+        tasks = [
+            asyncio.create_task(_send(call, plans)),
+            asyncio.create_task(_receive(call, results.put)),
+        ]
+        started_s = time.perf_counter()
+        while not crowd.is_done:
+            while (plan := crowd.next_plan()) is not None:
+                plans.put(worker_service_pb2.ExecuteRequest(plan=plan))
+            message = await results.get()
+            if isinstance(message, grpc.aio.AioRpcError):
+                raise message
+            crowd.take(_result(message))
+        seconds = time.perf_counter() - started_s
+        for task in tasks:
+            task.cancel()
+        call.cancel()
+    return {"tokens": crowd.tokens, "seconds": seconds, "tokens_per_s": crowd.tokens / seconds}
+
+
+async def _send(call: Any, plans: Delayed) -> None:
+    while True:
+        await call.write(await plans.get())
+
+
+async def _receive(call: Any, put: Callable[[Any], None]) -> None:
+    try:
+        while (message := await call.read()) is not grpc.aio.EOF:
+            put(message.step)
+    except grpc.aio.AioRpcError as error:
+        put(error)
+
+
+def _result(message: worker_service_pb2.StepResult) -> StepResult:
+    return StepResult(
+        worker_id=WORKER,
+        plan_id=message.plan_id,
+        step=message.step,
+        slots=tuple(message.slots),
+        tokens=tuple(message.token_ids),
+        finished={row.slot: REASONS[row.reason] for row in message.finished},
+        errors={row.slot: row.message for row in message.errors},
+        is_last=message.is_last,
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asyncio.run(lead(json.load(sys.stdin)))))

@@ -1,0 +1,168 @@
+"""A crowd from end to end: scheduler core and worker in one process, then with gRPC between.
+
+256 requests, input and output lengths uniform from 100 to 1024, seed 0; without the store. The
+floor is of that crowd: weights once per step, each position's keys and values once per token.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.crowd import Crowd, Job, jobs_uniform
+from benchmarks.gpu.floors import floors
+from benchmarks.gpu.in_process import compute_in_process
+from benchmarks.gpu.models import Shape, limits_of, random_weights, resident, shapes
+from benchmarks.gpu.steps import quick_on_cpu
+from gpu_worker import plans
+from gpu_worker.engine import Engine
+from gpu_worker.resident_device import ResidentDevice
+from gpu_worker.rows import Rows
+from gpu_worker.wire import plan_from_proto, result_to_proto
+from protos.kaiten.v1 import worker_service_pb2, worker_service_pb2_grpc
+
+LEADER_S_MAX = 100
+
+
+def crowd_of(shape: Shape, bench: Bench) -> list[Job]:
+    if bench.is_tiny:
+        return jobs_uniform(6, 4, 12, shape.vocab)
+    return jobs_uniform(256, 100, 1024, shape.vocab)
+
+
+def in_process(bench: Bench) -> None:
+    for shape in reversed(shapes(bench)):
+        with quick_on_cpu(bench):
+            device, jobs = ready(shape, bench)
+            read, rate = floors(bench)
+            started = time.perf_counter()
+            crowd = Crowd(device.limits, jobs)
+            compute_in_process(device, crowd)
+            seconds = time.perf_counter() - started
+            tokens_per_s = crowd.tokens / seconds
+            best = crowd.tokens / floor_s(shape, jobs, device.limits.slots, bench, read, rate)
+            bench.row(
+                "crowd", what="in process", shape=shape.name, tokens=crowd.tokens,
+                seconds=seconds, tokens_per_s=tokens_per_s, of_floor=tokens_per_s / best,
+            )  # fmt: skip
+
+
+def across_grpc(bench: Bench) -> None:
+    """The scheduler in a process of its own, with and without a delay on every message."""
+    shape = shapes(bench)[-1]
+    with quick_on_cpu(bench):
+        device, _ = ready(shape, bench)
+        for delay_ms in (0, 2):
+            answer = asyncio.run(_served(device, shape, bench, delay_ms))
+            bench.row("crowd", what=f"gRPC, {delay_ms} ms", shape=shape.name, **answer)
+
+
+def ready(shape: Shape, bench: Bench) -> tuple[ResidentDevice, list[Job]]:
+    limits = limits_of(
+        shape,
+        slots=bench.sized(256, 4),
+        context=bench.sized(2048, 32),
+        step_tokens=bench.sized(4096, 16),
+    )
+    return resident(shape, random_weights(shape, bench), limits, bench), crowd_of(shape, bench)
+
+
+def floor_s(
+    shape: Shape, jobs: Sequence[Job], slots: int, bench: Bench, read: float, rate: float
+) -> float:
+    """Seconds: as many steps as the longest output has, at least; all products; all KV reads."""
+    tokens = sum(len(job.prompt) + job.output for job in jobs)
+    steps = max(max(job.output for job in jobs), sum(job.output for job in jobs) // slots)
+    weights_s = steps * shape.parameters * bench.dtype.itemsize / read
+    compute_s = 2 * shape.parameters * tokens / rate
+    contexts = sum(job.output * (len(job.prompt) + job.output / 2) for job in jobs)
+    return max(weights_s, compute_s) + contexts * shape.kv_bytes(bench.dtype) / read
+
+
+class _Stream:
+    """The engine's results, for the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.said: asyncio.Queue[plans.StepResult | Exception | None] = asyncio.Queue()
+
+    def _put(self, said: plans.StepResult | Exception | None) -> None:
+        self._loop.call_soon_threadsafe(self.said.put_nowait, said)
+
+    on_result = on_refused = _put
+
+    def on_opened(self) -> None:
+        self._put(None)
+
+
+class _Servicer(worker_service_pb2_grpc.WorkerServiceServicer):
+    def __init__(self, device: ResidentDevice) -> None:
+        self.engine = Engine(Rows(device.limits), device, on_crash=self._crashed)
+        self._stream: _Stream | None = None
+
+    def _crashed(self, error: Exception) -> None:
+        if self._stream is not None:
+            self._stream.on_refused(error)
+
+    async def Execute(self, requests: Any, _context: Any) -> AsyncIterator[Any]:
+        stream = self._stream = _Stream()
+        self.engine.open(stream)
+
+        async def read() -> None:
+            async for request in requests:
+                if request.WhichOneof("message") == "plan":
+                    self.engine.submit(stream, plan_from_proto(request.plan))
+
+        reader = asyncio.create_task(read())
+        while True:
+            said = await stream.said.get()
+            if isinstance(said, Exception):
+                reader.cancel()
+                raise said
+            if said is None:
+                yield worker_service_pb2.ExecuteResponse(opened=worker_service_pb2.Opened())
+            else:
+                yield worker_service_pb2.ExecuteResponse(step=result_to_proto(said, boot_id="b"))
+
+
+async def _served(
+    device: ResidentDevice, shape: Shape, bench: Bench, delay_ms: int
+) -> dict[str, object]:
+    """What the leader's process says of its crowd."""
+    servicer = _Servicer(device)
+    servicer.engine.start()
+    server = grpc.aio.server()
+    worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    jobs = crowd_of(shape, bench)
+    given = {
+        "port": port,
+        "delay_ms": delay_ms,
+        "limits": {name: getattr(device.limits, name) for name in device.limits.__slots__},
+        "jobs": [[list(job.prompt), job.output] for job in jobs],
+    }
+    leader = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.gpu.leader",
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        said, _ = await asyncio.wait_for(
+            leader.communicate(json.dumps(given).encode()), LEADER_S_MAX
+        )
+    finally:
+        if leader.returncode is None:
+            leader.kill()
+        await server.stop(0.1)
+        await asyncio.to_thread(servicer.engine.stop)
+    answer: dict[str, object] = json.loads(said)
+    return answer
+
+
+PARTS = (in_process, across_grpc)

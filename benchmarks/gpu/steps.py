@@ -1,0 +1,171 @@
+"""Steady decode steps as a share of their floor, and how long the device idles between them.
+
+step     wall time from one result to the next, the worker a step ahead
+floor    max(weight bytes / read rate, 2 * parameters * rows / matrix rate)
+         + context * KV bytes / read rate, with the rates measured in the same run
+"""
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import torch
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.floors import floors
+from benchmarks.gpu.models import Shape, limits_of, random_weights, resident, shapes
+from gpu_worker.plans import Join, Leader, Plan, RowSampling, StepResult
+from gpu_worker.rows import Rows
+from gpu_worker.stepping import OneAhead
+from gpu_worker.weights import Weights
+from kernels import dispatch
+
+STEPS = 48
+
+
+def decode_steps(bench: Bench) -> None:
+    read, rate = floors(bench)
+    context = bench.sized(1024, 24)
+    with quick_on_cpu(bench):
+        for shape in shapes(bench):
+            weights = random_weights(shape, bench)
+            for rows in (2,) if bench.is_tiny else (1, 64, 256):
+                results, at_s = run_steps(shape, weights, rows, context, bench)
+                step_s = statistics.median(b - a for a, b in pairwise(at_s))
+                device_s = statistics.median(r.timings.forward_us for r in results[2:]) / 1e6
+                floor_s = floor(shape, rows, context + STEPS // 2, bench.dtype, read, rate)
+                bench.row(
+                    "decode steps", what=shape.name, rows=rows, context=context,
+                    step_ms=step_s * 1e3, device_ms=device_s * 1e3, floor_ms=floor_s * 1e3,
+                    of_floor=floor_s / step_s,
+                )  # fmt: skip
+
+
+def floor(
+    shape: Shape, rows: int, context: int, dtype: torch.dtype, read: float, rate: float
+) -> float:
+    """Seconds."""
+    weights_s = shape.parameters * dtype.itemsize / read
+    compute_s = 2 * shape.parameters * rows / rate
+    return max(weights_s, compute_s) + rows * context * shape.kv_bytes(dtype) / read
+
+
+@contextmanager
+def quick_on_cpu(bench: Bench) -> Iterator[None]:
+    """Interpreted kernels are correct, and for whole models far too slow to try a script out."""
+    dispatch.force(None if bench.is_gpu else "torch")
+    yield
+    dispatch.force(None)
+
+
+def run_steps(
+    shape: Shape, weights: Weights, rows: int, context: int, bench: Bench
+) -> tuple[list[StepResult], list[float]]:
+    """One lease of a full batch: (results, when each was there)."""
+    steps = bench.sized(STEPS, 4)
+    room = context + 2 * steps
+    limits = limits_of(shape, slots=rows, context=room, step_tokens=max(rows, 16))
+    stepper = OneAhead(Rows(limits), resident(shape, weights, limits, bench, (rows,)))
+    results: list[StepResult] = []
+    at_s: list[float] = []
+
+    def on_result(result: StepResult) -> None:
+        results.append(result)
+        at_s.append(time.perf_counter())
+
+    stepper.run(full_batch(rows, context, steps, limits.blocks_per_row), 0, on_result, _nobody)
+    stepper.clear()
+    assert len(results) == steps
+    return results, at_s
+
+
+def _nobody() -> bool:
+    return False
+
+
+def full_batch(rows: int, context: int, steps: int, blocks: int) -> Plan:
+    """Rows that know `context` tokens and have all but the last of them done."""
+    joins = tuple(
+        Join(
+            slot=slot,
+            serial=slot,
+            token_ids=tuple((slot + 3 * at) % 90 for at in range(context)),
+            prompt_tokens=context,
+            tokens_done=context - 1,
+            blocks=tuple(range(slot * blocks, (slot + 1) * blocks)),
+            sampling=greedy(max_tokens=2 * steps),
+        )
+        for slot in range(rows)
+    )
+    return Plan(
+        leader=Leader(epoch=1, nonce=7),
+        plan_id=1,
+        lease_steps=steps,
+        leaves=(),
+        joins=joins,
+        appends=(),
+        copies=(),
+        chunks=(),
+        membership_checksum=sum((slot + 1) * (2 * slot + 1) for slot in range(rows)) % (1 << 64),
+    )
+
+
+def greedy(max_tokens: int) -> RowSampling:
+    return RowSampling(
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        seed=0,
+        choice=0,
+        max_tokens=max_tokens,
+        min_tokens=0,
+        stop_token_ids=(),
+        logprobs=-1,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        logit_bias=(),
+        allowed_token_ids=(),
+        bad_words=(),
+    )
+
+
+def idle(bench: Bench) -> None:
+    """The share of a steady stretch in which no kernel ran, by torch's profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    kind = ProfilerActivity.CUDA if bench.is_gpu else ProfilerActivity.CPU
+    context = bench.sized(1024, 24)
+    with quick_on_cpu(bench):
+        for shape in shapes(bench):
+            weights = random_weights(shape, bench)
+            rows = bench.sized(64, 2)
+            with profile(activities=[kind]) as profiled:
+                run_steps(shape, weights, rows, context, bench)
+            spans = sorted(
+                (event.time_range.start, event.time_range.end)
+                for event in profiled.events() or ()
+                if not bench.is_gpu or "CUDA" in str(event.device_type)
+            )
+            # The last part: before it graphs are recorded and the batch is sent.
+            start = spans[0][0] + 0.75 * (spans[-1][1] - spans[0][0])
+            late = [span for span in spans if span[0] >= start]
+            bench.row(
+                "idle in steady decode", what=shape.name, rows=rows, kernels=len(late),
+                idle_percent=100 * (1 - busy(late) / max(1e-9, late[-1][1] - late[0][0])),
+            )  # fmt: skip
+
+
+def busy(spans: list[tuple[float, float]]) -> float:
+    """How long at least one of them ran; sorted by start."""
+    total, end = 0.0, float("-inf")
+    for first, last in spans:
+        total += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return total
+
+
+PARTS = (decode_steps, idle)
