@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
 
 import structlog
 import torch
@@ -25,6 +24,7 @@ from gpu_worker.kv_cache import (
     PoolSize,
     Room,
     allocate_pages,
+    block_bytes,
     free_memory_bytes,
     room_on_cpu,
     room_on_gpu,
@@ -43,9 +43,6 @@ from kernels import native
 from service_kit.errors import ConfigError
 
 log = structlog.get_logger()
-
-# For a trial run: what one block takes is not asked.
-ONE_BLOCK: Final = Room(kv_bytes=1 << 60, source="a trial run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +134,16 @@ def measure_step(
 
     Twice what a step of single tokens takes comes on top: recorded steps keep memory of their own.
     """
-    request = replace(pool_request(settings), kv_blocks=1)
-    pool = size_pool(config, weights.norm.dtype, request, ONE_BLOCK)
-    pages = allocate_pages(config, pool, weights.norm.dtype, device)
-    context = settings.context_tokens or config.positions_max
+    dtype, context = weights.norm.dtype, settings.context_tokens or config.positions_max
+    one_block = PoolSize(
+        block_count=1,
+        block_size=settings.block_size,
+        block_bytes=block_bytes(config, settings.block_size, dtype),
+        context_tokens=context,
+    )
+    pages = allocate_pages(config, one_block, dtype, device)
     decoder = Decoder(config, weights, pages, context_tokens=context)
-    limits = replace(row_limits(settings, config, pool), context_tokens=context)
+    limits = row_limits(settings, config, one_block)
     compute = TorchDevice(decoder, pages).execute
     largest = peak_bytes(lambda: compute(largest_step(limits)), device)
     singles = replace(limits, step_tokens=limits.slots)

@@ -51,7 +51,10 @@ class Model:
             )
 
     def in_turns(self) -> InTurns:
-        return InTurns(Rows(self.limits), TorchDevice(*self._decoder()))
+        return InTurns(Rows(self.limits), self.turn_device())
+
+    def turn_device(self) -> TorchDevice:
+        return TorchDevice(*self._decoder())
 
     def one_ahead(self) -> OneAhead:
         return OneAhead(Rows(self.limits), self.resident())

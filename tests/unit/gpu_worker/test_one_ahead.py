@@ -1,11 +1,16 @@
 """A device that is a step ahead of the host says, result by result, what one in turns says."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpu_worker.device import StepInputs
 from gpu_worker.draft import RowLimits
 from gpu_worker.plans import RowSampling
+from gpu_worker.step_graphs import graph_sizes
+from gpu_worker.warm_up import largest_step, warm_up
 from tests.support.ahead import LateScheduler, Model, play, replay
 from tests.support.mini_scheduler import sampling
 from tests.support.random_model import write_random_model
@@ -81,3 +86,38 @@ def test_the_same_plans_give_the_same_results(
     )
     assert len(scheduler.reasons) == len(asked)
     replay(model.one_ahead(), played, lambda: data.draw(st.booleans()))
+
+
+def test_warming_up_leaves_no_row_and_writes_nowhere(model: Model) -> None:
+    device = model.resident()
+    kinds: list[tuple[int, int]] = []
+
+    def compute(step: StepInputs) -> None:
+        samples = device.launch(step).result()
+        assert samples.is_there is not None
+        assert not samples.is_there.any()
+        kinds.append((step.row_count, step.token_count))
+
+    warm_up(compute, LIMITS)
+    assert kinds == [(1, 24), (2, 3), (4, 4), (4, 4), (4, 4)]
+    assert not device.rows.state.is_live.any()
+    assert not device.rows.state.known.any()
+
+
+def test_the_largest_step_is_as_large_as_the_limits(model: Model) -> None:
+    step = largest_step(LIMITS)
+    assert (step.row_count, step.token_count) == (LIMITS.slots, LIMITS.step_tokens)
+    assert step.block_tables.shape == (LIMITS.slots, LIMITS.blocks_per_row)
+    assert (step.kv_slots == -1).all()
+    assert len(model.turn_device().execute(step).token_ids) == LIMITS.slots
+
+
+def test_recorded_sizes_hold_every_number_of_rows() -> None:
+    for slots in (1, 2, 3, 7, 64, 65, 256, 1000):
+        sizes = graph_sizes(slots)
+        assert sizes[-1] == slots
+        assert list(sizes) == sorted(set(sizes))
+        # At worst half of a step is padding.
+        assert all(larger <= 2 * size for size, larger in pairwise(sizes))
+    assert graph_sizes(20) == (1, 2, 4, 8, 16, 20)
+    assert len(graph_sizes(256)) <= 40
