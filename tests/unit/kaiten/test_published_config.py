@@ -62,7 +62,7 @@ def test_a_minted_key_opens_the_gateway(tmp_path: Path) -> None:
     assert first.key != mint("acme").key
     path = tmp_path / "keys.toml"
     path.write_text(first.entry + second.entry)
-    ring = tenants.load(path)
+    ring = tenants.KeysFile(path).keyring
     [(_, header)] = with_key((), first.key)
     assert ring.tenant_of(header).name == "acme"
     assert ring.tenant_of(f"Bearer {second.key}").name == "other.org"
