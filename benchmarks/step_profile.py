@@ -32,7 +32,8 @@ from gpu_worker.checkpoint import Checkpoint
 from gpu_worker.decoder import Decoder
 from gpu_worker.device import RowEnds, SamplingColumns, StepInputs
 from gpu_worker.kv_cache import PoolSize, allocate_pages, block_bytes
-from gpu_worker.model_config import ModelConfig, read_config
+from gpu_worker.model import ModelConfig
+from gpu_worker.model_config import read_config
 from gpu_worker.torch_device import TorchDevice
 from gpu_worker.weights import Weights, load_weights
 from kernels import native
@@ -181,11 +182,15 @@ def _kernels_of(module: Any) -> list[str]:
     ]
 
 
+def clock_of(asked: argparse.Namespace) -> Callable[[], float]:
+    return time.thread_time if asked.threads == 1 else time.perf_counter
+
+
 def profile(
     weights: Weights, device: TorchDevice, inputs: StepInputs, asked: argparse.Namespace
 ) -> dict[str, float]:
     """Milliseconds by operator, the least of as many steps as fit the time."""
-    clock = time.thread_time if asked.threads == 1 else time.perf_counter
+    clock = clock_of(asked)
     for _ in range(2):
         device.execute(inputs)
     least: dict[str, float] = {}
@@ -252,7 +257,8 @@ def main() -> None:
         decoder = Decoder(config, weights, pages, context_tokens=pool.context_tokens)
         parts = profile(weights, TorchDevice(decoder, pages), inputs, asked)
         # Beside each case, as a shared machine changes from minute to minute.
-        read, matrix = read_bytes_per_s(), matmul_flops_per_s(dtype, 2048)
+        clock = clock_of(asked)
+        read, matrix = read_bytes_per_s(clock), matmul_flops_per_s(dtype, 2048, clock)
         floor_ms = floor_s(case, config, dtype.itemsize, read, matrix) * 1e3
         figures = {
             "case": str(case),

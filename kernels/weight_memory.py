@@ -21,7 +21,8 @@ class _Chunk:
     """A mapping and how much of it is taken. It lives as long as a tensor in it."""
 
     def __init__(self, size_bytes: int) -> None:
-        mapping = mmap.mmap(-1, size_bytes)
+        # Private: shared memory, the default, has no large pages.
+        mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             # A kernel may be built without them.
             with contextlib.suppress(OSError):

@@ -11,28 +11,34 @@ from benchmarks import recording
 from kernels import native
 from kernels.linear import PackedLinear
 
+Clock = Callable[[], float]
 
-def times_s(run: Callable[[], object], *, repeats: int = 15) -> tuple[float, float]:
+
+def times_s(
+    run: Callable[[], object], *, repeats: int = 15, clock: Clock = time.perf_counter
+) -> tuple[float, float]:
     """(best, median) seconds: the median is the figure, the best tells how busy the machine was."""
     run()
     seconds = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = clock()
         run()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - start)
     return min(seconds), statistics.median(seconds)
 
 
-def read_bytes_per_s() -> float:
+def read_bytes_per_s(clock: Clock = time.perf_counter) -> float:
     """Median reading rate of 256 MiB, by a sum."""
     x = torch.ones(64 * 2**20)
-    return x.numel() * 4 / times_s(lambda: x.sum(), repeats=7)[1]
+    return x.numel() * 4 / times_s(lambda: x.sum(), repeats=7, clock=clock)[1]
 
 
-def matmul_flops_per_s(dtype: torch.dtype, size: int = 1024) -> float:
+def matmul_flops_per_s(
+    dtype: torch.dtype, size: int = 1024, clock: Clock = time.perf_counter
+) -> float:
     """Median rate of a square product in this dtype, through the path PackedLinear takes."""
     layer, x = PackedLinear(torch.randn(size, size).to(dtype)), torch.randn(size, size).to(dtype)
-    return 2 * size**3 / times_s(lambda: layer(x), repeats=7)[1]
+    return 2 * size**3 / times_s(lambda: layer(x), repeats=7, clock=clock)[1]
 
 
 def record(kernel: str, **fields: object) -> None:
