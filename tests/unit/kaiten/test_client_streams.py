@@ -167,7 +167,7 @@ async def test_an_explained_prompt_is_part_of_the_answer(complete: Complete) -> 
         top_logprobs=[-0.5, -1, -1.5, -2],
     )
     prompt = pb.GenerationEvent(prompt=pb.PromptExplained(token_ids=[3, 4, 5], logprobs=told))
-    first = [accepted(), prompt, errors.Unavailable("gone")]
+    first: list[Step] = [accepted(), prompt, errors.Unavailable("gone")]
     second = [accepted(), prompt, delta(0, "abc"), finished(3), done(3)]
     async with ScriptedGateway(first, second) as gateway:
         answer = await complete(gateway.address, prompt_logprobs=2, max_tokens=3)
