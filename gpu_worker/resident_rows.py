@@ -25,6 +25,8 @@ from kernels.step_rows import Asked, RowState
 # Block table entries sent at once: a plan can bring many long rows.
 _PLACES_AT_ONCE: Final = 1 << 16
 _NO_STOP: Final = -1
+# 16 bytes of the narrowest column.
+_ALIGN_ROWS: Final = 4
 _STATE_COLUMNS: Final = ("is_live", "known", "done", "limit", "masked_until", "last_token")
 
 
@@ -85,13 +87,20 @@ class ResidentRows:
 
     def sampling(self, slots: Tensor) -> SamplingTensors:
         """The parameters of the next sample of each of these rows."""
-        ints = dict(zip(INT_COLUMNS, self._ints.index_select(1, slots), strict=True))
-        floats = dict(zip(FLOAT_COLUMNS, self._floats.index_select(1, slots), strict=True))
+        ints = dict(zip(INT_COLUMNS, _gathered(self._ints, slots), strict=True))
+        floats = dict(zip(FLOAT_COLUMNS, _gathered(self._floats, slots), strict=True))
         return SamplingTensors(
             **floats,
             **{name: ints[name] for name in ("top_k", "seed", "choice")},
             position=ints["known"] - ints["prompt"],
         )
+
+
+def _gathered(columns: Tensor, slots: Tensor) -> Tensor:
+    """[columns, rows], each column beginning where Triton need not compile anew for it."""
+    rows = slots.numel()
+    padded = columns.new_empty((columns.size(0), -(-rows // _ALIGN_ROWS) * _ALIGN_ROWS))
+    return torch.index_select(columns, 1, slots, out=padded[:, :rows])
 
 
 def staging_bytes(limits: RowLimits) -> int:

@@ -186,17 +186,19 @@ _TOKENS_TILE = 128
 
 def _step_rows_triton(state: RowState, asked: Asked, block_size: int) -> RowStep:
     rows, tokens = asked.slots.numel(), asked.token_ids.numel()
-    by_token = torch.empty((3, tokens), dtype=torch.int64, device=asked.slots.device)
-    by_row = torch.empty(2 * rows + 1, dtype=torch.int32, device=asked.slots.device)
-    by_sample = by_token.new_empty((2, asked.sample_count))
+
+    def empty(size: int, dtype: torch.dtype) -> Tensor:
+        # One by one: a view may begin where Triton would compile anew for it.
+        return torch.empty(size, dtype=dtype, device=asked.slots.device)
+
     step = RowStep(
-        token_ids=by_token[0],
-        positions=by_token[1],
-        kv_slots=by_token[2],
-        query_starts=by_row[: rows + 1],
-        context_lengths=by_row[rows + 1 :],
-        sampled_tokens=by_sample[0],
-        sampled_slots=by_sample[1],
+        token_ids=empty(tokens, torch.int64),
+        positions=empty(tokens, torch.int64),
+        kv_slots=empty(tokens, torch.int64),
+        query_starts=empty(rows + 1, torch.int32),
+        context_lengths=empty(rows, torch.int32),
+        sampled_tokens=empty(asked.sample_count, torch.int64),
+        sampled_slots=empty(asked.sample_count, torch.int64),
     )
     _step_rows_kernel[(rows + 1,)](
         state.is_live, state.known, state.done, state.last_token, state.blocks,
