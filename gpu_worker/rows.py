@@ -295,6 +295,11 @@ class Rows:
         columns.known[sampled] += 1
         columns.is_idle[sampled] = columns.known[sampled] >= columns.limit[sampled]
 
+    def is_anyone_left(self, step: StepInputs) -> bool:
+        """Of an expected step's samples: whether not all their rows turned out to have ended."""
+        sampled = step.slots[step.sampled_rows]
+        return bool((self._columns.known[sampled] > step.ends.known).any())
+
     def settle(self, step: StepInputs, samples: StepSamples) -> StepOutcome:
         """Take the result of a step that was expected. Steps settle in the order of `expect`.
 

@@ -187,8 +187,7 @@ class OneAhead:
             return None
         else:
             outcome = self._settle(launched)
-            ended = [slot for slot, _ in (*outcome[0].finished, *outcome[0].errors)]
-            if np.isin(following.inputs.slots, ended).all():
+            if not self._rows.is_anyone_left(following.inputs):
                 # The device found nobody left to compute.
                 following = None
         self._air = None

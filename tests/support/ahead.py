@@ -154,7 +154,18 @@ def replay(stepper: Stepper, played: list[Played], stays_in_air: Callable[[], bo
         stepper.run(item.plan, 0, seen.append, _Waiting(item, stays_in_air()))
     stepper.land()
     expected = [without_times(result) for item in played for result in item.results]
-    assert [without_times(result) for result in seen] == expected
+    assert without_empty_ends([without_times(result) for result in seen]) == expected
+
+
+def without_empty_ends(results: list[StepResult]) -> list[StepResult]:
+    """A lease whose last rows ended a step ago may end with a step of nobody: legal, and no news."""
+    kept: list[StepResult] = []
+    for result in results:
+        if result.step and not result.timings.rows and result.is_last:
+            kept[-1] = dataclasses.replace(kept[-1], is_last=True)
+        else:
+            kept.append(result)
+    return kept
 
 
 class _Waiting:
