@@ -158,7 +158,7 @@ def replay(stepper: Stepper, played: list[Played], stays_in_air: Callable[[], bo
 
 
 def without_empty_ends(results: list[StepResult]) -> list[StepResult]:
-    """A lease whose last rows ended a step ago may end with a step of nobody: legal, and no news."""
+    """Without the empty step with which a lease may end whose rows ended a step ago."""
     kept: list[StepResult] = []
     for result in results:
         if result.step and not result.timings.rows and result.is_last:
