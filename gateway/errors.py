@@ -14,9 +14,13 @@ PARAMS: Final = {
     "text": "prompt",
     "token_ids.ids": "prompt",
     "conversation.messages": "messages",
+    "conversation.template_options": "chat_template_kwargs",
     "sampling.logprobs": "logprobs",
     "sampling.bad_words": "bad_words_token_ids",
 }
+
+
+MAX_TOKENS: Final = ("max_tokens", "max_completion_tokens")
 
 
 class Row(NamedTuple):
@@ -55,7 +59,7 @@ TABLE[Failed] = Row(500, "server_error", "generation_failed")
 class HttpError(errors.KaitenError):
     """Wrong as HTTP, before it is a request: path, method, size, JSON."""
 
-    def __init__(self, status: int, message: str, code: str) -> None:
+    def __init__(self, status: int, message: str, code: str | None) -> None:
         super().__init__(message)
         self.row = Row(status, "invalid_request_error", code)
 
@@ -127,7 +131,7 @@ def _exact(error: errors.KaitenError, row: Row) -> Row:
     """Codes that OpenAI's clients know for two of our rows."""
     if isinstance(error, errors.NotFound) and error.what.startswith("model "):
         return row._replace(code="model_not_found")
-    is_max_tokens = isinstance(error, errors.TooLong) and error.field == "sampling.max_tokens"
+    is_max_tokens = isinstance(error, errors.TooLong) and error.field.endswith(MAX_TOKENS)
     if isinstance(error, PromptTooLong) or is_max_tokens:
         return row._replace(code="context_length_exceeded")
     return row

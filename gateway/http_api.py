@@ -20,8 +20,8 @@ from gateway.detokenize import decode
 from gateway.front import Front
 from gateway.generation import Accepted, Delta, Done, Event, Explained, Finished, Generation
 from gateway.http_gate import Gate
-from gateway.http_io import Exchange, answer
-from gateway.http_pages import Pages, now_s
+from gateway.http_io import Exchange, answer, now_s
+from gateway.http_pages import Pages
 from gateway.http_requests import StoredRequests
 from gateway.http_stream import prompt_at, send_stream
 from gateway.merge import merged
@@ -37,7 +37,7 @@ from gateway.openai_format import (
     Stream,
     Usage,
 )
-from gateway.openai_models import ChatBody, CompletionBody
+from gateway.openai_models import ChatBody, CompletionBody, spoken_as
 from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring
 from service_kit.errors import KaitenError
@@ -74,7 +74,8 @@ class Endpoint:
             generations = []
             for ask in asks:
                 asked = replace(ask, traceparent=traceparent)
-                generation = await self._front.generate(asked, exchange.tenant)
+                with spoken_as(body):
+                    generation = await self._front.generate(asked, exchange.tenant)
                 stack.enter_context(
                     self._front.following(generation, keep_running=ask.keep_running)
                 )
@@ -178,27 +179,8 @@ def create_app(
     front: Front, config: GatewaySettings, keyring: Keyring, metrics: Metrics
 ) -> ASGIApp:
     """Every route, with errors in OpenAI's form, behind the gate."""
-    pages = Pages(front, config, metrics)
-    stored = StoredRequests(front, config)
-    chat = Endpoint(front, config, ChatBody, ChatShape())
-    completions = Endpoint(front, config, CompletionBody, CompletionShape())
-    routes = [
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/models", pages.models),
-        Route("/v1/models/{name:path}", pages.model),
-        Route("/v1/requests/{id}", stored, methods=["GET", "DELETE"]),
-        Route("/v1/requests/{id}/cancel", stored.cancel, methods=["POST"]),
-        Route("/tokenize", pages.tokenize, methods=["POST"]),
-        Route("/detokenize", pages.detokenize, methods=["POST"]),
-        Route("/health", pages.health),
-        Route("/ready", pages.ready),
-        Route("/metrics", pages.metrics),
-        Route("/version", pages.version),
-        Route("/openapi.json", pages.openapi),
-    ]
     handlers = {KaitenError: _on_error, HTTPException: _on_http_error}
-    app = Starlette(routes=routes, exception_handlers=handlers)
+    app = Starlette(routes=routes(front, config, metrics), exception_handlers=handlers)
     # A path with one slash too many is no path of ours, and a redirect would name the Host header.
     app.router.redirect_slashes = False
     gate = Gate(app, keyring)
@@ -213,6 +195,29 @@ def create_app(
     )
 
 
+def routes(front: Front, config: GatewaySettings, metrics: Metrics) -> list[Route]:
+    """What `openapi` describes."""
+    pages = Pages(front, config, metrics)
+    stored = StoredRequests(front, config)
+    chat = Endpoint(front, config, ChatBody, ChatShape())
+    completions = Endpoint(front, config, CompletionBody, CompletionShape())
+    return [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/models", pages.models),
+        Route("/v1/models/{name:path}", pages.model),
+        Route("/v1/requests/{id}", stored, methods=["GET", "DELETE"]),
+        Route("/v1/requests/{id}/cancel", stored.cancel, methods=["POST"]),
+        Route("/tokenize", pages.tokenize, methods=["POST"]),
+        Route("/detokenize", pages.detokenize, methods=["POST"]),
+        Route("/health", pages.health),
+        Route("/ready", pages.ready),
+        Route("/metrics", pages.metrics),
+        Route("/version", pages.version),
+        Route("/openapi.json", pages.openapi),
+    ]
+
+
 async def _on_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, KaitenError)
     status = errors.row_of(error).status
@@ -222,6 +227,6 @@ async def _on_error(_request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path[:128]}: {error.detail}"
-    code = HTTP_CODES.get(error.status_code, "invalid_request")
+    code = HTTP_CODES.get(error.status_code)
     refused = errors.HttpError(error.status_code, message, code)
     return JSONResponse(errors.body_of(refused), error.status_code, headers=error.headers)

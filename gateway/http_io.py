@@ -5,6 +5,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import structlog
@@ -159,3 +160,8 @@ async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def now_s() -> int:
+    """Unix seconds, as OpenAI's objects carry them."""
+    return int(datetime.now(UTC).timestamp())

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -11,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from gateway import openai_models, openapi
 from gateway.front import Front
-from gateway.http_io import read_body
-from gateway.openai_models import DetokenizeBody, TokenizeBody
+from gateway.http_io import now_s, read_body
+from gateway.openai_models import DetokenizeBody, TokenizeBody, spoken_as
 from gateway.settings import GatewaySettings
 from service_kit.errors import NotFound
 from service_kit.metrics import Metrics
@@ -28,6 +27,7 @@ class Pages:
         self._front = front
         self._metrics = metrics
         self._body_bytes_max = config.body_bytes_max
+        self._prompts_max = config.prompts_max
         self._started_s = now_s()
 
     async def models(self, _request: Request) -> Response:
@@ -49,11 +49,15 @@ class Pages:
 
     async def detokenize(self, request: Request) -> Response:
         body = openai_models.parse(DetokenizeBody, await self._read(request))
-        return JSONResponse({"prompt": self._front.detokenize(body.ask())})
+        with spoken_as(body):
+            return JSONResponse({"prompt": self._front.detokenize(body.ask())})
 
     async def openapi(self, _request: Request) -> Response:
         front = self._front
-        return JSONResponse(openapi.document(version("kaiten"), front.card.name, front.limits))
+        document = openapi.document(
+            version("kaiten"), front.card.name, front.limits, self._prompts_max
+        )
+        return JSONResponse(document)
 
     async def health(self, _request: Request) -> Response:
         """Alive: this loop turns. Whether requests can be served, /ready tells."""
@@ -92,8 +96,3 @@ async def _written(numbers: Sequence[int]) -> AsyncIterator[bytes]:
     for start in range(0, len(numbers), PIECE):
         yield ",".join(map(str, numbers[start : start + PIECE])).encode()
         await asyncio.sleep(0)
-
-
-def now_s() -> int:
-    """Unix seconds, as OpenAI's objects carry them."""
-    return int(datetime.now(UTC).timestamp())

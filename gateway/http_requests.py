@@ -15,8 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.front import Front, Seen
 from gateway.generation import Delta, Done, Explained, Finished, Generation
-from gateway.http_io import Exchange, answer
-from gateway.http_pages import now_s
+from gateway.http_io import Exchange, answer, now_s
 from gateway.http_stream import send_stream
 from gateway.openai_format import (
     SSE_DONE,

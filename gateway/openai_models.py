@@ -7,7 +7,8 @@ share. A key nobody knows is refused as OpenAI does it: a misspelt `max_token` m
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal, TypeVar
 
@@ -56,50 +57,67 @@ STRINGS_MAX: Final = 1 << 15
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    # Docstrings of fields are their descriptions in the OpenAPI document.
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
+
+    @property
+    def words(self) -> Mapping[str, str]:
+        """What this body calls the fields of an Ask, where it is not what most bodies call them."""
+        return {}
 
 
 class StreamOptions(_Body):
     include_usage: bool = False
     include_obfuscation: bool = False
-    # Ours: how many tokens of the choice there are so far, for `starting_after`.
     include_position: bool = False
+    """Ours: how many tokens of the choice there are so far, for `starting_after`."""
 
 
 class Common(_Body):
     """What both endpoints take, vendor extras included."""
 
-    # Left out: the only model.
     model: str | None = None
+    """Left out or empty: the only model. Another one is answered with 404."""
     n: int | None = None
     temperature: float | None = None
-    # As in vLLM: of the prompt's tokens, with this many likeliest ones.
     prompt_logprobs: int | None = None
+    """As in vLLM: of the prompt's tokens, with this many likeliest ones. Not told in streams, and
+    bounded in all: prompt tokens times (prompt_logprobs + 1)."""
     top_p: float | None = None
     top_k: int | None = None
+    """0 or -1: all."""
     min_p: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
+    """With the prompt's tokens at most the context. 0 scores a prompt whose log-probabilities are
+    asked for."""
     min_tokens: int | None = None
+    """At most max_tokens."""
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    # By token id, as a string: JSON has no other keys.
     logit_bias: dict[str, float] | None = None
+    """By token id, as a string: JSON has no other keys."""
     allowed_token_ids: list[int] | None = None
+    """Empty: all. One must be left by bad_words_token_ids of one token and, with min_tokens, by
+    the tokens that stop."""
     bad_words_token_ids: list[list[int]] | None = None
+    """Something of the vocabulary must be left."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    # As other servers have it: lower runs first.
     priority: int | None = None
-    # Keep computing when the client leaves; come back by GET /v1/requests/ID.
+    """As other servers have it: lower runs first. A tenant may have a bound of its own."""
     background: bool | None = None
+    """Keep computing when the client leaves; come back by GET /v1/requests/{id}. With a single
+    prompt only."""
 
     def ask(self, prompt: Prompt, body_hash: bytes, request_id: str, sampling: SamplingAsk) -> Ask:
         """What both endpoints ask alike."""
@@ -168,9 +186,12 @@ class CompletionBody(Common):
 
     PROMPT_FIELD: ClassVar[str] = "prompt"
     prompt: str | list[int] | list[str] | list[list[int]]
+    """Must become at least one token, which an empty text does only where the tokenizer adds one,
+    and leave room for an output token. Texts are bounded in bytes of UTF-8."""
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
+    """Only what n is."""
 
     def asks(self, body_hash: bytes, request_id: str, prompts_max: int) -> list[Ask]:
         """One Ask per prompt."""
@@ -185,9 +206,10 @@ class CompletionBody(Common):
             raise InvalidRequest("background", "works with a single prompt only")
         self._check_choosing()
         sampling = self.sampling(self.max_tokens, self.logprobs)
-        if self.echoed_logprobs is not None:
-            most = max(self.echoed_logprobs, self.prompt_logprobs or 0)
-            sampling = replace(sampling, prompt_logprobs=most)
+        echoed, asked = self.echoed_logprobs, self.prompt_logprobs
+        # A negative one stays, to be refused.
+        if echoed is not None and (asked is None or 0 <= asked < echoed):
+            sampling = replace(sampling, prompt_logprobs=echoed)
         return [self.ask(prompt, body_hash, request_id, sampling) for prompt in prompts]
 
     @property
@@ -234,10 +256,19 @@ class ChatBody(Common):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessageBody] = Field()
+    """What the model's chat template takes; together they leave room for an output token. Texts
+    are bounded in bytes of UTF-8, all of them together."""
     max_completion_tokens: int | None = None
+    """As max_tokens, which is not looked at where this is given."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    """Needs logprobs."""
     chat_template_kwargs: dict[str, bool | int | str | None] | None = None
+
+    @property
+    def words(self) -> Mapping[str, str]:
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"sampling.logprobs": "top_logprobs", "sampling.max_tokens": limit}
 
     def asks(self, body_hash: bytes, request_id: str, prompts_max: int) -> list[Ask]:
         """The one Ask."""
@@ -269,6 +300,8 @@ class TokenizeBody(_Body):
     def ask(self) -> Ask:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("prompt", "give either prompt or messages")
+        if self.messages is None and self.chat_template_kwargs:
+            raise InvalidRequest("chat_template_kwargs", "needs messages")
         prompt: Prompt = TextPrompt(text=self.prompt or "")
         if self.messages is not None:
             options = _options(self.chat_template_kwargs)
@@ -283,6 +316,10 @@ class DetokenizeBody(_Body):
     tokens: list[int]
     skip_special_tokens: bool = True
 
+    @property
+    def words(self) -> Mapping[str, str]:
+        return {"token_ids.ids": "tokens"}
+
     def ask(self) -> Ask:
         return Ask(
             prompt=TokenPrompt(token_ids=tuple(self.tokens)),
@@ -293,6 +330,17 @@ class DetokenizeBody(_Body):
 
 
 BodyT = TypeVar("BodyT", bound=_Body)
+
+
+@contextmanager
+def spoken_as(body: _Body) -> Iterator[None]:
+    """Complaints about an Ask come out in the words of the body that it was made of."""
+    try:
+        yield
+    except InvalidRequest as error:
+        for each in (error, *error.violations):
+            each.field = body.words.get(each.field, each.field)
+        raise
 
 
 def parse(kind: type[BodyT], raw: bytes) -> BodyT:
@@ -348,7 +396,8 @@ def _without_neutral(content: Mapping[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for key, value in content.items():
         if key in NEUTRAL:
-            if not any(value == neutral for neutral in NEUTRAL[key]):
+            # By type too: Python has 1 == True, JSON has not.
+            if not any(type(value) is type(each) and value == each for each in NEUTRAL[key]):
                 raise InvalidRequest(key, "is not supported by this server")
         elif key not in HARMLESS:
             kept[key] = value

@@ -28,6 +28,17 @@ Rule = Callable[[], None]
 TOKEN_BYTES_MAX: Final = 128
 UINT32_MAX: Final = 2**32 - 1
 UINT64_MAX: Final = 2**64 - 1
+BIAS_MAX: Final = 100.0
+ROLE_CHARS_MAX: Final = 64
+# Of a SamplingAsk: the lowest and the highest, and the highest of what must be more than 0.
+# These, `integers` and Limits are also what the OpenAPI document says.
+NUMBERS: Final = {
+    "temperature": (0.0, 2.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+POSITIVES: Final = {"top_p": 1.0, "repetition_penalty": 2.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,26 +239,34 @@ def _check_priority(priority: int, most: int) -> None:
 
 
 def _sampling_rules(asked: SamplingAsk, limits: Limits) -> Iterator[Rule]:
+    for name, (lowest, highest) in NUMBERS.items():
+        yield partial(_number, f"sampling.{name}", getattr(asked, name), lowest, highest)
+    for name, highest in POSITIVES.items():
+        yield partial(_positive, f"sampling.{name}", getattr(asked, name), highest)
+    bounds = integers(limits)
+    if asked.prompt_logprobs is None:
+        # Without output there is nothing to tell but the prompt's log-probabilities.
+        bounds["max_tokens"] = (1, UINT32_MAX)
+    for name, (least, most) in bounds.items():
+        yield partial(_integer, f"sampling.{name}", getattr(asked, name), least, most)
+    count = limits.stop_token_ids_max
+    yield partial(_token_ids, "sampling.stop_token_ids", asked.stop_token_ids, count, limits)
+
+
+def integers(limits: Limits) -> dict[str, tuple[int, int]]:
+    """The least and the most of each whole number in a SamplingAsk."""
     logprobs_max = min(limits.logprobs_max, limits.vocab_size)
-    yield partial(_number, "sampling.temperature", asked.temperature, 0.0, 2.0)
-    yield partial(_number, "sampling.min_p", asked.min_p, 0.0, 1.0)
-    yield partial(_positive, "sampling.top_p", asked.top_p, 1.0)
-    yield partial(_integer, "sampling.top_k", asked.top_k, 0, UINT32_MAX)
-    yield partial(_integer, "sampling.seed", asked.seed, 0, UINT64_MAX)
-    # Without output there is nothing to tell but the prompt's log-probabilities.
-    least = 1 if asked.prompt_logprobs is None else 0
-    yield partial(_integer, "sampling.max_tokens", asked.max_tokens, least, UINT32_MAX)
-    yield partial(_integer, "sampling.min_tokens", asked.min_tokens, 0, UINT32_MAX)
-    yield partial(_integer, "sampling.logprobs", asked.logprobs, 0, logprobs_max)
-    yield partial(_integer, "sampling.prompt_logprobs", asked.prompt_logprobs, 0, logprobs_max)
-    most = limits.stop_token_ids_max
-    yield partial(_token_ids, "sampling.stop_token_ids", asked.stop_token_ids, most, limits)
+    return {
+        "top_k": (0, UINT32_MAX),
+        "seed": (0, UINT64_MAX),
+        "max_tokens": (0, UINT32_MAX),
+        "min_tokens": (0, UINT32_MAX),
+        "logprobs": (0, logprobs_max),
+        "prompt_logprobs": (0, logprobs_max),
+    }
 
 
 def _logit_rules(asked: SamplingAsk, limits: Limits) -> Iterator[Rule]:
-    yield partial(_positive, "sampling.repetition_penalty", asked.repetition_penalty, 2.0)
-    yield partial(_number, "sampling.presence_penalty", asked.presence_penalty, -2.0, 2.0)
-    yield partial(_number, "sampling.frequency_penalty", asked.frequency_penalty, -2.0, 2.0)
     yield partial(_check_biases, asked.logit_bias, limits)
     allowed, most = asked.allowed_token_ids, limits.allowed_token_ids_max
     yield partial(_token_ids, "sampling.allowed_token_ids", allowed, most, limits)
@@ -260,7 +279,7 @@ def _check_biases(biases: Sequence[tuple[int, float]], limits: Limits) -> None:
     if len(set(biased)) < len(biased):
         raise InvalidRequest("sampling.logit_bias", "must not name a token twice")
     for _, bias in biases:
-        _number("sampling.logit_bias", bias, -100.0, 100.0)
+        _number("sampling.logit_bias", bias, -BIAS_MAX, BIAS_MAX)
 
 
 def _check_bad_words(words: Sequence[Sequence[int]], limits: Limits) -> None:
@@ -304,8 +323,9 @@ def _check_chat(prompt: ChatPrompt, limits: Limits) -> None:
     if len(prompt.messages) > limits.messages_max:
         raise TooMany(prompt.field, limits.messages_max, len(prompt.messages), "messages")
     for message in prompt.messages:
-        if not message.role or len(message.role) > 64:
-            raise InvalidRequest(prompt.field, "every role must have 1 to 64 characters")
+        if not message.role or len(message.role) > ROLE_CHARS_MAX:
+            rule = f"every role must have 1 to {ROLE_CHARS_MAX} characters"
+            raise InvalidRequest(prompt.field, rule)
         _encodable(prompt.field, message.role)
     texts = [message.content for message in prompt.messages]
     texts += [value for _, value in prompt.options if isinstance(value, str)]

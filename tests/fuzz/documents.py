@@ -105,7 +105,7 @@ def _operation(
             drawn = draw(st.sampled_from(("mini", "a", "1,2", "-1", "9" * 40, "%00", "..%2f", "é")))
             if parameter["in"] == "path":
                 path = path.replace("{" + name + "}", drawn)
-            elif draw(st.booleans()):
+            elif parameter["in"] == "query" and draw(st.booleans()):
                 query.append(f"{name}={drawn}")
         wrong = draw(st.integers(0, 30)) == 0
         return Sent(
