@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -70,6 +71,8 @@ RELATED: Final = (
     ("max_tokens", "max_completion_tokens", "prompt_logprobs"),
     ("max_tokens", "echo", "logprobs"),
 )
+# Of what is looked up by name: token ids and template options.
+EXTRA_NAMES: Final = ("0", "7", "29", "30", "007", "-1", "x", "date", "thinking")
 JUNK: Final[tuple[Any, ...]] = (
     None,
     True,
@@ -183,7 +186,7 @@ def objects(draw: st.DrawFn, schema: Schema) -> dict[str, Any]:
     built = {name: draw(likely(properties[name])) for name in sorted(chosen)}
     extra = schema.get("additionalProperties")
     if isinstance(extra, dict):
-        names = st.sampled_from(("0", "7", "29", "30", "007", "-1", "x", "date", "thinking"))
+        names = st.sampled_from(EXTRA_NAMES)
         built |= draw(st.dictionaries(names, likely(extra), max_size=3))
     return built
 
@@ -257,6 +260,51 @@ def test_the_validator_takes_exactly_what_the_document_allows(name: str) -> None
 
     agree()
     assert min(seen.values()) >= 30, seen
+
+
+def edges(schema: Schema) -> Iterator[Any]:
+    """Values at every bound of a schema and one beyond it."""
+    schema = resolved(DOCUMENT, schema)
+    for each in schema.get("anyOf", ()):
+        yield from edges(each)
+    yield from schema.get("enum", ())
+    match schema.get("type"):
+        case "integer" | "number":
+            for bound in ("minimum", "exclusiveMinimum", "maximum"):
+                if bound in schema:
+                    yield from (int(schema[bound]) + step for step in (-1, 0, 1))
+        case "string":
+            for size in (schema.get("minLength", 0), schema.get("maxLength", 8)):
+                yield from ("x" * max(0, size + step) for step in (-1, 0, 1))
+        case "array":
+            yield from ([value] for value in edges(schema["items"]))
+            right = next(filter(right_item(schema), edges(schema["items"])), None)
+            for size in (schema.get("minItems", 0), schema.get("maxItems", 2)):
+                yield from ([right] * max(0, size + step) for step in (-1, 0, 1))
+        case "object" if isinstance(schema.get("additionalProperties"), dict):
+            values = [*edges(schema["additionalProperties"])]
+            yield from ({name: value} for name in EXTRA_NAMES for value in values)
+            yield from (dict.fromkeys(EXTRA_NAMES[:count], 1) for count in range(4))
+
+
+def right_item(schema: Schema) -> Callable[[Any], bool]:
+    return lambda value: is_valid(DOCUMENT, schema["items"], value)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_every_bound_of_every_field_is_where_the_document_has_it(name: str) -> None:
+    seen = 0
+    for field, schema in SCHEMAS[name]["properties"].items():
+        beside = {} if field == "messages" else GOOD[name]
+        for value in (*edges(schema), *JUNK):
+            body = beside | {field: value}
+            error = judge(name, body)
+            if is_valid(DOCUMENT, SCHEMAS[name], body):
+                assert error is None or worded(name, body, error), (body, str(error))
+            else:
+                assert error is not None, body
+            seen += 1
+    assert seen > 100
 
 
 @pytest.mark.parametrize("name", BODIES)
