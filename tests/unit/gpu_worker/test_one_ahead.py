@@ -1,5 +1,6 @@
 """A device that is a step ahead of the host says, result by result, what one in turns says."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ from gpu_worker.draft import RowLimits
 from gpu_worker.plans import RowSampling
 from gpu_worker.step_graphs import graph_sizes
 from gpu_worker.warm_up import largest_step, warm_up
+from kernels import dispatch
 from tests.support.ahead import LateScheduler, Model, play, replay
 from tests.support.mini_scheduler import sampling
 from tests.support.random_model import write_random_model
@@ -19,6 +21,14 @@ LIMITS = RowLimits(
     slots=5, context_tokens=40, step_tokens=24, block_size=4, block_count=32, vocab_size=97
 )
 QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def reference_path() -> Iterator[None]:
+    """Recorded steps have padding rows, which the compiled kernels of a CPU refuse."""
+    dispatch.force("torch")
+    yield
+    dispatch.force(None)
 
 
 @pytest.fixture(scope="module", params=[{}, QWEN3], ids=["llama", "qwen3"])
