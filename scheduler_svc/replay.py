@@ -127,7 +127,9 @@ class Replay:
                 return []
             case "worker_lost":
                 lost = item.worker_lost
-                return core.worker_lost(lost.worker_id, now_ns=now_ns, is_crash=lost.is_crash)
+                return core.worker_lost(
+                    lost.worker_id, now_ns=now_ns, is_crash=lost.is_crash, reason=lost.reason
+                )
             case unknown:
                 raise ValueError(f"the journal has an input this version does not know: {unknown}")
 

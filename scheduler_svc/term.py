@@ -332,9 +332,11 @@ class Term:
         log.warning("worker.lost", worker_id=link.worker_id, reason=reason, is_crash=is_crash)
         self._meters.lost_worker(is_crash=is_crash)
         now_ns = self.now_ns()
-        lost = WorkerLostInput(worker_id=link.worker_id, is_crash=is_crash)
+        lost = WorkerLostInput(worker_id=link.worker_id, is_crash=is_crash, reason=reason)
         self._journal.worker_lost(lost, now_ns)
-        events = self.core.worker_lost(link.worker_id, now_ns=now_ns, is_crash=is_crash)
+        events = self.core.worker_lost(
+            link.worker_id, now_ns=now_ns, is_crash=is_crash, reason=reason
+        )
         self._publish(events)
 
     # Tasks

@@ -166,7 +166,9 @@ class Scheduler:
         worker.is_draining = True
         return not worker.members
 
-    def worker_lost(self, worker_id: str, *, now_ns: int, is_crash: bool) -> list[Event]:
+    def worker_lost(
+        self, worker_id: str, *, now_ns: int, is_crash: bool, reason: str
+    ) -> list[Event]:
         """Its batch is gone. Sequences go on elsewhere from their committed tokens.
 
         A sequence that has seen `deaths_max` crashes without a token in between is tried alone from
@@ -182,7 +184,8 @@ class Scheduler:
             self.waiting.add(sequence)
         events: list[Event] = []
         for sequence in convicted:
-            error = f"{sequence.deaths} workers died computing this request"
+            deaths = sequence.deaths
+            error = f"{deaths} workers were lost computing this request, the last: {reason}"
             self._end(sequence.life, Reason.ERROR, now_ns, events, error)
         self._await_fit(now_ns)
         return events

@@ -90,7 +90,11 @@ class World:
     def kill_worker(self, worker_id: str) -> None:
         del self.workers[worker_id]
         is_crash = self.rng.random() < 0.7
-        self.hear(self.scheduler.worker_lost(worker_id, now_ns=self.now_ns, is_crash=is_crash))
+        self.hear(
+            self.scheduler.worker_lost(
+                worker_id, now_ns=self.now_ns, is_crash=is_crash, reason="killed"
+            )
+        )
 
     def submit(self) -> None:
         rng = self.rng
@@ -229,7 +233,7 @@ class World:
             is_shared = request.explain_from is not None and not any(over.outputs)
             assert serial in self.bad_serials or (is_shared and request.serial in self.bad_serials)
         elif ending.reason is Reason.ERROR:
-            assert "workers died" in ending.error or "the largest worker holds" in ending.error
+            assert "workers were lost" in ending.error or "the largest worker holds" in ending.error
         else:
             assert (output, ending.reason) == (right, reason)
 

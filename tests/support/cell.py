@@ -94,7 +94,11 @@ class Cell:
     def kill(self, worker_id: str, *, is_crash: bool = True) -> None:
         """The worker is gone, with everything in flight."""
         del self.workers[worker_id]
-        self.hear(self.scheduler.worker_lost(worker_id, now_ns=self.now_ns, is_crash=is_crash))
+        self.hear(
+            self.scheduler.worker_lost(
+                worker_id, now_ns=self.now_ns, is_crash=is_crash, reason="killed"
+            )
+        )
 
     def submit(
         self,

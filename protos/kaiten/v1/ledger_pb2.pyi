@@ -174,12 +174,14 @@ class WorkerJoinedInput(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., worker: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ...) -> None: ...
 
 class WorkerLostInput(_message.Message):
-    __slots__ = ("worker_id", "is_crash")
+    __slots__ = ("worker_id", "is_crash", "reason")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     IS_CRASH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     is_crash: bool
-    def __init__(self, worker_id: _Optional[str] = ..., is_crash: bool = ...) -> None: ...
+    reason: str
+    def __init__(self, worker_id: _Optional[str] = ..., is_crash: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class WorkerDrainingInput(_message.Message):
     __slots__ = ("worker_id",)

@@ -97,7 +97,8 @@ def test_poison_is_convicted_alone_and_the_innocent_survive() -> None:
     scene.run()
     assert scene.deaths == 3
     assert scene.cell.reason(scene.poison) is Reason.ERROR
-    assert scene.cell.endings[scene.poison].error == "3 workers died computing this request"
+    error = scene.cell.endings[scene.poison].error
+    assert error == "3 workers were lost computing this request, the last: killed"
     assert all(scene.cell.reason(serial) is Reason.LENGTH for serial in scene.innocents)
 
 
