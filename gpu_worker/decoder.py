@@ -8,6 +8,8 @@ For T tokens of any rows, in one pass:
                   k, v -> pages;  x += output(attention(q, pages))
                   x += down(silu(gate) * up)
     logits = head(norm(x[some tokens]))             float32, apart
+
+Once the last layer's keys and values are written, it goes on with the tokens that are looked at.
 """
 
 from dataclasses import dataclass
@@ -27,24 +29,33 @@ from kernels.silu_mul import silu_mul
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Queries:
+    """Tokens that attend, row after row, as `paged_attention` takes them."""
+
+    starts: Tensor  # [R + 1] int32
+    context_lengths: Tensor  # [R] int32
+    # No row has more tokens than this; None: nobody knows.
+    row_max: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTensors:
     """The step's inputs on the device; shapes as in `device.StepInputs`."""
 
     token_ids: Tensor
     positions: Tensor
     kv_slots: Tensor
-    query_starts: Tensor
-    context_lengths: Tensor
+    queries: Queries
     block_tables: Tensor
-    sampled_tokens: Tensor
-    # No row has more tokens, or a longer context, than these; None: nobody knows.
-    queries_max: int | None = None
+    # [K] int64, the tokens whose states are wanted, and how they attend; None: all.
+    looked_at: tuple[Tensor, Queries] | None = None
+    # No row has a longer context; None: nobody knows.
     context_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """Before the last norm, [T, hidden] each; their sum is what the model knows of a token."""
+    """Before the last norm, [K, hidden] each; their sum is what the model knows of a token."""
 
     hidden: Tensor
     residual: Tensor
@@ -63,23 +74,28 @@ class Decoder:
         self._scale = config.head_dim**-0.5
 
     def forward(self, step: StepTensors) -> States:
-        """Write the step's keys and values; return every token's last state."""
-        eps = self._config.norm_eps
-        layers = self._weights.layers
+        """Write the step's keys and values; return the last states of the tokens looked at."""
+        eps, layers, queries = self._config.norm_eps, self._weights.layers, step.queries
         residual = self._weights.embed(step.token_ids)
         hidden = rms_norm(residual, layers[0].attention_norm, eps)
-        plan = self._plan(hidden, step)
+        plan = self._plan(hidden, queries, step.context_max)
         for index, layer in enumerate(layers):
-            hidden = self._attend(layer, hidden, *self._pages[index], step, plan)
+            is_last = index + 1 == len(layers)
+            q = self._project(layer, hidden, *self._pages[index], step)
+            if is_last and step.looked_at is not None:
+                tokens, queries = step.looked_at
+                q, residual = q[tokens], residual[tokens]
+                plan = self._plan(q, queries, step.context_max)
+            hidden = self._attend(layer, q, *self._pages[index], step.block_tables, queries, plan)
             hidden, residual = add_rms_norm(hidden, residual, layer.mlp_norm, eps)
             hidden = layer.down(silu_mul(layer.gate_up(hidden)))
-            if index + 1 < len(layers):
+            if not is_last:
                 next_norm = layers[index + 1].attention_norm
                 hidden, residual = add_rms_norm(hidden, residual, next_norm, eps)
         return States(hidden=hidden, residual=residual)
 
     def logits(self, states: States, tokens: Tensor) -> Tensor:
-        """Of some of the step's tokens, [len(tokens), vocab] float32.
+        """Of some of the states, [len(tokens), vocab] float32.
 
         Only of those whose logits are looked at: the vocabulary is wide.
         """
@@ -87,37 +103,35 @@ class Decoder:
         hidden, _ = add_rms_norm(hidden, residual, self._weights.norm, self._config.norm_eps)
         return self._weights.head(hidden).float()
 
-    def _plan(self, hidden: Tensor, step: StepTensors) -> AttentionPlan | None:
-        """The step's attention shared out once for all layers, where the kernels want that."""
-        if dispatch.path_for(hidden) != "triton":
+    def _plan(self, x: Tensor, queries: Queries, context_max: int | None) -> AttentionPlan | None:
+        """Attention shared out once for all layers with these queries, where kernels want that."""
+        if dispatch.path_for(x) != "triton":
             return None
         return plan_attention(
-            step.query_starts,
-            step.context_lengths,
+            queries.starts,
+            queries.context_lengths,
             group=self._config.heads // self._config.kv_heads,
-            dtype=hidden.dtype,
-            queries_max=step.queries_max,
-            context_max=step.context_max,
+            dtype=x.dtype,
+            queries_max=queries.row_max,
+            context_max=context_max,
         )
 
-    def _attend(
+    def _project(
         self,
         layer: LayerWeights,
         hidden: Tensor,
         k_pages: Tensor,
         v_pages: Tensor,
         step: StepTensors,
-        plan: AttentionPlan | None,
     ) -> Tensor:
+        """The step's queries, [T, heads, head_dim]; its keys and values are in the pages."""
         config = self._config
-        heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
-        qkv = layer.qkv(hidden).view(len(hidden), heads + 2 * kv_heads, head_dim)
-        q, k = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
-        v = qkv[:, heads + kv_heads :]
-        q = rope_write_kv(
-            q,
-            k,
-            v,
+        heads, kv_heads = config.heads, config.kv_heads
+        qkv = layer.qkv(hidden).view(len(hidden), heads + 2 * kv_heads, config.head_dim)
+        return rope_write_kv(
+            qkv[:, :heads],
+            qkv[:, heads : heads + kv_heads],
+            qkv[:, heads + kv_heads :],
             step.positions,
             self._cos_sin,
             k_pages,
@@ -127,14 +141,25 @@ class Decoder:
             layer.k_norm,
             config.norm_eps,
         )
+
+    def _attend(
+        self,
+        layer: LayerWeights,
+        q: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        block_tables: Tensor,
+        queries: Queries,
+        plan: AttentionPlan | None,
+    ) -> Tensor:
         mixed = paged_attention(
             q,
             k_pages,
             v_pages,
-            step.block_tables,
-            step.query_starts,
-            step.context_lengths,
+            block_tables,
+            queries.starts,
+            queries.context_lengths,
             self._scale,
             plan,
         )
-        return layer.output(mixed.view(len(hidden), heads * head_dim))
+        return layer.output(mixed.view(len(q), self._config.heads * self._config.head_dim))

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gpu_worker.accelerator import Accelerator, Fetch
-from gpu_worker.decoder import Decoder, States, StepTensors
+from gpu_worker.decoder import Decoder, Queries, StepTensors
 from gpu_worker.device import AnyArray, Explanations, RowChanges, StepInputs, StepSamples
 from gpu_worker.draft import RowLimits
+from gpu_worker.looked_at import LookedAt, looked_at
 from gpu_worker.resident_rows import ResidentRows, staging_bytes
 from gpu_worker.staging import Staging
 from gpu_worker.step_graphs import StepGraphs
@@ -78,7 +80,9 @@ class ResidentDevice:
     def _decode(self, asked: Asked) -> Tensor:
         """One token of each row, with nothing asked for besides."""
         step = step_rows(self.rows.state, asked, self.limits.block_size)
-        states = self._forward(asked, step, 1, self.limits.context_tokens)
+        states = self._decoder.forward(
+            self._tensors(asked, step, row_max=1, context_max=self.limits.context_tokens)
+        )
         logits = self._decoder.logits(states, step.sampled_tokens)
         token_ids, is_ok = sample(logits, self.rows.sampling(step.sampled_slots))
         return take_tokens(self.rows.state, asked, token_ids, is_ok)
@@ -87,10 +91,18 @@ class ResidentDevice:
         """Any step: what became of each sample, then all log-probabilities that are wanted."""
         asked = self.rows.ask(inputs)
         step = step_rows(self.rows.state, asked, self.limits.block_size)
-        states = self._forward(
-            asked, step, int(inputs.counts.max()), int(inputs.context_lengths.max())
+        looked = looked_at(inputs)
+        tokens, queries, sampled, explained = self._look(looked, step)
+        states = self._decoder.forward(
+            self._tensors(
+                asked,
+                step,
+                row_max=int(inputs.counts.max()),
+                context_max=int(inputs.context_lengths.max()),
+                looked_at=(tokens, queries),
+            )
         )
-        raw = self._decoder.logits(states, step.sampled_tokens)
+        raw = self._decoder.logits(states, sampled)
         logits = raw
         if (edits := inputs.sampling.edits) is not None:
             # Log-probabilities are of the model's own logits: whoever changes them does it apart.
@@ -101,25 +113,40 @@ class ResidentDevice:
         if (inputs.sampling.logprobs >= 0).any():
             tensors += likeliest(raw, token_ids, inputs.sampling.logprobs)
         if (wanted := inputs.explained) is not None:
-            rows, computed = self._staging.upload(wanted.rows, wanted.computed)
-            # Rows that the host did not know to have ended take no place.
-            moved = asked.starts[rows] - step.query_starts[rows]
-            tensors += explain(self._decoder, states, wanted, computed - moved)
+            tensors += explain(self._decoder, states, wanted, explained)
         return tensors
 
-    def _forward(self, asked: Asked, step: RowStep, queries_max: int, context_max: int) -> States:
-        return self._decoder.forward(
-            StepTensors(
-                token_ids=step.token_ids,
-                positions=step.positions,
-                kv_slots=step.kv_slots,
-                query_starts=step.query_starts,
-                context_lengths=step.context_lengths,
-                block_tables=self.rows.block_tables(asked),
-                sampled_tokens=step.sampled_tokens,
-                queries_max=queries_max,
-                context_max=context_max,
-            )
+    def _look(self, looked: LookedAt, step: RowStep) -> tuple[Tensor, Queries, Tensor, Tensor]:
+        """The tokens looked at and how they attend; which of them are sampled, and explained."""
+        rows, before_end, starts, sampled, explained = self._staging.upload(
+            looked.rows, looked.before_end, looked.starts, looked.sampled, looked.explained
+        )
+        # Rows that the host did not know to have ended have none: what they get here is ignored.
+        tokens = (step.query_starts[rows + 1] - before_end).clamp_min(0)
+        contexts = torch.maximum(step.context_lengths, starts.diff())
+        queries = Queries(starts=starts, context_lengths=contexts, row_max=looked.row_max)
+        return tokens, queries, sampled, explained
+
+    def _tensors(
+        self,
+        asked: Asked,
+        step: RowStep,
+        *,
+        row_max: int,
+        context_max: int,
+        looked_at: tuple[Tensor, Queries] | None = None,
+    ) -> StepTensors:
+        queries = Queries(
+            starts=step.query_starts, context_lengths=step.context_lengths, row_max=row_max
+        )
+        return StepTensors(
+            token_ids=step.token_ids,
+            positions=step.positions,
+            kv_slots=step.kv_slots,
+            queries=queries,
+            block_tables=self.rows.block_tables(asked),
+            looked_at=looked_at,
+            context_max=context_max,
         )
 
 

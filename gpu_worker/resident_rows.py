@@ -104,10 +104,10 @@ def _gathered(columns: Tensor, slots: Tensor) -> Tensor:
 
 
 def staging_bytes(limits: RowLimits) -> int:
-    """The most that is sent at once: a step's tokens, a batch of joins, block places."""
+    """The most that is sent at once: tokens of a step, a batch of joins, block places."""
     rows, tokens = limits.slots, limits.step_tokens
     longest = np.zeros(max(tokens, rows + 1), np.int64)
-    step = packed_bytes([longest] * 4)
+    step = packed_bytes([longest] * 5)
     joins = packed_bytes(
         [
             np.zeros((1 + len(INT_COLUMNS), rows), np.int64),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.decoder import Decoder, States, StepTensors
+from gpu_worker.decoder import Decoder, Queries, States, StepTensors
 from gpu_worker.device import (
     ExplainedTokens,
     Explanations,
@@ -19,6 +19,7 @@ from gpu_worker.device import (
     StepInputs,
     StepSamples,
 )
+from gpu_worker.looked_at import LookedAt, looked_at
 from kernels.logit_edits import EditTensors, edit_logits
 from kernels.sampling import SamplingTensors, sample, token_logprobs
 
@@ -41,26 +42,35 @@ class TorchDevice:
     def execute(self, step: StepInputs) -> StepSamples:
         started_ns = time.perf_counter_ns()
         with torch.inference_mode():
-            tensors = self._on_device(step)
-            states = self._decoder.forward(tensors)
-            logits = self._decoder.logits(states, tensors.sampled_tokens)
+            looked = looked_at(step)
+            states = self._decoder.forward(self._on_device(step, looked))
+            logits = self._decoder.logits(states, self._tensor(looked.sampled))
             forward_ns = time.perf_counter_ns()
             explained = None
             if (wanted := step.explained) is not None:
-                parts = explain(self._decoder, states, wanted, self._tensor(wanted.computed))
+                parts = explain(self._decoder, states, wanted, self._tensor(looked.explained))
                 logprob, top_ids, top = (part.cpu().numpy() for part in parts)
                 explained = Explanations(logprob=logprob, top_token_ids=top_ids, top_logprobs=top)
             return self._sample(logits, step.sampling, explained, started_ns, forward_ns)
 
-    def _on_device(self, step: StepInputs) -> StepTensors:
+    def _on_device(self, step: StepInputs, looked: LookedAt) -> StepTensors:
+        contexts, ends = self._tensor(step.context_lengths), step.query_starts[1:]
+        last_ones = None
+        if len(looked.rows) < step.token_count:
+            starts = self._tensor(looked.starts)
+            last_ones = (
+                self._tensor(ends[looked.rows] - looked.before_end),
+                Queries(starts=starts, context_lengths=contexts, row_max=looked.row_max),
+            )
+        starts, most = self._tensor(step.query_starts), int(step.counts.max())
         return StepTensors(
             token_ids=self._tensor(step.token_ids),
             positions=self._tensor(step.positions),
             kv_slots=self._tensor(step.kv_slots),
-            query_starts=self._tensor(step.query_starts),
-            context_lengths=self._tensor(step.context_lengths),
+            queries=Queries(starts=starts, context_lengths=contexts, row_max=most),
             block_tables=self._tensor(step.block_tables),
-            sampled_tokens=self._tensor(step.sampled_tokens),
+            looked_at=last_ones,
+            context_max=int(step.context_lengths.max()),
         )
 
     def _sample(
@@ -113,16 +123,16 @@ def edit_tensors(edits: LogitEdits, device: torch.device) -> EditTensors:
 
 
 def explain(
-    decoder: Decoder, states: States, wanted: ExplainedTokens, computed: Tensor
+    decoder: Decoder, states: States, wanted: ExplainedTokens, tokens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The fields of `Explanations`; `computed` is where the states of `wanted.computed` are.
+    """The fields of `Explanations`; `tokens` is where the states of `wanted.computed` are.
 
     A prompt has as many rows of logits as tokens: they are made and ranked in parts.
     """
-    token_ids = torch.from_numpy(wanted.token_ids).to(computed.device)
-    told = _room_for(len(token_ids), int(wanted.tops.max()), computed.device)
+    token_ids = torch.from_numpy(wanted.token_ids).to(tokens.device)
+    told = _room_for(len(token_ids), int(wanted.tops.max()), tokens.device)
     for part in _ranked_parts(len(token_ids), decoder.vocab_size):
-        _rank(decoder.logits(states, computed[part]), token_ids[part], told, part)
+        _rank(decoder.logits(states, tokens[part]), token_ids[part], told, part)
     return told
 
 

@@ -54,19 +54,19 @@ class Model:
         return InTurns(Rows(self.limits), self.turn_device())
 
     def turn_device(self) -> TorchDevice:
-        return TorchDevice(*self._decoder())
+        return TorchDevice(*self.decoder())
 
     def one_ahead(self) -> OneAhead:
         return OneAhead(Rows(self.limits), self.resident())
 
     def resident(self) -> ResidentDevice:
         device = ResidentDevice(
-            *self._decoder(), self.limits, Cpu(), graph_sizes=graph_sizes(self.limits.slots)
+            *self.decoder(), self.limits, Cpu(), graph_sizes=graph_sizes(self.limits.slots)
         )
         device.record()
         return device
 
-    def _decoder(self) -> tuple[Decoder, torch.Tensor]:
+    def decoder(self) -> tuple[Decoder, torch.Tensor]:
         limits = self.limits
         pool = PoolSize(
             block_count=limits.block_count,

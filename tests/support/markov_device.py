@@ -28,7 +28,7 @@ class _Table:
         self.vocab_size = len(table)
 
     def forward(self, step: StepTensors) -> Tensor:
-        return step.token_ids
+        return step.token_ids if step.looked_at is None else step.token_ids[step.looked_at[0]]
 
     def logits(self, states: Tensor, tokens: Tensor) -> Tensor:
         return self._table[states[tokens]]
