@@ -29,6 +29,7 @@ from gpu_worker.checkpoint import Checkpoint
 from gpu_worker.decoder import Decoder
 from gpu_worker.draft import RowLimits
 from gpu_worker.kv_cache import PoolSize, allocate_pages, block_bytes
+from gpu_worker.looked_at import looked_at
 from gpu_worker.model import ModelConfig
 from gpu_worker.model_config import read_config
 from gpu_worker.plans import Plan, StepResult, StepTimings
@@ -121,7 +122,7 @@ class Bench:
         self.samples = dataclasses.replace(
             self.samples, token_ids=np.full_like(self.samples.token_ids, 5)
         )
-        step = self.device._on_device(inputs)
+        step = self.device._on_device(inputs, looked_at(inputs))
         count, hidden = inputs.row_count, self.config.hidden_size
         dtype = self.weights.norm.dtype
         x = torch.randn(count, hidden).to(dtype)
@@ -129,7 +130,7 @@ class Bench:
             "step": lambda: self.device.execute(inputs),
             "linears": lambda: self._linears(x),
             "head": lambda: self.weights.head(x),
-            "attention": self._attention(step.block_tables, step.query_starts, inputs.row_count),
+            "attention": self._attention(step.block_tables, step.queries.starts, inputs.row_count),
             "small_ops": self._small(x, step.positions, step.kv_slots),
             "sampling": self._sampling(count),
             "host": self.host,
