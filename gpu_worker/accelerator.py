@@ -16,6 +16,10 @@ from torch import Tensor
 class Fetch(Protocol):
     """Tensors on their way to the host."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` would not wait."""
+
     def wait(self) -> tuple[Sequence[Tensor], int]:
         """Their contents, and the microseconds that the device computed since `begun`."""
 
@@ -121,6 +125,7 @@ class _Fetched:
     def __init__(self, copies: Sequence[Tensor], elapsed_us: int) -> None:
         self._copies = copies
         self._elapsed_us = elapsed_us
+        self.is_done = True
 
     def wait(self) -> tuple[Sequence[Tensor], int]:
         return self._copies, self._elapsed_us
@@ -139,6 +144,10 @@ class _Fetching:
         # Their memory must not be given to others while it is read on another stream.
         self._sources = sources
         self._done, self._begun, self._ended = done, begun, ended
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self._done.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> tuple[Sequence[Tensor], int]:
         self._done.synchronize()

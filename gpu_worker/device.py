@@ -180,6 +180,10 @@ class Device(Protocol):
 class Flight(Protocol):
     """A step on its way."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` would not wait."""
+
     def result(self) -> StepSamples:
         """Wait for it."""
 

@@ -5,6 +5,7 @@ rows and the device. One stream (`Session`) owns the batch at a time; a newer on
 How the steps of a lease follow each other is `stepping`'s.
 """
 
+import contextlib
 import queue
 import threading
 import time
@@ -20,6 +21,9 @@ from gpu_worker.rows import Rows
 from gpu_worker.stepping import InTurns, OneAhead, Stepper
 
 log = structlog.get_logger()
+
+# While a step is in the air and no plan has come, it is looked at this often.
+LOOK_S = 100e-6
 
 
 class Session(Protocol):
@@ -102,13 +106,24 @@ class Engine:
 
     def _main(self) -> None:
         try:
-            while not isinstance(command := self._commands.get(), _Stop):
+            while not isinstance(command := self._next(), _Stop):
                 self._handle(command)
-                if self._commands.empty():
-                    self._stepper.land()
         except Exception as error:
             log.critical("engine.crashed", exc_info=error)
             self._on_crash(error)
+
+    def _next(self) -> _Open | _Close | _Submit | _Stop:
+        """Wait for a command. What is in the air lands as soon as it is done.
+
+        But it is not waited for: the plan that comes next is to be launched behind it.
+        """
+        while self._stepper.is_in_air:
+            if self._stepper.is_down:
+                self._stepper.land()
+                continue
+            with contextlib.suppress(queue.Empty):
+                return self._commands.get(timeout=LOOK_S)
+        return self._commands.get()
 
     def _handle(self, command: _Open | _Close | _Submit) -> None:
         if isinstance(command, _Open):

@@ -155,6 +155,10 @@ class StepFlight:
         self._step = step
         self._fetch = fetch
 
+    @property
+    def is_done(self) -> bool:
+        return self._fetch.is_done
+
     def result(self) -> StepSamples:
         tensors, forward_us = self._fetch.wait()
         arrays = [tensor.numpy() for tensor in tensors]

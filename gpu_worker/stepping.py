@@ -37,8 +37,16 @@ class Stepper(Protocol):
         `is_waiting` says whether something newer wants the thread.
         """
 
+    @property
+    def is_in_air(self) -> bool:
+        """Whether a step is on its way whose result `land` would report."""
+
+    @property
+    def is_down(self) -> bool:
+        """Whether `land` would not wait."""
+
     def land(self) -> None:
-        """Report what is still on its way: nothing newer comes soon."""
+        """Report what is still on its way, if anything, as soon as it is done."""
 
     def clear(self) -> None:
         """Start of a stream: no members."""
@@ -67,6 +75,14 @@ class InTurns:
             report(_result(plan, step, outcome, timings, is_last=is_last))
             if is_last:
                 return
+
+    @property
+    def is_in_air(self) -> bool:
+        return False
+
+    @property
+    def is_down(self) -> bool:
+        return True
 
     def land(self) -> None:
         pass
@@ -162,8 +178,14 @@ class OneAhead:
         while launched is not None:
             self._air = launched
             launched = self._follow(launched, is_waiting)
-        if not is_waiting():
-            self.land()
+
+    @property
+    def is_in_air(self) -> bool:
+        return self._air is not None
+
+    @property
+    def is_down(self) -> bool:
+        return self._air is None or self._air.flight is None or self._air.flight.is_done
 
     def land(self) -> None:
         if (launched := self._air) is not None:
@@ -178,7 +200,7 @@ class OneAhead:
     def _follow(self, launched: _Launched, is_waiting: Callable[[], bool]) -> _Launched | None:
         """Launch the step after this one, if there is one; then read and report this one.
 
-        The last of a lease stays in the air: a plan that waits may launch before it is read.
+        The last of a lease stays in the air: the next plan launches its first step behind it.
         """
         if self._rows.needs_last_tokens:
             outcome = self._settle(launched)

@@ -1,14 +1,23 @@
 """A crowd through a worker's engine in this process: everything but the wire."""
 
 import queue
+from typing import Protocol
 
 from benchmarks.gpu.crowd import WORKER, Crowd
 from gpu_worker import plans
+from gpu_worker.device import AheadDevice
+from gpu_worker.draft import RowLimits
 from gpu_worker.engine import Engine
-from gpu_worker.resident_device import ResidentDevice
 from gpu_worker.rows import Rows
 from gpu_worker.wire import plan_from_proto
 from scheduler_svc.core.types import Reason, StepResult
+
+
+class CrowdDevice(AheadDevice, Protocol):
+    """A device, and the crowd that it has room for."""
+
+    @property
+    def limits(self) -> RowLimits: ...
 
 
 def result_of(result: plans.StepResult) -> StepResult:
@@ -42,7 +51,7 @@ class _Listener:
         self.said.put(error)
 
 
-def compute_in_process(device: ResidentDevice, crowd: Crowd) -> list[plans.StepResult]:
+def compute_in_process(device: CrowdDevice, crowd: Crowd) -> list[plans.StepResult]:
     """Every job to its end; the results in order."""
     crashes: list[Exception] = []
     listener = _Listener()

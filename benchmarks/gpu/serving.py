@@ -17,7 +17,7 @@ import grpc
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.crowd import Crowd, Job, jobs_uniform
 from benchmarks.gpu.floors import floors
-from benchmarks.gpu.in_process import compute_in_process
+from benchmarks.gpu.in_process import CrowdDevice, compute_in_process
 from benchmarks.gpu.models import Shape, limits_of, random_weights, resident, shapes
 from benchmarks.gpu.steps import quick_on_cpu
 from gpu_worker import plans
@@ -57,9 +57,9 @@ def across_grpc(bench: Bench) -> None:
     """The scheduler in a process of its own, with and without a delay on every message."""
     shape = shapes(bench)[-1]
     with quick_on_cpu(bench):
-        device, _ = ready(shape, bench)
+        device, jobs = ready(shape, bench)
         for delay_ms in (0, 2):
-            answer = asyncio.run(_served(device, shape, bench, delay_ms))
+            answer = asyncio.run(served(device, jobs, delay_ms))
             bench.row("crowd", what=f"gRPC, {delay_ms} ms", shape=shape.name, **answer)
 
 
@@ -102,7 +102,7 @@ class _Stream:
 
 
 class _Servicer(worker_service_pb2_grpc.WorkerServiceServicer):
-    def __init__(self, device: ResidentDevice) -> None:
+    def __init__(self, device: CrowdDevice) -> None:
         self.engine = Engine(Rows(device.limits), device, on_crash=self._crashed)
         self._stream: _Stream | None = None
 
@@ -131,17 +131,14 @@ class _Servicer(worker_service_pb2_grpc.WorkerServiceServicer):
                 yield worker_service_pb2.ExecuteResponse(step=result_to_proto(said, boot_id="b"))
 
 
-async def _served(
-    device: ResidentDevice, shape: Shape, bench: Bench, delay_ms: int
-) -> dict[str, object]:
-    """What the leader's process says of its crowd."""
+async def served(device: CrowdDevice, jobs: Sequence[Job], delay_ms: int) -> dict[str, float]:
+    """What the leader's process says of its crowd: {tokens, seconds, tokens_per_s}."""
     servicer = _Servicer(device)
     servicer.engine.start()
     server = grpc.aio.server()
     worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    jobs = crowd_of(shape, bench)
     given = {
         "port": port,
         "delay_ms": delay_ms,
@@ -161,7 +158,7 @@ async def _served(
             leader.kill()
         await server.stop(0.1)
         await asyncio.to_thread(servicer.engine.stop)
-    answer: dict[str, object] = json.loads(said)
+    answer: dict[str, float] = json.loads(said)
     return answer
 
 

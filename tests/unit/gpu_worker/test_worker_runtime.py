@@ -1,3 +1,4 @@
+import os
 import platform
 import subprocess
 import sys
@@ -46,7 +47,7 @@ def test_threads_started_later_take_short_turns_too() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     policy, nice, turn_ns = map(int, done.stdout.split())
     # Policy and niceness stay; a Linux before 6.12 says 0.
-    assert (policy, nice) == (0, 3)
+    assert (policy, nice) == (0, min(os.nice(0) + 3, 19))
     assert turn_ns in (runtime.TURN_NS, 0)
 
 
