@@ -35,7 +35,14 @@ from gpu_worker.model_config import read_config
 from gpu_worker.resident_device import ResidentDevice
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.step_graphs import graph_sizes
-from gpu_worker.target import DTYPE_NAMES, choose_device, choose_dtype, device_name, numeric_class
+from gpu_worker.target import (
+    choose_device,
+    choose_dtype,
+    choose_int8,
+    device_name,
+    dtype_text,
+    numeric_class,
+)
 from gpu_worker.torch_device import TorchDevice
 from gpu_worker.warm_up import largest_step, warm_up
 from gpu_worker.weights import Weights, fingerprint, load_weights
@@ -78,6 +85,7 @@ def load(settings: WorkerSettings) -> Loaded:
     """Blocks for as long as loading takes. ConfigError says what to change."""
     timer = PhaseTimer()
     target = choose_device(settings.device)
+    is_int8 = choose_int8(settings.weight_dtype, target)
     torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
     with timer.phase("kernels"):
         choose_kernels(settings.native)
@@ -87,9 +95,14 @@ def load(settings: WorkerSettings) -> Loaded:
     dtype = choose_dtype(settings.dtype, config.checkpoint_dtype, target)
     with timer.phase("load"), Checkpoint(folder) as checkpoint:
         weights = load_weights(
-            checkpoint, config, dtype=dtype, device=target, on_layer=_narrator(config.layers)
+            checkpoint,
+            config,
+            dtype=dtype,
+            device=target,
+            is_int8=is_int8,
+            on_layer=_narrator(config.layers),
         )
-        digest = fingerprint(checkpoint, config, numeric_class(target, dtype))
+        digest = fingerprint(checkpoint, config, numeric_class(target, dtype, is_int8=is_int8))
     with timer.phase("pool"):
         room = find_room(settings, config, weights, target)
         pool = size_pool(config, dtype, pool_request(settings), room)
@@ -104,7 +117,7 @@ def load(settings: WorkerSettings) -> Loaded:
         model=model_name(settings),
         fingerprint=digest,
         architecture=config.architecture,
-        dtype=DTYPE_NAMES[dtype],
+        dtype=dtype_text(dtype, is_int8=is_int8),
         device_name=device_name(target),
         pool=pool,
         phases_ms=timer.phases_ms,

@@ -39,6 +39,10 @@ class WorkerSettings(Settings):
         default="auto",
         description="auto: bf16, unless the checkpoint is fp32 (on a CPU) or fp16 (on a GPU)",
     )
+    weight_dtype: Literal["auto", "int8"] = Field(
+        default="auto",
+        description="auto: --dtype; int8: a byte per weight, rounded at load (on a CPU)",
+    )
     slots: int = Field(default=64, ge=1, le=1024, description="rows of the batch")
     step_tokens: int = Field(
         default=512, ge=1, le=65536, description="tokens one step may compute, more than --slots"

@@ -56,13 +56,28 @@ def choose_dtype(asked: str, checkpoint_dtype: str, device: torch.device) -> tor
     return torch.float32 if checkpoint_dtype in _FP32_CHECKPOINTS and is_cpu else torch.bfloat16
 
 
-def numeric_class(device: torch.device, dtype: torch.dtype) -> str:
+def choose_int8(asked: str, device: torch.device) -> bool:
+    """Whether linears keep a byte per weight."""
+    if asked == "int8" and device.type != "cpu":
+        raise ConfigError(
+            f"--weight-dtype int8 is for CPUs, on {device} weights are of --dtype; take "
+            "--weight-dtype auto, or --device cpu"
+        )
+    return asked == "int8"
+
+
+def numeric_class(device: torch.device, dtype: torch.dtype, *, is_int8: bool) -> str:
     """What may differ in the last bits between workers, and with them a token."""
     if device.type == "cpu":
         path = "native" if native.available() else "torch"
     else:
         path = "triton sm{}{}".format(*torch.cuda.get_device_capability(device))
-    return f"{device.type} {DTYPE_NAMES[dtype]} {path}"
+    return f"{device.type} {dtype_text(dtype, is_int8=is_int8)} {path}"
+
+
+def dtype_text(dtype: torch.dtype, *, is_int8: bool) -> str:
+    """What is computed in, and what the weights are where they are not of it."""
+    return DTYPE_NAMES[dtype] + (" with int8 weights" if is_int8 else "")
 
 
 def device_name(device: torch.device) -> str:

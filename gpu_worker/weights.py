@@ -132,9 +132,13 @@ def load_weights(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    is_int8: bool = False,
     on_layer: Callable[[int], None] = lambda layer: None,
 ) -> Weights:
-    """Read, convert, fuse and pack. `on_layer(n)` after each of `config.layers` layers."""
+    """Read, convert, fuse and pack. `on_layer(n)` after each of `config.layers` layers.
+
+    With `is_int8` linears keep a byte per weight; so does an embedding that is tied to the head.
+    """
     check_tensors(checkpoint, config)
 
     def read(name: str) -> Tensor:
@@ -149,7 +153,7 @@ def load_weights(
         weight = _stacked([view(f"{name}.weight") for name in names])
         has_bias = f"{names[0]}.bias" in expected
         bias = _stacked([read(f"{name}.bias") for name in names]) if has_bias else None
-        return PackedLinear(weight, bias)
+        return PackedLinear(weight, bias, is_int8=is_int8)
 
     expected = expected_shapes(config)
     layers = []
@@ -170,7 +174,7 @@ def load_weights(
         )
         on_layer(layer + 1)
     is_tied = config.has_tied_embeddings
-    head = PackedLinear(view(_EMBEDDING if is_tied else _HEAD))
+    head = PackedLinear(view(_EMBEDDING if is_tied else _HEAD), is_int8=is_int8)
     embedding = head if is_tied and head.has_rows else read(_EMBEDDING)
     return Weights(embedding=embedding, layers=tuple(layers), norm=read(_NORM), head=head)
 

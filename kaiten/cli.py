@@ -31,6 +31,10 @@ app.command(
 )
 
 Address = Annotated[str, Parameter(help="host:port of a gateway's gRPC API")]
+Policy = Annotated[Literal["fair", "fcfs", "priority", "static"], Parameter(help="who runs next")]
+WeightDtype = Annotated[
+    Literal["auto", "int8"], Parameter(help="int8: a byte per weight; auto: --dtype")
+]
 
 
 @app.command
@@ -45,10 +49,9 @@ def serve(
     ] = "127.0.0.1",
     grpc_port: Annotated[int, Parameter(help="gRPC API; 0 picks a free port")] = 50051,
     http_port: Annotated[int, Parameter(help="OpenAI HTTP API; 0 picks a free port")] = 8000,
-    dtype: Annotated[Literal["auto", "bf16", "fp32"], Parameter(help="of the weights")] = "auto",
-    policy: Annotated[
-        Literal["fair", "fcfs", "priority", "static"], Parameter(help="who runs next")
-    ] = "fair",
+    dtype: Annotated[Literal["auto", "bf16", "fp32"], Parameter(help="computed in")] = "auto",
+    weight_dtype: WeightDtype = "auto",
+    policy: Policy = "fair",
     workers: Annotated[int, Parameter(help="worker processes")] = 1,
     served_model_name: Annotated[str | None, Parameter(help="default: the folder or id")] = None,
     data_dir: Annotated[Path, Parameter(help="the store's files, logs and lock")] = Path(".kaiten"),
@@ -79,6 +82,7 @@ def serve(
             grpc_port=grpc_port,
             http_port=http_port,
             dtype=dtype,
+            weight_dtype=weight_dtype,
             policy=policy,
             workers=workers,
             redis_url=redis_url,

@@ -7,6 +7,7 @@ returns  [rows, out_features], same dtype, accumulated in float32
 paths    native   cpp/linear.cpp, where AVX-512 (for bfloat16: its dot product) is compiled in
          packed   oneDNN's own layout, through torch's private operators
          torch    F.linear
+         an int8 weight: linear_int8.py
 exact    a row is the same bits whatever the other rows are and however many. Both libraries
          sum otherwise for few rows (packed: 1, in some shapes; F.linear in float32: 1, 2,
          3, 5, 6, 7 and 9; in bfloat16: 1), so those run with zero rows added, see _ROWS (measured
@@ -26,7 +27,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kernels import native, weight_memory
+from kernels import linear_int8, native, weight_memory
 from kernels.checks import require, require_float, require_ids
 
 # The number of rows the layout is chosen for: one for all, as the bits may depend on the layout.
@@ -120,17 +121,28 @@ def _plain(weight: Tensor, bias: Tensor | None) -> tuple[_Multiply, _Rows]:
     )
 
 
-_PATHS: dict[str, Callable[[Tensor, Tensor | None], tuple[_Multiply, _Rows | None]]] = {
-    "native": _native,
-    "packed": _packed,
-    "torch": _plain,
+_Build = Callable[[Tensor, Tensor | None], tuple[_Multiply, _Rows | None]]
+_PATHS: dict[str, _Build] = {"native": _native, "packed": _packed, "torch": _plain}
+_INT8_PATHS: dict[str, _Build] = {
+    "native": linear_int8.native_path,
+    "torch": linear_int8.torch_path,
 }
 
 
 class PackedLinear:
-    """A linear layer that owns its packed weight; the unpacked one is not kept."""
+    """A linear layer that owns its packed weight; the unpacked one is not kept.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, path: str = "auto") -> None:
+    With `is_int8` it keeps the nearest int8 weights, a byte each, with a scale per output.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        path: str = "auto",
+        is_int8: bool = False,
+    ) -> None:
         require_float(weight, "weight", dim=2)
         require(path in ("auto", *_PATHS), "path", f"must be auto, {', '.join(_PATHS)}")
         if bias is not None:
@@ -141,12 +153,17 @@ class PackedLinear:
         is_cpu = weight.device.type == "cpu"
         is_known = not is_cpu or ("torch", weight.dtype) in _ROWS
         require(is_known, "weight", "must be float32 or bfloat16 on a CPU")
-        paths = _paths_for(weight)
+        table = _INT8_PATHS if is_int8 else _PATHS
+        paths = [name for name in _paths_for(weight) if name in table]
         require(path in ("auto", *paths), "path", f"{path} is not available here")
         self.path = paths[0] if path == "auto" else path
         with torch.inference_mode():
-            self._multiply, self._rows = _PATHS[self.path](weight.contiguous(), bias)
-        self._rows_min, self._rows_step = _ROWS[self.path, weight.dtype] if is_cpu else (1, 1)
+            self._multiply, self._rows = table[self.path](weight.contiguous(), bias)
+        self._rows_min, self._rows_step = (1, 1)
+        if is_cpu:
+            # torch's path of int8 sums in float32 whatever x is.
+            dtype = torch.float32 if is_int8 else weight.dtype
+            self._rows_min, self._rows_step = _ROWS[self.path, dtype]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, in_features] -> [rows, out_features]."""

@@ -88,12 +88,17 @@ void unpack_rows(const Unpack& a);
 struct Linear {
   const void* x;  // [rows][in]
   const void* packed;
-  const void* bias;  // null: none
-  void* y;           // [rows][out]
+  const void* bias;     // null: none
+  void* y;              // [rows][out]
   int64_t rows, in, out;
   bool is_bf16;
+  const float* scales;  // null: `packed` is of x's dtype; else int8, and an output is its sum * scales[output]
 };
 void linear(const Linear& a);
+void linear_int8(const Linear& a);
+// Both as above for an int8 weight, in the layout for x of either dtype: 1 byte where a float takes dtype's.
+void pack_int8(const Pack& a);
+void unpack_int8_rows(const Unpack& a, const float* scales);
 
 struct Sample {
   const float* logits;

@@ -139,20 +139,38 @@ void pack_linear(const Tensor& weight, const Tensor& packed) {
   kaiten::pack_linear({weight.const_data_ptr(), packed.data_ptr(), weight.size(0), weight.size(1), is_bf16(weight)});
 }
 
-Tensor unpack_rows(const Tensor& packed, const Tensor& ids, int64_t out_features) {
+const int64_t* checked_ids(const Tensor& ids, int64_t out_features) {
   const int64_t* id = ids.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < ids.size(0); ++i)
     TORCH_CHECK_INDEX(id[i] >= 0 && id[i] < out_features, "ids: ", id[i], " is not one of ", out_features, " rows");
+  return id;
+}
+
+Tensor unpack_rows(const Tensor& packed, const Tensor& ids, int64_t out_features) {
+  const int64_t* id = checked_ids(ids, out_features);
   Tensor rows = at::empty({ids.size(0), packed.size(1)}, packed.options());
   kaiten::unpack_rows({packed.const_data_ptr(), id, rows.data_ptr(), ids.size(0), packed.size(1), is_bf16(packed)});
   return rows;
 }
 
-Tensor linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features) {
+Tensor linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features,
+              const std::optional<Tensor>& scales) {
   Tensor y = at::empty({x.size(0), out_features}, x.options());
   kaiten::linear({x.const_data_ptr(), packed.const_data_ptr(), bias ? bias->const_data_ptr() : nullptr, y.data_ptr(),
-                  x.size(0), x.size(1), out_features, is_bf16(x)});
+                  x.size(0), x.size(1), out_features, is_bf16(x), scales ? scales->const_data_ptr<float>() : nullptr});
   return y;
+}
+
+void pack_int8(const Tensor& codes, const Tensor& packed, at::ScalarType dtype) {
+  kaiten::pack_int8({codes.const_data_ptr(), packed.data_ptr(), codes.size(0), codes.size(1), dtype == at::kBFloat16});
+}
+
+Tensor unpack_int8_rows(const Tensor& packed, const Tensor& scales, const Tensor& ids, at::ScalarType dtype) {
+  const int64_t* id = checked_ids(ids, scales.size(0));
+  Tensor rows = at::empty({ids.size(0), packed.size(1)}, packed.options().dtype(dtype));
+  kaiten::unpack_int8_rows({packed.const_data_ptr(), id, rows.data_ptr(), ids.size(0), packed.size(1), is_bf16(rows)},
+                           scales.const_data_ptr<float>());
+  return rows;
 }
 
 std::string instructions() {
@@ -180,7 +198,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("packed_shape", &packed_shape);
   m.def("pack_linear", &pack_linear, Unlocked());
   m.def("unpack_rows", &unpack_rows, Unlocked());
-  m.def("linear", &linear, Unlocked());
+  m.def("linear", &linear, Unlocked(), py::arg(), py::arg(), py::arg(), py::arg(), py::arg("scales") = std::nullopt);
+  m.def("pack_int8", &pack_int8, Unlocked());
+  m.def("unpack_int8_rows", &unpack_int8_rows, Unlocked());
   m.def("sample", &sample, Unlocked());
   m.def("noise_bits", &noise_bits, Unlocked());
   m.def("instructions", &instructions);

@@ -1,15 +1,19 @@
 """WorkerService over a local port with a real model: what a leader gets back, however it asks."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from gpu_worker.loading import Loaded, load
 from gpu_worker.plans import FinishReason, Join
 from gpu_worker.settings import WorkerSettings
 from kernels import native
+from kernels.linear_int8 import Int8Weight
 from tests.support.mini_scheduler import MiniScheduler, checksum, plan, sampling
 from tests.support.random_model import write_random_model
 from tests.support.worker_server import LeaderStream, outcome_from_proto, run_to_end, serving
@@ -17,23 +21,35 @@ from tests.support.worker_server import LeaderStream, outcome_from_proto, run_to
 PROMPTS = [[5], [7] * 16, list(range(3, 90)), [11, 12, 13], list(range(90, 20, -1)), [40] * 33]
 
 
-@pytest.fixture(scope="module", params=["auto", "off"])
-def loaded(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Loaded]:
-    """With the compiled kernels where this machine has them, and with torch's."""
-    folder = write_random_model(tmp_path_factory.mktemp("model") / "tiny")
-    yield load(
-        WorkerSettings(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    native: Literal["auto", "off"]
+    weight_dtype: Literal["auto", "int8"] = "auto"
+
+    def load(self, folder: Path) -> Loaded:
+        settings = WorkerSettings(
             model=str(folder),
-            native=request.param,
+            native=self.native,
+            weight_dtype=self.weight_dtype,
             slots=4,
             step_tokens=128,
             block_size=4,
             kv_blocks=160,
             threads=1,
         )
-    )
+        return load(settings)
+
+
+# With the compiled kernels where this machine has them, and with torch's.
+KINDS = [Kind(native=native) for native in ("auto", "off")]
+KINDS += [replace(kind, weight_dtype="int8") for kind in KINDS]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=str)
+def loaded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Loaded]:
+    yield request.param.load(write_random_model(tmp_path_factory.mktemp("model") / "tiny"))
     native.disable("not chosen by this test")
 
 
@@ -157,12 +173,39 @@ async def test_min_tokens_masks_stop_tokens_and_then_no_longer(loaded: Loaded) -
 def test_the_fingerprint_tells_weights_and_dtypes_apart(loaded: Loaded, tmp_path: Path) -> None:
     path: Literal["auto", "off"] = "auto" if native.available() else "off"
 
-    def fingerprint(seed: int, dtype: Literal["fp32", "bf16"]) -> str:
+    def fingerprint(seed: int, dtype: str, weight_dtype: str) -> str:
         folder = write_random_model(tmp_path / f"{seed}", seed=seed)
-        settings = WorkerSettings(
-            model=str(folder), dtype=dtype, native=path, kv_blocks=8, threads=1
-        )
+        told = {"model": str(folder), "dtype": dtype, "weight_dtype": weight_dtype, "native": path}
+        settings = WorkerSettings.model_validate(told | {"kv_blocks": 8, "threads": 1})
         return load(settings).fingerprint
 
-    assert fingerprint(0, "fp32") == loaded.fingerprint
-    assert len({fingerprint(0, "fp32"), fingerprint(1, "fp32"), fingerprint(0, "bf16")}) == 3
+    weight_dtypes = ("auto", "int8")
+    own = weight_dtypes["int8" in loaded.dtype]
+    assert fingerprint(0, "fp32", own) == loaded.fingerprint
+    kinds = [(0, "fp32"), (1, "fp32"), (0, "bf16")]
+    assert len({fingerprint(*kind, each) for kind in kinds for each in weight_dtypes}) == 6
+
+
+@pytest.mark.parametrize("path", ["auto", "off"])
+@pytest.mark.parametrize("is_tied", [False, True])
+async def test_int8_weights_say_what_the_rounded_weights_say(
+    tmp_path: Path, path: Literal["auto", "off"], is_tied: bool
+) -> None:
+    folder = write_random_model(tmp_path / "model", tie_word_embeddings=is_tied)
+    rounded = write_random_model(tmp_path / "rounded", tie_word_embeddings=is_tied)
+    tensors = load_file(folder / "model.safetensors")
+    for name, weight in tensors.items():
+        if weight.dim() == 2 and (is_tied or "embed" not in name):
+            tensors[name] = Int8Weight.of(weight).rows(torch.arange(len(weight)))
+    save_file(tensors, rounded / "model.safetensors")
+    kind = Kind(native=path)
+    floats = await outputs(kind.load(rounded), chunk_tokens=16, lease_steps=3)
+    int8 = await outputs(
+        replace(kind, weight_dtype="int8").load(folder), chunk_tokens=16, lease_steps=3
+    )
+    assert int8.outputs == floats.outputs
+    for serial, items in int8.logprobs.items():
+        for item, other in zip(items, floats.logprobs[serial], strict=True):
+            # Float32 through two layers, as in tests/parity.
+            assert item.logprob == pytest.approx(other.logprob, abs=1e-4, rel=0)
+    native.disable("not chosen by this test")

@@ -17,7 +17,7 @@ from gpu_worker.kv_cache import (
 )
 from gpu_worker.model_config import config_from_json
 from gpu_worker.settings import WorkerSettings
-from gpu_worker.target import choose_device, choose_dtype
+from gpu_worker.target import choose_device, choose_dtype, choose_int8
 from service_kit.errors import ConfigError
 from service_kit.settings import load
 from tests.support.random_model import LLAMA
@@ -174,6 +174,14 @@ def test_fp16_is_not_for_cpus() -> None:
         choose_dtype("fp16", "float16", torch.device("cpu"))
 
 
+def test_int8_weights_are_for_cpus() -> None:
+    assert choose_int8("int8", torch.device("cpu"))
+    assert not choose_int8("auto", torch.device("cpu"))
+    assert not choose_int8("auto", torch.device("cuda", 0))
+    with pytest.raises(ConfigError, match="--weight-dtype int8 is for CPUs, on cuda:0"):
+        choose_int8("int8", torch.device("cuda", 0))
+
+
 def test_a_gpu_that_is_not_there_is_missed() -> None:
     assert choose_device("cpu") == torch.device("cpu")
     if torch.cuda.is_available():
@@ -202,6 +210,7 @@ def test_settings_from_flags() -> None:
         (("--slots", "64", "--step-tokens", "64"), "must be more than slots (64)"),
         (("--kv-blocks", "4", "--kv-memory-mb", "4"), "exclude each other"),
         (("--dtype", "fp8"), "'bf16'"),
+        (("--weight-dtype", "int4"), "'int8'"),
         (("--device", "tpu"), "device"),
         (("--slots", "0"), "greater than or equal to 1"),
     ],

@@ -12,6 +12,7 @@ from gpu_worker.checkpoint import Checkpoint, find_checkpoint
 from gpu_worker.model import ModelConfig
 from gpu_worker.model_config import read_config
 from gpu_worker.weights import Weights, expected_shapes, fingerprint, load_weights
+from kernels.linear_int8 import Int8Weight
 from service_kit.errors import ConfigError
 from tests.support.random_model import write_random_model
 
@@ -19,10 +20,14 @@ Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 INDEX = "model.safetensors.index.json"
 
 
-def read(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Weights, ModelConfig]:
+def read(
+    folder: Path, dtype: torch.dtype = torch.float32, *, is_int8: bool = False
+) -> tuple[Weights, ModelConfig]:
     config = read_config(folder)
     with Checkpoint(folder) as checkpoint:
-        weights = load_weights(checkpoint, config, dtype=dtype, device=torch.device("cpu"))
+        weights = load_weights(
+            checkpoint, config, dtype=dtype, device=torch.device("cpu"), is_int8=is_int8
+        )
     return weights, config
 
 
@@ -89,6 +94,18 @@ def test_tied_embeddings_need_no_head(tmp_path: Path) -> None:
     # Some checkpoints save the tied head as well.
     change(folder, {"lm_head.weight": embedding.clone()})
     read(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_int8_head_is_also_the_tied_embedding(tmp_path: Path, dtype: torch.dtype) -> None:
+    ids = torch.tensor([96, 0, 5, 5])
+    for is_tied in (False, True):
+        folder = write_random_model(tmp_path / f"{is_tied}", tie_word_embeddings=is_tied)
+        weights, _ = read(folder, dtype, is_int8=True)
+        embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].to(dtype)
+        assert (weights.embedding is weights.head) == is_tied
+        kept = Int8Weight.of(embedding).rows(ids).to(dtype) if is_tied else embedding[ids]
+        assert torch.equal(weights.embed(ids), kept)
 
 
 def test_buffers_of_old_checkpoints_are_ignored(folder: Path) -> None:

@@ -64,6 +64,7 @@ def test_serve_shows_its_defaults() -> None:
         (["serv"], 'Did you mean "serve"?'),
         (["serve", "--grpc-prot", "1"], "Did you mean --grpc-port?"),
         (["serve", "--dtype", "fp8"], "fp8"),
+        (["serve", "--weight-dtype", "int4"], "int4"),
         (["generate"], "PROMPT"),
     ],
 )

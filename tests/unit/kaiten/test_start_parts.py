@@ -213,7 +213,9 @@ def flags(stack: Stack, name: str) -> dict[str, str]:
 
 
 def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
-    stack = plan_stack(options(tmp_path, workers=2, dtype="fp32", policy="static", slots=4))
+    stack = plan_stack(
+        options(tmp_path, workers=2, dtype="fp32", weight_dtype="int8", policy="static", slots=4)
+    )
     names = [[spec.name for spec in stage] for stage in stack.stages]
     assert names == [["store"], ["scheduler", "worker-0", "worker-1", "gateway"]]
     scheduler, gateway = flags(stack, "scheduler"), flags(stack, "gateway")
@@ -226,6 +228,7 @@ def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
         assert worker["--scheduler"] == f"127.0.0.1:{scheduler['--grpc-port']}"
         assert f"127.0.0.1:{worker['--grpc-port']}" == stack.worker_addresses[index]
         assert (worker["--dtype"], worker["--slots"]) == ("fp32", "4")
+        assert worker["--weight-dtype"] == "int8"
         assert int(worker["--threads"]) >= 1
         assert "--kv-memory-mb" not in worker
     assert (tmp_path / "store-org-m-1").is_dir()

@@ -1,0 +1,157 @@
+// The tiles of a linear, whatever its weights are kept as: a few rows against one panel of weights, the sums in
+// registers. linear.cpp says how panels are laid out and why a row's bits depend on nothing but the row.
+//
+// Weights come from a source that hands out one step after another. A kind of panel says, for a panel that begins at
+// some address, how many bytes a step of it has, up to how many rows a tile waits for memory, and what the source of its
+// i-th tile is.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace kaiten {
+
+constexpr int kColumns = 3;            // vectors of a panel
+constexpr int kRows = 8;               // rows of a tile: kRows * kColumns sums, the weights and x fill the registers
+constexpr int kPanel = kColumns * W;
+constexpr int kStride = 4;             // steps between two rounds of fetching ahead
+constexpr int kNear = 8, kFar = 64;    // steps fetched ahead where a tile waits for memory, and where it must not
+constexpr int kLine = 64;
+constexpr int64_t kSerialFlops = 1 << 17;
+
+template <class T>
+constexpr int kPerStep = sizeof(T) == 2 ? 2 : 1;
+
+inline int64_t panels_of(int64_t out) { return (out + kPanel - 1) / kPanel; }
+
+inline VF product(VU x, VF w, VF sum, float) { return fma((VF)x, w, sum); }
+inline VF product(VU x, VF w, VF sum, bf16) {
+#if KAITEN_BF16_DOT
+  return (VF)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
+#else
+  (void)x, (void)w;
+  return sum;
+#endif
+}
+
+// What is brought into the cache meanwhile: [at, end), then [next, next_end), some lines every kStride steps.
+struct Fetch {
+  const char *at, *end, *next, *next_end;
+  int lines;
+
+  inline void turn() {
+    for (int i = 0; i < lines; ++i, at += kLine) {
+      if (at >= end) {
+        if (!next) return;
+        at = next, end = next_end, next = nullptr;
+      }
+      __builtin_prefetch(at, 0, 2);
+    }
+  }
+};
+
+// A panel's weights as the sums take them: [steps][kColumns].
+struct Ready {
+  const VF* at;
+
+  inline void step(VF (&w)[kColumns]) {
+    for (int c = 0; c < kColumns; ++c) w[c] = at[c];
+    at += kColumns;
+  }
+};
+
+template <class T>
+struct Panel {
+  const T* bias;        // null: none
+  const float* scales;  // null: none; else what each output's sum is multiplied with
+  int64_t steps, x_stride, out_stride;
+  int width;            // outputs of the last panel may be fewer than kPanel
+};
+
+template <class T, int R, bool kWhole>
+inline void write(const Panel<T>& p, const VF (&sums)[R][kColumns], T* out) {
+  for (int c = 0; c < kColumns; ++c) {
+    const int n = kWhole ? W : std::clamp(p.width - c * W, 0, W);
+    if (n == 0) return;
+    const VF bias = p.bias ? load(p.bias + c * W, n) : VF{};
+    const VF scale = p.scales ? load(p.scales + c * W, n) : splat(1.0f);
+    for (int r = 0; r < R; ++r) {
+      T* to = out + r * p.out_stride + c * W;
+      if constexpr (kWhole)
+        store(to, sums[r][c] * scale + bias);
+      else
+        store(to, sums[r][c] * scale + bias, n);
+    }
+  }
+}
+
+template <class T, int R, class Source>
+void tile(const Panel<T>& p, Source source, Fetch& fetch, const T* x, T* out) {
+  VF sums[R][kColumns] = {};
+  for (int64_t k = 0; k < p.steps; ++k) {
+    if (k % kStride == 0) fetch.turn();
+    VF w[kColumns];
+    source.step(w);
+    for (int r = 0; r < R; ++r) {
+      uint32_t pair;
+      std::memcpy(&pair, x + r * p.x_stride + k * kPerStep<T>, sizeof pair);
+      const VU wide = splat(pair);
+      for (int c = 0; c < kColumns; ++c) sums[r][c] = product(wide, w[c], sums[r][c], T{});
+    }
+  }
+  if (p.width == kPanel)
+    write<T, R, true>(p, sums, out);
+  else
+    write<T, R, false>(p, sums, out);
+}
+
+template <class T, class Source>
+void tile_rows(int rows, const Panel<T>& p, Source source, Fetch& fetch, const T* x, T* out) {
+  switch (rows) {
+    case 1: return tile<T, 1>(p, source, fetch, x, out);
+    case 2: return tile<T, 2>(p, source, fetch, x, out);
+    case 3: return tile<T, 3>(p, source, fetch, x, out);
+    case 4: return tile<T, 4>(p, source, fetch, x, out);
+    case 5: return tile<T, 5>(p, source, fetch, x, out);
+    case 6: return tile<T, 6>(p, source, fetch, x, out);
+    case 7: return tile<T, 7>(p, source, fetch, x, out);
+    default: return tile<T, 8>(p, source, fetch, x, out);
+  }
+}
+
+// Rows in tiles of nearly equal height. Memory is slow beside the sums, so it must not rest: while the tiles of one
+// panel are computed the thread's next one is brought in, in equal portions. Nobody did so for its first panel, and a
+// single tile always follows close behind its fetching.
+template <class T, template <class> class Kept>
+void multiply_panel(const Linear& a, int64_t panel, int64_t next, bool is_first) {
+  constexpr int64_t kStepBytes = Kept<T>::kStepBytes;
+  constexpr int kLines = kStride * kStepBytes / kLine;
+  const int64_t steps = a.in / kPerStep<T>, first = panel * kPanel, bytes = steps * kStepBytes;
+  const int64_t tiles = (a.rows + kRows - 1) / kRows;
+  const char* packed = static_cast<const char*>(a.packed);
+  const char* begin = packed + panel * bytes;
+  Panel<T> p{};
+  p.bias = a.bias ? static_cast<const T*>(a.bias) + first : nullptr;
+  p.scales = a.scales ? a.scales + first : nullptr;
+  p.steps = steps, p.x_stride = a.in, p.out_stride = a.out;
+  p.width = int(std::min<int64_t>(kPanel, a.out - first));
+  const char* following = next < 0 ? nullptr : packed + next * bytes;
+  Fetch fetch{begin, begin + bytes, following, packed + (next + 1) * bytes, kLines};
+  const bool fetches_itself = is_first || tiles == 1;
+  fetch.at += fetches_itself ? (a.rows <= Kept<T>::kRowsWaiting ? kNear : kFar) * kStepBytes : bytes;
+  const int64_t sharing = tiles - (is_first && tiles > 1);
+  const Kept<T> weights(begin, steps, tiles);
+  for (int64_t i = 0, row = 0; i < tiles; ++i) {
+    if (i > 0 || !fetches_itself) fetch.lines = int((kLines + sharing - 1) / sharing);
+    const int64_t after = a.rows * (i + 1) / tiles;
+    weights.with_source(i, [&](auto source) {
+      tile_rows<T>(int(after - row), p, source, fetch, static_cast<const T*>(a.x) + row * a.in,
+                   static_cast<T*>(a.y) + first + row * a.out);
+    });
+    row = after;
+  }
+}
+
+}  // namespace kaiten
