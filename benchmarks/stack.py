@@ -113,12 +113,25 @@ def cpu_s(pid: int) -> dict[str, float]:
     }
 
 
+def pids_of(pid: int) -> dict[str, int]:
+    """Of the Python processes of a stack with one of each kind, by what they run, and of ours."""
+    import psutil
+
+    children = psutil.Process(pid).children(recursive=True)
+    found = {_role(each): each.pid for each in children if "-m" in each.cmdline()}
+    return found | {"client": os.getpid()}
+
+
 def _by_role(pid: int, figure: "Callable[[Process], float]") -> dict[str, float]:
     import psutil
 
     found: dict[str, float] = {}
     for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
-        words: Sequence[str] = process.cmdline()
-        name = words[words.index("-m") + 1] if "-m" in words else Path(words[0]).name
+        name = _role(process)
         found[name] = round(found.get(name, 0) + figure(process), 3)
     return found
+
+
+def _role(process: "Process") -> str:
+    words: Sequence[str] = process.cmdline()
+    return words[words.index("-m") + 1] if "-m" in words else Path(words[0]).name
