@@ -1,6 +1,7 @@
 """One steady decode step of a worker by part, beside the floor of the machine in the same run.
 
-GOMP_SPINCOUNT=5000 python -m benchmarks.worker_step --model FOLDER [--dtype bf16] [--rows 1 16 64]
+GOMP_SPINCOUNT=5000 python -m benchmarks.worker_step --model FOLDER [--dtype bf16]
+    [--weight-dtype int8] [--rows 1 16 64]
 (a worker sets the spin count itself, see gpu_worker/runtime.py; without it, two threads on a busy
 machine took 30 times as long)
 
@@ -221,6 +222,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--weight-dtype", choices=("auto", "int8"), default="auto")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--context", type=int, default=150)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -232,16 +234,24 @@ def main() -> None:
     dtype = DTYPES[asked.dtype]
     config = read_config(asked.model)
     with Checkpoint(asked.model) as checkpoint:
-        weights = load_weights(checkpoint, config, dtype=dtype, device=torch.device("cpu"))
+        weights = load_weights(
+            checkpoint,
+            config,
+            dtype=dtype,
+            device=torch.device("cpu"),
+            is_int8=asked.weight_dtype == "int8",
+        )
     read_rate, matrix_rate = read_bytes_per_s(), matmul_flops_per_s(dtype, 2048)
+    weight_size = 1 if asked.weight_dtype == "int8" else dtype.itemsize
     weight_count, kv_width = parameters(config), config.layers * 2 * config.kv_heads
     for rows in asked.rows:
         measured = Bench(config, weights, rows, asked.context).measure()
         kv_bytes = rows * asked.context * kv_width * config.head_dim * dtype.itemsize
         compute_s = 2 * weight_count * rows / matrix_rate
-        floor_s = max(weight_count * dtype.itemsize / read_rate, compute_s) + kv_bytes / read_rate
+        floor_s = max(weight_count * weight_size / read_rate, compute_s) + kv_bytes / read_rate
         figures = {
             "dtype": asked.dtype,
+            "weight_dtype": asked.weight_dtype,
             "rows": rows,
             "context": asked.context,
             "threads": asked.threads,

@@ -48,6 +48,7 @@ def in_static_batches(runner: Runner) -> Runner:
 PEERS: Final[Mapping[str, Runner]] = {
     "kaiten": kaiten,
     "kaiten-static16": in_static_batches(kaiten),
+    "kaiten-int8": lambda setting: kaiten(setting, "--weight-dtype", "int8"),
     "hf-one": library("transformers_script.py", "transformers", "one"),
     "hf-static8": library("transformers_script.py", "transformers", "static8"),
     "hf-static16": library("transformers_script.py", "transformers", "static16"),

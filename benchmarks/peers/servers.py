@@ -32,10 +32,10 @@ from kaiten.bench.workload import Job
 WARM_JOB: Final = Job(index=0, prompt=(500, 600, 700), output_tokens=2)
 
 
-def kaiten(setting: Setting) -> Answers:
+def kaiten(setting: Setting, *further: str) -> Answers:
     """The whole stack as `kaiten serve` starts it, asked over gRPC."""
     started_s = time.perf_counter()
-    flags = ("--dtype", setting.dtype, "--slots", str(setting.slots))
+    flags = ("--dtype", setting.dtype, "--slots", str(setting.slots), *further)
     with serving(str(setting.model), *flags, "--threads", str(setting.threads)) as stack:
         return asyncio.run(_load(stack.grpc, setting, started_s, tokens_of_kaiten))
 

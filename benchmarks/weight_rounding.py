@@ -1,0 +1,136 @@
+"""What a rounding of the weights does to what a model says: bf16 and int8 beside fp32.
+
+    python -m benchmarks.weight_rounding [--model FOLDER] [--rows 16] [--tokens 96] [--save]
+
+The model in fp32 writes `rows` texts of its own, greedily, each after a token drawn at random. The
+others read the same texts and are asked for every next token.
+
+logit_error   root mean square of the differences of logits / spread of the logits in fp32
+divergence    Kullback-Leibler, of the next token's distribution from that of fp32: nats, mean
+agreement     of greedy choices: how many are those of fp32
+"""
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from benchmarks import recording
+from gpu_worker.checkpoint import Checkpoint
+from gpu_worker.decoder import Decoder, Queries, StepTensors
+from gpu_worker.kv_cache import PoolSize, allocate_pages, block_bytes
+from gpu_worker.model import ModelConfig
+from gpu_worker.model_config import read_config
+from gpu_worker.weights import Weights, load_weights
+from kernels import native
+
+BLOCK_SIZE: Final = 16
+SHIPPED: Final = recording.ROOT / "kaiten" / "mini" / "checkpoint"
+CPU: Final = torch.device("cpu")
+# Dtype of the computation, and whether weights are a byte.
+KINDS: Final = {
+    "fp32": (torch.float32, False),
+    "fp32 int8": (torch.float32, True),
+    "bf16": (torch.bfloat16, False),
+    "bf16 int8": (torch.bfloat16, True),
+}
+
+
+class Reader:
+    """Rows of equal length, a token of each per step."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, rows: int, tokens: int) -> None:
+        dtype, blocks = weights.norm.dtype, -(-tokens // BLOCK_SIZE)
+        pool = PoolSize(
+            block_count=rows * blocks,
+            block_size=BLOCK_SIZE,
+            block_bytes=block_bytes(config, BLOCK_SIZE, dtype),
+            context_tokens=tokens,
+        )
+        pages = allocate_pages(config, pool, dtype, CPU)
+        self._decoder = Decoder(config, weights, pages, context_tokens=tokens)
+        self._tables = torch.arange(rows * blocks, dtype=torch.int32).view(rows, blocks)
+        self._rows = torch.arange(rows)
+
+    def step(self, token_ids: Tensor, position: int) -> Tensor:
+        """Logits [rows, vocab] of what comes after these tokens."""
+        rows = len(self._rows)
+        blocks = self._tables[:, position // BLOCK_SIZE].long()
+        states = self._decoder.forward(
+            StepTensors(
+                token_ids=token_ids,
+                positions=torch.full((rows,), position),
+                kv_slots=blocks * BLOCK_SIZE + position % BLOCK_SIZE,
+                queries=Queries(
+                    starts=torch.arange(rows + 1, dtype=torch.int32),
+                    context_lengths=torch.full((rows,), position + 1, dtype=torch.int32),
+                    row_max=1,
+                ),
+                block_tables=self._tables,
+            )
+        )
+        return self._decoder.logits(states, self._rows)
+
+
+def write(reader: Reader, first: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Greedily: texts [tokens, rows], and the logits [tokens, rows, vocab] after each token."""
+    texts, logits = [first], []
+    for position in range(tokens):
+        logits.append(reader.step(texts[-1], position))
+        texts.append(logits[-1].argmax(dim=1))
+    return torch.stack(texts[:-1]), torch.stack(logits)
+
+
+def compare(logits: Tensor, exact: Tensor) -> dict[str, float]:
+    """The figures of the head of this file."""
+    told, truth = logits.log_softmax(dim=-1), exact.log_softmax(dim=-1)
+    divergence = (truth.exp() * (truth - told)).sum(dim=-1).mean()
+    is_same = logits.argmax(dim=-1) == exact.argmax(dim=-1)
+    return {
+        "logit_error": round(float((logits - exact).square().mean().sqrt() / exact.std()), 5),
+        "divergence": round(float(divergence), 6),
+        "agreement": round(float(is_same.float().mean()), 4),
+    }
+
+
+@torch.inference_mode()
+def measure(model: Path, rows: int, tokens: int) -> dict[str, dict[str, float]]:
+    """Figures of each kind."""
+    config = read_config(model)
+
+    def reader(kind: str) -> Reader:
+        dtype, is_int8 = KINDS[kind]
+        with Checkpoint(model) as checkpoint:
+            weights = load_weights(checkpoint, config, dtype=dtype, device=CPU, is_int8=is_int8)
+        return Reader(config, weights, rows, tokens)
+
+    first = torch.randint(config.vocab_size, (rows,), generator=torch.manual_seed(0))
+    texts, exact = write(reader("fp32"), first, tokens)
+    found = {}
+    for kind in KINDS:
+        reads = reader(kind)
+        logits = [reads.step(token_ids, position) for position, token_ids in enumerate(texts)]
+        found[kind] = compare(torch.stack(logits), exact)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=SHIPPED)
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--save", action="store_true")
+    asked = parser.parse_args()
+    native.build()
+    name = "kaiten-mini" if asked.model == SHIPPED else asked.model.name
+    kinds = measure(asked.model, asked.rows, asked.tokens)
+    figures = {"model": name, "rows": asked.rows, "tokens": asked.tokens, "kinds": kinds}
+    recording.record("weight_rounding", figures, save=asked.save)
+
+
+if __name__ == "__main__":
+    main()

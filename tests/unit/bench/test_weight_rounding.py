@@ -1,0 +1,28 @@
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.weight_rounding import compare, measure
+from tests.support.random_model import write_random_model
+
+
+def test_figures_of_known_logits() -> None:
+    exact = torch.tensor([[[0.0, 1.0], [2.0, 0.0]]])
+    assert compare(exact, exact) == {"logit_error": 0.0, "divergence": 0.0, "agreement": 1.0}
+    # The second choice turns; a constant added to all logits says nothing.
+    told = torch.tensor([[[5.0, 6.0], [0.0, 2.0]]])
+    found = compare(told, exact)
+    assert found["agreement"] == 0.5
+    assert found["divergence"] == pytest.approx(math.tanh(1.0), abs=1e-6)
+    error = math.sqrt((25 + 25 + 4 + 4) / 4) / float(exact.std())
+    assert found["logit_error"] == pytest.approx(error, abs=1e-5)
+
+
+def test_roundings_of_a_model(tmp_path: Path) -> None:
+    found = measure(write_random_model(tmp_path / "model"), rows=3, tokens=20)
+    assert found["fp32"] == {"logit_error": 0.0, "divergence": 0.0, "agreement": 1.0}
+    errors = {kind: each["logit_error"] for kind, each in found.items()}
+    assert 0 < errors["fp32 int8"] < 0.05
+    assert 0 < errors["bf16"] < errors["bf16 int8"] < 0.05
