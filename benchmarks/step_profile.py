@@ -3,12 +3,15 @@
 GOMP_SPINCOUNT=5000 python -m benchmarks.step_profile --model FOLDER [--dtype bf16] [--save]
 
 Each operator of the decoder is timed where it runs, so what one does to the next (caches, threads
-asleep) is in the figures; the parts add up to the step. A figure is the least of all steps:
-neighbours on a shared machine only add.
+asleep) is in the figures. A figure is the least of all steps: neighbours on a shared machine only
+add.
 
-rest     what no operator accounts for: Python between operators, embedding, choosing rows
-floor    max(weight bytes / read rate, 2 * parameters * tokens / matrix rate) + KV bytes / read
-         rate + attention's operations / matrix rate
+step        as the worker runs it: all layers in one compiled call, where there is one
+one_by_one  the same with its operators called one by one: the parts add up to this
+rest        of one_by_one, what no operator accounts for: Python between operators, memory of their
+            results, embedding, choosing rows
+floor       max(weight bytes / read rate, 2 * parameters * tokens / matrix rate) + KV bytes / read
+            rate + attention's operations / matrix rate
 """
 
 import argparse
@@ -23,6 +26,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks import recording
 from benchmarks.kernels.ceilings import matmul_flops_per_s, read_bytes_per_s
@@ -35,7 +39,7 @@ from gpu_worker.kv_cache import PoolSize, allocate_pages, block_bytes
 from gpu_worker.model import ModelConfig
 from gpu_worker.model_config import read_config
 from gpu_worker.torch_device import TorchDevice
-from gpu_worker.weights import Weights, load_weights
+from gpu_worker.weights import load_weights
 from kernels import native
 from kernels.linear import PackedLinear
 from kernels.sampling import sample
@@ -145,9 +149,9 @@ class Laps:
 
 
 @contextmanager
-def instrumented(weights: Weights, clock: Callable[[], float]) -> Iterator[Laps]:
+def instrumented(decoder: Decoder, clock: Callable[[], float]) -> Iterator[Laps]:
     """Every operator the decoder and the device call reports to the laps."""
-    laps, undone = Laps(clock), []
+    laps, undone, weights = Laps(clock), [], decoder.weights
     names = {id(getattr(layer, name)): name for layer in weights.layers for name in LINEARS} | {
         id(weights.head): "head"
     }
@@ -178,7 +182,7 @@ def _kernels_of(module: Any) -> list[str]:
         for name, value in vars(module).items()
         if callable(value)
         and getattr(value, "__module__", "").startswith("kernels.")
-        and name != "rope_table"
+        and name not in ("rope_table", "CompiledLayers")
     ]
 
 
@@ -187,23 +191,27 @@ def clock_of(asked: argparse.Namespace) -> Callable[[], float]:
 
 
 def profile(
-    weights: Weights, device: TorchDevice, inputs: StepInputs, asked: argparse.Namespace
+    decoder: Decoder, pages: Tensor, inputs: StepInputs, asked: argparse.Namespace
 ) -> dict[str, float]:
     """Milliseconds by operator, the least of as many steps as fit the time."""
-    clock = clock_of(asked)
+    clock, device, compiled = clock_of(asked), TorchDevice(decoder, pages), decoder.compiled
     for _ in range(2):
         device.execute(inputs)
-    least: dict[str, float] = {}
-    plain, ends = float("inf"), time.perf_counter() + asked.seconds
+    least: defaultdict[str, float] = defaultdict(lambda: float("inf"))
+    ends = time.perf_counter() + asked.seconds
     while time.perf_counter() < ends:
-        started = clock()
-        device.execute(inputs)
-        plain = min(plain, clock() - started)
-        with instrumented(weights, clock) as laps:
+        for name, layers in (("step", compiled), ("one_by_one", None)):
+            decoder.compiled = layers
+            started = clock()
+            device.execute(inputs)
+            least[name] = min(least[name], clock() - started)
+        with instrumented(decoder, clock) as laps:
             device.execute(inputs)
         for name, value in laps.seconds.items():
-            least[name] = min(least.get(name, value), value)
-    seconds = {"step": plain, **least, "rest": plain - sum(least.values())}
+            least[name] = min(least[name], value)
+    decoder.compiled = compiled
+    parts = sum(least.values()) - least["step"] - least["one_by_one"]
+    seconds = {**least, "rest": least["one_by_one"] - parts}
     return {name: round(value * 1e3, 3) for name, value in seconds.items()}
 
 
@@ -255,7 +263,7 @@ def main() -> None:
         pages = allocate_pages(config, pool, dtype, torch.device("cpu"))
         pages.normal_()
         decoder = Decoder(config, weights, pages, context_tokens=pool.context_tokens)
-        parts = profile(weights, TorchDevice(decoder, pages), inputs, asked)
+        parts = profile(decoder, pages, inputs, asked)
         # Beside each case, as a shared machine changes from minute to minute.
         clock = clock_of(asked)
         read, matrix = read_bytes_per_s(clock), matmul_flops_per_s(dtype, 2048, clock)

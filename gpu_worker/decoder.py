@@ -10,6 +10,7 @@ For T tokens of any rows, in one pass:
     logits = head(norm(x[some tokens]))             float32, apart
 
 Once the last layer's keys and values are written, it goes on with the tokens that are looked at.
+Where the compiled kernels serve every operator, all layers are one call, with the same bits.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from gpu_worker.rope_config import inverse_frequencies
 from gpu_worker.weights import LayerWeights, Weights
 from kernels import dispatch
 from kernels.attention_plan import AttentionPlan, plan_attention
+from kernels.layers import CompiledLayers
 from kernels.paged_attention import paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope import rope_table
@@ -67,16 +69,46 @@ class Decoder:
     ) -> None:
         self._config = config
         self.vocab_size = config.vocab_size
-        self._weights = weights
+        self.weights = weights
         self._pages = [(pages[layer, 0], pages[layer, 1]) for layer in range(config.layers)]
         frequencies = inverse_frequencies(config.rope).to(pages.device)
         self._cos_sin = rope_table(context_tokens, frequencies, config.rope.attention_scale)
         self._scale = config.head_dim**-0.5
+        # None: the operators one by one.
+        self.compiled = CompiledLayers.of(
+            weights.layers,
+            self._pages,
+            self._cos_sin,
+            heads=config.heads,
+            eps=config.norm_eps,
+            scale=self._scale,
+        )
 
     def forward(self, step: StepTensors) -> States:
         """Write the step's keys and values; return the last states of the tokens looked at."""
-        eps, layers, queries = self._config.norm_eps, self._weights.layers, step.queries
-        residual = self._weights.embed(step.token_ids)
+        residual = self.weights.embed(step.token_ids)
+        if self.compiled is not None and dispatch.path_for(residual) == "native":
+            return self._at_once(self.compiled, residual, step)
+        return self._one_by_one(residual, step)
+
+    def _at_once(self, layers: CompiledLayers, residual: Tensor, step: StepTensors) -> States:
+        """The same bits as one by one."""
+        all_queries = (step.queries.starts, step.queries.context_lengths)
+        looked_at, queries = step.looked_at or (None, None)
+        last_queries = None if queries is None else (queries.starts, queries.context_lengths)
+        hidden, residual = layers(
+            residual,
+            step.positions,
+            step.kv_slots,
+            step.block_tables,
+            all_queries,
+            looked_at,
+            last_queries,
+        )
+        return States(hidden=hidden, residual=residual)
+
+    def _one_by_one(self, residual: Tensor, step: StepTensors) -> States:
+        eps, layers, queries = self._config.norm_eps, self.weights.layers, step.queries
         hidden = rms_norm(residual, layers[0].attention_norm, eps)
         plan = self._plan(hidden, queries, step.context_max)
         for index, layer in enumerate(layers):
@@ -100,8 +132,8 @@ class Decoder:
         Only of those whose logits are looked at: the vocabulary is wide.
         """
         hidden, residual = states.hidden[tokens], states.residual[tokens]
-        hidden, _ = add_rms_norm(hidden, residual, self._weights.norm, self._config.norm_eps)
-        return self._weights.head(hidden).float()
+        hidden, _ = add_rms_norm(hidden, residual, self.weights.norm, self._config.norm_eps)
+        return self.weights.head(hidden).float()
 
     def _plan(self, x: Tensor, queries: Queries, context_max: int | None) -> AttentionPlan | None:
         """Attention shared out once for all layers with these queries, where kernels want that."""

@@ -96,32 +96,38 @@ def _paths_for(weight: Tensor) -> list[str]:
 
 _Multiply = Callable[[Tensor], Tensor]
 _Rows = Callable[[Tensor], Tensor]
+# As it lies for the compiled kernels, and its scales if it is int8.
+NativeWeight = tuple[Tensor, Tensor | None]
+# The call, and where there is one: the way to read rows back, and the weight of the native path.
+_Built = tuple[_Multiply, _Rows | None, NativeWeight | None]
 
 
-def _native(weight: Tensor, bias: Tensor | None) -> tuple[_Multiply, _Rows]:
+def _native(weight: Tensor, bias: Tensor | None) -> _Built:
     module, outputs = native.compiled(), weight.size(0)
     packed = weight_memory.empty(module.packed_shape(weight), weight.dtype)
     module.pack_linear(weight, packed)
     return (
         lambda x: cast(Tensor, module.linear(x, packed, bias, outputs)),
         lambda ids: cast(Tensor, module.unpack_rows(packed, ids, outputs)),
+        (packed, None),
     )
 
 
-def _packed(weight: Tensor, bias: Tensor | None) -> tuple[_Multiply, None]:
+def _packed(weight: Tensor, bias: Tensor | None) -> _Built:
     packed = _pack(weight)
     # oneDNN's layout is its own affair: nothing is read back from it.
-    return lambda x: _apply_packed(x, packed, bias), None
+    return lambda x: _apply_packed(x, packed, bias), None, None
 
 
-def _plain(weight: Tensor, bias: Tensor | None) -> tuple[_Multiply, _Rows]:
+def _plain(weight: Tensor, bias: Tensor | None) -> _Built:
     return (
         lambda x: torch.nn.functional.linear(x, weight, bias),
         lambda ids: weight.index_select(0, ids),
+        None,
     )
 
 
-_Build = Callable[[Tensor, Tensor | None], tuple[_Multiply, _Rows | None]]
+_Build = Callable[[Tensor, Tensor | None], _Built]
 _PATHS: dict[str, _Build] = {"native": _native, "packed": _packed, "torch": _plain}
 _INT8_PATHS: dict[str, _Build] = {
     "native": linear_int8.native_path,
@@ -158,7 +164,10 @@ class PackedLinear:
         require(path in ("auto", *paths), "path", f"{path} is not available here")
         self.path = paths[0] if path == "auto" else path
         with torch.inference_mode():
-            self._multiply, self._rows = table[self.path](weight.contiguous(), bias)
+            built = table[self.path](weight.contiguous(), bias)
+        # `native_weight`: (packed, scales of int8) for the compiled kernels, None on other paths.
+        self._multiply, self._rows, self.native_weight = built
+        self.bias = bias
         self._rows_min, self._rows_step = (1, 1)
         if is_cpu:
             # torch's path of int8 sums in float32 whatever x is.

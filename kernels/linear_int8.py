@@ -70,7 +70,9 @@ _Multiply = Callable[[Tensor], Tensor]
 _Rows = Callable[[Tensor], Tensor]
 
 
-def native_path(weight: Tensor, bias: Tensor | None) -> tuple[_Multiply, _Rows]:
+def native_path(
+    weight: Tensor, bias: Tensor | None
+) -> tuple[_Multiply, _Rows, tuple[Tensor, Tensor]]:
     module, (outputs, _), dtype = native.compiled(), weight.shape, weight.dtype
     quantised = Int8Weight.of(weight)
     packed = weight_memory.empty(module.packed_shape(weight), torch.int8)
@@ -79,10 +81,11 @@ def native_path(weight: Tensor, bias: Tensor | None) -> tuple[_Multiply, _Rows]:
     return (
         lambda x: cast(Tensor, module.linear(x, packed, bias, outputs, scales)),
         lambda ids: cast(Tensor, module.unpack_int8_rows(packed, scales, ids, dtype)),
+        (packed, scales),
     )
 
 
-def torch_path(weight: Tensor, bias: Tensor | None) -> tuple[_Multiply, _Rows]:
+def torch_path(weight: Tensor, bias: Tensor | None) -> tuple[_Multiply, _Rows, None]:
     kept, dtype = Int8Weight.of(weight), weight.dtype
     parts = _parts(weight)
     wide_bias = None if bias is None else bias.float()
@@ -93,4 +96,4 @@ def torch_path(weight: Tensor, bias: Tensor | None) -> tuple[_Multiply, _Rows]:
         y = torch.cat(sums, dim=1) * kept.scales
         return (y if wide_bias is None else y + wide_bias).to(dtype)
 
-    return multiply, lambda ids: kept.rows(ids).to(dtype)
+    return multiply, lambda ids: kept.rows(ids).to(dtype), None

@@ -360,7 +360,7 @@ def _paged_attention_triton(
     return out
 
 
-_HEAD_DIM_MAX = 256
+HEAD_DIM_MAX = 256
 _PATHS = {
     "triton": _paged_attention_triton,
     "native": _paged_attention_native,
@@ -386,7 +386,7 @@ def paged_attention(
     _check(q, k_pages, v_pages, block_tables, query_starts, context_lengths)
     fp8.require_scales(scales, k_pages)
     # Both compiled paths hold a whole head close by; wider ones are rare enough for torch.
-    path = fp8.path_for(q, scales) if q.size(2) <= _HEAD_DIM_MAX else "torch"
+    path = fp8.path_for(q, scales) if q.size(2) <= HEAD_DIM_MAX else "torch"
     return _PATHS[path](
         q, k_pages, v_pages, block_tables, query_starts, context_lengths, scale, plan, scales
     )

@@ -64,6 +64,16 @@ struct WriteKv {
 };
 void write_kv(const WriteKv& a);
 
+// Of each token: the norms of its heads in place, if there are any, then rope, then write_kv.
+struct RopeWriteKv {
+  Rope rope;
+  WriteKv write;
+  const void* q_norm;  // null: none
+  const void* k_norm;
+  float eps;
+};
+void rope_write_kv(const RopeWriteKv& a);
+
 // Weights [out][in] in rows -> packed: packed_rows(out) * in elements, 64-byte aligned. See linear.cpp.
 struct Pack {
   const void* weight;
@@ -99,6 +109,37 @@ void linear_int8(const Linear& a);
 // Both as above for an int8 weight, in the layout for x of either dtype: 1 byte where a float takes dtype's.
 void pack_int8(const Pack& a);
 void unpack_int8_rows(const Unpack& a, const float* scales);
+
+struct Layer {
+  const void *attention_norm, *q_norm, *k_norm, *mlp_norm;  // q_norm and k_norm may be null
+  Linear qkv, output, gate_up, down;                        // without x, y and rows
+  void* k_pages;
+  void* v_pages;
+};
+struct Layers {
+  const Layer* layers;
+  const float* cos_sin;
+  int64_t count, hidden, inner, block_size;
+  int heads, kv_heads, head_dim, half;
+  float eps, scale;
+  bool is_bf16;
+};
+// Query tokens, row after row.
+struct Queries {
+  const int32_t *starts, *contexts;
+  int64_t tokens;
+};
+struct LayerStep {
+  void* residual;  // [all.tokens][hidden]: embeddings, afterwards the residuals of last.tokens
+  void* out;       // [last.tokens][hidden]
+  const int64_t *positions, *slots;
+  const int32_t* tables;
+  int64_t rows, table_stride;
+  Queries all, last;
+  const int64_t* looked_at;  // [last.tokens] ascending, the tokens that leave the last layer; null: all
+};
+int64_t layers_scratch_bytes(const Layers& a, int64_t tokens);
+void run_layers(const Layers& a, const LayerStep& step, void* scratch);
 
 struct Sample {
   const float* logits;

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "checks.h"
 #include "kernels.h"
 #include "simd.h"
 
@@ -13,22 +14,6 @@ using at::Tensor;
 namespace py = pybind11;
 
 bool is_bf16(const Tensor& x) { return x.scalar_type() == at::kBFloat16; }
-
-void check_rows(const kaiten::Attention& a, int64_t tokens, int64_t blocks, int64_t blocks_max) {
-  TORCH_CHECK_INDEX(a.query_starts[0] == 0 && a.query_starts[a.rows] == tokens,
-                    "query_starts: must ascend from 0 to the number of tokens");
-  for (int r = 0; r < a.rows; ++r) {
-    const int64_t count = int64_t(a.query_starts[r + 1]) - a.query_starts[r], context = a.contexts[r];
-    TORCH_CHECK_INDEX(count >= 0, "query_starts: must ascend");
-    if (count == 0) continue;
-    TORCH_CHECK_INDEX(context >= count && context <= blocks_max * a.block_size, "context_lengths: row ", r,
-                      " must hold its queries and fit its block table");
-    for (int64_t b = 0; b * a.block_size < context; ++b) {
-      const int64_t block = a.tables[r * a.table_stride + b];
-      TORCH_CHECK_INDEX(block >= 0 && block < blocks, "block_tables: row ", r, " names block ", block, " of ", blocks);
-    }
-  }
-}
 
 Tensor paged_attention(const Tensor& q, const Tensor& k_pages, const Tensor& v_pages, const Tensor& block_tables,
                        const Tensor& query_starts, const Tensor& context_lengths, double scale) {
@@ -43,7 +28,8 @@ Tensor paged_attention(const Tensor& q, const Tensor& k_pages, const Tensor& v_p
   a.rows = context_lengths.size(0), a.heads = q.size(1), a.kv_heads = k_pages.size(1);
   a.head_dim = q.size(2), a.block_size = k_pages.size(2);
   a.scale = scale, a.is_bf16 = is_bf16(q);
-  check_rows(a, q.size(0), k_pages.size(0), block_tables.size(1));
+  kaiten::check_rows({a.tables, a.rows, a.table_stride, block_tables.size(1), a.block_size, k_pages.size(0)},
+                     a.query_starts, a.contexts, q.size(0));
   if (q.size(0) > 0) kaiten::paged_attention(a);
   return out;
 }
@@ -87,9 +73,7 @@ void rope(const Tensor& q, const Tensor& k, const Tensor& positions, const Tenso
   a.tokens = q.size(0), a.q_stride = q.stride(0), a.k_stride = k.stride(0);
   a.heads = q.size(1), a.kv_heads = k.size(1), a.head_dim = q.size(2), a.half = cos_sin.size(2);
   a.is_bf16 = is_bf16(q);
-  for (int64_t i = 0; i < a.tokens; ++i)
-    TORCH_CHECK_INDEX(a.positions[i] >= 0 && a.positions[i] < cos_sin.size(0), "positions: ", a.positions[i],
-                      " is outside the table of ", cos_sin.size(0));
+  kaiten::check_positions(a.positions, a.tokens, cos_sin.size(0));
   kaiten::rope(a);
 }
 
@@ -101,9 +85,7 @@ void write_kv(const Tensor& k, const Tensor& v, const Tensor& k_pages, const Ten
   a.slots = slots.const_data_ptr<int64_t>();
   a.tokens = k.size(0), a.k_stride = k.stride(0) * size, a.v_stride = v.stride(0) * size;
   a.block_size = k_pages.size(2), a.kv_heads = k.size(1), a.head_bytes = k.size(2) * size;
-  const int64_t slots_max = k_pages.size(0) * a.block_size;
-  for (int64_t i = 0; i < a.tokens; ++i)
-    TORCH_CHECK_INDEX(a.slots[i] < slots_max, "slots: ", a.slots[i], " is outside the pool of ", slots_max);
+  kaiten::check_slots(a.slots, a.tokens, k_pages.size(0) * a.block_size);
   kaiten::write_kv(a);
 }
 
@@ -185,6 +167,8 @@ std::string instructions() {
 
 }  // namespace
 
+void bind_layers(py::module_& m);
+
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   // Without the interpreter's lock: a step's thread must not stop the event loop's.
   using Unlocked = py::call_guard<py::gil_scoped_release>;
@@ -204,4 +188,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("sample", &sample, Unlocked());
   m.def("noise_bits", &noise_bits, Unlocked());
   m.def("instructions", &instructions);
+  bind_layers(m);
 }

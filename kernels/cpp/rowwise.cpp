@@ -24,17 +24,12 @@ VF rounded(VF v) {
   return v;
 }
 
+// residual and total may be null, and the same; out may be x.
 template <class T>
-void norm_row(const Norm& a, int64_t row) {
-  const T* x = static_cast<const T*>(a.x) + row / a.inner * a.x_outer + row % a.inner * a.x_inner;
-  const T* weight = static_cast<const T*>(a.weight);
-  T* out = static_cast<T*>(a.out) + row * a.hidden;
-  const T* residual = static_cast<const T*>(a.residual);
-  if (residual) residual += row / a.inner * a.residual_outer + row % a.inner * a.residual_inner;
-  T* total = residual ? static_cast<T*>(a.total) + row * a.hidden : nullptr;
+void norm(const T* x, const T* residual, const T* weight, T* out, T* total, int64_t hidden, float eps) {
   VF squares = {};
-  for (int64_t i = 0; i < a.hidden; i += W) {
-    const int n = static_cast<int>(std::min<int64_t>(W, a.hidden - i));
+  for (int64_t i = 0; i < hidden; i += W) {
+    const int n = static_cast<int>(std::min<int64_t>(W, hidden - i));
     VF v = load(x + i, n);
     if (residual) {
       v = rounded<T>(v + load(residual + i, n));
@@ -42,13 +37,22 @@ void norm_row(const Norm& a, int64_t row) {
     }
     squares = fma(v, v, squares);
   }
-  const float mean = sum_lanes(squares) / static_cast<float>(a.hidden);
-  const float scale = 1.0f / std::sqrt(mean + a.eps);
+  const float mean = sum_lanes(squares) / static_cast<float>(hidden);
+  const float scale = 1.0f / std::sqrt(mean + eps);
   const T* summed = residual ? total : x;
-  for (int64_t i = 0; i < a.hidden; i += W) {
-    const int n = static_cast<int>(std::min<int64_t>(W, a.hidden - i));
+  for (int64_t i = 0; i < hidden; i += W) {
+    const int n = static_cast<int>(std::min<int64_t>(W, hidden - i));
     store(out + i, load(summed + i, n) * scale * load(weight + i, n), n);
   }
+}
+
+template <class T>
+void norm_row(const Norm& a, int64_t row) {
+  const T* x = static_cast<const T*>(a.x) + row / a.inner * a.x_outer + row % a.inner * a.x_inner;
+  const T* residual = static_cast<const T*>(a.residual);
+  if (residual) residual += row / a.inner * a.residual_outer + row % a.inner * a.residual_inner;
+  T* total = residual ? static_cast<T*>(a.total) + row * a.hidden : nullptr;
+  norm(x, residual, static_cast<const T*>(a.weight), static_cast<T*>(a.out) + row * a.hidden, total, a.hidden, a.eps);
 }
 
 template <class T>
@@ -86,6 +90,34 @@ void rope_token(const Rope& a, int64_t token) {
   for (int h = 0; h < a.kv_heads; ++h) rotate(k + h * a.head_dim, cos, cos + a.half, a.half);
 }
 
+void write_token(const WriteKv& a, int64_t token) {
+  if (a.slots[token] < 0) return;
+  const int64_t block = a.slots[token] / a.block_size, offset = a.slots[token] % a.block_size;
+  for (int64_t h = 0; h < a.kv_heads; ++h) {
+    const int64_t to = ((block * a.kv_heads + h) * a.block_size + offset) * a.head_bytes;
+    std::memcpy(a.k_pages + to, a.k + token * a.k_stride + h * a.head_bytes, a.head_bytes);
+    std::memcpy(a.v_pages + to, a.v + token * a.v_stride + h * a.head_bytes, a.head_bytes);
+  }
+}
+
+template <class T>
+void norm_heads(void* heads, int count, int head_dim, const void* weight, float eps) {
+  T* x = static_cast<T*>(heads);
+  for (int h = 0; h < count; ++h, x += head_dim)
+    norm<T>(x, nullptr, static_cast<const T*>(weight), x, nullptr, head_dim, eps);
+}
+
+template <class T>
+void rope_write_token(const RopeWriteKv& a, int64_t token) {
+  const Rope& r = a.rope;
+  if (a.q_norm) {
+    norm_heads<T>(static_cast<T*>(r.q) + token * r.q_stride, r.heads, r.head_dim, a.q_norm, a.eps);
+    norm_heads<T>(static_cast<T*>(r.k) + token * r.k_stride, r.kv_heads, r.head_dim, a.k_norm, a.eps);
+  }
+  rope_token<T>(r, token);
+  write_token(a.write, token);
+}
+
 }  // namespace
 
 void rms_norm(const Norm& a) {
@@ -102,14 +134,14 @@ void rope(const Rope& a) {
 }
 
 void write_kv(const WriteKv& a) {
-  for_rows(a.tokens, a.kv_heads * a.head_bytes, [&](int64_t i) {
-    if (a.slots[i] < 0) return;
-    const int64_t block = a.slots[i] / a.block_size, offset = a.slots[i] % a.block_size;
-    for (int64_t h = 0; h < a.kv_heads; ++h) {
-      const int64_t to = ((block * a.kv_heads + h) * a.block_size + offset) * a.head_bytes;
-      std::memcpy(a.k_pages + to, a.k + i * a.k_stride + h * a.head_bytes, a.head_bytes);
-      std::memcpy(a.v_pages + to, a.v + i * a.v_stride + h * a.head_bytes, a.head_bytes);
-    }
+  for_rows(a.tokens, a.kv_heads * a.head_bytes, [&](int64_t i) { write_token(a, i); });
+}
+
+void rope_write_kv(const RopeWriteKv& a) {
+  const Rope& r = a.rope;
+  const int64_t elements = int64_t(r.heads + 2 * r.kv_heads) * r.head_dim;
+  for_rows(r.tokens, elements, [&](int64_t i) {
+    r.is_bf16 ? rope_write_token<bf16>(a, i) : rope_write_token<float>(a, i);
   });
 }
 

@@ -108,10 +108,15 @@ inline void store(bf16* p, VF v) {
   std::memcpy(p, &h, sizeof h);
 }
 
-inline void store(float* p, VF v, int n) { std::memcpy(p, &v, (n < W ? n : W) * sizeof(float)); }
+// The first n lanes. A copy of W lanes, whose size is known, is one instruction.
+inline void store(float* p, VF v, int n) {
+  if (n >= W) return store(p, v);
+  std::memcpy(p, &v, n * sizeof(float));
+}
 inline void store(bf16* p, VF v, int n) {
+  if (n >= W) return store(p, v);
   VH h = narrow(v);
-  std::memcpy(p, &h, (n < W ? n : W) * sizeof(bf16));
+  std::memcpy(p, &h, n * sizeof(bf16));
 }
 
 inline VF vmax(VF a, VF b) { return a > b ? a : b; }

@@ -41,10 +41,12 @@ class Played:
 class Model:
     """A checkpoint in memory, for any number of devices."""
 
-    def __init__(self, folder: Path, limits: RowLimits) -> None:
+    def __init__(
+        self, folder: Path, limits: RowLimits, *, dtype: torch.dtype = torch.float32
+    ) -> None:
         self.limits = limits
         self.config = read_config(folder)
-        self.dtype = torch.float32
+        self.dtype = dtype
         with Checkpoint(folder) as checkpoint:
             self.weights: Weights = load_weights(
                 checkpoint, self.config, dtype=self.dtype, device=torch.device("cpu")

@@ -1,0 +1,119 @@
+// The Python face of layers.cpp: a model's tensors, seen once, and the memory that its steps share. kernels/layers.py has
+// checked shapes and dtypes.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "checks.h"
+#include "kernels.h"
+
+namespace {
+
+using at::Tensor;
+using Maybe = std::optional<Tensor>;
+namespace py = pybind11;
+
+// Of each layer, in this order; a linear's weight is followed by its bias and its scales.
+enum Part {
+  kAttentionNorm, kQkv, kQNorm = kQkv + 3, kKNorm, kOutput,
+  kMlpNorm = kOutput + 3, kGateUp, kDown = kGateUp + 3, kKPages = kDown + 3, kVPages, kParts
+};
+
+const void* pointer(const Maybe& x) { return x ? x->const_data_ptr() : nullptr; }
+
+class Layers {
+ public:
+  // `parts` of each layer as above; weights as `pack_linear` lays them out.
+  Layers(std::vector<std::vector<Maybe>> parts, Tensor cos_sin, int64_t heads, int64_t inner, double eps, double scale)
+      : parts_(std::move(parts)), cos_sin_(std::move(cos_sin)) {
+    const Tensor &pages = *parts_.at(0).at(kKPages), &norm = *parts_[0][kAttentionNorm];
+    a_.count = parts_.size(), a_.hidden = norm.size(0), a_.inner = inner;
+    a_.heads = heads, a_.kv_heads = pages.size(1), a_.block_size = pages.size(2), a_.head_dim = pages.size(3);
+    a_.cos_sin = cos_sin_.const_data_ptr<float>(), a_.half = cos_sin_.size(2);
+    a_.eps = eps, a_.scale = scale, a_.is_bf16 = norm.scalar_type() == at::kBFloat16;
+    slots_max_ = pages.size(0) * pages.size(2);
+    for (const auto& of : parts_) layers_.push_back(layer(of));
+    a_.layers = layers_.data();
+  }
+
+  // (last layer's output, residual), [tokens that leave it, hidden] each. `residual` holds the embeddings and is written.
+  std::tuple<Tensor, Tensor> run(const Tensor& residual, const Tensor& positions, const Tensor& slots,
+                                 const Tensor& tables, const Tensor& starts, const Tensor& contexts,
+                                 const Maybe& looked_at, const Maybe& last_starts, const Maybe& last_contexts) {
+    kaiten::LayerStep step{};
+    step.all = {starts.const_data_ptr<int32_t>(), contexts.const_data_ptr<int32_t>(), residual.size(0)};
+    step.last = step.all;
+    if (looked_at) {
+      step.looked_at = looked_at->const_data_ptr<int64_t>();
+      step.last = {last_starts->const_data_ptr<int32_t>(), last_contexts->const_data_ptr<int32_t>(),
+                   looked_at->size(0)};
+    }
+    step.positions = positions.const_data_ptr<int64_t>(), step.slots = slots.const_data_ptr<int64_t>();
+    step.tables = tables.const_data_ptr<int32_t>();
+    step.rows = contexts.size(0), step.table_stride = tables.stride(0);
+    check(step, tables.size(1));
+    Tensor out = at::empty({step.last.tokens, a_.hidden}, residual.options());
+    step.residual = residual.data_ptr(), step.out = out.data_ptr();
+    kaiten::run_layers(a_, step, scratch(step.all.tokens));
+    return {out, residual.narrow(0, 0, step.last.tokens)};
+  }
+
+ private:
+  kaiten::Layer layer(const std::vector<Maybe>& of) const {
+    TORCH_CHECK_VALUE(of.size() == kParts, "layers: each must have ", int(kParts), " parts");
+    const int64_t q = int64_t(a_.heads) * a_.head_dim, kv = int64_t(a_.kv_heads) * a_.head_dim;
+    kaiten::Layer l{};
+    l.attention_norm = pointer(of[kAttentionNorm]), l.mlp_norm = pointer(of[kMlpNorm]);
+    l.q_norm = pointer(of[kQNorm]), l.k_norm = pointer(of[kKNorm]);
+    l.qkv = linear(of, kQkv, a_.hidden, q + 2 * kv), l.output = linear(of, kOutput, q, a_.hidden);
+    l.gate_up = linear(of, kGateUp, a_.hidden, 2 * a_.inner), l.down = linear(of, kDown, a_.inner, a_.hidden);
+    l.k_pages = of[kKPages]->data_ptr(), l.v_pages = of[kVPages]->data_ptr();
+    return l;
+  }
+
+  kaiten::Linear linear(const std::vector<Maybe>& of, int weight, int64_t in, int64_t out) const {
+    kaiten::Linear l{};
+    l.packed = pointer(of[weight]), l.bias = pointer(of[weight + 1]);
+    l.scales = static_cast<const float*>(pointer(of[weight + 2]));
+    l.in = in, l.out = out, l.is_bf16 = a_.is_bf16;
+    return l;
+  }
+
+  void check(const kaiten::LayerStep& s, int64_t table_width) const {
+    kaiten::check_positions(s.positions, s.all.tokens, cos_sin_.size(0));
+    kaiten::check_slots(s.slots, s.all.tokens, slots_max_);
+    const kaiten::Tables tables{s.tables, s.rows, s.table_stride, table_width, a_.block_size,
+                                slots_max_ / a_.block_size};
+    kaiten::check_rows(tables, s.all.starts, s.all.contexts, s.all.tokens);
+    if (!s.looked_at) return;
+    kaiten::check_rows(tables, s.last.starts, s.last.contexts, s.last.tokens);
+    for (int64_t i = 0, least = 0; i < s.last.tokens; least = s.looked_at[i++] + 1)
+      TORCH_CHECK_INDEX(s.looked_at[i] >= least && s.looked_at[i] < s.all.tokens, "looked_at: ", s.looked_at[i],
+                        " must ascend below ", s.all.tokens);
+  }
+
+  // Grows to what the largest step needs, and stays.
+  void* scratch(int64_t tokens) {
+    const int64_t bytes = kaiten::layers_scratch_bytes(a_, tokens);
+    if (!scratch_.defined() || scratch_.numel() < bytes) {
+      scratch_ = Tensor();
+      scratch_ = at::empty({bytes}, at::kByte);
+    }
+    return scratch_.data_ptr();
+  }
+
+  const std::vector<std::vector<Maybe>> parts_;
+  const Tensor cos_sin_;
+  std::vector<kaiten::Layer> layers_;
+  kaiten::Layers a_{};
+  int64_t slots_max_ = 0;
+  Tensor scratch_;
+};
+
+}  // namespace
+
+void bind_layers(py::module_& m) {
+  py::class_<Layers>(m, "Layers")
+      .def(py::init<std::vector<std::vector<Maybe>>, Tensor, int64_t, int64_t, double, double>())
+      .def("run", &Layers::run, py::call_guard<py::gil_scoped_release>());
+}

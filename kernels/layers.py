@@ -1,0 +1,141 @@
+"""layers: all layers of a decoder over one step, in one compiled call (CPU).
+
+formula  of each layer, x being the residual:
+         h = rms_norm(x); q, k, v = qkv(h); rope_write_kv; x += output(paged_attention(q))
+         x += down(silu_mul(gate_up(rms_norm(x))))
+shapes   residual         [tokens, hidden]        float32 | bfloat16, the embeddings; written
+         positions, slots [tokens] int64          as for rope_write_kv
+         tables, starts, contexts                 as for paged_attention
+         looked_at        [K] int64 ascending: the tokens that leave the last layer, with starts and
+                          contexts of their own; None: all
+returns  (output of the last layer's down, residual), [K, hidden] each: what is left is their sum
+exact    the same bits as the operators one by one, of which it consists
+paths    native only (cpp/layers.cpp), where every operator has a native path
+cost     that of its operators; between them nothing is allocated, checked or asked of Python.
+         3 * inner + hidden elements (or the queries, keys and values, if they are more) of each
+         token of the largest step yet stay
+measured 2026-11-20, 125M parameters in bfloat16, 2 threads: see benchmarks.step_profile
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from kernels import dispatch, native
+from kernels.checks import require, require_ids
+from kernels.linear import PackedLinear
+from kernels.paged_attention import HEAD_DIM_MAX
+
+
+class LayerWeights(Protocol):
+    """What a layer consists of; the norms of heads are both there, or both None."""
+
+    @property
+    def attention_norm(self) -> Tensor: ...
+    @property
+    def qkv(self) -> PackedLinear: ...
+    @property
+    def q_norm(self) -> Tensor | None: ...
+    @property
+    def k_norm(self) -> Tensor | None: ...
+    @property
+    def output(self) -> PackedLinear: ...
+    @property
+    def mlp_norm(self) -> Tensor: ...
+    @property
+    def gate_up(self) -> PackedLinear: ...
+    @property
+    def down(self) -> PackedLinear: ...
+
+
+Pages = tuple[Tensor, Tensor]
+Queries = tuple[Tensor, Tensor]
+
+
+class CompiledLayers:
+    """Of one thread at a time: its steps share their memory."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled
+
+    @classmethod
+    def of(
+        cls,
+        layers: Sequence[LayerWeights],
+        pages: Sequence[Pages],
+        cos_sin: Tensor,
+        *,
+        heads: int,
+        eps: float,
+        scale: float,
+    ) -> Self | None:
+        """None where an operator has no native path: then they are called one by one."""
+        (k_pages, _), norm = pages[0], layers[0].attention_norm
+        if dispatch.path_for(norm) != "native" or k_pages.dtype != norm.dtype:
+            return None
+        if k_pages.size(3) > HEAD_DIM_MAX or not all(map(_is_native, layers)):
+            return None
+        inner = layers[0].down.in_features
+        parts = [_parts(layer, *own) for layer, own in zip(layers, pages, strict=True)]
+        return cls(native.compiled().Layers(parts, cos_sin, heads, inner, eps, scale))
+
+    def __call__(
+        self,
+        residual: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        tables: Tensor,
+        queries: Queries,
+        looked_at: Tensor | None = None,
+        last_queries: Queries | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """`queries` are (starts, contexts) of all tokens, `last_queries` of those looked at."""
+        tokens, rows = len(residual), len(queries[1])
+        require(residual.is_contiguous(), "residual", "must be contiguous")
+        for ids, name in ((positions, "positions"), (slots, "slots")):
+            require_ids(ids, name, dtype=torch.int64, shape=(tokens,))
+        _require_queries(queries, rows)
+        require((looked_at is None) == (last_queries is None), "looked_at", "needs its queries")
+        starts, contexts = None, None
+        if looked_at is not None and last_queries is not None:
+            require_ids(looked_at, "looked_at", dtype=torch.int64, shape=(looked_at.numel(),))
+            _require_queries(last_queries, rows)
+            starts, contexts = last_queries
+        require(tables.dtype == torch.int32, "tables", "must be int32")
+        is_dense = tables.size(1) <= 1 or tables.stride(1) == 1
+        require(
+            len(tables) == rows and is_dense, "tables", "must have a dense row for each context"
+        )
+        out, kept = self._compiled.run(
+            residual, positions, slots, tables, *queries, looked_at, starts, contexts
+        )
+        return out, kept
+
+
+def _is_native(layer: LayerWeights) -> bool:
+    linears = (layer.qkv, layer.output, layer.gate_up, layer.down)
+    return all(linear.native_weight is not None for linear in linears)
+
+
+def _parts(layer: LayerWeights, k_pages: Tensor, v_pages: Tensor) -> list[Tensor | None]:
+    """In the order of cpp/layers_module.cpp."""
+
+    def linear(of: PackedLinear) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        assert of.native_weight is not None, "asked by _is_native"
+        packed, scales = of.native_weight
+        return packed, of.bias, scales
+
+    return [
+        layer.attention_norm, *linear(layer.qkv), layer.q_norm, layer.k_norm, *linear(layer.output),
+        layer.mlp_norm, *linear(layer.gate_up), *linear(layer.down), k_pages, v_pages,
+    ]  # fmt: skip
+
+
+def _require_queries(queries: Queries, rows: int) -> None:
+    starts, contexts = queries
+    require_ids(starts, "query_starts", dtype=torch.int32, shape=(rows + 1,))
+    require_ids(contexts, "context_lengths", dtype=torch.int32, shape=(rows,))

@@ -1,0 +1,153 @@
+"""All layers in one compiled call: bit for bit what the operators say one by one."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_worker.decoder import Decoder, StepTensors
+from gpu_worker.draft import RowLimits
+from gpu_worker.looked_at import looked_at
+from gpu_worker.torch_device import TorchDevice
+from gpu_worker.warm_up import step_of
+from kernels import dispatch, native
+from tests.support.ahead import Model
+from tests.support.random_model import write_random_model
+
+LIMITS = RowLimits(
+    slots=8, context_tokens=64, step_tokens=64, block_size=4, block_count=64, vocab_size=97
+)
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-biases": {"attention_bias": True, "mlp_bias": True},
+    "llama-tied": {"tie_word_embeddings": True},
+    "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"]},
+    "qwen2": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
+    "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16},
+    "wide-heads": {"head_dim": 24},
+    "one-kv-head": {"num_key_value_heads": 1, "hidden_size": 56, "intermediate_size": 96},
+}
+STEPS = {"decode": [1, 1, 1], "chunks": [7, 1, 13, 9], "one": [1], "long": [50, 1]}
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    kind: torch.dtype = request.param
+    skip_without_linear(kind)
+    return kind
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Model:
+    skip_without_linear(torch.float32)
+    return model(tmp_path / "model", torch.float32)
+
+
+def skip_without_linear(dtype: torch.dtype) -> None:
+    if not native.build() or not native.compiled().has_linear(torch.ones(4, 4, dtype=dtype)):
+        pytest.skip(f"no compiled linear for {dtype} here: {native.reason()}")
+
+
+def model(folder: Path, dtype: torch.dtype, **changes: Any) -> Model:
+    return Model(write_random_model(folder, **changes), LIMITS, dtype=dtype)
+
+
+def step(counts: Sequence[int], sampled: Sequence[int], device: TorchDevice) -> StepTensors:
+    """Every row in blocks of its own, from its fourth token on: what came before is noise."""
+    whole, done = step_of(counts, LIMITS), 3
+    contexts = whole.context_lengths + done
+    width = -(-int(contexts.max()) // LIMITS.block_size)
+    tables = np.arange(len(counts) * width, dtype=np.int32)[::-1].reshape(len(counts), width).copy()
+    rows, positions = np.repeat(np.arange(len(counts)), counts), whole.positions + done
+    blocks = tables[rows, positions // LIMITS.block_size].astype(np.int64)
+    inputs = replace(
+        whole,
+        block_tables=tables,
+        context_lengths=contexts,
+        positions=positions,
+        token_ids=np.arange(5, 5 + whole.token_count) % LIMITS.vocab_size,
+        kv_slots=blocks * LIMITS.block_size + positions % LIMITS.block_size,
+        sampled_rows=np.array(sampled, np.int64),
+    )
+    return device._on_device(inputs, looked_at(inputs))
+
+
+@pytest.mark.parametrize("counts", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
+def test_the_bits_of_the_operators(
+    changes: dict[str, Any], counts: list[int], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    decoder, pages = model(tmp_path / "model", dtype, **changes).decoder()
+    compiled = decoder.compiled
+    assert compiled is not None
+    before = pages.normal_(generator=torch.Generator().manual_seed(7)).clone()
+    for sampled in ([0], list(range(len(counts))), []):
+        tensors = step(counts, sampled, TorchDevice(decoder, pages))
+        found = {}
+        for name, layers in (("at once", compiled), ("one by one", None)):
+            pages.copy_(before)
+            decoder.compiled = layers
+            with torch.inference_mode():
+                states = decoder.forward(tensors)
+            found[name] = (states.hidden, states.residual, pages.clone())
+        for at_once, one_by_one in zip(*found.values(), strict=True):
+            assert torch.equal(at_once, one_by_one)
+        assert not torch.equal(pages, before)
+
+
+def test_memory_shared_with_a_larger_step_changes_nothing(tiny: Model) -> None:
+    decoder, pages = tiny.decoder()
+    device = TorchDevice(decoder, pages)
+    with torch.inference_mode():
+        first = decoder.forward(step([3, 1], [0, 1], device))
+        kept = first.hidden.clone()
+        decoder.forward(step([40, 9], [1], device))
+        assert torch.equal(first.hidden, kept)
+        assert torch.equal(decoder.forward(step([3, 1], [0, 1], device)).hidden, kept)
+
+
+def small_step(device: TorchDevice, **changes: Any) -> StepTensors:
+    return replace(step([3, 1], [0, 1], device), **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("positions", torch.tensor([0, 1, 2, 64]), "positions: 64"),
+        ("kv_slots", torch.tensor([0, 1, 2, 256]), "slots: 256"),
+        ("block_tables", torch.full((2, 2), 64, dtype=torch.int32), "block 64 of 64"),
+    ],
+)
+def test_what_is_outside_is_refused_before_anything_is_written(
+    name: str, value: torch.Tensor, told: str, tiny: Model
+) -> None:
+    decoder, pages = tiny.decoder()
+    before = pages.clone()
+    with torch.inference_mode(), pytest.raises(IndexError, match=told):
+        decoder.forward(small_step(TorchDevice(decoder, pages), **{name: value}))
+    assert torch.equal(pages, before)
+
+
+def test_another_path_serves_where_one_is_asked_for(tiny: Model) -> None:
+    decoder, pages = tiny.decoder()
+    tensors = small_step(TorchDevice(decoder, pages))
+
+    def must_not_run(*arguments: object) -> None:
+        raise AssertionError("the compiled layers ran")
+
+    decoder.compiled = must_not_run  # type: ignore[assignment]
+    dispatch.force("torch")
+    try:
+        with torch.inference_mode():
+            assert decoder.forward(tensors).hidden.isfinite().all()
+    finally:
+        dispatch.force(None)
+
+
+def test_pages_of_another_dtype_have_no_compiled_layers(tiny: Model) -> None:
+    wide = tiny.decoder()[1].to(torch.bfloat16)
+    assert Decoder(tiny.config, tiny.weights, wide, context_tokens=64).compiled is None
