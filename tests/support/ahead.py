@@ -42,14 +42,23 @@ class Model:
     """A checkpoint in memory, for any number of devices."""
 
     def __init__(
-        self, folder: Path, limits: RowLimits, *, dtype: torch.dtype = torch.float32
+        self,
+        folder: Path,
+        limits: RowLimits,
+        *,
+        dtype: torch.dtype = torch.float32,
+        is_int8: bool = False,
     ) -> None:
         self.limits = limits
         self.config = read_config(folder)
         self.dtype = dtype
         with Checkpoint(folder) as checkpoint:
             self.weights: Weights = load_weights(
-                checkpoint, self.config, dtype=self.dtype, device=torch.device("cpu")
+                checkpoint,
+                self.config,
+                dtype=self.dtype,
+                device=torch.device("cpu"),
+                is_int8=is_int8,
             )
 
     def in_turns(self) -> InTurns:

@@ -81,7 +81,16 @@ def step(counts: Sequence[int], sampled: Sequence[int], device: TorchDevice) -> 
 def test_the_bits_of_the_operators(
     changes: dict[str, Any], counts: list[int], dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    decoder, pages = model(tmp_path / "model", dtype, **changes).decoder()
+    check_bits(model(tmp_path / "model", dtype, **changes), counts)
+
+
+def test_the_bits_of_int8_weights(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path / "model", attention_bias=True)
+    check_bits(Model(folder, LIMITS, dtype=dtype, is_int8=True), STEPS["chunks"])
+
+
+def check_bits(own: Model, counts: list[int]) -> None:
+    decoder, pages = own.decoder()
     compiled = decoder.compiled
     assert compiled is not None
     before = pages.normal_(generator=torch.Generator().manual_seed(7)).clone()
