@@ -112,7 +112,14 @@ def _serve(
         log = Path(folder) / "log"
         with _server(command, log, environment) as process:
             _wait_healthy(process, url, log)
-            return asyncio.run(_load(url, setting, started_s, tokens_of))
+            try:
+                return asyncio.run(_load(url, setting, started_s, tokens_of))
+            except PeerError as error:
+                # Who hangs up because it dies is gone a moment later.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(timeout=1.0)
+                    raise PeerError(f"{error}; it ended with {code}:\n{_end_of(log)}") from error
+                raise
 
 
 @contextlib.contextmanager
@@ -145,8 +152,12 @@ def _wait_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> No
             if httpx.get(f"{url}/health", timeout=2.0, trust_env=False).status_code == 200:
                 return
         if process.poll() is not None or time.monotonic() > give_up_s:
-            raise PeerError(f"the server did not start:\n{log.read_text()[-1500:]}")
+            raise PeerError(f"the server did not start:\n{_end_of(log)}")
         time.sleep(0.05)
+
+
+def _end_of(log: Path) -> str:
+    return log.read_text()[-1500:]
 
 
 async def _load(address: str, setting: Setting, started_s: float, tokens_of: AskTokens) -> Answers:

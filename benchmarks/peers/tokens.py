@@ -75,7 +75,10 @@ async def _model(url: str) -> str:
 
 async def _post(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
     async with httpx.AsyncClient(trust_env=False) as http:
-        answer = await http.post(url, json=body, timeout=ANSWER_S_MAX)
+        try:
+            answer = await http.post(url, json=body, timeout=ANSWER_S_MAX)
+        except httpx.HTTPError as error:
+            raise TokensError(f"{url}: {error!r}") from error
     if answer.status_code != 200:
         raise TokensError(f"{url}: {answer.status_code} {answer.text[:300]}")
     found: dict[str, Any] = answer.json()

@@ -9,6 +9,7 @@ if the server's own count at the end differs, that count is the output's.
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -134,7 +135,7 @@ class OpenAITarget:
         }
 
     async def _events(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        async with self._http.stream("POST", "/v1/completions", json=body) as answer:
+        async with aclosing(await self._post(body)) as answer:
             if answer.status_code != 200:
                 text = (await answer.aread()).decode("utf-8", "replace")
                 raise AskError(f"http {answer.status_code}", text[:300])
@@ -148,6 +149,25 @@ class OpenAITarget:
                 if "error" in event:
                     raise AskError("error in stream", str(event["error"])[:300])
                 yield event
+
+    async def _post(self, body: Mapping[str, Any]) -> httpx.Response:
+        """A server may close a kept connection just when it is used again; llama.cpp's does so now
+        and then after a stream. That is no answer to this request: it goes out on another one."""
+        while True:
+            is_new = False
+
+            async def trace(event: str, _: object) -> None:
+                nonlocal is_new
+                is_new = is_new or event.startswith("connection.connect")
+
+            request = self._http.build_request(
+                "POST", "/v1/completions", json=body, extensions={"trace": trace}
+            )
+            try:
+                return await self._http.send(request, stream=True)
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+                if is_new:
+                    raise
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -124,6 +124,27 @@ def test_a_server_that_dies_leaves_its_last_words(tmp_path: Path) -> None:
         run_peer("llama.cpp", setting(tmp_path, **{"llama-server": dying}))
 
 
+MORTAL = """
+import os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Server(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        print("out of slots", file=sys.stderr, flush=True)
+        os._exit(3)
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Server).serve_forever()
+"""
+
+
+def test_so_does_one_that_dies_when_it_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "model.fp32.gguf").touch()
+    mortal = program(tmp_path / "llama-server", MORTAL)
+    with pytest.raises(PeerError, match=r"it ended with 3:\n(.|\n)*out of slots"):
+        run_peer("llama.cpp", setting(tmp_path, **{"llama-server": mortal}))
+
+
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1), min_size=1))
 def test_everybody_agrees_with_themselves(made: list[list[int]]) -> None:
     assert agreement(made, made) == 1

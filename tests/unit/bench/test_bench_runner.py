@@ -1,6 +1,7 @@
 """The load generator against scripted targets: schedules are kept whatever the server does."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -181,6 +182,44 @@ async def test_failures_have_a_kind(status: int, events: list[Any], kind: str) -
         with pytest.raises(AskError) as caught:
             await target.prepare()
         assert caught.value.kind == kind
+
+
+async def read_request(reader: asyncio.StreamReader) -> bytes:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    return await reader.readexactly(int(head.partition("content-length:")[2].split()[0]))
+
+
+@pytest.mark.parametrize("answers", [0, 1, 3])
+async def test_a_kept_connection_that_is_closed_is_no_answer(answers: int) -> None:
+    """A server that hangs up on the request after so many on each connection, without a word."""
+    connections: list[asyncio.Task[None] | None] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(asyncio.current_task())
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            for _ in range(answers):
+                await read_request(reader)
+                event = f"data: {json.dumps(chunk(text='x', token_ids=[1, 2]))}\n\n"
+                head = f"HTTP/1.1 200 X\r\ncontent-length: {len(event)}\r\n\r\n"
+                writer.write((head + event).encode())
+            await read_request(reader)
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        target = OpenAITarget(
+            f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "m", is_plain=False
+        )
+        if answers:
+            for _ in range(6):
+                assert await ask(target) == ([2], Ending(output_tokens=2))
+            assert len(connections) == 6 // answers
+        else:
+            with pytest.raises(AskError, match="connection"):
+                await ask(target)
+            assert len(connections) == 1, "a new connection's end is the server's answer"
+        await target.close()
+        await asyncio.gather(*filter(None, connections))
 
 
 async def test_nobody_there_is_said_at_once() -> None:
