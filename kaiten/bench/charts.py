@@ -11,8 +11,13 @@ from kaiten.bench.outcomes import Outcome
 
 WIDTH, HEIGHT = 460, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 38
-# Told apart by colour-blind eyes too (after Okabe and Ito).
-COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+# Told apart by colour-blind eyes too (after Okabe and Ito); the page defines the last two for light
+# and dark.
+COLOURS: Final = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "var(--fg)", "var(--yellow)",
+)  # fmt: skip
+# Once all colours are used: solid, dashed, dotted.
+DASHES: Final = ("", "7 3", "1.8 2.2")
 POINTS_MAX: Final = 240
 WINDOWS: Final = 40
 ROWS_MAX: Final = 400
@@ -21,10 +26,30 @@ Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How one target is drawn all over a page."""
+
+    colour: str
+    dash: str
+
+    @property
+    def stroke(self) -> str:
+        """Attributes of an SVG path."""
+        dashes = f' stroke-dasharray="{self.dash}"' if self.dash else ""
+        return f'fill="none" stroke="{self.colour}" stroke-width="1.8"{dashes}'
+
+
+def look_of(index: int) -> Look:
+    """Of the index-th target; the first 24 differ."""
+    dash = DASHES[index // len(COLOURS) % len(DASHES)]
+    return Look(colour=COLOURS[index % len(COLOURS)], dash=dash)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     name: str
     points: Points
-    colour: str
+    look: Look
     is_step: bool = False
 
 
@@ -57,10 +82,8 @@ def chart(lines: Sequence[Line], x_name: str, y_name: str, y_max: float | None =
         x_max=max((x for x, _ in points), default=0.0) or 1.0,
         y_max=y_max or max((y for _, y in points), default=0.0) * 1.06 or 1.0,
     )
-    parts = [*_grid(axes), _names(x_name, y_name)]
-    for line in lines:
-        path = _path(line, axes)
-        parts.append(f'<path d="{path}" fill="none" stroke="{line.colour}" stroke-width="1.8"/>')
+    drawn = (f'<path d="{_path(line, axes)}" {line.look.stroke}/>' for line in lines)
+    parts = [*_grid(axes), _names(x_name, y_name), *drawn]
     return _svg(parts, f"{y_name} over {x_name}")
 
 
@@ -82,6 +105,12 @@ def stories(outcomes: Sequence[Outcome], colour: str, until_s: float) -> str:
                 f' height="{tall * 0.86:.2f}" fill="{fill}"/>'
             )
     return _svg(parts, "requests over time")
+
+
+def sample(look: Look) -> str:
+    """A piece of the line, for a legend."""
+    path = f'<path d="M0,4H36" {look.stroke}/>'
+    return f'<svg class="sample" viewBox="0 0 36 8" aria-hidden="true">{path}</svg>'
 
 
 def distribution(numbers: Iterable[float], scale: float = 1.0) -> Points:

@@ -8,16 +8,17 @@ from statistics import median
 from typing import Final
 
 from kaiten.bench import charts
-from kaiten.bench.charts import COLOURS, Line
+from kaiten.bench.charts import Line, Look, look_of, sample
 from kaiten.bench.figures import Figures, frame_gaps_s
 from kaiten.bench.outcomes import Outcome
 
 STYLE: Final = """
-:root{--fg:#1b1f24;--dim:#667080;--bg:#fff;--card:#f6f7f9;--rule:#dfe3e8;--wait:#c6ccd4;--bad:#c62828}
+:root{--fg:#1b1f24;--dim:#667080;--bg:#fff;--card:#f6f7f9;--rule:#dfe3e8;--wait:#c6ccd4;--bad:#c62828;
+--yellow:#d9c700}
 @media(prefers-color-scheme:dark){:root{--fg:#e6e9ee;--dim:#98a2b0;--bg:#14171b;--card:#1d2127;
---rule:#333a43;--wait:#4a525d;--bad:#ef6c6c}}
+--rule:#333a43;--wait:#4a525d;--bad:#ef6c6c;--yellow:#f0e442}}
 *{box-sizing:border-box}
-body{margin:0 auto;max-width:1040px;padding:28px 22px 60px;background:var(--bg);color:var(--fg);
+body{margin:0 auto;max-width:1280px;padding:28px 22px 60px;background:var(--bg);color:var(--fg);
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
 h1{font-size:22px;margin:0}h2{font-size:15px;margin:0 0 6px}p{margin:4px 0;color:var(--dim)}
 .top{display:grid;grid-template-columns:repeat(auto-fit,minmax(250px,1fr));gap:10px;margin:20px 0}
@@ -26,12 +27,16 @@ h1{font-size:22px;margin:0}h2{font-size:15px;margin:0 0 6px}p{margin:4px 0;color
 .top span{color:var(--dim);font-size:12.5px}
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(400px,1fr));gap:14px;margin:14px 0}
 .grid section{background:var(--card);border-radius:8px;padding:12px 14px}
+.wide{overflow-x:auto}
 table{border-collapse:collapse;width:100%;margin:16px 0;font-variant-numeric:tabular-nums}
-th,td{padding:5px 10px;text-align:right;border-bottom:1px solid var(--rule)}
+th,td{padding:5px 6px;text-align:right;border-bottom:1px solid var(--rule);vertical-align:top}
 th{color:var(--dim);font-weight:500;font-size:13px}th:first-child,td:first-child{text-align:left}
+td{white-space:nowrap}td small{display:block;color:var(--dim)}
 svg{width:100%;height:auto;display:block}svg text{font-size:10.5px;fill:var(--dim)}
 svg .n{font-size:11.5px}svg .g{stroke:var(--rule);stroke-width:1}
-.key i{display:inline-block;width:18px;height:3px;margin:0 6px 3px 14px;vertical-align:middle}
+.key{position:sticky;top:0;background:var(--bg);padding:6px 0;color:var(--fg)}
+.key span{display:inline-block;white-space:nowrap;margin-right:18px}
+svg.sample{display:inline-block;width:36px;height:8px;margin-right:6px;vertical-align:middle}
 .bad{color:var(--bad)}details{margin-top:22px;color:var(--dim)}pre{white-space:pre-wrap;font-size:12px}
 """
 
@@ -77,16 +82,16 @@ def page(runs: Sequence[Run], *, title: str, facts: Mapping[str, object]) -> str
     """The whole file. Pictures show each target's round of median throughput."""
     groups = by_name(runs)
     shown = {name: typical(rounds) for name, rounds in groups.items()}
-    colours = dict(zip(groups, COLOURS * (1 + len(groups) // len(COLOURS)), strict=False))
+    looks = {name: look_of(index) for index, name in enumerate(groups)}
     body = [
         f"<h1>{html.escape(title)}</h1>",
         f"<p>{html.escape(' · '.join(f'{key} {value}' for key, value in facts.items()))}</p>",
-        *(f"<p>{html.escape(name)}: {html.escape(run.says)}</p>" for name, run in shown.items()),
     ]
-    body += [_headline(next(iter(shown.values())).figures)] if len(groups) == 1 else [_key(colours)]
+    body += [_headline(next(iter(shown.values())).figures)] if len(groups) == 1 else []
     only = runs[0].figures if len(runs) == 1 else None
-    body += [_spreads(only) if only else _table(groups), _errors(runs)]
-    body += [_pictures(shown, colours), _raw(runs)]
+    body += [_spreads(only) if only else _table(groups, looks), _errors(runs)]
+    body += [_key(looks)] if len(groups) > 1 else []
+    body += [_pictures(shown, looks), _targets(shown), _raw(runs)]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -139,12 +144,14 @@ def _headline(figures: Figures) -> str:
     )
 
 
-def _key(colours: Mapping[str, str]) -> str:
-    entries = (
-        f'<i style="background:{colour}"></i>{html.escape(name)}'
-        for name, colour in colours.items()
-    )
+def _key(looks: Mapping[str, Look]) -> str:
+    """Stays in sight above the pictures."""
+    entries = (f"<span>{_named(name, look)}</span>" for name, look in looks.items())
     return f'<p class="key">{"".join(entries)}</p>'
+
+
+def _named(name: str, look: Look) -> str:
+    return f"{sample(look)}{html.escape(name)}"
 
 
 def _spreads(figures: Figures) -> str:
@@ -166,23 +173,21 @@ def _spreads(figures: Figures) -> str:
     return "".join([*lines, "</table>"])
 
 
-def _table(groups: Mapping[str, Sequence[Run]]) -> str:
-    names = list(groups)
-    heads = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    heads += "".join(
-        f"<th>{html.escape(name)} / {html.escape(names[0])}</th>" for name in names[1:]
-    )
-    lines = [f"<table><tr><th></th>{heads}</tr>"]
-    for label, unit, value_of, _ in ROWS:
-        values = {
-            name: [value_of(run.figures) for run in rounds] for name, rounds in groups.items()
-        }
-        cells = [_cell(values[name]) for name in names]
-        base = median(values[names[0]])
-        cells += [ratio_text(median(values[name]), base) for name in names[1:]]
-        row = "".join(f"<td>{cell}</td>" for cell in cells)
-        lines.append(f"<tr><td>{label} <span>({unit})</span></td>{row}</tr>")
-    return "".join([*lines, "</table>"])
+def _table(groups: Mapping[str, Sequence[Run]], looks: Mapping[str, Look]) -> str:
+    """A row per target; those after the first also in multiples of the first."""
+    heads = "".join(f"<th>{label} ({unit})</th>" for label, unit, _, _ in ROWS)
+    lines = [f'<div class="wide"><table><tr><th></th>{heads}</tr>']
+    first = next(iter(groups))
+    for name, rounds in groups.items():
+        cells = []
+        for _, _, value_of, _ in ROWS:
+            values = [value_of(run.figures) for run in rounds]
+            base = median(value_of(run.figures) for run in groups[first])
+            ratio = "" if name == first else f"<small>{ratio_text(median(values), base)}</small>"
+            cells.append(f"<td>{_cell(values)}{ratio}</td>")
+        lines.append(f"<tr><td>{_named(name, looks[name])}</td>{''.join(cells)}</tr>")
+    note = f"medians and ranges of rounds; × is a multiple of {html.escape(first)}"
+    return "".join([*lines, f"</table></div><p>{note}</p>"])
 
 
 def _cell(values: Sequence[float]) -> str:
@@ -190,7 +195,7 @@ def _cell(values: Sequence[float]) -> str:
     middle = figure(median(values))
     if len(values) == 1:
         return middle
-    return f"{middle} <small>[{figure(min(values))} … {figure(max(values))}]</small>"
+    return f"{middle}<small>{figure(min(values))}–{figure(max(values))}</small>"
 
 
 def _errors(runs: Sequence[Run]) -> str:
@@ -206,10 +211,10 @@ def _errors(runs: Sequence[Run]) -> str:
     return "".join(f'<p class="bad">{html.escape(line)}</p>' for line in lines)
 
 
-def _pictures(shown: Mapping[str, Run], colours: Mapping[str, str]) -> str:
+def _pictures(shown: Mapping[str, Run], looks: Mapping[str, Look]) -> str:
     def lines(points: Callable[[Run], charts.Points], *, is_step: bool = True) -> list[Line]:
         return [
-            Line(name=name, points=points(run), colour=colours[name], is_step=is_step)
+            Line(name=name, points=points(run), look=looks[name], is_step=is_step)
             for name, run in shown.items()
         ]
 
@@ -231,11 +236,16 @@ def _pictures(shown: Mapping[str, Run], colours: Mapping[str, str]) -> str:
     until_s = max((o.done_s for run in shown.values() for o in run.outcomes), default=0.0)
     cards += [
         (f"Every request{f' of {name}' if len(shown) > 1 else ''}: waiting, then streaming",
-         charts.stories(run.outcomes, colours[name], until_s))
+         charts.stories(run.outcomes, looks[name].colour, until_s))
         for name, run in shown.items()
     ]  # fmt: skip
     sections = (f"<section><h2>{html.escape(name)}</h2>{svg}</section>" for name, svg in cards)
     return f'<div class="grid">{"".join(sections)}</div>'
+
+
+def _targets(shown: Mapping[str, Run]) -> str:
+    lines = (f"<p>{html.escape(name)}: {html.escape(run.says)}</p>" for name, run in shown.items())
+    return f"<details open><summary>How each was asked</summary>{''.join(lines)}</details>"
 
 
 def _raw(runs: Sequence[Run]) -> str:

@@ -187,11 +187,25 @@ def test_the_page_is_whole_and_stands_by_itself(runs: list[Run]) -> None:
     tags = Tags()
     tags.feed(text)
     assert tags.open == []
-    assert tags.seen.count("svg") == 5 + len({each.name for each in runs})
+    assert text.count('role="img"') == 5 + len({each.name for each in runs})
     assert "<x>" not in text
     assert "a &amp; b" in text
     assert "nan" not in text.lower().replace("finance", "")
     assert ("timeout" in text) == any(each.figures.errors for each in runs)
+
+
+def test_a_crowd_of_targets_can_be_told_apart() -> None:
+    count = len(charts.COLOURS) * len(charts.DASHES)
+    looks = [charts.look_of(index) for index in range(count)]
+    assert len(set(looks)) == count >= 10
+    assert not any(look.dash for look in looks[:8]), "colours first"
+    assert charts.look_of(count) == looks[0]
+    names = [f"target-{index}" for index in range(11)]
+    text = page([run(name, outcome()) for name in names], title="t", facts={})
+    table, key = text.split('class="key"')[0], text.split('class="key"')[1].split("</p>")[0]
+    for name, look in zip(names, looks, strict=False):
+        said = f"{look.stroke}/></svg>{name}<"
+        assert table.count(said) == key.count(said) == 1
 
 
 def test_the_typical_round_is_the_one_in_the_middle() -> None:
