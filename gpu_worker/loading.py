@@ -17,7 +17,7 @@ from torch import Tensor
 from gpu_worker.accelerator import Cuda
 from gpu_worker.checkpoint import Checkpoint, find_checkpoint
 from gpu_worker.decoder import Decoder
-from gpu_worker.device import AheadDevice, Device
+from gpu_worker.device import AheadDevice, Device, StepInputs, StepSamples
 from gpu_worker.draft import RowLimits
 from gpu_worker.kv_cache import (
     PoolRequest,
@@ -44,7 +44,7 @@ from gpu_worker.target import (
     numeric_class,
 )
 from gpu_worker.torch_device import TorchDevice
-from gpu_worker.warm_up import largest_step, warm_up
+from gpu_worker.warm_up import largest_step, mixed_tokens, warm_up
 from gpu_worker.weights import Weights, fingerprint, load_weights
 from kernels import native
 from service_kit.errors import ConfigError
@@ -64,6 +64,8 @@ class Loaded:
     dtype: str
     device_name: str
     pool: PoolSize
+    # How many tokens a step may have in which somebody decodes.
+    mixed_tokens: int
     phases_ms: dict[str, int]
 
 
@@ -111,6 +113,7 @@ def load(settings: WorkerSettings) -> Loaded:
     limits = row_limits(settings, config, pool)
     with timer.phase("warm_up"):
         device = ready_device(decoder, pages, limits)
+        mixed = mixed_tokens(compute_of(device), limits, settings.mixed_step_s)
     return Loaded(
         device=device,
         limits=limits,
@@ -120,6 +123,7 @@ def load(settings: WorkerSettings) -> Loaded:
         dtype=dtype_text(dtype, is_int8=is_int8),
         device_name=device_name(target),
         pool=pool,
+        mixed_tokens=mixed,
         phases_ms=timer.phases_ms,
     )
 
@@ -184,10 +188,17 @@ def ready_device(decoder: Decoder, pages: Tensor, limits: RowLimits) -> Device |
         return in_turns
     sizes = graph_sizes(limits.slots)
     device = ResidentDevice(decoder, pages, limits, Cuda(pages.device), graph_sizes=sizes)
-    warm_up(lambda step: device.launch(step).result(), limits)
+    warm_up(compute_of(device), limits)
     device.record(lambda done, total: log.info("worker.recording", done=done, total=total))
     torch.cuda.synchronize(pages.device)
     return device
+
+
+def compute_of(device: Device | AheadDevice) -> Callable[[StepInputs], StepSamples]:
+    """A step of nobody's rows, from its inputs to its end."""
+    if isinstance(device, AheadDevice):
+        return lambda step: device.launch(step).result()
+    return device.execute
 
 
 def choose_kernels(asked: str) -> None:

@@ -160,3 +160,5 @@ class Description:
     block_count: int
     slots_max: int
     step_tokens_max: int
+    # Of a step in which somebody decodes.
+    mixed_tokens_max: int

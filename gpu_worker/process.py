@@ -82,7 +82,7 @@ class WorkerProcess:
         self._registrar = Registrar(
             settings.scheduler, address_for=address_for, description=description
         )
-        self._look_at(meters, self._engine, self._registrar)
+        self._look_at(meters, self._engine, self._registrar, loaded.mixed_tokens)
         page = self._metrics.serve(settings.metrics_host, settings.metrics_port)
         bound = settings.advertise_address or f"{settings.grpc_host}:{port}"
         return {**_ready_fields(loaded, description, bound), "metrics": page}
@@ -119,8 +119,11 @@ class WorkerProcess:
         if self._spans is not None:
             await asyncio.to_thread(self._spans.close)
 
-    def _look_at(self, meters: Meters, engine: Engine, registrar: Registrar) -> None:
+    def _look_at(
+        self, meters: Meters, engine: Engine, registrar: Registrar, mixed_tokens: int
+    ) -> None:
         meters.gauge("commands_waiting", lambda: engine.waiting_count, "plans not yet begun")
+        meters.gauge("mixed_tokens_max", lambda: mixed_tokens, "of a step with decodes")
         meters.gauge("is_registered", lambda: int(registrar.is_registered), "known to a leader")
 
     def _crash_hook(self) -> Callable[[Exception], None]:
@@ -155,6 +158,7 @@ def describe(loaded: Loaded) -> Description:
         block_count=limits.block_count,
         slots_max=limits.slots,
         step_tokens_max=limits.step_tokens,
+        mixed_tokens_max=loaded.mixed_tokens,
     )
 
 
@@ -173,5 +177,6 @@ def _ready_fields(loaded: Loaded, description: Description, address: str) -> dic
         "concurrency_max": round(pool.concurrency, 1),
         "slots": description.slots_max,
         "step_tokens": description.step_tokens_max,
+        "mixed_tokens": description.mixed_tokens_max,
         "phases_ms": loaded.phases_ms,
     }

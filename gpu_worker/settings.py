@@ -1,10 +1,13 @@
 """What an operator can set on a worker."""
 
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from service_kit.settings import Settings
+
+# Streams pause for it while a prompt is computed beside them; a tenth more with what comes around.
+MIXED_STEP_MS: Final = 120.0
 
 
 class WorkerSettings(Settings):
@@ -47,6 +50,12 @@ class WorkerSettings(Settings):
     step_tokens: int = Field(
         default=512, ge=1, le=65536, description="tokens one step may compute, more than --slots"
     )
+    mixed_step_ms: float | None = Field(
+        default=None,
+        gt=0,
+        description="how long prompts may make a step in which others decode; default: 120, and"
+        " as long as it takes where --step-tokens is given",
+    )
     block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
     kv_memory_mb: float | None = Field(
         default=None, gt=0, description="memory for KV blocks; default: a share of what is free"
@@ -70,6 +79,13 @@ class WorkerSettings(Settings):
         default=30.0, ge=0, description="how long a stopping worker waits for its work to move"
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def mixed_step_s(self) -> float | None:
+        """How long a step in which somebody decodes may take; None: `step_tokens` decides."""
+        if self.mixed_step_ms is not None:
+            return self.mixed_step_ms / 1000
+        return None if "step_tokens" in self.model_fields_set else MIXED_STEP_MS / 1000
 
     @model_validator(mode="after")
     def _check_relations(self) -> Self:

@@ -4,7 +4,9 @@ They read and write nobody's blocks, and no row: on a device that holds the rows
 padding.
 """
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -17,6 +19,7 @@ _TOKENS: Final = 32
 _ROWS: Final = 4
 _TOP_LOGPROBS: Final = 5
 _NOBODY: Final = -1
+_TIMES: Final = 2
 
 
 def warm_up(compute: Callable[[StepInputs], object], limits: RowLimits) -> None:
@@ -43,6 +46,50 @@ def largest_step(limits: RowLimits) -> StepInputs:
     first = min(limits.step_tokens - (rows - 1), limits.context_tokens)
     width = limits.blocks_per_row
     return step_of([first, *[1] * (rows - 1)], limits, table_width=width)
+
+
+def tokens_within(
+    limit_s: float, seconds_of: Callable[[int], float], *, least: int, most: int
+) -> int:
+    """How many tokens, in [least, most], a step may have that is to end within `limit_s`.
+
+    Doubles them until it does not, and takes what lies between on a straight line. `seconds_of` a
+    number of tokens runs such a step.
+    """
+    count, seconds = least, seconds_of(least)
+    fewer, before_s = count, seconds
+    while seconds <= limit_s and count < most:
+        fewer, before_s = count, seconds
+        count = min(2 * count, most)
+        seconds = seconds_of(count)
+    if seconds <= limit_s or count == least:
+        return count
+    return fewer + int((count - fewer) * (limit_s - before_s) / (seconds - before_s))
+
+
+def mixed_tokens(
+    compute: Callable[[StepInputs], object], limits: RowLimits, limit_s: float | None
+) -> int:
+    """How many tokens a step may have in which somebody decodes, by running some.
+
+    However slow they are, a full batch of decodes leaves room for as many tokens of prompts.
+    """
+    if limit_s is None or limits.slots == 1:
+        return limits.step_tokens
+
+    def seconds_of(tokens: int) -> float:
+        step = largest_step(replace(limits, step_tokens=tokens))
+        # The least of them: whatever else the machine does only adds.
+        return min(_seconds(lambda: compute(step)) for _ in range(_TIMES))
+
+    least = min(2 * limits.slots, limits.step_tokens)
+    return tokens_within(limit_s, seconds_of, least=least, most=limits.step_tokens)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    started_s = time.perf_counter()
+    run()
+    return time.perf_counter() - started_s
 
 
 def step_of(

@@ -156,4 +156,5 @@ def description_to_proto(description: Description) -> common_pb2.WorkerDescripti
         block_count=description.block_count,
         slots_max=description.slots_max,
         step_tokens_max=description.step_tokens_max,
+        mixed_tokens_max=description.mixed_tokens_max,
     )

@@ -59,6 +59,9 @@ def serve(
     cell: Annotated[str, Parameter(help="which cell of a shared store")] = "0",
     slots: Annotated[int | None, Parameter(help="sequences per worker at once")] = None,
     step_tokens: Annotated[int | None, Parameter(help="tokens per step at most")] = None,
+    mixed_step_ms: Annotated[
+        float | None, Parameter(help="how long prompts may hold up those who decode, per step")
+    ] = None,
     kv_memory_mb: Annotated[int | None, Parameter(help="memory of each KV pool")] = None,
     threads: Annotated[int | None, Parameter(help="CPU threads per worker")] = None,
     api_keys_file: Annotated[
@@ -89,6 +92,7 @@ def serve(
             cell=cell,
             slots=slots,
             step_tokens=step_tokens,
+            mixed_step_ms=mixed_step_ms,
             kv_memory_mb=kv_memory_mb,
             threads=threads,
             api_keys_file=None if api_keys_file is None else api_keys_file.expanduser().resolve(),

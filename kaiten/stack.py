@@ -34,6 +34,7 @@ class ServeOptions:
     cell: str = "0"
     slots: int | None = None
     step_tokens: int | None = None
+    mixed_step_ms: float | None = None
     kv_memory_mb: int | None = None
     threads: int | None = None
     api_keys_file: Path | None = None
@@ -127,6 +128,7 @@ def _worker(options: ServeOptions, name: str, address: str, scheduler_address: s
     limits = {
         "--slots": options.slots,
         "--step-tokens": options.step_tokens,
+        "--mixed-step-ms": options.mixed_step_ms,
         "--kv-memory-mb": options.kv_memory_mb,
         "--threads": threads,
     }

@@ -26,11 +26,7 @@ class Servicer(SchedulerServiceServicer):
     async def Register(self, request: Any, context: Any) -> RegisterResponse:
         if not request.address or not request.worker.boot_id:
             raise InvalidRequest("address, worker.boot_id", "must not be empty")
-        if request.worker.step_tokens_max <= request.worker.slots_max:
-            raise InvalidRequest(
-                "worker.step_tokens_max",
-                f"must be more than slots_max, got {request.worker.step_tokens_max}",
-            )
+        _check_budgets(request.worker)
         self._leading().register(request.address, request.worker)
         return RegisterResponse(heartbeat_interval_ms=self._settings.heartbeat_interval_ms)
 
@@ -74,3 +70,14 @@ class Servicer(SchedulerServiceServicer):
             state.block_count = snapshot.block_count
             state.plans_in_flight = snapshot.plans_in_flight
         return state
+
+
+def _check_budgets(worker: common_pb2.WorkerDescription) -> None:
+    """InvalidRequest unless every kind of step has room for a prompt beside the rows."""
+    if worker.step_tokens_max <= worker.slots_max:
+        rule = f"must be more than slots_max, got {worker.step_tokens_max}"
+        raise InvalidRequest("worker.step_tokens_max", rule)
+    mixed = worker.mixed_tokens_max
+    if mixed and not worker.slots_max < mixed <= worker.step_tokens_max:
+        rule = f"must be 0, or more than slots_max and at most step_tokens_max, got {mixed}"
+        raise InvalidRequest("worker.mixed_tokens_max", rule)

@@ -91,6 +91,7 @@ def spec_from_proto(worker: WorkerDescription) -> WorkerSpec:
         block_count=worker.block_count,
         slots_max=worker.slots_max,
         step_tokens_max=worker.step_tokens_max,
+        mixed_tokens_max=worker.mixed_tokens_max or None,
         vocab_size=worker.vocab_size,
         context_tokens_max=worker.context_tokens_max,
     )

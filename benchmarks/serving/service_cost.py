@@ -38,6 +38,7 @@ from ledger import Ledger
 # Nothing is folded away before it is read.
 WHOLE_JOURNAL = {"KAITEN_SCHEDULER_FOLD_RECORDS": "100000"}
 TIMEOUT_S = 600.0
+STEP_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,7 @@ def _bare(asked: Asked, concurrency: int, jobs: Sequence[Job]) -> Turn:
         command += ["--model", str(asked.model), "--dtype", asked.dtype, "--jobs", str(told)]
         command += ["--threads", str(asked.threads), "--slots", str(asked.slots)]
         command += ["--out", f"{folder}/out.json", "--concurrency", str(concurrency)]
+        command += ["--step-tokens", str(STEP_TOKENS)]
         with log.open("w") as errors:
             done = subprocess.run(command, cwd=ROOT, stdout=errors, stderr=errors, check=False)
         if done.returncode:
@@ -177,6 +179,8 @@ def stack(asked: Asked) -> list[Turn]:
 
 def _stack(asked: Asked, concurrency: int, jobs: Sequence[Job]) -> Turn:
     flags = ("--dtype", asked.dtype, "--slots", str(asked.slots), "--threads", str(asked.threads))
+    # Exactly the bare loop's, not what the worker finds to end in time.
+    flags += ("--step-tokens", str(STEP_TOKENS))
     with serving(str(asked.model), *flags, environ=WHOLE_JOURNAL) as running:
         return asyncio.run(_ask(running, concurrency, jobs))
 

@@ -116,10 +116,10 @@ class Planner:
         return -(-(self.waiting.seatable + sum(rows)) // len(rows))
 
     def _has_budget(self, worker: Worker) -> bool:
-        """One more prefill can be promised its minimum of every step."""
+        """One more prefill can be promised its minimum of every step, whoever decodes beside it."""
         prefills = sum(s.known - s.planned > 1 for s in worker.running.values())
         decodes = len(worker.running) - prefills
-        budget = worker.spec.step_tokens_max - decodes
+        budget = worker.spec.mixed_budget - decodes
         return budget >= (prefills + 1) * min(self.config.prefill_tokens_min, budget)
 
     def _may_sit(
@@ -241,10 +241,11 @@ class Planner:
 
         In the queue's order, and none takes more than half of what is left while another waits
         behind it: a short prompt is never serialised behind long ones. Each gets at least
-        `prefill_tokens_min` (see `_has_budget`).
+        `prefill_tokens_min` (see `_has_budget`). Where nobody decodes, nobody is kept waiting.
         """
         prefills = [(slot, s) for slot, s in worker.running.items() if s.known - s.planned > 1]
-        budget = worker.spec.step_tokens_max - (len(worker.running) - len(prefills))
+        decodes, spec = len(worker.running) - len(prefills), worker.spec
+        budget = spec.mixed_budget - decodes if decodes else spec.step_tokens_max
         prefills.sort(key=lambda row: self.waiting.turn(row[1]))
         minimum = self.config.prefill_tokens_min
         chunks: dict[SlotIndex, int] = {}

@@ -103,10 +103,19 @@ class WorkerSpec:
     vocab_size: int
     # Longest prompt + output; None: whatever the blocks hold.
     context_tokens_max: int | None = None
+    # Tokens of a step in which somebody decodes; None: `step_tokens_max`.
+    mixed_tokens_max: int | None = None
 
     def __post_init__(self) -> None:
         assert min(self.block_size, self.block_count, self.slots_max) >= 1
-        assert self.step_tokens_max > self.slots_max, "decode rows must leave room for a prefill"
+        assert self.step_tokens_max >= self.mixed_budget > self.slots_max, (
+            "decode rows must leave room for a prefill"
+        )
+
+    @property
+    def mixed_budget(self) -> int:
+        """Tokens of a step in which somebody decodes, and waits for the others' prompts."""
+        return self.step_tokens_max if self.mixed_tokens_max is None else self.mixed_tokens_max
 
     @property
     def places_max(self) -> int:

@@ -161,6 +161,7 @@ def load_mock(settings: WorkerSettings) -> Loaded:
         dtype="none",
         device_name="mock",
         pool=pool,
+        mixed_tokens=settings.step_tokens,
         phases_ms={},
     )
 

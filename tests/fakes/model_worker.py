@@ -129,6 +129,7 @@ class ModelWorker:
     def _run(self, plan: Plan) -> StepResult:
         chunks = dict(plan.chunks) if self.steps_done == 0 else {}
         slots, tokens, finished, errors, explained, computed = [], [], {}, {}, {}, 0
+        is_mixed = any(row.gap == 1 and not row.is_finished for row in self.rows.values())
         for slot, row in self.rows.items():
             count = chunks.get(slot, 1 if row.gap == 1 else 0)
             if count == 0 or row.is_finished:
@@ -153,7 +154,8 @@ class ModelWorker:
                 tokens.append(token)
                 if (reason := self._end(row)) is not None:
                     finished[slot] = reason
-        assert computed <= self.spec.step_tokens_max, "budget exceeded"
+        budget = self.spec.mixed_budget if is_mixed else self.spec.step_tokens_max
+        assert computed <= budget, "budget exceeded"
         result = StepResult(
             worker_id=self.id,
             plan_id=plan.plan_id,

@@ -23,6 +23,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4]),
         slots=st.integers(1, 4),
         room=st.sampled_from([1, 5, 40]),
+        mixed_room=st.sampled_from([None, 1, 5]),
         tenant_tokens=st.sampled_from([None, None, 1, 30]),
     )
     def start(
@@ -33,6 +34,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size: int,
         slots: int,
         room: int,
+        mixed_room: int | None,
         tenant_tokens: int | None,
     ) -> None:
         self.cell = Cell(
@@ -47,6 +49,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             blocks=PLACES // block_size,
             slots=slots,
             step_tokens=slots + room,
+            mixed_tokens=None if mixed_room is None else slots + min(room, mixed_room),
             vocab_size=50,
         )
         self.born = 0

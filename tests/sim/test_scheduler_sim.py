@@ -73,12 +73,14 @@ class World:
     def add_worker(self) -> None:
         self.born += 1
         slots = self.rng.choice([1, 4, 8])
+        room = self.rng.choice([1, 7, 64])
         spec = WorkerSpec(
             fingerprint="f",
             block_size=self.block_size,
             block_count=self.places // self.block_size,
             slots_max=slots,
-            step_tokens_max=slots + self.rng.choice([1, 7, 64]),
+            step_tokens_max=slots + room,
+            mixed_tokens_max=self.rng.choice([None, slots + 1, slots + room]),
             vocab_size=VOCAB_SIZE,
         )
         worker = ModelWorker(

@@ -29,6 +29,7 @@ def spec(
     block_size: int = 4,
     slots: int = 8,
     step_tokens: int | None = None,
+    mixed_tokens: int | None = None,
     vocab_size: int = 1000,
     fingerprint: str = "model",
     context: int | None = None,
@@ -40,6 +41,7 @@ def spec(
         block_count=blocks,
         slots_max=slots,
         step_tokens_max=slots + 64 if step_tokens is None else step_tokens,
+        mixed_tokens_max=mixed_tokens,
         vocab_size=vocab_size,
         context_tokens_max=context,
     )

@@ -55,6 +55,7 @@ def description(limits: RowLimits, boot_id: str = "boot") -> Description:
         block_count=limits.block_count,
         slots_max=limits.slots,
         step_tokens_max=limits.step_tokens,
+        mixed_tokens_max=limits.step_tokens,
     )
 
 

@@ -185,6 +185,28 @@ def test_no_step_computes_more_than_its_budget() -> None:
         assert plan.chunk_tokens + plan.decode_rows <= 7
 
 
+def test_prompts_take_less_of_a_step_in_which_somebody_decodes() -> None:
+    cell = Cell(spec(slots=4, step_tokens=40, mixed_tokens=12), prefill_tokens=2, in_flight=1)
+    cell.submit(70, 3)
+    assert cell.must_plan().chunk_tokens == 40
+    decoding = cell.submit(2, 60)
+    cell.turns(3)
+    assert cell.outputs[decoding]
+    cell.submit(90, 2)
+    mixed = [plan for plan in cell.finish() if plan.decode_rows and plan.chunks]
+    assert mixed
+    assert all(plan.chunk_tokens + plan.decode_rows <= 12 for plan in mixed)
+    assert max(plan.chunk_tokens + plan.decode_rows for plan in mixed) == 12
+
+
+def test_a_promise_to_a_prefill_holds_when_another_begins_to_decode() -> None:
+    cell = Cell(spec(slots=8, step_tokens=80, mixed_tokens=24), prefill_tokens=8)
+    for length in (1, 50, 50, 50, 50):
+        cell.submit(length, 30)
+    for plan in cell.finish():
+        assert len(plan.chunks) <= 3
+
+
 def test_shorts_are_not_serialised_behind_three_long_prompts() -> None:
     cell = Cell(spec(slots=8, step_tokens=72, blocks=4000), prefill_tokens=4)
     for _ in range(3):
@@ -267,6 +289,10 @@ def test_a_budget_as_small_as_it_may_be_still_moves_everybody() -> None:
 def test_a_worker_without_room_for_a_prefill_beside_its_decodes_is_refused() -> None:
     with pytest.raises(AssertionError, match="leave room for a prefill"):
         spec(slots=4, step_tokens=4)
+    with pytest.raises(AssertionError, match="leave room for a prefill"):
+        spec(slots=4, step_tokens=9, mixed_tokens=4)
+    with pytest.raises(AssertionError, match="leave room for a prefill"):
+        spec(slots=4, step_tokens=9, mixed_tokens=10)
 
 
 # Several workers
