@@ -32,6 +32,12 @@ app.command(
 
 Address = Annotated[str, Parameter(help="host:port of a gateway's gRPC API")]
 Policy = Annotated[Literal["fair", "fcfs", "priority", "static"], Parameter(help="who runs next")]
+MixedStepMs = Annotated[
+    float | None, Parameter(help="how long prompts may hold up those who decode, per step")
+]
+ApiKeysFile = Annotated[
+    Path | None, Parameter(help="tenants and their keys, see `kaiten keygen`; default: no keys")
+]
 WeightDtype = Annotated[
     Literal["auto", "int8"], Parameter(help="int8: a byte per weight; auto: --dtype")
 ]
@@ -59,14 +65,10 @@ def serve(
     cell: Annotated[str, Parameter(help="which cell of a shared store")] = "0",
     slots: Annotated[int | None, Parameter(help="sequences per worker at once")] = None,
     step_tokens: Annotated[int | None, Parameter(help="tokens per step at most")] = None,
-    mixed_step_ms: Annotated[
-        float | None, Parameter(help="how long prompts may hold up those who decode, per step")
-    ] = None,
+    mixed_step_ms: MixedStepMs = None,
     kv_memory_mb: Annotated[int | None, Parameter(help="memory of each KV pool")] = None,
     threads: Annotated[int | None, Parameter(help="CPU threads per worker")] = None,
-    api_keys_file: Annotated[
-        Path | None, Parameter(help="tenants and their keys, see `kaiten keygen`; default: no keys")
-    ] = None,
+    api_keys_file: ApiKeysFile = None,
 ) -> int:
     """Serve a model: store, scheduler, workers and gateway as processes under one supervisor."""
     from kaiten.display import show_start_error
