@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from service_kit.settings import Settings
 
 # Streams pause for it while a prompt is computed beside them; a tenth more with what comes around.
-MIXED_STEP_MS: Final = 120.0
+MIXED_STEP_MS: Final = 130.0
 
 
 class WorkerSettings(Settings):
@@ -53,7 +53,7 @@ class WorkerSettings(Settings):
     mixed_step_ms: float | None = Field(
         default=None,
         gt=0,
-        description="how long prompts may make a step in which others decode; default: 120, and"
+        description="how long prompts may make a step in which others decode; default: 130, and"
         " as long as it takes where --step-tokens is given",
     )
     block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
