@@ -9,7 +9,10 @@ from typing import Any, Final
 FIXES: Final = (
     (r"No module named '(gateway|scheduler_svc|gpu_worker)", "reinstall kaiten: pip install -e ."),
     (r"No module named", "install what is missing: pip install 'kaiten[serve]'"),
-    (r"signal SIGKILL|MemoryError|not enough memory", "free memory, or use --dtype bf16"),
+    (
+        r"signal SIGKILL|MemoryError|not enough memory",
+        "free memory, or use --dtype bf16 or --weight-dtype int8",
+    ),
     (r"signal SIGILL", "this CPU lacks an instruction the build uses; see `kaiten doctor`"),
 )
 

@@ -3,14 +3,13 @@
 import queue
 from typing import Protocol
 
-from benchmarks.gpu.crowd import WORKER, Crowd
+from benchmarks.gpu.crowd import Crowd
+from benchmarks.one_process import to_core, to_worker
 from gpu_worker import plans
 from gpu_worker.device import AheadDevice
 from gpu_worker.draft import RowLimits
 from gpu_worker.engine import Engine
 from gpu_worker.rows import Rows
-from gpu_worker.wire import plan_from_proto
-from scheduler_svc.core.types import Reason, StepResult
 
 
 class CrowdDevice(AheadDevice, Protocol):
@@ -18,21 +17,6 @@ class CrowdDevice(AheadDevice, Protocol):
 
     @property
     def limits(self) -> RowLimits: ...
-
-
-def result_of(result: plans.StepResult) -> StepResult:
-    """The engine's words in the scheduler's."""
-    outcome = result.outcome
-    return StepResult(
-        worker_id=WORKER,
-        plan_id=result.plan_id,
-        step=result.step,
-        slots=outcome.slots,
-        tokens=outcome.token_ids,
-        finished={slot: Reason(reason.value) for slot, reason in outcome.finished},
-        errors=dict(outcome.errors),
-        is_last=result.is_last,
-    )
 
 
 class _Listener:
@@ -68,13 +52,13 @@ def compute_in_process(device: CrowdDevice, crowd: Crowd) -> list[plans.StepResu
     try:
         while not crowd.is_done:
             while (plan := crowd.next_plan()) is not None:
-                engine.submit(listener, plan_from_proto(plan))
+                engine.submit(listener, to_worker(plan, crowd.output_of))
             said = listener.said.get()
             if isinstance(said, Exception):
                 raise said
             assert said is not None
             results.append(said)
-            crowd.take(result_of(said))
+            crowd.take(to_core(said.plan_id, said.step, said.outcome, is_last=said.is_last))
     finally:
         engine.stop()
     return results

@@ -12,15 +12,14 @@ from typing import Any
 
 import grpc
 
-from benchmarks.gpu.crowd import LEADER, WORKER, Crowd, Job
+from benchmarks.gpu.crowd import Crowd, Job
+from benchmarks.one_process import WORKER
 from gpu_worker.draft import RowLimits
 from protos.kaiten.v1 import common_pb2, worker_service_pb2, worker_service_pb2_grpc
-from scheduler_svc.core.types import Reason, StepResult
+from scheduler_svc.core.types import Plan
+from scheduler_svc.wire import plan_to_proto, step_from_proto
 
-REASONS = {
-    common_pb2.FINISH_REASON_STOP: Reason.STOP,
-    common_pb2.FINISH_REASON_LENGTH: Reason.LENGTH,
-}
+LEADER = common_pb2.Leader(epoch=1, nonce=7)
 
 
 class Delayed:
@@ -58,16 +57,26 @@ async def lead(given: dict[str, Any]) -> dict[str, float]:
         started_s = time.perf_counter()
         while not crowd.is_done:
             while (plan := crowd.next_plan()) is not None:
-                plans.put(worker_service_pb2.ExecuteRequest(plan=plan))
+                plans.put(worker_service_pb2.ExecuteRequest(plan=_message(plan, crowd)))
             message = await results.get()
             if isinstance(message, grpc.aio.AioRpcError):
                 raise message
-            crowd.take(_result(message))
+            crowd.take(step_from_proto(WORKER, message))
         seconds = time.perf_counter() - started_s
         for task in tasks:
             task.cancel()
         call.cancel()
     return {"tokens": crowd.tokens, "seconds": seconds, "tokens_per_s": crowd.tokens / seconds}
+
+
+def _message(plan: Plan, crowd: Crowd) -> worker_service_pb2.Plan:
+    samplings = (
+        worker_service_pb2.RowSampling(
+            top_p=1.0, max_tokens=crowd.output_of(join.serial), logprobs=-1, repetition_penalty=1.0
+        )
+        for join in plan.joins
+    )
+    return plan_to_proto(plan, LEADER, samplings)
 
 
 async def _send(call: Any, plans: Delayed) -> None:
@@ -81,19 +90,6 @@ async def _receive(call: Any, put: Callable[[Any], None]) -> None:
             put(message.step)
     except grpc.aio.AioRpcError as error:
         put(error)
-
-
-def _result(message: worker_service_pb2.StepResult) -> StepResult:
-    return StepResult(
-        worker_id=WORKER,
-        plan_id=message.plan_id,
-        step=message.step,
-        slots=tuple(message.slots),
-        tokens=tuple(message.token_ids),
-        finished={row.slot: REASONS[row.reason] for row in message.finished},
-        errors={row.slot: row.message for row in message.errors},
-        is_last=message.is_last,
-    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ import torch
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.floors import floors
 from benchmarks.gpu.models import Shape, limits_of, random_weights, resident, shapes
-from gpu_worker.plans import Join, Leader, Plan, RowSampling, StepResult
+from benchmarks.one_process import LEADER, greedy
+from gpu_worker.plans import Join, Plan, StepResult
 from gpu_worker.rows import Rows
 from gpu_worker.stepping import OneAhead
 from gpu_worker.weights import Weights
@@ -100,7 +101,7 @@ def full_batch(rows: int, context: int, steps: int, blocks: int) -> Plan:
         for slot in range(rows)
     )
     return Plan(
-        leader=Leader(epoch=1, nonce=7),
+        leader=LEADER,
         plan_id=1,
         lease_steps=steps,
         leaves=(),
@@ -109,27 +110,6 @@ def full_batch(rows: int, context: int, steps: int, blocks: int) -> Plan:
         copies=(),
         chunks=(),
         membership_checksum=sum((slot + 1) * (2 * slot + 1) for slot in range(rows)) % (1 << 64),
-    )
-
-
-def greedy(max_tokens: int) -> RowSampling:
-    return RowSampling(
-        temperature=0.0,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
-        seed=0,
-        choice=0,
-        max_tokens=max_tokens,
-        min_tokens=0,
-        stop_token_ids=(),
-        logprobs=-1,
-        repetition_penalty=1.0,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        logit_bias=(),
-        allowed_token_ids=(),
-        bad_words=(),
     )
 
 

@@ -21,31 +21,19 @@ from gpu_worker import runtime
 runtime.prepare()  # Before torch is imported, as in a worker.
 runtime.take_short_turns()
 
+from benchmarks.one_process import WORKER, spec_of, to_core, to_worker  # noqa: E402
 from gpu_worker.device import AheadDevice, Device  # noqa: E402
 from gpu_worker.draft import RowLimits  # noqa: E402
 from gpu_worker.loading import load  # noqa: E402
-from gpu_worker.plans import FinishReason, Join, Leader, RowSampling, StepOutcome  # noqa: E402
-from gpu_worker.plans import Plan as WorkerPlan  # noqa: E402
+from gpu_worker.plans import StepOutcome  # noqa: E402
 from gpu_worker.rows import Rows  # noqa: E402
 from gpu_worker.settings import WorkerSettings  # noqa: E402
 from gpu_worker.torch_device import TorchDevice  # noqa: E402
 from scheduler_svc.core.policies import POLICIES  # noqa: E402
 from scheduler_svc.core.scheduler import Scheduler  # noqa: E402
-from scheduler_svc.core.types import (  # noqa: E402
-    Committed,
-    Config,
-    Plan,
-    Reason,
-    Request,
-    RequestOver,
-    StepResult,
-    WorkerSpec,
-)
+from scheduler_svc.core.types import Committed, Config, Request, RequestOver  # noqa: E402
 
-WORKER = "bare"
-LEADER = Leader(epoch=1, nonce=1)
 WARM_TOKENS = 8
-REASONS = {FinishReason.STOP: Reason.STOP, FinishReason.LENGTH: Reason.LENGTH}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +71,7 @@ class BareLoop:
         # One step per plan and one plan in flight: the loop answers before it plans again.
         config = Config(lease_steps_max=1, plans_in_flight_max=1)
         self._core = Scheduler(config, POLICIES["fcfs"])
-        spec = WorkerSpec(
-            fingerprint=WORKER,
-            block_size=limits.block_size,
-            block_count=limits.block_count,
-            slots_max=limits.slots,
-            step_tokens_max=limits.step_tokens,
-            vocab_size=limits.vocab_size,
-            context_tokens_max=limits.context_tokens,
-        )
-        self._core.worker_joined(WORKER, spec, now_ns=0)
+        self._core.worker_joined(WORKER, spec_of(limits), now_ns=0)
         self._asked: dict[int, Asked] = {}
         self._serial = 0
 
@@ -133,7 +112,7 @@ class BareLoop:
         """One step, planned, computed and booked."""
         plan = self._core.plan(WORKER, now_ns=0)
         assert plan is not None, "what runs needs a plan after every step"
-        counts = self._rows.apply(self._to_worker(plan))
+        counts = self._rows.apply(to_worker(plan, self._output_of))
         if plan.copies:
             self._device.copy_blocks(plan.copies)
         inputs = self._rows.step_inputs(counts)
@@ -144,65 +123,10 @@ class BareLoop:
             self.steps.count += 1
             self.steps.forward_s += samples.forward_us / 1e6
             self.steps.sample_s += samples.sample_us / 1e6
-        return self._core.commit(_to_core(plan, outcome), now_ns=0)
+        return self._core.commit(to_core(plan.plan_id, 0, outcome, is_last=True), now_ns=0)
 
-    def _to_worker(self, plan: Plan) -> WorkerPlan:
-        return WorkerPlan(
-            leader=LEADER,
-            plan_id=plan.plan_id,
-            lease_steps=1,
-            leaves=plan.leaves,
-            joins=tuple(
-                Join(
-                    slot=join.slot,
-                    serial=join.serial,
-                    token_ids=join.tokens,
-                    prompt_tokens=join.prompt_tokens,
-                    tokens_done=join.tokens_done,
-                    blocks=join.blocks,
-                    sampling=_greedy(self._asked[join.serial].output_tokens),
-                )
-                for join in plan.joins
-            ),
-            appends=plan.appends,
-            copies=plan.copies,
-            chunks=plan.chunks,
-            membership_checksum=plan.checksum,
-        )
-
-
-def _to_core(plan: Plan, outcome: StepOutcome) -> StepResult:
-    return StepResult(
-        worker_id=WORKER,
-        plan_id=plan.plan_id,
-        step=0,
-        slots=outcome.slots,
-        tokens=outcome.token_ids,
-        finished={slot: REASONS[reason] for slot, reason in outcome.finished},
-        errors=dict(outcome.errors),
-        is_last=True,
-    )
-
-
-def _greedy(max_tokens: int) -> RowSampling:
-    return RowSampling(
-        temperature=0.0,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
-        seed=0,
-        choice=0,
-        max_tokens=max_tokens,
-        min_tokens=0,
-        stop_token_ids=(),
-        logprobs=-1,
-        repetition_penalty=1.0,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        logit_bias=(),
-        allowed_token_ids=(),
-        bad_words=(),
-    )
+    def _output_of(self, serial: int) -> int:
+        return self._asked[serial].output_tokens
 
 
 def main() -> None:

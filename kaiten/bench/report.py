@@ -186,8 +186,8 @@ def _table(groups: Mapping[str, Sequence[Run]], looks: Mapping[str, Look]) -> st
             ratio = "" if name == first else f"<small>{ratio_text(median(values), base)}</small>"
             cells.append(f"<td>{_cell(values)}{ratio}</td>")
         lines.append(f"<tr><td>{_named(name, looks[name])}</td>{''.join(cells)}</tr>")
-    note = f"medians and ranges of rounds; × is a multiple of {html.escape(first)}"
-    return "".join([*lines, f"</table></div><p>{note}</p>"])
+    note = f"; × is a multiple of {html.escape(first)}" if len(groups) > 1 else ""
+    return "".join([*lines, f"</table></div><p>medians and ranges of rounds{note}</p>"])
 
 
 def _cell(values: Sequence[float]) -> str:

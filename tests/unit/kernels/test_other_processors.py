@@ -20,7 +20,7 @@ if not native.build():
 assert native.reason() == f"compiled for {instructions}", native.reason()
 sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]))
 """
-TESTS = ("linear", "paged_attention", "rowwise_kernels", "sampling")
+TESTS = ("linear", "linear_int8", "paged_attention", "rowwise_kernels", "sampling")
 WITHOUT = {
     "avx512": "-mno-avx512bf16",
     "avx2": "-mno-avx512f",

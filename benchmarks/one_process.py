@@ -1,0 +1,89 @@
+"""The scheduler's core beside a worker in one process: each one's words in the other's, and no
+message between them. All sequences are greedy and of a forced length."""
+
+from collections.abc import Callable
+from typing import Final
+
+from gpu_worker import plans
+from gpu_worker.draft import RowLimits
+from gpu_worker.plans import Join, Leader, RowSampling, StepOutcome
+from scheduler_svc.core.types import Plan, Reason, StepResult, WorkerSpec
+
+WORKER: Final = "worker"
+LEADER: Final = Leader(epoch=1, nonce=7)
+
+
+def spec_of(limits: RowLimits) -> WorkerSpec:
+    """What the core must know of a worker."""
+    return WorkerSpec(
+        fingerprint=WORKER,
+        block_size=limits.block_size,
+        block_count=limits.block_count,
+        slots_max=limits.slots,
+        step_tokens_max=limits.step_tokens,
+        vocab_size=limits.vocab_size,
+        context_tokens_max=limits.context_tokens,
+    )
+
+
+def greedy(max_tokens: int) -> RowSampling:
+    """No stop token."""
+    return RowSampling(
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        seed=0,
+        choice=0,
+        max_tokens=max_tokens,
+        min_tokens=0,
+        stop_token_ids=(),
+        logprobs=-1,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        logit_bias=(),
+        allowed_token_ids=(),
+        bad_words=(),
+    )
+
+
+def to_worker(plan: Plan, output_of: Callable[[int], int]) -> plans.Plan:
+    """The core's plan for a worker; `output_of(serial)` is how many tokens it is to make."""
+    return plans.Plan(
+        leader=LEADER,
+        plan_id=plan.plan_id,
+        lease_steps=plan.lease_steps,
+        leaves=plan.leaves,
+        joins=tuple(
+            Join(
+                slot=join.slot,
+                serial=join.serial,
+                token_ids=join.tokens,
+                prompt_tokens=join.prompt_tokens,
+                tokens_done=join.tokens_done,
+                blocks=join.blocks,
+                sampling=greedy(output_of(join.serial)),
+                explain_from=join.explain_from,
+            )
+            for join in plan.joins
+        ),
+        appends=plan.appends,
+        copies=plan.copies,
+        chunks=plan.chunks,
+        membership_checksum=plan.checksum,
+    )
+
+
+def to_core(plan_id: int, step: int, outcome: StepOutcome, *, is_last: bool) -> StepResult:
+    """A step of a worker's for the core."""
+    return StepResult(
+        worker_id=WORKER,
+        plan_id=plan_id,
+        step=step,
+        slots=outcome.slots,
+        tokens=outcome.token_ids,
+        finished={slot: Reason(reason.value) for slot, reason in outcome.finished},
+        errors=dict(outcome.errors),
+        is_last=is_last,
+    )
