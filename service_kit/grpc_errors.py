@@ -6,7 +6,7 @@ which loses the code that the tracing instrumentation reads.
 
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from inspect import isasyncgenfunction, iscoroutinefunction
 from typing import Any, Final, NoReturn, cast
 
@@ -121,16 +121,19 @@ def _cut(text: str, chars_max: int = MESSAGE_CHARS_MAX) -> str:
     return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
 
 
-async def _fail(context: Any, error: Exception, method: str) -> NoReturn:
-    """Translate what a handler raised. Cancellation never comes here: it is no Exception."""
+async def _fail(context: Any, error: Exception, method: str) -> None:
+    """Translate what a handler raised. Cancellation never comes here: it is no Exception.
+
+    Returns when the client left just before the status was sent: gRPC then ends the RPC itself.
+    """
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    if isinstance(error, errors.KaitenError):
-        await abort(context, error)
-    error_id = secrets.token_hex(6)
-    log.error("rpc.crashed", method=method, error_id=error_id, exc_info=error)
-    await context.abort(grpc.StatusCode.INTERNAL, f"internal error, id={error_id}")
-    raise AssertionError("abort returned")
+    with suppress(grpc.aio.InternalError):
+        if isinstance(error, errors.KaitenError):
+            await abort(context, error)
+        error_id = secrets.token_hex(6)
+        log.error("rpc.crashed", method=method, error_id=error_id, exc_info=error)
+        await context.abort(grpc.StatusCode.INTERNAL, f"internal error, id={error_id}")
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):

@@ -5,12 +5,15 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc._cython.cygrpc import ExecuteBatchError
 
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.inference_service_pb2_grpc import (
     InferenceServiceServicer,
     add_InferenceServiceServicer_to_server,
 )
+from service_kit.errors import InvalidRequest
+from service_kit.grpc_errors import _guarded
 from service_kit.grpc_server import bind, create_server
 
 
@@ -46,3 +49,20 @@ async def test_unparsable_requests(method: str, raw: bytes) -> None:
             assert pb.CancelResponse.FromString(reply).was_live
     finally:
         await server.stop(None)
+
+
+class LeftClient:
+    """A context whose client is gone, as grpc.aio tells it while it does not know that yet."""
+
+    async def abort(self, *_status: object) -> None:
+        raise ExecuteBatchError("SendStatusFromServerOperation failed", (), ())
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("n", "must be at least 1"), ValueError("n")])
+async def test_a_client_that_left_before_its_error_is_nobodys_fault(error: Exception) -> None:
+    async def stream(_request: Any, _context: Any) -> AsyncIterator[None]:
+        for never in ():
+            yield never
+        raise error
+
+    await _guarded(stream, "/kaiten.v1.InferenceService/Generate")(None, LeftClient())
