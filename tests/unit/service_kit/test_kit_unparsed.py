@@ -61,7 +61,8 @@ class LeftClient:
 @pytest.mark.parametrize("error", [InvalidRequest("n", "must be at least 1"), ValueError("n")])
 async def test_a_client_that_left_before_its_error_is_nobodys_fault(error: Exception) -> None:
     async def stream(_request: Any, _context: Any) -> AsyncIterator[None]:
-        for never in ():
+        nothing: tuple[None, ...] = ()
+        for never in nothing:
             yield never
         raise error
 
