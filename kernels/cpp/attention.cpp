@@ -1,13 +1,17 @@
-// Paged attention without copies. An item is (row, up to kQueriesMax query vectors, kv head, split of kSplit positions).
+// Paged attention without copies. An item is (row, some of its query tokens, kv head, one or all splits of kSplit
+// positions); its keys and values are laid out once for its query vectors, which pass over them in tiles, as in
+// linear.cpp: sums in registers, a number of the left side beside vectors of the right side.
 //
-// Exact: positions are grouped by their absolute index (groups of W, splits of kSplit), every query vector has its own
-// chain of sums in ascending position, and splits are merged in order. So a query's bits depend on its own context
-// only: not on chunking, batch-mates, query tiling or threads. What a query may not see is not read into it, or, of its
-// own sequence, has the weight zero, which changes no bit of a sum of numbers.
+// Exact: positions are grouped by their absolute index (steps of one or two, splits of kSplit), every query vector has
+// its own chain of sums in ascending position, and splits are added in order. So a query's bits depend on its own
+// context only: not on chunking, batch-mates, tiling or threads. What a query may not see is not read into it, or, of
+// its own sequence, has the weight zero, which changes no bit of a sum of numbers.
 //
 // Where the processor multiplies pairs of bfloat16, the weights of a softmax are rounded to bfloat16 before they are
 // summed and mixed, as matrix units do.
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <vector>
 
 #include "kernels.h"
@@ -17,132 +21,110 @@
 namespace kaiten {
 namespace {
 
-constexpr int kSplit = 512;       // positions per split; part of the result's definition
-constexpr int kQueriesMax = 24;   // query vectors (tokens x heads of the group) that share a pass over K and V
-constexpr int kStretch = 64;       // positions mixed between two rounds of fetching ahead
-constexpr int kRunsPerThread = 8; // items follow each other in runs: one fetches ahead for the next
+constexpr int kSplit = 512;                   // positions per split; part of the result's definition
+constexpr int kRows = KAITEN_AVX512 ? 6 : 3;  // query vectors of a tile
+constexpr int kColumns = 4;                   // vectors of a tile: kRows * kColumns sums fill the registers
+constexpr int kTile = kColumns * W;           // positions laid out and scored at a time
+constexpr int kQueriesMax = 192;              // query vectors of an item, which share what is laid out
+constexpr int kQueriesApart = 24;             // up to here the splits of a row are items of their own
+constexpr int kItemsPerThread = 4;
+constexpr int64_t kSerialElements = 1 << 16;  // of keys, times query tokens; less does not pay a thread's waking
+// Each of these has a loop that needs the registers for itself.
+#define KAITEN_APART __attribute__((noinline))
 
 struct Item {
-  int row, first, count, kv_head, split, splits;  // query tokens [first, first + count) of the row's step
-  int64_t scratch;                                // offset of its partial sums, -1: writes the output itself
+  int row, first, count, kv_head;  // query tokens [first, first + count) of the row's step
+  int split, split_end;            // positions [split, split_end) * kSplit
+  int joint;                       // index of the Joint, where each split of these queries is an item; else -1
 };
 
-// One step of a score: a float32 product, or a pair of bfloat16 products where the CPU has them.
+// Items that are the splits of the same queries. Who is done last adds their partial sums.
+struct Joint {
+  int64_t offset;  // of the first one's sums
+  int splits;
+};
+
+// What a tile of queries does about keys and values: the first lays them out, kept where others follow.
+struct Lay {
+  bool is_first, is_kept;
+};
+
+// sums[r][c] = the sum over steps of a[r][step] times the lanes of b[step][c]. A step is a float32, or a pair of
+// bfloat16 in its place.
+struct Product {
+  const float* a;
+  int a_stride;
+  const VF* b;
+  int b_stride, steps;
+  float* sums;
+  int stride;
+  bool adds;  // to what the sums hold; else they begin at zero
+};
+
 template <bool kPairs>
-inline VF mac(VU q, VF k, VF sum) {
+inline VF mac(VU a, VF b, VF sum) {
 #if KAITEN_BF16_DOT
-  if constexpr (kPairs) return (VF)_mm512_dpbf16_ps((__m512)sum, (__m512bh)q, (__m512bh)k);
+  if constexpr (kPairs) return (VF)_mm512_dpbf16_ps((__m512)sum, (__m512bh)b, (__m512bh)a);
 #endif
-  return fma((VF)q, k, sum);
+  return fma((VF)a, b, sum);
 }
 
-template <bool kPairs, int R>
-void score_rows(const uint32_t* q, int steps, const VF* keys, float scale, float* scores, int stride) {
-  VF even[R] = {}, odd[R] = {};
-  for (int i = 0; i < steps; i += 2)
+template <bool kPairs, int R, int C>
+void multiply_tile(const Product& p) {
+  VF sums[R][C] = {};
+  if (p.adds)
+    KAITEN_UNROLL for (int r = 0; r < R; ++r)
+      KAITEN_UNROLL for (int c = 0; c < C; ++c) sums[r][c] = load(p.sums + r * p.stride + c * W);
+  const VF* b = p.b;
+  int i = 0;
+  do {
     KAITEN_UNROLL for (int r = 0; r < R; ++r) {
-      even[r] = mac<kPairs>(splat(q[r * steps + i]), keys[i], even[r]);
-      odd[r] = mac<kPairs>(splat(q[r * steps + i + 1]), keys[i + 1], odd[r]);
+      uint32_t step;
+      std::memcpy(&step, p.a + r * p.a_stride + i, sizeof step);
+      const VU a = splat(step);
+      KAITEN_UNROLL for (int c = 0; c < C; ++c) sums[r][c] = mac<kPairs>(a, b[c], sums[r][c]);
     }
-  KAITEN_UNROLL for (int r = 0; r < R; ++r) store(scores + r * stride, (even[r] + odd[r]) * scale);
-}
-
-template <class T, int R, int C, bool kTail>
-void mix_rows(const T* const* values, int column, int begin, int end, const float* p, int stride, float* sums,
-              int width, int tail) {
-  VF acc[R][C];
+    b += p.b_stride;
+  } while (++i < p.steps);
   KAITEN_UNROLL for (int r = 0; r < R; ++r)
-    KAITEN_UNROLL for (int c = 0; c < C; ++c) acc[r][c] = load(sums + r * width + c * W);
-  for (int j = begin; j < end; ++j) {
-    const T* from = values[j] + column;
-    VF v[C];
-    KAITEN_UNROLL for (int c = 0; c < C; ++c)
-      v[c] = kTail && c == C - 1 ? load(from + c * W, tail) : load(from + c * W);
-    KAITEN_UNROLL for (int r = 0; r < R; ++r) {
-      VF weight = splat(p[r * stride + j]);
-      KAITEN_UNROLL for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, v[c], acc[r][c]);
-    }
-  }
-  KAITEN_UNROLL for (int r = 0; r < R; ++r)
-    KAITEN_UNROLL for (int c = 0; c < C; ++c) store(sums + r * width + c * W, acc[r][c]);
+    KAITEN_UNROLL for (int c = 0; c < C; ++c) store(p.sums + r * p.stride + c * W, sums[r][c]);
 }
 
-template <class T, int R, bool kTail>
-void mix_columns(int columns, const T* const* values, int column, int begin, int end, const float* p, int stride,
-                 float* sums, int width, int tail) {
-  switch (columns) {
-    case 1: return mix_rows<T, R, 1, kTail>(values, column, begin, end, p, stride, sums, width, tail);
-    case 2: return mix_rows<T, R, 2, kTail>(values, column, begin, end, p, stride, sums, width, tail);
-    case 3: return mix_rows<T, R, 3, kTail>(values, column, begin, end, p, stride, sums, width, tail);
-    default: return mix_rows<T, R, 4, kTail>(values, column, begin, end, p, stride, sums, width, tail);
-  }
+// Calls f with n, from 1 to kMax, as a constant that a template takes.
+template <int kMax, class F>
+inline void with_constant(int n, const F& f) {
+  if constexpr (kMax > 1)
+    if (n < kMax) return with_constant<kMax - 1>(n, f);
+  f(std::integral_constant<int, kMax>{});
 }
 
-#if KAITEN_BF16_DOT
-constexpr int kPairColumns = 2 * W;  // dimensions that one load of values holds
-
-// As mix_rows, two positions at a time; C columns of kPairColumns dimensions. Interleaving the two positions' values
-// leaves the dimensions of a column in another order, see settle().
-template <int R, int C, bool kTail>
-void mix_pairs(const bf16* const* values, int column, int begin, int end, const bf16* p, int stride, float* sums,
-               int width, int tail) {
-  VF acc[R][2 * C];
-  KAITEN_UNROLL for (int r = 0; r < R; ++r)
-    KAITEN_UNROLL for (int c = 0; c < 2 * C; ++c) acc[r][c] = load(sums + r * width + c * W);
-  const __mmask32 last = tail >= kPairColumns ? ~0u : (1u << tail) - 1;
-  for (int j = begin; j < end; j += 2) {
-    const bf16 *first = values[j] + column, *second = values[j + 1] + column;
-    __m512i v[2 * C];
-    KAITEN_UNROLL for (int c = 0; c < C; ++c) {
-      const __mmask32 mask = kTail && c == C - 1 ? last : ~0u;
-      const __m512i a = _mm512_maskz_loadu_epi16(mask, first + c * kPairColumns);
-      const __m512i b = _mm512_maskz_loadu_epi16(mask, second + c * kPairColumns);
-      v[2 * c] = _mm512_unpacklo_epi16(a, b), v[2 * c + 1] = _mm512_unpackhi_epi16(a, b);
-    }
-    KAITEN_UNROLL for (int r = 0; r < R; ++r) {
-      uint32_t pair;
-      std::memcpy(&pair, p + r * stride + j, sizeof pair);
-      KAITEN_UNROLL for (int c = 0; c < 2 * C; ++c) acc[r][c] = mac<true>(splat(pair), (VF)v[c], acc[r][c]);
-    }
-  }
-  KAITEN_UNROLL for (int r = 0; r < R; ++r)
-    KAITEN_UNROLL for (int c = 0; c < 2 * C; ++c) store(sums + r * width + c * W, acc[r][c]);
+template <bool kPairs>
+void multiply(int rows, int columns, const Product& p) {
+  with_constant<kRows>(rows, [&](auto r) {
+    with_constant<kColumns>(columns, [&](auto c) { multiply_tile<kPairs, r(), c()>(p); });
+  });
 }
 
-// Sums of mix_pairs in the order of dimensions.
-void settle(float* sums, int width) {
-  for (int d = 0; d < width; d += kPairColumns) {
-    const VF low = load(sums + d), high = load(sums + d + W);
-    store(sums + d, __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23));
-    store(sums + d + W,
-          __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31));
-  }
-}
-#endif
-
-// Where an item's keys and values lie, one pointer per position.
-template <class T>
+// Where a split's keys and values lie in their pools, in elements.
 struct Places {
-  std::vector<const T*> keys, values;
+  std::vector<int64_t> at = std::vector<int64_t>(kSplit);
   int positions = 0;
 };
 
-// One thread's work space, grown once and kept. `next` are the places of the item after this one.
-template <class T>
+// One thread's work space, grown once and kept. `next` are the places of what follows.
 struct Space {
-  Places<T> here, next;
-  std::vector<uint32_t> q;
-  std::vector<float> scores, sums, top, total;
-  std::vector<bf16> weights;  // of the softmax; without pairs they take the place of the scores
-  alignas(64) VF packed[256 + W];
-  alignas(64) T zeros[256 + 64] = {};
+  Places here, next;
+  std::vector<float> q;                      // steps
+  std::vector<VF> keys, values;              // laid out: [tile][step][kColumns], a lane per position; [step][dimension]
+  std::vector<float> part, all;              // of each query its sums, their top and total: of a split, of all so far
+  alignas(64) float scores[kRows * kSplit];  // then, in their place, the weights of the softmax
 
-  void fit(int queries, int steps, int width) {
+  void fit(int queries, int steps, int width, int state) {
     if (q.size() < size_t(queries) * steps) q.resize(size_t(queries) * steps);
-    if (scores.size() < size_t(queries) * kSplit) scores.resize(size_t(queries) * kSplit);
-    if (weights.size() < size_t(queries) * kSplit) weights.resize(size_t(queries) * kSplit);
-    if (sums.size() < size_t(queries) * width) sums.resize(size_t(queries) * width);
-    if (top.size() < size_t(queries)) top.resize(queries), total.resize(queries);
+    if (all.size() < size_t(queries) * state) all.resize(size_t(queries) * state);
+    if (part.size() < size_t(kRows) * state) part.resize(size_t(kRows) * state);
+    if (keys.size() < size_t(steps) * (kSplit / W)) keys.resize(size_t(steps) * (kSplit / W));
+    if (values.size() < size_t(width / W) * kSplit) values.resize(size_t(width / W) * kSplit);
   }
 };
 
@@ -151,324 +133,305 @@ class Pass {
  public:
   static constexpr bool kPairs = KAITEN_BF16_DOT && sizeof(T) == 2;
   static constexpr int kPerStep = kPairs ? 2 : 1;
+  static constexpr int kLanes = W * kPerStep;  // elements of a full vector
 
   explicit Pass(const Attention& a)
       : a_(a),
         group_(a.heads / a.kv_heads),
-        // A whole number of transposed tiles, and even for the two chains of a score.
-        steps_((a.head_dim + W * kPerStep - 1) / (W * kPerStep) * W),
-        // Whole vectors, or with pairs whole pairs of them.
-        width_((a.head_dim + W * kPerStep - 1) / (W * kPerStep) * (W * kPerStep)) {
-    plan();
+        steps_((a.head_dim + kLanes - 1) / kLanes * W),
+        width_((a.head_dim + kLanes - 1) / kLanes * kLanes),
+        state_(width_ + W),
+        keys_(static_cast<const T*>(a.k_pages)),
+        values_(static_cast<const T*>(a.v_pages)) {
+    // Few threads share a chunk out as it shares best; for many there must be enough items.
+    const int64_t queries = int64_t(a.query_starts[a.rows]) * a.heads / (kItemsPerThread * at::get_num_threads());
+    queries_max_ = int(std::clamp<int64_t>(queries, kQueriesApart, kQueriesMax));
+    // Chunks first: their items are the long ones, and short ones even out the end.
+    for (const bool is_chunk : {true, false})
+      for (int row = 0; row < a.rows; ++row)
+        if (const int count = a.query_starts[row + 1] - a.query_starts[row]; (count > 1) == is_chunk) plan(row, count);
   }
 
   void run() {
-    partials_.resize(scratch_);
-    for_each_run(items_.size(), kRunsPerThread, work_ > 1 << 15, [this](int64_t begin, int64_t end) {
-      thread_local Space<T> space;
-      locate(items_[begin], space, space.next);
-      fetch(space.next.keys, 0, space.next.positions);
-      for (int64_t i = begin; i < end; ++i) {
-        std::swap(space.here, space.next);
-        if (i + 1 < end)
-          locate(items_[i + 1], space, space.next);
-        else
-          space.next.positions = 0;
-        attend(items_[i], space);
+    partials_.reset(new float[partials_size_]);
+    left_ = std::vector<std::atomic<int>>(joints_.size());
+    for (size_t i = 0; i < joints_.size(); ++i) left_[i] = joints_[i].splits;
+    for_each_ahead(items_.size(), work_ > kSerialElements, [this](int64_t i, int64_t next, bool is_first) {
+      thread_local Space space;
+      if (is_first) {
+        locate(items_[i], items_[i].split, space.next);
+        fetch(keys_, space.next, 0, space.next.positions);
       }
+      attend(items_[i], next < 0 ? nullptr : &items_[next], space);
     });
-    if (scratch_ > 0)
-      for_each_item(items_.size(), true, [this](int64_t i) {
-        if (items_[i].scratch >= 0 && items_[i].split == 0) merge(items_[i]);
-      });
   }
 
  private:
-  int partial_size(int queries) const { return queries * (width_ + 2); }
-
-  void plan() {
-    const int tokens_max = std::max(1, kQueriesMax / group_);
-    for (int row = 0; row < a_.rows; ++row) {
-      const int count = a_.query_starts[row + 1] - a_.query_starts[row];
-      for (int first = 0; first < count; first += tokens_max) {
-        const int taken = std::min(tokens_max, count - first);
-        const int seen = a_.contexts[row] - count + first + taken;
-        const int splits = (seen + kSplit - 1) / kSplit;
-        work_ += int64_t(taken) * seen * a_.kv_heads;
-        for (int kv_head = 0; kv_head < a_.kv_heads; ++kv_head) add(row, first, taken, kv_head, splits);
-      }
+  void plan(int row, int count) {
+    const int parts = std::min(count, (count * group_ + queries_max_ - 1) / queries_max_);
+    for (int part = parts - 1; part >= 0; --part) {
+      const int first = int64_t(count) * part / parts, end = int64_t(count) * (part + 1) / parts;
+      const int seen = a_.contexts[row] - count + end, splits = (seen + kSplit - 1) / kSplit;
+      work_ += int64_t(end - first) * seen * a_.kv_heads * a_.head_dim;
+      for (int kv_head = 0; kv_head < a_.kv_heads; ++kv_head) add({row, first, end - first, kv_head, 0, splits, -1});
     }
   }
 
-  void add(int row, int first, int count, int kv_head, int splits) {
-    for (int split = 0; split < splits; ++split) {
-      items_.push_back({row, first, count, kv_head, split, splits, splits > 1 ? scratch_ : -1});
-      if (splits > 1) scratch_ += partial_size(count * group_);
+  void add(Item item) {
+    const int splits = item.split_end, queries = item.count * group_;
+    if (splits == 1 || queries > kQueriesApart) return items_.push_back(item);
+    item.joint = int(joints_.size());
+    joints_.push_back({partials_size_, splits});
+    partials_size_ += int64_t(splits) * queries * state_;
+    for (item.split = 0; item.split < splits; ++item.split) {
+      item.split_end = item.split + 1;
+      items_.push_back(item);
     }
   }
 
-  // How many positions of the item's split the item's query token i may see (can be negative).
-  int seen(const Item& item, int i) const {
+  // How many positions of the split the item's query token i may see (can be negative).
+  int seen(const Item& item, int split, int i) const {
     const int count = a_.query_starts[item.row + 1] - a_.query_starts[item.row];
     const int position = a_.contexts[item.row] - count + item.first + i;
-    return std::min(kSplit, position + 1 - item.split * kSplit);
+    return std::min(kSplit, position + 1 - split * kSplit);
   }
 
-  void attend(const Item& item, Space<T>& space) {
-    const int queries = item.count * group_, positions = space.here.positions;
-    space.fit(queries, steps_, width_);
+  void attend(const Item& item, const Item* next, Space& space) {
+    const int queries = item.count * group_;
+    space.fit(queries, steps_, width_, state_);
     load_queries(item, space);
-    score(queries, positions, space);
-    for (int r = 0; r < queries; ++r) soften(r, seen(item, r / group_), space);
-    std::fill_n(space.sums.data(), size_t(queries) * width_, 0.0f);
-    mix(item, queries, space);
-    if (item.scratch < 0)
-      for (int r = 0; r < queries; ++r)
-        write(item, r, space.sums.data() + r * width_, space.total[r]);
-    else
-      keep(item, queries, space);
+    float* all = item.joint < 0 ? space.all.data() : partial(item, item.split);
+    clear(all, queries);
+    for (int split = item.split; split < item.split_end; ++split) {
+      std::swap(space.here, space.next);
+      if (split + 1 < item.split_end)
+        locate(item, split + 1, space.next);
+      else if (next)
+        locate(*next, next->split, space.next);
+      else
+        space.next.positions = 0;
+      attend_split(item, split, all, space);
+    }
+    if (item.joint < 0)
+      write(item, all);
+    else if (--left_[item.joint] == 0)
+      join(item);
   }
 
-  void locate(const Item& item, const Space<T>& space, Places<T>& places) const {
-    places.keys.resize(kSplit), places.values.resize(kSplit);
-    const int positions = places.positions = seen(item, item.count - 1);
+  // Last query tokens first: they see the most, so the first tile lays out what the others need. A single tile keeps
+  // nothing, and works on the same few kilobytes all the time.
+  void attend_split(const Item& item, int split, float* all, Space& space) const {
+    const int queries = item.count * group_, tiles = (queries + kRows - 1) / kRows;
+    for (int tile = tiles - 1; tile >= 0; --tile) {
+      const int r = queries * tile / tiles, rows = queries * (tile + 1) / tiles - r;
+      const int positions = seen(item, split, (r + rows - 1) / group_);
+      if (positions <= 0) return;
+      const Lay lay{tile == tiles - 1, tiles > 1};
+      score(rows, positions, space.q.data() + r * steps_, lay, space);
+      float* part = space.part.data();
+      for (int i = 0; i < rows; ++i)
+        soften(seen(item, split, (r + i) / group_), positions, space.scores + i * kSplit, part + i * state_ + width_);
+      mix(rows, positions, lay, space);
+      for (int i = 0; i < rows; ++i) fold(part + i * state_, all + (r + i) * state_);
+    }
+  }
+
+  KAITEN_APART void locate(const Item& item, int split, Places& places) const {
+    const int positions = places.positions = seen(item, split, item.count - 1);
     const int32_t* table = a_.tables + item.row * a_.table_stride;
     const int64_t tile = int64_t(a_.block_size) * a_.head_dim;
-    const T* keys = static_cast<const T*>(a_.k_pages);
-    const T* values = static_cast<const T*>(a_.v_pages);
-    int position = item.split * kSplit;
-    int block = position / a_.block_size, offset = position % a_.block_size;
-    for (int j = 0; j < positions;) {
-      int64_t at = (int64_t(table[block]) * a_.kv_heads + item.kv_head) * tile + int64_t(offset) * a_.head_dim;
-      for (; offset < a_.block_size && j < positions; ++offset, ++j, at += a_.head_dim)
-        places.keys[j] = keys + at, places.values[j] = values + at;
-      ++block, offset = 0;
+    int block = split * kSplit / a_.block_size, offset = split * kSplit % a_.block_size;
+    for (int j = 0; j < positions; ++block, offset = 0) {
+      const int64_t at = (int64_t(table[block]) * a_.kv_heads + item.kv_head) * tile + int64_t(offset) * a_.head_dim;
+      const int taken = std::min(a_.block_size - offset, positions - j);
+      for (int i = 0; i < taken; ++i) places.at[j + i] = at + int64_t(i) * a_.head_dim;
+      j += taken;
     }
-    for (int j = positions; j % W; ++j) places.keys[j] = places.values[j] = space.zeros;
+    for (int j = positions; j % W; ++j) places.at[j] = places.at[positions - 1];
   }
 
-  void load_queries(const Item& item, Space<T>& space) const {
+  void load_queries(const Item& item, Space& space) const {
     const int token = a_.query_starts[item.row] + item.first;
     for (int r = 0; r < item.count * group_; ++r) {
       const T* from = static_cast<const T*>(a_.q) + (token + r / group_) * a_.q_stride +
                       (item.kv_head * group_ + r % group_) * a_.head_dim;
-      uint32_t* to = space.q.data() + r * steps_;
-      std::memset(to, 0, steps_ * sizeof(uint32_t));
-      if (kPairs || sizeof(T) == 4)
-        std::memcpy(to, from, a_.head_dim * sizeof(T));
-      else
-        for (int d = 0; d < a_.head_dim; ++d) to[d] = uint32_t(from[d]) << 16;
-    }
-  }
-
-  void score(int queries, int positions, Space<T>& space) const {
-    for (int j = 0; j < positions; j += W) {
-      fetch(space.here.values, j, std::min(positions, j + W));
-      pack(space.here.keys.data() + j, space.packed);
-      for (int r = 0; r < queries;) {
-        const uint32_t* q = space.q.data() + r * steps_;
-        float* scores = space.scores.data() + r * kSplit + j;
-        const int left = queries - r;
-        if (left >= 6) {
-          score_rows<kPairs, 6>(q, steps_, space.packed, a_.scale, scores, kSplit), r += 6;
-        } else if (left >= 3) {
-          score_rows<kPairs, 3>(q, steps_, space.packed, a_.scale, scores, kSplit), r += 3;
-        } else {
-          score_rows<kPairs, 1>(q, steps_, space.packed, a_.scale, scores, kSplit), r += 1;
-        }
-      }
+      float* to = space.q.data() + r * steps_;
+      for (int d = 0; d < a_.head_dim; d += kLanes) store(to + d / kPerStep, take(from + d, a_.head_dim - d));
     }
   }
 
   // The blocks lie anywhere in the pool, so the processor cannot guess them, and a load that waits for memory costs
-  // more than its share of the sums. So each phase asks for what the next one reads, in small portions: scoring for
-  // this item's values, mixing for the next item's keys.
-  void fetch(const std::vector<const T*>& places, int begin, int end) const {
+  // more than its share of the sums. So who lays out W keys asks for as many values of the split, and who lays out W
+  // values for as many keys of what follows: few enough at a time that asking does not wait either.
+  void fetch(const T* pool, const Places& places, int begin, int end) const {
     const int bytes = a_.head_dim * sizeof(T);
     for (int j = begin; j < end; ++j)
-      for (int b = 0; b < bytes; b += 64) __builtin_prefetch(reinterpret_cast<const char*>(places[j]) + b, 0, 2);
+      for (int b = 0; b < bytes; b += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(pool + places.at[j]) + b, 0, 2);
   }
 
-  // keys of W positions -> packed[step] with a lane per position
-  void pack(const T* const* keys, VF* packed) const {
-    constexpr int kLanes = W * kPerStep;
-    for (int d = 0; d < a_.head_dim; d += kLanes) {
-      VF* rows = packed + d / kPerStep;
+  void score(int rows, int positions, const float* q, Lay lay, Space& space) const {
+    for (int j = 0; j < positions; j += kTile) {
+      VF* keys = space.keys.data() + (lay.is_kept ? j / W * steps_ : 0);
+      const int columns = std::min(kColumns, (positions - j + W - 1) / W);
+      for (int c = 0; lay.is_first && c < columns; ++c) {
+        fetch(values_, space.here, j + c * W, std::min(j + (c + 1) * W, positions));
+        lay_out_keys(space.here.at.data() + j + c * W, keys + c);
+      }
+      multiply<kPairs>(rows, columns, {q, steps_, keys, kColumns, steps_, space.scores + j, kSplit, false});
+    }
+  }
+
+  // keys at W places -> a lane each, a vector every kColumns per step
+  KAITEN_APART void lay_out_keys(const int64_t* at, VF* to) const {
+    VF rows[W];
+    for (int d = 0; d < a_.head_dim; d += kLanes, to += W * kColumns) {
       const int left = a_.head_dim - d;
-      for (int j = 0; j < W; ++j) {
-        if constexpr (kPairs) {
-          if (left >= kLanes) {
-            std::memcpy(&rows[j], keys[j] + d, sizeof(VF));
-          } else {
-            rows[j] = VF{};
-            std::memcpy(&rows[j], keys[j] + d, left * sizeof(T));
-          }
-        } else {
-          rows[j] = load(keys[j] + d, left);
-        }
-      }
-      transpose(rows);
-    }
-  }
-
-  // scores of one query vector -> exp(score - top) over the positions it sees; top and the sum are kept
-  void soften(int r, int count, Space<T>& space) const {
-    float* scores = space.scores.data() + r * kSplit;
-    space.top[r] = -kInf, space.total[r] = 0.0f;
-    if constexpr (kPairs) return soften_pairs(r, count, space);
-    if (count <= 0) return;
-    VF top = splat(-kInf);
-    for (int j = 0; j < count; j += W) {
-      VF s = keep_first(load(scores + j), count - j, -kInf);
-      store(scores + j, s);
-      top = vmax(top, s);
-    }
-    space.top[r] = max_lanes(top);
-    VF sum = {};
-    for (int j = 0; j < count; j += W) {
-      VF p = vexp(load(scores + j) - space.top[r]);
-      store(scores + j, p);
-      sum = sum + p;
-    }
-    space.total[r] = sum_lanes(sum);
-  }
-
-  // The same into weights, which are zero from the last position that the query sees to the last of the item.
-  void soften_pairs(int r, int count, Space<T>& space) const {
-#if KAITEN_BF16_DOT
-    const float* scores = space.scores.data() + r * kSplit;
-    bf16* weights = space.weights.data() + r * kSplit;
-    VF top = splat(-kInf), sum = {};
-    for (int j = 0; j < count; j += W) top = vmax(top, keep_first(load(scores + j), count - j, -kInf));
-    if (count > 0) space.top[r] = max_lanes(top);
-    for (int j = 0; j < space.here.positions; j += W) {
-      VH p = {};
-      if (j < count) {
-        p = narrow(keep_first(vexp_coarse(load(scores + j) - space.top[r]), count - j, 0.0f));
-        sum = sum + widen(p);
-      }
-      std::memcpy(weights + j, &p, sizeof p);
-    }
-    space.total[r] = sum_lanes(sum);
-#else
-    (void)r, (void)count, (void)space;
-#endif
-  }
-
-  void mix(const Item& item, int queries, Space<T>& space) const {
-    int fetched = std::min(space.next.positions, kStretch);
-    fetch(space.next.keys, 0, fetched);
-    for (int r = 0; r < queries;) {
-      const int left = queries - r;
-      const int rows = left >= 6 ? 6 : left >= 3 ? 3 : 1;
-      // What the earliest of these queries sees, all see; the rest follows query by query, in the same order.
-      const int shared = kPairs ? space.here.positions : std::max(0, seen(item, r / group_));
-      int mixed = 0;
-      while (fetched < space.next.positions && mixed + kStretch < shared) {
-        const int end = std::min(space.next.positions, fetched + kStretch);
-        fetch(space.next.keys, fetched, end);
-        fetched = end;
-        mix_block(rows, r, mixed, mixed + kStretch, space);
-        mixed += kStretch;
-      }
-      mix_block(rows, r, mixed, shared, space);
-      for (int i = r; i < r + rows; ++i) mix_block(1, i, shared, seen(item, i / group_), space);
-      r += rows;
-    }
-#if KAITEN_BF16_DOT
-    if constexpr (kPairs) settle(space.sums.data(), queries * width_);
-#endif
-  }
-
-  void mix_block(int rows, int r, int begin, int end, Space<T>& space) const {
-    if (begin >= end) return;
-#if KAITEN_BF16_DOT
-    if constexpr (kPairs) return mix_block_pairs(rows, r, begin, end, space);
-#endif
-    for (int c = 0; c < width_; c += 4 * W) {
-      const int columns = std::min(4, (width_ - c) / W);
-      const int tail = a_.head_dim - c - (columns - 1) * W;
-      const float* p = space.scores.data() + r * kSplit;
-      float* sums = space.sums.data() + r * width_ + c;
-      if (tail < W)
-        pick<true>(rows, columns, space.here.values.data(), c, begin, end, p, sums, tail);
+      if (left >= kLanes)
+        KAITEN_UNROLL for (int i = 0; i < W; ++i) rows[i] = take(keys_ + at[i] + d);
       else
-        pick<false>(rows, columns, space.here.values.data(), c, begin, end, p, sums, tail);
+        KAITEN_UNROLL for (int i = 0; i < W; ++i) rows[i] = take(keys_ + at[i] + d, left);
+      transpose(rows);
+      KAITEN_UNROLL for (int i = 0; i < W; ++i) to[i * kColumns] = rows[i];
     }
   }
 
+  // The next elements as a vector of steps; with `left`, zeros after the last of them.
+  static VF take(const T* from) {
+    if constexpr (!kPairs) return load(from);
+    VF steps;
+    std::memcpy(&steps, from, sizeof steps);
+    return steps;
+  }
+
+  static VF take(const T* from, int left) {
 #if KAITEN_BF16_DOT
-  void mix_block_pairs(int rows, int r, int begin, int end, Space<T>& space) const {
-    for (int c = 0; c < width_; c += 2 * kPairColumns) {
-      const int columns = std::min(2, (width_ - c) / kPairColumns);
-      const int tail = a_.head_dim - c - (columns - 1) * kPairColumns;
-      const auto mixer = tail < kPairColumns ? mixer_for<true>(rows, columns) : mixer_for<false>(rows, columns);
-      mixer(space.here.values.data(), c, begin, end, space.weights.data() + r * kSplit, kSplit,
-            space.sums.data() + r * width_ + c, width_, tail);
-    }
-  }
-
-  template <bool kTail>
-  static auto mixer_for(int rows, int columns) {
-    switch (rows) {
-      case 6: return columns == 1 ? mix_pairs<6, 1, kTail> : mix_pairs<6, 2, kTail>;
-      case 3: return columns == 1 ? mix_pairs<3, 1, kTail> : mix_pairs<3, 2, kTail>;
-      default: return columns == 1 ? mix_pairs<1, 1, kTail> : mix_pairs<1, 2, kTail>;
-    }
-  }
+    if constexpr (kPairs) return (VF)_mm512_maskz_loadu_epi16(left < kLanes ? (1u << left) - 1 : ~0u, from);
 #endif
+    return load(from, left);
+  }
 
+  // scores of one query -> weights: exp(score - top) over the positions it sees, zero to the end of the tile
+  KAITEN_APART void soften(int count, int positions, float* scores, float* top_total) const {
+    const VF scale = splat(a_.scale);
+    VF top = splat(-kInf), total = {};
+    int j = 0;
+    for (; j + W <= count; j += W) top = vmax(top, load(scores + j) * scale);
+    if (j < count) top = vmax(top, keep_first(load(scores + j) * scale, count - j, -kInf));
+    const float base = max_lanes(top);
+    constexpr float kUnit = kPairs ? 1.44269504f : 1.0f;  // pairs are powers of two
+    const VF factor = scale * kUnit, minus = splat(-base * kUnit);
+    for (j = 0; j + kLanes <= count; j += kLanes) weigh<false>(scores, j, factor, minus, kLanes, total);
+    for (; j < positions; j += kLanes) weigh<true>(scores, j, factor, minus, count - j, total);
+    top_total[0] = base, top_total[1] = sum_lanes(total);
+  }
+
+  // The weights of a step's vectors, of which the query sees the first `count`, take the place of scores before them.
   template <bool kTail>
-  void pick(int rows, int columns, const T* const* values, int column, int begin, int end, const float* p,
-            float* sums, int tail) const {
-    switch (rows) {
-      case 6: return mix_columns<T, 6, kTail>(columns, values, column, begin, end, p, kSplit, sums, width_, tail);
-      case 3: return mix_columns<T, 3, kTail>(columns, values, column, begin, end, p, kSplit, sums, width_, tail);
-      default: return mix_columns<T, 1, kTail>(columns, values, column, begin, end, p, kSplit, sums, width_, tail);
+  static void weigh(float* scores, int j, VF factor, VF minus, int count, VF& total) {
+    VF p[kPerStep];
+    KAITEN_UNROLL for (int i = 0; i < kPerStep; ++i) {
+      p[i] = power(fma(load(scores + j + i * W), factor, minus));
+      if (kTail) p[i] = keep_first(p[i], count - i * W, 0.0f);
+    }
+#if KAITEN_BF16_DOT
+    if constexpr (kPairs) {
+      const __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)p[1], (__m512)p[0]);
+      std::memcpy(scores + j / 2, &pairs, sizeof pairs);
+      total = (VF)_mm512_dpbf16_ps((__m512)total, pairs, (__m512bh)splat(0x3F803F80u));  // times one
+      return;
+    }
+#endif
+    store(scores + j, p[0]);
+    total = total + p[0];
+  }
+
+  static VF power(VF x) {
+#if KAITEN_BF16_DOT
+    if constexpr (kPairs) return vexp2_coarse(x);
+#endif
+    return vexp(x);
+  }
+
+  void mix(int rows, int positions, Lay lay, Space& space) const {
+    const int vectors = width_ / W, stretch = lay.is_first ? kTile : kSplit;
+    float* part = space.part.data();
+    for (int j = 0; j < positions; j += stretch) {
+      VF* values = space.values.data() + (lay.is_kept ? j / kPerStep * vectors : 0);
+      const int end = std::min(j + stretch, positions);
+      for (int i = j; lay.is_first && i < end; i += W) {
+        const int fetched = i + W < positions ? i + W : kSplit;
+        fetch(keys_, space.next, i, std::min(fetched, space.next.positions));
+        lay_out_values(space.here.at.data() + i, std::min(W, end - i), values + (i - j) / kPerStep * vectors);
+      }
+      const float* weights = space.scores + j / kPerStep;
+      const int steps = (end - j + kPerStep - 1) / kPerStep;
+      for (int c = 0; c < vectors; c += kColumns)
+        multiply<kPairs>(rows, std::min(kColumns, vectors - c),
+                         {weights, kSplit, values + c, vectors, steps, part + c * W, state_, j > 0});
     }
   }
 
-  void write(const Item& item, int r, const float* sums, float total) const {
-    const int token = a_.query_starts[item.row] + item.first + r / group_;
-    T* out = static_cast<T*>(a_.out) +
-             (int64_t(token) * a_.heads + item.kv_head * group_ + r % group_) * a_.head_dim;
-    for (int d = 0; d < a_.head_dim; d += W) store(out + d, load(sums + d) / total, a_.head_dim - d);
-  }
-
-  void keep(const Item& item, int queries, const Space<T>& space) {
-    float* to = partials_.data() + item.scratch;
-    std::copy_n(space.sums.data(), size_t(queries) * width_, to);
-    std::copy_n(space.top.data(), queries, to + queries * width_);
-    std::copy_n(space.total.data(), queries, to + queries * (width_ + 1));
-  }
-
-  // The splits of one query tile follow each other in scratch; each is scaled to the common top and added in order.
-  void merge(const Item& item) const {
-    const int queries = item.count * group_, size = partial_size(queries);
-    std::vector<float> sums(width_);
-    for (int r = 0; r < queries; ++r) {
-      const float* part = partials_.data() + item.scratch;
-      float top = -kInf, total = 0.0f;
-      for (int s = 0; s < item.splits; ++s) top = std::max(top, part[s * size + queries * width_ + r]);
-      std::fill(sums.begin(), sums.end(), 0.0f);
-      for (int s = 0; s < item.splits; ++s) {
-        const float* at = part + s * size;
-        const float own = at[queries * width_ + r];
-        if (own == -kInf && at[queries * (width_ + 1) + r] == 0.0f) continue;  // sees nothing of this split
-        const VF weight = vexp(splat(own) - top);
-        total += weight[0] * at[queries * (width_ + 1) + r];
-        for (int d = 0; d < width_; d += W)
-          store(&sums[d], load(&sums[d]) + weight * load(at + r * width_ + d));
+  KAITEN_APART void lay_out_values(const int64_t* at, int count, VF* to) const {
+    for (int j = 0; j < count; j += kPerStep)
+      for (int d = 0; d < a_.head_dim; d += kLanes, to += kPerStep) {
+        const int left = a_.head_dim - d;
+#if KAITEN_BF16_DOT
+        if constexpr (kPairs) {
+          interleave_halves(take(values_ + at[j] + d, left), take(values_ + at[j + 1] + d, left), to);
+          continue;
+        }
+#endif
+        to[0] = take(values_ + at[j] + d, left);
       }
-      write(item, r, sums.data(), total);
+  }
+
+  void clear(float* all, int queries) const {
+    for (int r = 0; r < queries; ++r) {
+      float* state = all + r * state_;
+      std::fill_n(state, state_, 0.0f);
+      state[width_] = -kInf;
+    }
+  }
+
+  // Adds a split's sums to those of the splits before it, both scaled to the common top.
+  void fold(const float* part, float* all) const {
+    if (part[width_] == -kInf && part[width_ + 1] == 0.0f) return;  // sees nothing of this split
+    const float top = std::max(all[width_], part[width_]);
+    const VF mine = vexp(splat(all[width_]) - top), its = vexp(splat(part[width_]) - top);
+    for (int d = 0; d < width_; d += W) store(all + d, load(all + d) * mine + load(part + d) * its);
+    all[width_] = top, all[width_ + 1] = all[width_ + 1] * mine[0] + part[width_ + 1] * its[0];
+  }
+
+  float* partial(const Item& item, int split) const {
+    return partials_.get() + joints_[item.joint].offset + int64_t(split) * item.count * group_ * state_;
+  }
+
+  void join(const Item& item) const {
+    float* all = partial(item, 0);
+    for (int split = 1; split < joints_[item.joint].splits; ++split)
+      for (int r = 0; r < item.count * group_; ++r) fold(partial(item, split) + r * state_, all + r * state_);
+    write(item, all);
+  }
+
+  void write(const Item& item, const float* all) const {
+    for (int r = 0; r < item.count * group_; ++r, all += state_) {
+      const int token = a_.query_starts[item.row] + item.first + r / group_;
+      T* out = static_cast<T*>(a_.out) + (int64_t(token) * a_.heads + item.kv_head * group_ + r % group_) * a_.head_dim;
+      const float share = 1.0f / all[width_ + 1];
+      for (int d = 0; d < a_.head_dim; d += W) store(out + d, load(all + d) * share, a_.head_dim - d);
     }
   }
 
   const Attention& a_;
-  const int group_, steps_, width_;
+  const int group_, steps_, width_, state_;
+  const T *const keys_, *const values_;
+  int queries_max_;
   std::vector<Item> items_;
-  std::vector<float> partials_;
-  int64_t scratch_ = 0, work_ = 0;
+  std::vector<Joint> joints_;
+  std::vector<std::atomic<int>> left_;
+  std::unique_ptr<float[]> partials_;
+  int64_t partials_size_ = 0, work_ = 0;
 };
 
 }  // namespace

@@ -162,20 +162,45 @@ inline V zip_low(V a, V b) { return __builtin_shufflevector(a, b, KAITEN_LOW); }
 template <class V>
 inline V zip_high(V a, V b) { return __builtin_shufflevector(a, b, KAITEN_HIGH); }
 
-// W x W in place: log2(W) perfect shuffles of the rows are a transposition.
+#if KAITEN_BF16_DOT
+// 16 bits of a, 16 of b, in turns; 2 W numbers of each.
+inline void interleave_halves(VF a, VF b, VF* to) {
+  typedef uint16_t V16 __attribute__((vector_size(64)));
+  to[0] = (VF)__builtin_shufflevector((V16)a, (V16)b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9,
+                                      41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47);
+  to[1] = (VF)__builtin_shufflevector((V16)a, (V16)b, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+                                      24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
+}
+#endif
+
+// W x W in place. Within quarters of 16 lanes first: the processor moves numbers between quarters more slowly.
 inline void transpose(VF* rows) {
   VF other[W];
-  VF *from = rows, *to = other;
-  for (int step = 1; step < W; step *= 2) {
-    for (int i = 0; i < W / 2; ++i) {
-      to[2 * i] = zip_low(from[i], from[i + W / 2]);
-      to[2 * i + 1] = zip_high(from[i], from[i + W / 2]);
-    }
-    VF* swap = from;
-    from = to;
-    to = swap;
+#if KAITEN_AVX512
+  KAITEN_UNROLL for (int i = 0; i < 16; i += 2) {
+    const __m512 a = (__m512)rows[i], b = (__m512)rows[i + 1];
+    other[i] = (VF)_mm512_unpacklo_ps(a, b), other[i + 1] = (VF)_mm512_unpackhi_ps(a, b);
   }
-  if (from != rows) std::memcpy(rows, from, sizeof other);
+  KAITEN_UNROLL for (int i = 0; i < 16; i += 4)
+    KAITEN_UNROLL for (int j = 0; j < 2; ++j) {
+      const __m512d a = (__m512d)other[i + j], b = (__m512d)other[i + j + 2];
+      rows[i + 2 * j] = (VF)_mm512_unpacklo_pd(a, b), rows[i + 2 * j + 1] = (VF)_mm512_unpackhi_pd(a, b);
+    }
+  // Now 4 x 4 quarters, each transposed: row 4 i + j holds in quarter q numbers 4 q + j of rows 4 i to 4 i + 3.
+  const auto even = [](VF a, VF b) { return (VF)_mm512_shuffle_f32x4((__m512)a, (__m512)b, 0x88); };
+  const auto odd = [](VF a, VF b) { return (VF)_mm512_shuffle_f32x4((__m512)a, (__m512)b, 0xDD); };
+  KAITEN_UNROLL for (int i = 0; i < 16; i += 8)
+    KAITEN_UNROLL for (int j = i; j < i + 4; ++j)
+      other[j] = even(rows[j], rows[j + 4]), other[j + 4] = odd(rows[j], rows[j + 4]);
+  KAITEN_UNROLL for (int j = 0; j < 8; ++j)
+    rows[j] = even(other[j], other[j + 8]), rows[j + 8] = odd(other[j], other[j + 8]);
+#else
+  for (int step = 1; step < W; step *= 2) {  // log2(W) perfect shuffles of the rows
+    KAITEN_UNROLL for (int i = 0; i < W / 2; ++i)
+      other[2 * i] = zip_low(rows[i], rows[i + W / 2]), other[2 * i + 1] = zip_high(rows[i], rows[i + W / 2]);
+    std::memcpy(rows, other, sizeof other);
+  }
+#endif
 }
 
 // e^x within 2 units in the last place for x <= 0 (below -87: 0) and up to 88.
@@ -198,11 +223,10 @@ inline VF vexp(VF x) {
 }
 
 #if KAITEN_AVX512
-// e^x for x <= 0 within 2^-14 of its value: for results that are rounded to bfloat16.
-inline VF vexp_coarse(VF x) {
-  const VF t = x * 1.44269504f;
-  const VF n = (VF)_mm512_roundscale_ps((__m512)t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const VF f = t - n;
+// 2^x for x <= 0 within 2^-14 of its value: for results that are rounded to bfloat16.
+inline VF vexp2_coarse(VF x) {
+  const VF n = (VF)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const VF f = x - n;
   VF y = splat(9.6181291e-3f);
   y = fma(y, f, splat(5.5504109e-2f));
   y = fma(y, f, splat(2.4022651e-1f));

@@ -124,6 +124,45 @@ def test_bits_do_not_depend_on_chunks(
         assert torch.equal(in_chunks(case, chunk), whole), f"chunks of {chunk}"
 
 
+# Splits of 512 positions are items of their own for few queries, else one after another in one.
+@pytest.mark.parametrize("path", ["native"], indirect=True)
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    done=st.sampled_from([0, 5, 500, 1020, 1030]),
+    count=st.integers(2, 70),
+    cut=st.integers(1, 69),
+    group=st.sampled_from([1, 3, 7]),
+    block_size=st.sampled_from([5, 16]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 2**31),
+)
+def test_bits_do_not_depend_on_where_a_row_is_cut(
+    path: str,
+    done: int,
+    count: int,
+    cut: int,
+    group: int,
+    block_size: int,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    case = paged_case(
+        torch.Generator().manual_seed(seed),
+        counts=[count],
+        contexts=[done + count],
+        heads=2 * group,
+        kv_heads=2,
+        block_size=block_size,
+        dtype=dtype,
+    )
+    assert error_of(case) < TOLERANCE[dtype]
+    whole = paged_attention(*case.arguments())
+    assert torch.equal(in_chunks(case, min(cut, count)), whole)
+    assert torch.equal(in_chunks(case, 1), whole)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bits_do_not_depend_on_batch_mates_or_threads(
     path: str, generator: torch.Generator, dtype: torch.dtype
