@@ -1,5 +1,5 @@
-// The Python face of layers.cpp: a model's tensors, seen once, and the memory that its steps share. kernels/layers.py has
-// checked shapes and dtypes.
+// The Python face of layers.cpp: a model's tensors, seen once, and the memory that its steps share. kernels/layers.py
+// has checked shapes and dtypes.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/utils/pybind.h>
@@ -36,7 +36,7 @@ class Layers {
     a_.layers = layers_.data();
   }
 
-  // (last layer's output, residual), [tokens that leave it, hidden] each. `residual` holds the embeddings and is written.
+  // (last layer's output, residual), [tokens that leave it, hidden] each. `residual` holds the embeddings at first.
   std::tuple<Tensor, Tensor> run(const Tensor& residual, const Tensor& positions, const Tensor& slots,
                                  const Tensor& tables, const Tensor& starts, const Tensor& contexts,
                                  const Maybe& looked_at, const Maybe& last_starts, const Maybe& last_contexts) {

@@ -4,7 +4,6 @@
 // Exact: an output is one chain of sums in ascending k whatever rows share the pass, so a row's bits depend on nothing
 // but the row. The matrix library sums otherwise for few rows, and reads at half the memory's rate there.
 #include "linear_tiles.h"
-#include "parallel.h"
 
 namespace kaiten {
 namespace {
@@ -62,10 +61,9 @@ void unpack_rows(const Unpack& a) {
 
 void linear(const Linear& a) {
   if (a.scales) return linear_int8(a);
-  const bool is_worth_threads = a.rows * a.in * a.out > kSerialFlops;
-  for_each_ahead(panels_of(a.out), is_worth_threads, [&](int64_t i, int64_t next, bool is_first) {
-    a.is_bf16 ? multiply_panel<bf16, AsTheyAre>(a, i, next, is_first)
-              : multiply_panel<float, AsTheyAre>(a, i, next, is_first);
+  for_each_panel(a, [](const Linear& part, int64_t panel, int64_t next, bool is_new) {
+    part.is_bf16 ? multiply_panel<bf16, AsTheyAre>(part, panel, next, is_new)
+                 : multiply_panel<float, AsTheyAre>(part, panel, next, is_new);
   });
 }
 

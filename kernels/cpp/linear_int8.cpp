@@ -9,7 +9,6 @@
 #include <new>
 
 #include "linear_tiles.h"
-#include "parallel.h"
 
 namespace kaiten {
 namespace {
@@ -125,10 +124,9 @@ void unpack_int8_rows(const Unpack& a, const float* scales) {
 }
 
 void linear_int8(const Linear& a) {
-  const bool is_worth_threads = a.rows * a.in * a.out > kSerialFlops;
-  for_each_ahead(panels_of(a.out), is_worth_threads, [&](int64_t i, int64_t next, bool is_first) {
-    a.is_bf16 ? multiply_panel<bf16, AsCodes>(a, i, next, is_first)
-              : multiply_panel<float, AsCodes>(a, i, next, is_first);
+  for_each_panel(a, [](const Linear& part, int64_t panel, int64_t next, bool is_new) {
+    part.is_bf16 ? multiply_panel<bf16, AsCodes>(part, panel, next, is_new)
+                 : multiply_panel<float, AsCodes>(part, panel, next, is_new);
   });
 }
 

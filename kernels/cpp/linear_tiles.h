@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "kernels.h"
+#include "parallel.h"
 #include "simd.h"
 
 namespace kaiten {
@@ -20,6 +21,7 @@ constexpr int kStride = 4;             // steps between two rounds of fetching a
 constexpr int kNear = 8, kFar = 64;    // steps fetched ahead where a tile waits for memory, and where it must not
 constexpr int kLine = 64;
 constexpr int64_t kSerialFlops = 1 << 17;
+constexpr int64_t kPartRows = 128;     // 0.2 ms against the widest panel of a small model
 
 template <class T>
 constexpr int kPerStep = sizeof(T) == 2 ? 2 : 1;
@@ -122,10 +124,10 @@ void tile_rows(int rows, const Panel<T>& p, Source source, Fetch& fetch, const T
 }
 
 // Rows in tiles of nearly equal height. Memory is slow beside the sums, so it must not rest: while the tiles of one
-// panel are computed the thread's next one is brought in, in equal portions. Nobody did so for its first panel, and a
+// panel are computed the thread's next one is brought in, in equal portions. Nobody did so for a new panel, and a
 // single tile always follows close behind its fetching.
 template <class T, template <class> class Kept>
-void multiply_panel(const Linear& a, int64_t panel, int64_t next, bool is_first) {
+void multiply_panel(const Linear& a, int64_t panel, int64_t next, bool is_new) {
   constexpr int64_t kStepBytes = Kept<T>::kStepBytes;
   constexpr int kLines = kStride * kStepBytes / kLine;
   const int64_t steps = a.in / kPerStep<T>, first = panel * kPanel, bytes = steps * kStepBytes;
@@ -139,9 +141,9 @@ void multiply_panel(const Linear& a, int64_t panel, int64_t next, bool is_first)
   p.width = int(std::min<int64_t>(kPanel, a.out - first));
   const char* following = next < 0 ? nullptr : packed + next * bytes;
   Fetch fetch{begin, begin + bytes, following, packed + (next + 1) * bytes, kLines};
-  const bool fetches_itself = is_first || tiles == 1;
+  const bool fetches_itself = is_new || tiles == 1;
   fetch.at += fetches_itself ? (a.rows <= Kept<T>::kRowsWaiting ? kNear : kFar) * kStepBytes : bytes;
-  const int64_t sharing = tiles - (is_first && tiles > 1);
+  const int64_t sharing = tiles - (is_new && tiles > 1);
   const Kept<T> weights(begin, steps, tiles);
   for (int64_t i = 0, row = 0; i < tiles; ++i) {
     if (i > 0 || !fetches_itself) fetch.lines = int((kLines + sharing - 1) / sharing);
@@ -152,6 +154,23 @@ void multiply_panel(const Linear& a, int64_t panel, int64_t next, bool is_first)
     });
     row = after;
   }
+}
+
+// Calls multiply(part, panel, next, is_new) for all panels against all rows. Many rows are cut in parts of about
+// kPartRows, one after the other against the same panel, so that no thread waits long for another's last.
+template <class F>
+void for_each_panel(const Linear& a, const F& multiply) {
+  const int64_t parts = std::max<int64_t>(1, (a.rows + kPartRows / 2) / kPartRows), size = a.is_bf16 ? 2 : 4;
+  const bool is_worth_threads = a.rows * a.in * a.out > kSerialFlops;
+  for_each_ahead(panels_of(a.out) * parts, is_worth_threads, [&](int64_t i, int64_t next, bool is_new) {
+    const int64_t panel = i / parts, following = next < 0 ? -1 : next / parts;
+    const int64_t begin = a.rows * (i % parts) / parts, end = a.rows * (i % parts + 1) / parts;
+    Linear part = a;
+    part.x = static_cast<const char*>(a.x) + begin * a.in * size;
+    part.y = static_cast<char*>(a.y) + begin * a.out * size;
+    part.rows = end - begin;
+    multiply(part, panel, following == panel ? -1 : following, is_new);
+  });
 }
 
 }  // namespace kaiten

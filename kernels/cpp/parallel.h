@@ -19,18 +19,56 @@ void together(int64_t threads, const F& work) {
   run_together(threads, [](const void* f) { (*static_cast<const F*>(f))(); }, &work);
 }
 
-// Calls work(i, next, is_first) for every i in [0, count), each once; items may differ in cost. `next` is what the same
-// thread takes after this one (-1: nothing), so that it can fetch ahead; `is_first`: nothing came before on this thread.
+// The items [0, count) in a run per thread, which takes from its front. Who is through with his own takes from the back
+// of another's, so a thread that has lost its core holds up nothing but the item it is at.
+class Runs {
+ public:
+  static constexpr int64_t kMost = 64;
+
+  Runs(int64_t count, int64_t runs) : runs_(std::min(runs, kMost)) {
+    for (int64_t r = 0; r < runs_; ++r) left_[r].word = count * r / runs_ << 32 | count * (r + 1) / runs_;
+  }
+
+  struct Taken {
+    int64_t item;  // -1: nothing is left
+    int64_t next;  // what the same thread takes after it, unless another comes first; -1: nothing
+  };
+
+  Taken take(int64_t run) {
+    for (int64_t k = 0; k < runs_; ++k) {
+      std::atomic<uint64_t>& left = left_[(run + k) % runs_].word;
+      uint64_t word = left.load(std::memory_order_relaxed);
+      while (int64_t(word >> 32) < int64_t(word & kEnd)) {
+        const bool is_own = k == 0;
+        const int64_t begin = word >> 32, end = word & kEnd, next = is_own ? begin + 1 : end - 2;
+        if (!left.compare_exchange_weak(word, is_own ? word + kBegin : word - 1)) continue;
+        return {is_own ? begin : end - 1, next >= begin && next < end && end - begin > 1 ? next : -1};
+      }
+    }
+    return {-1, -1};
+  }
+
+ private:
+  static constexpr uint64_t kBegin = uint64_t(1) << 32, kEnd = kBegin - 1;
+  struct alignas(64) Left {
+    std::atomic<uint64_t> word;
+  };
+  const int64_t runs_;
+  Left left_[kMost];
+};
+
+// Calls work(i, next, is_new) for every i in [0, count), each once; items may differ in cost. `next` is what the same
+// thread probably takes after this one (-1: nothing), so that it can fetch ahead; `is_new`: it was not told of this one.
 template <class F>
 void for_each_ahead(int64_t count, bool is_worth_threads, const F& work) {
-  std::atomic<int64_t> claimed{0};
-  together(is_worth_threads ? std::min<int64_t>(at::get_num_threads(), count) : 1, [&] {
-    bool is_first = true;
-    for (int64_t i = claimed++; i < count; is_first = false) {
-      const int64_t next = claimed++;
-      work(i, next < count ? next : -1, is_first);
-      i = next;
-    }
+  const int64_t threads = is_worth_threads ? std::min<int64_t>(at::get_num_threads(), count) : 1;
+  Runs runs(count, threads);
+  std::atomic<int64_t> begun{0};
+  together(threads, [&] {
+    const int64_t own = begun++;
+    int64_t foretold = -1;
+    for (Runs::Taken t = runs.take(own); t.item >= 0; foretold = t.next, t = runs.take(own))
+      work(t.item, t.next, t.item != foretold);
   });
 }
 

@@ -56,6 +56,18 @@ def test_result_and_rows(
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("threads_used", [1, 3])
+def test_a_row_among_many_is_the_row_alone(threads_used: int) -> None:
+    """Many rows are computed in parts, by whichever thread is free."""
+    layer, x, _, _ = make(96, 257, torch.float32, "native", has_bias=True)
+    many, threads = x.repeat(5, 1)[:517].contiguous(), torch.get_num_threads()
+    torch.set_num_threads(threads_used)
+    try:
+        assert torch.equal(layer(many), layer(x).repeat(5, 1)[:517])
+    finally:
+        torch.set_num_threads(threads)
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     in_features=st.integers(1, 100),
