@@ -55,6 +55,15 @@ void norm_row(const Norm& a, int64_t row) {
   norm(x, residual, static_cast<const T*>(a.weight), static_cast<T*>(a.out) + row * a.hidden, total, a.hidden, a.eps);
 }
 
+// e^x up to 88, as exactly as a result in T can show.
+template <class T>
+VF exponential(VF x) {
+#if KAITEN_AVX512
+  if constexpr (sizeof(T) == 2) return vexp2_coarse(x * 1.44269504f);
+#endif
+  return vexp(x);
+}
+
 template <class T>
 void gate_row(const Gate& a, int64_t row) {
   const T* gate = static_cast<const T*>(a.gate_up) + row * a.stride;
@@ -63,10 +72,8 @@ void gate_row(const Gate& a, int64_t row) {
   for (int64_t i = 0; i < a.inner; i += W) {
     const int n = static_cast<int>(std::min<int64_t>(W, a.inner - i));
     const VF g = load(gate + i, n);
-    // e^-|g| never overflows: sigmoid(g) = 1 / (1 + e^-g) = e^g / (1 + e^g)
-    const VF small = vexp(g < 0.0f ? g : -g);
-    const VF sigmoid = (g < 0.0f ? small : splat(1.0f)) / (small + 1.0f);
-    store(out + i, g * sigmoid * load(up + i, n), n);
+    // Beyond 88 e^-g is no number, and g / (1 + e^88) is 0 to all that is left of it.
+    store(out + i, g / (exponential<T>(vmin(-g, splat(88.0f))) + 1.0f) * load(up + i, n), n);
   }
 }
 

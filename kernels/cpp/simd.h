@@ -120,6 +120,7 @@ inline void store(bf16* p, VF v, int n) {
 }
 
 inline VF vmax(VF a, VF b) { return a > b ? a : b; }
+inline VF vmin(VF a, VF b) { return a < b ? a : b; }
 
 inline VI lane_ids() {
   VI ids;
@@ -223,7 +224,7 @@ inline VF vexp(VF x) {
 }
 
 #if KAITEN_AVX512
-// 2^x for x <= 0 within 2^-14 of its value: for results that are rounded to bfloat16.
+// 2^x up to 127 within 2^-14 of its value: for results that are rounded to bfloat16.
 inline VF vexp2_coarse(VF x) {
   const VF n = (VF)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const VF f = x - n;
