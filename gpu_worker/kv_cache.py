@@ -181,7 +181,11 @@ def _lines(path: Path) -> list[str]:
 def allocate_pages(
     config: ModelConfig, size: PoolSize, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Zeroed pages. On the CPU the memory is taken from the system only as blocks are used."""
+    """Zeroed pages. On the CPU the memory is taken from the system only as blocks are used.
+
+    There numpy asks Linux for large pages (2 MiB), as torch does not: a step reads blocks from all
+    over the pool.
+    """
     shape = (
         config.layers,
         2,
