@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from hiredis import pack_command
 from redis import exceptions as redis_errors
 from redis.asyncio.connection import AbstractConnection, Connection, parse_url
 from redis.asyncio.retry import Retry
@@ -131,8 +132,11 @@ class Connections:
     async def _exchange(
         self, connection: AbstractConnection, commands: Sequence[Command]
     ) -> list[Any]:
-        await connection.connect()  # type: ignore[no-untyped-call]
-        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        if not connection.is_connected:
+            await connection.connect()  # type: ignore[no-untyped-call]
+        # Its stub knows of commands with one word only.
+        packed = b"".join([pack_command(tuple(each)) for each in commands])  # type: ignore[arg-type]
+        await connection.send_packed_command(packed, check_health=False)
         replies: list[Any] = []
         for _ in commands:
             try:

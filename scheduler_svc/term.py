@@ -70,12 +70,14 @@ class Term:
         self._meters = meters
         self._tracing = tracing
         self._accepted = AcceptedRequests()
-        self._pump = CommitPump(ledger, leader, clock, self._wake)
+        self._pump = CommitPump(ledger, leader, clock, self._on_commit)
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: dict[str, asyncio.Task[None]] = {}
         # Everything up to here is in the pieces that the next fold will take.
         self._fold_seq = leader.journal_seq
         self._turn_is_due = False
+        # No plan was asked for in the last turn because too much is uncommitted.
+        self._is_held_back = False
         self._is_stopping = False
         self._idle_since_ns = clock.monotonic_ns()
 
@@ -226,10 +228,16 @@ class Term:
             self._turn_is_due = True
             asyncio.get_running_loop().call_soon(self._turn)
 
+    def _on_commit(self) -> None:
+        """The ledger has acknowledged something; a turn has nothing new to find in most of it."""
+        if self._is_held_back:
+            self._wake()
+
     def _turn(self) -> None:
         self._turn_is_due = False
         now_ns = self.now_ns()
         self._expire(now_ns)
+        self._is_held_back = self._pump.backlog >= self._settings.uncommitted_steps_max
         if not self._is_stopping:
             for link in list(self.links.values()):
                 self._plan(link, now_ns)

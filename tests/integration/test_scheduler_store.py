@@ -1,10 +1,12 @@
 """The store dies, freezes, is flushed, or comes last: streams pause, and go on or start anew."""
 
 import asyncio
+import time
 from pathlib import Path
 
 from ledger import StoreLost
 from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
+from scheduler_svc.term import TICK_S_MAX
 from tests.support.answers import Answer, until
 from tests.support.cluster import Cluster
 
@@ -59,6 +61,21 @@ async def test_a_frozen_store_pauses_everybody(tmp_path: Path) -> None:
         assert lease is not None
         assert now is not None
         assert (now.epoch, now.nonce) == (lease.epoch, lease.nonce), "no false fail-over"
+
+
+async def test_planning_held_back_by_the_store_goes_on_with_its_answer(tmp_path: Path) -> None:
+    """Not with the next tick: a step would then take as long as that."""
+    tokens = 100
+    scheduler_flags = {"uncommitted_steps_max": 1, "lease_steps_max": 1}
+    async with Cluster(
+        tmp_path, scheduler_flags=scheduler_flags, worker_flags={"step_ms": 1}
+    ) as cluster:
+        answer = await cluster.submit(max_tokens=tokens)
+        await answer.has_tokens(1)
+        began_s = time.monotonic()
+        await cluster.all_done()
+        assert time.monotonic() - began_s < tokens * TICK_S_MAX / 3
+        assert_all_gold([answer])
 
 
 def silence_s(answers: list[Answer]) -> float:
