@@ -53,16 +53,14 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
         self._keyring = keyring
         self._batch_max = batch_max
 
-    async def Generate(
-        self, request: pb.GenerateRequest, context: Context
-    ) -> AsyncIterator[pb.GenerateResponse]:
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         tenant = _tenant(self._keyring, context)
         generation = await self._front.generate(_ask(request, context), tenant)
         with self._front.following(generation, keep_running=request.keep_running):
             async for events in generation:
                 for event in events:
                     message = event_to_proto(event, with_token_ids=request.return_token_ids)
-                    yield pb.GenerateResponse(event=message)
+                    await context.write(pb.GenerateResponse(event=message))
         raise_if_late(generation)
 
     async def GenerateBatch(
@@ -93,9 +91,7 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
                     message = event_to_proto(event, with_token_ids=with_ids)
                     yield pb.GenerateBatchResponse(index=which, event=message)
 
-    async def Attach(
-        self, request: pb.AttachRequest, context: Context
-    ) -> AsyncIterator[pb.AttachResponse]:
+    async def Attach(self, request: pb.AttachRequest, context: Context) -> None:
         generation = await self._front.attach(
             request.request_id,
             _tenant(self._keyring, context),
@@ -107,7 +103,7 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
             async for events in generation:
                 for event in events:
                     message = event_to_proto(event, with_token_ids=request.return_token_ids)
-                    yield pb.AttachResponse(event=message)
+                    await context.write(pb.AttachResponse(event=message))
         raise_if_late(generation)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
