@@ -10,8 +10,8 @@ step        as the worker runs it: all layers in one compiled call, where there 
 one_by_one  the same with its operators called one by one: the parts add up to this
 rest        of one_by_one, what no operator accounts for: Python between operators, memory of their
             results, embedding, choosing rows
-floor       max(weight bytes / read rate, 2 * parameters * tokens / matrix rate) + KV bytes / read
-            rate + attention's operations / matrix rate
+floor       max(weight bytes / read rate, 2 * products with weights / matrix rate) + KV bytes / read
+            rate + attention's operations / matrix rate; the last layer counts where it is needed
 """
 
 import argparse
@@ -215,24 +215,26 @@ def profile(
     return {name: round(value * 1e3, 3) for name, value in seconds.items()}
 
 
-def body_parameters(config: ModelConfig) -> int:
-    """Weights every token is multiplied with; the head sees sampled tokens only."""
+def products(config: ModelConfig, tokens: int, rows: int) -> int:
+    """Multiplications with weights: of the last layer `rows` tokens see more than keys and values,
+    and of the head they see all."""
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    return config.layers * config.hidden_size * (2 * queries + 2 * keys + 3 * config.inner_size)
+    layer = config.hidden_size * (2 * queries + 2 * keys + 3 * config.inner_size)
+    kept, head = config.hidden_size * 2 * keys, config.hidden_size * config.vocab_size
+    whole = (config.layers - 1) * layer + kept
+    return whole * tokens + (layer - kept + head) * rows
 
 
 def floor_s(case: Case, config: ModelConfig, size: int, read: float, matrix: float) -> float:
-    body, head = body_parameters(config), config.vocab_size * config.hidden_size
-    tokens = sum(case.counts)
-    flops = 2 * (body * tokens + head * len(case.counts))
+    flops = 2 * products(config, sum(case.counts), len(case.counts))
     pairs = sum(
         count * (context - (count - 1) / 2)
         for count, context in zip(case.counts, case.contexts, strict=True)
         if count > 1
     )
-    flops_attention = 4 * config.layers * config.heads * config.head_dim * pairs
+    flops_attention = 4 * (config.layers - 1) * config.heads * config.head_dim * pairs
     kv_bytes = sum(case.contexts) * config.layers * 2 * config.kv_heads * config.head_dim * size
-    weights_s = (body + head) * size / read
+    weights_s = products(config, 1, 1) * size / read
     return max(weights_s, flops / matrix) + kv_bytes / read + flops_attention / matrix
 
 
