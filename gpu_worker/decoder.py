@@ -14,6 +14,7 @@ Where the compiled kernels serve every operator, all layers are one call, with t
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 from torch import Tensor
 
@@ -63,21 +64,43 @@ class States:
     residual: Tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKv:
+    """The pages of a layer, and if they are fp8 their scales, [2, kv_heads] (`kernels.fp8`)."""
+
+    k_pages: Tensor
+    v_pages: Tensor
+    scales: Tensor | None
+
+    @classmethod
+    def of(cls, pages: Tensor, scales: Tensor | None, layer: int) -> Self:
+        # Memory of its own for each layer's scales, which begins where kernels expect it to.
+        own = None if scales is None else scales[layer].to(pages.device, copy=True)
+        return cls(k_pages=pages[layer, 0], v_pages=pages[layer, 1], scales=own)
+
+
 class Decoder:
     def __init__(
-        self, config: ModelConfig, weights: Weights, pages: Tensor, *, context_tokens: int
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        pages: Tensor,
+        *,
+        context_tokens: int,
+        kv_scales: Tensor | None = None,
     ) -> None:
+        """`kv_scales` [layers, 2, kv_heads] go with pages in fp8."""
         self._config = config
         self.vocab_size = config.vocab_size
         self.weights = weights
-        self._pages = [(pages[layer, 0], pages[layer, 1]) for layer in range(config.layers)]
+        self._kv = [LayerKv.of(pages, kv_scales, layer) for layer in range(config.layers)]
         frequencies = inverse_frequencies(config.rope).to(pages.device)
         self._cos_sin = rope_table(context_tokens, frequencies, config.rope.attention_scale)
         self._scale = config.head_dim**-0.5
         # None: the operators one by one.
         self.compiled = CompiledLayers.of(
             weights.layers,
-            self._pages,
+            [(kv.k_pages, kv.v_pages) for kv in self._kv],
             self._cos_sin,
             heads=config.heads,
             eps=config.norm_eps,
@@ -113,12 +136,13 @@ class Decoder:
         plan = self._plan(hidden, queries, step.context_max)
         for index, layer in enumerate(layers):
             is_last = index + 1 == len(layers)
-            q = self._project(layer, hidden, *self._pages[index], step)
+            kv = self._kv[index]
+            q = self._project(layer, hidden, kv, step)
             if is_last and step.looked_at is not None:
                 tokens, queries = step.looked_at
                 q, residual = q[tokens], residual[tokens]
                 plan = self._plan(q, queries, step.context_max)
-            hidden = self._attend(layer, q, *self._pages[index], step.block_tables, queries, plan)
+            hidden = self._attend(layer, q, kv, step.block_tables, queries, plan)
             hidden, residual = add_rms_norm(hidden, residual, layer.mlp_norm, eps)
             hidden = layer.down(silu_mul(layer.gate_up(hidden)))
             if not is_last:
@@ -152,8 +176,7 @@ class Decoder:
         self,
         layer: LayerWeights,
         hidden: Tensor,
-        k_pages: Tensor,
-        v_pages: Tensor,
+        kv: LayerKv,
         step: StepTensors,
     ) -> Tensor:
         """The step's queries, [T, heads, head_dim]; its keys and values are in the pages."""
@@ -166,32 +189,33 @@ class Decoder:
             qkv[:, heads + kv_heads :],
             step.positions,
             self._cos_sin,
-            k_pages,
-            v_pages,
+            kv.k_pages,
+            kv.v_pages,
             step.kv_slots,
             layer.q_norm,
             layer.k_norm,
             config.norm_eps,
+            kv.scales,
         )
 
     def _attend(
         self,
         layer: LayerWeights,
         q: Tensor,
-        k_pages: Tensor,
-        v_pages: Tensor,
+        kv: LayerKv,
         block_tables: Tensor,
         queries: Queries,
         plan: AttentionPlan | None,
     ) -> Tensor:
         mixed = paged_attention(
             q,
-            k_pages,
-            v_pages,
+            kv.k_pages,
+            kv.v_pages,
             block_tables,
             queries.starts,
             queries.context_lengths,
             self._scale,
             plan,
+            kv.scales,
         )
         return layer.output(mixed.view(len(q), self._config.heads * self._config.head_dim))

@@ -1,5 +1,7 @@
 """The pool of KV blocks: how many fit, what that means, and the memory itself.
 
+`dtype` is that of keys and values: in fp8 the same memory holds twice the blocks of bf16.
+
 layout   pages [layers, 2 (keys, values), blocks, kv_heads, block_size, head_dim]
          one dense tile per block and head, which paged attention reads in one go
 """

@@ -30,15 +30,18 @@ from gpu_worker.kv_cache import (
     room_on_gpu,
     size_pool,
 )
+from gpu_worker.kv_scales import read_scales
 from gpu_worker.model import ModelConfig
 from gpu_worker.model_config import read_config
 from gpu_worker.resident_device import ResidentDevice
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.step_graphs import graph_sizes
 from gpu_worker.target import (
+    DTYPE_NAMES,
     choose_device,
     choose_dtype,
     choose_int8,
+    choose_kv_dtype,
     device_name,
     dtype_text,
     numeric_class,
@@ -46,7 +49,7 @@ from gpu_worker.target import (
 from gpu_worker.torch_device import TorchDevice
 from gpu_worker.warm_up import largest_step, mixed_tokens, warm_up
 from gpu_worker.weights import Weights, fingerprint, load_weights
-from kernels import native
+from kernels import fp8, native
 from service_kit.errors import ConfigError
 
 log = structlog.get_logger()
@@ -62,6 +65,7 @@ class Loaded:
     fingerprint: str
     architecture: str
     dtype: str
+    kv_dtype: str
     device_name: str
     pool: PoolSize
     # How many tokens a step may have in which somebody decodes.
@@ -95,6 +99,7 @@ def load(settings: WorkerSettings) -> Loaded:
         folder = find_checkpoint(settings.model)
         config = read_config(folder)
     dtype = choose_dtype(settings.dtype, config.checkpoint_dtype, target)
+    kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype)
     with timer.phase("load"), Checkpoint(folder) as checkpoint:
         weights = load_weights(
             checkpoint,
@@ -104,12 +109,16 @@ def load(settings: WorkerSettings) -> Loaded:
             is_int8=is_int8,
             on_layer=_narrator(config.layers),
         )
-        digest = fingerprint(checkpoint, config, numeric_class(target, dtype, is_int8=is_int8))
+        scales = read_scales(checkpoint, config) if kv_dtype == fp8.DTYPE else None
+        kind = numeric_class(target, dtype, kv_dtype, is_int8=is_int8)
+        digest = fingerprint(checkpoint, config, kind, scales)
     with timer.phase("pool"):
-        room = find_room(settings, config, weights, target)
-        pool = size_pool(config, dtype, pool_request(settings), room)
-        pages = allocate_pages(config, pool, dtype, target)
-        decoder = Decoder(config, weights, pages, context_tokens=pool.context_tokens)
+        room = find_room(settings, config, weights, kv_dtype, scales, target)
+        pool = size_pool(config, kv_dtype, pool_request(settings), room)
+        pages = allocate_pages(config, pool, kv_dtype, target)
+        decoder = Decoder(
+            config, weights, pages, context_tokens=pool.context_tokens, kv_scales=scales
+        )
     limits = row_limits(settings, config, pool)
     with timer.phase("warm_up"):
         device = ready_device(decoder, pages, limits)
@@ -121,6 +130,7 @@ def load(settings: WorkerSettings) -> Loaded:
         fingerprint=digest,
         architecture=config.architecture,
         dtype=dtype_text(dtype, is_int8=is_int8),
+        kv_dtype=DTYPE_NAMES[kv_dtype],
         device_name=device_name(target),
         pool=pool,
         mixed_tokens=mixed,
@@ -129,12 +139,17 @@ def load(settings: WorkerSettings) -> Loaded:
 
 
 def find_room(
-    settings: WorkerSettings, config: ModelConfig, weights: Weights, device: torch.device
+    settings: WorkerSettings,
+    config: ModelConfig,
+    weights: Weights,
+    kv_dtype: torch.dtype,
+    kv_scales: Tensor | None,
+    device: torch.device,
 ) -> Room:
     """What KV blocks may take: on a GPU, what the weights and the largest step leave."""
     if device.type == "cpu":
         return room_on_cpu(free_memory_bytes())
-    step_bytes = measure_step(settings, config, weights, device)
+    step_bytes = measure_step(settings, config, weights, kv_dtype, kv_scales, device)
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return room_on_gpu(
         total_bytes=total_bytes,
@@ -145,21 +160,26 @@ def find_room(
 
 
 def measure_step(
-    settings: WorkerSettings, config: ModelConfig, weights: Weights, device: torch.device
+    settings: WorkerSettings,
+    config: ModelConfig,
+    weights: Weights,
+    kv_dtype: torch.dtype,
+    kv_scales: Tensor | None,
+    device: torch.device,
 ) -> int:
     """What the largest step that the settings allow takes beside weights and KV, by running it.
 
     Twice what a step of single tokens takes comes on top: recorded steps keep memory of their own.
     """
-    dtype, context = weights.norm.dtype, settings.context_tokens or config.positions_max
+    context = settings.context_tokens or config.positions_max
     one_block = PoolSize(
         block_count=1,
         block_size=settings.block_size,
-        block_bytes=block_bytes(config, settings.block_size, dtype),
+        block_bytes=block_bytes(config, settings.block_size, kv_dtype),
         context_tokens=context,
     )
-    pages = allocate_pages(config, one_block, dtype, device)
-    decoder = Decoder(config, weights, pages, context_tokens=context)
+    pages = allocate_pages(config, one_block, kv_dtype, device)
+    decoder = Decoder(config, weights, pages, context_tokens=context, kv_scales=kv_scales)
     limits = row_limits(settings, config, one_block)
     compute = TorchDevice(decoder, pages).execute
     largest = peak_bytes(lambda: compute(largest_step(limits)), device)

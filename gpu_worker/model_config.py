@@ -149,7 +149,7 @@ def _architecture(hf: _HfConfig, name: str) -> str:
 
 
 def _refuse_unknown(hf: _HfConfig, name: str) -> None:
-    if hf.quantization_config is not None:
+    if hf.quantization_config is not None and not _scales_only_kv(hf.quantization_config):
         method = hf.quantization_config.get("quant_method", "unknown")
         raise ConfigError(
             f"{name}: the checkpoint is quantized ({method}), which kaiten cannot read; use the "
@@ -158,6 +158,17 @@ def _refuse_unknown(hf: _HfConfig, name: str) -> None:
     _require(
         hf.hidden_act in _ACTIVATIONS,
         f"{name}: activation {hf.hidden_act!r} is not supported; only silu is",
+    )
+
+
+def _scales_only_kv(quantization: dict[str, Any]) -> bool:
+    """The weights are as they were; what is added are scales of KV in fp8 (`kv_scales`)."""
+    scheme = quantization.get("kv_cache_scheme")
+    return (
+        quantization.get("quant_method") == "compressed-tensors"
+        and not quantization.get("config_groups")
+        and isinstance(scheme, dict)
+        and (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
     )
 
 

@@ -153,6 +153,7 @@ class Description:
     fingerprint: str
     architecture: str
     dtype: str
+    kv_dtype: str
     device: str
     vocab_size: int
     context_tokens_max: int

@@ -21,6 +21,7 @@ from gpu_worker.resident_rows import ResidentRows, staging_bytes
 from gpu_worker.staging import Staging
 from gpu_worker.step_graphs import StepGraphs
 from gpu_worker.torch_device import edit_tensors, explain, likeliest
+from kernels.fp8 import as_bytes
 from kernels.logit_edits import edit_logits
 from kernels.sampling import sample
 from kernels.step_rows import Asked, RowStep, step_rows
@@ -44,7 +45,7 @@ class ResidentDevice:
         graph_sizes: Sequence[int],
     ) -> None:
         self._decoder = decoder
-        self._pages = pages
+        self._pages = as_bytes(pages)
         self.limits = limits
         self._accelerator = accelerator
         self._staging = Staging(accelerator, staging_bytes(limits))

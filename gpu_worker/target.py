@@ -4,11 +4,12 @@ from typing import Final
 
 import torch
 
-from kernels import native
+from kernels import fp8, native
 from service_kit.errors import ConfigError
 
 _DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-DTYPE_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+# fp8 is for keys and values only.
+DTYPE_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()} | {fp8.DTYPE: "fp8"}
 _FP32_CHECKPOINTS: Final = ("float32", "float64")
 # Ampere: the first with bfloat16 in its tensor cores, and the oldest that the kernels are for.
 _CAPABILITY_MIN: Final = (8, 0)
@@ -66,13 +67,28 @@ def choose_int8(asked: str, device: torch.device) -> bool:
     return asked == "int8"
 
 
-def numeric_class(device: torch.device, dtype: torch.dtype, *, is_int8: bool) -> str:
+def choose_kv_dtype(asked: str, dtype: torch.dtype) -> torch.dtype:
+    """auto: that of the model. The kernels know fp8 on every device; a third dtype they do not."""
+    if asked == "fp8":
+        return fp8.DTYPE
+    if asked == "bf16" and dtype != torch.bfloat16:
+        raise ConfigError(
+            f"--kv-dtype bf16, but the model computes in {DTYPE_NAMES[dtype]}; keys and values are "
+            "kept in the dtype of the model or in fp8: take --kv-dtype auto, or --dtype bf16"
+        )
+    return dtype
+
+
+def numeric_class(
+    device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, *, is_int8: bool
+) -> str:
     """What may differ in the last bits between workers, and with them a token."""
     if device.type == "cpu":
         path = "native" if native.available() else "torch"
     else:
         path = "triton sm{}{}".format(*torch.cuda.get_device_capability(device))
-    return f"{device.type} {dtype_text(dtype, is_int8=is_int8)} {path}"
+    computed = dtype_text(dtype, is_int8=is_int8)
+    return f"{device.type} {computed} {path}, KV in {DTYPE_NAMES[kv_dtype]}"
 
 
 def dtype_text(dtype: torch.dtype, *, is_int8: bool) -> str:

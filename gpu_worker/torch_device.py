@@ -20,6 +20,7 @@ from gpu_worker.device import (
     StepSamples,
 )
 from gpu_worker.looked_at import LookedAt, looked_at
+from kernels.fp8 import as_bytes
 from kernels.logit_edits import EditTensors, edit_logits
 from kernels.sampling import SamplingTensors, sample, token_logprobs
 
@@ -30,7 +31,7 @@ RANKED_AT_ONCE: Final = 1 << 22
 class TorchDevice:
     def __init__(self, decoder: Decoder, pages: Tensor) -> None:
         self._decoder = decoder
-        self._pages = pages
+        self._pages = as_bytes(pages)
         self._device = pages.device
 
     def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.checkpoint import Checkpoint
+from gpu_worker.kv_scales import scale_names
 from gpu_worker.model import ModelConfig
 from kernels.linear import PackedLinear
 from service_kit.errors import ConfigError
@@ -108,7 +109,8 @@ def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
                 f"tensor {name} has shape {list(checkpoint.shape(name))} in the checkpoint, but "
                 f"config.json makes it {list(shape)}"
             )
-    unused = [name for name in checkpoint if name not in expected and not _is_redundant(name)]
+    known = expected.keys() | scale_names(config)
+    unused = [name for name in checkpoint if name not in known and not _is_redundant(name)]
     if unused and not (unused == [_HEAD] and config.has_tied_embeddings):
         raise ConfigError(
             f"the checkpoint has {_listed(unused)}, which {config.architecture} with this "
@@ -183,13 +185,19 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def fingerprint(checkpoint: Checkpoint, config: ModelConfig, numeric_class: str) -> str:
-    """Hex SHA-256 over what decides the tokens: config, numeric class, and the tensors.
+def fingerprint(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    numeric_class: str,
+    kv_scales: Tensor | None = None,
+) -> str:
+    """Hex SHA-256 over what decides the tokens: config, numeric class, KV scales, and the tensors.
 
     Names, shapes and dtypes of all tensors count in full; of the contents the first and the last
     4 KiB of each, which tells fine-tunes apart without reading gigabytes.
     """
-    digest = hashlib.sha256(f"{config!r} {numeric_class}".encode())
+    scales = None if kv_scales is None else kv_scales.tolist()
+    digest = hashlib.sha256(f"{config!r} {numeric_class} {scales}".encode())
     for name in sorted(expected_shapes(config)):
         digest.update(f"{name} {checkpoint.shape(name)} {checkpoint.dtype(name)}".encode())
         content = checkpoint.tensor(name).reshape(-1).view(torch.uint8)

@@ -149,6 +149,7 @@ def description_to_proto(description: Description) -> common_pb2.WorkerDescripti
         fingerprint=description.fingerprint,
         architecture=description.architecture,
         dtype=description.dtype,
+        kv_dtype=description.kv_dtype,
         device=description.device,
         vocab_size=description.vocab_size,
         context_tokens_max=description.context_tokens_max,

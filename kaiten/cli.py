@@ -41,6 +41,9 @@ ApiKeysFile = Annotated[
 WeightDtype = Annotated[
     Literal["auto", "int8"], Parameter(help="int8: a byte per weight; auto: --dtype")
 ]
+KvDtype = Annotated[
+    Literal["auto", "bf16", "fp8"], Parameter(help="of keys and values; auto: --dtype")
+]
 
 
 @app.command
@@ -50,13 +53,12 @@ def serve(
     ] = None,
     /,
     *,
-    host: Annotated[
-        str, Parameter(help="address to listen on; 0.0.0.0 is everywhere")
-    ] = "127.0.0.1",
+    host: Annotated[str, Parameter(help="listen here; 0.0.0.0: everywhere")] = "127.0.0.1",
     grpc_port: Annotated[int, Parameter(help="gRPC API; 0 picks a free port")] = 50051,
     http_port: Annotated[int, Parameter(help="OpenAI HTTP API; 0 picks a free port")] = 8000,
     dtype: Annotated[Literal["auto", "bf16", "fp32"], Parameter(help="computed in")] = "auto",
     weight_dtype: WeightDtype = "auto",
+    kv_dtype: KvDtype = "auto",
     policy: Policy = "fair",
     workers: Annotated[int, Parameter(help="worker processes")] = 1,
     served_model_name: Annotated[str | None, Parameter(help="default: the folder or id")] = None,
@@ -88,6 +90,7 @@ def serve(
             http_port=http_port,
             dtype=dtype,
             weight_dtype=weight_dtype,
+            kv_dtype=kv_dtype,
             policy=policy,
             workers=workers,
             redis_url=redis_url,

@@ -83,7 +83,10 @@ def rows(stack: Stack, facts: Facts, took_s: Mapping[str, float]) -> list[tuple[
     return [
         ("model", f"{facts.model.name} ({worker.architecture})"),
         ("dtype", f"{worker.dtype} on {worker.device}{count}"),
-        ("KV pool", f"{blocks} blocks × {worker.block_size} = {facts.places} tokens"),
+        (
+            "KV pool",
+            f"{blocks} blocks × {worker.block_size} = {facts.places} tokens in {worker.kv_dtype}",
+        ),
         (
             "concurrency",
             f"{facts.slots} sequences, {worker.context_tokens_max} tokens each at most",

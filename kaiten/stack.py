@@ -28,6 +28,7 @@ class ServeOptions:
     http_port: int = 8000
     dtype: str = "auto"
     weight_dtype: str = "auto"
+    kv_dtype: str = "auto"
     policy: str = "fair"
     workers: int = 1
     redis_url: str | None = None
@@ -139,7 +140,7 @@ def _worker(options: ServeOptions, name: str, address: str, scheduler_address: s
         *("gpu_worker", "--model", str(options.model.folder)),
         *("--served-model-name", options.model.name, "--scheduler", scheduler_address),
         *("--grpc-host", host, "--grpc-port", port, "--dtype", options.dtype),
-        *("--weight-dtype", options.weight_dtype),
+        *("--weight-dtype", options.weight_dtype, "--kv-dtype", options.kv_dtype),
         *(
             text
             for flag, value in limits.items()

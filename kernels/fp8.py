@@ -18,7 +18,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels import dispatch, jit
+from kernels import jit
 from kernels.checks import require
 from kernels.jit import pointer, scalar, tl
 
@@ -51,12 +51,6 @@ def require_scales(scales: Tensor | None, k_pages: Tensor) -> None:
 def as_bytes(pages: Tensor) -> Tensor:
     """As the kernels read and write fp8; other pages as they are."""
     return pages.view(torch.uint8) if pages.dtype == DTYPE else pages
-
-
-def path_for(x: Tensor, scales: Tensor | None) -> str:
-    """The compiled CPU kernels know no fp8."""
-    path = dispatch.path_for(x)
-    return "torch" if scales is not None and path == "native" else path
 
 
 @jit.compiled

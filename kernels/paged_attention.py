@@ -31,7 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels import fp8, jit, native
+from kernels import dispatch, fp8, jit, native
 from kernels.attention_plan import SPLIT, AttentionPlan, plan_attention
 from kernels.checks import require, require_float, require_ids, require_like
 from kernels.jit import constexpr, pointer, scalar, stride, tl
@@ -97,10 +97,50 @@ def _paged_attention_native(
     plan: AttentionPlan | None = None,
     scales: Tensor | None = None,
 ) -> Tensor:
+    if scales is not None:
+        return _native_over_fp8(
+            q, k_pages, v_pages, block_tables, query_starts, context_lengths, scale, scales
+        )
     out: Tensor = native.compiled().paged_attention(
         q, k_pages, v_pages, block_tables, query_starts, context_lengths, scale
     )
     return out
+
+
+def _native_over_fp8(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lengths: Tensor,
+    scale: float,
+    scales: Tensor,
+) -> Tensor:
+    """Row by row over its pages read into float32, which takes no more than the longest row's."""
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    starts = query_starts.tolist()
+    for row, context in enumerate(context_lengths.tolist()):
+        start, end = starts[row], starts[row + 1]
+        if start == end:
+            continue
+        blocks = block_tables[row, : -(-context // k_pages.size(2))]
+        out[start:end] = native.compiled().paged_attention(
+            q[start:end].float().contiguous(),
+            _widened(k_pages, blocks, scales[0]),
+            _widened(v_pages, blocks, scales[1]),
+            torch.arange(len(blocks), dtype=torch.int32).unsqueeze(0),
+            torch.tensor([0, end - start], dtype=torch.int32),
+            context_lengths[row : row + 1],
+            scale,
+        )
+    return out
+
+
+def _widened(pages: Tensor, blocks: Tensor, scale: Tensor) -> Tensor:
+    """Some blocks of fp8 pages, as pages in float32."""
+    tiles = fp8.as_bytes(pages).index_select(0, blocks).view(pages.dtype)
+    return tiles.float().mul_(scale.view(-1, 1, 1))
 
 
 @jit.compiled
@@ -386,7 +426,7 @@ def paged_attention(
     _check(q, k_pages, v_pages, block_tables, query_starts, context_lengths)
     fp8.require_scales(scales, k_pages)
     # Both compiled paths hold a whole head close by; wider ones are rare enough for torch.
-    path = fp8.path_for(q, scales) if q.size(2) <= HEAD_DIM_MAX else "torch"
+    path = dispatch.path_for(q) if q.size(2) <= HEAD_DIM_MAX else "torch"
     return _PATHS[path](
         q, k_pages, v_pages, block_tables, query_starts, context_lengths, scale, plan, scales
     )

@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import fp8, jit
+from kernels import dispatch, fp8, jit
 from kernels.checks import require, require_like
 from kernels.jit import constexpr, pointer, scalar, stride, tl
 from kernels.rms_norm import rms_norm, rms_norm_reference
@@ -264,5 +264,5 @@ def rope_write_kv(
             require(weight.shape == q.shape[-1:], name, "must have shape [head_dim]")
             require(weight.is_contiguous(), name, "must be contiguous")
             require_like(weight, q, name, "q")
-    path = _PATHS[fp8.path_for(q, scales)]
+    path = _PATHS[dispatch.path_for(q)]
     return path(q, k, v, positions, cos_sin, k_pages, v_pages, slots, q_norm, k_norm, eps, scales)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import fp8, jit, native
+from kernels import dispatch, fp8, jit, native
 from kernels.checks import require, require_float, require_ids, require_like
 from kernels.jit import constexpr, pointer, scalar, stride, tl
 
@@ -53,7 +53,10 @@ def _write_kv_native(
     slots: Tensor,
     scales: Tensor | None = None,
 ) -> None:
-    native.compiled().write_kv(k, v, k_pages, v_pages, slots)
+    if scales is None:
+        native.compiled().write_kv(k, v, k_pages, v_pages, slots)
+    else:
+        write_kv_reference(k, v, k_pages, v_pages, slots, scales)
 
 
 @jit.compiled
@@ -137,7 +140,7 @@ def write_kv(
 ) -> None:
     """Store row i at slots[i]; beyond the pool: IndexError before any write, or skipped."""
     check_write_kv(k, v, k_pages, v_pages, slots, scales)
-    _PATHS[fp8.path_for(k, scales)](k, v, k_pages, v_pages, slots, scales)
+    _PATHS[dispatch.path_for(k)](k, v, k_pages, v_pages, slots, scales)
 
 
 def check_write_kv(

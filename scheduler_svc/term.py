@@ -159,7 +159,7 @@ class Term:
                 raise OutOfOrder(
                     f"fingerprint {worker.fingerprint[:12]} of {worker.model!r} differs from "
                     f"{link.worker.fingerprint[:12]} of {link.worker.model!r}: the workers of a "
-                    "cell need the same weights, config and dtype"
+                    "cell need the same weights, config, dtype and KV dtype"
                 )
 
     def heartbeat(self, boot_id: str, *, is_draining: bool) -> bool | None:

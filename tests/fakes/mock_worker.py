@@ -159,6 +159,7 @@ def load_mock(settings: WorkerSettings) -> Loaded:
         fingerprint=settings.fingerprint,
         architecture=config.architecture,
         dtype="none",
+        kv_dtype="none",
         device_name="mock",
         pool=pool,
         mixed_tokens=settings.step_tokens,

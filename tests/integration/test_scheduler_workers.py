@@ -137,7 +137,7 @@ async def test_a_worker_with_another_model_is_refused_with_the_reason(tmp_path: 
         assert refusal["code"] == "FAILED_PRECONDITION"
         assert refusal["reason"] == (
             "fingerprint other of 'checkpoint' differs from mock of 'checkpoint': "
-            "the workers of a cell need the same weights, config and dtype"
+            "the workers of a cell need the same weights, config, dtype and KV dtype"
         )
         assert_all_gold([await done(await cluster.submit())])
         await cluster.ready(workers=1)

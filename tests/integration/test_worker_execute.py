@@ -25,12 +25,14 @@ PROMPTS = [[5], [7] * 16, list(range(3, 90)), [11, 12, 13], list(range(90, 20, -
 class Kind:
     native: Literal["auto", "off"]
     weight_dtype: Literal["auto", "int8"] = "auto"
+    kv_dtype: Literal["auto", "fp8"] = "auto"
 
     def load(self, folder: Path) -> Loaded:
         settings = WorkerSettings(
             model=str(folder),
             native=self.native,
             weight_dtype=self.weight_dtype,
+            kv_dtype=self.kv_dtype,
             slots=4,
             step_tokens=128,
             block_size=4,
@@ -41,8 +43,12 @@ class Kind:
 
 
 # With the compiled kernels where this machine has them, and with torch's.
-KINDS = [Kind(native=native) for native in ("auto", "off")]
-KINDS += [replace(kind, weight_dtype="int8") for kind in KINDS]
+PATHS = [Kind(native=native) for native in ("auto", "off")]
+KINDS = [
+    *PATHS,
+    *(replace(kind, weight_dtype="int8") for kind in PATHS),
+    *(replace(kind, kv_dtype="fp8") for kind in PATHS),
+]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=str)
@@ -75,8 +81,11 @@ async def test_chunks_and_leases_do_not_change_a_bit(loaded: Loaded) -> None:
         for serial, items in chunked.logprobs.items():
             expected = whole.logprobs[serial]
             # The torch path of attention may sum a row in another order when chunks differ: about
-            # 100 float32 terms of size 5, so 100 * 5 * 2^-24 = 3e-5. The compiled path may not.
-            error_max = 0.0 if native.available() else 3e-5
+            # 100 float32 terms of size 5, so 100 * 5 * 2^-24 = 3e-5. The compiled path may not. In
+            # fp8 what lies on a border between two codes may then move by 2^-3 of itself: one of 16
+            # numbers of one of up to 100 positions, so less than 2^-3 / 16 of a logit of size 1.
+            by_torch = 3e-5 if loaded.kv_dtype == "fp32" else 2.0**-7
+            error_max = 0.0 if native.available() else by_torch
             for item, other in zip(items, expected, strict=True):
                 assert abs(item.logprob - other.logprob) <= error_max
                 assert item.top_logprobs == pytest.approx(other.top_logprobs, abs=error_max, rel=0)
@@ -173,17 +182,17 @@ async def test_min_tokens_masks_stop_tokens_and_then_no_longer(loaded: Loaded) -
 def test_the_fingerprint_tells_weights_and_dtypes_apart(loaded: Loaded, tmp_path: Path) -> None:
     path: Literal["auto", "off"] = "auto" if native.available() else "off"
 
-    def fingerprint(seed: int, dtype: str, weight_dtype: str) -> str:
+    def fingerprint(seed: int, **changes: str) -> str:
         folder = write_random_model(tmp_path / f"{seed}", seed=seed)
-        told = {"model": str(folder), "dtype": dtype, "weight_dtype": weight_dtype, "native": path}
-        settings = WorkerSettings.model_validate(told | {"kv_blocks": 8, "threads": 1})
-        return load(settings).fingerprint
+        told = {"model": str(folder), "native": path, "kv_blocks": 8, "threads": 1}
+        return load(WorkerSettings.model_validate(told | changes)).fingerprint
 
-    weight_dtypes = ("auto", "int8")
-    own = weight_dtypes["int8" in loaded.dtype]
-    assert fingerprint(0, "fp32", own) == loaded.fingerprint
-    kinds = [(0, "fp32"), (1, "fp32"), (0, "bf16")]
-    assert len({fingerprint(*kind, each) for kind in kinds for each in weight_dtypes}) == 6
+    int8, fp8 = {"weight_dtype": "int8"}, {"kv_dtype": "fp8"}
+    own = (int8 if "int8" in loaded.dtype else {}) | (fp8 if loaded.kv_dtype == "fp8" else {})
+    assert fingerprint(0, **own) == loaded.fingerprint
+    rounded = [{}, int8, fp8, int8 | fp8]
+    known = {fingerprint(0, dtype=dtype, **each) for dtype in ("fp32", "bf16") for each in rounded}
+    assert len(known | {fingerprint(1)}) == 9
 
 
 @pytest.mark.parametrize("path", ["auto", "off"])

@@ -1,7 +1,7 @@
 """The worker one step ahead, on the torch path, on the Triton one: in Triton's interpreter.
 
-Started by `test_triton_parity.py` as `TRITON_INTERPRET=1 python triton_process.py FOLDER`; prints
-one JSON object per run.
+Started by `test_triton_parity.py` as `TRITON_INTERPRET=1 python triton_process.py FOLDER KV_DTYPE`;
+prints one JSON object per run.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gpu_worker.draft import RowLimits
 from gpu_worker.loading import load
@@ -33,6 +33,7 @@ from tests.support.ahead import Model, play
 from tests.support.mini_scheduler import MiniScheduler
 from tests.support.mini_scheduler import sampling as row_sampling
 
+KvDtype = Literal["auto", "fp8"]
 # Lengths at, beside and between the borders of blocks of four.
 PROMPT_LENGTHS = (1, 4, 5, 19)
 MAX_TOKENS = 6
@@ -65,7 +66,7 @@ class _Counted:
         return counted
 
 
-def run(folder: str, path: str) -> MiniScheduler:
+def run(folder: str, kv_dtype: KvDtype, path: str) -> MiniScheduler:
     """Every prompt to its end, four rows at a time; half of them sampled."""
     dispatch.force(path)
     loaded = load(
@@ -73,6 +74,7 @@ def run(folder: str, path: str) -> MiniScheduler:
             native="off",
             model=folder,
             dtype="fp32",
+            kv_dtype=kv_dtype,
             slots=4,
             step_tokens=32,
             block_size=4,
@@ -96,7 +98,7 @@ def run(folder: str, path: str) -> MiniScheduler:
     return scheduler
 
 
-def run_ahead(folder: str) -> MiniScheduler:
+def run_ahead(folder: str, kv_dtype: KvDtype) -> MiniScheduler:
     """Whole prompts, the rows on the device, decode steps by size, and one step ahead."""
     dispatch.force("triton")
     limits = RowLimits(
@@ -104,7 +106,8 @@ def run_ahead(folder: str) -> MiniScheduler:
     )
     scheduler = MiniScheduler(limits, lease_steps=LEASE_STEPS)
     submit_all(scheduler, logprobs=-1)
-    play(Model(Path(folder), limits).one_ahead(), scheduler, lambda: NEVER_CUT)
+    model = Model(Path(folder), limits, is_kv_fp8=kv_dtype == "fp8")
+    play(model.one_ahead(), scheduler, lambda: NEVER_CUT)
     return scheduler
 
 
@@ -118,16 +121,16 @@ def submit_all(scheduler: MiniScheduler, *, logprobs: int) -> None:
         scheduler.submit(prompt, params)
 
 
-def main(folder: str) -> None:
+def main(folder: str, kv_dtype: KvDtype) -> None:
     launches: Counter[str] = Counter()
     count_launches(launches)
-    ahead = run_ahead(folder)
+    ahead = run_ahead(folder, kv_dtype)
     tokens = [ahead.outputs[index] for index in range(len(PROMPT_LENGTHS))]
     found = {"path": "ahead", "tokens": tokens, "launches": dict(launches)}
     sys.stdout.write(json.dumps(found) + "\n")
     for path in ("torch", "triton"):
         launches.clear()
-        done = run(folder, path)
+        done = run(folder, kv_dtype, path)
         result = {
             "path": path,
             "tokens": [done.outputs[index] for index in range(len(PROMPT_LENGTHS))],
@@ -141,4 +144,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], "fp8" if sys.argv[2] == "fp8" else "auto")

@@ -18,6 +18,7 @@ from gpu_worker.checkpoint import Checkpoint
 from gpu_worker.decoder import Decoder
 from gpu_worker.draft import RowLimits
 from gpu_worker.kv_cache import PoolSize, allocate_pages, block_bytes
+from gpu_worker.kv_scales import read_scales
 from gpu_worker.model_config import read_config
 from gpu_worker.plans import Plan, RowSampling, StepOutcome, StepResult
 from gpu_worker.resident_device import ResidentDevice
@@ -26,6 +27,7 @@ from gpu_worker.step_graphs import graph_sizes
 from gpu_worker.stepping import InTurns, OneAhead, Stepper
 from gpu_worker.torch_device import TorchDevice
 from gpu_worker.weights import Weights, load_weights
+from kernels import fp8
 from tests.support.mini_scheduler import MiniScheduler
 
 
@@ -48,11 +50,14 @@ class Model:
         *,
         dtype: torch.dtype = torch.float32,
         is_int8: bool = False,
+        is_kv_fp8: bool = False,
     ) -> None:
         self.limits = limits
         self.config = read_config(folder)
         self.dtype = dtype
+        self.kv_dtype = fp8.DTYPE if is_kv_fp8 else self.dtype
         with Checkpoint(folder) as checkpoint:
+            self.kv_scales = read_scales(checkpoint, self.config) if is_kv_fp8 else None
             self.weights: Weights = load_weights(
                 checkpoint,
                 self.config,
@@ -82,12 +87,18 @@ class Model:
         pool = PoolSize(
             block_count=limits.block_count,
             block_size=limits.block_size,
-            block_bytes=block_bytes(self.config, limits.block_size, self.dtype),
+            block_bytes=block_bytes(self.config, limits.block_size, self.kv_dtype),
             context_tokens=limits.context_tokens,
         )
-        pages = allocate_pages(self.config, pool, self.dtype, torch.device("cpu"))
-        context = limits.context_tokens
-        return Decoder(self.config, self.weights, pages, context_tokens=context), pages
+        pages = allocate_pages(self.config, pool, self.kv_dtype, torch.device("cpu"))
+        decoder = Decoder(
+            self.config,
+            self.weights,
+            pages,
+            context_tokens=limits.context_tokens,
+            kv_scales=self.kv_scales,
+        )
+        return decoder, pages
 
 
 @dataclass

@@ -48,6 +48,7 @@ def description(limits: RowLimits, boot_id: str = "boot") -> Description:
         fingerprint="f",
         architecture="LlamaForCausalLM",
         dtype="fp32",
+        kv_dtype="fp32",
         device="cpu",
         vocab_size=limits.vocab_size,
         context_tokens_max=limits.context_tokens,

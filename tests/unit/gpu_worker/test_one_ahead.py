@@ -31,10 +31,15 @@ def reference_path() -> Iterator[None]:
     dispatch.force(None)
 
 
-@pytest.fixture(scope="module", params=[{}, QWEN3], ids=["llama", "qwen3"])
+@pytest.fixture(
+    scope="module",
+    params=[({}, False), (QWEN3, False), ({}, True)],
+    ids=["llama", "qwen3", "fp8"],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    return Model(write_random_model(folder, seed=3, **request.param), LIMITS)
+    changes, is_kv_fp8 = request.param
+    return Model(write_random_model(folder, seed=3, **changes), LIMITS, is_kv_fp8=is_kv_fp8)
 
 
 @st.composite

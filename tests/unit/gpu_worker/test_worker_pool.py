@@ -17,7 +17,14 @@ from gpu_worker.kv_cache import (
 )
 from gpu_worker.model_config import config_from_json
 from gpu_worker.settings import WorkerSettings
-from gpu_worker.target import choose_device, choose_dtype, choose_int8
+from gpu_worker.target import (
+    choose_device,
+    choose_dtype,
+    choose_int8,
+    choose_kv_dtype,
+    numeric_class,
+)
+from kernels import fp8
 from service_kit.errors import ConfigError
 from service_kit.settings import load
 from tests.support.random_model import LLAMA
@@ -45,6 +52,15 @@ def size(free_bytes: int = FREE, config: Any = CONFIG, **changes: Any) -> Any:
 def test_a_block_in_bytes() -> None:
     assert block_bytes(CONFIG, 16, torch.float32) == 4096
     assert block_bytes(CONFIG, 16, torch.bfloat16) == 2048
+    assert block_bytes(CONFIG, 16, fp8.DTYPE) == 1024
+
+
+def test_the_same_memory_holds_twice_the_blocks_in_fp8() -> None:
+    counts = [
+        size_pool(CONFIG, dtype, request(kv_memory_mb=0.05), room_on_cpu(FREE)).block_count
+        for dtype in (torch.bfloat16, fp8.DTYPE)
+    ]
+    assert counts == [24, 48]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +113,7 @@ def test_a_sliding_window_is_served_up_to_its_length() -> None:
     assert size(config=config, context_tokens=64).context_tokens == 64
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, fp8.DTYPE])
 def test_pages_are_zero_aligned_and_of_the_layout(dtype: torch.dtype) -> None:
     pool = size_pool(CONFIG, dtype, request(kv_blocks=5), room_on_cpu(FREE))
     pages = allocate_pages(CONFIG, pool, dtype, torch.device("cpu"))
@@ -105,7 +121,7 @@ def test_pages_are_zero_aligned_and_of_the_layout(dtype: torch.dtype) -> None:
     assert pages.dtype == dtype
     assert pages.data_ptr() % 64 == 0
     assert pages.is_contiguous()
-    assert not pages.any()
+    assert not pages.float().any()
 
 
 def test_free_memory_is_a_plausible_number() -> None:
@@ -182,6 +198,33 @@ def test_int8_weights_are_for_cpus() -> None:
         choose_int8("int8", torch.device("cuda", 0))
 
 
+@pytest.mark.parametrize(
+    ("asked", "dtype", "expected"),
+    [
+        ("auto", torch.float32, torch.float32),
+        ("auto", torch.float16, torch.float16),
+        ("bf16", torch.bfloat16, torch.bfloat16),
+        ("fp8", torch.float32, fp8.DTYPE),
+        ("fp8", torch.bfloat16, fp8.DTYPE),
+    ],
+)
+def test_the_dtype_of_kv(asked: str, dtype: torch.dtype, expected: torch.dtype) -> None:
+    assert choose_kv_dtype(asked, dtype) is expected
+
+
+def test_kv_in_a_third_dtype_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--kv-dtype bf16, but the model computes in fp32; .*"):
+        choose_kv_dtype("bf16", torch.float32)
+
+
+def test_workers_of_other_kv_are_of_another_class() -> None:
+    kinds = [
+        numeric_class(torch.device("cpu"), torch.bfloat16, kv, is_int8=False)
+        for kv in (torch.bfloat16, fp8.DTYPE)
+    ]
+    assert kinds[0] != kinds[1]
+
+
 def test_a_gpu_that_is_not_there_is_missed() -> None:
     assert choose_device("cpu") == torch.device("cpu")
     if torch.cuda.is_available():
@@ -211,6 +254,7 @@ def test_settings_from_flags() -> None:
         (("--kv-blocks", "4", "--kv-memory-mb", "4"), "exclude each other"),
         (("--dtype", "fp8"), "'bf16'"),
         (("--weight-dtype", "int4"), "'int8'"),
+        (("--kv-dtype", "fp16"), "'auto', 'bf16' or 'fp8'"),
         (("--device", "tpu"), "device"),
         (("--slots", "0"), "greater than or equal to 1"),
     ],

@@ -65,6 +65,7 @@ def test_serve_shows_its_defaults() -> None:
         (["serve", "--grpc-prot", "1"], "Did you mean --grpc-port?"),
         (["serve", "--dtype", "fp8"], "fp8"),
         (["serve", "--weight-dtype", "int4"], "int4"),
+        (["serve", "--kv-dtype", "fp16"], "fp16"),
         (["generate"], "PROMPT"),
     ],
 )

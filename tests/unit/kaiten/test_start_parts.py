@@ -214,7 +214,15 @@ def flags(stack: Stack, name: str) -> dict[str, str]:
 
 def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
     stack = plan_stack(
-        options(tmp_path, workers=2, dtype="fp32", weight_dtype="int8", policy="static", slots=4)
+        options(
+            tmp_path,
+            workers=2,
+            dtype="fp32",
+            weight_dtype="int8",
+            kv_dtype="fp8",
+            policy="static",
+            slots=4,
+        )
     )
     names = [[spec.name for spec in stage] for stage in stack.stages]
     assert names == [["store"], ["scheduler", "worker-0", "worker-1", "gateway"]]
@@ -229,6 +237,7 @@ def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
         assert f"127.0.0.1:{worker['--grpc-port']}" == stack.worker_addresses[index]
         assert (worker["--dtype"], worker["--slots"]) == ("fp32", "4")
         assert worker["--weight-dtype"] == "int8"
+        assert worker["--kv-dtype"] == "fp8"
         assert int(worker["--threads"]) >= 1
         assert "--kv-memory-mb" not in worker
     assert (tmp_path / "store-org-m-1").is_dir()
@@ -270,6 +279,7 @@ def facts() -> ready.Facts:
     worker = common_pb2.WorkerDescription(
         architecture="LlamaForCausalLM",
         dtype="bf16",
+        kv_dtype="fp8",
         device="cpu",
         block_size=16,
         block_count=100,
@@ -282,7 +292,7 @@ def facts() -> ready.Facts:
 def test_the_box_adds_up(tmp_path: Path) -> None:
     stack = plan_stack(options(tmp_path))
     shown = dict(ready.rows(stack, facts(), {"store": 0.12, "worker-0": 3.4}))
-    assert shown["KV pool"] == "200 blocks × 16 = 3200 tokens"
+    assert shown["KV pool"] == "200 blocks × 16 = 3200 tokens in fp8"
     assert shown["concurrency"] == "16 sequences, 512 tokens each at most"
     assert shown["dtype"] == "bf16 on cpu × 2 workers"
     assert shown["started"] == "store 0.1 s, worker-0 3.4 s"

@@ -13,7 +13,7 @@ from benchmarks.kernels import aot
 pytest.importorskip("triton", reason="no triton here")
 
 ROOT = Path(__file__).parents[3]
-# Those of which a spill or a jump would hurt most, one shape each of bf16 and of an odd group.
+# Those of which a spill or a jump would hurt most: of bf16, an odd group, fp8.
 SUBSET = {
     ("8b", "attend_kernel", 90),
     ("8b", "attend_kernel long", 90),
@@ -24,6 +24,9 @@ SUBSET = {
     ("8b", "draw_kernel", 90),
     ("group 7", "attend_kernel long", 80),
     ("head 64", "attend_kernel", 100),
+    ("8b fp8", "attend_kernel", 90),
+    ("8b fp8", "attend_kernel long", 80),
+    ("8b fp8", "rope_write_kv_kernel fused", 90),
 }
 # The same compiler is deterministic; a small edit moves a few registers, a bad one many.
 GROWTH_MAX = 1.10
