@@ -9,7 +9,16 @@ from torch import Tensor
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.crowd import Crowd, Job
 from benchmarks.gpu.in_process import compute_in_process
-from benchmarks.gpu.models import TINY, TINY_QWEN3, Shape, limits_of, resident
+from benchmarks.gpu.models import (
+    TINY,
+    TINY_QWEN3,
+    Shape,
+    limits_of,
+    random_weights,
+    resident,
+    shapes,
+)
+from benchmarks.kv_fp8 import SHIPPED, Model, compare, load_model
 from gpu_worker.checkpoint import Checkpoint
 from gpu_worker.weights import Weights, load_weights
 from kernels import dispatch
@@ -23,6 +32,8 @@ from kernels.silu_mul import silu_mul, silu_mul_reference
 
 # One rounding of the dtype, twice over where a sum was rounded before.
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 2.0**-6}
+# Of a trained model's likeliest tokens; 0.99 in benchmarks/results/kv_fp8.jsonl.
+FP8_AGREED_MIN = 0.9
 Check = Callable[[Bench], list[tuple[Tensor, Tensor]]]
 
 
@@ -212,6 +223,23 @@ def tokens(bench: Bench) -> None:
     dispatch.force(None)
 
 
+def fp8_kv(bench: Bench) -> None:
+    """KV in fp8 beside KV as the model computes: the shipped model, and one of random weights."""
+    shape = shapes(bench)[-1]
+    models = {
+        "kaiten-mini": load_model(SHIPPED, bench.dtype, bench.device),
+        shape.name: Model(config=shape.config, weights=random_weights(shape, bench)),
+    }
+    dispatch.force(None if bench.is_gpu else "torch")
+    for name, model in models.items():
+        figures = compare(model, rows=bench.sized(32, 3), length=bench.sized(256, 24))
+        bench.row("fp8 KV", what=name, **figures)
+        # Logits of random weights are nearly flat, and the likeliest token is an accident.
+        is_right = name == shape.name or figures["agreed"] >= FP8_AGREED_MIN
+        assert is_right, f"{name}: {figures}, less than {FP8_AGREED_MIN}"
+    dispatch.force(None)
+
+
 def _greedy(model: Any, job: Job, bench: Bench) -> list[int]:
     made = model.generate(
         torch.tensor([job.prompt], device=bench.device), max_new_tokens=job.output, do_sample=False
@@ -219,4 +247,4 @@ def _greedy(model: Any, job: Job, bench: Bench) -> list[int]:
     return list(made[0, len(job.prompt) :].tolist())
 
 
-PARTS = (kernels, tokens)
+PARTS = (kernels, tokens, fp8_kv)
