@@ -158,6 +158,7 @@ def play(
         results: list[StepResult] = []
         most = steps_before_cut()
         stepper.run(plan, 0, results.append, partial(_is_cut, results, most))
+        stepper.land()
         for result in results:
             scheduler.on_outcome(plan, result.step, result.outcome)
         is_natural = len(results) == plan.lease_steps or len(results) < most
