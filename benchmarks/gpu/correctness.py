@@ -233,7 +233,7 @@ def fp8_kv(bench: Bench) -> None:
     dispatch.force(None if bench.is_gpu else "torch")
     for name, model in models.items():
         figures = compare(model, rows=bench.sized(32, 3), length=bench.sized(256, 24))
-        bench.row("fp8 KV", what=name, **figures)
+        bench.row("fp8 KV agreement", what=name, **figures)
         # Logits of random weights are nearly flat, and the likeliest token is an accident.
         is_right = name == shape.name or figures["agreed"] >= FP8_AGREED_MIN
         assert is_right, f"{name}: {figures}, less than {FP8_AGREED_MIN}"

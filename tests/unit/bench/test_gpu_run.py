@@ -38,6 +38,7 @@ def test_every_phase_runs_on_a_cpu(tmp_path: Path) -> None:
         "floors",
         "kernels right",
         "tokens as transformers",
+        "fp8 KV agreement",
         "decode attention",
         "decode steps",
         "idle in steady decode",
