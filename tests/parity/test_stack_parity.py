@@ -130,6 +130,24 @@ async def test_prefix_hits_change_nothing(
     assert sum(completion.usage.cached_tokens for completion in second) > 500
 
 
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen3-gqa-tied"])
+async def test_kv_in_fp8_says_the_same_however_it_is_cut(
+    name: str, tmp_path: Path, folders: dict[str, Path]
+) -> None:
+    """Prefix hits, chunks and preemption read the very codes that a prompt in one piece reads."""
+    fp8: Flags = {"kv_dtype": "fp8"}
+    async with serving(tmp_path / "whole", folders[name], worker=fp8) as client:
+        whole = await ask_all(client)
+        again = await ask_all(client)
+    little: Flags = {**fp8, "kv_blocks": 24, "step_tokens": SLOTS + 7}
+    async with serving(tmp_path / "cut", folders[name], worker=little) as client:
+        cut = await ask_all(client)
+    outputs = [[each.choices[0].token_ids for each in asked] for asked in (whole, again, cut)]
+    assert outputs == [outputs[0]] * 3
+    assert sum(completion.usage.cached_tokens for completion in again) > 500
+    assert sum(completion.timings.preemptions for completion in cut) >= 10
+
+
 async def test_seeded_sampling_is_the_same_alone_and_in_a_crowd(
     tmp_path: Path, folders: dict[str, Path]
 ) -> None:
