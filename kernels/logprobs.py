@@ -144,7 +144,8 @@ def _token_logprobs_triton(
         _merge_kernel[(rows,)](
             logits, token_ids, wanted, *parts, logprob, top_ids, top, vocab, chunks, k,
             CHUNKS=max(2, jit.power_of_two(chunks)),
-            RANKS=max(2, jit.power_of_two(chunks) * jit.power_of_two(k)),
+            # Whatever this k: a step that asks for more must not compile anew.
+            RANKS=jit.power_of_two(chunks) * K_MAX,
         )  # fmt: skip
     return logprob[:rows], top_ids[:rows], top[:rows]
 

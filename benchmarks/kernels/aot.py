@@ -41,6 +41,8 @@ MODULES: Final = (
     "rope_write_kv",
     "sampling",
     "silu_mul",
+    "step_rows",
+    "take_tokens",
     "write_kv",
 )
 _TYPES: Final = {
@@ -245,6 +247,25 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     edits = modules["logit_edits"]
     edits.edit_logits(logits, _edits(edits.EditTensors, token_ids))
     modules["logprobs"].token_logprobs(logits, token_ids, 20)
+    _launch_rows(shape, modules, token_ids)
+
+
+def _launch_rows(shape: Shape, modules: Mapping[str, ModuleType], column: Tensor) -> None:
+    """What moves rows from step to step: as many rows as `column` has."""
+    rows = len(column)
+    step = modules["step_rows"]
+    columns = ("is_live", "known", "done", "limit", "masked_until", "last_token")
+    state = step.RowState(
+        **dict.fromkeys(columns, column),
+        blocks=torch.empty(rows, 8192, dtype=torch.int32),
+        stops=torch.empty(rows, 64, dtype=torch.int32),
+    )
+    starts = torch.empty(rows + 1, dtype=torch.int64)
+    asked = step.Asked(
+        slots=column, starts=starts, samples=column, token_ids=column, sample_count=rows
+    )
+    step.step_rows(state, asked, shape.block_size)
+    modules["take_tokens"].take_tokens(state, asked, column, column > 0)
 
 
 def _edits(kind: Any, entries: Tensor) -> Any:
