@@ -26,9 +26,12 @@ def commit() -> str:
     """The commit measured, with a mark when the tree differs from it."""
 
     def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
-        )
+        try:
+            done = subprocess.run(
+                ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
+            )
+        except OSError:  # no git here
+            return ""
         return done.stdout.strip()
 
     return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")

@@ -72,15 +72,34 @@ def decode(bench: Bench) -> None:
             "us": seconds * 1e6,
             "of_bandwidth": _bytes(case, bench) / seconds / read,
         }
-        for name, make in (("sdpa", _sdpa), ("flashinfer", _flashinfer)):
-            try:
-                calls = [make(bench, q, pool, case) for pool in pools]
-                other = bench.seconds(calls)
-                figures[f"{name}_of_bandwidth"] = _bytes(case, bench) / other / read
-            except Exception as error:  # a peer that is missing or refuses is a figure too
-                figures[name] = f"{type(error).__name__}: {error}"[:60]
+        figures |= _peer(bench, "sdpa", case, q, pools, _sdpa)
         bench.row("decode attention", what=case.what, rows=rows, **figures)
         del pools
+
+
+def beside_flashinfer(bench: Bench) -> None:
+    """Last: it may compile for minutes, or not be here."""
+    for case in cases(bench):
+        pools = [Pool(bench, case.contexts) for _ in range(bench.copies(case.kv_bytes))]
+        rows = len(case.contexts)
+        q = torch.randn(rows, HEADS, HEAD_DIM, device=bench.device, dtype=bench.dtype)
+        figures = _peer(bench, "flashinfer", case, q, pools, _flashinfer)
+        bench.row("decode attention, flashinfer", what=case.what, rows=rows, **figures)
+        del pools
+
+
+_Make = Callable[[Bench, Tensor, Pool, Decode], Callable[[], object]]
+
+
+def _peer(
+    bench: Bench, name: str, case: Decode, q: Tensor, pools: Sequence[Pool], make: _Make
+) -> dict[str, object]:
+    read, _ = floors(bench)
+    try:
+        seconds = bench.seconds([make(bench, q, pool, case) for pool in pools])
+    except Exception as error:  # a peer that is missing or refuses is a figure too
+        return {name: f"{type(error).__name__}: {error}"[:60]}
+    return {f"{name}_of_bandwidth": _bytes(case, bench) / seconds / read}
 
 
 def _bytes(case: Decode, bench: Bench) -> float:
@@ -199,4 +218,4 @@ def fp8(bench: Bench) -> None:
     )
 
 
-PARTS = (decode, prefill, fp8)
+PARTS = (decode, prefill, fp8, beside_flashinfer)

@@ -1,5 +1,6 @@
 """What every phase is given: the device, how large to be, where rows of figures go, and clocks."""
 
+import gc
 import json
 import statistics
 import time
@@ -30,6 +31,12 @@ class Bench:
         """Kept at once: a phase that dies later has still said this."""
         with self.out.open("a") as file:
             file.write(json.dumps({"table": table, **figures}) + "\n")
+
+    def free(self) -> None:
+        """Give back what nobody holds: a device and its recorded steps hold each other."""
+        gc.collect()
+        if self.is_gpu:
+            torch.cuda.empty_cache()
 
     def sized(self, full: int, tiny: int) -> int:
         return tiny if self.is_tiny else full

@@ -1,6 +1,5 @@
 """transformers' continuous batching beside the worker, on the same weights in the same process."""
 
-import gc
 import time
 from typing import Any
 
@@ -25,7 +24,7 @@ def beside(bench: Bench) -> None:
     model = oracle(shape, bench.dtype, bench.device)
     ours = kaiten(model, shape, jobs, bench)
     bench.row("beside transformers", what="kaiten", shape=shape.name, rows=rows, tokens_per_s=ours)
-    gc.collect()
+    bench.free()
     for attention in ATTENTIONS if bench.is_gpu else ("sdpa",):
         try:
             theirs = continuous(model, attention, jobs, bench)

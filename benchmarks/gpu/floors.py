@@ -1,14 +1,15 @@
 """What the device can do at best: reading memory, multiplying matrices. On random data."""
 
-from functools import partial
+from functools import cache, partial
 
 import torch
 
 from benchmarks.gpu.bench import Bench
 
 
+@cache
 def floors(bench: Bench) -> tuple[float, float]:
-    """(bytes per second read by a large sum, operations per second of a large product)."""
+    """(bytes per second read by a large sum, operations per second of a large product): once."""
     size = bench.sized(1 << 30, 1 << 16)
     data = [torch.randn(size // 4, device=bench.device) for _ in range(bench.sized(3, 1))]
     read = size / bench.seconds([partial(torch.sum, x) for x in data])

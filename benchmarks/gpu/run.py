@@ -10,9 +10,12 @@ also transformers. Where structlog is missing a silent one stands in for it.
 """
 
 import argparse
+import contextlib
 import importlib
+import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -52,26 +55,24 @@ def main() -> int:
     if asked.phase:
         return run_phase(asked)
     asked.out.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    outcomes, rows = [], []
+    started = due = time.monotonic()
+    found: dict[str, Any] = {**machine(asked.device), "tiny": asked.tiny}
+    found |= {"phases": [], "rows": []}
     for phase in PHASES:
         if asked.phases and phase.name not in asked.phases:
             continue
-        outcome, said = run_apart(phase, asked)
-        outcomes.append(outcome)
-        rows += said
+        # What the phases before have left of theirs is there for this one.
+        due += phase.seconds * (CPU_SECONDS_TIMES if asked.device == "cpu" else 1)
+        outcome, said = run_apart(phase, asked, due - time.monotonic())
+        found["phases"].append(outcome)
+        found["rows"] += said
+        found["seconds"] = round(time.monotonic() - started, 1)
         sys.stdout.write(f"{outcome['phase']}: {outcome['state']}, {outcome['seconds']} s\n")
         sys.stdout.flush()
-    found = {
-        **machine(asked.device),
-        "tiny": asked.tiny,
-        "seconds": round(time.monotonic() - started, 1),
-        "phases": outcomes,
-        "rows": rows,
-    }
-    (asked.out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
-    (asked.out / "gpu.md").write_text(rendered(found))
-    return 0 if all(outcome["state"] == "done" for outcome in outcomes) else 1
+        # After each: whoever ends this process keeps what there is.
+        (asked.out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
+        (asked.out / "gpu.md").write_text(rendered(found))
+    return 0 if all(outcome["state"] == "done" for outcome in found["phases"]) else 1
 
 
 def arguments() -> argparse.Namespace:
@@ -84,35 +85,54 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run_apart(phase: Phase, asked: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
+def run_apart(
+    phase: Phase, asked: argparse.Namespace, seconds: float
+) -> tuple[dict[str, Any], list[Any]]:
     """(how it went, the rows it said)."""
-    said = asked.out / f"{phase.name}.jsonl"
+    said, log = (asked.out / f"{phase.name}.{kind}" for kind in ("jsonl", "log"))
     said.unlink(missing_ok=True)
-    words = ["--device", asked.device, "--phase", phase.name, "--out", str(said)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = ["--device", asked.device, "--phase", phase.name, "--out", str(said.resolve())]
+    # Peers that look for kernels on the net must not wait for it.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     if asked.device == "cpu":
         environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    seconds = phase.seconds * (CPU_SECONDS_TIMES if asked.device == "cpu" else 1)
     started = time.monotonic()
-    state, log = "done", ""
-    try:
-        done = subprocess.run(
+    with log.open("w") as file:
+        process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.gpu.run", *words, *(["--tiny"] * asked.tiny)],
-            cwd=ROOT, env=environment, timeout=seconds, check=False,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT,
+            start_new_session=True,
         )  # fmt: skip
-        if done.returncode:
-            state, log = "failed", done.stdout[-3000:]
-    except subprocess.TimeoutExpired as error:
-        state, log = f"stopped after {seconds} s", str(error.output)[-1000:]
-    lines = said.read_text().splitlines() if said.exists() else []
+        state = _state(process, seconds)
     outcome = {
         "phase": phase.name,
         "state": state,
         "seconds": round(time.monotonic() - started, 1),
-        "log": log,
+        "log": "" if state == "done" else log.read_text(errors="replace")[-3000:],
     }
-    return outcome, [{"phase": phase.name, **json.loads(line)} for line in lines]
+    return outcome, [{"phase": phase.name, **row} for row in rows_of(said)]
+
+
+def _state(process: "subprocess.Popen[bytes]", seconds: float) -> str:
+    """How it ended; with it ends everything that it has started."""
+    try:
+        code = process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"stopped after {seconds:.0f} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return "failed" if code else "done"
+
+
+def rows_of(said: Path) -> list[dict[str, Any]]:
+    """Whole ones: a process that was stopped may have left half of its last."""
+    rows = []
+    for line in said.read_text().splitlines() if said.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            rows.append(json.loads(line))
+    return rows
 
 
 def run_phase(asked: argparse.Namespace) -> int:
@@ -139,6 +159,7 @@ def run_phase(asked: argparse.Namespace) -> int:
             failures += 1
             traceback.print_exc()
             bench.row("failures", what=part.__name__, error=f"{type(error).__name__}: {error}")
+        bench.free()
     return 1 if failures else 0
 
 
@@ -168,8 +189,9 @@ def machine(device: str) -> dict[str, Any]:
             "--query-gpu=name,driver_version,power.limit",
             "--format=csv,noheader",
         )
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        found["device"] = done.stdout.strip()
+        with contextlib.suppress(OSError):
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            found["device"] = done.stdout.strip() or device
     return found
 
 

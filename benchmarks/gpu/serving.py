@@ -39,8 +39,10 @@ def crowd_of(shape: Shape, bench: Bench) -> list[Job]:
 def in_process(bench: Bench) -> None:
     for shape in reversed(shapes(bench)):
         with quick_on_cpu(bench):
-            device, jobs = ready(shape, bench)
             read, rate = floors(bench)
+            # Two pools do not fit at once.
+            bench.free()
+            device, jobs = ready(shape, bench)
             started = time.perf_counter()
             crowd = Crowd(device.limits, jobs)
             compute_in_process(device, crowd)
@@ -51,6 +53,7 @@ def in_process(bench: Bench) -> None:
                 "crowd", what="in process", shape=shape.name, tokens=crowd.tokens,
                 seconds=seconds, tokens_per_s=tokens_per_s, of_floor=tokens_per_s / best,
             )  # fmt: skip
+            del device
 
 
 def across_grpc(bench: Bench) -> None:

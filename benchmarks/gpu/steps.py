@@ -65,6 +65,7 @@ def run_steps(
     shape: Shape, weights: Weights, rows: int, context: int, bench: Bench
 ) -> tuple[list[StepResult], list[float]]:
     """One lease of a full batch: (results, when each was there)."""
+    bench.free()
     steps = bench.sized(STEPS, 4)
     room = context + 2 * steps
     limits = limits_of(shape, slots=rows, context=room, step_tokens=max(rows, 16))
@@ -130,8 +131,14 @@ def idle(bench: Bench) -> None:
                 for event in profiled.events() or ()
                 if not bench.is_gpu or "CUDA" in str(event.device_type)
             )
-            # The last part: before it graphs are recorded and the batch is sent.
-            start = spans[0][0] + 0.75 * (spans[-1][1] - spans[0][0])
+            # The second half of the steps: before them graphs are recorded and the batch is sent.
+            moves = sorted(
+                event.time_range.start
+                for event in profiled.events() or ()
+                if "take_tokens" in event.name
+            )
+            middle = spans[0][0] + 0.75 * (spans[-1][1] - spans[0][0])
+            start = moves[-(STEPS // 2)] if len(moves) >= STEPS else middle
             late = [span for span in spans if span[0] >= start]
             bench.row(
                 "idle in steady decode", what=shape.name, rows=rows, kernels=len(late),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.run import PHASES, rendered, table
+from benchmarks.gpu.run import PHASES, _state, rendered, rows_of, table
 from benchmarks.gpu.steps import busy
 
 ROOT = Path(__file__).parents[3]
@@ -50,6 +50,28 @@ def test_every_phase_runs_on_a_cpu(tmp_path: Path) -> None:
 
 def test_phases_fit_into_eight_minutes() -> None:
     assert sum(phase.seconds for phase in PHASES) <= 8 * 60
+
+
+def test_rows_are_kept_of_a_process_that_was_stopped(tmp_path: Path) -> None:
+    said = tmp_path / "phase.jsonl"
+    assert rows_of(said) == []
+    said.write_text('{"what": "a"}\n{"what": "b')
+    assert rows_of(said) == [{"what": "a"}]
+
+
+def test_a_phase_that_overruns_ends_with_what_it_started() -> None:
+    """A grandchild, too: its end closes the pipe."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], start_new_session=True, stdin=subprocess.PIPE, stdout=write
+    )
+    os.close(write)
+    assert _state(process, 0.5) == "stopped after 0 s"
+    assert os.read(read, 1) == b""
+    os.close(read)
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 def test_a_table_has_every_column_and_what_it_is_first() -> None:
