@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gpu_worker.device import DeviceLost
+
 
 class Fetch(Protocol):
     """Tensors on their way to the host."""
@@ -21,7 +23,10 @@ class Fetch(Protocol):
         """Whether `wait` would not wait."""
 
     def wait(self) -> tuple[Sequence[Tensor], int]:
-        """Their contents, and the microseconds that the device computed since `begun`."""
+        """Their contents, and the microseconds that the device computed since `begun`.
+
+        Raises DeviceLost.
+        """
 
 
 class Accelerator(Protocol):
@@ -36,6 +41,9 @@ class Accelerator(Protocol):
 
     def mark(self) -> Callable[[], None]:
         """A function that waits for everything launched up to now."""
+
+    def finish(self) -> None:
+        """Wait for everything launched so far, on any stream. Raises DeviceLost."""
 
     def begun(self) -> Any:
         """The moment when what is launched next begins, for `fetch`."""
@@ -61,6 +69,9 @@ class Cpu:
 
     def mark(self) -> Callable[[], None]:
         return lambda: None
+
+    def finish(self) -> None:
+        pass
 
     def begun(self) -> int:
         return time.perf_counter_ns()
@@ -96,6 +107,10 @@ class Cuda:
         event.record(self._compute)
         return event.synchronize
 
+    def finish(self) -> None:
+        with _losing():
+            torch.cuda.synchronize(self.device)
+
     def begun(self) -> torch.cuda.Event:
         event = _event(is_timed=True)
         event.record(self._compute)
@@ -114,7 +129,7 @@ class Cuda:
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         # Once before: what compiles, loads or allocates for good must not be recorded.
         run()
-        torch.cuda.synchronize(self.device)
+        self.finish()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._graph_pool, stream=self._compute):
             run()
@@ -147,11 +162,26 @@ class _Fetching:
 
     @property
     def is_done(self) -> bool:
-        return bool(self._done.query())  # type: ignore[no-untyped-call]
+        with _losing():
+            return bool(self._done.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> tuple[Sequence[Tensor], int]:
-        self._done.synchronize()
+        with _losing():
+            self._done.synchronize()
         return self._copies, int(self._begun.elapsed_time(self._ended) * 1000)
+
+
+@contextmanager
+def _losing() -> Iterator[None]:
+    """Inside the host only waits: what is raised there is about what the device computed."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise DeviceLost(
+            f"the GPU failed while it computed ({reason}); this process cannot use it again and "
+            "ends, so that its requests are computed elsewhere; start the worker anew"
+        ) from error
 
 
 # torch leaves these two without types.

@@ -150,14 +150,15 @@ class Decoder:
                 hidden, residual = add_rms_norm(hidden, residual, next_norm, eps)
         return States(hidden=hidden, residual=residual)
 
-    def logits(self, states: States, tokens: Tensor) -> Tensor:
-        """Of some of the states, [len(tokens), vocab] float32.
+    def logits(self, states: States, tokens: Tensor, out: Tensor | None = None) -> Tensor:
+        """Of some of the states, [len(tokens), vocab] float32; in `out`, if given.
 
         Only of those whose logits are looked at: the vocabulary is wide.
         """
         hidden, residual = states.hidden[tokens], states.residual[tokens]
         hidden, _ = add_rms_norm(hidden, residual, self.weights.norm, self._config.norm_eps)
-        return self.weights.head(hidden).float()
+        logits = self.weights.head(hidden)
+        return logits.float() if out is None else out.copy_(logits)
 
     def _plan(self, x: Tensor, queries: Queries, context_max: int | None) -> AttentionPlan | None:
         """Attention shared out once for all layers with these queries, where kernels want that."""

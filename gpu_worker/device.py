@@ -177,6 +177,10 @@ class Device(Protocol):
         """Compute the step. Repeating it, whole or row by row, gives the same result."""
 
 
+class DeviceLost(Exception):
+    """The device failed while it computed. What it held is lost, and so is it to this process."""
+
+
 class Flight(Protocol):
     """A step on its way."""
 
@@ -185,7 +189,7 @@ class Flight(Protocol):
         """Whether `result` would not wait."""
 
     def result(self) -> StepSamples:
-        """Wait for it."""
+        """Wait for it. Raises DeviceLost."""
 
 
 @runtime_checkable
@@ -205,5 +209,9 @@ class AheadDevice(Protocol):
         """Begin a step and return at once.
 
         `step` is built from what is expected of the steps still on their way: token ids that they
-        sample are not in it, and rows that they end are. The device knows better.
+        sample are not in it, and rows that they end are. The device knows better. If it raises, it
+        has left the rows as they were, so that others, or the same, may be launched instead.
         """
+
+    def finish(self) -> None:
+        """Wait for everything launched so far. Raises DeviceLost."""

@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,6 +74,8 @@ class Engine:
         self._on_crash = on_crash
         self._session: Session | None = None
         self._commands: queue.SimpleQueue[_Open | _Close | _Submit | _Stop] = queue.SimpleQueue()
+        self._first: Callable[[], None] = lambda: None
+        self._settled: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, name="compute", daemon=True)
 
     def __repr__(self) -> str:
@@ -83,8 +86,11 @@ class Engine:
         """Plans and other commands that the running step has not seen yet."""
         return self._commands.qsize()
 
-    def start(self) -> None:
+    def start(self, first: Callable[[], None] = lambda: None) -> Future[None]:
+        """`first` runs before any command, on the compute thread; the future is its end."""
+        self._first = first
         self._thread.start()
+        return self._settled
 
     def stop(self) -> None:
         """Let the running step end, then the thread."""
@@ -105,6 +111,14 @@ class Engine:
         self._commands.put(_Close(session))
 
     def _main(self) -> None:
+        if not self._settled.set_running_or_notify_cancel():
+            return
+        try:
+            self._first()
+        except Exception as error:
+            self._settled.set_exception(error)
+            return
+        self._settled.set_result(None)
         try:
             while not isinstance(command := self._next(), _Stop):
                 self._handle(command)

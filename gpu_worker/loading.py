@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -71,6 +72,8 @@ class Loaded:
     # How many tokens a step may have in which somebody decodes.
     mixed_tokens: int
     phases_ms: dict[str, int]
+    # To be called on the thread that computes: libraries keep handles and teams by thread.
+    settle: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True, eq=False)
@@ -78,10 +81,12 @@ class PhaseTimer:
     """Milliseconds by phase, in the order in which they ended."""
 
     phases_ms: dict[str, int] = field(default_factory=dict)
+    running: str = ""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         started_ns = time.monotonic_ns()
+        self.running = name
         yield
         self.phases_ms[name] = (time.monotonic_ns() - started_ns) // 1_000_000
         log.info("worker.phase", phase=name, ms=self.phases_ms[name])
@@ -90,6 +95,17 @@ class PhaseTimer:
 def load(settings: WorkerSettings) -> Loaded:
     """Blocks for as long as loading takes. ConfigError says what to change."""
     timer = PhaseTimer()
+    try:
+        return _load(settings, timer)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the GPU's memory is full while the worker starts (phase {timer.running}); lower "
+            "--gpu-memory-share, --step-tokens or --slots, take a smaller model or a larger "
+            "device, or end what else uses it"
+        ) from error
+
+
+def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
     target = choose_device(settings.device)
     is_int8 = choose_int8(settings.weight_dtype, target)
     torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
@@ -135,6 +151,7 @@ def load(settings: WorkerSettings) -> Loaded:
         pool=pool,
         mixed_tokens=mixed,
         phases_ms=timer.phases_ms,
+        settle=partial(warm_up, compute_of(device), limits),
     )
 
 
@@ -169,7 +186,7 @@ def measure_step(
 ) -> int:
     """What the largest step that the settings allow takes beside weights and KV, by running it.
 
-    Twice what a step of single tokens takes comes on top: recorded steps keep memory of their own.
+    What a step of single tokens takes comes on top: recorded steps keep that for themselves.
     """
     context = settings.context_tokens or config.positions_max
     one_block = PoolSize(
@@ -182,9 +199,10 @@ def measure_step(
     decoder = Decoder(config, weights, pages, context_tokens=context, kv_scales=kv_scales)
     limits = row_limits(settings, config, one_block)
     compute = TorchDevice(decoder, pages).execute
-    largest = peak_bytes(lambda: compute(largest_step(limits)), device)
-    singles = replace(limits, step_tokens=limits.slots)
-    return largest + peak_bytes(lambda: compute(largest_step(singles)), device)
+    # Partial sums of attention grow with the context.
+    largest = largest_step(limits, context=context)
+    singles = largest_step(replace(limits, step_tokens=limits.slots), context=context)
+    return sum(peak_bytes(partial(compute, step), device) for step in (largest, singles))
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
@@ -208,9 +226,12 @@ def ready_device(decoder: Decoder, pages: Tensor, limits: RowLimits) -> Device |
         return in_turns
     sizes = graph_sizes(limits.slots)
     device = ResidentDevice(decoder, pages, limits, Cuda(pages.device), graph_sizes=sizes)
-    warm_up(compute_of(device), limits)
+    compute = compute_of(device)
+    warm_up(compute, limits)
     device.record(lambda done, total: log.info("worker.recording", done=done, total=total))
-    torch.cuda.synchronize(pages.device)
+    # Last, as recording gives back what torch keeps for later: now no step need ask for memory.
+    compute(largest_step(limits, context=limits.context_tokens))
+    device.finish()
     return device
 
 

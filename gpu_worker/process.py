@@ -65,7 +65,7 @@ class WorkerProcess:
         runtime.return_freed_memory()
         description = describe(loaded)
         self._engine = Engine(Rows(loaded.limits), loaded.device, on_crash=self._crash_hook())
-        self._engine.start()
+        await asyncio.wrap_future(self._engine.start(loaded.settle))
         meters = Meters(self._metrics.meter)
         self._servicer = WorkerServicer(self._engine, description, meters, self._spans)
         worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server)

@@ -19,8 +19,8 @@ from gpu_worker.draft import RowLimits
 from gpu_worker.looked_at import LookedAt, looked_at
 from gpu_worker.resident_rows import ResidentRows, staging_bytes
 from gpu_worker.staging import Staging
-from gpu_worker.step_graphs import StepGraphs
-from gpu_worker.torch_device import edit_tensors, explain, likeliest
+from gpu_worker.step_graphs import Chosen, StepGraphs
+from gpu_worker.torch_device import edit_arrays, edit_tensors, explain, likeliest
 from kernels.fp8 import as_bytes
 from kernels.logit_edits import edit_logits
 from kernels.sampling import sample
@@ -49,8 +49,18 @@ class ResidentDevice:
         self.limits = limits
         self._accelerator = accelerator
         self._staging = Staging(accelerator, staging_bytes(limits))
-        self.rows = ResidentRows(limits, self._staging, accelerator.device)
-        self._graphs = StepGraphs(graph_sizes, self._decode, accelerator, self._staging)
+        device = accelerator.device
+        self.rows = ResidentRows(limits, self._staging, device)
+        # Of the rows of a recorded step: one for all sizes.
+        self._logits = torch.empty((max(graph_sizes), limits.vocab_size), device=device)
+        self._graphs = StepGraphs(
+            graph_sizes, self._think, self._choose, accelerator, self._staging
+        )
+        # Weights, pages and rows were written on another stream than steps run on.
+        accelerator.finish()
+
+    def finish(self) -> None:
+        self._accelerator.finish()
 
     def record(self, on_recorded: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Record the decode steps; before the first row joins."""
@@ -72,24 +82,36 @@ class ResidentDevice:
     def launch(self, step: StepInputs) -> "StepFlight":
         with self._accelerator.computing():
             begun = self._accelerator.begun()
-            if _only_decodes(step) and self._graphs.size_for(step.row_count) is not None:
-                tensors = [self._graphs.launch(step.slots)]
-            else:
-                tensors = self._mixed(step)
+            is_recorded = _only_decodes(step) and self._graphs.size_for(step.row_count) is not None
+            tensors = self._recorded(step) if is_recorded else self._mixed(step)
             return StepFlight(step, self._accelerator.fetch(tensors, begun))
 
-    def _decode(self, asked: Asked) -> Tensor:
-        """One token of each row, with nothing asked for besides."""
+    def _think(self, asked: Asked) -> None:
+        """One token of each row: its logits."""
         step = step_rows(self.rows.state, asked, self.limits.block_size)
         states = self._decoder.forward(
             self._tensors(asked, step, row_max=1, context_max=self.limits.context_tokens)
         )
-        logits = self._decoder.logits(states, step.sampled_tokens)
-        token_ids, is_ok = sample(logits, self.rows.sampling(step.sampled_slots))
-        return take_tokens(self.rows.state, asked, token_ids, is_ok)
+        self._decoder.logits(states, step.sampled_tokens, self._logits[: asked.sample_count])
+
+    def _choose(self, asked: Asked) -> Chosen:
+        slots = asked.slots.clamp_min(0)
+        return sample(self._logits[: asked.sample_count], self.rows.sampling(slots))
+
+    def _recorded(self, inputs: StepInputs) -> list[Tensor]:
+        """As `_mixed`, of rows that compute and sample one token each."""
+        asked = self._graphs.think(inputs.slots)
+        raw = self._edit(inputs, self._logits[: inputs.row_count])
+        token_ids, is_ok = self._graphs.choose(asked)
+        told = self._likeliest(inputs, raw, token_ids)
+        result = take_tokens(self.rows.state, asked, token_ids, is_ok)
+        return [result[: inputs.row_count], *told]
 
     def _mixed(self, inputs: StepInputs) -> list[Tensor]:
-        """Any step: what became of each sample, then all log-probabilities that are wanted."""
+        """Any step: what became of each sample, then all log-probabilities that are wanted.
+
+        Rows change last: a launch that fails has left them as they were.
+        """
         asked = self.rows.ask(inputs)
         step = step_rows(self.rows.state, asked, self.limits.block_size)
         looked = looked_at(inputs)
@@ -103,19 +125,29 @@ class ResidentDevice:
                 looked_at=(tokens, queries),
             )
         )
-        raw = self._decoder.logits(states, sampled)
-        logits = raw
-        if (edits := inputs.sampling.edits) is not None:
-            # Log-probabilities are of the model's own logits: whoever changes them does it apart.
-            logits = raw.clone()
-            edit_logits(logits, edit_tensors(edits, raw.device))
+        logits = self._decoder.logits(states, sampled)
+        raw = self._edit(inputs, logits)
         token_ids, is_ok = sample(logits, self.rows.sampling(step.sampled_slots))
-        tensors = [take_tokens(self.rows.state, asked, token_ids, is_ok)]
-        if (inputs.sampling.logprobs >= 0).any():
-            tensors += likeliest(raw, token_ids, inputs.sampling.logprobs)
+        told = self._likeliest(inputs, raw, token_ids)
         if (wanted := inputs.explained) is not None:
-            tensors += explain(self._decoder, states, wanted, explained)
-        return tensors
+            its_ids = self._staging.upload(wanted.token_ids)[0]
+            told += explain(self._decoder, states, explained, its_ids, int(wanted.tops.max()))
+        return [take_tokens(self.rows.state, asked, token_ids, is_ok), *told]
+
+    def _edit(self, inputs: StepInputs, logits: Tensor) -> Tensor:
+        """Change them as their rows ask; returns the model's own, if anybody looks at those."""
+        if (edits := inputs.sampling.edits) is None:
+            return logits
+        raw = logits.clone() if (inputs.sampling.logprobs >= 0).any() else logits
+        edit_logits(logits, edit_tensors(self._staging.upload(*edit_arrays(edits))))
+        return raw
+
+    def _likeliest(self, inputs: StepInputs, raw: Tensor, token_ids: Tensor) -> list[Tensor]:
+        rows = np.flatnonzero(inputs.sampling.logprobs >= 0)
+        if not len(rows):
+            return []
+        most = int(inputs.sampling.logprobs.max())
+        return list(likeliest(raw, token_ids, self._staging.upload(rows)[0], most))
 
     def _look(self, looked: LookedAt, step: RowStep) -> tuple[Tensor, Queries, Tensor, Tensor]:
         """The tokens looked at and how they attend; which of them are sampled, and explained."""
@@ -192,11 +224,6 @@ def _three(arrays: list[AnyArray]) -> list[Any]:
 
 
 def _only_decodes(step: StepInputs) -> bool:
-    """Whether every row computes and samples one token, and nothing else is asked for."""
-    columns = step.sampling
-    return (
-        len(step.sampled_rows) == step.token_count == step.row_count
-        and columns.edits is None
-        and step.explained is None
-        and bool((columns.logprobs < 0).all())
-    )
+    """Whether every row computes and samples one token, and none has its prompt explained."""
+    is_one_each = len(step.sampled_rows) == step.token_count == step.row_count
+    return is_one_each and step.explained is None

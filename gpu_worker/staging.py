@@ -1,7 +1,8 @@
 """The way of small arrays to the device: packed into pinned memory, one copy, no waiting.
 
-Two buffers take turns. One is written again only when the copy from it has been made, two uploads
-later: in practice long since.
+A few buffers take turns. One is written again only when the copy from it has been made. Copies are
+made in the order of the steps, so those of the step that is launched wait for the one that runs:
+there are buffers for both, and the host need not wait for either.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from gpu_worker.accelerator import Accelerator
 from gpu_worker.device import AnyArray
 
 _ALIGN_BYTES: Final = 16
-_BUFFERS: Final = 2
+# A plan and its first step: rows, block places, copies, the step, the tokens looked at, edits, who
+# wants log-probabilities, what is explained.
+_BUFFERS: Final = 2 * 8
 
 
 def packed_bytes(arrays: Sequence[AnyArray]) -> int:
@@ -36,18 +39,27 @@ class Staging:
         self._turn = 0
 
     def upload(self, *arrays: AnyArray) -> tuple[Tensor, ...]:
-        """The arrays on the device, until the next upload but one. Together they must fit."""
-        assert packed_bytes(arrays) <= self.size_bytes, "larger than the staging buffer"
+        """The arrays on the device, until `_BUFFERS` uploads later at the earliest."""
+        size_bytes = packed_bytes(arrays)
+        if size_bytes > self.size_bytes:
+            # Rare, as the penalties of many long rows: memory of its own, kept until it is copied.
+            device = torch.empty(size_bytes, dtype=torch.uint8, device=self._accelerator.device)
+            return _moved(arrays, self._accelerator.host_buffer(size_bytes), device)
         turn, self._turn = self._turn, (self._turn + 1) % _BUFFERS
         self._copied[turn]()
-        host, device = self._hosts[turn], self._devices[turn]
-        views, at = [], 0
-        for array in arrays:
-            end = at + array.nbytes
-            source = torch.from_numpy(np.ascontiguousarray(array))
-            host[at:end].view(source.dtype).view(source.shape).copy_(source)
-            views.append(device[at:end].view(source.dtype).view(source.shape))
-            at = end + -end % _ALIGN_BYTES
-        device[:at].copy_(host[:at], non_blocking=True)
+        views = _moved(arrays, self._hosts[turn], self._devices[turn])
         self._copied[turn] = self._accelerator.mark()
-        return tuple(views)
+        return views
+
+
+def _moved(arrays: Sequence[AnyArray], host: Tensor, device: Tensor) -> tuple[Tensor, ...]:
+    """Begin to copy the arrays by way of `host`; where they will be in `device`."""
+    views, at = [], 0
+    for array in arrays:
+        end = at + array.nbytes
+        source = torch.from_numpy(np.ascontiguousarray(array))
+        host[at:end].view(source.dtype).view(source.shape).copy_(source)
+        views.append(device[at:end].view(source.dtype).view(source.shape))
+        at = end + -end % _ALIGN_BYTES
+    device[:at].copy_(host[:at], non_blocking=True)
+    return tuple(views)

@@ -1,8 +1,13 @@
-"""Steps that only decode, recorded once per number of rows and then launched in one call.
+"""Steps that only decode, recorded once per number of rows and then launched in two calls.
+
+think    the rows' logits            choose    a token of each, from its logits
+
+What rows ask for besides (edits of their logits, log-probabilities) differs in size from step to
+step, so it is not recorded: it is launched between the two, or after them.
 
 A step of n rows runs in the least recorded size that holds it; the rows beyond are padding, which
 computes nothing, writes nothing and counts for nothing. What a recorded step reads lies in buffers
-that stay: the rows themselves, and which slot each of its rows is.
+that stay: the rows themselves, which slot each of its rows is, and the logits.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +28,9 @@ from kernels.step_rows import Asked
 _STEPS: Final = ((1, 1), (2, 2), (4, 4), (8, 8), (64, 16), (256, 64))
 _PADDING: Final = -1
 
+# token ids [rows] int64, ok [rows] bool
+Chosen = tuple[Tensor, Tensor]
+
 
 def graph_sizes(slots: int) -> tuple[int, ...]:
     """Rows of each recorded step, ascending; the last one holds every slot."""
@@ -34,18 +42,20 @@ def graph_sizes(slots: int) -> tuple[int, ...]:
 
 
 class StepGraphs:
-    """`compute` launches a decode step and returns what became of each row, [rows] int64."""
+    """`think` launches a decode step up to its logits, `choose` what samples from them."""
 
     def __init__(
         self,
         sizes: Sequence[int],
-        compute: Callable[[Asked], Tensor],
+        think: Callable[[Asked], None],
+        choose: Callable[[Asked], Chosen],
         accelerator: Accelerator,
         staging: Staging,
     ) -> None:
         most, device = max(sizes), accelerator.device
         self.sizes = tuple(sorted(sizes))
-        self._compute = compute
+        self._think = think
+        self._choose = choose
         self._accelerator = accelerator
         self._staging = staging
         self._slots = torch.full((most,), _PADDING, dtype=torch.int64, device=device)
@@ -53,8 +63,9 @@ class StepGraphs:
         self._order = torch.arange(most + 1, device=device)
         self._token_ids = torch.zeros(most, dtype=torch.int64, device=device)
         self._sent: tuple[int, IntArray] = (0, np.zeros(0, np.int64))
-        self._launches: dict[int, Callable[[], None]] = {}
-        self._results: dict[int, Tensor] = {}
+        self._thinking: dict[int, Callable[[], None]] = {}
+        self._choosing: dict[int, Callable[[], None]] = {}
+        self._chosen: dict[int, Chosen] = {}
 
     def record(self, on_recorded: Callable[[int, int], None]) -> None:
         """Record every size, the largest first, so that the smaller ones find their memory taken.
@@ -62,30 +73,39 @@ class StepGraphs:
         `on_recorded(done, total)` after each. The rows are padding meanwhile.
         """
         for done, size in enumerate(reversed(self.sizes), start=1):
-            self._launches[size] = self._accelerator.record(partial(self._run, size))
+            asked = self._asked(size)
+            self._thinking[size] = self._accelerator.record(partial(self._think, asked))
+            self._choosing[size] = self._accelerator.record(partial(self._keep, asked))
             on_recorded(done, len(self.sizes))
 
     def size_for(self, rows: int) -> int | None:
         """None: no recorded step is that large."""
-        return next((size for size in self.sizes if size >= rows and size in self._launches), None)
+        return next((size for size in self.sizes if size >= rows and size in self._choosing), None)
 
-    def launch(self, slots: IntArray) -> Tensor:
-        """[rows] int64, what became of each, in memory of its own."""
+    def think(self, slots: IntArray) -> Asked:
+        """Launch a step of these rows up to its logits; returns them with their padding."""
         size = self.size_for(len(slots))
         assert size is not None, f"no recorded step holds {len(slots)} rows"
         self._send(slots, size)
-        self._launches[size]()
-        return self._results[size][: len(slots)].clone()
+        self._thinking[size]()
+        return self._asked(size)
 
-    def _run(self, size: int) -> None:
-        self._results[size] = self._compute(
-            Asked(
-                slots=self._slots[:size],
-                starts=self._order[: size + 1],
-                samples=self._order[:size],
-                token_ids=self._token_ids[:size],
-                sample_count=size,
-            )
+    def choose(self, asked: Asked) -> Chosen:
+        """Launch the sampling of the step that was thought of last. They stay until the next."""
+        size = asked.sample_count
+        self._choosing[size]()
+        return self._chosen[size]
+
+    def _keep(self, asked: Asked) -> None:
+        self._chosen[asked.sample_count] = self._choose(asked)
+
+    def _asked(self, size: int) -> Asked:
+        return Asked(
+            slots=self._slots[:size],
+            starts=self._order[: size + 1],
+            samples=self._order[:size],
+            token_ids=self._token_ids[:size],
+            sample_count=size,
         )
 
     def _send(self, slots: IntArray, size: int) -> None:

@@ -11,19 +11,14 @@ newer waits.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Protocol
-
-import numpy as np
-import structlog
 
 from gpu_worker.device import AheadDevice, Device, Flight, IntArray, StepInputs, StepSamples
 from gpu_worker.plans import Plan, StepOutcome, StepResult, StepTimings
 from gpu_worker.rows import Rows
-
-log = structlog.get_logger()
+from gpu_worker.step_alone import noted, step_alone
 
 Report = Callable[[StepResult], None]
 
@@ -99,7 +94,7 @@ class InTurns:
             outcome = self._rows.advance(inputs, samples)
             forward_us, sample_us = samples.forward_us, samples.sample_us
         else:
-            outcome = self._step_alone(inputs, samples)
+            outcome = step_alone(self._rows, inputs, samples, self._try)
         return outcome, StepTimings(
             wait_us=wait_us,
             forward_us=forward_us,
@@ -112,42 +107,25 @@ class InTurns:
         try:
             return self._device.execute(inputs)
         except Exception as error:
-            log.error("step.failed", rows=inputs.row_count, exc_info=error)
-            return error
-
-    def _step_alone(self, together: StepInputs, error: Exception) -> StepOutcome:
-        """A step failed as a whole: run its rows one by one, so that only the culprits fail.
-
-        When every one of several rows fails it is the device, not the rows: that ends the worker.
-        """
-        outcomes = []
-        for slot, count in zip(together.slots.tolist(), together.counts.tolist(), strict=True):
-            counts = np.zeros(self._rows.limits.slots, np.int64)
-            counts[slot] = count
-            inputs = self._rows.step_inputs(counts)
-            samples = self._try(inputs)
-            if isinstance(samples, StepSamples):
-                outcomes.append(self._rows.advance(inputs, samples))
-            else:
-                self._rows.fail(slot)
-                text = f"the step failed for this row: {type(samples).__name__}"
-                outcomes.append(StepOutcome(slots=(), token_ids=(), errors=((slot, text),)))
-        if len(outcomes) > 1 and all(outcome.errors for outcome in outcomes):
-            raise error
-        return _merged(outcomes)
+            return noted(error, inputs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_Settled = tuple[StepOutcome, StepTimings]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Launched:
     """A step that the device was told of and the scheduler has not heard of."""
 
     plan: Plan
     step: int
     inputs: StepInputs
-    # None: the step has no rows.
-    flight: Flight | None
     wait_us: int
     report: Report
+    # None: the step has no rows, or it is settled.
+    flight: Flight | None = None
+    # What came of it, once that is known.
+    settled: _Settled | None = None
 
 
 class OneAhead:
@@ -156,6 +134,10 @@ class OneAhead:
     Nothing of step k+1 depends on the host's having seen step k: the device holds the rows itself,
     feeds them their own tokens and knows which have ended. Only rows whose rules look at their last
     tokens (penalties, bad words) make the host read first.
+
+    A launch that fails has left the rows as they were: everything before it is read, and its rows
+    are run one by one. A device that fails while it computes has lost all of them: that ends the
+    worker.
     """
 
     def __init__(self, rows: Rows, device: AheadDevice) -> None:
@@ -190,7 +172,7 @@ class OneAhead:
     def land(self) -> None:
         if (launched := self._air) is not None:
             self._air = None
-            self._report(launched, self._settle(launched), is_last=True)
+            _report(launched, self._settle(launched), is_last=True)
 
     def clear(self) -> None:
         self.land()
@@ -203,18 +185,24 @@ class OneAhead:
         The last of a lease stays in the air: the next plan launches its first step behind it.
         """
         if self._rows.needs_last_tokens:
-            outcome = self._settle(launched)
+            settled = self._settle(launched)
             following = self._next(launched, is_waiting)
         elif (following := self._next(launched, is_waiting)) is None:
             return None
         else:
-            outcome = self._settle(launched)
-            if not self._rows.is_anyone_left(following.inputs):
-                # The device found nobody left to compute.
+            settled = self._settle(launched)
+            if self._is_void(following):
                 following = None
         self._air = None
-        self._report(launched, outcome, is_last=following is None)
+        _report(launched, settled, is_last=following is None)
         return following
+
+    def _is_void(self, launched: _Launched) -> bool:
+        """Whether the device found nobody left to compute."""
+        if launched.settled is None:
+            return not self._rows.is_anyone_left(launched.inputs)
+        outcome, _ = launched.settled
+        return not outcome.slots and not outcome.errors
 
     def _next(self, launched: _Launched, is_waiting: Callable[[], bool]) -> _Launched | None:
         step = launched.step + 1
@@ -226,34 +214,71 @@ class OneAhead:
     def _launch(self, plan: Plan, step: int, counts: IntArray, report: Report) -> _Launched:
         inputs = self._rows.step_inputs(counts)
         wait_us = (time.perf_counter_ns() - self._ready_ns) // 1000
-        flight = self._device.launch(inputs) if inputs.row_count else None
+        launched = _Launched(plan=plan, step=step, inputs=inputs, wait_us=wait_us, report=report)
+        if inputs.row_count:
+            flight = self._try(inputs)
+            if isinstance(flight, Exception):
+                launched.settled = self._launch_alone(launched, flight)
+                return launched
+            launched.flight = flight
         self._rows.expect(inputs)
-        return _Launched(
-            plan=plan, step=step, inputs=inputs, flight=flight, wait_us=wait_us, report=report
-        )
+        return launched
 
-    def _settle(self, launched: _Launched) -> tuple[StepOutcome, StepTimings]:
-        inputs, absent, forward_us = launched.inputs, 0, 0
-        outcome = StepOutcome(slots=(), token_ids=())
-        if launched.flight is not None:
-            samples = launched.flight.result()
-            outcome = self._rows.settle(inputs, samples)
-            forward_us = samples.forward_us
-            absent = 0 if samples.is_there is None else int((~samples.is_there).sum())
+    def _try(self, inputs: StepInputs) -> Flight | Exception:
+        try:
+            return self._device.launch(inputs)
+        except AssertionError:
+            # About this program, and not about a row.
+            raise
+        except Exception as error:
+            return noted(error, inputs)
+
+    def _launch_alone(self, launched: _Launched, error: Exception) -> _Settled:
+        if self._air is not None:
+            self._settle(self._air)
+        # A device that is lost fails every launch: its rows are not to blame.
+        self._device.finish()
+
+        def attempt(inputs: StepInputs) -> StepSamples | Exception:
+            flight = self._try(inputs)
+            if not isinstance(flight, Exception):
+                return flight.result()
+            self._device.finish()
+            return flight
+
+        # Rows that turned out to have ended meanwhile.
+        absent = sum(map(self._rows.is_idle, launched.inputs.slots.tolist()))
+        outcome = step_alone(self._rows, launched.inputs, error, attempt)
+        return outcome, _timings(launched, forward_us=0, absent=absent)
+
+    def _settle(self, launched: _Launched) -> _Settled:
+        """Wait for what comes of it. Again: what came of it."""
+        if launched.settled is None:
+            outcome, absent, forward_us = StepOutcome(slots=(), token_ids=()), 0, 0
+            if launched.flight is not None:
+                samples = launched.flight.result()
+                outcome = self._rows.settle(launched.inputs, samples)
+                forward_us = samples.forward_us
+                absent = 0 if samples.is_there is None else int((~samples.is_there).sum())
+            launched.settled = outcome, _timings(launched, forward_us=forward_us, absent=absent)
         self._ready_ns = time.perf_counter_ns()
-        return outcome, StepTimings(
-            wait_us=launched.wait_us,
-            forward_us=forward_us,
-            # Part of the same launch.
-            sample_us=0,
-            tokens_computed=inputs.token_count - absent,
-            rows=inputs.row_count - absent,
-        )
+        return launched.settled
 
-    def _report(
-        self, launched: _Launched, settled: tuple[StepOutcome, StepTimings], *, is_last: bool
-    ) -> None:
-        launched.report(_result(launched.plan, launched.step, *settled, is_last=is_last))
+
+def _timings(launched: _Launched, *, forward_us: int, absent: int) -> StepTimings:
+    """`absent` rows had ended before the step."""
+    return StepTimings(
+        wait_us=launched.wait_us,
+        forward_us=forward_us,
+        # Part of the same launch.
+        sample_us=0,
+        tokens_computed=launched.inputs.token_count - absent,
+        rows=launched.inputs.row_count - absent,
+    )
+
+
+def _report(launched: _Launched, settled: _Settled, *, is_last: bool) -> None:
+    launched.report(_result(launched.plan, launched.step, *settled, is_last=is_last))
 
 
 def _result(
@@ -261,16 +286,4 @@ def _result(
 ) -> StepResult:
     return StepResult(
         plan_id=plan.plan_id, step=step, outcome=outcome, is_last=is_last, timings=timings
-    )
-
-
-def _merged(outcomes: Iterable[StepOutcome]) -> StepOutcome:
-    parts = tuple(outcomes)
-    return StepOutcome(
-        slots=tuple(chain.from_iterable(part.slots for part in parts)),
-        token_ids=tuple(chain.from_iterable(part.token_ids for part in parts)),
-        logprobs=tuple(chain.from_iterable(part.logprobs for part in parts)),
-        finished=tuple(chain.from_iterable(part.finished for part in parts)),
-        errors=tuple(chain.from_iterable(part.errors for part in parts)),
-        prompt_logprobs=tuple(chain.from_iterable(part.prompt_logprobs for part in parts)),
     )

@@ -37,6 +37,8 @@ def choose_device(asked: str) -> torch.device:
             f"--device {asked} is a {torch.cuda.get_device_name(index)} of compute capability "
             f"{capability[0]}.{capability[1]}; kaiten's kernels need at least 8.0"
         )
+    # What names no device, as pinned memory, goes with this one.
+    torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
 

@@ -1,7 +1,7 @@
 """The device that computes: decoder, KV pages and sampler behind the `Device` protocol."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Final
 
@@ -11,9 +11,8 @@ from torch import Tensor
 
 from gpu_worker.decoder import Decoder, Queries, States, StepTensors
 from gpu_worker.device import (
-    ExplainedTokens,
+    AnyArray,
     Explanations,
-    IntArray,
     LogitEdits,
     SamplingColumns,
     StepInputs,
@@ -49,7 +48,13 @@ class TorchDevice:
             forward_ns = time.perf_counter_ns()
             explained = None
             if (wanted := step.explained) is not None:
-                parts = explain(self._decoder, states, wanted, self._tensor(looked.explained))
+                parts = explain(
+                    self._decoder,
+                    states,
+                    self._tensor(looked.explained),
+                    self._tensor(wanted.token_ids),
+                    int(wanted.tops.max()),
+                )
                 logprob, top_ids, top = (part.cpu().numpy() for part in parts)
                 explained = Explanations(logprob=logprob, top_token_ids=top_ids, top_logprobs=top)
             return self._sample(logits, step.sampling, explained, started_ns, forward_ns)
@@ -96,9 +101,11 @@ class TorchDevice:
         if columns.edits is not None:
             # Log-probabilities are of the model's own logits: whoever changes them does it apart.
             logits = logits.clone() if len(rows) else logits
-            edit_logits(logits, edit_tensors(columns.edits, self._device))
+            arrays = (self._tensor(array) for array in edit_arrays(columns.edits))
+            edit_logits(logits, edit_tensors(arrays))
         token_ids, is_ok = sample(logits, params)
-        logprob, top_ids, top = likeliest(raw, token_ids, columns.logprobs)
+        most = int(columns.logprobs.max(initial=0))
+        logprob, top_ids, top = likeliest(raw, token_ids, self._tensor(rows), max(0, most))
         return StepSamples(
             token_ids=token_ids.cpu().numpy(),
             is_ok=is_ok.cpu().numpy(),
@@ -116,35 +123,37 @@ class TorchDevice:
         return torch.from_numpy(array).to(self._device)
 
 
-def edit_tensors(edits: LogitEdits, device: torch.device) -> EditTensors:
-    arrays = {field.name: getattr(edits, field.name) for field in fields(edits)}
-    return EditTensors(
-        **{name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-    )
+def edit_arrays(edits: LogitEdits) -> tuple[AnyArray, ...]:
+    """Its arrays, as `edit_tensors` takes them."""
+    return tuple(getattr(edits, field.name) for field in fields(edits))
+
+
+def edit_tensors(tensors: Iterable[Tensor]) -> EditTensors:
+    """Of `edit_arrays`, on the device."""
+    names = (field.name for field in fields(LogitEdits))
+    return EditTensors(**dict(zip(names, tensors, strict=True)))
 
 
 def explain(
-    decoder: Decoder, states: States, wanted: ExplainedTokens, tokens: Tensor
+    decoder: Decoder, states: States, tokens: Tensor, token_ids: Tensor, k: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The fields of `Explanations`; `tokens` is where the states of `wanted.computed` are.
+    """The fields of `Explanations`, of `token_ids`; `tokens` is where the states before them are.
 
     A prompt has as many rows of logits as tokens: they are made and ranked in parts.
     """
-    token_ids = torch.from_numpy(wanted.token_ids).to(tokens.device)
-    told = _room_for(len(token_ids), int(wanted.tops.max()), tokens.device)
+    told = _room_for(len(token_ids), k, tokens.device)
     for part in _ranked_parts(len(token_ids), decoder.vocab_size):
         _rank(decoder.logits(states, tokens[part]), token_ids[part], told, part)
     return told
 
 
-def likeliest(raw: Tensor, token_ids: Tensor, wanted: IntArray) -> tuple[Tensor, Tensor, Tensor]:
-    """(logprob, top ids, top logprobs) of the rows that want any, as `StepSamples` has them."""
-    rows = np.flatnonzero(wanted >= 0)
-    if not len(rows):
-        return raw.new_empty(0), token_ids.new_empty((0, 0)), raw.new_empty((0, 0))
-    told = _room_for(len(rows), int(wanted[rows].max()), raw.device)
+def likeliest(
+    raw: Tensor, token_ids: Tensor, rows: Tensor, k: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(logprob, k top ids, top logprobs) of these rows, as `StepSamples` has them."""
+    told = _room_for(len(rows), k, raw.device)
     for part in _ranked_parts(len(rows), raw.size(1)):
-        index = torch.from_numpy(rows[part]).to(raw.device)
+        index = rows[part]
         _rank(raw[index], token_ids[index], told, part)
     return told
 
@@ -170,6 +179,9 @@ def _rank(
 
 
 def _ranked_parts(rows: int, vocab_size: int) -> Iterator[slice]:
-    """A few rows at a time: ranking takes several times the memory of the logits it ranks."""
-    step = max(1, RANKED_AT_ONCE // vocab_size)
+    """A few rows at a time: ranking takes several times the memory of the logits it ranks.
+
+    An even number, so that each part begins where Triton need not compile anew for it.
+    """
+    step = max(2, RANKED_AT_ONCE // vocab_size // 2 * 2)
     return (slice(start, start + step) for start in range(0, rows, step))

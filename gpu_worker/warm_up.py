@@ -11,9 +11,15 @@ from typing import Final
 
 import numpy as np
 
-from gpu_worker.device import FloatArray, IntArray, RowEnds, SamplingColumns, StepInputs
+from gpu_worker.device import (
+    FloatArray,
+    IntArray,
+    LogitEdits,
+    RowEnds,
+    SamplingColumns,
+    StepInputs,
+)
 from gpu_worker.draft import RowLimits
-from gpu_worker.row_rules import edits_of
 
 _TOKENS: Final = 32
 _ROWS: Final = 4
@@ -34,18 +40,17 @@ def warm_up(compute: Callable[[StepInputs], object], limits: RowLimits) -> None:
     compute(step_of([min(2, longest), 1][: limits.slots], limits))
     compute(step_of(decode, limits))
     compute(step_of(decode, limits, logprobs=min(_TOP_LOGPROBS, limits.vocab_size)))
-    compute(step_of(decode, limits, forbidden=(0,)))
+    compute(step_of(decode, limits, edits=_every_edit(len(decode), limits.vocab_size)))
 
 
-def largest_step(limits: RowLimits) -> StepInputs:
+def largest_step(limits: RowLimits, *, context: int | None = None) -> StepInputs:
     """As many rows as there are slots, as many tokens as a step may have, all with one logit row.
 
-    The first row has all tokens that the others leave; contexts are as long as any can be.
+    The first row has all tokens that the others leave. `context`: how long rows are at least.
     """
     rows = min(limits.slots, limits.step_tokens)
     first = min(limits.step_tokens - (rows - 1), limits.context_tokens)
-    width = limits.blocks_per_row
-    return step_of([first, *[1] * (rows - 1)], limits, table_width=width)
+    return step_of([first, *[1] * (rows - 1)], limits, context=context)
 
 
 def tokens_within(
@@ -97,20 +102,23 @@ def step_of(
     limits: RowLimits,
     *,
     logprobs: int = -1,
-    forbidden: tuple[int, ...] = (),
-    table_width: int | None = None,
+    edits: LogitEdits | None = None,
+    context: int | None = None,
 ) -> StepInputs:
-    """Rows that all read block 0 and write nowhere; half of them sample with noise."""
+    """Rows that all read block 0 and write nowhere; half of them sample with noise.
+
+    `context`: how long each row is, if longer than its own tokens.
+    """
     rows, per_row = len(counts), np.array(counts, np.int64)
     starts = np.concatenate([[0], np.cumsum(per_row)])
-    width = table_width or -(-max(counts) // limits.block_size)
-    masks = [(row, np.array(forbidden, np.int64)) for row in range(rows)] if forbidden else []
+    width = -(-(context or max(counts)) // limits.block_size)
+    contexts = np.maximum(per_row, context or 0)
     return StepInputs(
         slots=np.full(rows, _NOBODY, np.int64),
         serials=np.zeros(rows, np.uint64),
         counts=per_row,
         query_starts=starts.astype(np.int32),
-        context_lengths=per_row.astype(np.int32),
+        context_lengths=contexts.astype(np.int32),
         block_tables=np.zeros((rows, width), np.int32),
         token_ids=np.zeros(starts[-1], np.int64),
         positions=np.concatenate([np.arange(count) for count in counts]),
@@ -126,9 +134,29 @@ def step_of(
             choice=np.zeros(rows, np.int64),
             position=np.zeros(rows, np.int64),
             logprobs=np.full(rows, logprobs, np.int64),
-            edits=edits_of([], masks, rows),
+            edits=edits,
         ),
         ends=_ends(per_row),
+    )
+
+
+def _every_edit(rows: int, vocab_size: int) -> LogitEdits:
+    """One of each kind in every row: each kind has a kernel of its own."""
+    each, first = np.arange(rows), np.zeros(rows, np.int64)
+    return LogitEdits(
+        bias_rows=each,
+        bias_ids=first,
+        biases=_all(rows, 0.5),
+        seen_rows=each,
+        seen_ids=first,
+        seen_counts=_all(rows, 1.0),
+        repetition=_all(rows, 1.1),
+        presence=_all(rows, 0.1),
+        frequency=_all(rows, 0.1),
+        forbidden_rows=each,
+        forbidden_ids=np.full(rows, vocab_size - 1),
+        allowed_rows=each,
+        allowed_ids=first,
     )
 
 

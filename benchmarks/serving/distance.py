@@ -80,6 +80,9 @@ class PacedDevice:
     def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
         """Rows of forced lengths end where the host expects it: there is nothing to know."""
 
+    def finish(self) -> None:
+        pass
+
     def launch(self, step: StepInputs) -> _Flight:
         now_s = time.perf_counter()
         if not self.steps:

@@ -55,6 +55,9 @@ class _HeldDevice:
     def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
         pass
 
+    def finish(self) -> None:
+        pass
+
     def launch(self, step: StepInputs) -> _Held:
         held = _Held(step)
         self.launched.put(held)

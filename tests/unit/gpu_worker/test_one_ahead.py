@@ -120,9 +120,10 @@ def test_warming_up_leaves_no_row_and_writes_nowhere(model: Model) -> None:
 
 
 def test_the_largest_step_is_as_large_as_the_limits(model: Model) -> None:
-    step = largest_step(LIMITS)
+    step = largest_step(LIMITS, context=LIMITS.context_tokens)
     assert (step.row_count, step.token_count) == (LIMITS.slots, LIMITS.step_tokens)
     assert step.block_tables.shape == (LIMITS.slots, LIMITS.blocks_per_row)
+    assert (step.context_lengths == LIMITS.context_tokens).all()
     assert (step.kv_slots == -1).all()
     assert len(model.turn_device().execute(step).token_ids) == LIMITS.slots
 
