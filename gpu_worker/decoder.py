@@ -22,10 +22,10 @@ from gpu_worker.model import ModelConfig
 from gpu_worker.rope_config import inverse_frequencies
 from gpu_worker.weights import LayerWeights, Weights
 from kernels import dispatch
-from kernels.attention_plan import AttentionPlan, plan_attention
+from kernels.attention_plan import AttentionPlan, plan_attention, with_parts
 from kernels.layers import CompiledLayers
 from kernels.paged_attention import paged_attention
-from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rms_norm import add_rms_norm, add_rms_norm_rows
 from kernels.rope import rope_table
 from kernels.rope_write_kv import rope_write_kv
 from kernels.silu_mul import silu_mul
@@ -109,10 +109,9 @@ class Decoder:
 
     def forward(self, step: StepTensors) -> States:
         """Write the step's keys and values; return the last states of the tokens looked at."""
-        residual = self.weights.embed(step.token_ids)
-        if self.compiled is not None and dispatch.path_for(residual) == "native":
-            return self._at_once(self.compiled, residual, step)
-        return self._one_by_one(residual, step)
+        if self.compiled is not None and dispatch.path_for(self.weights.norm) == "native":
+            return self._at_once(self.compiled, self.weights.embed(step.token_ids), step)
+        return self._one_by_one(step)
 
     def _at_once(self, layers: CompiledLayers, residual: Tensor, step: StepTensors) -> States:
         """The same bits as one by one."""
@@ -130,19 +129,21 @@ class Decoder:
         )
         return States(hidden=hidden, residual=residual)
 
-    def _one_by_one(self, residual: Tensor, step: StepTensors) -> States:
+    def _one_by_one(self, step: StepTensors) -> States:
         eps, layers, queries = self._config.norm_eps, self.weights.layers, step.queries
-        hidden = rms_norm(residual, layers[0].attention_norm, eps)
-        plan = self._plan(hidden, queries, step.context_max)
+        hidden, residual = self.weights.embed_and_norm(step.token_ids, eps)
+        plan = self._plan(len(hidden), queries, step)
         for index, layer in enumerate(layers):
             is_last = index + 1 == len(layers)
             kv = self._kv[index]
-            q = self._project(layer, hidden, kv, step)
+            q, projected = self._project(layer, hidden, kv, step)
+            own: tuple[Tensor, Tensor] | None = projected
             if is_last and step.looked_at is not None:
                 tokens, queries = step.looked_at
                 q, residual = q[tokens], residual[tokens]
-                plan = self._plan(q, queries, step.context_max)
-            hidden = self._attend(layer, q, kv, step.block_tables, queries, plan)
+                # No longer beside their keys.
+                own, plan = None, self._plan(len(q), queries, step)
+            hidden = self._attend(layer, q, own, kv, step.block_tables, queries, plan)
             hidden, residual = add_rms_norm(hidden, residual, layer.mlp_norm, eps)
             hidden = layer.down(silu_mul(layer.gate_up(hidden)))
             if not is_last:
@@ -155,22 +156,33 @@ class Decoder:
 
         Only of those whose logits are looked at: the vocabulary is wide.
         """
-        hidden, residual = states.hidden[tokens], states.residual[tokens]
-        hidden, _ = add_rms_norm(hidden, residual, self.weights.norm, self._config.norm_eps)
+        norm, eps = self.weights.norm, self._config.norm_eps
+        hidden = add_rms_norm_rows(states.hidden, states.residual, tokens, norm, eps)
         logits = self.weights.head(hidden)
         return logits.float() if out is None else out.copy_(logits)
 
-    def _plan(self, x: Tensor, queries: Queries, context_max: int | None) -> AttentionPlan | None:
+    def _plan(self, tokens: int, queries: Queries, step: StepTensors) -> AttentionPlan | None:
         """Attention shared out once for all layers with these queries, where kernels want that."""
-        if dispatch.path_for(x) != "triton":
+        if dispatch.path_for(self.weights.norm) != "triton":
             return None
-        return plan_attention(
+        config = self._config
+        group, pages = config.heads // config.kv_heads, self._kv[0].k_pages
+        plan = plan_attention(
             queries.starts,
             queries.context_lengths,
-            group=self._config.heads // self._config.kv_heads,
-            dtype=x.dtype,
+            group=group,
+            dtype=self.weights.norm.dtype,
             queries_max=queries.row_max,
-            context_max=context_max,
+            context_max=step.context_max or step.block_tables.size(1) * pages.size(2),
+            head_dim=config.head_dim,
+        )
+        return with_parts(
+            plan,
+            rows=len(queries.context_lengths),
+            tokens=tokens,
+            kv_heads=config.kv_heads,
+            group=group,
+            head_dim=config.head_dim,
         )
 
     def _project(
@@ -179,15 +191,16 @@ class Decoder:
         hidden: Tensor,
         kv: LayerKv,
         step: StepTensors,
-    ) -> Tensor:
-        """The step's queries, [T, heads, head_dim]; its keys and values are in the pages."""
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The step's queries, [T, heads, head_dim], and (keys, values), which are in the pages."""
         config = self._config
         heads, kv_heads = config.heads, config.kv_heads
         qkv = layer.qkv(hidden).view(len(hidden), heads + 2 * kv_heads, config.head_dim)
-        return rope_write_kv(
+        k, v = qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+        q = rope_write_kv(
             qkv[:, :heads],
-            qkv[:, heads : heads + kv_heads],
-            qkv[:, heads + kv_heads :],
+            k,
+            v,
             step.positions,
             self._cos_sin,
             kv.k_pages,
@@ -198,11 +211,13 @@ class Decoder:
             config.norm_eps,
             kv.scales,
         )
+        return q, (k, v)
 
     def _attend(
         self,
         layer: LayerWeights,
         q: Tensor,
+        own: tuple[Tensor, Tensor] | None,
         kv: LayerKv,
         block_tables: Tensor,
         queries: Queries,
@@ -218,5 +233,6 @@ class Decoder:
             self._scale,
             plan,
             kv.scales,
+            own=None if plan is None else own,
         )
         return layer.output(mixed.view(len(q), self._config.heads * self._config.head_dim))

@@ -17,6 +17,7 @@ from gpu_worker.checkpoint import Checkpoint
 from gpu_worker.kv_scales import scale_names
 from gpu_worker.model import ModelConfig
 from kernels.linear import PackedLinear
+from kernels.rms_norm import rms_norm, rms_norm_rows
 from service_kit.errors import ConfigError
 
 # Buffers that old checkpoints saved and the config determines.
@@ -54,6 +55,15 @@ class Weights:
         if isinstance(self.embedding, PackedLinear):
             return self.embedding.rows(token_ids)
         return self.embedding.index_select(0, token_ids)
+
+    def embed_and_norm(self, token_ids: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(embeddings normed for the first layer, embeddings)."""
+        norm, embedding = self.layers[0].attention_norm, self.embedding
+        table = embedding.plain if isinstance(embedding, PackedLinear) else embedding
+        if table is not None:
+            return rms_norm_rows(table, token_ids, norm, eps)
+        rows = self.embed(token_ids)
+        return rms_norm(rows, norm, eps), rows
 
 
 Shapes = dict[str, tuple[int, ...]]

@@ -63,6 +63,17 @@ def is_widened(x: torch.Tensor) -> bool:
     return IS_INTERPRETED and x.dtype == torch.bfloat16
 
 
+# Of a device that is no GPU: the processor that is compiled for, or played.
+arch_elsewhere = 90
+
+
+def is_sm_90(device: torch.device) -> bool:
+    """Whether the device is of the kind of which H100 and H200 are."""
+    if device.type != "cuda":
+        return arch_elsewhere == 90
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
 def programs(device: torch.device, per_processor: int) -> int:
     """How many programs of a persistent kernel share the work of a launch."""
     if device.type != "cuda":

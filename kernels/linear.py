@@ -164,10 +164,13 @@ class PackedLinear:
         require(path in ("auto", *paths), "path", f"{path} is not available here")
         self.path = paths[0] if path == "auto" else path
         with torch.inference_mode():
-            built = table[self.path](weight.contiguous(), bias)
+            weight = weight.contiguous()
+            built = table[self.path](weight, bias)
         # `native_weight`: (packed, scales of int8) for the compiled kernels, None on other paths.
         self._multiply, self._rows, self.native_weight = built
         self.bias = bias
+        # The weight itself, where it is kept as it is.
+        self.plain = weight if self.path == "torch" and not is_int8 else None
         self._rows_min, self._rows_step = (1, 1)
         if is_cpu:
             # torch's path of int8 sums in float32 whatever x is.

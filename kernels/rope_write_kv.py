@@ -10,7 +10,8 @@ shapes   q          [tokens, heads, head_dim]      floats (float32, bfloat16 or 
          q_norm, k_norm   [head_dim] or None (both or neither)
 returns  the rotated queries, [tokens, heads, head_dim]: q itself, in place, unless it is normed
          scales     [2, kv_heads] float32 if the pages are fp8 (kernels.fp8)
-writes   k_pages and v_pages; k afterwards is undefined
+writes   k_pages and v_pages; k: on the Triton path what the pages hold of it, unless they are fp8
+         (for `paged_attention(own=...)`), elsewhere anything
 math     float32, rounded to the dtype after the norm and after the rotation, as the parts round
 cost     reads q, k, v and writes them once: memory bound. Apart, the four kernels move k three
          times and q twice, and cost three launches more
@@ -93,7 +94,7 @@ def _normed(
 
 @jit.compiled
 def _put(
-    out: pointer, k_to: pointer, v_to: pointer, value: pointer,
+    out: pointer, k_to: pointer, v_to: pointer, value: pointer, source: pointer,
     first: pointer, second: pointer, rest: pointer, dim: pointer, rest_dim: pointer,
     is_in: pointer, is_rest: pointer, is_kept: scalar, is_q: scalar, HALF: constexpr,
 ) -> None:  # fmt: skip
@@ -103,6 +104,9 @@ def _put(
     tl.store(target + HALF + dim, second, mask=is_in & is_kept)
     tl.store(target + rest_dim, rest, mask=is_rest & is_kept)
     if not is_q:
+        tl.store(source + dim, first, mask=is_in)
+        tl.store(source + HALF + dim, second, mask=is_in)
+        tl.store(source + rest_dim, rest, mask=is_rest)
         tl.store(v_to + dim, tl.load(value + dim, mask=is_in), mask=is_in & is_kept)
         tl.store(v_to + HALF + dim, tl.load(value + HALF + dim, mask=is_in), mask=is_in & is_kept)
         tl.store(v_to + rest_dim, tl.load(value + rest_dim, mask=is_rest), mask=is_rest & is_kept)
@@ -192,7 +196,7 @@ def _rope_write_kv_kernel(
         )  # fmt: skip
     else:
         _put(
-            out, k_pages + place, v_pages + place, value, turned, turned_half, rest,
+            out, k_pages + place, v_pages + place, value, source, turned, turned_half, rest,
             dim, rest_dim, is_in, is_rest, is_kept, is_q, HALF,
         )  # fmt: skip
 

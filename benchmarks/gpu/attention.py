@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.floors import floors
-from kernels.attention_plan import plan_attention
+from kernels.attention_plan import AttentionPlan, plan_attention, with_parts
 from kernels.paged_attention import paged_attention
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
@@ -109,20 +109,34 @@ def _bytes(case: Decode, bench: Bench) -> float:
 def _paged(bench: Bench, q: Tensor, pool: Pool) -> Callable[[], object]:
     rows = len(q)
     starts = torch.arange(rows + 1, device=bench.device, dtype=torch.int32)
-    longest = int(pool.contexts.max())
-    plan = plan_attention(
-        starts,
-        pool.contexts,
-        group=HEADS // KV_HEADS,
-        dtype=q.dtype,
-        queries_max=1,
-        context_max=longest,
-    )
+    plan = _plan(pool, starts, q, 1)
     scale = HEAD_DIM**-0.5
     is_fp8 = pool.k.dtype == torch.float8_e4m3fn
     scales = torch.ones(2, KV_HEADS, device=bench.device) if is_fp8 else None
     return lambda: paged_attention(
         q, pool.k, pool.v, pool.tables, starts, pool.contexts, scale, plan, scales
+    )
+
+
+def _plan(pool: Pool, starts: Tensor, q: Tensor, queries_max: int) -> AttentionPlan:
+    """As the worker makes it: once for all layers."""
+    group = HEADS // KV_HEADS
+    plan = plan_attention(
+        starts,
+        pool.contexts,
+        group=group,
+        dtype=q.dtype,
+        queries_max=queries_max,
+        context_max=int(pool.contexts.max()),
+        head_dim=HEAD_DIM,
+    )
+    return with_parts(
+        plan,
+        rows=len(pool.contexts),
+        tokens=len(q),
+        kv_heads=KV_HEADS,
+        group=group,
+        head_dim=HEAD_DIM,
     )
 
 
@@ -159,21 +173,18 @@ def _flashinfer(bench: Bench, q: Tensor, pool: Pool, case: Decode) -> Callable[[
 
 
 def prefill(bench: Bench) -> None:
-    """One prompt, nothing of it done before."""
+    """One prompt, nothing of it done before: its own keys read as computed, or paged."""
     _, rate = floors(bench)
     tokens = bench.sized(8 * K, 24)
-    pool = Pool(bench, [tokens])
-    q = torch.randn(tokens, HEADS, HEAD_DIM, device=bench.device, dtype=bench.dtype)
-    starts = torch.tensor([0, tokens], device=bench.device, dtype=torch.int32)
-    scale = HEAD_DIM**-0.5
-    seconds = bench.seconds(
-        [lambda: paged_attention(q, pool.k, pool.v, pool.tables, starts, pool.contexts, scale)]
-    )
     operations = 4 * HEADS * HEAD_DIM * tokens * tokens / 2
-    bench.row(
-        "prefill attention", what="kaiten", context=tokens, ms=seconds * 1e3,
-        of_matmul=operations / seconds / rate,
-    )  # fmt: skip
+    times = {}
+    for what, has_own in (("kaiten", True), ("kaiten, paged", False)):
+        times[what] = bench.seconds([_chunk(bench, tokens, tokens, has_own=has_own)])
+        bench.row(
+            "prefill attention", what=what, context=tokens, ms=times[what] * 1e3,
+            of_matmul=operations / times[what] / rate,
+        )  # fmt: skip
+    seconds = times["kaiten"]
     for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION") if bench.is_gpu else ("MATH",):
         try:
             other = bench.seconds([_dense(bench, name, tokens)])
@@ -183,6 +194,34 @@ def prefill(bench: Bench) -> None:
             )  # fmt: skip
         except RuntimeError as error:
             bench.row("prefill attention", what=name, context=tokens, error=str(error)[:80])
+
+
+def chunks(bench: Bench) -> None:
+    """A chunk of a prompt behind a long prefix: few tiles of queries, in splits of positions."""
+    _, rate = floors(bench)
+    context = bench.sized(100 * K, 40)
+    for tokens in (bench.sized(64, 5), bench.sized(512, 9)):
+        seconds = bench.seconds([_chunk(bench, tokens, context, has_own=True)])
+        operations = 4 * HEADS * HEAD_DIM * tokens * (context - tokens / 2)
+        bench.row(
+            "chunk attention", what=f"{tokens} tokens", context=context, ms=seconds * 1e3,
+            of_matmul=operations / seconds / rate,
+        )  # fmt: skip
+
+
+def _chunk(bench: Bench, tokens: int, context: int, *, has_own: bool) -> Callable[[], object]:
+    """The last `tokens` of a row."""
+    pool = Pool(bench, [context])
+    qkv = torch.randn(
+        tokens, HEADS + 2 * KV_HEADS, HEAD_DIM, device=bench.device, dtype=bench.dtype
+    )
+    q, k, v = qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+    starts = torch.tensor([0, tokens], device=bench.device, dtype=torch.int32)
+    plan, scale = _plan(pool, starts, q, tokens), HEAD_DIM**-0.5
+    return lambda: paged_attention(
+        q, pool.k, pool.v, pool.tables, starts, pool.contexts, scale, plan,
+        own=(k, v) if has_own else None,
+    )  # fmt: skip
 
 
 def _dense(bench: Bench, name: str, tokens: int) -> Callable[[], object]:
@@ -218,4 +257,4 @@ def fp8(bench: Bench) -> None:
     )
 
 
-PARTS = (decode, prefill, fp8, beside_flashinfer)
+PARTS = (decode, prefill, chunks, fp8, beside_flashinfer)

@@ -1,6 +1,7 @@
 """What every Triton kernel costs a processor, by compiling it: no GPU is needed.
 
     python -m benchmarks.kernels.aot            rewrite benchmarks/results/kernels_aot.json
+    python -m benchmarks.kernels.aot --only attend plan     only kernels whose names begin so
     python -m benchmarks.kernels.aot --list     the specialisations, compiling nothing
 
 The launchers themselves are called, with tensors that have shapes but no memory, and what they
@@ -13,7 +14,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -29,9 +30,12 @@ from torch import Tensor
 from benchmarks.recording import RESULTS, versions
 
 TABLE: Final = RESULTS / "kernels_aot.json"
-ARCHITECTURES: Final = (80, 90, 100)
+# What a program can share with itself.
+SHARED_BYTES: Final = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+ARCHITECTURES: Final = tuple(SHARED_BYTES)
 MODULES: Final = (
     "attention_plan",
+    "attention_triton",
     "filter_bounds",
     "logit_edits",
     "logprobs",
@@ -143,10 +147,11 @@ class Resources:
         return self.shape, self.kernel, self.arch
 
 
-def specialisations(shape: Shape) -> list[Specialisation]:
-    """What the launchers would launch for a model of this shape."""
+def specialisations(shape: Shape, arch: int) -> list[Specialisation]:
+    """What the launchers would launch for a model of this shape, on a processor of this kind."""
     os.environ["KAITEN_TRITON"] = "1"
     modules = {name: import_module(f"kernels.{name}") for name in MODULES}
+    import_module("kernels.jit").arch_elsewhere = arch
     dispatch = import_module("kernels.dispatch")
     found: list[Specialisation] = []
 
@@ -172,12 +177,15 @@ def specialisations(shape: Shape) -> list[Specialisation]:
 
 def _variant(arguments: Mapping[str, Any]) -> str:
     """What tells launches of one kernel apart."""
-    if arguments.get("SPLIT") == 0:
+    long_split = import_module("kernels.attention_plan").LONG_SPLIT
+    if arguments.get("SPLIT") == long_split:
         return " long"
     if kind := arguments.get("KIND"):
         return f" {kind}"
     if "KEEPS" in arguments:
         return " keep" if arguments["KEEPS"] else " restore"
+    if arguments.get("GATHERS"):
+        return " rows fused" if arguments["ADDS"] else " rows"
     if arguments.get("ADDS") or arguments.get("NORMS"):
         return " fused"
     return ""
@@ -230,6 +238,9 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     weight, norm = hidden[0], q[0, 0]
     modules["rms_norm"].rms_norm(hidden, weight, 1e-5)
     modules["rms_norm"].add_rms_norm(hidden, hidden, weight, 1e-5)
+    ids = torch.empty(tokens, dtype=torch.int64)
+    modules["rms_norm"].rms_norm_rows(hidden, ids, weight, 1e-5)
+    modules["rms_norm"].add_rms_norm_rows(hidden, hidden, ids, weight, 1e-5)
     modules["silu_mul"].silu_mul(torch.empty(tokens, 2 * shape.inner, dtype=dtype))
     modules["rope"].rope(q, k, positions, cos_sin)
     modules["write_kv"].write_kv(k, v, *pages, slots, scales)
@@ -238,7 +249,8 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     fuse(q, k, v, positions, cos_sin, *pages, slots, norm, norm, 1e-6, scales)
     tables = torch.empty(4, 8192, dtype=torch.int32)
     step = tables, tables[0, :5], tables[0, :4]
-    modules["paged_attention"].paged_attention(q, *pages, *step, head_dim**-0.5, scales=scales)
+    attend = modules["paged_attention"].paged_attention
+    attend(q, *pages, *step, head_dim**-0.5, scales=scales, own=(k, v))
     logits, token_ids = torch.empty(tokens, shape.vocab), torch.empty(tokens, dtype=torch.int64)
     ids = dict.fromkeys(("top_k", "seed", "choice", "position"), token_ids)
     floats = {name: torch.empty(tokens) for name in ("temperature", "top_p", "min_p")}
@@ -360,17 +372,32 @@ def read_table() -> dict[tuple[str, str, int], Resources]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="compile nothing")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="keep other rows")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    unique = {(one.shape, one.name): one for shape in SHAPES for one in specialisations(shape)}
+    found = (
+        (one, arch)
+        for shape, arch in product(SHAPES, ARCHITECTURES)
+        for one in specialisations(shape, arch)
+    )
+    work = {(one.shape, one.name, arch): one for one, arch in found}
+    wanted = {key: one for key, one in work.items() if key[1].startswith(tuple(options.only))}
     if options.list:
-        print("\n".join(f"{shape}: {name}" for shape, name in unique))
+        print("\n".join(f"{shape}: {name} sm_{arch}" for shape, name, arch in wanted))
         return
     with ThreadPoolExecutor(options.jobs) as pool:
-        work = product(unique.values(), ARCHITECTURES)
-        rows = list(pool.map(lambda pair: compile_for(*pair), work))
-    for row in rows:
-        print(json.dumps(asdict(row)))
+        rows = pool.map(lambda item: compile_for(item[1], item[0][2]), wanted.items())
+        new = {row.key: _shown(row) for row in rows}
+    old = read_table() if len(wanted) < len(work) else {}
+    _write([{**old, **new}[key] for key in work])
+
+
+def _shown(row: Resources) -> Resources:
+    print(json.dumps(asdict(row)), flush=True)
+    return row
+
+
+def _write(rows: Sequence[Resources]) -> None:
     lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
     head = json.dumps({"schema": 1, "triton": versions()["triton"]})[1:-1]
     TABLE.write_text(f'{{{head}, "rows": [\n{lines}\n]}}\n')

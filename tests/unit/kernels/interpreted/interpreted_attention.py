@@ -210,10 +210,11 @@ def test_plan(generator: torch.Generator, rows: int, group: int, dtype: torch.dt
     contexts[::9] = 0
     starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
     plan = plan_attention(starts, contexts, group=group, dtype=dtype)
-    tokens = [tile // group for tile in tiles_for(group, dtype)]
-    short_ends, long_ends = attention_plan_reference(starts, contexts, *tokens)
-    assert torch.equal(plan.short_ends, short_ends)
-    assert torch.equal(plan.long_ends, long_ends)
+    tiles = tiles_for(group, dtype, 128, starts.device)
+    ends = attention_plan_reference(starts, contexts, *(tile // group for tile in tiles))
+    assert torch.equal(plan.short_ends, ends[0])
+    assert torch.equal(plan.long_ends, ends[1])
+    assert torch.equal(plan.short_starts, ends[2])
 
 
 def test_bad_arguments_are_named(generator: torch.Generator) -> None:
