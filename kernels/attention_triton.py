@@ -181,9 +181,9 @@ def _put(
 def _attended(
     queries: pointer, by: scalar, k_pages: pointer, v_pages: pointer, k: pointer, v: pointer,
     table: pointer, begin: scalar, kv_head: scalar, seen: scalar, first: scalar, token: pointer,
-    start: scalar, stop: scalar, k_stride: stride, v_stride: stride,
+    start: scalar, stop: scalar, has_own: scalar, k_stride: stride, v_stride: stride,
     KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITIONS: constexpr,
-    IS_WIDE: constexpr, HAS_OWN: constexpr, WIDENS: constexpr, IS_FP8: constexpr,
+    IS_WIDE: constexpr, WIDENS: constexpr, IS_FP8: constexpr,
 ) -> pointer:  # fmt: skip
     """(highest score, sum of weights, weighted values) of a tile over positions [start, stop)."""
     top = tl.full([queries.shape[0]], float("-inf"), tl.float32)
@@ -193,8 +193,9 @@ def _attended(
         # start ... own_stop ... middle ... stop: of the step's own tensors, of pages, masked.
         seen_by_all = tl.maximum(tl.minimum(stop, seen + first + 1) - start, 0)
         middle = start + seen_by_all // POSITIONS * POSITIONS
-        if HAS_OWN:
-            own, own_stop = begin.to(tl.int64), tl.where(seen == 0, middle, start)
+        if not IS_FP8:
+            is_own = (seen == 0) & (has_own > 0)
+            own, own_stop = begin.to(tl.int64), tl.where(is_own, middle, start)
             top, total, sums = _walk(
                 queries, by, k + own * k_stride + kv_head * HEAD_DIM,
                 v + own * v_stride + kv_head * HEAD_DIM, table, k_stride, v_stride, kv_head,
@@ -221,11 +222,11 @@ def _attend_kernel(
     sums_out: pointer, tops_out: pointer, totals_out: pointer, scales: pointer,
     block_tables: pointer, query_starts: pointer, context_lengths: pointer,
     ends: pointer, kept_starts: pointer,
-    rows: scalar, kept_tokens: scalar, table_stride: scalar, scale_log2: scalar,
+    rows: scalar, kept_tokens: scalar, has_own: scalar, table_stride: scalar, scale_log2: scalar,
     q_stride: stride, k_stride: stride, v_stride: stride,
     KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr,
     DIM_TILE: constexpr, QUERY_TILE: constexpr, POSITIONS: constexpr, SPLIT: constexpr,
-    IS_WIDE: constexpr, HAS_OWN: constexpr, WIDENS: constexpr, IS_FP8: constexpr,
+    IS_WIDE: constexpr, WIDENS: constexpr, IS_FP8: constexpr,
 ) -> None:  # fmt: skip
     """Tasks of the short rows or of the long ones, as `ends` counts them, of every KV head."""
     TOKENS: tl.constexpr = QUERY_TILE // GROUP
@@ -263,8 +264,8 @@ def _attend_kernel(
                 by = scale_log2 * (256.0 * tl.load(scales + kv_head))
             top, total, sums = _attended(
                 queries, by, k_pages, v_pages, k, v, block_tables + row.to(tl.int64) * table_stride,
-                begin, kv_head, seen, first, token, start, stop, k_stride, v_stride,
-                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, IS_WIDE, HAS_OWN, WIDENS, IS_FP8,
+                begin, kv_head, seen, first, token, start, stop, has_own, k_stride, v_stride,
+                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, IS_WIDE, WIDENS, IS_FP8,
             )  # fmt: skip
             if IS_FP8:
                 sums *= 256.0 * tl.load(scales + KV_HEADS + kv_head)
@@ -318,22 +319,22 @@ def _combined(
 def _combine_kernel(
     out: pointer, sums: pointer, tops: pointer, totals: pointer,
     query_starts: pointer, context_lengths: pointer, ends: pointer, kept_starts: pointer,
-    kept_tokens: scalar,
+    kept_tokens: scalar, tile_tokens: scalar, split_positions: scalar,
     KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, DIM_TILE: constexpr,
-    TOKENS: constexpr, SPLIT: constexpr, LINES: constexpr, SPLITS: constexpr,
+    LINES: constexpr, SPLITS: constexpr,
 ) -> None:  # fmt: skip
-    """A row's every so manieth token, of one KV head, if `ends` has the row and it was split."""
+    """Some tokens of a row, of one KV head, if `ends` has the row and it was split."""
     row, kv_head = tl.program_id(0), tl.program_id(1)
     HEADS: tl.constexpr = KV_HEADS * GROUP
     begin = tl.load(query_starts + row)
     count = tl.load(query_starts + row + 1) - begin
     context = tl.load(context_lengths + row)
-    is_here = (tl.load(ends + row + 1) > tl.load(ends + row)) & (context > SPLIT)
+    is_here = (tl.load(ends + row + 1) > tl.load(ends + row)) & (context > split_positions)
     kept_start = tl.load(kept_starts + row)
     for token in range(tl.program_id(2), tl.where(is_here, count, 0), tl.num_programs(2)):
         # As the token's tile saw it.
-        seen = context - count + tl.minimum(count, (token // TOKENS + 1) * TOKENS)
-        splits = (seen + SPLIT - 1) // SPLIT
+        seen = context - count + tl.minimum(count, (token // tile_tokens + 1) * tile_tokens)
+        splits = (seen + split_positions - 1) // split_positions
         if splits > 1:
             _combined(
                 out, sums, tops, totals,
@@ -434,17 +435,17 @@ def paged_attention_triton(
     def attend(
         ends: Tensor, kept_starts: Tensor, kept_tokens: int, query_tile: int, *, is_long: bool
     ) -> None:
-        split, is_wide = LONG_SPLIT if is_long else SPLIT, query_tile == WIDE_TILE
+        split = LONG_SPLIT if is_long else SPLIT
         tiling = _tiling(q, group, query_tile, block_size, is_long=is_long, is_fp8=is_fp8)
         _attend_kernel[(jit.programs(q.device, tiling.programs),)](
             q, fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), k, v, out,
             parts.sums, parts.tops, parts.totals, parts.tops if scales is None else scales,
             block_tables, query_starts, context_lengths, ends, kept_starts,
-            rows, kept_tokens, block_tables.stride(0), scale * math.log2(math.e),
+            rows, kept_tokens, int(k is not q), block_tables.stride(0), scale * math.log2(math.e),
             q.stride(0), k.stride(0), v.stride(0),
             **sizes, BLOCK_SIZE=block_size,
             QUERY_TILE=query_tile, POSITIONS=tiling.positions, SPLIT=split,
-            IS_WIDE=is_wide, HAS_OWN=is_wide and k is not q, WIDENS=widens, IS_FP8=is_fp8,
+            IS_WIDE=query_tile == WIDE_TILE, WIDENS=widens, IS_FP8=is_fp8,
             num_warps=tiling.warps, num_stages=tiling.stages,
         )  # fmt: skip
         if size.positions > split:
@@ -452,8 +453,10 @@ def paged_attention_triton(
             _combine_kernel[(rows, kv_heads, _TOKENS_APART if is_long else 1)](
                 out, parts.sums, parts.tops, parts.totals,
                 query_starts, context_lengths, ends, kept_starts, kept_tokens,
-                **sizes, TOKENS=query_tile // group, SPLIT=split,
-                LINES=heads_tile, SPLITS=max(1, _PARTS_AT_ONCE // heads_tile),
+                query_tile // group, split,
+                **sizes, LINES=heads_tile, SPLITS=max(1, _PARTS_AT_ONCE // heads_tile),
+                # With four, what dividing by the group takes spills on sm_80.
+                num_warps=4 if heads_tile == group else 8,
             )  # fmt: skip
 
     attend(plan.short_ends, plan.short_starts, size.short_tokens, plan.short_tile, is_long=False)

@@ -215,7 +215,7 @@ def _chunk(bench: Bench, tokens: int, context: int, *, has_own: bool) -> Callabl
     qkv = torch.randn(
         tokens, HEADS + 2 * KV_HEADS, HEAD_DIM, device=bench.device, dtype=bench.dtype
     )
-    q, k, v = qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+    q, k, v = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
     starts = torch.tensor([0, tokens], device=bench.device, dtype=torch.int32)
     plan, scale = _plan(pool, starts, q, tokens), HEAD_DIM**-0.5
     return lambda: paged_attention(

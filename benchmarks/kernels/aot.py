@@ -151,7 +151,8 @@ def specialisations(shape: Shape, arch: int) -> list[Specialisation]:
     """What the launchers would launch for a model of this shape, on a processor of this kind."""
     os.environ["KAITEN_TRITON"] = "1"
     modules = {name: import_module(f"kernels.{name}") for name in MODULES}
-    import_module("kernels.jit").arch_elsewhere = arch
+    jit: Any = import_module("kernels.jit")
+    jit.arch_elsewhere = arch
     dispatch = import_module("kernels.dispatch")
     found: list[Specialisation] = []
 
@@ -238,9 +239,8 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     weight, norm = hidden[0], q[0, 0]
     modules["rms_norm"].rms_norm(hidden, weight, 1e-5)
     modules["rms_norm"].add_rms_norm(hidden, hidden, weight, 1e-5)
-    ids = torch.empty(tokens, dtype=torch.int64)
-    modules["rms_norm"].rms_norm_rows(hidden, ids, weight, 1e-5)
-    modules["rms_norm"].add_rms_norm_rows(hidden, hidden, ids, weight, 1e-5)
+    modules["rms_norm"].rms_norm_rows(hidden, positions, weight, 1e-5)
+    modules["rms_norm"].add_rms_norm_rows(hidden, hidden, positions, weight, 1e-5)
     modules["silu_mul"].silu_mul(torch.empty(tokens, 2 * shape.inner, dtype=dtype))
     modules["rope"].rope(q, k, positions, cos_sin)
     modules["write_kv"].write_kv(k, v, *pages, slots, scales)

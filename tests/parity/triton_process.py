@@ -19,9 +19,9 @@ from gpu_worker.settings import WorkerSettings
 from gpu_worker.torch_device import TorchDevice
 from kernels import (
     attention_plan,
+    attention_triton,
     dispatch,
     logprobs,
-    paged_attention,
     rms_norm,
     rope_write_kv,
     sampling,
@@ -44,7 +44,7 @@ CHUNK_TOKENS, LEASE_STEPS = 7, 3
 
 def count_launches(launches: Counter[str]) -> None:
     """Note every kernel launch by name."""
-    modules = (attention_plan, logprobs, paged_attention, rms_norm, rope_write_kv, sampling)
+    modules = (attention_plan, attention_triton, logprobs, rms_norm, rope_write_kv, sampling)
     for module in (*modules, silu_mul, step_rows, take_tokens):
         for name, kernel in list(vars(module).items()):
             if name.endswith("_kernel"):

@@ -165,18 +165,16 @@ def test_of_fp8_pages_the_codes_count(generator: torch.Generator) -> None:
 def test_the_projection_keeps_its_rotated_keys(generator: torch.Generator, is_normed: bool) -> None:
     tokens, heads, kv_heads, head_dim = 5, 3, 2, 24
     qkv = torch.randn(tokens, heads + 2 * kv_heads, head_dim, generator=generator)
-    norms = (
-        [torch.rand(head_dim, generator=generator) for _ in range(2)] if is_normed else [None] * 2
-    )
+    weights = [torch.rand(head_dim, generator=generator) for _ in range(2)]
+    q_norm, k_norm = weights if is_normed else (None, None)
     cos_sin = rope_table(10, torch.rand(8, generator=generator), 1.25)
     slots, positions = torch.tensor([5, 0, 11, 3, 7]), torch.tensor([0, 9, 3, 3, 1])
     pages = torch.zeros(4, 3, kv_heads, 4, head_dim)
     left = []
     for each, run in enumerate((rope_write_kv, rope_write_kv_reference)):
         q, k, v = torch.split(qkv.clone(), [heads, kv_heads, kv_heads], dim=1)
-        run(
-            q, k, v, positions, cos_sin, pages[2 * each], pages[2 * each + 1], slots, *norms, 1e-6
-        )  # fmt: skip
+        k_pages, v_pages = pages[2 * each], pages[2 * each + 1]
+        run(q, k, v, positions, cos_sin, k_pages, v_pages, slots, q_norm, k_norm, 1e-6)
         left.append((k, v))
     assert torch.allclose(pages[:2], pages[2:], atol=1e-5)
     assert torch.equal(left[0][0], pages[0][slots // 4, :, slots % 4])

@@ -8,8 +8,12 @@ from kernels import dispatch
 from kernels.rms_norm import (
     add_rms_norm,
     add_rms_norm_reference,
+    add_rms_norm_rows,
+    add_rms_norm_rows_reference,
     rms_norm,
     rms_norm_reference,
+    rms_norm_rows,
+    rms_norm_rows_reference,
 )
 from kernels.rope import rope, rope_reference, rope_table
 from kernels.rope_write_kv import rope_write_kv, rope_write_kv_reference
@@ -59,6 +63,43 @@ def test_rms_norm(generator: torch.Generator, dtype: torch.dtype, rows: int, hid
     assert agree(total, total_expected)
     # The norm of a sum that was itself rounded the other way.
     assert agree(y, y_expected, roundings=3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "hidden"), [(0, 8), (1, 1), (5, 33), (3, 1500)])
+def test_rms_norm_of_some_rows(
+    generator: torch.Generator, dtype: torch.dtype, rows: int, hidden: int
+) -> None:
+    x, residual = (torch.randn(7, hidden, generator=generator).to(dtype) for _ in range(2))
+    weight = torch.rand(hidden, generator=generator).to(dtype)
+    ids = torch.randint(0, 7, (rows,), generator=generator)
+    y, found = rms_norm_rows(x, ids, weight, 1e-5)
+    assert torch.equal(found, x[ids])
+    assert agree(y, rms_norm_rows_reference(x, ids, weight, 1e-5)[0])
+    # Bit for bit what the whole would have.
+    assert torch.equal(y, rms_norm(x, weight, 1e-5)[ids])
+    y = add_rms_norm_rows(x, residual, ids, weight, 1e-5)
+    expected = add_rms_norm_rows_reference(x, residual, ids, weight, 1e-5)
+    assert agree(y, expected, roundings=3)
+    assert torch.equal(y, add_rms_norm(x, residual, weight, 1e-5)[0][ids])
+
+
+def test_ids_outside_read_nothing(generator: torch.Generator) -> None:
+    x, weight = torch.randn(3, 8, generator=generator), torch.ones(8)
+    y, found = rms_norm_rows(x, torch.tensor([3, 1, -1]), weight, 1e-5)
+    assert not found[[0, 2]].any()
+    assert not y[[0, 2]].any()
+    assert torch.equal(found[1], x[1])
+
+
+def test_bad_rows_are_named(generator: torch.Generator) -> None:
+    x, weight = torch.randn(3, 8, generator=generator), torch.ones(8)
+    with pytest.raises(ValueError, match=r"^ids: "):
+        rms_norm_rows(x, torch.tensor([1], dtype=torch.int32), weight, 1e-5)
+    with pytest.raises(ValueError, match=r"^x: "):
+        rms_norm_rows(x[None], torch.tensor([0]), weight, 1e-5)
+    with pytest.raises(ValueError, match=r"^residual: "):
+        add_rms_norm_rows(x, x[:2], torch.tensor([0]), weight, 1e-5)
 
 
 @pytest.mark.parametrize("head_dim", [16, 80])
