@@ -392,19 +392,34 @@ _PARTS_AT_ONCE = 32
 _TOKENS_APART = 16
 
 
+def _combine(
+    out: Tensor,
+    parts: Parts,
+    row_tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    kept_tokens: int,
+    tile_tokens: int,
+    split: int,
+    sizes: dict[str, int],
+    share: int,
+) -> None:
+    """Add up the parts of a launch; `share` programs go through a row's tokens."""
+    group, rows = sizes["GROUP"], len(row_tensors[1])
+    heads_tile = jit.power_of_two(group)
+    _combine_kernel[(rows, sizes["KV_HEADS"], share)](
+        out, parts.sums, parts.tops, parts.totals, *row_tensors, kept_tokens, tile_tokens, split,
+        **sizes, LINES=heads_tile, SPLITS=max(1, _PARTS_AT_ONCE // heads_tile),
+        # With four, what dividing by the group takes spills on sm_80.
+        num_warps=4 if heads_tile == group else 8,
+    )  # fmt: skip
+
+
 def paged_attention_triton(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    block_tables: Tensor,
-    query_starts: Tensor,
-    context_lengths: Tensor,
-    scale: float,
-    plan: AttentionPlan | None = None,
-    scales: Tensor | None = None,
-    own: tuple[Tensor, Tensor] | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+    q: Tensor, k_pages: Tensor, v_pages: Tensor,
+    block_tables: Tensor, query_starts: Tensor, context_lengths: Tensor, scale: float,
+    plan: AttentionPlan | None = None, scales: Tensor | None = None,
+    own: tuple[Tensor, Tensor] | None = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """As `paged_attention.paged_attention`, of arguments that it has checked."""
     (tokens, heads, head_dim), rows = q.shape, len(context_lengths)
     _, kv_heads, block_size, _ = k_pages.shape
     if out is None:
@@ -449,15 +464,9 @@ def paged_attention_triton(
             num_warps=tiling.warps, num_stages=tiling.stages,
         )  # fmt: skip
         if size.positions > split:
-            heads_tile = jit.power_of_two(group)
-            _combine_kernel[(rows, kv_heads, _TOKENS_APART if is_long else 1)](
-                out, parts.sums, parts.tops, parts.totals,
-                query_starts, context_lengths, ends, kept_starts, kept_tokens,
-                query_tile // group, split,
-                **sizes, LINES=heads_tile, SPLITS=max(1, _PARTS_AT_ONCE // heads_tile),
-                # With four, what dividing by the group takes spills on sm_80.
-                num_warps=4 if heads_tile == group else 8,
-            )  # fmt: skip
+            share = _TOKENS_APART if is_long else 1
+            row_tensors = query_starts, context_lengths, ends, kept_starts
+            _combine(out, parts, row_tensors, kept_tokens, query_tile // group, split, sizes, share)
 
     attend(plan.short_ends, plan.short_starts, size.short_tokens, plan.short_tile, is_long=False)
     if plan.has_long:
