@@ -163,6 +163,9 @@ class Engine:
         except InvalidPlan as error:
             self._own(None)
             session.on_refused(error)
+        except Exception as error:
+            error.add_note(f"while plan {command.plan.plan_id} was run")
+            raise
 
     def _is_anything_waiting(self) -> bool:
         return not self._commands.empty()

@@ -37,18 +37,20 @@ from gpu_worker.model_config import read_config
 from gpu_worker.resident_device import ResidentDevice
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.step_graphs import graph_sizes
+from gpu_worker.step_watch import CudaCounters, Watched
 from gpu_worker.target import (
     DTYPE_NAMES,
     choose_device,
     choose_dtype,
     choose_int8,
     choose_kv_dtype,
+    choose_watch,
     device_name,
     dtype_text,
     numeric_class,
 )
 from gpu_worker.torch_device import TorchDevice
-from gpu_worker.warm_up import largest_step, mixed_tokens, warm_up
+from gpu_worker.warm_up import largest_step, make_ready, mixed_tokens, warm_up
 from gpu_worker.weights import Weights, fingerprint, load_weights
 from kernels import fp8, native
 from service_kit.errors import ConfigError
@@ -108,6 +110,7 @@ def load(settings: WorkerSettings) -> Loaded:
 def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
     target = choose_device(settings.device)
     is_int8 = choose_int8(settings.weight_dtype, target)
+    is_watched = choose_watch(target, is_asked=settings.watch_steps)
     torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
     with timer.phase("kernels"):
         choose_kernels(settings.native)
@@ -140,7 +143,7 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         device = ready_device(decoder, pages, limits)
         mixed = mixed_tokens(compute_of(device), limits, settings.mixed_step_s)
     return Loaded(
-        device=device,
+        device=watched(device, target) if is_watched else device,
         limits=limits,
         model=model_name(settings),
         fingerprint=digest,
@@ -226,13 +229,14 @@ def ready_device(decoder: Decoder, pages: Tensor, limits: RowLimits) -> Device |
         return in_turns
     sizes = graph_sizes(limits.slots)
     device = ResidentDevice(decoder, pages, limits, Cuda(pages.device), graph_sizes=sizes)
-    compute = compute_of(device)
-    warm_up(compute, limits)
-    device.record(lambda done, total: log.info("worker.recording", done=done, total=total))
-    # Last, as recording gives back what torch keeps for later: now no step need ask for memory.
-    compute(largest_step(limits, context=limits.context_tokens))
-    device.finish()
+    make_ready(device, lambda done, total: log.info("worker.recording", done=done, total=total))
     return device
+
+
+def watched(device: Device | AheadDevice, target: torch.device) -> AheadDevice:
+    """For who comes after Ready: what settles the compute thread may still allocate."""
+    assert isinstance(device, AheadDevice)
+    return Watched(device, CudaCounters(target))
 
 
 def compute_of(device: Device | AheadDevice) -> Callable[[StepInputs], StepSamples]:

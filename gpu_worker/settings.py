@@ -80,6 +80,11 @@ class WorkerSettings(Settings):
     native: Literal["auto", "on", "off"] = Field(
         default="auto", description="the compiled CPU kernels; on: refuse to start without them"
     )
+    watch_steps: bool = Field(
+        default=False,
+        description="for debugging, on a GPU: end the worker, with the reason, at a step that after"
+        " Ready compiles, asks for device memory or waits for the device while it is launched",
+    )
     drain_s: float = Field(
         default=30.0, ge=0, description="how long a stopping worker waits for its work to move"
     )

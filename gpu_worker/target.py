@@ -69,6 +69,16 @@ def choose_int8(asked: str, device: torch.device) -> bool:
     return asked == "int8"
 
 
+def choose_watch(device: torch.device, *, is_asked: bool) -> bool:
+    """Whether launches are watched."""
+    if is_asked and device.type == "cpu":
+        raise ConfigError(
+            "--watch-steps is for GPUs: a CPU launches nothing ahead of the host; leave it out, or "
+            "take --device cuda"
+        )
+    return is_asked
+
+
 def choose_kv_dtype(asked: str, dtype: torch.dtype) -> torch.dtype:
     """auto: that of the model. The kernels know fp8 on every device; a third dtype they do not."""
     if asked == "fp8":

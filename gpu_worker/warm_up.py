@@ -20,6 +20,7 @@ from gpu_worker.device import (
     StepInputs,
 )
 from gpu_worker.draft import RowLimits
+from gpu_worker.resident_device import ResidentDevice
 
 _TOKENS: Final = 32
 _ROWS: Final = 4
@@ -41,6 +42,18 @@ def warm_up(compute: Callable[[StepInputs], object], limits: RowLimits) -> None:
     compute(step_of(decode, limits))
     compute(step_of(decode, limits, logprobs=min(_TOP_LOGPROBS, limits.vocab_size)))
     compute(step_of(decode, limits, edits=_every_edit(len(decode), limits.vocab_size)))
+
+
+def make_ready(
+    device: ResidentDevice, on_recorded: Callable[[int, int], None] = lambda done, total: None
+) -> None:
+    """Whatever step comes next finds all it needs compiled, recorded and allocated."""
+    limits = device.limits
+    warm_up(lambda step: device.launch(step).result(), limits)
+    device.record(on_recorded)
+    # Last, as recording gives back what torch keeps for later: now no step need ask for memory.
+    device.launch(largest_step(limits, context=limits.context_tokens)).result()
+    device.finish()
 
 
 def largest_step(limits: RowLimits, *, context: int | None = None) -> StepInputs:

@@ -53,6 +53,20 @@ def compiled(function: Callable[..., Any]) -> Any:
     return triton.jit(function, do_not_specialize=changing)
 
 
+def watch_compiles(note: Callable[[str], None]) -> None:
+    """From now on tell `note` of each kernel that Triton compiles, or loads: its name and key."""
+    assert IS_THERE
+    runtime = triton.knobs.runtime
+    before = runtime.jit_post_compile_hook
+
+    def compiled_one(**told: Any) -> None:
+        note(f"{told['fn'].name} {told['key']}")
+        if before is not None:
+            before(**told)
+
+    runtime.jit_post_compile_hook = compiled_one
+
+
 def power_of_two(count: int) -> int:
     """The least power of two >= count, at least 1: tiles have no other sizes."""
     return 1 << max(0, count - 1).bit_length()

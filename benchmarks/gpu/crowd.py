@@ -36,6 +36,7 @@ class Crowd:
     def __init__(self, limits: RowLimits, jobs: Sequence[Job]) -> None:
         self._scheduler = Scheduler(Config(), POLICIES["fcfs"])
         self.outputs: list[list[int]] = [[] for _ in jobs]
+        self.limits = limits
         self._jobs = jobs
         self._scheduler.worker_joined(WORKER, spec_of(limits), now_ns=0)
         for serial, job in enumerate(jobs):

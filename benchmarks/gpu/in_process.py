@@ -1,6 +1,7 @@
 """A crowd through a worker's engine in this process: everything but the wire."""
 
 import queue
+from collections.abc import Callable
 from typing import Protocol
 
 from benchmarks.gpu.crowd import Crowd
@@ -35,8 +36,10 @@ class _Listener:
         self.said.put(error)
 
 
-def compute_in_process(device: CrowdDevice, crowd: Crowd) -> list[plans.StepResult]:
-    """Every job to its end; the results in order."""
+def compute_in_process(
+    device: AheadDevice, crowd: Crowd, first: Callable[[], None] = lambda: None
+) -> list[plans.StepResult]:
+    """Every job to its end; the results in order. `first` runs on the thread that computes."""
     crashes: list[Exception] = []
     listener = _Listener()
 
@@ -44,8 +47,8 @@ def compute_in_process(device: CrowdDevice, crowd: Crowd) -> list[plans.StepResu
         crashes.append(error)
         listener.said.put(error)
 
-    engine = Engine(Rows(device.limits), device, on_crash=crashed)
-    engine.start()
+    engine = Engine(Rows(crowd.limits), device, on_crash=crashed)
+    engine.start(first).result()
     engine.open(listener)
     results: list[plans.StepResult] = []
     listener.said.get()

@@ -1,5 +1,6 @@
 """Models by their shape, with random weights made on the device."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -135,7 +136,12 @@ def limits_of(shape: Shape, *, slots: int, context: int, step_tokens: int) -> Ro
 
 
 def resident(
-    shape: Shape, weights: Weights, limits: RowLimits, bench: Bench, sizes: tuple[int, ...] = ()
+    shape: Shape,
+    weights: Weights,
+    limits: RowLimits,
+    bench: Bench,
+    sizes: tuple[int, ...] = (),
+    ready: Callable[[ResidentDevice], None] = ResidentDevice.record,
 ) -> ResidentDevice:
     """Recorded for these numbers of rows, by default for all."""
     pool = PoolSize(
@@ -154,5 +160,5 @@ def resident(
         accelerator_for(bench.device),
         graph_sizes=sizes or graph_sizes(limits.slots),
     )
-    device.record()
+    ready(device)
     return device

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import grpc
@@ -24,6 +26,8 @@ from gpu_worker import plans
 from gpu_worker.engine import Engine
 from gpu_worker.resident_device import ResidentDevice
 from gpu_worker.rows import Rows
+from gpu_worker.step_watch import Counters, CudaCounters, Watched
+from gpu_worker.warm_up import make_ready, warm_up
 from gpu_worker.wire import plan_from_proto, result_to_proto
 from protos.kaiten.v1 import worker_service_pb2, worker_service_pb2_grpc
 
@@ -64,6 +68,45 @@ def across_grpc(bench: Bench) -> None:
         for delay_ms in (0, 2):
             answer = asyncio.run(served(device, jobs, delay_ms))
             bench.row("crowd", what=f"gRPC, {delay_ms} ms", shape=shape.name, **answer)
+
+
+def watched(bench: Bench) -> None:
+    """A smaller crowd under watch: it fails if a step compiles, allocates or waits after Ready."""
+    shape = shapes(bench)[-1]
+    with quick_on_cpu(bench):
+        limits = limits_of(
+            shape,
+            slots=bench.sized(32, 4),
+            context=bench.sized(1024, 32),
+            step_tokens=bench.sized(1024, 16),
+        )
+        device = resident(shape, random_weights(shape, bench), limits, bench, ready=make_ready)
+        is_cpu = bench.device.type == "cpu"
+        counters: Counters = Uncounted() if is_cpu else CudaCounters(bench.device)
+        low, high = bench.sized(50, 4), bench.sized(400, 8)
+        jobs = jobs_uniform(bench.sized(64, 4), low, high, shape.vocab)
+        crowd = Crowd(limits, jobs)
+        settle = partial(warm_up, lambda step: device.launch(step).result(), limits)
+        started = time.perf_counter()
+        compute_in_process(Watched(device, counters), crowd, settle)
+        seconds = time.perf_counter() - started
+        bench.row(
+            "crowd", what="watched", shape=shape.name, tokens=crowd.tokens, seconds=seconds,
+            tokens_per_s=crowd.tokens / seconds,
+        )  # fmt: skip
+
+
+class Uncounted:
+    """Of a CPU, to try this script out: nothing ever happens."""
+
+    def memory_asked(self) -> int:
+        return 0
+
+    def compiled(self) -> Sequence[str]:
+        return ()
+
+    def unwaiting(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def ready(shape: Shape, bench: Bench) -> tuple[ResidentDevice, list[Job]]:
@@ -165,4 +208,4 @@ async def served(device: CrowdDevice, jobs: Sequence[Job], delay_ms: int) -> dic
     return answer
 
 
-PARTS = (in_process, across_grpc)
+PARTS = (in_process, across_grpc, watched)

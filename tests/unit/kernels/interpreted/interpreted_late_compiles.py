@@ -1,0 +1,152 @@
+"""After a worker's warm-up no step launches a kernel that was not compiled in it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker import torch_device
+from gpu_worker.accelerator import Cpu
+from gpu_worker.draft import RowLimits
+from gpu_worker.resident_device import ResidentDevice
+from gpu_worker.rows import Rows
+from gpu_worker.step_graphs import graph_sizes
+from gpu_worker.stepping import OneAhead
+from gpu_worker.warm_up import make_ready, step_of
+from kernels import dispatch
+from kernels.logprobs import token_logprobs
+from tests.support.ahead import Model, play
+from tests.support.launch_keys import LaunchKeys, launch_keys
+from tests.support.mini_scheduler import MiniScheduler, sampling
+from tests.support.random_model import write_random_model
+
+# Nobody's rows hold whatever their memory held.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+# Odd: rows of logits begin wherever they come to lie.
+VOCAB = 97
+LIMITS = RowLimits(
+    slots=5, context_tokens=80, step_tokens=70, block_size=4, block_count=100, vocab_size=VOCAB
+)
+NEVER_CUT = 1 << 30
+# A step with the prompt, and a recorded one.
+OUTPUT = 2
+# The front door admits so many.
+TOP_LOGPROBS_MAX = 20
+
+
+class Recording(Cpu):
+    """As a GPU does, it runs a graph once before it records it."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        run()
+        return run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warm:
+    device: ResidentDevice
+    keys: LaunchKeys
+
+    @contextmanager
+    def compiling_nothing(self) -> Iterator[None]:
+        before = set(self.keys.seen)
+        yield
+        late = sorted(self.keys.seen - before)
+        assert not late
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    dispatch.force("triton")
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    model = Model(write_random_model(folder, seed=3), LIMITS)
+    with launch_keys() as keys:
+        device = ResidentDevice(
+            *model.decoder(), LIMITS, Recording(), graph_sizes=graph_sizes(LIMITS.slots)
+        )
+        make_ready(device)
+        yield Warm(device=device, keys=keys)
+    dispatch.force(None)
+
+
+def run(warm: Warm, *asked: tuple[int, dict[str, Any]], chunk_tokens: int = NEVER_CUT) -> None:
+    """Rows of so many prompt tokens, to their end."""
+    scheduler = MiniScheduler(LIMITS, chunk_tokens=chunk_tokens, lease_steps=2)
+    for index, (length, params) in enumerate(asked):
+        prompt = [(7 * index + 3 * at) % 90 + 5 for at in range(length)]
+        scheduler.submit(prompt, sampling(**{"max_tokens": OUTPUT, **params}))
+    play(OneAhead(Rows(LIMITS), warm.device), scheduler, lambda: NEVER_CUT)
+    assert not scheduler.errors
+    assert all(len(output) == OUTPUT for output in scheduler.outputs.values())
+
+
+def test_the_record_tells_compiles_apart(warm: Warm) -> None:
+    """Otherwise nothing below would be proven."""
+    names = {key.split()[0] for key in warm.keys.seen}
+    assert names >= {"_attend_kernel", "_rank_kernel", "_edit_kernel", "_choose_kernel"}
+    logits, ids = torch.zeros(2, VOCAB), torch.zeros(3, dtype=torch.int64)
+    with warm.compiling_nothing():
+        token_logprobs(logits, ids[:2], 7)
+    with pytest.raises(AssertionError, match="_merge_kernel"), warm.compiling_nothing():
+        # Eight bytes on: no longer divisible by 16.
+        token_logprobs(logits, ids[1:], 7)
+
+
+def test_log_probabilities_whatever_their_number(warm: Warm) -> None:
+    with warm.compiling_nothing():
+        for k in range(TOP_LOGPROBS_MAX + 1):
+            warm.device.launch(step_of([1], LIMITS, logprobs=k)).result()
+
+
+def test_log_probabilities_of_some_rows_among_others(warm: Warm) -> None:
+    with warm.compiling_nothing():
+        run(warm, (5, {}), (3, {"logprobs": 20}), (1, {}), (9, {"logprobs": 0}), (2, {}))
+
+
+def test_a_prompt_explained_in_parts(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for 27 rows of logits: parts of as many would begin at odd places."""
+    monkeypatch.setattr(torch_device, "RANKED_AT_ONCE", 27 * VOCAB)
+    with warm.compiling_nothing():
+        run(warm, (31, {"prompt_logprobs": 1}), (4, {}))
+
+
+def test_prompts_explained_by_chunks(warm: Warm) -> None:
+    with warm.compiling_nothing():
+        run(warm, (8, {"prompt_logprobs": 0}), (6, {"prompt_logprobs": 5}), chunk_tokens=3)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"logit_bias": ((9, 1.5), (11, -3.0))},
+        {"repetition_penalty": 1.3},
+        {"presence_penalty": 0.4},
+        {"frequency_penalty": -0.2},
+        {"allowed_token_ids": tuple(range(5, 60, 3))},
+        {"bad_words": ((13,), (7, 21))},
+    ],
+    ids=lambda edit: next(iter(edit)),
+)
+def test_each_edit_alone(warm: Warm, edit: dict[str, Any]) -> None:
+    with warm.compiling_nothing():
+        run(warm, (5, {}), (3, edit), (2, {**edit, "logprobs": 2}))
+
+
+def test_edits_of_every_kind_together(warm: Warm) -> None:
+    some = {"logit_bias": ((9, 1.5),), "repetition_penalty": 1.3}
+    more = {"allowed_token_ids": (5, 6, 7), "bad_words": ((6,),)}
+    with warm.compiling_nothing():
+        run(warm, (3, some), (4, more), (1, {**some, **more}))
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, NEVER_CUT], ids=["one", "odd", "whole"])
+def test_prompts_however_they_are_cut(warm: Warm, chunk_tokens: int) -> None:
+    lengths = (1, 4, 5) if chunk_tokens == 1 else (1, 17, 4, 30, 5, 16)
+    params = {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.05, "seed": 3}
+    rows = [(length, params if length % 2 else {}) for length in lengths]
+    with warm.compiling_nothing():
+        run(warm, *rows, chunk_tokens=chunk_tokens)
