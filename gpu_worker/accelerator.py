@@ -7,12 +7,20 @@ GPU: a copy is made at once, and a graph is the call that it would have recorded
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
 from gpu_worker.device import DeviceLost
+
+# torch.cuda.set_sync_debug_mode("error").
+_REFUSES_TO_WAIT: Final = 2
+
+
+class HostWaited(Exception):
+    """The host was about to wait for the device where it must not."""
 
 
 class Fetch(Protocol):
@@ -105,7 +113,7 @@ class Cuda:
     def mark(self) -> Callable[[], None]:
         event = _event()
         event.record(self._compute)
-        return event.synchronize
+        return partial(_wait_for, event)
 
     def finish(self) -> None:
         with _losing():
@@ -182,6 +190,14 @@ def _losing() -> Iterator[None]:
             f"the GPU failed while it computed ({reason}); this process cannot use it again and "
             "ends, so that its requests are computed elsewhere; start the worker anew"
         ) from error
+
+
+def _wait_for(event: torch.cuda.Event) -> None:
+    """Where torch refuses to wait, it would still wait for events: not so here."""
+    is_watched = torch.cuda.get_sync_debug_mode() == _REFUSES_TO_WAIT
+    if is_watched and not event.query():  # type: ignore[no-untyped-call]
+        raise HostWaited("the host was about to wait for an upload")
+    event.synchronize()
 
 
 # torch leaves these two without types.

@@ -11,6 +11,7 @@ from typing import Final, Protocol, TypeVar
 
 import torch
 
+from gpu_worker.accelerator import HostWaited
 from gpu_worker.device import AheadDevice, Flight, RowChanges, StepInputs
 from kernels import jit
 
@@ -22,10 +23,6 @@ _SYNC_WORDS: Final = "synchronizing CUDA operation"
 
 class StepViolation(AssertionError):
     """A launch did what none may do after Ready."""
-
-
-class HostWaited(Exception):
-    """The host waited for the device, or was about to."""
 
 
 class Counters(Protocol):
@@ -42,7 +39,7 @@ class Counters(Protocol):
 
 
 class CudaCounters:
-    """Of torch and Triton. Waits for events are not among what torch sees."""
+    """Of torch and Triton."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

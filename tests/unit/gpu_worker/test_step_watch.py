@@ -13,7 +13,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from gpu_worker.accelerator import Cpu
+from gpu_worker.accelerator import Cpu, HostWaited, _wait_for
 from gpu_worker.device import AheadDevice, RowChanges, StepInputs
 from gpu_worker.draft import RowLimits
 from gpu_worker.engine import Engine
@@ -21,7 +21,7 @@ from gpu_worker.plans import StepResult
 from gpu_worker.resident_device import ResidentDevice
 from gpu_worker.rows import Rows
 from gpu_worker.settings import WorkerSettings
-from gpu_worker.step_watch import CudaCounters, HostWaited, StepViolation, Watched
+from gpu_worker.step_watch import CudaCounters, StepViolation, Watched
 from gpu_worker.stepping import OneAhead
 from gpu_worker.target import choose_watch
 from gpu_worker.warm_up import step_of
@@ -224,7 +224,7 @@ class _Torch:
         )
 
     def _set(self, mode: int | str) -> None:
-        self.mode = mode
+        self.mode = {"error": 2}.get(str(mode), mode)
 
 
 def test_torch_refuses_to_wait_only_inside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_torch_refuses_to_wait_only_inside(monkeypatch: pytest.MonkeyPatch) -> N
 
     def failing(words: str) -> None:
         with counters.unwaiting():
-            assert played.mode == "error"
+            assert played.mode == 2
             raise RuntimeError(words)
 
     with pytest.raises(HostWaited):
@@ -244,6 +244,31 @@ def test_torch_refuses_to_wait_only_inside(monkeypatch: pytest.MonkeyPatch) -> N
         failing("no memory")
     assert played.mode == 1
     assert counters.memory_asked() == 7
+
+
+def test_a_wait_for_an_upload_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which torch's own debug mode knows nothing."""
+
+    class Event:
+        is_done, waits = False, 0
+
+        def query(self) -> bool:
+            return self.is_done
+
+        def synchronize(self) -> None:
+            self.waits += 1
+
+    _Torch(monkeypatch)
+    counters = CudaCounters(torch.device("cuda:0"))
+    event: Any = Event()
+    _wait_for(event)
+    with pytest.raises(HostWaited, match="wait for an upload"), counters.unwaiting():
+        _wait_for(event)
+    assert event.waits == 1
+    event.is_done = True
+    with counters.unwaiting():
+        _wait_for(event)
+    assert event.waits == 2
 
 
 _COMPILES = """

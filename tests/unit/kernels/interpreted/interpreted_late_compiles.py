@@ -16,7 +16,7 @@ from gpu_worker.rows import Rows
 from gpu_worker.step_graphs import graph_sizes
 from gpu_worker.stepping import OneAhead
 from gpu_worker.warm_up import make_ready, step_of
-from kernels import dispatch
+from kernels import attention_plan, attention_triton, dispatch
 from kernels.logprobs import token_logprobs
 from tests.support.ahead import Model, play
 from tests.support.launch_keys import LaunchKeys, launch_keys
@@ -60,7 +60,17 @@ class Warm:
 
 
 @pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+def small_splits() -> Iterator[None]:
+    """Contexts of thousands in little: some rows in one split of attention, others in several."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (attention_plan, attention_triton):
+            patch.setattr(module, "SPLIT", 32)
+            patch.setattr(module, "LONG_SPLIT", 64)
+        yield
+
+
+@pytest.fixture(scope="module")
+def warm(small_splits: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     dispatch.force("triton")
     folder = tmp_path_factory.mktemp("model") / "tiny"
     model = Model(write_random_model(folder, seed=3), LIMITS)
@@ -87,7 +97,7 @@ def run(warm: Warm, *asked: tuple[int, dict[str, Any]], chunk_tokens: int = NEVE
 def test_the_record_tells_compiles_apart(warm: Warm) -> None:
     """Otherwise nothing below would be proven."""
     names = {key.split()[0] for key in warm.keys.seen}
-    assert names >= {"_attend_kernel", "_rank_kernel", "_edit_kernel", "_choose_kernel"}
+    assert names >= {"_attend_kernel", "_combine_kernel", "_edit_kernel", "_choose_kernel"}
     logits, ids = torch.zeros(2, VOCAB), torch.zeros(3, dtype=torch.int64)
     with warm.compiling_nothing():
         token_logprobs(logits, ids[:2], 7)
@@ -145,7 +155,7 @@ def test_edits_of_every_kind_together(warm: Warm) -> None:
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7, NEVER_CUT], ids=["one", "odd", "whole"])
 def test_prompts_however_they_are_cut(warm: Warm, chunk_tokens: int) -> None:
-    lengths = (1, 4, 5) if chunk_tokens == 1 else (1, 17, 4, 30, 5, 16)
+    lengths = (1, 4, 5) if chunk_tokens == 1 else (1, 17, 4, 30, 5, 70)
     params = {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.05, "seed": 3}
     rows = [(length, params if length % 2 else {}) for length in lengths]
     with warm.compiling_nothing():
