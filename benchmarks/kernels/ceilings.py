@@ -28,21 +28,21 @@ def times_s(
 
 
 def read_bytes_per_s(clock: Clock = time.perf_counter) -> float:
-    """Median reading rate of 256 MiB on large pages, by a sum.
+    """Best reading rate of 256 MiB on large pages, by a sum.
 
-    On pages of 4 KiB it is a fifth less here, and a step that keeps its weights on large ones
+    The best, because with neighbours both threads may share a core for a while. On pages of 4 KiB it is a fifth less here, and a step that keeps its weights on large ones
     seemed to be faster than memory.
     """
     x = weight_memory.empty((64 * 2**20,), torch.float32).fill_(1)
-    return x.numel() * 4 / times_s(lambda: x.sum(), repeats=7, clock=clock)[1]
+    return x.numel() * 4 / times_s(lambda: x.sum(), repeats=15, clock=clock)[0]
 
 
 def matmul_flops_per_s(
     dtype: torch.dtype, size: int = 1024, clock: Clock = time.perf_counter
 ) -> float:
-    """Median rate of a square product in this dtype, through the path PackedLinear takes."""
+    """Best rate of a square product in this dtype, through the path PackedLinear takes."""
     layer, x = PackedLinear(torch.randn(size, size).to(dtype)), torch.randn(size, size).to(dtype)
-    return 2 * size**3 / times_s(lambda: layer(x), repeats=7, clock=clock)[1]
+    return 2 * size**3 / times_s(lambda: layer(x), repeats=15, clock=clock)[0]
 
 
 def record(kernel: str, **fields: object) -> None:
