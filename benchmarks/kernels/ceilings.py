@@ -30,8 +30,8 @@ def times_s(
 def read_bytes_per_s(clock: Clock = time.perf_counter) -> float:
     """Best reading rate of 256 MiB on large pages, by a sum.
 
-    The best, because with neighbours both threads may share a core for a while. On pages of 4 KiB it is a fifth less here, and a step that keeps its weights on large ones
-    seemed to be faster than memory.
+    The best: with neighbours both threads may share a core for a while. On pages of 4 KiB it is a
+    fifth less here, and a step that keeps its weights on large ones seemed faster than memory.
     """
     x = weight_memory.empty((64 * 2**20,), torch.float32).fill_(1)
     return x.numel() * 4 / times_s(lambda: x.sum(), repeats=15, clock=clock)[0]
