@@ -178,9 +178,9 @@ def stack(asked: Asked) -> list[Turn]:
 
 
 def _stack(asked: Asked, concurrency: int, jobs: Sequence[Job]) -> Turn:
-    flags = ("--dtype", asked.dtype, "--slots", str(asked.slots), "--threads", str(asked.threads))
+    flags = ["--dtype", asked.dtype, "--slots", str(asked.slots), "--threads", str(asked.threads)]
     # Exactly the bare loop's, not what the worker finds to end in time.
-    flags += ("--step-tokens", str(STEP_TOKENS))
+    flags += ["--step-tokens", str(STEP_TOKENS)]
     with serving(str(asked.model), *flags, environ=WHOLE_JOURNAL) as running:
         return asyncio.run(_ask(running, concurrency, jobs))
 
