@@ -21,6 +21,7 @@ from kaiten.results import (
     timings_from_proto,
     usage_from_proto,
 )
+from kaiten.waits import doubled_s
 from protos.kaiten.v1 import inference_service_pb2 as pb
 
 WAIT_S_MIN: Final = 0.05
@@ -73,11 +74,6 @@ class Following:
         return f"Following({self.request_id}, positions={positions}, done={self.is_done})"
 
     @property
-    def is_accepted(self) -> bool:
-        """Whether the service has promised an end, so that cancelling makes sense."""
-        return self._is_accepted
-
-    @property
     def is_done(self) -> bool:
         return self._done is not None
 
@@ -122,7 +118,7 @@ class Following:
         if error is not None and not isinstance(error, UnavailableError | RequestCancelledError):
             raise error
         self._failures += 1
-        wait_s = min(WAIT_S_MAX, WAIT_S_MIN * 2.0 ** (self._failures - 1))
+        wait_s = doubled_s(WAIT_S_MIN, self._failures, WAIT_S_MAX)
         if self._lost_at_s is None:
             self._lost_at_s = now_s
         if now_s + wait_s - self._lost_at_s > self._resume_s:

@@ -14,6 +14,7 @@ from kaiten.child import Child, ChildDied, exit_text
 from kaiten.errors import StartError
 from kaiten.log_reading import cause_of, fix_of
 from kaiten.stack import Stack
+from kaiten.waits import doubled_s
 
 RESTART_S_MIN: Final = 0.2
 RESTART_S_MAX: Final = 30.0
@@ -34,7 +35,7 @@ class Display(Protocol):
 
 def restart_s(deaths: int) -> float:
     """The wait after the n-th death in a row."""
-    return min(RESTART_S_MAX, RESTART_S_MIN * 2.0 ** (deaths - 1))
+    return doubled_s(RESTART_S_MIN, deaths, RESTART_S_MAX)
 
 
 class Supervisor:

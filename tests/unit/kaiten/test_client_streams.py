@@ -18,6 +18,7 @@ from kaiten.errors import (
     OverloadedError,
     UnavailableError,
 )
+from kaiten.following import WAIT_S_MAX, Following
 from kaiten.results import Completion
 from protos.kaiten.v1 import common_pb2
 from protos.kaiten.v1 import inference_service_pb2 as pb
@@ -195,6 +196,13 @@ async def test_resuming_has_a_limit(complete: Complete) -> None:
         with pytest.raises(UnavailableError, match="gone"):
             await complete(gateway.address, resume_s=0.3)
         assert len(gateway.calls) >= 2
+
+
+def test_a_gateway_may_be_away_for_a_day() -> None:
+    following = Following(attach=pb.AttachRequest(request_id="r"), resume_s=1e6)
+    waits_s = [following.wait_s_after(None, now_s=0.0) for _ in range(50_000)]
+    assert waits_s[:3] == [0.05, 0.1, 0.2]
+    assert set(waits_s[10:]) == {WAIT_S_MAX}
 
 
 async def test_nobody_there() -> None:

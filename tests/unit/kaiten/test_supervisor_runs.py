@@ -171,7 +171,8 @@ def left_alive(run: Run) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("deaths", "wait_s"), [(1, 0.2), (2, 0.4), (3, 0.8), (8, 25.6), (9, RESTART_S_MAX), (99, 30.0)]
+    ("deaths", "wait_s"),
+    [(1, 0.2), (2, 0.4), (3, 0.8), (8, 25.6), (9, RESTART_S_MAX), (99, 30.0), (100_000, 30.0)],
 )
 def test_the_wait_doubles_up_to_a_limit(deaths: int, wait_s: float) -> None:
     assert restart_s(deaths) == pytest.approx(wait_s)
