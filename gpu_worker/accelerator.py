@@ -116,7 +116,7 @@ class Cuda:
         return partial(_wait_for, event)
 
     def finish(self) -> None:
-        with _losing():
+        with losing():
             torch.cuda.synchronize(self.device)
 
     def begun(self) -> torch.cuda.Event:
@@ -170,17 +170,17 @@ class _Fetching:
 
     @property
     def is_done(self) -> bool:
-        with _losing():
+        with losing():
             return bool(self._done.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> tuple[Sequence[Tensor], int]:
-        with _losing():
+        with losing():
             self._done.synchronize()
         return self._copies, int(self._begun.elapsed_time(self._ended) * 1000)
 
 
 @contextmanager
-def _losing() -> Iterator[None]:
+def losing() -> Iterator[None]:
     """Inside the host only waits: what is raised there is about what the device computed."""
     try:
         yield

@@ -11,7 +11,8 @@ newer waits.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -150,7 +151,8 @@ class OneAhead:
         self, plan: Plan, received_ns: int, report: Report, is_waiting: Callable[[], bool]
     ) -> None:
         counts = self._rows.apply(plan)
-        self._device.apply(self._rows.changes(plan), plan.copies)
+        with self._telling_if_lost():
+            self._device.apply(self._rows.changes(plan), plan.copies)
         self._ready_ns = received_ns
         if self._rows.needs_last_tokens:
             self.land()
@@ -177,7 +179,17 @@ class OneAhead:
     def clear(self) -> None:
         self.land()
         self._rows.clear()
-        self._device.clear()
+        with self._telling_if_lost():
+            self._device.clear()
+
+    @contextmanager
+    def _telling_if_lost(self) -> Iterator[None]:
+        """What fails inside may have met what failed before: then DeviceLost is raised instead."""
+        try:
+            yield
+        except Exception:
+            self._device.finish()
+            raise
 
     def _follow(self, launched: _Launched, is_waiting: Callable[[], bool]) -> _Launched | None:
         """Launch the step after this one, if there is one; then read and report this one.

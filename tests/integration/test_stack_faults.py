@@ -18,12 +18,14 @@ from kaiten.results import Completion
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.support.answers import until
-from tests.support.cluster import CHECKPOINT, Cluster
-from tests.support.processes import GATEWAY, WORKER, ServiceProcess
+from tests.support.cluster import CHECKPOINT, Cluster, Flags
+from tests.support.processes import AHEAD_WORKER, GATEWAY, WORKER, ServiceProcess
 from tests.support.store_server import free_port
 
 STREAMS = 16
 MAX_TOKENS = 160
+# In no text: the token that says who speaks.
+REFUSED_TOKEN = 3
 PROMPTS = [f"The chef looks at seat {number} and" for number in range(STREAMS)]
 
 
@@ -40,11 +42,21 @@ class Stack:
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path, *, gateways: int = 1, workers: int = 1) -> AsyncIterator[Stack]:
+async def serving(
+    tmp_path: Path, *, gateways: int = 1, workers: int = 1, ahead: Flags | None = None
+) -> AsyncIterator[Stack]:
+    """`ahead`: the flags of one more worker, the first, whose device is a step ahead."""
     async with Cluster(tmp_path, workers=0) as cluster:
         stack = Stack(cluster)
-        for _ in range(workers):
-            flags = {"model": CHECKPOINT, "slots": STREAMS, "threads": 1, "kv_blocks": 512}
+        flags: dict[str, object] = {"model": CHECKPOINT, "slots": STREAMS, "threads": 1}
+        flags["kv_blocks"] = 512
+        if ahead is not None:
+            workers += 1
+            # The compiled kernels have no padding rows, which recorded steps need. In fp32 the
+            # others compute a row's tokens whatever the batch.
+            flags |= {"native": "off", "dtype": "fp32"}
+            cluster.add_worker({**flags, **ahead}, AHEAD_WORKER).start()
+        while len(cluster.workers) < workers:
             cluster.add_worker(flags, WORKER).start()
         for index in range(gateways):
             stack.addresses.append(f"127.0.0.1:{free_port()}")
@@ -79,7 +91,7 @@ class Crowd:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self.deltas = 0
-        self._tasks = [asyncio.create_task(self._one(index)) for index in range(STREAMS)]
+        self.tasks = [asyncio.create_task(self._one(index)) for index in range(STREAMS)]
 
     async def _one(self, index: int) -> Completion:
         async with self._client.generate(
@@ -94,12 +106,12 @@ class Crowd:
                 self.deltas += 1
             return await generation.result()
 
-    async def is_under_way(self) -> None:
+    async def is_under_way(self, deltas_each: int = 10) -> None:
         """Everybody has some of the answer and nobody all of it."""
-        await until(lambda: self.deltas >= 10 * STREAMS, "streams under way")
+        await until(lambda: self.deltas >= deltas_each * STREAMS, "streams under way")
 
     async def completions(self) -> list[Completion]:
-        return await asyncio.gather(*self._tasks)
+        return await asyncio.gather(*self.tasks)
 
 
 def outputs(completions: list[Completion]) -> list[tuple[str, tuple[int, ...]]]:
@@ -129,6 +141,74 @@ async def test_the_only_worker_killed_and_restarted_is_not_noticed(tmp_path: Pat
         stack.cluster.workers[0].kill()
         stack.cluster.workers[0].start()
         assert outputs(await crowd.completions()) == expected
+
+
+LOST = "the GPU failed while it computed (CUDA error: an illegal memory access was encountered)"
+
+
+def assert_lost(worker: ServiceProcess) -> None:
+    """It ended by itself, and its last lines say why."""
+    assert worker.exit_code == 1
+    assert LOST in worker.log()
+    assert "start the worker anew" in worker.log()
+
+
+async def test_a_lost_gpu_is_not_noticed_when_another_worker_is_there(tmp_path: Path) -> None:
+    lost_if = tmp_path / "lost"
+    async with (
+        serving(tmp_path, ahead={"lost_if": lost_if}) as stack,
+        AsyncClient(stack.target) as client,
+    ):
+        first = stack.cluster.workers[0]
+        stack.cluster.may_crash.append(first)
+        expected = await undisturbed(client)
+        crowd = Crowd(client)
+        await crowd.is_under_way()
+        lost_if.touch()
+        await until(lambda: not first.is_alive, "the end of the worker whose GPU is lost")
+        assert outputs(await crowd.completions()) == expected
+        assert_lost(first)
+
+
+async def test_the_only_gpu_lost_again_and_again_is_not_noticed(tmp_path: Path) -> None:
+    lost_if = tmp_path / "lost"
+    async with (
+        serving(tmp_path, workers=0, ahead={"lost_if": lost_if}) as stack,
+        AsyncClient(stack.target) as client,
+    ):
+        (worker,) = stack.cluster.workers
+        stack.cluster.may_crash.append(worker)
+        expected = await undisturbed(client)
+        crowd = Crowd(client)
+        for deltas_each in (10, 50, 90):
+            await crowd.is_under_way(deltas_each)
+            lost_if.touch()
+            assert worker.join() == 1
+            lost_if.unlink()
+            worker.start()
+        assert outputs(await crowd.completions()) == expected
+        assert worker.log().count(LOST) >= 3
+
+
+async def test_a_launch_refused_for_one_request_fails_no_other(tmp_path: Path) -> None:
+    ahead = {"refused_token": REFUSED_TOKEN, "slots": STREAMS + 2}
+    async with (
+        serving(tmp_path, workers=0, ahead=ahead) as stack,
+        AsyncClient(stack.target, resume_s=0) as client,
+    ):
+        expected = await undisturbed(client)
+        crowd = Crowd(client)
+        await crowd.is_under_way()
+        for _ in range(3):
+            refused = await client.complete(token_ids=[7, REFUSED_TOKEN, 9], max_tokens=5)
+            (choice,) = refused.choices
+            assert choice.finish_reason == "error"
+            assert choice.error == "the step failed for this row: RuntimeError"
+        assert not any(task.done() for task in crowd.tasks)
+        assert outputs(await crowd.completions()) == expected
+        (worker,) = stack.cluster.workers
+        assert worker.is_alive
+        assert worker.log().count('"step.failed"') >= 3
 
 
 async def test_a_killed_scheduler_is_not_noticed_after_its_restart(tmp_path: Path) -> None:

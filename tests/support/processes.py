@@ -18,6 +18,7 @@ SCHEDULER = "scheduler_svc.main"
 GATEWAY = "gateway.main"
 WORKER = "gpu_worker.main"
 MOCK_WORKER = "tests.fakes.mock_worker"
+AHEAD_WORKER = "tests.fakes.ahead_worker"
 
 _PRELOADED = (SCHEDULER, MOCK_WORKER, "gpu_worker.loading", "gpu_worker.main")
 _PR_SET_PDEATHSIG = 1

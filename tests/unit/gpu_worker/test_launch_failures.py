@@ -41,9 +41,11 @@ class Refusing:
         self.refused = 0
 
     def clear(self) -> None:
+        self._raise_if_lost()
         self._device.clear()
 
     def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
+        self._raise_if_lost()
         self._device.apply(changes, copies)
 
     def launch(self, step: StepInputs) -> Flight:
@@ -56,6 +58,10 @@ class Refusing:
         if self.is_lost:
             raise DeviceLost("the GPU failed")
         self._device.finish()
+
+    def _raise_if_lost(self) -> None:
+        if self.is_lost:
+            raise RuntimeError("CUDA error: earlier kernel")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -151,14 +157,32 @@ def test_a_lost_device_blames_no_row(model: Model) -> None:
     """The launch that notices is innocent, also when it is of one row."""
     scheduler = MiniScheduler(LIMITS)
     scheduler.submit([5, 6], sampling(max_tokens=4))
-    device = Refusing(model.resident(), lambda step: RuntimeError("CUDA error: earlier kernel"))
-    device.is_lost = True
+    device = Refusing(model.resident(), never)
+
+    def refusal(step: StepInputs) -> Exception:
+        device.is_lost = True
+        return RuntimeError("CUDA error: earlier kernel")
+
+    device._refusal = refusal
     results: list[StepResult] = []
     first = scheduler.next_plan()
     assert first is not None
     with pytest.raises(DeviceLost):
         OneAhead(Rows(LIMITS), device).run(first, 0, results.append, lambda: False)
     assert not results
+
+
+def test_a_plan_or_a_stream_that_finds_the_device_lost_says_so(model: Model) -> None:
+    """Nothing is on its way, so neither a launch nor a wait has told."""
+    device = Refusing(model.resident(), never)
+    device.is_lost = True
+    stepper = OneAhead(Rows(LIMITS), device)
+    plan = asked().next_plan()
+    assert plan is not None
+    with pytest.raises(DeviceLost, match="the GPU failed"):
+        stepper.run(plan, 0, lambda result: None, lambda: False)
+    with pytest.raises(DeviceLost, match="the GPU failed"):
+        stepper.clear()
 
 
 class _Lost:

@@ -1,0 +1,114 @@
+"""A real worker whose device is one step ahead of the host, as a GPU is, and fails as one does.
+
+    python -m tests.fakes.ahead_worker --scheduler HOST:PORT --model FOLDER --lost-if FILE
+
+The CPU plays the device. From the moment that FILE is there it fails while it computes, and with it
+everything that is asked of it afterwards; a launch that computes `refused_token` is refused.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import Field
+
+from gpu_worker.accelerator import Cpu, losing
+from gpu_worker.device import Flight, RowChanges, StepInputs, StepSamples
+from gpu_worker.loading import Loaded, load
+from gpu_worker.process import WorkerProcess
+from gpu_worker.resident_device import ResidentDevice
+from gpu_worker.settings import WorkerSettings
+from gpu_worker.step_graphs import graph_sizes
+from gpu_worker.torch_device import TorchDevice
+from gpu_worker.warm_up import make_ready
+from service_kit import lifecycle, logs
+from service_kit.settings import load as load_settings
+
+_NOBODY = Path("/nonexistent")
+
+
+class AheadSettings(WorkerSettings):
+    """A worker that is a step ahead, and when it fails."""
+
+    lost_if: Path = Field(default=_NOBODY, description="the device fails once this file is there")
+    refused_token: int = Field(default=-1, description="a launch that computes it is refused")
+
+
+class FailingDevice:
+    """What an `AheadDevice` does when the GPU under it fails, or refuses some of its work."""
+
+    def __init__(self, device: ResidentDevice, lost_if: Path, refused_token: int) -> None:
+        self._device = device
+        self._lost_if = lost_if
+        self._refused_token = refused_token
+
+    def clear(self) -> None:
+        self._raise_if_lost()
+        self._device.clear()
+
+    def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
+        self._raise_if_lost()
+        self._device.apply(changes, copies)
+
+    def launch(self, step: StepInputs) -> Flight:
+        self._raise_if_lost()
+        if (step.token_ids == self._refused_token).any():
+            raise RuntimeError("no memory for this one")
+        return _Failing(self._device.launch(step), self)
+
+    def finish(self) -> None:
+        self.wait()
+        self._device.finish()
+
+    def wait(self) -> None:
+        """As the host does for the device."""
+        with losing():
+            self._raise_if_lost()
+
+    def _raise_if_lost(self) -> None:
+        if self._lost_if.exists():
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+class _Failing:
+    def __init__(self, flight: Flight, device: FailingDevice) -> None:
+        self._flight = flight
+        self._device = device
+
+    @property
+    def is_done(self) -> bool:
+        self._device.wait()
+        return self._flight.is_done
+
+    def result(self) -> StepSamples:
+        self._device.wait()
+        return self._flight.result()
+
+
+def load_ahead(settings: WorkerSettings) -> Loaded:
+    """In place of `gpu_worker.loading.load`: the same weights and pages, ahead of the host."""
+    assert isinstance(settings, AheadSettings)
+    loaded = load(settings)
+    assert isinstance(loaded.device, TorchDevice)
+    decoder, pages = loaded.device._decoder, loaded.device._pages
+    sizes = graph_sizes(loaded.limits.slots)
+    device = ResidentDevice(decoder, pages, loaded.limits, Cpu(), graph_sizes=sizes)
+    make_ready(device)
+    failing = FailingDevice(device, settings.lost_if, settings.refused_token)
+    return replace(loaded, device=failing, device_name="played by the CPU")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """As `gpu_worker.main.main`."""
+
+    def build() -> WorkerProcess:
+        settings = load_settings(AheadSettings, "worker", argv)
+        logs.configure("worker", settings.log_level)
+        return WorkerProcess(settings, load_ahead)
+
+    return lifecycle.launch(build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
