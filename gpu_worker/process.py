@@ -67,7 +67,9 @@ class WorkerProcess:
         self._engine = Engine(Rows(loaded.limits), loaded.device, on_crash=self._crash_hook())
         await asyncio.wrap_future(self._engine.start(loaded.settle))
         meters = Meters(self._metrics.meter)
-        self._servicer = WorkerServicer(self._engine, description, meters, self._spans)
+        self._servicer = WorkerServicer(
+            self._engine, description, meters, self._spans, gather_s=settings.gather_ms / 1000
+        )
         worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server)
         self._health = add_health(server, (SERVICE_NAME,))
         add_reflection(server, (SERVICE_NAME,))

@@ -6,6 +6,7 @@ FAILED_PRECONDITION; the leader's next stream is a full resync.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Final
@@ -14,6 +15,7 @@ import structlog
 
 from gpu_worker import wire
 from gpu_worker.engine import Engine
+from gpu_worker.gathering import Gathering
 from gpu_worker.meters import Meters
 from gpu_worker.plans import Description, InvalidPlan, Leader, Plan, StepResult
 from gpu_worker.tracing import StepTracing
@@ -24,7 +26,7 @@ from service_kit.telemetry import Spans
 log = structlog.get_logger()
 
 # A leader that does not read its results is cut off rather than remembered for.
-RESULTS_PENDING_MAX: Final = 4096
+REPORTS_PENDING_MAX: Final = 4096
 
 SERVICE_NAME: Final = "kaiten.v1.WorkerService"
 
@@ -33,16 +35,20 @@ class _Opened:
     """The engine gave the batch to this stream."""
 
 
-_Item = _Opened | StepResult | Exception | None
+_Report = list[StepResult]
+_Item = _Opened | _Report | Exception | None
 
 
 class Stream:
     """One Execute call: plans go to the engine, what comes back is queued for the event loop."""
 
-    def __init__(self, leader: Leader, engine: Engine, tracing: StepTracing) -> None:
+    def __init__(
+        self, leader: Leader, engine: Engine, tracing: StepTracing, gathering: Gathering
+    ) -> None:
         self.leader = leader
         self.tracing = tracing
         self._engine = engine
+        self._gathering = gathering
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[_Item] = asyncio.Queue()
         self._plan_id = 0
@@ -67,7 +73,7 @@ class Stream:
             self._is_over = True
             self._items.put_nowait(error)
 
-    async def items(self) -> AsyncIterator[_Opened | StepResult]:
+    async def items(self) -> AsyncIterator[_Opened | _Report]:
         while (item := await self._items.get()) is not None:
             if isinstance(item, Exception):
                 raise item
@@ -79,14 +85,15 @@ class Stream:
         self._loop.call_soon_threadsafe(self._put, _Opened())
 
     def on_result(self, result: StepResult) -> None:
-        self._loop.call_soon_threadsafe(self._put, result)
+        if report := self._gathering.add(result, time.monotonic()):
+            self._loop.call_soon_threadsafe(self._put, report)
 
     def on_refused(self, error: InvalidPlan) -> None:
         self._loop.call_soon_threadsafe(self.end, error)
 
-    def _put(self, item: _Opened | StepResult) -> None:
-        if self._items.qsize() >= RESULTS_PENDING_MAX:
-            self.end(Overloaded("results are not read", 1.0, RESULTS_PENDING_MAX))
+    def _put(self, item: _Opened | _Report) -> None:
+        if self._items.qsize() >= REPORTS_PENDING_MAX:
+            self.end(Overloaded("results are not read", 1.0, REPORTS_PENDING_MAX))
         if not self._is_over:
             self._items.put_nowait(item)
 
@@ -98,12 +105,15 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         description: Description,
         meters: Meters,
         spans: Spans | None = None,
+        *,
+        gather_s: float = 0.0,
     ) -> None:
-        """`spans` None: nobody listens."""
+        """`spans` None: nobody listens. `gather_s`: see `Gathering`."""
         self._engine = engine
         self._meters = meters
         self._spans = spans
         self._description = description
+        self._gather_s = gather_s
         self._leader: Leader | None = None
         self._stream: Stream | None = None
 
@@ -143,7 +153,8 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         self._leader = leader
         if self._stream is not None:
             self._stream.end(OutOfOrder("a newer stream took over"))
-        self._stream = Stream(leader, self._engine, StepTracing(self._spans))
+        tracing, gathering = StepTracing(self._spans), Gathering(self._gather_s)
+        self._stream = Stream(leader, self._engine, tracing, gathering)
         self._engine.open(self._stream)
         log.info("stream.opened", epoch=leader.epoch)
         return self._stream
@@ -158,17 +169,20 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         )
 
     def _response(
-        self, stream: Stream, item: _Opened | StepResult
+        self, stream: Stream, item: _Opened | _Report
     ) -> worker_service_pb2.ExecuteResponse:
         if isinstance(item, _Opened):
             worker = wire.description_to_proto(self._description)
             return worker_service_pb2.ExecuteResponse(
                 opened=worker_service_pb2.Opened(worker=worker)
             )
-        self._meters.stepped(item)
-        stream.tracing.stepped(item)
-        step = wire.result_to_proto(item, boot_id=self._description.boot_id)
-        return worker_service_pb2.ExecuteResponse(step=step)
+        for result in item:
+            self._meters.stepped(result)
+            stream.tracing.stepped(result)
+        steps = [wire.result_to_proto(each, boot_id=self._description.boot_id) for each in item]
+        return worker_service_pb2.ExecuteResponse(
+            results=worker_service_pb2.StepResults(steps=steps)
+        )
 
 
 async def _first(

@@ -35,6 +35,9 @@ Policy = Annotated[Literal["fair", "fcfs", "priority", "static"], Parameter(help
 MixedStepMs = Annotated[
     float | None, Parameter(help="how long prompts may hold up those who decode, per step")
 ]
+GatherMs = Annotated[
+    float | None, Parameter(help="gather the tokens of so long into one message; default: do not")
+]
 ApiKeysFile = Annotated[
     Path | None, Parameter(help="tenants and their keys, see `kaiten keygen`; default: no keys")
 ]
@@ -68,6 +71,7 @@ def serve(
     slots: Annotated[int | None, Parameter(help="sequences per worker at once")] = None,
     step_tokens: Annotated[int | None, Parameter(help="tokens per step at most")] = None,
     mixed_step_ms: MixedStepMs = None,
+    gather_ms: GatherMs = None,
     kv_memory_mb: Annotated[int | None, Parameter(help="memory of each KV pool")] = None,
     threads: Annotated[int | None, Parameter(help="CPU threads per worker")] = None,
     api_keys_file: ApiKeysFile = None,
@@ -98,6 +102,7 @@ def serve(
             slots=slots,
             step_tokens=step_tokens,
             mixed_step_ms=mixed_step_ms,
+            gather_ms=gather_ms,
             kv_memory_mb=kv_memory_mb,
             threads=threads,
             api_keys_file=None if api_keys_file is None else api_keys_file.expanduser().resolve(),

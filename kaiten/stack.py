@@ -36,6 +36,7 @@ class ServeOptions:
     slots: int | None = None
     step_tokens: int | None = None
     mixed_step_ms: float | None = None
+    gather_ms: float | None = None
     kv_memory_mb: int | None = None
     threads: int | None = None
     api_keys_file: Path | None = None
@@ -130,6 +131,7 @@ def _worker(options: ServeOptions, name: str, address: str, scheduler_address: s
         "--slots": options.slots,
         "--step-tokens": options.step_tokens,
         "--mixed-step-ms": options.mixed_step_ms,
+        "--gather-ms": options.gather_ms,
         "--kv-memory-mb": options.kv_memory_mb,
         "--threads": threads,
     }

@@ -225,7 +225,9 @@ class Store:
         return (await self.run_scripts([(script, keys, args)]))[0]
 
     async def run_scripts(self, calls: Sequence[Call]) -> list[list[Any]]:
-        """The same for several, in order, in one round trip."""
+        """The same for several, in order, in one round trip and one transaction: who waits for a
+        stream is woken once, for all of them.
+        """
         nonce = await self.nonce()
         meta = self.keys.meta
         replies = await self._run([(s, (meta, *keys), (nonce, *args)) for s, keys, args in calls])
@@ -236,7 +238,7 @@ class Store:
     async def _run(self, calls: Sequence[Call]) -> list[list[Any]]:
         commands = [("EVALSHA", s.sha, len(keys), *keys, *args) for s, keys, args in calls]
         for _ in range(SCRIPT_LOADS_MAX):
-            replies = await self.commands(commands)
+            replies = await self.commands(commands, is_atomic=len(commands) > 1)
             if not any(isinstance(reply, redis_errors.NoScriptError) for reply in replies):
                 return replies
             # A restarted server has an empty script cache. Those that did run are idempotent.
@@ -269,14 +271,19 @@ class Store:
         entries: list[Any] = replies[0][0][1] if replies[0] else []
         return entries
 
-    async def commands(self, commands: Sequence[Command]) -> list[Any]:
+    async def commands(self, commands: Sequence[Command], *, is_atomic: bool = False) -> list[Any]:
         """One round trip, retried within limits.retry_s; NOSCRIPT comes back as a value."""
+        if is_atomic:
+            commands = [("MULTI",), *commands, ("EXEC",)]
         loop = asyncio.get_running_loop()
         give_up_at, wait_s = loop.time() + self.limits.retry_s, RETRY_WAIT_FIRST_S
         while True:
             try:
                 replies = await self._connections.roundtrip(commands)
                 _raise_refusal(replies)
+                if is_atomic:
+                    replies = replies[-1]
+                    _raise_refusal(replies)
                 return replies
             except (redis_errors.RedisError, OSError) as error:
                 if not _is_transient(error) or loop.time() + wait_s > give_up_at:

@@ -137,4 +137,7 @@ class WorkerLink:
             response = await call.read()
             if response is grpc.aio.EOF:
                 return
-            self._owner.step_arrived(self, response.step)
+            for step in response.results.steps:
+                # A rejected step takes those behind it along: they were computed from its state.
+                if not stream.fault:
+                    self._owner.step_arrived(self, step)

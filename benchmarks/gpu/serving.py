@@ -174,7 +174,9 @@ class _Servicer(worker_service_pb2_grpc.WorkerServiceServicer):
             if said is None:
                 yield worker_service_pb2.ExecuteResponse(opened=worker_service_pb2.Opened())
             else:
-                yield worker_service_pb2.ExecuteResponse(step=result_to_proto(said, boot_id="b"))
+                steps = [result_to_proto(said, boot_id="b")]
+                results = worker_service_pb2.StepResults(steps=steps)
+                yield worker_service_pb2.ExecuteResponse(results=results)
 
 
 async def served(device: CrowdDevice, jobs: Sequence[Job], delay_ms: int) -> dict[str, float]:

@@ -49,6 +49,7 @@ class Asked:
     dtype: str
     threads: int
     slots: int
+    gather_ms: float
     loads: tuple[tuple[int, tuple[Job, ...]], ...]
 
 
@@ -80,6 +81,7 @@ def main() -> None:
             dtype=chosen.dtype,
             threads=chosen.threads,
             slots=chosen.slots,
+            gather_ms=chosen.gather_ms,
             loads=tuple(
                 # Other tokens each time: nothing is found in the prefix cache.
                 (concurrency, make_plan(BenchOptions(count=chosen.count, seed=42 + index)).jobs)
@@ -104,6 +106,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--gather-ms", type=float, default=0.0, help="of the stack's worker")
     parser.add_argument("--count", type=int, default=64)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[64, 16])
     parser.add_argument("--rounds", type=int, default=3)
@@ -180,7 +183,7 @@ def stack(asked: Asked) -> list[Turn]:
 def _stack(asked: Asked, concurrency: int, jobs: Sequence[Job]) -> Turn:
     flags = ["--dtype", asked.dtype, "--slots", str(asked.slots), "--threads", str(asked.threads)]
     # Exactly the bare loop's, not what the worker finds to end in time.
-    flags += ["--step-tokens", str(STEP_TOKENS)]
+    flags += ["--step-tokens", str(STEP_TOKENS), "--gather-ms", str(asked.gather_ms)]
     with serving(str(asked.model), *flags, environ=WHOLE_JOURNAL) as running:
         return asyncio.run(_ask(running, concurrency, jobs))
 
@@ -271,6 +274,7 @@ def _keep(
         "dtype": asked.dtype,
         "threads": asked.threads,
         "slots": asked.slots,
+        "gather_ms": asked.gather_ms,
         "requests": len(jobs),
         "concurrency": concurrency,
         "rounds": chosen.rounds,

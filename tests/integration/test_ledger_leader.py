@@ -115,6 +115,15 @@ async def test_a_batch_may_be_sent_again_as_a_whole(ledger: Ledger) -> None:
     assert history.finished is None
 
 
+async def test_a_reader_who_waits_gets_a_batch_as_a_whole(ledger: Ledger) -> None:
+    leader = await PlayLeader.elected(ledger)
+    batch = [Commit(leader.record({1: [i]})) for i in range(4)]
+    reader = asyncio.create_task(ledger.journal_read(0, block_ms=10_000, count=64))
+    await asyncio.sleep(0.2)
+    await ledger.commit_many(leader.leader, batch)
+    assert [record.seq for record in await reader] == [1, 2, 3, 4]
+
+
 async def test_a_fenced_batch_applies_nothing_after_the_fence(ledger: Ledger) -> None:
     leader = await PlayLeader.elected(ledger)
     batch = [Commit(leader.record({1: [i]})) for i in range(4)]

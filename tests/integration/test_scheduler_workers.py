@@ -25,8 +25,10 @@ async def is_empty(cluster: Cluster, worker: int) -> bool:
     return not state.workers[worker].running
 
 
-async def test_kill_a_worker_mid_decode_and_another_goes_on(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, workers=2, worker_flags={"step_ms": 5}) as cluster:
+@pytest.mark.parametrize("gather_ms", [0, 100])
+async def test_kill_a_worker_mid_decode_and_another_goes_on(tmp_path: Path, gather_ms: int) -> None:
+    flags = {"step_ms": 5, "gather_ms": gather_ms}
+    async with Cluster(tmp_path, workers=2, worker_flags=flags) as cluster:
         answers = await cluster.submit_many(16, max_tokens=120)
         for answer in answers:
             await answer.has_tokens(5)
@@ -108,11 +110,22 @@ async def done(answer: Answer) -> Answer:
 
 
 @pytest.mark.parametrize(
-    "lie", ["token", "missing_row", "extra_row", "skipped_step", "wrong_end", "other_boot"]
+    ("lie", "gather_ms"),
+    [
+        ("token", 0),
+        ("missing_row", 0),
+        ("extra_row", 0),
+        ("skipped_step", 0),
+        ("wrong_end", 0),
+        ("other_boot", 0),
+        # Behind the wrong step there are others in the same message.
+        ("missing_row", 100),
+    ],
 )
-async def test_a_worker_that_lies_is_put_aside(tmp_path: Path, lie: str) -> None:
-    async with Cluster(tmp_path, worker_flags={"step_ms": 4}) as cluster:
-        cluster.add_worker({"lie": lie, "lie_after_steps": 10, "step_ms": 4}).start()
+async def test_a_worker_that_lies_is_put_aside(tmp_path: Path, lie: str, gather_ms: int) -> None:
+    flags = {"step_ms": 4, "gather_ms": gather_ms}
+    async with Cluster(tmp_path, worker_flags=flags) as cluster:
+        cluster.add_worker({"lie": lie, "lie_after_steps": 10, **flags}).start()
         await cluster.ready(workers=2)
         scheduler = cluster.schedulers[0]
 

@@ -106,6 +106,19 @@ async def test_a_lease_runs_by_itself_and_says_when_it_ends(
     assert [step.timings.tokens_computed for step in steps] == [3, 1, 1, 1]
 
 
+async def test_plain_results_of_a_lease_are_gathered_into_one_message(device: GatedDevice) -> None:
+    async with serving(device, gather_s=60.0) as served:
+        stream = await LeaderStream.open(served)
+        device.allow(6)
+        joins = (join(0, 9, max_tokens=4), join(1, 10))
+        await stream.send(first_plan(*joins, lease_steps=6))
+        messages = [await stream.read() for _ in range(3)]
+    steps = [[step.step for step in message.results.steps] for message in messages]
+    # The prompts' step, the step in which row 0 ends, the last of the lease.
+    assert steps == [[0], [1, 2, 3], [4, 5]]
+    assert messages[-1].results.steps[-1].is_last
+
+
 async def test_a_lease_ends_early_when_every_row_has_finished(
     served: Served, device: GatedDevice
 ) -> None:

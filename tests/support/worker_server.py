@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -79,14 +79,15 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    device: Device | AheadDevice, limits: RowLimits = LIMITS
+    device: Device | AheadDevice, limits: RowLimits = LIMITS, *, gather_s: float = 0.0
 ) -> AsyncIterator[Served]:
     crashes: list[Exception] = []
     rows = Rows(limits)
     engine = Engine(rows, device, on_crash=crashes.append)
     engine.start()
     server = create_server()
-    servicer = WorkerServicer(engine, description(limits), Meters(NO_METER))
+    meters = Meters(NO_METER)
+    servicer = WorkerServicer(engine, description(limits), meters, gather_s=gather_s)
     worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
     port = bind(server, "127.0.0.1", 0)
     await server.start()
@@ -104,6 +105,8 @@ class LeaderStream:
     """The leader's end of Execute."""
 
     call: Any
+    # Of the newest message, what has not been taken yet.
+    steps: list[Any] = field(default_factory=list)
 
     @classmethod
     async def open(
@@ -125,9 +128,11 @@ class LeaderStream:
 
     async def step(self) -> Any:
         """The next StepResult."""
-        message = await self.read()
-        assert message is not grpc.aio.EOF, await self.call.details()
-        return message.step
+        if not self.steps:
+            message = await self.read()
+            assert message is not grpc.aio.EOF, await self.call.details()
+            self.steps = list(message.results.steps)
+        return self.steps.pop(0)
 
     async def failure(self) -> tuple[grpc.StatusCode, str]:
         """Read to the end, which must be an error."""

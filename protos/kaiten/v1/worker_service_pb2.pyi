@@ -122,18 +122,24 @@ class RowSampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[_common_pb2.TokenBias, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[_common_pb2.TokenSequence, _Mapping]]] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
-    __slots__ = ("opened", "step")
+    __slots__ = ("opened", "results")
     OPENED_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
-    step: StepResult
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., step: _Optional[_Union[StepResult, _Mapping]] = ...) -> None: ...
+    results: StepResults
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., results: _Optional[_Union[StepResults, _Mapping]] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("worker",)
     WORKER_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.WorkerDescription
     def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ...) -> None: ...
+
+class StepResults(_message.Message):
+    __slots__ = ("steps",)
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedCompositeFieldContainer[StepResult]
+    def __init__(self, steps: _Optional[_Iterable[_Union[StepResult, _Mapping]]] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("boot_id", "plan_id", "step", "slots", "token_ids", "logprobs", "finished", "errors", "is_last", "timings", "prompt_logprobs")
