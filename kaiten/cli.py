@@ -84,8 +84,6 @@ def serve(
     from kaiten.stack import ServeOptions
 
     try:
-        if workers < 1:
-            raise StartError(f"--workers must be at least 1, got {workers}")
         options = ServeOptions(
             model=resolve(model, served_model_name),
             data_dir=data_dir.expanduser().resolve(),

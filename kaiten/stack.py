@@ -10,6 +10,7 @@ from typing import Final
 
 from kaiten import store
 from kaiten.child import ChildSpec
+from kaiten.errors import StartError
 from kaiten.health import is_serving
 from kaiten.model_source import ModelSource
 from kaiten.ports import claim, free_port
@@ -40,6 +41,11 @@ class ServeOptions:
     kv_memory_mb: int | None = None
     threads: int | None = None
     api_keys_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        """StartError for what no service would refuse by itself."""
+        if self.workers < 1:
+            raise StartError(f"--workers must be at least 1, got {self.workers}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
