@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from protos.kaiten.v1.common_pb2 import PromptLogprobs, TokenLogprobs
 from protos.kaiten.v1.ledger_pb2 import (
@@ -19,6 +19,8 @@ from protos.kaiten.v1.ledger_pb2 import (
 from service_kit.errors import ConfigError, OutOfOrder, Unavailable
 
 InboxRecordValue: TypeAlias = SubmitRecord | CancelRecord
+# Ten years: the store counts expiry in 64-bit milliseconds, and refuses more half-way in a script.
+RESULT_TTL_S_MAX: Final = 315_360_000
 
 
 class StoreLost(Unavailable):
@@ -63,7 +65,10 @@ class LedgerLimits:
     def __post_init__(self) -> None:
         _require(self.requests_max >= 1, "requests_max must be at least 1")
         _require(self.prompt_tokens_max >= 1, "prompt_tokens_max must be at least 1")
-        _require(self.result_ttl_s >= 1, "result_ttl_s must be at least 1")
+        _require(
+            1 <= self.result_ttl_s <= RESULT_TTL_S_MAX,
+            f"result_ttl_s must be in [1, {RESULT_TTL_S_MAX}], got {self.result_ttl_s}",
+        )
         _require(self.connections_max >= 1, "connections_max must be at least 1")
         _require(self.connect_timeout_s > 0, "connect_timeout_s must be more than 0")
         _require(self.operation_timeout_s > 0, "operation_timeout_s must be more than 0")

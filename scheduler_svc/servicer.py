@@ -1,6 +1,6 @@
 """SchedulerService: workers announce themselves here, and operators look in."""
 
-from typing import Any
+from typing import Any, Final
 
 from protos.kaiten.v1 import common_pb2
 from protos.kaiten.v1.scheduler_service_pb2 import (
@@ -14,6 +14,18 @@ from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.term import Term
 from service_kit.errors import InvalidRequest, NotLeader
 
+UINT32_MAX: Final = (1 << 32) - 1
+# What the core takes for granted of a worker: with nothing to divide by or to seat it would end,
+# and it keeps books of every block and every slot.
+RANGES: Final = {
+    "block_size": (1, 1 << 16),
+    "block_count": (1, 1 << 22),
+    "slots_max": (1, 1 << 14),
+    "vocab_size": (1, UINT32_MAX),
+    # A prompt token and an output token.
+    "context_tokens_max": (2, UINT32_MAX),
+}
+
 
 class Servicer(SchedulerServiceServicer):
     """Answers for whatever term this process leads now; a standby sends workers to the leader."""
@@ -26,6 +38,7 @@ class Servicer(SchedulerServiceServicer):
     async def Register(self, request: Any, context: Any) -> RegisterResponse:
         if not request.address or not request.worker.boot_id:
             raise InvalidRequest("address, worker.boot_id", "must not be empty")
+        _check_ranges(request.worker)
         _check_budgets(request.worker)
         self._leading().register(request.address, request.worker)
         return RegisterResponse(heartbeat_interval_ms=self._settings.heartbeat_interval_ms)
@@ -70,6 +83,13 @@ class Servicer(SchedulerServiceServicer):
             state.block_count = snapshot.block_count
             state.plans_in_flight = snapshot.plans_in_flight
         return state
+
+
+def _check_ranges(worker: common_pb2.WorkerDescription) -> None:
+    """InvalidRequest for the first figure that no worker can have."""
+    for field, (least, most) in RANGES.items():
+        if not least <= (value := getattr(worker, field)) <= most:
+            raise InvalidRequest(f"worker.{field}", f"must be in [{least}, {most}], got {value}")
 
 
 def _check_budgets(worker: common_pb2.WorkerDescription) -> None:

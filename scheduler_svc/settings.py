@@ -68,7 +68,9 @@ class SchedulerSettings(Settings):
         default=256, ge=1, description="journal records between two folds of old tokens"
     )
     result_ttl_s: int = Field(default=600, ge=1, description="how long finished results are kept")
-    heartbeat_interval_ms: int = Field(default=500, ge=50, description="asked of workers")
+    heartbeat_interval_ms: int = Field(
+        default=500, ge=50, le=3_600_000, description="asked of workers"
+    )
     worker_timeout_ms: int = Field(
         default=5000, ge=100, description="a worker this long silent is forgotten"
     )

@@ -23,7 +23,10 @@ from service_kit.errors import ConfigError
 class Settings(BaseModel):
     """Base of every service's settings: frozen, strict about keys, remembers origins."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    # "inf" and "nan" are floats to Python, and a wait of either is none.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
 

@@ -70,7 +70,15 @@ def leader_of(project: Rehearsal) -> Container:
 
 def refusal_of(standby: Container) -> str:
     """What it tells a worker that wants to register."""
-    worker = WorkerDescription(boot_id="b", slots_max=1, step_tokens_max=2)
+    worker = WorkerDescription(
+        boot_id="b",
+        block_size=1,
+        block_count=1,
+        slots_max=1,
+        step_tokens_max=2,
+        context_tokens_max=2,
+        vocab_size=1,
+    )
     with grpc.insecure_channel(standby.address(50052)) as channel:
         try:
             SchedulerServiceStub(channel).Register(

@@ -247,3 +247,6 @@ async def test_a_url_or_cell_that_cannot_be_is_a_config_error() -> None:
         await Ledger.connect("redis://localhost", cell="{a}")
     with pytest.raises(ConfigError, match="requests_max must be at least 1"):
         LedgerLimits(requests_max=0)
+    # Beyond what the store counts in, a commit would fail after its first writes.
+    with pytest.raises(ConfigError, match=r"result_ttl_s must be in \[1, 315360000\], got 1"):
+        LedgerLimits(result_ttl_s=10**16)

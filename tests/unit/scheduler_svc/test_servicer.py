@@ -9,11 +9,38 @@ from scheduler_svc.settings import SchedulerSettings
 from service_kit.errors import InvalidRequest, NotLeader
 
 
-async def register(*, step_tokens: int, mixed_tokens: int = 0) -> None:
-    worker = WorkerDescription(
-        boot_id="b", slots_max=8, step_tokens_max=step_tokens, mixed_tokens_max=mixed_tokens
-    )
+SOUND = {
+    "context_tokens_max": 64,
+    "block_size": 16,
+    "block_count": 4,
+    "slots_max": 8,
+    "step_tokens_max": 20,
+    "mixed_tokens_max": 0,
+    "vocab_size": 300,
+}
+
+
+async def register(**changed: int) -> None:
+    worker = WorkerDescription(boot_id="b", **(SOUND | changed))
     await Servicer(SchedulerSettings()).Register(RegisterRequest(address="a", worker=worker), None)
+
+
+@pytest.mark.parametrize("field", ["block_size", "block_count", "slots_max", "vocab_size"])
+async def test_a_worker_that_can_hold_nothing_is_refused(field: str) -> None:
+    """The core takes these for granted: it would end, and the worker would only come again."""
+    with pytest.raises(InvalidRequest, match=rf"^worker\.{field}: must be in \[1, \d+\], got 0$"):
+        await register(**{field: 0})
+
+
+@pytest.mark.parametrize("field", ["block_size", "block_count", "slots_max"])
+async def test_a_worker_whose_books_would_fill_the_memory_is_refused(field: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"worker\.{field}: must be in .* got 4294967295"):
+        await register(**{"step_tokens_max": 2**32 - 1, field: 2**32 - 1})
+
+
+async def test_a_context_without_room_for_an_answer_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"worker\.context_tokens_max: must be in \[2, "):
+        await register(context_tokens_max=1)
 
 
 @pytest.mark.parametrize(
@@ -28,11 +55,11 @@ async def test_every_step_needs_room_for_a_prompt_beside_the_rows(
     step_tokens: int, mixed_tokens: int, field: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        await register(step_tokens=step_tokens, mixed_tokens=mixed_tokens)
+        await register(step_tokens_max=step_tokens, mixed_tokens_max=mixed_tokens)
     assert [each.field for each in refused.value.violations] == [field]
 
 
 @pytest.mark.parametrize("mixed_tokens", [0, 9, 20])
 async def test_budgets_with_room_are_taken(mixed_tokens: int) -> None:
     with pytest.raises(NotLeader):
-        await register(step_tokens=20, mixed_tokens=mixed_tokens)
+        await register(mixed_tokens_max=mixed_tokens)

@@ -90,6 +90,8 @@ def test_secrets_are_redacted() -> None:
         (["--grpc-port"], {}, ["--grpc-port needs a value"]),
         (["--grpc-port=x"], {}, ["flag --grpc-port = 'x'", "valid integer", "port of the gRPC"]),
         (["--grpc-port=70000"], {}, ["'70000'", "less than or equal to 65535"]),
+        (["--weight=inf"], {}, ["flag --weight = 'inf'", "finite number"]),
+        (["--weight", "nan"], {}, ["flag --weight = 'nan'", "finite number"]),
         (["--policy=fifo"], {}, ["'fifo'", "'fcfs' or 'static'"]),
         (["--grpc-port=1", "--grpc-port=2"], {}, ["--grpc-port is given twice"]),
         (["stray"], {}, ["unexpected argument 'stray'"]),
