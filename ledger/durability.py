@@ -18,6 +18,7 @@ RULES: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
     ),
     ("maxmemory-policy", ("noeviction",), "accepted requests may be evicted"),
 )
+SETTINGS: Final = tuple(setting for setting, _, _ in RULES)
 EVERYSEC_ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {"appendfsync": ("always", "everysec")}
 
 
@@ -35,8 +36,8 @@ def check_store(facts: Mapping[str, str], *, allow_everysec: bool) -> None:
         found = facts.get(setting)
         if found is None:
             raise ConfigError(
-                f"ledger: {setting} must be {' or '.join(allowed)}, but this user may not read it."
-                " Fix: allow it +config|get"
+                f"ledger: {setting} must be {' or '.join(allowed)}, but it cannot be read."
+                " Fix: allow this user +config|get, or use a server that has this setting"
             )
         if found not in allowed:
             raise ConfigError(

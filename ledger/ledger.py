@@ -50,11 +50,9 @@ class Ledger(Submissions, Leadership, Commits):
         """
         facts = await self._store.facts()
         check_store(facts, allow_everysec=self._store.limits.allow_everysec)
+        await self._store.rebind()
         return StoreInfo(
             server=facts.get("server_name", "redis"),
             version=facts.get("valkey_version", facts["redis_version"]),
             appendfsync=facts["appendfsync"],
-            maxmemory_policy=facts["maxmemory-policy"],
-            maxmemory_bytes=int(facts["maxmemory"]),
-            nonce=await self._store.rebind(),
         )

@@ -16,6 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from ledger import scripts
+from ledger.durability import SETTINGS
 from ledger.keys import Keys
 from ledger.scripts import Script
 from ledger.types import LedgerLimits, StoreLost
@@ -43,14 +44,6 @@ REFUSALS: Final = {
     "OOM": "the ledger's store is out of memory",
     "NOPERM": "the ledger's user lacks a permission",
 }
-
-SETTINGS: Final = (
-    "appendonly",
-    "appendfsync",
-    "no-appendfsync-on-rewrite",
-    "maxmemory",
-    "maxmemory-policy",
-)
 
 Argument: TypeAlias = str | bytes | int
 Command: TypeAlias = Sequence[Argument]
@@ -185,7 +178,7 @@ class Store:
                     self._nonce = await self._bind()
         return self._nonce
 
-    async def rebind(self) -> int:
+    async def rebind(self) -> None:
         """Read the store's nonce again, creating an unused cell. StoreLost if it is another than
         before.
         """
@@ -194,7 +187,6 @@ class Store:
             if self._nonce is not None and found != self._nonce:
                 raise StoreLost
             self._nonce = found
-        return int(found)
 
     async def _bind(self) -> bytes:
         k = self.keys
@@ -292,7 +284,7 @@ class Store:
             wait_s = min(2 * wait_s, self.limits.retry_wait_s_max)
 
     async def facts(self) -> Mapping[str, str]:
-        """Server facts and the settings that matter; settings we may not read are absent."""
+        """Server facts and the settings that matter; those that cannot be read are absent."""
         (text,) = await self.commands([("INFO", "server")])
         lines = (line.partition(":") for line in text.decode().splitlines())
         facts = {name: value for name, _, value in lines}
@@ -302,9 +294,8 @@ class Store:
             if _is_refusal(error):
                 return facts
             raise
-        for setting, reply in zip(SETTINGS, replies, strict=True):
-            facts[setting] = reply[1].decode()
-        return facts
+        found = zip(SETTINGS, replies, strict=True)
+        return facts | {setting: reply[1].decode() for setting, reply in found if reply}
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -84,9 +84,6 @@ class StoreInfo:
     server: str
     version: str
     appendfsync: str
-    maxmemory_policy: str
-    maxmemory_bytes: int
-    nonce: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

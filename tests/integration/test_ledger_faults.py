@@ -9,6 +9,8 @@ import pytest
 from redis.asyncio import Redis
 
 from ledger import Commit, Follower, Ledger, LedgerLimits, Load, StoreLost
+from ledger.durability import RULES
+from ledger.store import SETTINGS
 from service_kit.errors import ConfigError, Unavailable
 from tests.support.play_leader import PlayLeader, eventually, submit_record
 from tests.support.store_server import StoreServer
@@ -251,7 +253,7 @@ async def test_check_says_when_it_may_not_look_or_log_in(server: StoreServer) ->
         "ACL", "SETUSER", "shy", "on", ">secret", *rights
     )
     ledger = await Ledger.connect(server.url.replace("//", "//shy:secret@"))
-    with pytest.raises(ConfigError, match=r"Fix: allow it \+config\|get"):
+    with pytest.raises(ConfigError, match=r"Fix: allow this user \+config\|get"):
         await ledger.check()
     # Everything else works for such a user.
     assert (await ledger.submit(submit_record("a"), b"h")).is_new
@@ -261,6 +263,18 @@ async def test_check_says_when_it_may_not_look_or_log_in(server: StoreServer) ->
         await ledger.check()
     await ledger.close()
     await client.aclose()
+
+
+async def test_a_store_that_does_not_know_a_setting_is_not_taken_for_safe(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Redis renames, or another server leaves out, is answered with nothing."""
+    rule = ("append-safely", ("yes",), "nobody knows")
+    monkeypatch.setattr("ledger.durability.RULES", (*RULES, rule))
+    monkeypatch.setattr("ledger.store.SETTINGS", (*SETTINGS, "append-safely"))
+    async with connected(server) as ledger:
+        with pytest.raises(ConfigError, match="append-safely must be yes, but it cannot be read"):
+            await ledger.check()
 
 
 async def test_a_store_out_of_connections_recovers_by_itself(server: StoreServer) -> None:
