@@ -8,12 +8,13 @@ from typing import Any, Final
 from ledger import scripts
 from ledger.store import Argument, Call, Store
 from ledger.tokens import Outputs, joined
-from ledger.types import Commit, DamagedLedger, Ending, Fenced, InboxEntry, Leader, Recovered
+from ledger.types import Commit, DamagedLedger, Fenced, InboxEntry, Leader, Recovered
 from protos.kaiten.v1.ledger_pb2 import (
     ExplainedPrompt,
     FoldedTokens,
     InboxRecord,
     JournalRecord,
+    RequestResult,
     SequenceFinished,
     SubmitRecord,
 )
@@ -25,11 +26,10 @@ PAGE_ENTRIES: Final = 256
 
 def commit_call(store: Store, leader: Leader, commit: Commit) -> Call:
     """Keys and arguments of one commit, in the order commit.lua states."""
-    record, endings, drop, explained = commit
+    record, endings, explained = commit
     keys = store.keys
-    ending_serials = {serial for e in endings for serial in range(e.serial, e.serial + e.n)}
+    ending_serials = {serial for result in endings for serial in serials_of(result)}
     goes_on = [ended for ended in record.finished if ended.serial not in ending_serials]
-    drops = [*drop, *(entry for ending in endings for entry in ending.inbox_ids)]
     call_keys = [keys.lease, keys.inbox, keys.journal, keys.load]
     call_keys += [keys.explained(serial) for serial in explained]
     call_keys += [keys.finished(ended.serial) for ended in goes_on]
@@ -39,21 +39,24 @@ def commit_call(store: Store, leader: Leader, commit: Commit) -> Call:
         record.seq,
         record.SerializeToString(),
         store.limits.result_ttl_s,
-        len(drops),
         len(explained),
         len(goes_on),
         len(endings),
-        *drops,
         *(ExplainedPrompt(runs=[run]).SerializeToString() for run in explained.values()),
         *(ended.SerializeToString() for ended in goes_on),
     ]
-    for ending in endings:
-        call_keys += [keys.request(ending.id), keys.result(ending.id)]
-        call_keys.append(keys.explained(ending.serial))
-        for serial in range(ending.serial, ending.serial + ending.n):
+    for result in endings:
+        call_keys += [keys.request(result.id), keys.result(result.id)]
+        call_keys.append(keys.explained(result.serial))
+        for serial in serials_of(result):
             call_keys += [keys.tokens(serial), keys.finished(serial), keys.serial(serial)]
-        args += [ending.serial, ending.n, ending.result.SerializeToString()]
+        args += [result.serial, len(result.choices), result.SerializeToString()]
     return scripts.COMMIT, call_keys, args
+
+
+def serials_of(result: RequestResult) -> range:
+    """Of its choices."""
+    return range(result.serial, result.serial + len(result.choices))
 
 
 def _refuse(reply: Sequence[Any], leader: Leader, doing: str) -> None:
@@ -99,13 +102,12 @@ class Commits:
         self,
         leader: Leader,
         record: JournalRecord,
-        endings: Sequence[Ending] = (),
-        drop: Sequence[str] = (),
+        endings: Sequence[RequestResult] = (),
     ) -> None:
         """Append one record and end what ends with it, atomically. A repeat is OK. Fenced: stop
         leading.
         """
-        await self.commit_many(leader, [Commit(record, endings, drop)])
+        await self.commit_many(leader, [Commit(record, endings)])
 
     async def commit_many(self, leader: Leader, commits: Sequence[Commit]) -> None:
         """Commit in order in one round trip. When it raises, a prefix of them may have been

@@ -170,26 +170,12 @@ class InboxEntry:
     record: InboxRecordValue
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """The terminal part of a commit: the request's last choice has finished."""
-
-    id: str
-    serial: int
-    n: int
-    prompt_tokens: int
-    result: RequestResult
-    # The ledger knows the request's own entries; these are dropped besides.
-    inbox_ids: tuple[str, ...] = ()
-
-
 class Commit(NamedTuple):
     """One record, and what becomes true with it: all or nothing."""
 
     record: JournalRecord
-    endings: Sequence[Ending] = ()
-    # Inbox entries.
-    drop: Sequence[str] = ()
+    # Of the requests whose last choice has finished.
+    endings: Sequence[RequestResult] = ()
     # The next positions of prompts, by the request's first serial.
     explained: Mapping[int, PromptLogprobs] = MappingProxyType({})
 

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Final
 from zlib import crc32
 
-from ledger import Ending
 from protos.kaiten.v1.common_pb2 import PromptLogprobs
 from protos.kaiten.v1.ledger_pb2 import (
     CancelRecord,
@@ -51,7 +50,7 @@ class Entry:
     """One commit to be: a record and the requests that end with it."""
 
     record: JournalRecord
-    endings: tuple[Ending, ...]
+    endings: tuple[RequestResult, ...]
     # The next positions of prompts, by serial.
     explained: Mapping[Serial, PromptLogprobs]
 
@@ -162,27 +161,20 @@ class Journal:
         self._inputs.clear()
         return Entry(record=record, endings=tuple(endings), explained=explained)
 
-    def _ending(self, over: RequestOver, last: SequenceFinished) -> Ending:
+    def _ending(self, over: RequestOver, last: SequenceFinished) -> RequestResult:
         """Put the result together; `last`, the choice that ended last, says that all is done."""
         accepted = self._accepted.get(over.serial)
         choices = self._choices(over)
         output_tokens = sum(choice.finished.output_tokens for choice in choices)
         last.done.CopyFrom(done_to_proto(over, output_tokens))
         self._accepted.remove(over.serial)
-        record = accepted.record
-        return Ending(
+        return RequestResult(
             id=over.id,
             serial=over.serial,
-            n=record.n,
             prompt_tokens=over.prompt_tokens,
-            result=RequestResult(
-                id=over.id,
-                serial=over.serial,
-                prompt_tokens=over.prompt_tokens,
-                choices=choices,
-                done=last.done,
-                render=record.render,
-            ),
+            choices=choices,
+            done=last.done,
+            render=accepted.record.render,
         )
 
     def _choices(self, over: RequestOver) -> list[ChoiceResult]:

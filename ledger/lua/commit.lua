@@ -5,8 +5,8 @@
 --       finished:<serial> per finished choice of a request that goes on;
 --       per ending: request:<id>, result:<id>, explained:<serial>, then per choice tokens:, finished:, serial:<serial>
 -- ARGV  1 store nonce, 2 epoch, 3 nonce, 4 seq, 5 JournalRecord, 6 result TTL in s,
---       7 number of inbox entries to drop, 8 pieces of prompts, 9 finished choices, 10 endings; then those entry ids;
---       the ExplainedPrompt pieces; the SequenceFinished; per ending: serial, n, RequestResult
+--       7 number of pieces of prompts, 8 of finished choices, 9 of endings; then the ExplainedPrompt pieces;
+--       the SequenceFinished; per ending: serial, n, RequestResult
 -- reply {OK} (also when this leader has already committed seq) | {FENCED, epoch} | {GAP, journal seq}
 --       | {MISMATCH, request key} | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
@@ -26,9 +26,8 @@ local function release(tenant, n, prompt_tokens)
   end
 end
 
-local drops, pieces = tonumber(ARGV[7]), tonumber(ARGV[8])
-local finishes, endings = tonumber(ARGV[9]), tonumber(ARGV[10])
-local first_ending_key, first_ending_arg = 6 + pieces + finishes, 11 + drops + pieces + finishes
+local pieces, finishes, endings = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local first_ending_key, first_ending_arg = 6 + pieces + finishes, 10 + pieces + finishes
 local known = {}
 local key, arg = first_ending_key, first_ending_arg
 for i = 1, endings do
@@ -41,9 +40,8 @@ end
 
 redis.call('XADD', KEYS[4], ARGV[4] .. '-0', 'r', ARGV[5])
 redis.call('HSET', KEYS[2], 'journal_seq', ARGV[4])
-for i = 1, drops do redis.call('XDEL', KEYS[3], ARGV[10 + i]) end
-for i = 1, pieces do redis.call('APPEND', KEYS[5 + i], ARGV[10 + drops + i]) end
-for i = 1, finishes do redis.call('SET', KEYS[5 + pieces + i], ARGV[10 + drops + pieces + i]) end
+for i = 1, pieces do redis.call('APPEND', KEYS[5 + i], ARGV[9 + i]) end
+for i = 1, finishes do redis.call('SET', KEYS[5 + pieces + i], ARGV[9 + pieces + i]) end
 key, arg = first_ending_key, first_ending_arg
 for i = 1, endings do
   local n = tonumber(ARGV[arg + 1])

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ledger import Commit, Ending, Leader, Ledger
+from ledger import Commit, Leader, Ledger
 from ledger.types import InboxEntry
 from protos.kaiten.v1.common_pb2 import (
     FinishReason,
@@ -218,7 +218,7 @@ class ScriptedScheduler:
             serial=choice.serial, reason=reason, output_tokens=count, error=error
         )
 
-    def _endings(self, journal: JournalRecord) -> Sequence[Ending]:
+    def _endings(self, journal: JournalRecord) -> Sequence[RequestResult]:
         """Tell what has ended; a request whose last choice has ended leaves with its result."""
         endings = []
         for serial, request in list(self._requests.items()):
@@ -259,17 +259,13 @@ def _done(request: _Request) -> Done:
     return Done(usage=usage, timings=Timings(queue_us=1, prefill_us=2, decode_us=3))
 
 
-def _ending(request: _Request) -> Ending:
-    record, serial = request.record, request.entry.serial
-    prompt_tokens = len(record.prompt_token_ids)
-    result = RequestResult(
+def _ending(request: _Request) -> RequestResult:
+    record = request.record
+    return RequestResult(
         id=record.id,
-        serial=serial,
-        prompt_tokens=prompt_tokens,
+        serial=request.entry.serial,
+        prompt_tokens=len(record.prompt_token_ids),
         choices=[ChoiceResult(output=c.output, finished=c.finished) for c in request.choices],
         done=_done(request),
         render=record.render,
-    )
-    return Ending(
-        id=record.id, serial=serial, n=record.n, prompt_tokens=prompt_tokens, result=result
     )

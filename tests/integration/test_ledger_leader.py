@@ -155,15 +155,6 @@ async def test_an_ending_that_does_not_match_its_request_is_refused_whole(ledger
     assert await ledger.load() == Load(choices=2, prompt_tokens=3)
 
 
-async def test_dropped_entries_leave_the_inbox(ledger: Ledger) -> None:
-    await ledger.submit(submit_record("a"), b"h")
-    await ledger.cancel("a")
-    leader = await PlayLeader.elected(ledger)
-    submit, cancel = await ledger.inbox_all()
-    await ledger.commit(leader.leader, leader.record({}), (), [cancel.entry_id])
-    assert await ledger.inbox_all() == [submit]
-
-
 async def test_folding_is_idempotent_and_loses_no_token_at_any_point(ledger: Ledger) -> None:
     serials = [(await ledger.submit(submit_record(id), b"h")).serial for id in ("a", "b")]
     leader = await PlayLeader.elected(ledger)

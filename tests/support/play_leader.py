@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from ledger import Ending, Leader, Ledger, pieces_of
+from ledger import Leader, Ledger, pieces_of
 from protos.kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
 from protos.kaiten.v1.ledger_pb2 import (
     ChoiceResult,
@@ -80,7 +80,7 @@ class PlayLeader:
         self,
         tokens: Mapping[int, Sequence[int]],
         finished: Sequence[SequenceFinished] = (),
-        endings: Sequence[Ending] = (),
+        endings: Sequence[RequestResult] = (),
         *,
         with_logprobs: bool = False,
     ) -> JournalRecord:
@@ -88,7 +88,7 @@ class PlayLeader:
         await self.ledger.commit(self.leader, record, endings)
         return record
 
-    def ending(self, id: str, serial: int, *, n: int = 1, prompt_tokens: int = 3) -> Ending:
+    def ending(self, id: str, serial: int, *, n: int = 1, prompt_tokens: int = 3) -> RequestResult:
         """The end of a request whose choices have put out what `outputs` says."""
         choices = []
         for choice in range(serial, serial + n):
@@ -98,8 +98,7 @@ class PlayLeader:
                     output=FoldedTokens(token_ids=output), finished=stopped(choice, len(output))
                 )
             )
-        result = RequestResult(id=id, serial=serial, prompt_tokens=prompt_tokens, choices=choices)
-        return Ending(id=id, serial=serial, n=n, prompt_tokens=prompt_tokens, result=result)
+        return RequestResult(id=id, serial=serial, prompt_tokens=prompt_tokens, choices=choices)
 
     async def finish(self, id: str, serial: int, *, n: int = 1) -> None:
         """End a request with a record of its own."""
