@@ -4,13 +4,10 @@ A record carries the step's tokens and endings, and everything the core was told
 before it. So the journal is the decision log too: replayed through a core it gives the same plans.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
+from collections.abc import Iterable
 from zlib import crc32
 
-from protos.kaiten.v1.common_pb2 import PromptLogprobs
+from ledger import Commit
 from protos.kaiten.v1.ledger_pb2 import (
     CancelRecord,
     ChoiceResult,
@@ -42,21 +39,9 @@ from scheduler_svc.core.types import (
 )
 from scheduler_svc.wire import done_to_proto, finished_to_proto, plan_input_to_proto
 
-NOTHING: Final[Mapping[Serial, PromptLogprobs]] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One commit to be: a record and the requests that end with it."""
-
-    record: JournalRecord
-    endings: tuple[RequestResult, ...]
-    # The next positions of prompts, by serial.
-    explained: Mapping[Serial, PromptLogprobs]
-
 
 class Journal:
-    """Builds the records of one term, in order. Performs nothing."""
+    """Builds the commits of one term, in order. Performs nothing."""
 
     def __init__(self, accepted: AcceptedRequests, *, epoch: int, journal_seq: int) -> None:
         self._accepted = accepted
@@ -101,7 +86,7 @@ class Journal:
 
     def step(
         self, worker_id: str, message: StepMessage, committed: Committed, now_ns: int
-    ) -> Entry | None:
+    ) -> Commit | None:
         """The record of a step; None when nobody outside has to know of it (a prefill chunk)."""
         result = ResultInput(step=_slim(message), worker_id=worker_id)
         self._inputs.append(CoreInput(now_ns=now_ns, result=result))
@@ -126,12 +111,12 @@ class Journal:
             for row in message.prompt_logprobs
             if row.slot in committed.explained
         }
-        return self._entry(record, committed.events, now_ns, explained)
+        return self._sealed(record, committed.events, now_ns)._replace(explained=explained)
 
-    def ended(self, events: Iterable[Event], now_ns: int) -> Entry | None:
+    def ended(self, events: Iterable[Event], now_ns: int) -> Commit | None:
         """The record of endings that no step brought; None when there are none."""
         events = list(events)
-        return self._entry(JournalRecord(), events, now_ns) if events else None
+        return self._sealed(JournalRecord(), events, now_ns) if events else None
 
     def _explain(self, record: JournalRecord, message: StepMessage, committed: Committed) -> None:
         if not message.logprobs:
@@ -142,13 +127,8 @@ class Journal:
                 self._accepted.explained(serial, row.logprobs)
                 record.logprobs.append(SequenceLogprobs(serial=serial, logprobs=row.logprobs))
 
-    def _entry(
-        self,
-        record: JournalRecord,
-        events: Iterable[Event],
-        now_ns: int,
-        explained: Mapping[Serial, PromptLogprobs] = NOTHING,
-    ) -> Entry:
+    def _sealed(self, record: JournalRecord, events: Iterable[Event], now_ns: int) -> Commit:
+        """The record as the next one, with what the core was told since the one before."""
         self.seq += 1
         record.seq, record.epoch, record.unix_ns = self.seq, self._epoch, now_ns
         endings = []
@@ -159,7 +139,7 @@ class Journal:
                 endings.append(self._ending(event, record.finished[-1]))
         record.inputs.extend(self._inputs)
         self._inputs.clear()
-        return Entry(record=record, endings=tuple(endings), explained=explained)
+        return Commit(record, endings)
 
     def _ending(self, over: RequestOver, last: SequenceFinished) -> RequestResult:
         """Put the result together; `last`, the choice that ended last, says that all is done."""

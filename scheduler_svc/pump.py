@@ -13,7 +13,6 @@ import structlog
 
 from ledger import Commit, Leader, Ledger, StoreLost
 from protos.kaiten.v1.ledger_pb2 import FoldedTokens
-from scheduler_svc.journal import Entry
 from service_kit.clock import Clock
 from service_kit.errors import Unavailable
 
@@ -41,7 +40,7 @@ class CommitPump:
         self._leader = leader
         self._clock = clock
         self._on_progress = on_progress
-        self._queue: deque[Entry | Fold] = deque()
+        self._queue: deque[Commit | Fold] = deque()
         self._has_work = asyncio.Event()
         self._is_flushed = asyncio.Event()
         self._is_flushed.set()
@@ -57,10 +56,10 @@ class CommitPump:
         """Records not yet acknowledged by the ledger."""
         return len(self._queue)
 
-    def put(self, entry: Entry | None) -> None:
+    def put(self, commit: Commit | None) -> None:
         """Commit this after everything before it. None is nothing to say."""
-        if entry is not None:
-            self._append(entry)
+        if commit is not None:
+            self._append(commit)
 
     def put_fold(self, through_seq: int, pieces: Mapping[int, FoldedTokens]) -> None:
         """Fold after the records it covers are committed."""
@@ -89,20 +88,17 @@ class CommitPump:
             await self._ledger.fold(self._leader, first.through_seq, first.pieces)
             self._drop(1)
             return
-        batch: list[Entry] = []
+        batch: list[Commit] = []
         for item in self._queue:
             if isinstance(item, Fold) or len(batch) == BATCH_MAX:
                 break
             batch.append(item)
-        await self._ledger.commit_many(
-            self._leader,
-            [Commit(entry.record, entry.endings, explained=entry.explained) for entry in batch],
-        )
+        await self._ledger.commit_many(self._leader, batch)
         self.committed_seq = batch[-1].record.seq
         self.committed_ns = self._clock.monotonic_ns()
         self._drop(len(batch))
 
-    def _append(self, item: Entry | Fold) -> None:
+    def _append(self, item: Commit | Fold) -> None:
         self._queue.append(item)
         self._has_work.set()
         self._is_flushed.clear()
