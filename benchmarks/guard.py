@@ -21,10 +21,11 @@ from tokenizers import Tokenizer
 
 from benchmarks.core.bench_ledger import dispatch_us
 from benchmarks.core.bench_scheduler import Bench
-from benchmarks.recording import RESULTS, ROOT, cpu_model, versions
+from benchmarks.recording import RESULTS, cpu_model, versions
 from gateway.detokenize import Detokenizer, Pieces
 from gateway.stop_strings import StopMatcher
 from kaiten.following import Following
+from kaiten.mini import CHECKPOINT
 from ledger import Ledger
 from protos.kaiten.v1 import inference_service_pb2 as pb
 
@@ -33,7 +34,7 @@ SCHEMA_VERSION = 1
 SLOWER_MAX = 2.0
 ATTEMPTS = 3
 TURNS = 5
-TOKENIZER = ROOT / "kaiten" / "mini" / "checkpoint" / "tokenizer.json"
+TOKENIZER = CHECKPOINT / "tokenizer.json"
 STREAM_TOKENS = 4000
 
 

@@ -26,9 +26,10 @@ from gpu_worker.kv_cache import PoolSize, allocate_pages, block_bytes
 from gpu_worker.model import ModelConfig
 from gpu_worker.model_config import read_config
 from gpu_worker.weights import Weights, load_weights
+from kaiten.mini import CHECKPOINT
 from kernels import fp8, native
 
-SHIPPED: Final = Path(__file__).parents[1] / "kaiten" / "mini" / "checkpoint"
+SHIPPED: Final = CHECKPOINT
 BLOCK_SIZE: Final = 16
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SPOKEN_FROM: Final = 16

@@ -31,7 +31,6 @@ class Stack:
     grpc: str
     http: str
     store_url: str
-    ready_s: float
     pid: int
 
 
@@ -51,7 +50,6 @@ def serving(
     command = [sys.executable, "-P", "-m", "kaiten", "serve", *([model] if model else [])]
     command += ["--grpc-port", str(grpc_port), "--http-port", str(http_port), *flags]
     with tempfile.TemporaryDirectory(prefix="kaiten-bench-") as folder:
-        started = time.perf_counter()
         with (Path(folder) / "serve.log").open("w") as log:
             process = subprocess.Popen(
                 [*command, "--data-dir", f"{folder}/data"],
@@ -66,7 +64,6 @@ def serving(
                 grpc=f"127.0.0.1:{grpc_port}",
                 http=f"http://127.0.0.1:{http_port}",
                 store_url=f"unix://{socket_path}",
-                ready_s=time.perf_counter() - started,
                 pid=process.pid,
             )
         finally:

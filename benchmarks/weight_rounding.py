@@ -24,10 +24,10 @@ from gpu_worker.kv_cache import PoolSize, allocate_pages, block_bytes
 from gpu_worker.model import ModelConfig
 from gpu_worker.model_config import read_config
 from gpu_worker.weights import Weights, load_weights
+from kaiten.mini import CHECKPOINT
 from kernels import native
 
 BLOCK_SIZE: Final = 16
-SHIPPED: Final = recording.ROOT / "kaiten" / "mini" / "checkpoint"
 CPU: Final = torch.device("cpu")
 # Dtype of the computation, and whether weights are a byte.
 KINDS: Final = {
@@ -120,13 +120,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, default=SHIPPED)
+    parser.add_argument("--model", type=Path, default=CHECKPOINT)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--save", action="store_true")
     asked = parser.parse_args()
     native.build()
-    name = "kaiten-mini" if asked.model == SHIPPED else asked.model.name
+    name = "kaiten-mini" if asked.model == CHECKPOINT else asked.model.name
     kinds = measure(asked.model, asked.rows, asked.tokens)
     figures = {"model": name, "rows": asked.rows, "tokens": asked.tokens, "kinds": kinds}
     recording.record("weight_rounding", figures, save=asked.save)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from kaiten import ports, store
 from kaiten.display import console
-from kaiten.model_source import SHIPPED
+from kaiten.mini import CHECKPOINT
 from kaiten.stack import core_count
 
 Status = Literal["ok", "warn", "fail"]
@@ -68,7 +68,7 @@ def examine(*, grpc_port: int, http_port: int) -> list[Finding]:
         check_store(store.find_programs()),
         check_compiler(shutil.which),
         check_cpu(cpu_flags()),
-        check_model(SHIPPED),
+        check_model(CHECKPOINT),
         check_disk(shutil.disk_usage(Path.cwd()).free),
         check_port("127.0.0.1", grpc_port, "--grpc-port"),
         check_port("127.0.0.1", http_port, "--http-port"),

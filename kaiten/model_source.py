@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from kaiten.errors import StartError
+from kaiten.mini import CHECKPOINT
 
-SHIPPED: Final = Path(__file__).parent / "mini" / "checkpoint"
 SHIPPED_NAME: Final = "kaiten-mini"
 # Never pickles, never code.
 FILES: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer*")
@@ -33,9 +33,11 @@ class ModelSource:
 def resolve(model: str | None, served_name: str | None = None) -> ModelSource:
     """None is the shipped model; a folder is itself; `owner/name` is downloaded once."""
     if model is None:
-        if not SHIPPED.is_dir():
-            raise StartError(f"{SHIPPED} is missing", "name a model: kaiten serve FOLDER_OR_HUB_ID")
-        return _checked(SHIPPED, served_name or SHIPPED_NAME)
+        if not CHECKPOINT.is_dir():
+            raise StartError(
+                f"{CHECKPOINT} is missing", "name a model: kaiten serve FOLDER_OR_HUB_ID"
+            )
+        return _checked(CHECKPOINT, served_name or SHIPPED_NAME)
     folder = Path(model).expanduser()
     if folder.exists():
         return _checked(folder.resolve(), served_name or folder.resolve().name)

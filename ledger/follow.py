@@ -216,8 +216,8 @@ class Follower:
     def _fail(self, error: Exception) -> None:
         self._error = error
         self.is_connected = False
-        owners = {id(p.owner): p.owner for followers in self._pending.values() for p in followers}
-        for subscription in (*owners.values(), *(entry[2] for entry in self._future)):
+        owners = dict.fromkeys(p.owner for each in self._pending.values() for p in each)
+        for subscription in (*owners, *(entry[2] for entry in self._future)):
             subscription.fail(error)
         self._pending.clear()
         self._future.clear()

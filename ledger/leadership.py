@@ -11,20 +11,13 @@ from ledger import scripts
 from ledger.store import Store
 from ledger.types import Fenced, Leader, Lease, StoreLost
 from protos.kaiten.v1.ledger_pb2 import CellRecord
+from service_kit.clock import Clock
 from service_kit.errors import Unavailable
 
 POLLS_PER_TTL: Final = 8
 # After a pause longer than this many polls (a stopped process, a stalled store) the pause does not
 # count as watching.
 PAUSE_POLLS_MAX: Final = 2
-
-
-class Clock(Protocol):
-    """As service_kit.clock."""
-
-    def monotonic_ns(self) -> int: ...
-
-    async def sleep(self, seconds: float) -> None: ...
 
 
 class LeaseWatch:

@@ -35,7 +35,6 @@ from scheduler_svc.core.types import (
     Plan,
     Request,
     RequestOver,
-    Serial,
 )
 from scheduler_svc.wire import done_to_proto, finished_to_proto, plan_input_to_proto
 

@@ -76,12 +76,11 @@ class Servicer(SchedulerServiceServicer):
             is_connected=link.is_open,
             description=link.worker,
         )
-        if worker_id in term.core.workers:
-            snapshot = term.core.workers[worker_id].snapshot()
-            state.running = snapshot.running
-            state.blocks_free = snapshot.blocks_free
-            state.block_count = snapshot.block_count
-            state.plans_in_flight = snapshot.plans_in_flight
+        if (worker := term.core.workers.get(worker_id)) is not None:
+            state.running = len(worker.running)
+            state.blocks_free = worker.pool.free_count
+            state.block_count = worker.pool.block_count
+            state.plans_in_flight = len(worker.flights)
         return state
 
 

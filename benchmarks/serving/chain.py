@@ -29,10 +29,10 @@ import psutil
 
 from benchmarks.recording import ROOT, record
 from benchmarks.stack import free_port
+from kaiten.mini import CHECKPOINT
 from protos.kaiten.v1.inference_service_pb2 import GenerateRequest, GenerateResponse
 from tests.support.store_server import StoreServer
 
-MODEL = ROOT / "kaiten" / "mini" / "checkpoint"
 STEP_MS = 2.6
 ONE_TOKENS = 400
 CROWD, CROWD_TOKENS = 256, 400
@@ -44,7 +44,7 @@ METHOD = "/kaiten.v1.InferenceService/Generate"
 def chain(step_ms: float) -> Iterator[tuple[str, dict[str, int]]]:
     """The gateway's address and the pids of a chain over a mock worker."""
     grpc_port, scheduler_port = free_port(), free_port()
-    model = ["--model", str(MODEL)]
+    model = ["--model", str(CHECKPOINT)]
     with (
         tempfile.TemporaryDirectory(prefix="kaiten-chain-") as folder,
         StoreServer(Path(folder) / "store") as store,

@@ -47,10 +47,8 @@ class Scheduler:
         self._deadlines: list[tuple[int, Serial]] = []
 
     def __repr__(self) -> str:
-        running = sum(len(worker.running) for worker in self.workers.values())
-        return (
-            f"<Scheduler {len(self.waiting)} waiting, {running} running, {len(self._lives)} live>"
-        )
+        waiting, running = len(self.waiting), self.running_count
+        return f"<Scheduler {waiting} waiting, {running} running, {self.live_count} live>"
 
     # Questions
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 Serial = int
 SlotIndex = int
@@ -233,17 +232,3 @@ class Committed:
     events: list[Event]
     # Whose prompt positions of the result count.
     explained: dict[SlotIndex, Serial] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSnapshot:
-    """A worker as an operator sees it."""
-
-    running: int
-    blocks_free: int
-    block_count: int
-    plans_in_flight: int
-    is_draining: bool
-
-
-Snapshot = Mapping[str, Any]

@@ -21,7 +21,6 @@ from scheduler_svc.core.types import (
     Serial,
     SlotIndex,
     StepResult,
-    WorkerSnapshot,
     WorkerSpec,
 )
 
@@ -226,16 +225,6 @@ class Worker:
                     other.sampling.discard(slot)
         if result.is_last or flight.answered == flight.lease_steps:
             self.flights.popleft()
-
-    def snapshot(self) -> WorkerSnapshot:
-        """For operators."""
-        return WorkerSnapshot(
-            running=len(self.running),
-            blocks_free=self.pool.free_count,
-            block_count=self.pool.block_count,
-            plans_in_flight=len(self.flights),
-            is_draining=self.is_draining,
-        )
 
     def check(self) -> None:
         """Raise AssertionError when the books do not balance."""

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
-from kaiten.model_source import SHIPPED
+from kaiten.mini import CHECKPOINT
 from scheduler_svc.settings import SchedulerSettings
 from service_kit.lifecycle import STOP_S_MAX
 from service_kit.settings import Settings
@@ -138,7 +138,7 @@ def test_the_image_holds_every_package_and_the_shipped_model() -> None:
     copied = set(re.findall(r"^COPY (\w+) \1$", DOCKERFILE, re.M))
     let_in = set(re.findall(r"^!(\w+)$", (ROOT / ".dockerignore").read_text(), re.M))
     assert copied == wanted == let_in
-    assert f"COPY {SHIPPED.relative_to(ROOT)} /model" in DOCKERFILE
+    assert f"COPY {CHECKPOINT.relative_to(ROOT)} /model" in DOCKERFILE
 
 
 def test_what_the_code_reads_is_installed_with_it() -> None:

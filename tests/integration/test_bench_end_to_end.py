@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from kaiten.client import AsyncClient
+from kaiten.mini import CHECKPOINT
 from tests.support.answers import until
-from tests.support.cluster import CHECKPOINT, Cluster
+from tests.support.cluster import Cluster
 from tests.support.processes import GATEWAY
 from tests.support.store_server import free_port
 

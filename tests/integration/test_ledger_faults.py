@@ -9,8 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from ledger import Commit, Follower, Ledger, LedgerLimits, Load, StoreLost
-from ledger.durability import RULES
-from ledger.store import SETTINGS
+from ledger.durability import RULES, SETTINGS
 from service_kit.errors import ConfigError, Unavailable
 from tests.support.play_leader import PlayLeader, eventually, submit_record
 from tests.support.store_server import StoreServer

@@ -19,12 +19,6 @@ def assert_all_gold(answers: list[Answer]) -> None:
     assert {reason for answer in answers for reason in answer.reasons} == {LENGTH}
 
 
-async def is_empty(cluster: Cluster, worker: int) -> bool:
-    state = await cluster.state()
-    assert state is not None
-    return not state.workers[worker].running
-
-
 @pytest.mark.parametrize("gather_ms", [0, 100])
 async def test_kill_a_worker_mid_decode_and_another_goes_on(tmp_path: Path, gather_ms: int) -> None:
     flags = {"step_ms": 5, "gather_ms": gather_ms}

@@ -14,11 +14,12 @@ import grpc
 import pytest
 
 from kaiten.client import AsyncClient
+from kaiten.mini import CHECKPOINT
 from kaiten.results import Completion
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.support.answers import until
-from tests.support.cluster import CHECKPOINT, Cluster, Flags
+from tests.support.cluster import Cluster, Flags
 from tests.support.processes import AHEAD_WORKER, GATEWAY, WORKER, ServiceProcess
 from tests.support.store_server import free_port
 

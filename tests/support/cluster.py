@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import grpc
 
+from kaiten.mini import CHECKPOINT
 from ledger import Follower, Ledger, LedgerLimits
 from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
 from protos.kaiten.v1.ledger_pb2 import SubmitRecord
@@ -33,7 +34,6 @@ from tests.support.answers import WAIT_S, Answer, until
 from tests.support.processes import MOCK_WORKER, SCHEDULER, ServiceProcess
 from tests.support.store_server import StoreServer, free_port
 
-CHECKPOINT = Path(__file__).parents[2] / "kaiten" / "mini" / "checkpoint"
 LEASE_TTL_S = 2.0
 Flags = Mapping[str, object]
 

@@ -6,7 +6,7 @@ from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
-END_STREAM, END_HEADERS = 1, 4
+END_HEADERS: Final = 4
 CANCEL: Final = struct.pack(">I", 8)
 
 

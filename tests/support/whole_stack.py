@@ -19,10 +19,11 @@ from typing import Any, Self
 import grpc
 import httpx
 
+from kaiten.mini import CHECKPOINT
 from ledger import Ledger
 from protos.kaiten.v1.scheduler_service_pb2 import GetStateRequest, GetStateResponse
 from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
-from tests.support.cluster import CHECKPOINT, SCHEDULER_FLAGS, Flags, argv_of
+from tests.support.cluster import SCHEDULER_FLAGS, Flags, argv_of
 from tests.support.processes import GATEWAY, SCHEDULER, WORKER, ServiceProcess
 from tests.support.store_server import StoreServer, free_port
 

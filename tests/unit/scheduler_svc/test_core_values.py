@@ -140,16 +140,6 @@ def test_summaries_fit_one_line() -> None:
     )
 
 
-def test_a_snapshot_for_operators() -> None:
-    cell = Cell(spec(blocks=10, block_size=4))
-    cell.submit(5, 2)
-    cell.must_plan()
-    snapshot = cell.worker().snapshot()
-    assert (snapshot.running, snapshot.plans_in_flight, snapshot.is_draining) == (1, 1, False)
-    assert (snapshot.blocks_free, snapshot.block_count) == (8, 10)
-    assert cell.scheduler.running_count == 1
-
-
 def test_times_of_a_request_add_up() -> None:
     cell = Cell(spec(slots=1))
     cell.submit(3, 6)

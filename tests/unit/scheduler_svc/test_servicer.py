@@ -8,7 +8,6 @@ from scheduler_svc.servicer import Servicer
 from scheduler_svc.settings import SchedulerSettings
 from service_kit.errors import InvalidRequest, NotLeader
 
-
 SOUND = {
     "context_tokens_max": 64,
     "block_size": 16,
@@ -21,7 +20,7 @@ SOUND = {
 
 
 async def register(**changed: int) -> None:
-    worker = WorkerDescription(boot_id="b", **(SOUND | changed))
+    worker = WorkerDescription(boot_id="b", **(SOUND | changed))  # type: ignore[arg-type]
     await Servicer(SchedulerSettings()).Register(RegisterRequest(address="a", worker=worker), None)
 
 
