@@ -24,7 +24,6 @@ from gpu_worker.checkpoint import Checkpoint
 from gpu_worker.decoder import Decoder, Queries, StepTensors
 from gpu_worker.kv_cache import PoolSize, allocate_pages, block_bytes
 from gpu_worker.model import ModelConfig
-from gpu_worker.model_config import read_config
 from gpu_worker.weights import Weights, load_weights
 from kaiten.mini import CHECKPOINT
 from kernels import fp8, native
@@ -135,6 +134,9 @@ def compare(model: Model, *, rows: int, length: int, scale: float = 1.0) -> dict
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Model:
+    # It needs pydantic, without which the GPU script must do.
+    from gpu_worker.model_config import read_config
+
     config = read_config(folder)
     with Checkpoint(folder) as checkpoint:
         weights = load_weights(checkpoint, config, dtype=dtype, device=device)

@@ -4,6 +4,7 @@ Decode is timed as a recorded graph, with the step's tasks shared out beforehand
 layers run it; keys and values take turns over more memory than any cache holds.
 """
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,7 @@ def cases(bench: Bench) -> list[Decode]:
     ]
     return [
         *uniform,
+        Decode(what="1 x 32k", contexts=(32 * K,)),
         Decode(what="2 x 32k + 30 x 4k", contexts=(32 * K,) * 2 + (4 * K,) * 30),
         Decode(what="1 x 128k + 31 x 4k", contexts=(128 * K,) + (4 * K,) * 31),
     ]
@@ -60,14 +62,18 @@ class Pool:
         self.contexts = torch.tensor(contexts, device=device, dtype=torch.int32)
 
 
+def random_queries(bench: Bench, rows: int) -> Tensor:
+    return torch.randn(rows, HEADS, HEAD_DIM, device=bench.device, dtype=bench.dtype)
+
+
 def decode(bench: Bench) -> None:
     read, _ = floors(bench)
     for case in cases(bench):
         copies = bench.copies(case.kv_bytes)
         pools = [Pool(bench, case.contexts) for _ in range(copies)]
         rows = len(case.contexts)
-        q = torch.randn(rows, HEADS, HEAD_DIM, device=bench.device, dtype=bench.dtype)
-        seconds = bench.seconds([bench.recorded(_paged(bench, q, pool)) for pool in pools])
+        q = random_queries(bench, rows)
+        seconds = bench.seconds([bench.recorded(attend_decode(bench, q, pool)) for pool in pools])
         figures: dict[str, object] = {
             "us": seconds * 1e6,
             "of_bandwidth": _bytes(case, bench) / seconds / read,
@@ -75,14 +81,18 @@ def decode(bench: Bench) -> None:
         figures |= _peer(bench, "sdpa", case, q, pools, _sdpa)
         bench.row("decode attention", what=case.what, rows=rows, **figures)
         del pools
+        bench.free()
 
 
 def beside_flashinfer(bench: Bench) -> None:
     """Last: it may compile for minutes, or not be here."""
+    if importlib.util.find_spec("flashinfer") is None:
+        bench.row("decode attention, flashinfer", what="skipped: flashinfer is not installed")
+        return
     for case in cases(bench):
         pools = [Pool(bench, case.contexts) for _ in range(bench.copies(case.kv_bytes))]
         rows = len(case.contexts)
-        q = torch.randn(rows, HEADS, HEAD_DIM, device=bench.device, dtype=bench.dtype)
+        q = random_queries(bench, rows)
         figures = _peer(bench, "flashinfer", case, q, pools, _flashinfer)
         bench.row("decode attention, flashinfer", what=case.what, rows=rows, **figures)
         del pools
@@ -97,7 +107,7 @@ def _peer(
     read, _ = floors(bench)
     try:
         seconds = bench.seconds([make(bench, q, pool, case) for pool in pools])
-    except Exception as error:  # a peer that is missing or refuses is a figure too
+    except Exception as error:  # a peer that refuses is a figure too
         return {name: f"{type(error).__name__}: {error}"[:60]}
     return {f"{name}_of_bandwidth": _bytes(case, bench) / seconds / read}
 
@@ -106,7 +116,7 @@ def _bytes(case: Decode, bench: Bench) -> float:
     return case.kv_bytes * bench.dtype.itemsize / 2
 
 
-def _paged(bench: Bench, q: Tensor, pool: Pool) -> Callable[[], object]:
+def attend_decode(bench: Bench, q: Tensor, pool: Pool) -> Callable[[], object]:
     rows = len(q)
     starts = torch.arange(rows + 1, device=bench.device, dtype=torch.int32)
     plan = _plan(pool, starts, q, 1)
@@ -142,14 +152,24 @@ def _plan(pool: Pool, starts: Tensor, q: Tensor, queries_max: int) -> AttentionP
 
 def _sdpa(bench: Bench, q: Tensor, pool: Pool, case: Decode) -> Callable[[], object]:
     """On keys and values that lie one after the other, which no server has."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
     context = case.contexts[0]
     if len(set(case.contexts)) > 1:
         raise ValueError("of one length only")
+    # Not the plain one on a GPU: it would widen all keys and values first.
+    fused = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)
+    backends = list(fused) if bench.is_gpu else [SDPBackend.MATH]
     shape = (len(q), KV_HEADS, context, HEAD_DIM)
     k, v = pool.k.view(-1)[: _size(shape)].view(shape), pool.v.view(-1)[: _size(shape)].view(shape)
     query = q.unsqueeze(2)
     attend = torch.nn.functional.scaled_dot_product_attention
-    return bench.recorded(lambda: attend(query, k, v, enable_gqa=True))
+
+    def run() -> None:
+        with sdpa_kernel(backends):
+            attend(query, k, v, enable_gqa=True)
+
+    return run
 
 
 def _size(shape: tuple[int, ...]) -> int:
@@ -179,7 +199,7 @@ def prefill(bench: Bench) -> None:
     operations = 4 * HEADS * HEAD_DIM * tokens * tokens / 2
     times = {}
     for what, has_own in (("kaiten", True), ("kaiten, paged", False)):
-        times[what] = bench.seconds([_chunk(bench, tokens, tokens, has_own=has_own)])
+        times[what] = bench.seconds([attend_chunk(bench, tokens, tokens, has_own=has_own)])
         bench.row(
             "prefill attention", what=what, context=tokens, ms=times[what] * 1e3,
             of_matmul=operations / times[what] / rate,
@@ -201,7 +221,7 @@ def chunks(bench: Bench) -> None:
     _, rate = floors(bench)
     context = bench.sized(100 * K, 40)
     for tokens in (bench.sized(64, 5), bench.sized(512, 9)):
-        seconds = bench.seconds([_chunk(bench, tokens, context, has_own=True)])
+        seconds = bench.seconds([attend_chunk(bench, tokens, context, has_own=True)])
         operations = 4 * HEADS * HEAD_DIM * tokens * (context - tokens / 2)
         bench.row(
             "chunk attention", what=f"{tokens} tokens", context=context, ms=seconds * 1e3,
@@ -209,7 +229,7 @@ def chunks(bench: Bench) -> None:
         )  # fmt: skip
 
 
-def _chunk(bench: Bench, tokens: int, context: int, *, has_own: bool) -> Callable[[], object]:
+def attend_chunk(bench: Bench, tokens: int, context: int, *, has_own: bool) -> Callable[[], object]:
     """The last `tokens` of a row."""
     pool = Pool(bench, [context])
     qkv = torch.randn(
@@ -242,6 +262,7 @@ def _dense(bench: Bench, name: str, tokens: int) -> Callable[[], object]:
 
 def fp8(bench: Bench) -> None:
     """Decode over keys and values in e4m3: how its time grows with the context, beside bf16."""
+    read, _ = floors(bench)
     slopes = {}
     for dtype in (bench.dtype, torch.float8_e4m3fn):
         seconds = []
@@ -249,12 +270,14 @@ def fp8(bench: Bench) -> None:
             pool = Pool(bench, [context] * bench.sized(64, 2))
             pool.k, pool.v = pool.k.to(dtype), pool.v.to(dtype)
             rows = len(pool.contexts)
-            q = torch.randn(rows, HEADS, HEAD_DIM, device=bench.device, dtype=bench.dtype)
-            seconds.append(bench.seconds([bench.recorded(_paged(bench, q, pool))]))
+            q = random_queries(bench, rows)
+            seconds.append(bench.seconds([bench.recorded(attend_decode(bench, q, pool))]))
+            size = 2 * rows * context * KV_HEADS * HEAD_DIM * dtype.itemsize
+            bench.row(
+                "fp8 KV", what=str(dtype), rows=rows, context=context, us=seconds[-1] * 1e6,
+                of_bandwidth=size / seconds[-1] / read,
+            )  # fmt: skip
         slopes[dtype] = seconds[1] - seconds[0]
     bench.row(
         "fp8 KV", what="slope beside bf16", ratio=slopes[torch.float8_e4m3fn] / slopes[bench.dtype]
     )
-
-
-PARTS = (decode, prefill, chunks, fp8, beside_flashinfer)

@@ -45,14 +45,20 @@ class Bench:
         """How many inputs must take turns so that none is still in a cache."""
         return 1 if self.is_tiny else max(2, min(32, -(-ROTATED_BYTES // max(1, bytes_each))))
 
-    def seconds(self, calls: Sequence[Call], *, repeats: int = 5, rounds: int = 3) -> float:
+    def seconds(
+        self,
+        calls: Sequence[Call],
+        *,
+        repeats: int = 5,
+        rounds: int = 3,
+        of: Callable[[Sequence[float]], float] = statistics.median,
+    ) -> float:
         """Median seconds of a call; the calls take turns, `rounds` times each, back to back."""
         if self.is_tiny:
             repeats = rounds = 1
         for call in calls:
             call()
-        timed = [self._timed(calls, rounds) / (rounds * len(calls)) for _ in range(repeats)]
-        return statistics.median(timed)
+        return of([self._timed(calls, rounds) / (rounds * len(calls)) for _ in range(repeats)])
 
     def _timed(self, calls: Sequence[Call], rounds: int) -> float:
         if not self.is_gpu:

@@ -1,7 +1,9 @@
 """A crowd through a worker's engine in this process: everything but the wire."""
 
 import queue
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from benchmarks.gpu.crowd import Crowd
@@ -36,10 +38,18 @@ class _Listener:
         self.said.put(error)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """What steps came out, in order, in how long."""
+
+    steps: list[plans.StepResult]
+    seconds: float
+
+
 def compute_in_process(
     device: AheadDevice, crowd: Crowd, first: Callable[[], None] = lambda: None
-) -> list[plans.StepResult]:
-    """Every job to its end; the results in order. `first` runs on the thread that computes."""
+) -> Computed:
+    """Every job to its end. `first` runs before, untimed, on the thread that computes."""
     crashes: list[Exception] = []
     listener = _Listener()
 
@@ -52,6 +62,7 @@ def compute_in_process(
     engine.open(listener)
     results: list[plans.StepResult] = []
     listener.said.get()
+    started_s = time.perf_counter()
     try:
         while not crowd.is_done:
             while (plan := crowd.next_plan()) is not None:
@@ -62,6 +73,7 @@ def compute_in_process(
             assert said is not None
             results.append(said)
             crowd.take(to_core(said.plan_id, said.step, said.outcome, is_last=said.is_last))
+        seconds = time.perf_counter() - started_s
     finally:
         engine.stop()
-    return results
+    return Computed(steps=results, seconds=seconds)

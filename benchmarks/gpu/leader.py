@@ -13,11 +13,15 @@ from typing import Any
 import grpc
 
 from benchmarks.gpu.crowd import Crowd, Job
+from benchmarks.gpu.stand_ins import stand_in
 from benchmarks.one_process import WORKER
 from gpu_worker.draft import RowLimits
 from protos.kaiten.v1 import common_pb2, worker_service_pb2, worker_service_pb2_grpc
 from scheduler_svc.core.types import Plan
-from scheduler_svc.wire import plan_to_proto, step_from_proto
+
+stand_in()
+# The scheduler's wire comes with the ledger, and that with the store's client.
+from scheduler_svc.wire import plan_to_proto, step_from_proto  # noqa: E402
 
 LEADER = common_pb2.Leader(epoch=1, nonce=7)
 

@@ -33,6 +33,8 @@ class Shape:
     vocab: int
     has_qk_norm: bool = False
     is_tied: bool = False
+    theta: float = 500_000.0
+    positions: int = 8192
 
     @property
     def config(self) -> ModelConfig:
@@ -47,9 +49,9 @@ class Shape:
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             norm_eps=1e-6,
-            positions_max=8192,
+            positions_max=self.positions,
             window_tokens=None,
-            rope=RopeConfig(kind="default", theta=500_000.0, rotary_dim=self.head_dim),
+            rope=RopeConfig(kind="default", theta=self.theta, rotary_dim=self.head_dim),
             has_tied_embeddings=self.is_tied,
             has_qk_norm=self.has_qk_norm,
             has_qkv_bias=False,
@@ -122,15 +124,17 @@ def random_weights(shape: Shape, bench: Bench) -> Weights:
     return Weights(embedding=table, layers=layers, norm=ones(shape.hidden), head=head)
 
 
-def limits_of(shape: Shape, *, slots: int, context: int, step_tokens: int) -> RowLimits:
-    """A pool that holds every slot at full length."""
+def limits_of(
+    shape: Shape, *, slots: int, context: int, step_tokens: int, pool: int | None = None
+) -> RowLimits:
+    """A pool of so many tokens, or one that holds every slot at full length."""
     blocks = -(-context // BLOCK_SIZE)
     return RowLimits(
         slots=slots,
         context_tokens=context,
         step_tokens=step_tokens,
         block_size=BLOCK_SIZE,
-        block_count=slots * blocks,
+        block_count=slots * blocks if pool is None else -(-pool // BLOCK_SIZE),
         vocab_size=shape.vocab,
     )
 

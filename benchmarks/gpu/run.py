@@ -1,78 +1,59 @@
 """Everything that can be said of a GPU, in one run of at most eight minutes.
 
-    python -m benchmarks.gpu.run [--phases kernels steps] [--out FOLDER]
+    python -m benchmarks.gpu.run [--parts attention.decode steps.idle] [--out FOLDER]
     python -m benchmarks.gpu.run --device cpu --tiny        the script itself, tried out anywhere
 
-Each phase is a process of its own with a budget: one that fails or overruns stops nobody else, and
-what it said before is kept. FOLDER gets gpu.json (everything) and gpu.md (tables).
-Needs torch, triton, numpy, safetensors; for serving also grpcio and protobuf, beside transformers
-also transformers. Where structlog is missing a silent one stands in for it.
+First, all at once, what is right or wrong, and the kernels compiled; then what is timed, one after
+the other (`parts`). A part that fails or overruns stops no other, and what it said before is kept.
+FOLDER gets gpu.json (everything, written again as it grows), gpu.md (tables) and gpu.log; the
+tables are printed last. Needs torch, triton, numpy, safetensors; for serving also grpcio and
+protobuf, beside transformers also transformers. Nothing is installed, built with a compiler of C++,
+or fetched.
 """
 
 import argparse
 import contextlib
-import importlib
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.gpu.page import logs, rendered
+from benchmarks.gpu.parts import BESIDE, IN_ORDER, NAMES, STATES, Part
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    name: str
-    module: str
-    seconds: int
-
-
-# Together seven and a half minutes, if every one of them used all it may.
-PHASES = (
-    Phase(name="floors", module="floors", seconds=30),
-    Phase(name="correctness", module="correctness", seconds=80),
-    Phase(name="kernels", module="attention", seconds=90),
-    Phase(name="steps", module="steps", seconds=80),
-    Phase(name="serving", module="serving", seconds=110),
-    Phase(name="transformers", module="beside_transformers", seconds=60),
-)
+ROOT: Final = Path(__file__).resolve().parents[2]
+TOTAL_S: Final = 8 * 60
+# Until the first part begins: torch is read from a disk that may be cold.
+START_S: Final = 75
 # Interpreted kernels and a machine that others use take their time.
-CPU_SECONDS_TIMES = 6
-# Of everything said, in this order.
-COLUMNS_FIRST = ("what", "shape", "rows", "context")
+_CPU_TIMES: Final = 6
+_LOOK_S: Final = 0.1
+_LOG_KEPT: Final = 4000
 
 
 def main() -> int:
     asked = arguments()
-    if asked.phase:
-        return run_phase(asked)
     asked.out.mkdir(parents=True, exist_ok=True)
-    started = due = time.monotonic()
-    found: dict[str, Any] = {**machine(asked.device), "tiny": asked.tiny}
-    found |= {"phases": [], "rows": []}
-    for phase in PHASES:
-        if asked.phases and phase.name not in asked.phases:
-            continue
-        # What the phases before have left of theirs is there for this one.
-        due += phase.seconds * (CPU_SECONDS_TIMES if asked.device == "cpu" else 1)
-        outcome, said = run_apart(phase, asked, due - time.monotonic())
-        found["phases"].append(outcome)
-        found["rows"] += said
-        found["seconds"] = round(time.monotonic() - started, 1)
-        sys.stdout.write(f"{outcome['phase']}: {outcome['state']}, {outcome['seconds']} s\n")
-        sys.stdout.flush()
-        # After each: whoever ends this process keeps what there is.
-        (asked.out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
-        (asked.out / "gpu.md").write_text(rendered(found))
-    return 0 if all(outcome["state"] == "done" for outcome in found["phases"]) else 1
+    # Whoever ends this process ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    with tempfile.TemporaryDirectory() as folder:
+        report = Report(asked.out, {**machine(asked.device), "tiny": asked.tiny})
+        times = _CPU_TIMES if asked.device == "cpu" else 1
+        due = time.monotonic() + TOTAL_S * times
+        chosen, start = asked.parts or NAMES, Start.of(asked, Path(folder), times)
+        beside, in_order = ([p for p in all_ if p.name in chosen] for all_ in (BESIDE, IN_ORDER))
+        follow([Run([part], start) for part in beside], report, due)
+        in_turn(in_order, start, report, due)
+    report.write()
+    sys.stdout.write(rendered(report.found))
+    return 0 if all(part["state"] == "done" for part in report.found["parts"]) else 1
 
 
 def arguments() -> argparse.Namespace:
@@ -80,97 +61,166 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("gpu_results"))
-    parser.add_argument("--phases", nargs="*", choices=[phase.name for phase in PHASES])
-    parser.add_argument("--phase", choices=[phase.name for phase in PHASES], help=argparse.SUPPRESS)
+    parser.add_argument("--parts", nargs="*", choices=NAMES)
     return parser.parse_args()
 
 
-def run_apart(
-    phase: Phase, asked: argparse.Namespace, seconds: float
-) -> tuple[dict[str, Any], list[Any]]:
-    """(how it went, the rows it said)."""
-    said, log = (asked.out / f"{phase.name}.{kind}" for kind in ("jsonl", "log"))
-    said.unlink(missing_ok=True)
-    words = ["--device", asked.device, "--phase", phase.name, "--out", str(said.resolve())]
-    # Peers that look for kernels on the net must not wait for it.
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    if asked.device == "cpu":
-        environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    started = time.monotonic()
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.gpu.run", *words, *(["--tiny"] * asked.tiny)],
-            cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-        state = _state(process, seconds)
-    outcome = {
-        "phase": phase.name,
-        "state": state,
-        "seconds": round(time.monotonic() - started, 1),
-        "log": "" if state == "done" else log.read_text(errors="replace")[-3000:],
-    }
-    return outcome, [{"phase": phase.name, **row} for row in rows_of(said)]
+class Report:
+    """What was found so far, on the disk whenever it grows: a kill takes nothing with it."""
+
+    def __init__(self, out: Path, about: dict[str, Any]) -> None:
+        self._out = out
+        self._started = time.monotonic()
+        self.found: dict[str, Any] = {**about, "seconds": 0.0, "parts": [], "rows": []}
+        (out / "gpu.log").write_text("")
+
+    def add(self, rows: Sequence[dict[str, Any]], outcomes: Sequence[dict[str, Any]]) -> None:
+        if not rows and not outcomes:
+            return
+        self.found["rows"] += rows
+        self.found["parts"] += outcomes
+        for outcome in outcomes:
+            sys.stdout.write(f"{outcome['part']}: {outcome['state']}, {outcome['seconds']} s\n")
+            sys.stdout.flush()
+        self.write()
+
+    def log(self, name: str, text: str) -> None:
+        with (self._out / "gpu.log").open("a") as file:
+            file.write(f"=== {name}\n{text}\n")
+
+    def write(self) -> None:
+        self.found["seconds"] = round(time.monotonic() - self._started, 1)
+        (self._out / "gpu.json").write_text(json.dumps(self.found, indent=1) + "\n")
+        (self._out / "gpu.md").write_text(rendered(self.found) + logs(self.found))
 
 
-def _state(process: "subprocess.Popen[bytes]", seconds: float) -> str:
-    """How it ended; with it ends everything that it has started."""
-    try:
-        code = process.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return f"stopped after {seconds:.0f} s"
-    finally:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How a process is started that goes through parts, and where its words go."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path
+    # Of what a part may take on a GPU.
+    times: float
+
+    @classmethod
+    def of(cls, asked: argparse.Namespace, folder: Path, times: float) -> Self:
+        command = [sys.executable, "-m", "benchmarks.gpu.parts", "--device", asked.device]
+        # Peers that look for kernels on the net must not wait for it.
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        if asked.device == "cpu":
+            environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+        return cls(
+            command=[*command, *(["--tiny"] * asked.tiny)],
+            environment=environment,
+            folder=folder,
+            times=times,
+        )
+
+
+class Run:
+    """A process that goes through parts, until one fails or overruns."""
+
+    def __init__(self, parts: Sequence[Part], start: Start) -> None:
+        self.name = parts[0].name
+        self.outcomes: list[dict[str, Any]] = []
+        self._parts, self._times = parts, start.times
+        self._said, self._log = (start.folder / f"{self.name}.{kind}" for kind in ("jsonl", "log"))
+        self._read = 0
+        self._current: Part | None = None
+        self._began = time.monotonic()
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [*start.command, "--said", str(self._said), *(part.name for part in parts)],
+                cwd=ROOT, env=start.environment, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def _limit_s(self) -> float:
+        return self._times * (START_S if self._current is None else self._current.seconds)
+
+    def look(self, due: float) -> tuple[list[dict[str, Any]], bool]:
+        """(what it has said since, whether it goes on); ends it if it takes too long."""
+        has_ended = self._process.poll() is not None
+        rows, before = self._new_rows(), len(self.outcomes)
+        figures = [row for row in rows if row["table"] != STATES]
+        for row in rows:
+            if row["table"] == STATES:
+                self._note(row)
+        now = time.monotonic()
+        if not has_ended and now < min(due, self._began + self._limit_s):
+            return figures, True
+        self.end()
+        is_failed_one = bool(self.outcomes[before:]) and self.outcomes[-1]["state"] == "failed"
+        left = self._parts[len(self.outcomes) :]
+        if left and not is_failed_one:
+            why = "failed" if has_ended else f"stopped after {now - self._began:.0f} s"
+            self._close(left[0].name, why)
+        return figures, False
+
+    def _note(self, row: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if row["state"] == "begun":
+            self._current = next(part for part in self._parts if part.name == row["part"])
+            self._began = now
+        else:
+            self._close(row["part"], row["state"], row.get("error"))
+
+    def _close(self, name: str, state: str, error: str | None = None) -> None:
+        now = time.monotonic()
+        outcome = {"part": name, "state": state, "seconds": round(now - self._began, 1)}
+        if error:
+            outcome["error"] = error
+        if state != "done":
+            outcome["log"] = self.text()[-_LOG_KEPT:]
+        self.outcomes.append(outcome)
+        self._current, self._began = None, now
+
+    def _new_rows(self) -> list[dict[str, Any]]:
+        """Whole lines: a process that was ended may have left half of its last."""
+        text = self._said.read_text() if self._said.exists() else ""
+        whole = text[self._read : text.rfind("\n") + 1]
+        self._read += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def text(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def end(self) -> None:
+        """With it goes everything that it has started."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return "failed" if code else "done"
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
 
-def rows_of(said: Path) -> list[dict[str, Any]]:
-    """Whole ones: a process that was stopped may have left half of its last."""
-    rows = []
-    for line in said.read_text().splitlines() if said.exists() else ():
-        with contextlib.suppress(json.JSONDecodeError):
-            rows.append(json.loads(line))
-    return rows
+def in_turn(parts: Sequence[Part], start: Start, report: Report, due: float) -> None:
+    """One after the other, in a new process after one that did not end well."""
+    while parts and time.monotonic() < due:
+        run = Run(parts, start)
+        follow([run], report, due)
+        parts = parts[len(run.outcomes) :]
+    late = {"state": "no time left", "seconds": 0.0}
+    report.add([], [{"part": part.name, **late} for part in parts])
 
 
-def run_phase(asked: argparse.Namespace) -> int:
-    """In the process of the phase. Its parts fail apart from each other too."""
-    stand_in()
-    import torch
-
-    from benchmarks.gpu.bench import Bench
-
-    name = next(phase.module for phase in PHASES if phase.name == asked.phase)
-    module = importlib.import_module(f"benchmarks.gpu.{name}")
-    bench = Bench(
-        device=torch.device(asked.device),
-        is_tiny=asked.tiny,
-        dtype=torch.float32 if asked.device == "cpu" else torch.bfloat16,
-        out=asked.out,
-    )
-    failures = 0
-    for part in module.PARTS:
-        try:
-            with torch.inference_mode():
-                part(bench)
-        except Exception as error:
-            failures += 1
-            traceback.print_exc()
-            bench.row("failures", what=part.__name__, error=f"{type(error).__name__}: {error}")
-        bench.free()
-    return 1 if failures else 0
-
-
-def stand_in() -> None:
-    """A structlog that says nothing, where there is none."""
-    if importlib.util.find_spec("structlog") is not None:
-        return
-    silent = type(sys)("structlog")
-    logger = type("Silent", (), {"__getattr__": lambda self, name: lambda *a, **k: None})()
-    silent.get_logger = lambda *a, **k: logger  # type: ignore[attr-defined]
-    sys.modules["structlog"] = silent
+def follow(runs: Sequence[Run], report: Report, due: float) -> None:
+    """Until all of them have ended; none goes on beyond `due`."""
+    left = list(runs)
+    try:
+        while left:
+            time.sleep(_LOOK_S)
+            for run in tuple(left):
+                told = len(run.outcomes)
+                figures, goes_on = run.look(due)
+                report.add(figures, run.outcomes[told:])
+                if not goes_on:
+                    left.remove(run)
+                    report.log(run.name, run.text())
+    finally:
+        for run in left:
+            run.end()
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -193,41 +243,6 @@ def machine(device: str) -> dict[str, Any]:
             done = subprocess.run(words, capture_output=True, text=True, check=False)
             found["device"] = done.stdout.strip() or device
     return found
-
-
-def rendered(found: dict[str, Any]) -> str:
-    """Markdown: the machine, how the phases went, and one table per kind of figure."""
-    lines = [
-        f"# {found['device']}",
-        "",
-        f"commit {found['commit']}, {found['day']}, {found['seconds']} s, "
-        + ", ".join(f"{name} {version}" for name, version in found["versions"].items()),
-        "",
-        *table([{k: v for k, v in phase.items() if k != "log"} for phase in found["phases"]]),
-    ]
-    tables: dict[str, list[dict[str, Any]]] = {}
-    for row in found["rows"]:
-        figures = {key: value for key, value in row.items() if key not in ("table", "phase")}
-        tables.setdefault(row["table"], []).append(figures)
-    for name, rows in tables.items():
-        lines += ["", f"## {name}", "", *table(rows)]
-    for phase in found["phases"]:
-        if phase["log"]:
-            lines += ["", f"## log of {phase['phase']}", "", "```", phase["log"].strip(), "```"]
-    return "\n".join(lines) + "\n"
-
-
-def table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    columns.sort(key=lambda name: COLUMNS_FIRST.index(name) if name in COLUMNS_FIRST else 99)
-    body = [[_cell(row.get(column)) for column in columns] for row in rows]
-    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *body)]
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
 
 
 if __name__ == "__main__":

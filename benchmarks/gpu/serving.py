@@ -8,8 +8,7 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -32,6 +31,8 @@ from gpu_worker.wire import plan_from_proto, result_to_proto
 from protos.kaiten.v1 import worker_service_pb2, worker_service_pb2_grpc
 
 LEADER_S_MAX = 100
+# More than the crowd ever holds at once: 180 thousand, about.
+POOL_TOKENS = 256 * 1024
 
 
 def crowd_of(shape: Shape, bench: Bench) -> list[Job]:
@@ -40,34 +41,44 @@ def crowd_of(shape: Shape, bench: Bench) -> list[Job]:
     return jobs_uniform(256, 100, 1024, shape.vocab)
 
 
-def in_process(bench: Bench) -> None:
-    for shape in reversed(shapes(bench)):
-        with quick_on_cpu(bench):
-            read, rate = floors(bench)
-            # Two pools do not fit at once.
-            bench.free()
-            device, jobs = ready(shape, bench)
-            started = time.perf_counter()
-            crowd = Crowd(device.limits, jobs)
-            compute_in_process(device, crowd)
-            seconds = time.perf_counter() - started
-            tokens_per_s = crowd.tokens / seconds
-            best = crowd.tokens / floor_s(shape, jobs, device.limits.slots, bench, read, rate)
-            bench.row(
-                "crowd", what="in process", shape=shape.name, tokens=crowd.tokens,
-                seconds=seconds, tokens_per_s=tokens_per_s, of_floor=tokens_per_s / best,
-            )  # fmt: skip
-            del device
-
-
-def across_grpc(bench: Bench) -> None:
-    """The scheduler in a process of its own, with and without a delay on every message."""
-    shape = shapes(bench)[-1]
+def large(bench: Bench) -> None:
+    """The larger model's, in process."""
     with quick_on_cpu(bench):
+        shape = shapes(bench)[0]
+        in_process(shape, *ready(shape, bench), bench)
+
+
+def distance(bench: Bench) -> None:
+    """The smaller model's, and with the scheduler in another process, also 2 ms away."""
+    with quick_on_cpu(bench):
+        shape = shapes(bench)[-1]
         device, jobs = ready(shape, bench)
+        beside = in_process(shape, device, jobs, bench)
         for delay_ms in (0, 2):
-            answer = asyncio.run(served(device, jobs, delay_ms))
-            bench.row("crowd", what=f"gRPC, {delay_ms} ms", shape=shape.name, **answer)
+            answer = asyncio.run(served(device, jobs, delay_ms, settle(device)))
+            bench.row(
+                "crowd", what=f"gRPC, {delay_ms} ms", shape=shape.name, **answer,
+                of_in_process=answer["tokens_per_s"] / beside,
+            )  # fmt: skip
+
+
+def in_process(shape: Shape, device: ResidentDevice, jobs: list[Job], bench: Bench) -> float:
+    """Tokens per second."""
+    read, rate = floors(bench)
+    crowd = Crowd(device.limits, jobs)
+    results = compute_in_process(device, crowd, settle(device))
+    tokens_per_s = crowd.tokens / results.seconds
+    best = crowd.tokens / floor_s(shape, jobs, device.limits.slots, bench, read, rate)
+    bench.row(
+        "crowd", what="in process", shape=shape.name, tokens=crowd.tokens,
+        seconds=results.seconds, tokens_per_s=tokens_per_s, of_floor=tokens_per_s / best,
+    )  # fmt: skip
+    return tokens_per_s
+
+
+def settle(device: ResidentDevice) -> Callable[[], None]:
+    """What the libraries keep for each thread, taken before the first request."""
+    return partial(warm_up, lambda step: device.launch(step).result(), device.limits)
 
 
 def watched(bench: Bench) -> None:
@@ -86,13 +97,10 @@ def watched(bench: Bench) -> None:
         low, high = bench.sized(50, 4), bench.sized(400, 8)
         jobs = jobs_uniform(bench.sized(64, 4), low, high, shape.vocab)
         crowd = Crowd(limits, jobs)
-        settle = partial(warm_up, lambda step: device.launch(step).result(), limits)
-        started = time.perf_counter()
-        compute_in_process(Watched(device, counters), crowd, settle)
-        seconds = time.perf_counter() - started
+        results = compute_in_process(Watched(device, counters), crowd, settle(device))
         bench.row(
-            "crowd", what="watched", shape=shape.name, tokens=crowd.tokens, seconds=seconds,
-            tokens_per_s=crowd.tokens / seconds,
+            "crowd", what="watched", shape=shape.name, tokens=crowd.tokens,
+            seconds=results.seconds, tokens_per_s=crowd.tokens / results.seconds,
         )  # fmt: skip
 
 
@@ -115,8 +123,10 @@ def ready(shape: Shape, bench: Bench) -> tuple[ResidentDevice, list[Job]]:
         slots=bench.sized(256, 4),
         context=bench.sized(2048, 32),
         step_tokens=bench.sized(4096, 16),
+        pool=bench.sized(POOL_TOKENS, 4 * 32),
     )
-    return resident(shape, random_weights(shape, bench), limits, bench), crowd_of(shape, bench)
+    weights = random_weights(shape, bench)
+    return resident(shape, weights, limits, bench, ready=make_ready), crowd_of(shape, bench)
 
 
 def floor_s(
@@ -179,10 +189,18 @@ class _Servicer(worker_service_pb2_grpc.WorkerServiceServicer):
                 yield worker_service_pb2.ExecuteResponse(results=results)
 
 
-async def served(device: CrowdDevice, jobs: Sequence[Job], delay_ms: int) -> dict[str, float]:
-    """What the leader's process says of its crowd: {tokens, seconds, tokens_per_s}."""
+async def served(
+    device: CrowdDevice,
+    jobs: Sequence[Job],
+    delay_ms: int,
+    first: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """What the leader's process says of its crowd: {tokens, seconds, tokens_per_s}.
+
+    `first` runs on the thread that computes, before it.
+    """
     servicer = _Servicer(device)
-    servicer.engine.start()
+    await asyncio.wrap_future(servicer.engine.start(first))
     server = grpc.aio.server()
     worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -206,8 +224,6 @@ async def served(device: CrowdDevice, jobs: Sequence[Job], delay_ms: int) -> dic
             leader.kill()
         await server.stop(0.1)
         await asyncio.to_thread(servicer.engine.stop)
+    assert leader.returncode == 0, "the leader's process failed; its words are in the log"
     answer: dict[str, float] = json.loads(said)
     return answer
-
-
-PARTS = (in_process, across_grpc, watched)

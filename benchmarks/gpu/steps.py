@@ -24,6 +24,7 @@ from gpu_worker.weights import Weights
 from kernels import dispatch
 
 STEPS = 48
+_KERNELS_NAMED = 8
 
 
 def decode_steps(bench: Bench) -> None:
@@ -126,17 +127,14 @@ def idle(bench: Bench) -> None:
             rows = bench.sized(64, 2)
             with profile(activities=[kind]) as profiled:
                 run_steps(shape, weights, rows, context, bench)
-            spans = sorted(
-                (event.time_range.start, event.time_range.end)
+            events = sorted(
+                (event.time_range.start, event.time_range.end, event.name)
                 for event in profiled.events() or ()
                 if not bench.is_gpu or "CUDA" in str(event.device_type)
             )
+            spans = [(first, last) for first, last, _ in events]
             # The second half of the steps: before them graphs are recorded and the batch is sent.
-            moves = sorted(
-                event.time_range.start
-                for event in profiled.events() or ()
-                if "take_tokens" in event.name
-            )
+            moves = [first for first, _, name in events if "take_tokens" in name]
             middle = spans[0][0] + 0.75 * (spans[-1][1] - spans[0][0])
             start = moves[-(STEPS // 2)] if len(moves) >= STEPS else middle
             late = [span for span in spans if span[0] >= start]
@@ -144,6 +142,11 @@ def idle(bench: Bench) -> None:
                 "idle in steady decode", what=shape.name, rows=rows, kernels=len(late),
                 idle_percent=100 * (1 - busy(late) / max(1e-9, late[-1][1] - late[0][0])),
             )  # fmt: skip
+            for name, share in shares([event for event in events if event[0] >= start]):
+                bench.row(
+                    "time of steady decode", what=shape.name, rows=rows, kernel=name[:60],
+                    percent=100 * share,
+                )  # fmt: skip
 
 
 def busy(spans: list[tuple[float, float]]) -> float:
@@ -155,4 +158,11 @@ def busy(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-PARTS = (decode_steps, idle)
+def shares(events: list[tuple[float, float, str]]) -> list[tuple[str, float]]:
+    """The kernels that take most of the time, and their share of all of theirs."""
+    times: dict[str, float] = {}
+    for first, last, name in events:
+        times[name] = times.get(name, 0.0) + last - first
+    total = max(1e-9, sum(times.values()))
+    most = sorted(times, key=lambda name: -times[name])[:_KERNELS_NAMED]
+    return [(name, times[name] / total) for name in most]

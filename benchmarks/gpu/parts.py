@@ -1,0 +1,111 @@
+"""What can be said of a GPU, part by part, and the process that goes through some of them.
+
+    python -m benchmarks.gpu.parts --said FILE [--device cpu] [--tiny] PART ...
+
+FILE gets a JSON line per figure, and one when a part begins and when it is done. A part that fails
+ends the process: a GPU that saw a bad access answers nothing in that process any more.
+"""
+
+import argparse
+import faulthandler
+import importlib
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A function of a module here, and the seconds it may take."""
+
+    name: str
+    seconds: int
+
+
+# Nothing here is timed, so they run beside each other. What compiles ahead leaves its kernels in
+# Triton's folder: with none there, the parts that are timed would compile for a minute and more.
+BESIDE: Final = (
+    Part(name="correctness.kernels", seconds=60),
+    Part(name="correctness.tokens", seconds=75),
+    Part(name="correctness.fp8_kv", seconds=75),
+    Part(name="compile_ahead.large", seconds=75),
+    Part(name="compile_ahead.small", seconds=75),
+    Part(name="compile_ahead.attention", seconds=75),
+)
+# One after the other: what matters most comes first, as time may run out.
+IN_ORDER: Final = (
+    Part(name="floors.measured", seconds=25),
+    Part(name="attention.decode", seconds=60),
+    Part(name="attention.prefill", seconds=30),
+    Part(name="steps.decode_steps", seconds=80),
+    Part(name="beside_transformers.beside", seconds=110),
+    Part(name="steps.idle", seconds=45),
+    Part(name="serving.distance", seconds=80),
+    Part(name="attention.fp8", seconds=25),
+    Part(name="serving.large", seconds=70),
+    Part(name="attention.chunks", seconds=25),
+    Part(name="serving.watched", seconds=45),
+    Part(name="attention.beside_flashinfer", seconds=40),
+)
+NAMES: Final = tuple(part.name for part in (*BESIDE, *IN_ORDER))
+# Of the lines about parts themselves, among those with figures.
+STATES: Final = "parts"
+
+
+def main() -> int:
+    asked = arguments()
+    from benchmarks.gpu.stand_ins import stand_in
+
+    stand_in()
+    import torch
+
+    from benchmarks.gpu.bench import Bench
+
+    bench = Bench(
+        device=torch.device(asked.device),
+        is_tiny=asked.tiny,
+        dtype=torch.float32 if asked.device == "cpu" else torch.bfloat16,
+        out=asked.said,
+    )
+    for name in asked.parts:
+        started = time.monotonic()
+        bench.row(STATES, part=name, state="begun")
+        try:
+            run(name, bench)
+        except Exception as error:
+            traceback.print_exc()
+            what = f"{type(error).__name__}: {error}"
+            bench.row(STATES, part=name, state="failed", error=what[:300])
+            return 1
+        seconds = round(time.monotonic() - started, 1)
+        bench.row(STATES, part=name, state="done", seconds=seconds)
+    return 0
+
+
+def run(name: str, bench: "Bench") -> None:  # type: ignore[name-defined]  # noqa: F821
+    import torch
+
+    limit_s = next(part.seconds for part in (*BESIDE, *IN_ORDER) if part.name == name)
+    # Where it hangs, for the log, before the process that started this one ends it.
+    faulthandler.dump_traceback_later(0.95 * limit_s)
+    module, _, function = name.partition(".")
+    with torch.inference_mode():
+        getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(bench)
+    faulthandler.cancel_dump_traceback_later()
+    bench.free()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--said", type=Path, required=True)
+    parser.add_argument("parts", nargs="+", choices=NAMES)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
