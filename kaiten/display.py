@@ -1,5 +1,6 @@
 """What `kaiten serve` says: bars while things load, plain lines when nobody watches or later on."""
 
+import math
 import sys
 import time
 from types import TracebackType
@@ -14,6 +15,7 @@ from kaiten.errors import StartError
 from kaiten.log_reading import activity_of
 
 COLUMNS_WHEN_PIPED = 100
+WAIT_SHOWN_S = 5.0
 
 
 def console(*, stderr: bool = True) -> Console:
@@ -36,11 +38,13 @@ class TerminalDisplay:
     def __init__(self) -> None:
         self._console = console()
         self._tasks: dict[str, TaskID] = {}
+        self._waiting: dict[tuple[str, str], float] = {}
+        self._has_served = False
         self._bars = Progress(
             SpinnerColumn(finished_text="[green]✓"),
             TextColumn("{task.description:10}"),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[activity]}"),
+            TextColumn("{task.fields[activity]}", markup=False),
             TimeElapsedColumn(),
             console=self._console,
         )
@@ -62,6 +66,7 @@ class TerminalDisplay:
         """Leave the finished bars where they are; from now on there are lines only."""
         self._bars.stop()
         self._tasks.clear()
+        self._has_served = True
 
     def starting(self, name: str) -> None:
         self._tasks[name] = self._bars.add_task(name, total=None, activity="starting")
@@ -70,6 +75,8 @@ class TerminalDisplay:
         activity = activity_of(log)
         if activity is None:
             return
+        if activity.is_waiting and not self._console.is_terminal:
+            self._waits(name, activity.event)
         self._bars.update(
             self._tasks[name],
             activity=activity.event,
@@ -87,10 +94,19 @@ class TerminalDisplay:
         self._line(name, f"died ({why}); starting it again in {restart_s:g} s")
 
     def stopping(self, name: str) -> None:
-        self._line(name, "stopping")
+        hint = "; what runs may end first, Ctrl-C again stops all at once" * self._has_served
+        self._has_served = False
+        self._line(name, f"stopping{hint}")
 
     def stopped(self, name: str, *, by_itself: bool) -> None:
         self._line(name, "stopped" if by_itself else "did not stop in time and was killed")
+
+    def _waits(self, name: str, why: str) -> None:
+        """Where nobody sees the bars: one line per reason, once it has stood for a while."""
+        since_s = self._waiting.setdefault((name, why), time.monotonic())
+        if time.monotonic() - since_s > WAIT_SHOWN_S:
+            self._waiting[name, why] = math.inf
+            self._line(name, why)
 
     def _line(self, name: str, text: str) -> None:
         clock = time.strftime("%H:%M:%S")

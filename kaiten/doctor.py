@@ -15,6 +15,7 @@ from rich.text import Text
 
 from kaiten import ports, store
 from kaiten.display import console
+from kaiten.errors import StartError
 from kaiten.mini import CHECKPOINT
 from kaiten.stack import core_count
 
@@ -160,10 +161,11 @@ def check_disk(free_bytes: int) -> Finding:
 
 
 def check_port(host: str, port: int, flag: str) -> Finding:
-    if ports.is_free(host, port):
-        return Finding(name=f"port {port}", status="ok", text="free")
-    fix = f"stop what holds it, or choose another with {flag}"
-    return Finding(name=f"port {port}", status="warn", text=f"taken on {host}", fix=fix)
+    try:
+        ports.claim(host, port, flag)
+    except StartError as error:
+        return Finding(name=f"port {port}", status="warn", text=error.cause, fix=error.fix)
+    return Finding(name=f"port {port}", status="ok", text="free")
 
 
 def cpu_flags() -> frozenset[str]:

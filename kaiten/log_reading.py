@@ -15,6 +15,8 @@ FIXES: Final = (
     ),
     (r"signal SIGILL", "this CPU lacks an instruction the build uses; see `kaiten doctor`"),
 )
+# A line cut off by a full disk can be a service's whole configuration.
+LINE_CHARS_MAX: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,7 @@ class Activity:
     """One step of a start. `total` is 0 when the step does not count."""
 
     event: str
+    is_waiting: bool = False
     done: int
     total: int
 
@@ -42,7 +45,8 @@ def activity_of(log: str) -> Activity | None:
         entry = _entry(line)
         if entry is not None:
             return Activity(
-                event=" ".join(str(entry[key]) for key in ("event", "phase") if key in entry),
+                event=_says(entry),
+                is_waiting="reason" in entry,
                 done=_count(entry, "done"),
                 total=_count(entry, "total"),
             )
@@ -75,7 +79,16 @@ def _logged_error(log: str) -> str:
 
 def _last_line(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    if not lines:
+        return ""
+    entry = _entry(lines[-1])
+    return lines[-1][:LINE_CHARS_MAX] if entry is None else _says(entry)
+
+
+def _says(entry: dict[str, Any]) -> str:
+    """An event, and why it came."""
+    what = " ".join(str(entry[key]) for key in ("event", "phase") if key in entry)
+    return f"{what}: {entry['reason']}" if "reason" in entry else what
 
 
 def _entry(line: str) -> dict[str, Any] | None:

@@ -77,6 +77,6 @@ def _download(hub_id: str) -> Path:
     except Exception as error:  # the hub library raises its own, httpx's and the system's errors
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise StartError(
-            f"{hub_id} cannot be downloaded: {first_line}",
-            "check the id, the network and HF_TOKEN for gated models, or give a local folder",
+            f"{hub_id} is no folder here, and cannot be downloaded: {first_line}",
+            "check the path or the id, the network, and HF_TOKEN for gated models",
         ) from error

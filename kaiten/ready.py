@@ -1,8 +1,11 @@
 """The box that ends a start: what is served, how much fits, where, how long each part took."""
 
 import json
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 from rich.console import Console
@@ -97,6 +100,12 @@ def rows(stack: Stack, facts: Facts, took_s: Mapping[str, float]) -> list[tuple[
     ]
 
 
+def _python() -> str:
+    """The interpreter that has kaiten: the one on PATH may be another."""
+    path, here = Path(sys.executable), Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
 def snippets(stack: Stack, model: str, *, can_chat: bool) -> str:
     """Three ways to say hello, to be pasted as they are."""
     body: dict[str, object] = {"model": model, "max_tokens": 64}
@@ -112,7 +121,7 @@ curl {stack.http_url}/v1/{path} -H 'content-type: application/json' \\
 grpcurl -plaintext -d '{grpc_body}' \\
   {stack.grpc_address} kaiten.v1.InferenceService/Generate
 
-python - <<'PY'
+{_python()} - <<'PY'
 from kaiten.client import Client
 with Client("{stack.grpc_address}") as client:
     for delta in client.generate("Once upon a time", max_tokens=64):

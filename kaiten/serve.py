@@ -1,10 +1,13 @@
 """`kaiten serve`: the whole architecture on one machine, one process each, under one supervisor."""
 
 import fcntl
+import io
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import grpc
 
@@ -13,6 +16,8 @@ from kaiten.display import TerminalDisplay, console
 from kaiten.errors import StartError
 from kaiten.stack import ServeOptions, plan_stack
 from kaiten.supervisor import Supervisor
+
+DISK_MB_MIN: Final = 32
 
 
 async def serve(options: ServeOptions) -> int:
@@ -42,21 +47,32 @@ async def serve(options: ServeOptions) -> int:
 @contextmanager
 def _only_one(data_dir: Path) -> Iterator[None]:
     """Two stacks on one data directory would corrupt each other's store."""
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        lock = (data_dir / "lock").open("w")
-    except OSError as error:
-        raise StartError(
-            f"cannot write to {data_dir}: {error.strerror}", "choose another with --data-dir"
-        ) from error
-    with lock:
+    with _lock_file(data_dir) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            lock.seek(0)
+            holder = lock.read(20).decode(errors="replace").strip()
             raise StartError(
-                f"another `kaiten serve` is using {data_dir}",
+                f"another `kaiten serve` (process {holder}) is using {data_dir}",
                 "stop it, or choose another folder with --data-dir",
             ) from None
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n".encode())
         yield
+
+
+def _lock_file(data_dir: Path) -> io.FileIO:
+    """The open lock of a folder that can be written and has room for a store."""
+    fix = "choose another folder with --data-dir"
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        free_mb = shutil.disk_usage(data_dir).free / 1e6
+        if free_mb < DISK_MB_MIN:
+            raise StartError(
+                f"{data_dir} has {free_mb:.1f} MB free; the store and the logs need {DISK_MB_MIN}",
+                f"free some, or {fix}",
+            )
+        return (data_dir / "lock").open("ab+", buffering=0)
+    except OSError as error:
+        raise StartError(f"cannot write to {data_dir}: {error.strerror}", fix) from error

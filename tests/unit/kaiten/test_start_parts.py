@@ -11,11 +11,12 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from kaiten import log_reading, model_source, ready, serve, store
+from kaiten import display, log_reading, model_source, ready, serve, store
 from kaiten.child import Child, ChildSpec
 from kaiten.errors import StartError
 from kaiten.model_source import ModelSource
@@ -48,11 +49,16 @@ ModuleNotFoundError: No module named 'torch'
         ('{"event": "model.refused", "level": "error"}', "model.refused"),
         (TRACE, "ModuleNotFoundError: No module named 'torch'"),
         ("{not json\n\n", "{not json"),
+        ('{"event": "settings", "model": "' + "x" * 5000, '{"event": "settings", "model": "'),
+        ('{"event": "store.waiting", "reason": "refused"}', "store.waiting: refused"),
         ("", ""),
     ],
 )
 def test_the_cause_of_a_death(log: str, cause: str) -> None:
-    assert log_reading.cause_of(log) == cause
+    said = log_reading.cause_of(log)
+    assert said.startswith(cause)
+    assert said.removeprefix(cause).strip("x") == ""
+    assert len(said) <= 300
 
 
 @pytest.mark.parametrize(
@@ -76,7 +82,24 @@ def test_what_a_starting_process_does() -> None:
     )
     phase = log_reading.activity_of('{"event": "worker.phase", "phase": "load"}')
     assert phase == log_reading.Activity(event="worker.phase load", done=0, total=0)
+    waiting = log_reading.activity_of('{"event": "store.waiting", "reason": "it [may] come"}')
+    assert waiting == log_reading.Activity(
+        event="store.waiting: it [may] come", is_waiting=True, done=0, total=0
+    )
     assert log_reading.activity_of("noise\n") is None
+
+
+def test_a_wait_that_lasts_is_said_once_where_nobody_sees_the_bars(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("kaiten.display.time.monotonic", lambda: now_s)
+    shown = display.TerminalDisplay()
+    shown.starting("gateway")
+    for _ in range(9):
+        shown.progress("gateway", '{"event": "store.waiting", "reason": "[Errno 111]"}')
+        now_s += 2
+    assert capsys.readouterr().err.count("gateway    store.waiting: [Errno 111]") == 1
 
 
 def fake_server(folder: Path, name: str, version: str) -> None:
@@ -191,7 +214,9 @@ def test_a_failed_download_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError("no network\nlong story")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    with pytest.raises(StartError, match=r"^owner/name cannot be downloaded: no network\n"):
+    with pytest.raises(
+        StartError, match=r"^owner/name is no folder here, and cannot be downloaded: no network\n"
+    ):
         model_source.resolve("owner/name")
 
 
@@ -268,11 +293,25 @@ def test_a_taken_port_is_noticed_before_anything_starts(tmp_path: Path, flag: st
 
 
 async def test_two_stacks_do_not_share_a_data_dir(tmp_path: Path) -> None:
-    with (
-        serve._only_one(tmp_path),
-        pytest.raises(StartError, match="another `kaiten serve` is using"),
-    ):
-        await serve.serve(options(tmp_path))
+    """And the second does not wipe out whose the first is."""
+    said = rf"another `kaiten serve` \(process {os.getpid()}\) is using"
+    with serve._only_one(tmp_path):
+        for _ in range(2):
+            with pytest.raises(StartError, match=said):
+                await serve.serve(options(tmp_path))
+
+
+def test_a_data_dir_that_cannot_be_used_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(StartError, match=r"cannot write to .*File exists") as caught:
+        serve._lock_file(file)
+    assert "--data-dir" in caught.value.fix
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=2_500_000))
+    with pytest.raises(StartError, match=r"has 2\.5 MB free; the store and the logs need 32"):
+        serve._lock_file(tmp_path)
 
 
 def facts() -> ready.Facts:
