@@ -31,6 +31,9 @@ app.command(
 )
 
 Address = Annotated[str, Parameter(help="host:port of a gateway's gRPC API")]
+ApiKey = Annotated[
+    str | None, Parameter(env_var="KAITEN_API_KEY", help="where the gateway wants one")
+]
 Policy = Annotated[Literal["fair", "fcfs", "priority", "static"], Parameter(help="who runs next")]
 MixedStepMs = Annotated[
     float | None, Parameter(help="how long prompts may hold up those who decode, per step")
@@ -117,6 +120,7 @@ def generate(
     /,
     *,
     address: Address = DEFAULT_ADDRESS,
+    api_key: ApiKey = None,
     max_tokens: Annotated[int | None, Parameter(help="output tokens at most")] = None,
     temperature: Annotated[float | None, Parameter(help="0 is greedy")] = None,
     top_p: Annotated[float | None, Parameter(help="nucleus")] = None,
@@ -130,6 +134,7 @@ def generate(
     return generate_text(
         address,
         prompt,
+        api_key=api_key,
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,
@@ -143,6 +148,7 @@ def generate(
 def chat(
     *,
     address: Address = DEFAULT_ADDRESS,
+    api_key: ApiKey = None,
     system: Annotated[str | None, Parameter(help="a system message")] = None,
     max_tokens: Annotated[int | None, Parameter(help="per answer at most")] = None,
     temperature: Annotated[float | None, Parameter(help="0 is greedy")] = None,
@@ -150,7 +156,9 @@ def chat(
     """Talk to the model. Ctrl-C stops an answer, Ctrl-D leaves."""
     from kaiten.talk import chat as chat_loop
 
-    return chat_loop(address, system=system, max_tokens=max_tokens, temperature=temperature)
+    return chat_loop(
+        address, api_key=api_key, system=system, max_tokens=max_tokens, temperature=temperature
+    )
 
 
 @app.command(group=USE)

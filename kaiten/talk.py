@@ -6,7 +6,7 @@ from rich.text import Text
 
 from kaiten.client import Client, Generation
 from kaiten.display import console
-from kaiten.errors import ApiError, UnavailableError
+from kaiten.errors import ApiError, UnauthenticatedError, UnavailableError
 
 # A person is watching: say quickly that nobody answers.
 RESUME_S = 5.0
@@ -16,6 +16,7 @@ def generate(
     address: str,
     prompt: str,
     *,
+    api_key: str | None,
     max_tokens: int | None,
     temperature: float | None,
     top_p: float | None,
@@ -26,7 +27,7 @@ def generate(
     """Print the continuation as it comes; the exit code."""
     try:
         with (
-            Client(address, resume_s=RESUME_S) as client,
+            Client(address, resume_s=RESUME_S, api_key=api_key) as client,
             client.generate(
                 prompt,
                 max_tokens=max_tokens,
@@ -47,11 +48,16 @@ def generate(
 
 
 def chat(
-    address: str, *, system: str | None, max_tokens: int | None, temperature: float | None
+    address: str,
+    *,
+    api_key: str | None,
+    system: str | None,
+    max_tokens: int | None,
+    temperature: float | None,
 ) -> int:
     """Turns until Ctrl-D; the exit code."""
     messages = [{"role": "system", "content": system}] if system else []
-    with Client(address, resume_s=RESUME_S) as client:
+    with Client(address, resume_s=RESUME_S, api_key=api_key) as client:
         while (said := _read_line()) is not None:
             if not said.strip():
                 continue
@@ -95,6 +101,8 @@ def _complain(error: ApiError, address: str) -> int:
     text = Text(f"error: {error}", style="red")
     if isinstance(error, UnavailableError):
         text.append(f"\nis a gateway listening on {address}? start one with: kaiten serve")
+    elif isinstance(error, UnauthenticatedError):
+        text.append("\ngive it with --api-key, or in KAITEN_API_KEY")
     elif error.retry_after_s is not None:
         text.append(f"\ntry again in {error.retry_after_s:g} s")
     console().print(text)

@@ -49,4 +49,4 @@ def _run(addresses: list[str], options: BenchOptions, repeats: int, *, is_list: 
     if is_list:
         command.list_workloads()
         return 0
-    return command.bench(addresses, options, max(repeats, 1))
+    return command.bench(addresses, options, repeats)

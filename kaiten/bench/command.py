@@ -12,6 +12,7 @@ from typing import Final
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from kaiten.bench.figures import Target as Good
 from kaiten.bench.figures import figures_of
@@ -25,6 +26,13 @@ from kaiten.bench.targets import AskError, Target, target_of
 from kaiten.display import console
 
 SCHEMA_VERSION: Final = 1
+ASK_FOR_KEY: Final = "\ngive its API key with --api-key, or in KAITEN_API_KEY"
+HINTS: Final = {
+    "unavailable": "\nis a server listening there? host:port is asked over gRPC, "
+    "http://host:port over HTTP; start one with: kaiten serve",
+    "unauthenticated": ASK_FOR_KEY,
+    "http 401": ASK_FOR_KEY,
+}
 
 
 def list_workloads() -> None:
@@ -38,14 +46,18 @@ def bench(addresses: Sequence[str], options: BenchOptions, repeats: int) -> int:
     named = dict(_named(text, index) for index, text in enumerate(addresses))
     try:
         check(options)
+        if repeats < 1:
+            raise OptionsError(f"--repeats must be at least 1, got {repeats}")
         if len(named) != len(addresses):
             raise OptionsError("two targets have the same name")
+        make_plan(options)  # so that a wrong workload is named before a server is asked
         runs = asyncio.run(_measure(named, options, repeats))
     except OptionsError as error:
-        console().print(f"[red]{error}", highlight=False)
+        console().print(Text(str(error), style="red"))
         return 2
     except AskError as error:
-        console().print(f"[red]cannot start: {error.detail or error.kind}", highlight=False)
+        text = Text(f"cannot start: {error.detail or error.kind}", style="red")
+        console().print(text.append(HINTS.get(error.kind, "")), soft_wrap=True)
         return 1
     _show(runs)
     _keep(runs, options)
@@ -60,7 +72,9 @@ def _named(text: str, index: int) -> tuple[str, str]:
 
 async def _measure(named: Mapping[str, str], options: BenchOptions, repeats: int) -> list[Run]:
     targets = {
-        name: target_of(address, model=options.model, is_plain=options.plain)
+        name: target_of(
+            address, model=options.model, is_plain=options.plain, api_key=options.api_key
+        )
         for name, address in named.items()
     }
     try:
@@ -178,10 +192,10 @@ def _show(runs: Sequence[Run]) -> None:
     console(stderr=False).print(table)
     for run in runs:
         for kind, count in run.figures.errors.items():
-            console().print(f"[red]{run.name}: {count} × {kind}", highlight=False)
+            console().print(Text(f"{run.name}: {count} × {kind}", style="red"))
         if run.figures.wrong_length:
             text = f"{run.figures.wrong_length} answers of another length than asked"
-            console().print(f"[yellow]{run.name}: {text}", highlight=False)
+            console().print(Text(f"{run.name}: {text}", style="yellow"))
 
 
 def _cell(values: Sequence[float]) -> str:
@@ -194,6 +208,7 @@ def _cell(values: Sequence[float]) -> str:
 def _keep(runs: Sequence[Run], options: BenchOptions) -> None:
     """JSON lines: one per request and one per run, told apart by `kind`."""
     asked = {key: value for key, value in asdict(options).items() if value is not None}
+    asked.pop("api_key", None)
     facts = {
         "workload": options.workload,
         "load": f"{options.concurrency} askers" if options.concurrency else options.arrivals,

@@ -18,6 +18,7 @@ import httpx
 from kaiten.bench.outcomes import Ending
 from kaiten.bench.targets import AskError, OnTokens
 from kaiten.bench.workload import Job
+from kaiten.connection import with_key
 
 CONNECT_S: Final = 10.0
 PROBE: Final = Job(index=0, prompt=(7, 8, 9), output_tokens=1)
@@ -51,7 +52,9 @@ DIALECTS: Final = (
 class OpenAITarget:
     """One server over HTTP."""
 
-    def __init__(self, base_url: str, model: str, *, is_plain: bool) -> None:
+    def __init__(
+        self, base_url: str, model: str, *, is_plain: bool, api_key: str | None = None
+    ) -> None:
         self._base_url = base_url
         self._model = model
         self._dialects = DIALECTS[-1:] if is_plain else DIALECTS
@@ -60,6 +63,7 @@ class OpenAITarget:
         self.context_tokens: int | None = None
         self._http = httpx.AsyncClient(
             base_url=base_url,
+            headers=dict(with_key((), api_key)),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             timeout=httpx.Timeout(None, connect=CONNECT_S),
             trust_env=False,
@@ -91,7 +95,7 @@ class OpenAITarget:
             answer = await self._http.get("/v1/models", timeout=CONNECT_S)
             models = answer.json()["data"] if answer.status_code == 200 else []
         except httpx.HTTPError as error:
-            raise AskError("unavailable", f"{self._base_url}: {error!r}") from error
+            raise AskError("unavailable", f"{self._base_url}: {error or repr(error)}") from error
         except (ValueError, KeyError):
             models = []
         self._model = self._model or (str(models[0]["id"]) if models else "default")

@@ -1,5 +1,7 @@
 """What the user of `kaiten bench` may choose, and the jobs and times that follow from it."""
 
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +46,10 @@ class BenchOptions:
     ] = None
     timeout_s: Annotated[float, Parameter(group=LOAD, help="of each request")] = 600.0
     warmup: Annotated[int, Parameter(group=LOAD, help="requests before, not counted")] = 2
+    api_key: Annotated[
+        str | None,
+        Parameter(group=LOAD, env_var="KAITEN_API_KEY", help="sent to every target"),
+    ] = None
     model: Annotated[str, Parameter(group=LOAD, help="HTTP: default is the first listed")] = ""
     plain: Annotated[
         bool,
@@ -77,12 +83,26 @@ def check(options: BenchOptions) -> None:
         "--timeout-s": options.timeout_s,
     }
     for flag, value in positive.items():
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < math.inf:
             raise OptionsError(f"{flag} must be above 0, got {value:g}")
     if options.warmup < 0:
         raise OptionsError(f"--warmup must be at least 0, got {options.warmup}")
     if options.concurrency is not None and options.arrivals != "at-once":
         raise OptionsError("--concurrency is a closed loop: it excludes --arrivals")
+    for flag, path in (("--report", options.report), ("--jsonl", options.jsonl)):
+        if path is not None and (why := _why_not_written(path)):
+            raise OptionsError(f"{flag} {path}: {why}")
+
+
+def _why_not_written(path: Path) -> str:
+    """Said before the load, not after it. "" when the file can be written."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    if path.is_dir():
+        return "it is a folder; name a file"
+    is_writable = os.access(path if path.exists() else folder, os.W_OK)
+    return "" if is_writable else "it cannot be written by this user"
 
 
 def smallest(values: Sequence[int | None]) -> int | None:

@@ -9,7 +9,8 @@ import grpc
 from kaiten.async_client import AsyncClient
 from kaiten.bench.outcomes import Ending
 from kaiten.bench.workload import Job
-from kaiten.errors import ApiError, UnavailableError
+from kaiten.connection import with_key
+from kaiten.errors import ApiError, UnavailableError, from_rpc_error
 from protos.kaiten.v1 import model_service_pb2, model_service_pb2_grpc
 
 OnTokens = Callable[[int], None]
@@ -53,9 +54,10 @@ class Target(Protocol):
 class GrpcTarget:
     """kaiten's own protocol: token ids in, exact lengths, positions checked."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, api_key: str | None = None) -> None:
         self._address = address
-        self._client = AsyncClient(address, resume_s=RESUME_S)
+        self._metadata = with_key((), api_key)
+        self._client = AsyncClient(address, resume_s=RESUME_S, api_key=api_key)
         self._model = ""
         self.vocab_size: int | None = None
         self.context_tokens: int | None = None
@@ -69,9 +71,10 @@ class GrpcTarget:
             async with grpc.aio.insecure_channel(self._address) as channel:
                 stub = model_service_pb2_grpc.ModelServiceStub(channel)
                 request = model_service_pb2.ListModelsRequest()
-                answer = await stub.ListModels(request, timeout=LOOK_S)
+                answer = await stub.ListModels(request, timeout=LOOK_S, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise AskError("unavailable", f"{self._address}: {error.details()}") from error
+            kind = _kind_of(from_rpc_error(error))
+            raise AskError(kind, f"{self._address}: {error.details()}") from error
         model = answer.models[0]
         self._model = model.name
         self.vocab_size = model.vocab_size or None
@@ -113,12 +116,15 @@ def _kind_of(error: ApiError) -> str:
     return type(error).__name__.removesuffix("Error").lower()
 
 
-def target_of(text: str, *, model: str = "", is_plain: bool = False) -> Target:
+def target_of(
+    text: str, *, model: str = "", is_plain: bool = False, api_key: str | None = None
+) -> Target:
     """`http://…` is an OpenAI-compatible server, anything else host:port of a kaiten gateway."""
     if text.startswith(("http://", "https://")):
         from kaiten.bench.openai_target import OpenAITarget
 
         parts = urlsplit(text)
         path = parts.path.rstrip("/").removesuffix("/v1")
-        return OpenAITarget(f"{parts.scheme}://{parts.netloc}{path}", model, is_plain=is_plain)
-    return GrpcTarget(text.removeprefix("grpc://"))
+        base_url = f"{parts.scheme}://{parts.netloc}{path}"
+        return OpenAITarget(base_url, model, is_plain=is_plain, api_key=api_key)
+    return GrpcTarget(text.removeprefix("grpc://"), api_key)

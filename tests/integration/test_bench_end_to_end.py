@@ -119,7 +119,11 @@ async def test_loops_traces_and_plain_text(tmp_path: Path) -> None:
 async def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     for words, code, says in (
         (("127.0.0.1:9",), 1, "cannot start: 127.0.0.1:9"),
-        (("http://127.0.0.1:9",), 1, "cannot start: http://127.0.0.1:9"),
+        (("http://127.0.0.1:9",), 1, "start one with: kaiten serve"),
+        (("no.such.host",), 1, "lookup"),  # brackets of a message are no markup
+        (("127.0.0.1:9", "--workload", "rugged"), 2, "no such file, and no law"),
+        (("127.0.0.1:9", "--arrivals", "poisson:x"), 2, "needs positive numbers"),
+        (("compare", "127.0.0.1:9", "127.0.0.1:9", "--repeats", "0"), 2, "at least 1, got 0"),
         (("127.0.0.1:9", "--count", "0"), 2, "--count must be above 0"),
         (("compare", "x=127.0.0.1:9", "x=127.0.0.1:9"), 2, "same name"),
     ):

@@ -57,6 +57,7 @@ class ScriptedGateway(
         self.scripts = list(scripts)
         self.calls: list[Any] = []
         self.deadlines_s: list[float | None] = []
+        self.metadata: list[dict[str, str]] = []
         self.left = asyncio.Event()
         self.port = port
         self._server = grpc_server.create_server()
@@ -104,6 +105,7 @@ class ScriptedGateway(
     async def _play(self, request: Any, context: Any) -> AsyncIterator[pb.GenerationEvent]:
         self.calls.append(request)
         self.deadlines_s.append(context.time_remaining())
+        self.metadata.append(dict(context.invocation_metadata()))
         try:
             for step in self.scripts.pop(0):
                 if isinstance(step, KaitenError):

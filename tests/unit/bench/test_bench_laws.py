@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,6 +190,9 @@ def test_unknown_arrivals_say_what_is_known(text: str) -> None:
     [
         BenchOptions(count=0),
         BenchOptions(scale=-1),
+        BenchOptions(scale=math.nan),
+        BenchOptions(report=Path("/no/such/folder/report.html")),
+        BenchOptions(jsonl=Path("/")),
         BenchOptions(warmup=-1),
         BenchOptions(concurrency=4, arrivals="poisson:1"),
     ],

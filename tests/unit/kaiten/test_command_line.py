@@ -11,12 +11,13 @@ import pytest
 
 from kaiten import cli
 from kaiten.ports import free_port
+from service_kit.errors import Unauthenticated
 from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
 
 ROOT = Path(__file__).parents[3]
 
 
-def kaiten(*arguments: str, stdin: str = "") -> tuple[int, str]:
+def kaiten(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, str]:
     """Exit code and everything written. Words are joined, because boxes wrap them."""
     finished = subprocess.run(
         [sys.executable, "-m", "kaiten", *arguments],
@@ -25,7 +26,7 @@ def kaiten(*arguments: str, stdin: str = "") -> tuple[int, str]:
         input=stdin,
         timeout=60,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100"},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100"} | environment,
     )
     said = finished.stdout + finished.stderr
     assert "Traceback" not in said
@@ -81,10 +82,14 @@ def test_mistakes_are_explained(arguments: list[str], hint: str) -> None:
         (["no-such-folder"], "is neither a folder nor a hub id", "give the folder"),
         (["/"], "/ has no config.json", "give the folder of a checkpoint"),
         (["--workers", "0"], "--workers must be at least 1, got 0", ""),
+        (["--http-port", "70000"], "--http-port must be in [0, 65535], got 70000", "0 picks a"),
+        (["--host", "no such host"], "no such host is no address of this machine", "--host"),
     ],
 )
-def test_serve_refuses_with_cause_and_fix(arguments: list[str], cause: str, fix: str) -> None:
-    code, said = kaiten("serve", *arguments)
+def test_serve_refuses_with_cause_and_fix(
+    tmp_path: Path, arguments: list[str], cause: str, fix: str
+) -> None:
+    code, said = kaiten("serve", "--data-dir", str(tmp_path), "--grpc-port", "0", *arguments)
     assert code == 1
     assert "cannot start" in said
     assert cause in said
@@ -121,8 +126,11 @@ def test_generate_without_a_gateway_says_how_to_start_one() -> None:
     assert "start one with: kaiten serve" in said
 
 
-async def run_beside(gateway: ScriptedGateway, *arguments: str, stdin: str = "") -> tuple[int, str]:
-    return await asyncio.to_thread(kaiten, *arguments, "--address", gateway.address, stdin=stdin)
+async def run_beside(
+    gateway: ScriptedGateway, *arguments: str, stdin: str = "", **environment: str
+) -> tuple[int, str]:
+    words = (*arguments, "--address", gateway.address)
+    return await asyncio.to_thread(kaiten, *words, stdin=stdin, **environment)
 
 
 async def test_generate_streams_the_text() -> None:
@@ -152,3 +160,30 @@ async def test_chat_keeps_the_conversation() -> None:
         ("assistant", "Hi!"),
         ("user", "goodbye"),
     ]
+
+
+@pytest.mark.parametrize("words", [["generate", "Say:"], ["chat"]])
+async def test_a_key_is_sent_and_a_missing_one_is_asked_for(words: list[str]) -> None:
+    answer = [accepted(), delta(0, "Hi"), finished(2), done(2)]
+    refusal = Unauthenticated("send an API key")
+    async with ScriptedGateway(answer, answer, [refusal]) as gateway:
+        flagged = await run_beside(gateway, *words, "--api-key", "kt-a", stdin="x\n")
+        from_environment = await run_beside(gateway, *words, stdin="x\n", KAITEN_API_KEY="kt-b")
+        code, said = await run_beside(gateway, *words, stdin="x\n")
+    assert flagged == from_environment == (0, "Hi ")
+    keys = [metadata.get("authorization") for metadata in gateway.metadata]
+    assert keys == ["Bearer kt-a", "Bearer kt-b", None]
+    assert code == 1
+    assert "--api-key, or in KAITEN_API_KEY" in said
+
+
+async def test_bench_sends_the_key_and_keeps_it_to_itself(tmp_path: Path) -> None:
+    script = [accepted(), delta(0, "Hi"), finished(2), done(2)]
+    kept = tmp_path / "kept.jsonl"
+    words = ("--count", "1", "--warmup", "0", "--jsonl", str(kept), "--api-key", "kt-secret")
+    async with ScriptedGateway(script) as gateway:
+        code, said = await asyncio.to_thread(kaiten, "bench", gateway.address, *words)
+    assert code == 0, said
+    assert [metadata["authorization"] for metadata in gateway.metadata] == ["Bearer kt-secret"]
+    assert '"kind": "run"' in kept.read_text()
+    assert "kt-secret" not in kept.read_text()
