@@ -104,21 +104,23 @@ def _step_s(
     running: Sequence[_Member], shape: Shape, machine: Machine, size: int, step_tokens: int
 ) -> float:
     """Advance everybody by one step; its time."""
-    tokens = outputs = attended = 0
-    left = step_tokens
+    tokens = outputs = attended = read = 0
     for member in running:
-        count = min(left, max(member.prompt - member.done, 1))
-        left -= count
+        count = min(step_tokens - tokens, max(member.prompt - member.done, 1))
+        if not count:
+            break
         tokens += count
+        # Each of them attends to itself and to all before it.
+        attended += count * member.done + count * (count + 1) // 2
         member.done += count
-        attended += count * member.done
-        if count and member.done >= member.prompt:
+        read += member.done
+        if member.done >= member.prompt:
             outputs += 1
             member.made += 1
     attention = 4 * shape.hidden_size * shape.layers * attended
     flops = 2 * shape.body_parameters * tokens + 2 * shape.head_parameters * outputs + attention
     weights = size * (shape.body_parameters + (shape.head_parameters if outputs else 0))
-    kv_bytes = sum(member.done for member in running) * 2 * shape.kv_size * shape.layers * size
+    kv_bytes = read * 2 * shape.kv_size * shape.layers * size
     compute_s = flops / machine.flops_per_s
     return max(weights / machine.read_bytes_per_s, compute_s) + kv_bytes / machine.read_bytes_per_s
 
