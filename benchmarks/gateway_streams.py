@@ -3,7 +3,7 @@
 A real store, a scripted scheduler and the gateway, each its own process; the client is this one.
 `--streams 256 --tokens 200` prints one JSON line; `--step-s 0` offers more than anybody can carry,
 which is what a core sustains: `tokens_per_cpu_s`. The gateway has the first core, and everything
-else the others (`--no-pin`: as the system likes). `--save` keeps the line with the machine's load.
+else the others (`--no-pin`: as the system likes). `--save` keeps the line.
 """
 
 import argparse
@@ -106,7 +106,6 @@ async def measure(arguments: argparse.Namespace, grpc_port: int, http_port: int,
         "tokens_per_cpu_s": round(tokens / cpu_s),
         "rss_mb": round(gateway.memory_info().rss / 1e6),
         "is_pinned": arguments.pin,
-        "load_1m": round(os.getloadavg()[0], 1),
     }
     record("gateway_streams", figures, save=arguments.save)
 

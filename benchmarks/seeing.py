@@ -6,7 +6,6 @@ task of its own (`spans` figures), of so many iterations and requests per second
 """
 
 import argparse
-import os
 import time
 from collections.abc import Callable
 from statistics import median
@@ -115,7 +114,6 @@ def main() -> None:
         "counted_us": counted_us,
         "page_us": cost_us(listened.page, 20),
         "spans_us": span_us,
-        "load_1m": round(os.getloadavg()[0], 1),
     }
     listened.close()
     record("seeing", figures, save=arguments.save)

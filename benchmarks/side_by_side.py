@@ -203,7 +203,6 @@ def _keep(
         "slots": setting.slots,
         "requests": len(setting.jobs),
         "output_tokens": sum(job.output_tokens for job in setting.jobs),
-        "load_1min": round(os.getloadavg()[0], 1),
     }
     figures = {**asked, "machine": asdict(machine), "floor": asdict(floor), "peers": peers}
     record("side_by_side", figures, save=chosen.save)

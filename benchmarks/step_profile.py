@@ -274,7 +274,6 @@ def main() -> None:
             "case": str(case),
             "dtype": asked.dtype,
             "threads": asked.threads,
-            "load_1min": round(os.getloadavg()[0], 1),
             "native": native.reason(),
             "read_gb_per_s": round(read / 1e9, 1),
             "matrix_gf_per_s": round(matrix / 1e9, 1),

@@ -255,7 +255,6 @@ def main() -> None:
             "rows": rows,
             "context": asked.context,
             "threads": asked.threads,
-            "load_1min": round(os.getloadavg()[0], 1),
             "native": native.reason(),
             "read_gb_per_s": round(read_rate / 1e9, 1),
             "matrix_gf_per_s": round(matrix_rate / 1e9, 1),

@@ -1,37 +1,28 @@
 """How fast is the ledger: commits back to back and pipelined, and what a follower spends per token.
 
-    python benchmarks/core/bench_ledger.py [--url redis://…] [--save]
+    python -m benchmarks.core.bench_ledger [--url redis://…] [--save]
 
-Without --url it starts a server of its own: append-only, fsync at every commit. Prints one JSON
-line; --save appends it to benchmarks/results/ledger.jsonl. Every step commits one token of each of
-256 sequences.
+Without --url it starts a server of its own: append-only, fsync at every commit. Every step commits
+one token of each of 256 sequences.
 """
 
 import argparse
 import asyncio
 import contextlib
-import json
 import os
-import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from importlib.metadata import version
+from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from benchmarks.recording import record
+from ledger import Commit, Follower, Leader, Ledger
+from protos.kaiten.v1.common_pb2 import TokenLogprobs
+from protos.kaiten.v1.ledger_pb2 import JournalRecord, SequenceLogprobs, SubmitRecord
+from protos.kaiten.v1.worker_service_pb2 import RowSampling
+from tests.support.store_server import StoreServer
 
-from ledger import Commit, Follower, Leader, Ledger  # noqa: E402
-from protos.kaiten.v1.common_pb2 import TokenLogprobs  # noqa: E402
-from protos.kaiten.v1.ledger_pb2 import JournalRecord, SequenceLogprobs, SubmitRecord  # noqa: E402
-from protos.kaiten.v1.worker_service_pb2 import RowSampling  # noqa: E402
-from tests.support.store_server import StoreServer  # noqa: E402
-
-SCHEMA_VERSION = 1
 SEQUENCES = 256
 COMMITS = 1000
 BATCH = 16
@@ -39,21 +30,19 @@ RECORDS_FOLLOWED = 500
 SUBMITS = 1000
 SAMPLING = RowSampling(max_tokens=16)
 FSYNCS = 200
-RESULTS = ROOT / "benchmarks" / "results" / "ledger.jsonl"
 
 
 def record_of(seq: int, serials: range, *, with_logprobs: bool = False) -> JournalRecord:
-    record = JournalRecord(
+    logprobs = TokenLogprobs(logprob=-1.5)
+    return JournalRecord(
         seq=seq,
         serials=serials,
         positions=[seq - 1] * len(serials),
         token_ids=[(seq * 7919 + serial) % 32_000 for serial in serials],
+        logprobs=[SequenceLogprobs(serial=each, logprobs=logprobs) for each in serials]
+        if with_logprobs
+        else (),
     )
-    if with_logprobs:
-        for serial in serials:
-            entry = TokenLogprobs(logprob=-1.5)
-            record.logprobs.append(SequenceLogprobs(serial=serial, logprobs=entry))
-    return record
 
 
 def fsync_ms() -> float:
@@ -75,9 +64,9 @@ async def one_by_one(ledger: Ledger, leader: Leader) -> dict[str, float]:
     serials = range(1, SEQUENCES + 1)
     taken_ms = []
     for seq in range(leader.journal_seq + 1, leader.journal_seq + COMMITS + 1):
-        record = record_of(seq, serials)
+        step = record_of(seq, serials)
         started = time.perf_counter()
-        await ledger.commit(leader, record)
+        await ledger.commit(leader, step)
         taken_ms.append((time.perf_counter() - started) * 1e3)
     percentiles = statistics.quantiles(taken_ms, n=100)
     return {
@@ -92,7 +81,7 @@ async def pipelined(ledger: Ledger, leader: Leader, from_seq: int) -> dict[str, 
     records = [record_of(from_seq + i, serials) for i in range(COMMITS)]
     started = time.perf_counter()
     for start in range(0, COMMITS, BATCH):
-        batch = [Commit(record) for record in records[start : start + BATCH]]
+        batch = [Commit(step) for step in records[start : start + BATCH]]
         await ledger.commit_many(leader, batch)
     taken_s = time.perf_counter() - started
     return {
@@ -107,10 +96,10 @@ async def submits(ledger: Ledger) -> dict[str, float]:
 
     async def caller() -> None:
         for index in names:
-            record = SubmitRecord(
+            request = SubmitRecord(
                 id=f"bench:{index}", n=1, prompt_token_ids=range(512), sampling=SAMPLING
             )
-            await ledger.submit(record, b"hash")
+            await ledger.submit(request, b"hash")
 
     started = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(16)))
@@ -156,32 +145,14 @@ async def awake_us(ledger: Ledger) -> float:
     consumers = [asyncio.create_task(consume(serial)) for serial in serials]
     await asyncio.sleep(0)
     started = time.process_time()
-    for record in records:
-        follower.take(record)
+    for step in records:
+        follower.take(step)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     await asyncio.gather(*consumers)
     taken_s = time.process_time() - started
     assert got == RECORDS_FOLLOWED * SEQUENCES
     return round(taken_s * 1e6 / got, 3)
-
-
-def machine() -> Mapping[str, str]:
-    cpu = platform.processor()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return {
-        "cpu": cpu,
-        "load_average_1min": f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "redis_py": version("redis"),
-        "protobuf": version("protobuf"),
-        "commit": commit.stdout.strip(),
-    }
 
 
 async def measure(url: str) -> dict[str, object]:
@@ -200,14 +171,7 @@ async def measure(url: str) -> dict[str, object]:
     numbers["follow_us_per_token_awake"] = await awake_us(ledger)
     await ledger.close()
     server = f"{info.server} {info.version}, appendfsync {info.appendfsync}"
-    return {
-        "schema": SCHEMA_VERSION,
-        "benchmark": "ledger",
-        "sequences": SEQUENCES,
-        "server": server,
-        **machine(),
-        **numbers,
-    }
+    return {"sequences": SEQUENCES, "server": server, **numbers}
 
 
 @contextlib.contextmanager
@@ -219,14 +183,10 @@ def own_server() -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", help="a durable Redis or Valkey; a cell of its own is used")
-    parser.add_argument("--save", action="store_true", help=f"append to {RESULTS.name}")
+    parser.add_argument("--save", action="store_true", help="append to benchmarks/results")
     options = parser.parse_args()
     with contextlib.nullcontext(options.url) if options.url else own_server() as url:
-        line = json.dumps(asyncio.run(measure(url)))
-    print(line)
-    if options.save:
-        with RESULTS.open("a", encoding="utf-8") as results:
-            results.write(line + "\n")
+        record("ledger", asyncio.run(measure(url)), save=options.save)
 
 
 if __name__ == "__main__":

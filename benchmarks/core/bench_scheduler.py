@@ -1,6 +1,6 @@
 """Time of one scheduling decision, in microseconds per running sequence and step.
 
-    python -m benchmarks.core.bench_scheduler [--rows 1,16,64,256,1024] [--steps 400] [--no-write]
+    python -m benchmarks.core.bench_scheduler [--rows 1,16,64,256,1024] [--steps 400] [--save]
 
 What is timed is the core alone, `plan` and `commit`, in CPU time, so that other work on the machine
 counts little; the worker is an echo that answers at once and is not timed. Three loads:
@@ -11,23 +11,18 @@ crowded  all seats are taken and somebody always waits: a plan for every step, t
 mixed    as crowded, and one row in eight is always in the middle of a long prompt
 
 Goal: at most 3 us at 256 rows (vLLM's scheduler was measured at about 12.7 us per running request
-and step, on another machine). The result is appended to benchmarks/results/scheduler_core.jsonl,
-one JSON object a run.
+and step, on another machine).
 """
 
 import argparse
 import gc
-import json
-import platform
-import subprocess
 from collections import deque
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import count
-from pathlib import Path
 from statistics import median
 from time import thread_time_ns
 
+from benchmarks.recording import record
 from scheduler_svc.core.policies import POLICIES
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import (
@@ -41,8 +36,6 @@ from scheduler_svc.core.types import (
     WorkerSpec,
 )
 
-SCHEMA_VERSION = 1
-RESULTS = Path(__file__).parents[1] / "results" / "scheduler_core.jsonl"
 BLOCK_SIZE = 16
 LONG_PROMPT_TOKENS = 4096
 
@@ -182,30 +175,11 @@ class Bench:
             self.live += 1
 
 
-def cpu_model() -> str:
-    """As the operating system names it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "unknown"
-
-
-def commit_id() -> str:
-    """Of the checkout, or "unknown" outside one."""
-    here = Path(__file__).parent
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True
-    )
-    return done.stdout.strip() or "unknown"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", default="1,16,64,256,1024")
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--no-write", action="store_true", help="print only")
+    parser.add_argument("--save", action="store_true", help="append to benchmarks/results")
     args = parser.parse_args()
     measured = []
     print(f"{'load':8} {'rows':>5} {'us/step p50':>12} {'mean':>8} {'us/row/step':>12}")
@@ -227,20 +201,7 @@ def main() -> None:
                 f"{load:8} {rows:5} {median(timings):12.1f} {mean_us:8.1f} {mean_us / rows:12.2f}",
                 flush=True,
             )
-    if args.no_write:
-        return
-    record = {
-        "schema_version": SCHEMA_VERSION,
-        "benchmark": "scheduler_core",
-        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu_model": cpu_model(),
-        "python": platform.python_version(),
-        "commit": commit_id(),
-        "results": measured,
-    }
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    record("scheduler_core", {"results": measured}, save=args.save)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ idle   of the time from the first launch to the last result, the part without a 
 
 import argparse
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -138,7 +137,6 @@ def main() -> None:
                 "tokens_per_s": round(median(rates[name])),
                 "of_in_process": round(median(rates[name]) / median(rates["in process"]), 3),
                 "idle": round(median(idle[name]), 4),
-                "load_1min": round(os.getloadavg()[0], 1),
             }
             record("distance", figures, save=chosen.save)
 

@@ -12,7 +12,6 @@ what the processes used.
 import argparse
 import asyncio
 import contextlib
-import os
 import signal
 import subprocess
 import tempfile
@@ -146,8 +145,7 @@ def main() -> None:
         for layer, figure in layers.items():
             total[layer] += figure
     layers = {name: round(total[name], 4) for name in sorted(total, key=total.__getitem__)[::-1]}
-    load = round(os.getloadavg()[0], 1)
-    figures: dict[str, object] = {"askers": ASKERS, "load_1min": load, "cpu_ms_per_token": layers}
+    figures: dict[str, object] = {"askers": ASKERS, "cpu_ms_per_token": layers}
     record("layers", figures | {"processes": found}, save=chosen.save)
 
 

@@ -278,7 +278,6 @@ def _keep(
         "requests": len(jobs),
         "concurrency": concurrency,
         "rounds": chosen.rounds,
-        "load_1min": round(os.getloadavg()[0], 1),
         "kept": round(speeds["stack"] / speeds["bare"], 3),
         **found,
     }
