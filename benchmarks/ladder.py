@@ -27,7 +27,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks import ladder_page
+from benchmarks import ladder_page, page
 from benchmarks.ladder_page import Cell, Gain
 from benchmarks.recording import record
 from benchmarks.stack import Stack, serving
@@ -290,9 +290,11 @@ async def main() -> None:
         "kv_waste_long_context": round(long.kv_waste_paged, 4),
     }
     record("ladder", figures, save=chosen.save)
-    print(ladder_page.table(cells, gains, long.kv_waste_paged))
+    table = ladder_page.table(cells, gains, long.kv_waste_paged)
+    print(table)
     if chosen.save:
-        ladder_page.write(cells, gains, long.kv_waste_paged)
+        ladder_page.draw(cells, gains, page.IMAGES / "ladder.svg")
+        page.write_table("ladder", table)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,10 @@
-"""The ladder as a table and a plot, put between the markers of docs/continuous-batching.md."""
+"""The ladder as a table and a plot, for docs/continuous-batching.md."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.recording import ROOT
-
-PAGE = ROOT / "docs" / "continuous-batching.md"
-IMAGE = ROOT / "docs" / "images" / "ladder.svg"
-MARKERS = re.compile(r"(<!-- ladder:begin -->\n).*?(<!-- ladder:end -->)", re.DOTALL)
+from benchmarks import page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,28 +78,12 @@ def table(cells: Sequence[Cell], gains: Sequence[Gain], kv_waste_long: float) ->
     return "\n".join(lines)
 
 
-def write(cells: Sequence[Cell], gains: Sequence[Gain], kv_waste_long: float) -> None:
-    """Replace what is between the markers, and the picture."""
-    draw(cells, gains, IMAGE)
-    text = PAGE.read_text(encoding="utf-8")
-    body = table(cells, gains, kv_waste_long)
-    written, count = MARKERS.subn(lambda match: f"{match[1]}{body}\n{match[2]}", text)
-    assert count == 1, f"{PAGE.name} has lost its markers"
-    PAGE.write_text(written, encoding="utf-8")
-
-
 def draw(cells: Sequence[Cell], gains: Sequence[Gain], path: Path) -> None:
     """Throughput and latency by crowd and rung, and the gain beside its law."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "kaiten"
-    from matplotlib import pyplot
-
     rungs = list(dict.fromkeys(cell.rung for cell in cells))
     crowds = list(dict.fromkeys(cell.crowd for cell in cells))
     colours = dict(zip(rungs, ("#9aa5b1", "#56b4e9", "#e69f00", "#0072b2"), strict=True))
-    figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.9), layout="constrained")
+    figure, axes = page.subplots(1, 3, figsize=(13, 3.9))
     by = {(cell.crowd, cell.rung): cell for cell in cells}
     for index, rung in enumerate(rungs):
         places = [place + (index - 1.5) * 0.2 for place in range(len(crowds))]
@@ -122,11 +101,7 @@ def draw(cells: Sequence[Cell], gains: Sequence[Gain], path: Path) -> None:
         axis.set_xticks(range(len(crowds)), crowds)
     figure.legend(loc="outside lower left", ncols=4, fontsize=9, frameon=False)
     _draw_law(axes[2], gains)
-    for axis in axes:
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    page.save(figure, path)
 
 
 def _draw_law(axis: object, gains: Sequence[Gain]) -> None:

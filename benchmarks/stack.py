@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kaiten.async_client import AsyncClient
+from ledger import Ledger
 
 if TYPE_CHECKING:
     from psutil import Process
 
 READY_S_MAX = 120.0
+# An environment of `serving` in which nothing is folded away before it is read.
+WHOLE_JOURNAL = {"KAITEN_SCHEDULER_FOLD_RECORDS": "100000"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,15 @@ async def seats_taken(stack: Stack, seats: int, tokens: int) -> AsyncIterator[No
         await anext(generation)
         yield
         await generation.result()
+
+
+async def journal_seq(stack: Stack) -> int:
+    """The newest record of its journal."""
+    ledger = await Ledger.connect(stack.store_url)
+    lease = await ledger.leader()
+    await ledger.close()
+    assert lease is not None
+    return lease.journal_seq
 
 
 def _wait(process: "subprocess.Popen[bytes]", address: str, log: Path) -> None:

@@ -16,7 +16,6 @@ follow.
 
 import argparse
 import asyncio
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,9 +23,9 @@ from statistics import fmean, median
 
 import numpy as np
 
+from benchmarks import page
 from benchmarks.ladder import law
-from benchmarks.ladder_page import PAGE
-from benchmarks.recording import ROOT, record
+from benchmarks.recording import record
 from benchmarks.stack import serving
 from benchmarks.static_batches import StaticBatches
 from kaiten.bench.arrivals import due_times
@@ -44,8 +43,6 @@ VOCAB_SIZE = 1500
 LOAD_SHARE = 0.9
 # What issue and textbooks promise: 1200 -> 3600 tok/s, 2.5 -> 1.2 s, 8.0 -> 2.5 s.
 GOALS = {"tokens_per_s": 3.0, "latency_mean_s": 0.48, "latency_p99_s": 0.31}
-IMAGE = ROOT / "docs" / "images" / "headline.svg"
-MARKERS = re.compile(r"(<!-- headline:begin -->\n).*?(<!-- headline:end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,13 +147,7 @@ def table(ways: Mapping[str, Way], expected: float, load_s: float) -> str:
 
 def draw(found: Mapping[str, Sequence[Outcome]], path: Path) -> None:
     """Who is due and not done, over time; and the distribution of latencies."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "kaiten"
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    figure, axes = page.subplots(1, 2, figsize=(10, 3.6))
     for (name, outcomes), colour in zip(found.items(), ("#d55e00", "#0072b2"), strict=True):
         points = in_flight(outcomes)
         axes[0].plot(*zip(*points, strict=True), color=colour, label=name, linewidth=1.4)
@@ -171,18 +162,7 @@ def draw(found: Mapping[str, Sequence[Outcome]], path: Path) -> None:
     for axis in axes:
         axis.set_xlim(left=0)
         axis.set_ylim(bottom=0)
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-
-
-def write(text: str) -> None:
-    """Replace what is between the markers."""
-    page = PAGE.read_text(encoding="utf-8")
-    written, count = MARKERS.subn(lambda match: f"{match[1]}{text}\n{match[2]}", page)
-    assert count == 1, f"{PAGE.name} has lost its markers"
-    PAGE.write_text(written, encoding="utf-8")
+    page.save(figure, path)
 
 
 def main() -> None:
@@ -211,8 +191,9 @@ def main() -> None:
     text = table(ways, expected, due[-1])
     print(text)
     if chosen.save:
-        draw({name: rounds[0] for name, rounds in found.items()}, IMAGE)
-        write(text)
+        first = {name: rounds[0] for name, rounds in found.items()}
+        draw(first, page.IMAGES / "headline.svg")
+        page.write_table("headline", text)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from statistics import median
 
 from benchmarks.peers.checkpoint import write_checkpoint
 from benchmarks.recording import ROOT, record
-from benchmarks.stack import Stack, cpu_s, rss_mb, serving
+from benchmarks.stack import WHOLE_JOURNAL, Stack, cpu_s, journal_seq, rss_mb, serving
 from kaiten.bench.figures import Figures, figures_of
 from kaiten.bench.options import BenchOptions
 from kaiten.bench.outcomes import Frame, Outcome
@@ -35,8 +35,6 @@ from kaiten.bench.targets import target_of
 from kaiten.bench.workload import Job
 from ledger import Ledger
 
-# Nothing is folded away before it is read.
-WHOLE_JOURNAL = {"KAITEN_SCHEDULER_FOLD_RECORDS": "100000"}
 TIMEOUT_S = 600.0
 STEP_TOKENS = 512
 
@@ -192,7 +190,7 @@ async def _ask(running: Stack, concurrency: int, jobs: Sequence[Job]) -> Turn:
     target = target_of(running.grpc)
     await target.prepare()
     await target.ask(replace(jobs[0], prompt=(5,) * 16, output_tokens=8), lambda _: None, TIMEOUT_S)
-    seq = await _journal_seq(running)
+    seq = await journal_seq(running)
     before = cpu_s(running.pid)
     outcomes = await Load(target, timeout_s=TIMEOUT_S).closed_loop(jobs, concurrency)
     after = cpu_s(running.pid)
@@ -203,14 +201,6 @@ async def _ask(running: Stack, concurrency: int, jobs: Sequence[Job]) -> Turn:
         rss_mb=rss_mb(running.pid),
         steps=await _steps(running, seq),
     )
-
-
-async def _journal_seq(running: Stack) -> int:
-    ledger = await Ledger.connect(running.store_url)
-    lease = await ledger.leader()
-    await ledger.close()
-    assert lease is not None
-    return lease.journal_seq
 
 
 async def _steps(running: Stack, after_seq: int) -> Steps:

@@ -23,23 +23,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.recording import ROOT, record
-from benchmarks.stack import Stack, seats_taken, serving
+from benchmarks import page
+from benchmarks.ladder import law
+from benchmarks.recording import record
+from benchmarks.stack import WHOLE_JOURNAL, Stack, journal_seq, seats_taken, serving
 from kaiten.client import AsyncClient
 from ledger import Ledger
 
 TEXTBOOK_SLOTS = 4
 TEXTBOOK_LENGTHS = (10, 20, 50, 100, 40, 30, 60, 20)
-# Fewer than 256 journal records in all: older ones are folded away before they could be drawn.
 OPENER_TOKENS, APART_S = 400, 0.005
-# Nothing is folded away before it is drawn.
-WHOLE_JOURNAL = {"KAITEN_SCHEDULER_FOLD_RECORDS": "100000"}
 LAW_SLOTS = 8
 LAW_REQUESTS = 768
 LAW_LENGTH_MEAN, LAW_LENGTH_MAX = 48, 240
 POLICIES = ("continuous", "static")
 FLAG = {"continuous": "fcfs", "static": "static"}
-IMAGE = ROOT / "docs" / "images" / "textbook.svg"
 
 Occupancy = list[list[int]]  # [step][slot], serial or 0
 
@@ -53,14 +51,6 @@ class Run:
     latency_p99_s: float
     # Journal records written meanwhile: one per step that brought a token.
     steps: int
-
-
-async def journal_seq(stack: Stack) -> int:
-    ledger = await Ledger.connect(stack.store_url)
-    lease = await ledger.leader()
-    await ledger.close()
-    assert lease is not None
-    return lease.journal_seq
 
 
 async def crowd(
@@ -150,12 +140,6 @@ def law_lengths() -> list[int]:
     return [min(LAW_LENGTH_MAX, 1 + int(draw)) for draw in draws]
 
 
-def law(lengths: Sequence[int], slots: int) -> float:
-    """Steps of static batches over the steps the same seats need when none ever stands empty."""
-    batches = [lengths[start : start + slots] for start in range(0, len(lengths), slots)]
-    return sum(map(max, batches)) * slots / sum(lengths)
-
-
 async def gain(repeats: int) -> dict[str, object]:
     """Continuous over static on the same lengths, interleaved, beside the law."""
     lengths = law_lengths()
@@ -203,13 +187,9 @@ def _figures(run: Run) -> dict[str, float]:
 
 def draw(runs: dict[str, tuple[Run, Occupancy]], path: Path) -> None:
     """Slots over steps, one colour per request, white where a seat stands empty."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "kaiten"
+    figure, axes = page.subplots(2, 1, figsize=(10, 4.2), sharex=True)
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 1, figsize=(10, 4.2), sharex=True, layout="constrained")
     colours = pyplot.get_cmap("tab10")
     for axis, policy in zip(axes, POLICIES, strict=True):
         _, steps = runs[policy]
@@ -230,11 +210,8 @@ def draw(runs: dict[str, tuple[Run, Occupancy]], path: Path) -> None:
             loc="left",
             fontsize=10,
         )
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
     axes[-1].set_xlabel("step (the number in a bar is the request's output length)")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    page.save(figure, path)
 
 
 def _stretches(serials: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -262,7 +239,7 @@ async def main() -> None:
     }
     record("textbook", {"lengths": TEXTBOOK_LENGTHS, **figures}, save=chosen.save)
     if chosen.save:
-        draw(example, IMAGE)
+        draw(example, page.IMAGES / "textbook.svg")
     record("law", await gain(chosen.repeats), save=chosen.save)
 
 
