@@ -173,6 +173,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=800)
     parser.add_argument("--save", action="store_true", help="keep results, plot and table")
     chosen = parser.parse_args()
+    if chosen.requests < SEATS:
+        parser.error(f"--requests must be at least the {SEATS} seats, got {chosen.requests}")
     with serving("", "--slots", str(SEATS), "--kv-memory-mb", str(KV_MEMORY_MB)) as stack:
         most, due, found = asyncio.run(rounds_of(stack.grpc, chosen.requests, chosen.repeats))
     ways = {name: way_of(rounds) for name, rounds in found.items()}

@@ -13,7 +13,8 @@ from kaiten.bench.figures import Figures, frame_gaps_s
 from kaiten.bench.outcomes import Outcome
 
 STYLE: Final = """
-:root{--fg:#1b1f24;--dim:#667080;--bg:#fff;--card:#f6f7f9;--rule:#dfe3e8;--wait:#c6ccd4;--bad:#c62828;
+:root{color-scheme:light dark;
+--fg:#1b1f24;--dim:#667080;--bg:#fff;--card:#f6f7f9;--rule:#dfe3e8;--wait:#c6ccd4;--bad:#c62828;
 --yellow:#d9c700}
 @media(prefers-color-scheme:dark){:root{--fg:#e6e9ee;--dim:#98a2b0;--bg:#14171b;--card:#1d2127;
 --rule:#333a43;--wait:#4a525d;--bad:#ef6c6c;--yellow:#f0e442}}
@@ -25,8 +26,9 @@ h1{font-size:22px;margin:0}h2{font-size:15px;margin:0 0 6px}p{margin:4px 0;color
 .top div{background:var(--card);border-radius:8px;padding:10px 14px}
 .top b{display:block;font-size:21px;font-variant-numeric:tabular-nums}
 .top span{color:var(--dim);font-size:12.5px}
-.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(400px,1fr));gap:14px;margin:14px 0}
-.grid section{background:var(--card);border-radius:8px;padding:12px 14px}
+.grid{display:grid;gap:14px;margin:14px 0;
+grid-template-columns:repeat(auto-fit,minmax(min(400px,100%),1fr))}
+.grid section{min-width:0;background:var(--card);border-radius:8px;padding:12px 14px}
 .wide{overflow-x:auto}
 table{border-collapse:collapse;width:100%;margin:16px 0;font-variant-numeric:tabular-nums}
 th,td{padding:5px 6px;text-align:right;border-bottom:1px solid var(--rule);vertical-align:top}
