@@ -1,0 +1,124 @@
+"""What the documentation says of files, flags, defaults and packages is so."""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from gateway.settings import GatewaySettings
+from gpu_worker.settings import WorkerSettings
+from scheduler_svc.settings import SchedulerSettings
+
+ROOT = Path(__file__).parents[2]
+SETTINGS: dict[str, type[BaseModel]] = {
+    "gateway": GatewaySettings,
+    "scheduler": SchedulerSettings,
+    "worker": WorkerSettings,
+}
+# A table row of docs/operating.md: service, first flag, default. Rows without a service: gateway.
+ROW = re.compile(
+    r"^\| (?:(gateway|scheduler|worker) )?`(--[a-z-]+)`[^|]*\| ([^|]*) \|", re.MULTILINE
+)
+NUMBER = re.compile(r"(-?[\d.]+)( KiB| MiB|)\b")
+UNITS = {"": 1, " KiB": 1 << 10, " MiB": 1 << 20}
+DISTRIBUTION = re.compile(r"[a-z][a-z0-9-]*")
+
+
+def pages() -> list[Path]:
+    own = [path for path in ROOT.iterdir() if path.is_dir() and (path / "README.md").exists()]
+    paths = [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(p for f in own for p in f.rglob("*.md")),
+    ]
+    assert len(paths) > 15
+    return paths
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if link.startswith("http"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_modules_that_are_to_be_run_exist() -> None:
+    named = {
+        (page, module)
+        for page in pages()
+        for module in re.findall(r"`?python -m (\w+(?:\.\w+)*)", page.read_text())
+    }
+    assert len(named) > 15
+    for page, module in named:
+        path = ROOT / module.replace(".", "/")
+        is_ours = (ROOT / module.split(".")[0]).is_dir()
+        assert not is_ours or path.with_suffix(".py").exists() or path.is_dir(), (page, module)
+
+
+def defaults() -> Iterator[tuple[str, str, str]]:
+    """Service, field and what the page says its default is."""
+    for service, flag, text in ROW.findall((ROOT / "docs" / "operating.md").read_text()):
+        yield service or "gateway", flag.removeprefix("--").replace("-", "_"), text
+
+
+def test_operating_names_flags_and_defaults_that_are_so() -> None:
+    rows = list(defaults())
+    assert len(rows) > 20
+    compared = 0
+    for service, name, text in rows:
+        field = SETTINGS[service].model_fields.get(name)
+        assert field is not None, f"{service} has no --{name}"
+        said = NUMBER.match(text)
+        if said and isinstance(field.default, int | float):
+            assert float(said[1]) * UNITS[said[2]] == field.default, f"{service} --{name}: {text}"
+            compared += 1
+    assert compared > 15
+
+
+def test_every_dependency_is_explained_and_no_other() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = {
+        name[0]
+        for line in [
+            *project["dependencies"],
+            *(each for extra in extras.values() for each in extra),
+        ]
+        if (name := DISTRIBUTION.match(line)) and not line.startswith("kaiten[")
+    }
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    cells = re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)
+    explained = {
+        name.partition(" ==")[0].strip()
+        for cell in cells
+        for name in cell.split(", ")
+        if DISTRIBUTION.match(name) and cell.strip() != "package"
+    }
+    assert explained == wanted
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_in_the_docs_is_python_and_names_what_is_there(page: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module
+                and node.module.startswith("kaiten")
+            ):
+                module = __import__(node.module, fromlist=["*"])
+                assert all(hasattr(module, alias.name) for alias in node.names), node.module

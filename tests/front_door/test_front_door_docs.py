@@ -1,0 +1,48 @@
+"""What README.md and docs/clients.md say to paste is run as it stands, against a real stack."""
+
+import re
+import shlex
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.whole_stack import MODEL, WholeStack
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/clients.md", "deploy/README.md")
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CURL = re.compile(r"^curl (?:.*\\\n)*.*$", re.MULTILINE)
+
+
+def found(pattern: re.Pattern[str]) -> list[str]:
+    return [text for page in PAGES for text in pattern.findall((ROOT / page).read_text())]
+
+
+def at(stack: WholeStack, text: str) -> str:
+    """The same words, to this stack's addresses and model."""
+    text = text.replace("127.0.0.1:50051", stack.door.grpc).replace("kaiten-mini", MODEL)
+    text = text.replace("Client()", f'Client("{stack.door.grpc}")')
+    return text.replace("http://127.0.0.1:8000", stack.door.http)
+
+
+@pytest.mark.parametrize("program", found(PYTHON))
+def test_python(program: str, whole_stack: WholeStack, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(at(whole_stack, program), "snippet", "exec"), {})
+    assert len(capsys.readouterr().out) > 10
+
+
+@pytest.mark.parametrize("line", found(CURL))
+def test_curl(line: str, whole_stack: WholeStack) -> None:
+    """Read as a shell reads it; a `curl` may not be there."""
+    _, url, *words = shlex.split(at(whole_stack, line).replace("\\\n", " "))
+    flags = dict(zip(words[::2], words[1::2], strict=True))
+    assert flags.keys() == {"-H", "-d"}
+    name, _, value = flags["-H"].partition(": ")
+    answer = httpx.post(url, headers={name: value}, content=flags["-d"], timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+def test_all_were_found() -> None:
+    assert (len(found(PYTHON)), len(found(CURL))) == (3, 2)
