@@ -93,15 +93,13 @@ class OpenAITarget:
     async def _choose_model(self) -> None:
         try:
             answer = await self._http.get("/v1/models", timeout=CONNECT_S)
-            models = answer.json()["data"] if answer.status_code == 200 else []
+            models = models_of(answer.json()) if answer.status_code == 200 else {}
         except httpx.HTTPError as error:
             raise AskError("unavailable", f"{self._base_url}: {error or repr(error)}") from error
-        except (ValueError, KeyError):
-            models = []
-        self._model = self._model or (str(models[0]["id"]) if models else "default")
-        for found in models:
-            if found.get("id") == self._model and "max_model_len" in found:
-                self.context_tokens = int(found["max_model_len"])
+        except ValueError:
+            models = {}
+        self._model = self._model or next(iter(models), "default")
+        self.context_tokens = models.get(self._model)
 
     async def ask(self, job: Job, on_tokens: OnTokens, timeout_s: float) -> Ending:
         usage: Mapping[str, Any] = {}
@@ -150,6 +148,8 @@ class OpenAITarget:
                     event = json.loads(line[5:])
                 except ValueError as error:
                     raise AskError("bad stream", line[:300]) from error
+                if not is_sound(event):
+                    raise AskError("bad stream", line[:300])
                 if "error" in event:
                     raise AskError("error in stream", str(event["error"])[:300])
                 yield event
@@ -175,6 +175,27 @@ class OpenAITarget:
 
     async def close(self) -> None:
         await self._http.aclose()
+
+
+def models_of(body: Any) -> dict[str, int | None]:
+    """Names of what is served and its context, as far as the server says."""
+    listed = body.get("data") if isinstance(body, dict) else None
+    found = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    return {
+        str(each["id"]): limit if isinstance(limit := each.get("max_model_len"), int) else None
+        for each in found
+        if "id" in each
+    }
+
+
+def is_sound(event: Any) -> bool:
+    """Whether it has the shape of a completion's event, as far as that is read here."""
+    if not isinstance(event, dict):
+        return False
+    usage, choices = event.get("usage") or {}, event.get("choices") or []
+    if not isinstance(usage, dict) or not isinstance(choices, list):
+        return False
+    return all(isinstance(each, dict) for each in choices)
 
 
 def tokens_of(event: Mapping[str, Any]) -> int:

@@ -87,14 +87,15 @@ async def test_a_closed_loop_has_no_more_in_flight_than_askers() -> None:
 class Http:
     """A tiny HTTP server: `answer(body)` gives the status and the events of a completion."""
 
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, answer: Any, models: Any) -> None:
         self.answer = answer
+        self.models = models
         self.bodies: list[dict[str, Any]] = []
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         if head.startswith("GET"):
-            self._send(writer, 200, json.dumps({"data": [{"id": "m", "max_model_len": 99}]}))
+            self._send(writer, 200, json.dumps(self.models))
         else:
             (length,) = (
                 int(line.split(":")[1])
@@ -114,12 +115,17 @@ class Http:
         writer.write((text + body).encode())
 
 
+MODELS = {"data": [{"id": "m", "max_model_len": 99}]}
+
+
 @asynccontextmanager
-async def serving(answer: Any, **options: Any) -> AsyncIterator[tuple[OpenAITarget, Http]]:
-    http = Http(answer)
+async def serving(
+    answer: Any, *, models: Any = MODELS, is_plain: bool = False
+) -> AsyncIterator[tuple[OpenAITarget, Http]]:
+    http = Http(answer, models)
     server = await asyncio.start_server(http, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    target = OpenAITarget(f"http://127.0.0.1:{port}", "", is_plain=options.get("is_plain", False))
+    target = OpenAITarget(f"http://127.0.0.1:{port}", "", is_plain=is_plain)
     try:
         yield target, http
     finally:
@@ -175,6 +181,10 @@ async def test_the_plainest_server_gets_plain_text_and_its_count_is_believed() -
         (429, [], "http 429"),
         (500, [], "http 500"),
         (200, [{"error": {"message": "lost"}}], "error in stream"),
+        (200, [5], "bad stream"),
+        (200, [{"choices": [None]}], "bad stream"),
+        (200, [{"choices": 7}], "bad stream"),
+        (200, [{"usage": "many"}], "bad stream"),
     ],
 )
 async def test_failures_have_a_kind(status: int, events: list[Any], kind: str) -> None:
@@ -182,6 +192,24 @@ async def test_failures_have_a_kind(status: int, events: list[Any], kind: str) -
         with pytest.raises(AskError) as caught:
             await target.prepare()
         assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        [],
+        5,
+        {"data": 5},
+        {"data": [5]},
+        {"data": [{}]},
+        {"data": [{"id": "m", "max_model_len": None}]},
+    ],
+)
+async def test_a_server_that_says_nothing_of_its_models_is_asked_all_the_same(models: Any) -> None:
+    async with serving(lambda body: (200, [usage(1)]), models=models) as (target, http):
+        await target.prepare()
+        assert target.context_tokens is None
+        assert http.bodies[-1]["model"] in ("m", "default")
 
 
 async def read_request(reader: asyncio.StreamReader) -> bytes:
