@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.peers.setting import RUN_S_MAX, Answers, PeerError, Runner, Setting, quiet
+from benchmarks.peers.setting import (
+    RUN_S_MAX,
+    Answers,
+    PeerError,
+    Runner,
+    Setting,
+    quiet,
+    warm_jobs,
+)
 from kaiten.bench.outcomes import Frame, Outcome
 from kaiten.bench.workload import Job
 
@@ -74,9 +82,11 @@ def openvino_model(setting: Setting) -> Path:
 
 
 def _write_jobs(folder: Path, jobs: Sequence[Job]) -> Path:
+    def told(some: Sequence[Job]) -> list[dict[str, object]]:
+        return [{"prompt": job.prompt, "output_tokens": job.output_tokens} for job in some]
+
     path = folder / "jobs.json"
-    content = [{"prompt": job.prompt, "output_tokens": job.output_tokens} for job in jobs]
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps({"warm": told(warm_jobs(jobs)), "jobs": told(jobs)}))
     return path
 
 

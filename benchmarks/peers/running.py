@@ -47,6 +47,7 @@ def in_static_batches(runner: Runner) -> Runner:
 
 PEERS: Final[Mapping[str, Runner]] = {
     "kaiten": kaiten,
+    "kaiten-http": lambda setting: kaiten(setting, is_http=True),
     "kaiten-static16": in_static_batches(kaiten),
     "kaiten-int8": lambda setting: kaiten(setting, "--weight-dtype", "int8"),
     "hf-one": library("transformers_script.py", "transformers", "one"),

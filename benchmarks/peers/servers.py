@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.peers.libraries import HERE
-from benchmarks.peers.setting import RUN_S_MAX, START_S_MAX, Answers, PeerError, Setting, quiet
+from benchmarks.peers.setting import (
+    RUN_S_MAX,
+    START_S_MAX,
+    Answers,
+    PeerError,
+    Setting,
+    quiet,
+    warm_jobs,
+)
 from benchmarks.peers.tokens import (
     CHECKED,
     AskTokens,
@@ -25,18 +33,21 @@ from benchmarks.peers.tokens import (
 )
 from benchmarks.stack import free_port, serving
 from benchmarks.static_batches import StaticBatches
+from kaiten.bench.outcomes import Outcome
 from kaiten.bench.runner import Load
-from kaiten.bench.targets import AskError, target_of
+from kaiten.bench.targets import AskError, Target, target_of
 from kaiten.bench.workload import Job
 
 WARM_JOB: Final = Job(index=0, prompt=(500, 600, 700), output_tokens=2)
 
 
-def kaiten(setting: Setting, *further: str) -> Answers:
-    """The whole stack as `kaiten serve` starts it, asked over gRPC."""
+def kaiten(setting: Setting, *further: str, is_http: bool = False) -> Answers:
+    """The whole stack as `kaiten serve` starts it, asked over gRPC, or over HTTP as others are."""
     started_s = time.perf_counter()
     flags = ("--dtype", setting.dtype, "--slots", str(setting.slots), *further)
     with serving(str(setting.model), *flags, "--threads", str(setting.threads)) as stack:
+        if is_http:
+            return asyncio.run(_load(stack.http, setting, started_s, tokens_of_openai))
         return asyncio.run(_load(stack.grpc, setting, started_s, tokens_of_kaiten))
 
 
@@ -160,17 +171,21 @@ def _end_of(log: Path) -> str:
     return log.read_text()[-1500:]
 
 
+async def _at_once(target: Target, jobs: Sequence[Job]) -> list[Outcome]:
+    return await Load(target, timeout_s=RUN_S_MAX).open_loop(jobs, [0.0] * len(jobs))
+
+
 async def _load(address: str, setting: Setting, started_s: float, tokens_of: AskTokens) -> Answers:
-    """Everything due at once. The start lasts to the end of a first answer."""
-    target = target_of(address)
+    """A warm-up, then everything due at once. The start lasts to the end of a first answer."""
+    target: Target = target_of(address)
     if setting.static_seats:
         target = StaticBatches(target, setting.static_seats)
     try:
         await target.prepare()
         await target.ask(WARM_JOB, lambda _: None, START_S_MAX)
         start_s = time.perf_counter() - started_s
-        load = Load(target, timeout_s=RUN_S_MAX)
-        outcomes = await load.open_loop(setting.jobs, [0.0] * len(setting.jobs))
+        await _at_once(target, warm_jobs(setting.jobs))
+        outcomes = await _at_once(target, setting.jobs)
         return Answers(
             outcomes=outcomes,
             start_s=start_s,

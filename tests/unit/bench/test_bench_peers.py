@@ -55,7 +55,10 @@ def test_a_peer_that_is_not_there_says_so(tmp_path: Path) -> None:
 LIBRARY = """
 import json, sys
 words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-jobs = json.load(open(words["--jobs"]))
+asked = json.load(open(words["--jobs"]))
+jobs = asked["jobs"]
+assert [job["output_tokens"] for job in asked["warm"]] == [2, 3, 4]
+assert [job["prompt"] for job in asked["warm"]] == [[7, 6, 5]] * 3
 print("loading"); print("ready", flush=True)
 counts = [job["output_tokens"] - SHORT for job in jobs]
 found = {"stories": [[[0.5, 1], [0.7, n - 1]] for n in counts], "tokens": [[9] * n for n in counts]}
