@@ -216,10 +216,16 @@ class _Recorder:
 
     def __getitem__(self, grid: object) -> Callable[..., None]:
         def launch(
-            *values: object, num_warps: int = 4, num_stages: int = 3, **named: object
+            *values: object,
+            num_warps: int = 4,
+            num_stages: int = 3,
+            maxnreg: int | None = None,
+            **named: object,
         ) -> None:
             positional = dict(zip(self._kernel.arg_names, values, strict=False))
             options = {"num_warps": num_warps, "num_stages": num_stages}
+            if maxnreg is not None:
+                options["maxnreg"] = maxnreg
             self._keep(self._kernel, {**positional, **named}, options)
 
         return launch

@@ -7,8 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.kernels import aot
+from kernels import jit
+from kernels.attention_plan import tiles_for
+from kernels.attention_triton import _tiling
 
 pytest.importorskip("triton", reason="no triton here")
 
@@ -89,6 +93,31 @@ def test_the_table_is_whole() -> None:
     assert not [key for key, row in table.items() if row.spill_bytes]
     assert all(row.registers <= 255 for row in table.values())
     assert all(row.shared_bytes <= aot.SHARED_BYTES[row.arch] for row in table.values())
+
+
+# Of a processor, all of them.
+REGISTERS = 1 << 16
+
+
+@pytest.mark.parametrize(
+    ("shape", "arch"),
+    [*((shape.name, 90) for shape in aot.SHAPES), ("0.6b", 100), ("head 96", 100)],
+)
+def test_as_many_programs_fit_as_are_launched(
+    shape: str, arch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has to wait for another to end would run alone at the end."""
+    monkeypatch.setattr(jit, "arch_elsewhere", arch)
+    model = next(each for each in aot.SHAPES if each.name == shape)
+    group, head_dim = model.heads // model.kv_heads, model.head_dim
+    q = torch.empty(1, model.heads, head_dim, dtype=model.dtype, device="meta")
+    tiles = tiles_for(group, model.dtype, head_dim, q.device)
+    for tile, is_long in zip(tiles, (False, True), strict=True):
+        tiling = _tiling(q, group, tile, model.block_size, is_long=is_long, is_fp8=model.is_kv_fp8)
+        row = aot.read_table()[shape, "attend_kernel long" if is_long else "attend_kernel", arch]
+        assert row.warps == tiling.warps
+        assert 32 * row.warps * row.registers * tiling.programs <= REGISTERS, row
+        assert row.shared_bytes * tiling.programs <= aot.SHARED_BYTES[arch], row
 
 
 def test_the_table_names_its_compiler() -> None:
