@@ -30,8 +30,8 @@ class Fetch(Protocol):
     def is_done(self) -> bool:
         """Whether `wait` would not wait."""
 
-    def wait(self) -> tuple[Sequence[Tensor], int]:
-        """Their contents, and the microseconds that the device computed since `begun`.
+    def wait(self) -> int:
+        """Until they are there; the microseconds that the device computed since `begun`.
 
         Raises DeviceLost.
         """
@@ -41,11 +41,14 @@ class Accelerator(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    def take_thread(self) -> None:
+        """The calling thread computes from now on; CUDA has a device by thread, at first GPU 0."""
+
     def computing(self) -> AbstractContextManager[None]:
         """What is launched inside goes to the worker's own stream, in order, and keeps no grads."""
 
     def host_buffer(self, size_bytes: int) -> Tensor:
-        """Memory of the host that the device copies from by itself, as bytes."""
+        """Memory of the host that the device copies from and to by itself, as bytes."""
 
     def mark(self) -> Callable[[], None]:
         """A function that waits for everything launched up to now."""
@@ -56,8 +59,8 @@ class Accelerator(Protocol):
     def begun(self) -> Any:
         """The moment when what is launched next begins, for `fetch`."""
 
-    def fetch(self, tensors: Sequence[Tensor], begun: Any) -> Fetch:
-        """Begin to copy to the host; what is launched afterwards does not wait for it."""
+    def fetch(self, tensors: Sequence[Tensor], targets: Sequence[Tensor], begun: Any) -> Fetch:
+        """Begin to copy each to its target; what is launched afterwards does not wait for it."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """A function that launches at once all that `run` launches, over the same tensors."""
@@ -66,6 +69,9 @@ class Accelerator(Protocol):
 class Cpu:
     def __init__(self) -> None:
         self.device = torch.device("cpu")
+
+    def take_thread(self) -> None:
+        pass
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -84,9 +90,11 @@ class Cpu:
     def begun(self) -> int:
         return time.perf_counter_ns()
 
-    def fetch(self, tensors: Sequence[Tensor], begun: int) -> Fetch:
+    def fetch(self, tensors: Sequence[Tensor], targets: Sequence[Tensor], begun: int) -> Fetch:
         elapsed_us = (time.perf_counter_ns() - begun) // 1000
-        return _Fetched([tensor.clone() for tensor in tensors], elapsed_us)
+        for target, tensor in zip(targets, tensors, strict=True):
+            target.copy_(tensor)
+        return _Fetched(elapsed_us)
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         return run
@@ -101,6 +109,11 @@ class Cuda:
         self._back = _stream(device)
         # One for all graphs: they run one after the other.
         self._graph_pool: Any = torch.cuda.graph_pool_handle()
+
+    def take_thread(self) -> None:
+        # Otherwise every return from `computing` would make this thread a context on GPU 0, which
+        # takes hundreds of megabytes from the worker there.
+        torch.cuda.set_device(self.device)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -124,15 +137,18 @@ class Cuda:
         event.record(self._compute)
         return event
 
-    def fetch(self, tensors: Sequence[Tensor], begun: torch.cuda.Event) -> Fetch:
+    def fetch(
+        self, tensors: Sequence[Tensor], targets: Sequence[Tensor], begun: torch.cuda.Event
+    ) -> Fetch:
         ended = _event(is_timed=True)
         ended.record(self._compute)
         self._back.wait_event(ended)
         with torch.cuda.stream(self._back):
-            copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+            for target, tensor in zip(targets, tensors, strict=True):
+                target.copy_(tensor, non_blocking=True)
             done = _event()
             done.record(self._back)
-        return _Fetching(copies, list(tensors), done, begun, ended)
+        return _Fetching(tensors, done, begun, ended)
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         # Once before: what compiles, loads or allocates for good must not be recorded.
@@ -145,25 +161,22 @@ class Cuda:
 
 
 class _Fetched:
-    def __init__(self, copies: Sequence[Tensor], elapsed_us: int) -> None:
-        self._copies = copies
+    def __init__(self, elapsed_us: int) -> None:
         self._elapsed_us = elapsed_us
         self.is_done = True
 
-    def wait(self) -> tuple[Sequence[Tensor], int]:
-        return self._copies, self._elapsed_us
+    def wait(self) -> int:
+        return self._elapsed_us
 
 
 class _Fetching:
     def __init__(
         self,
-        copies: Sequence[Tensor],
         sources: Sequence[Tensor],
         done: torch.cuda.Event,
         begun: torch.cuda.Event,
         ended: torch.cuda.Event,
     ) -> None:
-        self._copies = copies
         # Their memory must not be given to others while it is read on another stream.
         self._sources = sources
         self._done, self._begun, self._ended = done, begun, ended
@@ -173,10 +186,10 @@ class _Fetching:
         with losing():
             return bool(self._done.query())  # type: ignore[no-untyped-call]
 
-    def wait(self) -> tuple[Sequence[Tensor], int]:
+    def wait(self) -> int:
         with losing():
-            self._done.synchronize()
-        return self._copies, int(self._begun.elapsed_time(self._ended) * 1000)
+            _wait_for(self._done)
+            return int(self._begun.elapsed_time(self._ended) * 1000)
 
 
 @contextmanager
@@ -196,7 +209,7 @@ def _wait_for(event: torch.cuda.Event) -> None:
     """Where torch refuses to wait, it would still wait for events: not so here."""
     is_watched = torch.cuda.get_sync_debug_mode() == _REFUSES_TO_WAIT
     if is_watched and not event.query():  # type: ignore[no-untyped-call]
-        raise HostWaited("the host was about to wait for an upload")
+        raise HostWaited("the host was about to wait for a copy")
     event.synchronize()
 
 

@@ -22,7 +22,7 @@ from gpu_worker.model import ModelConfig
 from gpu_worker.rope_config import inverse_frequencies
 from gpu_worker.weights import LayerWeights, Weights
 from kernels import dispatch
-from kernels.attention_plan import AttentionPlan, plan_attention, with_parts
+from kernels.attention_plan import AttentionPlan, Parts, PartsSize, plan_attention, with_parts
 from kernels.layers import CompiledLayers
 from kernels.paged_attention import paged_attention
 from kernels.rms_norm import add_rms_norm, add_rms_norm_rows
@@ -97,6 +97,8 @@ class Decoder:
         frequencies = inverse_frequencies(config.rope).to(pages.device)
         self._cos_sin = rope_table(context_tokens, frequencies, config.rope.attention_scale)
         self._scale = config.head_dim**-0.5
+        self._context_tokens = context_tokens
+        self._parts: Parts | None = None
         # None: the operators one by one.
         self.compiled = CompiledLayers.of(
             weights.layers,
@@ -106,6 +108,23 @@ class Decoder:
             eps=config.norm_eps,
             scale=self._scale,
         )
+
+    def reserve(self, *, rows: int, tokens: int) -> None:
+        """From now on no step, of no more rows and tokens, takes memory for attention's parts."""
+        if dispatch.path_for(self.weights.norm) != "triton":
+            return
+        config, norm = self._config, self.weights.norm
+        size = PartsSize.worst(
+            rows=rows,
+            tokens=tokens,
+            positions=self._context_tokens,
+            kv_heads=config.kv_heads,
+            group=config.heads // config.kv_heads,
+            head_dim=config.head_dim,
+            dtype=norm.dtype,
+            device=norm.device,
+        )
+        self._parts = Parts.of(size, norm.device)
 
     def forward(self, step: StepTensors) -> States:
         """Write the step's keys and values; return the last states of the tokens looked at."""
@@ -183,6 +202,7 @@ class Decoder:
             kv_heads=config.kv_heads,
             group=group,
             head_dim=config.head_dim,
+            kept=self._parts,
         )
 
     def _project(

@@ -3,7 +3,7 @@
 Engine, rows and server are the same for every device; tests put a function in its place.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -38,6 +38,11 @@ class LogitEdits:
     forbidden_ids: IntArray
     allowed_rows: IntArray
     allowed_ids: IntArray
+
+    @property
+    def arrays(self) -> tuple[AnyArray, ...]:
+        """In the order of the fields."""
+        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +176,7 @@ class Device(Protocol):
     """One that the host takes turns with."""
 
     def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
-        """Copy the KV of each source block to its target, as if all at once."""
+        """Copy the KV of each source block to its target. No block is both."""
 
     def execute(self, step: StepInputs) -> StepSamples:
         """Compute the step. Repeating it, whole or row by row, gives the same result."""

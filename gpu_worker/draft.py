@@ -238,6 +238,8 @@ def _append(
 def _check_copies(plan: Plan, limits: RowLimits) -> None:
     targets = {target for _, target in plan.copies}
     require(len(targets) == len(plan.copies), "two copies have the same target block")
+    both = targets.intersection(source for source, _ in plan.copies)
+    require(not both, f"block {min(both, default=0)} is the target of a copy and a source")
     for source, target in plan.copies:
         _check_block(source, limits)
         _check_block(target, limits)

@@ -3,6 +3,7 @@
 Each phase is timed, because start-up is what an operator waits for.
 """
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from gpu_worker.accelerator import Cuda
+from gpu_worker.accelerator import Accelerator, accelerator_for
 from gpu_worker.checkpoint import Checkpoint, find_checkpoint
 from gpu_worker.decoder import Decoder
 from gpu_worker.device import AheadDevice, Device, StepInputs, StepSamples
@@ -50,7 +51,8 @@ from gpu_worker.target import (
     numeric_class,
 )
 from gpu_worker.torch_device import TorchDevice
-from gpu_worker.warm_up import largest_step, make_ready, mixed_tokens, warm_up
+from gpu_worker.trial_steps import largest_step, worst_step
+from gpu_worker.warm_up import make_ready, mixed_tokens, warm_up
 from gpu_worker.weights import Weights, fingerprint, load_weights
 from kernels import fp8, native
 from service_kit.errors import ConfigError
@@ -131,8 +133,9 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         scales = read_scales(checkpoint, config) if kv_dtype == fp8.DTYPE else None
         kind = numeric_class(target, dtype, kv_dtype, is_int8=is_int8)
         digest = fingerprint(checkpoint, config, kind, scales)
+    accelerator = accelerator_for(target)
     with timer.phase("pool"):
-        room = find_room(settings, config, weights, kv_dtype, scales, target)
+        room = find_room(settings, config, weights, kv_dtype, scales, accelerator)
         pool = size_pool(config, kv_dtype, pool_request(settings), room)
         pages = allocate_pages(config, pool, kv_dtype, target)
         decoder = Decoder(
@@ -140,8 +143,8 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         )
     limits = row_limits(settings, config, pool)
     with timer.phase("warm_up"):
-        device = ready_device(decoder, pages, limits)
-        mixed = mixed_tokens(compute_of(device), limits, settings.mixed_step_s)
+        device = ready_device(decoder, pages, limits, accelerator)
+        mixed = mixed_tokens(device, limits, settings.mixed_step_s)
     return Loaded(
         device=watched(device, target) if is_watched else device,
         limits=limits,
@@ -154,7 +157,7 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         pool=pool,
         mixed_tokens=mixed,
         phases_ms=timer.phases_ms,
-        settle=partial(warm_up, compute_of(device), limits),
+        settle=partial(settle, accelerator, compute_of(device), limits),
     )
 
 
@@ -164,12 +167,16 @@ def find_room(
     weights: Weights,
     kv_dtype: torch.dtype,
     kv_scales: Tensor | None,
-    device: torch.device,
+    accelerator: Accelerator,
 ) -> Room:
     """What KV blocks may take: on a GPU, what the weights and the largest step leave."""
+    device = accelerator.device
     if device.type == "cpu":
         return room_on_cpu(free_memory_bytes())
-    step_bytes = measure_step(settings, config, weights, kv_dtype, kv_scales, device)
+    step_bytes = measure_step(settings, config, weights, kv_dtype, kv_scales, accelerator)
+    # What was measured refers to itself; torch keeps what it gives back.
+    gc.collect()
+    torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return room_on_gpu(
         total_bytes=total_bytes,
@@ -185,12 +192,14 @@ def measure_step(
     weights: Weights,
     kv_dtype: torch.dtype,
     kv_scales: Tensor | None,
-    device: torch.device,
+    accelerator: Accelerator,
 ) -> int:
-    """What the largest step that the settings allow takes beside weights and KV, by running it.
+    """What a worker with these settings takes beside weights and KV, by being one.
 
-    What a step of single tokens takes comes on top: recorded steps keep that for themselves.
+    What it keeps, what the worst step takes for a while, and what a step of single tokens does:
+    recorded steps keep that for themselves.
     """
+    device = accelerator.device
     context = settings.context_tokens or config.positions_max
     one_block = PoolSize(
         block_count=1,
@@ -198,14 +207,16 @@ def measure_step(
         block_bytes=block_bytes(config, settings.block_size, kv_dtype),
         context_tokens=context,
     )
+    limits = row_limits(settings, config, one_block)
+    before = torch.cuda.memory_allocated(device)
     pages = allocate_pages(config, one_block, kv_dtype, device)
     decoder = Decoder(config, weights, pages, context_tokens=context, kv_scales=kv_scales)
-    limits = row_limits(settings, config, one_block)
-    compute = TorchDevice(decoder, pages).execute
-    # Partial sums of attention grow with the context.
-    largest = largest_step(limits, context=context)
+    measured = ResidentDevice(decoder, pages, limits, accelerator, graph_sizes=(limits.slots,))
+    kept = torch.cuda.memory_allocated(device) - before
+    worst = worst_step(limits)
     singles = largest_step(replace(limits, step_tokens=limits.slots), context=context)
-    return sum(peak_bytes(partial(compute, step), device) for step in (largest, singles))
+    compute = compute_of(measured)
+    return kept + sum(peak_bytes(partial(compute, step), device) for step in (worst, singles))
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
@@ -221,14 +232,16 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
-def ready_device(decoder: Decoder, pages: Tensor, limits: RowLimits) -> Device | AheadDevice:
+def ready_device(
+    decoder: Decoder, pages: Tensor, limits: RowLimits, accelerator: Accelerator
+) -> Device | AheadDevice:
     """Warmed up. A GPU gets its steps ahead of the host; a CPU is the host."""
     if pages.device.type == "cpu":
         in_turns = TorchDevice(decoder, pages)
         warm_up(in_turns.execute, limits)
         return in_turns
     sizes = graph_sizes(limits.slots)
-    device = ResidentDevice(decoder, pages, limits, Cuda(pages.device), graph_sizes=sizes)
+    device = ResidentDevice(decoder, pages, limits, accelerator, graph_sizes=sizes)
     make_ready(device, lambda done, total: log.info("worker.recording", done=done, total=total))
     return device
 
@@ -237,6 +250,14 @@ def watched(device: Device | AheadDevice, target: torch.device) -> AheadDevice:
     """For who comes after Ready: what settles the compute thread may still allocate."""
     assert isinstance(device, AheadDevice)
     return Watched(device, CudaCounters(target))
+
+
+def settle(
+    accelerator: Accelerator, compute: Callable[[StepInputs], StepSamples], limits: RowLimits
+) -> None:
+    """The thread that calls this is the one that computes."""
+    accelerator.take_thread()
+    warm_up(compute, limits)
 
 
 def compute_of(device: Device | AheadDevice) -> Callable[[StepInputs], StepSamples]:

@@ -12,17 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.accelerator import Accelerator, Fetch
+from gpu_worker.accelerator import Accelerator
+from gpu_worker.block_copies import BlockCopies
 from gpu_worker.decoder import Decoder, Queries, StepTensors
 from gpu_worker.device import AnyArray, Explanations, RowChanges, StepInputs, StepSamples
 from gpu_worker.draft import RowLimits
+from gpu_worker.edit_parts import edits_bytes, in_parts
 from gpu_worker.looked_at import LookedAt, looked_at
 from gpu_worker.resident_rows import ResidentRows, staging_bytes
+from gpu_worker.results import Result, Results, results_bytes
 from gpu_worker.staging import Staging
 from gpu_worker.step_graphs import Chosen, StepGraphs
-from gpu_worker.torch_device import edit_arrays, edit_tensors, explain, likeliest
+from gpu_worker.torch_device import edit_tensors, explain, likeliest
 from kernels.fp8 import as_bytes
-from kernels.logit_edits import edit_logits
+from kernels.logit_edits import EditBuffers, edit_logits
 from kernels.sampling import sample
 from kernels.step_rows import Asked, RowStep, step_rows
 from kernels.take_tokens import ABSENT, take_tokens
@@ -32,6 +35,9 @@ _NOTHING: Final = (
     np.zeros((0, 0), np.int64),
     np.zeros((0, 0), np.float32),
 )
+
+# Two int64 each.
+_COPY_BYTES: Final = 16
 
 
 class ResidentDevice:
@@ -45,11 +51,18 @@ class ResidentDevice:
         graph_sizes: Sequence[int],
     ) -> None:
         self._decoder = decoder
-        self._pages = as_bytes(pages)
+        decoder.reserve(rows=limits.slots, tokens=limits.step_tokens)
         self.limits = limits
         self._accelerator = accelerator
         self._staging = Staging(accelerator, staging_bytes(limits))
+        # Their own, as there may be more parts than anything else in a step has buffers. Two: for
+        # the step that is launched and the one that runs.
+        self._edits = Staging(accelerator, edits_bytes(limits), buffers=2)
+        self._results = Results(accelerator, results_bytes(limits))
+        self._copies = BlockCopies(as_bytes(pages))
         device = accelerator.device
+        # An allowed token is sent as its row and its id.
+        self._edit_buffers = EditBuffers.of(limits.slots, self._edits.size_bytes // 16, device)
         self.rows = ResidentRows(limits, self._staging, device)
         # Of the rows of a recorded step: one for all sizes.
         self._logits = torch.empty((max(graph_sizes), limits.vocab_size), device=device)
@@ -74,17 +87,17 @@ class ResidentDevice:
     def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
         with self._accelerator.computing():
             self.rows.apply(changes)
-            if copies:
-                sources, targets = self._staging.upload(np.array(copies, np.int64).T)[0]
-                # All sources are read before any target is written.
-                self._pages[:, :, targets] = self._pages[:, :, sources]
+            step = self._staging.size_bytes // _COPY_BYTES
+            for start in range(0, len(copies), step):
+                some = np.array(copies[start : start + step], np.int64)
+                self._copies.copy(*self._staging.upload(some.T)[0])
 
     def launch(self, step: StepInputs) -> "StepFlight":
         with self._accelerator.computing():
             begun = self._accelerator.begun()
             is_recorded = _only_decodes(step) and self._graphs.size_for(step.row_count) is not None
             tensors = self._recorded(step) if is_recorded else self._mixed(step)
-            return StepFlight(step, self._accelerator.fetch(tensors, begun))
+            return StepFlight(step, self._results.fetch(tensors, begun))
 
     def _think(self, asked: Asked) -> None:
         """One token of each row: its logits."""
@@ -139,7 +152,9 @@ class ResidentDevice:
         if (edits := inputs.sampling.edits) is None:
             return logits
         raw = logits.clone() if (inputs.sampling.logprobs >= 0).any() else logits
-        edit_logits(logits, edit_tensors(self._staging.upload(*edit_arrays(edits))))
+        for part in in_parts(edits, self._edits.size_bytes):
+            tensors = edit_tensors(self._edits.upload(*part.arrays))
+            edit_logits(logits, tensors, self._edit_buffers)
         return raw
 
     def _likeliest(self, inputs: StepInputs, raw: Tensor, token_ids: Tensor) -> list[Tensor]:
@@ -184,18 +199,17 @@ class ResidentDevice:
 
 
 class StepFlight:
-    def __init__(self, step: StepInputs, fetch: Fetch) -> None:
+    def __init__(self, step: StepInputs, result: Result) -> None:
         self._step = step
-        self._fetch = fetch
+        self._result = result
 
     @property
     def is_done(self) -> bool:
-        return self._fetch.is_done
+        return self._result.is_done
 
     def result(self) -> StepSamples:
-        tensors, forward_us = self._fetch.wait()
-        arrays = [tensor.numpy() for tensor in tensors]
-        result = arrays.pop(0)
+        found, forward_us = self._result.read()
+        result, *arrays = found
         rows = np.flatnonzero(self._step.sampling.logprobs >= 0)
         logprob, top_ids, top = _three(arrays) if len(rows) else _NOTHING
         explained = None

@@ -15,37 +15,39 @@ from torch import Tensor
 from gpu_worker.accelerator import Accelerator
 from gpu_worker.device import AnyArray
 
-_ALIGN_BYTES: Final = 16
-# A plan and its first step: rows, block places, copies, the step, the tokens looked at, edits, who
-# wants log-probabilities, what is explained.
+ALIGN_BYTES: Final = 16
+# A plan and its first step: rows, block places, copies, the step, the tokens looked at, who wants
+# log-probabilities, what is explained.
 _BUFFERS: Final = 2 * 8
+
+
+def aligned(size_bytes: int) -> int:
+    """With what is left free behind it, so that kernels need not be compiled anew for the next."""
+    return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
 def packed_bytes(arrays: Sequence[AnyArray]) -> int:
     """What the arrays take in a buffer."""
-    return sum(-(-array.nbytes // _ALIGN_BYTES) * _ALIGN_BYTES for array in arrays)
+    return sum(aligned(array.nbytes) for array in arrays)
 
 
 class Staging:
-    def __init__(self, accelerator: Accelerator, size_bytes: int) -> None:
+    def __init__(self, accelerator: Accelerator, size_bytes: int, buffers: int = _BUFFERS) -> None:
         self._accelerator = accelerator
         self.size_bytes = size_bytes
-        self._hosts = [accelerator.host_buffer(size_bytes) for _ in range(_BUFFERS)]
+        self._hosts = [accelerator.host_buffer(size_bytes) for _ in range(buffers)]
         self._devices = [
             torch.empty(size_bytes, dtype=torch.uint8, device=accelerator.device)
-            for _ in range(_BUFFERS)
+            for _ in range(buffers)
         ]
-        self._copied = [accelerator.mark() for _ in range(_BUFFERS)]
+        self._copied = [accelerator.mark() for _ in range(buffers)]
         self._turn = 0
 
     def upload(self, *arrays: AnyArray) -> tuple[Tensor, ...]:
-        """The arrays on the device, until `_BUFFERS` uploads later at the earliest."""
+        """The arrays on the device, until there were as many more uploads as there are buffers."""
         size_bytes = packed_bytes(arrays)
-        if size_bytes > self.size_bytes:
-            # Rare, as the penalties of many long rows: memory of its own, kept until it is copied.
-            device = torch.empty(size_bytes, dtype=torch.uint8, device=self._accelerator.device)
-            return _moved(arrays, self._accelerator.host_buffer(size_bytes), device)
-        turn, self._turn = self._turn, (self._turn + 1) % _BUFFERS
+        assert size_bytes <= self.size_bytes, f"{size_bytes} bytes are too many to send at once"
+        turn, self._turn = self._turn, (self._turn + 1) % len(self._hosts)
         self._copied[turn]()
         views = _moved(arrays, self._hosts[turn], self._devices[turn])
         self._copied[turn] = self._accelerator.mark()
@@ -60,6 +62,6 @@ def _moved(arrays: Sequence[AnyArray], host: Tensor, device: Tensor) -> tuple[Te
         source = torch.from_numpy(np.ascontiguousarray(array))
         host[at:end].view(source.dtype).view(source.shape).copy_(source)
         views.append(device[at:end].view(source.dtype).view(source.shape))
-        at = end + -end % _ALIGN_BYTES
+        at = aligned(end)
     device[:at].copy_(host[:at], non_blocking=True)
     return tuple(views)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from gpu_worker.decoder import Decoder, Queries, States, StepTensors
 from gpu_worker.device import (
-    AnyArray,
     Explanations,
     LogitEdits,
     SamplingColumns,
@@ -36,7 +35,6 @@ class TorchDevice:
     def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
         sources, targets = torch.tensor(pairs, device=self._device).T
         with torch.inference_mode():
-            # All sources are read before any target is written.
             self._pages[:, :, targets] = self._pages[:, :, sources]
 
     def execute(self, step: StepInputs) -> StepSamples:
@@ -101,7 +99,7 @@ class TorchDevice:
         if columns.edits is not None:
             # Log-probabilities are of the model's own logits: whoever changes them does it apart.
             logits = logits.clone() if len(rows) else logits
-            arrays = (self._tensor(array) for array in edit_arrays(columns.edits))
+            arrays = (self._tensor(array) for array in columns.edits.arrays)
             edit_logits(logits, edit_tensors(arrays))
         token_ids, is_ok = sample(logits, params)
         most = int(columns.logprobs.max(initial=0))
@@ -123,13 +121,8 @@ class TorchDevice:
         return torch.from_numpy(array).to(self._device)
 
 
-def edit_arrays(edits: LogitEdits) -> tuple[AnyArray, ...]:
-    """Its arrays, as `edit_tensors` takes them."""
-    return tuple(getattr(edits, field.name) for field in fields(edits))
-
-
 def edit_tensors(tensors: Iterable[Tensor]) -> EditTensors:
-    """Of `edit_arrays`, on the device."""
+    """Of the arrays of some, on the device."""
     names = (field.name for field in fields(LogitEdits))
     return EditTensors(**dict(zip(names, tensors, strict=True)))
 

@@ -1,31 +1,26 @@
 """Steps that a worker runs before it is ready, so that no request pays for being the first.
 
-They read and write nobody's blocks, and no row: on a device that holds the rows, theirs are
-padding.
+Of a device that holds the rows itself some are padding, which is compiled and computes nothing;
+where it matters what they compute, they are seated: rows of the device, until it is cleared.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 
-from gpu_worker.device import (
-    FloatArray,
-    IntArray,
-    LogitEdits,
-    RowEnds,
-    SamplingColumns,
-    StepInputs,
-)
+from gpu_worker.device import AheadDevice, Device, RowChanges, StepInputs, StepSamples
 from gpu_worker.draft import RowLimits
 from gpu_worker.resident_device import ResidentDevice
+from gpu_worker.trial_steps import every_edit, largest_step, step_of, worst_step
 
 _TOKENS: Final = 32
 _ROWS: Final = 4
 _TOP_LOGPROBS: Final = 5
-_NOBODY: Final = -1
+_NO_STOP: Final = -1
 _TIMES: Final = 2
 
 
@@ -41,7 +36,7 @@ def warm_up(compute: Callable[[StepInputs], object], limits: RowLimits) -> None:
     compute(step_of([min(2, longest), 1][: limits.slots], limits))
     compute(step_of(decode, limits))
     compute(step_of(decode, limits, logprobs=min(_TOP_LOGPROBS, limits.vocab_size)))
-    compute(step_of(decode, limits, edits=_every_edit(len(decode), limits.vocab_size)))
+    compute(step_of(decode, limits, edits=every_edit(len(decode), limits.vocab_size)))
 
 
 def make_ready(
@@ -52,18 +47,40 @@ def make_ready(
     warm_up(lambda step: device.launch(step).result(), limits)
     device.record(on_recorded)
     # Last, as recording gives back what torch keeps for later: now no step need ask for memory.
-    device.launch(largest_step(limits, context=limits.context_tokens)).result()
+    # Seated, so that a kernel that fails on this device does so before it is relied on.
+    launch_seated(device, worst_step(limits))()
+    device.clear()
     device.finish()
 
 
-def largest_step(limits: RowLimits, *, context: int | None = None) -> StepInputs:
-    """As many rows as there are slots, as many tokens as a step may have, all with one logit row.
+def launch_seated(device: ResidentDevice, step: StepInputs) -> Callable[[], StepSamples]:
+    """Make the rows of the step rows of the device; returns what launches it and waits for it.
 
-    The first row has all tokens that the others leave. `context`: how long rows are at least.
+    Nobody else may be there. They own what blocks there are, in turns.
     """
-    rows = min(limits.slots, limits.step_tokens)
-    first = min(limits.step_tokens - (rows - 1), limits.context_tokens)
-    return step_of([first, *[1] * (rows - 1)], limits, context=context)
+    rows, limits = step.row_count, device.limits
+    slots = np.arange(rows)
+    contexts, sampling = step.context_lengths.astype(np.int64), step.sampling
+    each = -(-contexts // limits.block_size)
+    first = slots * limits.blocks_per_row
+    places = np.concatenate([np.arange(at, at + n) for at, n in zip(first, each, strict=True)])
+    zeros = np.zeros(rows, np.int64)
+    # So far from its limit that its token does not end it.
+    ints = (
+        zeros + 1, contexts, contexts - step.counts, contexts + 2, contexts, zeros, zeros,
+        sampling.top_k, sampling.seed, sampling.choice,
+    )  # fmt: skip
+    seated = RowChanges(
+        slots=slots,
+        ints=np.stack(ints),
+        floats=np.stack([sampling.temperature, sampling.top_p, sampling.min_p]),
+        stops=np.full((rows, 1), _NO_STOP, np.int32),
+        places=places,
+        blocks=(np.arange(len(places)) % limits.block_count).astype(np.int32),
+    )
+    device.apply(seated, ())
+    device.finish()
+    return lambda: device.launch(replace(step, slots=slots)).result()
 
 
 def tokens_within(
@@ -85,104 +102,39 @@ def tokens_within(
     return fewer + int((count - fewer) * (limit_s - before_s) / (seconds - before_s))
 
 
-def mixed_tokens(
-    compute: Callable[[StepInputs], object], limits: RowLimits, limit_s: float | None
-) -> int:
+def mixed_tokens(device: Device | AheadDevice, limits: RowLimits, limit_s: float | None) -> int:
     """How many tokens a step may have in which somebody decodes, by running some.
 
-    However slow they are, a full batch of decodes leaves room for as many tokens of prompts.
+    However slow they are, a full batch of decodes leaves room for as many tokens of prompts. On a
+    device that holds the rows they share a full pool, as padding would cost nothing.
     """
     if limit_s is None or limits.slots == 1:
         return limits.step_tokens
+    is_ahead = isinstance(device, ResidentDevice)
+    shared = limits.block_count * limits.block_size // limits.slots
+    context = max(1, min(shared, limits.context_tokens)) if is_ahead else None
 
     def seconds_of(tokens: int) -> float:
-        step = largest_step(replace(limits, step_tokens=tokens))
+        step = largest_step(replace(limits, step_tokens=tokens), context=context)
         # The least of them: whatever else the machine does only adds.
-        return min(_seconds(lambda: compute(step)) for _ in range(_TIMES))
+        return min(_seconds(_begin(device, step)) for _ in range(_TIMES))
 
     least = min(2 * limits.slots, limits.step_tokens)
-    return tokens_within(limit_s, seconds_of, least=least, most=limits.step_tokens)
+    found = tokens_within(limit_s, seconds_of, least=least, most=limits.step_tokens)
+    if isinstance(device, ResidentDevice):
+        device.clear()
+    return found
+
+
+def _begin(device: Device | AheadDevice, step: StepInputs) -> Callable[[], StepSamples]:
+    """What computes the step, honestly: the rows of `launch_seated` go on, so seats are new."""
+    if isinstance(device, ResidentDevice):
+        return launch_seated(device, step)
+    assert not isinstance(device, AheadDevice)
+    return partial(device.execute, step)
 
 
 def _seconds(run: Callable[[], object]) -> float:
     started_s = time.perf_counter()
     run()
     return time.perf_counter() - started_s
-
-
-def step_of(
-    counts: Sequence[int],
-    limits: RowLimits,
-    *,
-    logprobs: int = -1,
-    edits: LogitEdits | None = None,
-    context: int | None = None,
-) -> StepInputs:
-    """Rows that all read block 0 and write nowhere; half of them sample with noise.
-
-    `context`: how long each row is, if longer than its own tokens.
-    """
-    rows, per_row = len(counts), np.array(counts, np.int64)
-    starts = np.concatenate([[0], np.cumsum(per_row)])
-    width = -(-(context or max(counts)) // limits.block_size)
-    contexts = np.maximum(per_row, context or 0)
-    return StepInputs(
-        slots=np.full(rows, _NOBODY, np.int64),
-        serials=np.zeros(rows, np.uint64),
-        counts=per_row,
-        query_starts=starts.astype(np.int32),
-        context_lengths=contexts.astype(np.int32),
-        block_tables=np.zeros((rows, width), np.int32),
-        token_ids=np.zeros(starts[-1], np.int64),
-        positions=np.concatenate([np.arange(count) for count in counts]),
-        kv_slots=np.full(starts[-1], -1, np.int64),
-        sampled_rows=np.arange(rows),
-        sampled_tokens=starts[1:] - 1,
-        sampling=SamplingColumns(
-            temperature=(np.arange(rows) % 2).astype(np.float32),
-            top_k=np.full(rows, min(8, limits.vocab_size), np.int64),
-            top_p=_all(rows, 0.9),
-            min_p=_all(rows, 0.0),
-            seed=np.zeros(rows, np.int64),
-            choice=np.zeros(rows, np.int64),
-            position=np.zeros(rows, np.int64),
-            logprobs=np.full(rows, logprobs, np.int64),
-            edits=edits,
-        ),
-        ends=_ends(per_row),
-    )
-
-
-def _every_edit(rows: int, vocab_size: int) -> LogitEdits:
-    """One of each kind in every row: each kind has a kernel of its own."""
-    each, first = np.arange(rows), np.zeros(rows, np.int64)
-    return LogitEdits(
-        bias_rows=each,
-        bias_ids=first,
-        biases=_all(rows, 0.5),
-        seen_rows=each,
-        seen_ids=first,
-        seen_counts=_all(rows, 1.0),
-        repetition=_all(rows, 1.1),
-        presence=_all(rows, 0.1),
-        frequency=_all(rows, 0.1),
-        forbidden_rows=each,
-        forbidden_ids=np.full(rows, vocab_size - 1),
-        allowed_rows=each,
-        allowed_ids=first,
-    )
-
-
-def _all(rows: int, value: float) -> FloatArray:
-    return np.full(rows, value, np.float32)
-
-
-def _ends(counts: IntArray) -> RowEnds:
-    rows = len(counts)
-    return RowEnds(
-        joined=np.zeros(rows, np.int64),
-        known=counts,
-        limit=counts,
-        masked_until=np.zeros(rows, np.int64),
-        stops=np.zeros((rows, 0), np.int64),
-    )

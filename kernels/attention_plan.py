@@ -81,20 +81,39 @@ class PartsSize:
         most = positions if plan.context_max is None else plan.context_max
         assert most is not None, "a step without a bound of its contexts"
         short_tokens = min(tokens, rows * plan.short_tokens)
-        short = short_tokens * _splits(most, SPLIT)
-        long = tokens * _splits(most, LONG_SPLIT) if plan.has_long else 0
-        parts = max(short, long) * kv_heads * group
+        parts = _parts(short_tokens, tokens if plan.has_long else 0, most) * kv_heads * group
         return cls(short_tokens=short_tokens, parts=parts, positions=most, head_dim=head_dim)
+
+    @classmethod
+    def worst(
+        cls, *, rows: int, tokens: int, positions: int, kv_heads: int, group: int, head_dim: int,
+        dtype: torch.dtype, device: torch.device,
+    ) -> PartsSize:  # fmt: skip
+        """Of any step of no more rows, query tokens and positions."""
+        short_tile, _ = tiles_for(group, dtype, head_dim, device)
+        short_tokens = min(tokens, rows * (short_tile // group))
+        parts = _parts(short_tokens, tokens, positions) * kv_heads * group
+        return cls(short_tokens=short_tokens, parts=parts, positions=positions, head_dim=head_dim)
 
 
 def with_parts(
-    plan: AttentionPlan, *, rows: int, tokens: int, kv_heads: int, group: int, head_dim: int
-) -> AttentionPlan:
-    """The plan with room for its parts: one allocation per step, and none where it is recorded."""
+    plan: AttentionPlan, *, rows: int, tokens: int, kv_heads: int, group: int, head_dim: int,
+    kept: Parts | None = None,
+) -> AttentionPlan:  # fmt: skip
+    """The plan with room for its parts: that which is `kept`, else an allocation of its own."""
+    if kept is not None:
+        return replace(plan, parts=kept)
     size = PartsSize.of(
         plan, rows=rows, tokens=tokens, kv_heads=kv_heads, group=group, head_dim=head_dim
     )
     return replace(plan, parts=Parts.of(size, plan.short_ends.device))
+
+
+def _parts(short_tokens: int, long_tokens: int, positions: int) -> int:
+    """Per head: short rows and long ones use the same room, one after the other."""
+    return max(
+        short_tokens * _splits(positions, SPLIT), long_tokens * _splits(positions, LONG_SPLIT)
+    )
 
 
 def _splits(context_max: int, split: int) -> int:

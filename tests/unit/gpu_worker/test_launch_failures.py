@@ -233,11 +233,12 @@ def test_an_engine_whose_first_step_fails_is_not_ready(model: Model) -> None:
     engine.stop()
 
 
-def test_an_error_of_a_wait_says_that_the_device_is_lost() -> None:
+def test_an_error_of_a_wait_says_that_the_device_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     class Event:
         def synchronize(self) -> None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
 
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     event: Any = Event()
     with pytest.raises(DeviceLost, match=r"\(CUDA error: an illegal memory access was enc.*\)"):
-        _Fetching([], [], event, event, event).wait()
+        _Fetching([], event, event, event).wait()

@@ -14,7 +14,7 @@ from gpu_worker.device import ExplainedTokens, StepInputs
 from gpu_worker.draft import RowLimits
 from gpu_worker.looked_at import looked_at
 from gpu_worker.torch_device import TorchDevice
-from gpu_worker.warm_up import step_of
+from gpu_worker.trial_steps import step_of
 from kernels import native
 from tests.support.ahead import Model
 from tests.support.random_model import write_random_model

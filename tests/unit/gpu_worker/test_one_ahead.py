@@ -11,7 +11,8 @@ from gpu_worker.device import StepInputs
 from gpu_worker.draft import RowLimits
 from gpu_worker.plans import RowSampling
 from gpu_worker.step_graphs import graph_sizes
-from gpu_worker.warm_up import largest_step, warm_up
+from gpu_worker.trial_steps import largest_step
+from gpu_worker.warm_up import warm_up
 from kernels import dispatch
 from tests.support.ahead import LateScheduler, Model, play, replay
 from tests.support.mini_scheduler import sampling

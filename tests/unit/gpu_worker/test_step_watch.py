@@ -24,7 +24,7 @@ from gpu_worker.settings import WorkerSettings
 from gpu_worker.step_watch import CudaCounters, StepViolation, Watched
 from gpu_worker.stepping import OneAhead
 from gpu_worker.target import choose_watch
-from gpu_worker.warm_up import step_of
+from gpu_worker.trial_steps import step_of
 from kernels import dispatch, jit
 from service_kit.errors import ConfigError
 from tests.support.ahead import Model, play
@@ -262,7 +262,7 @@ def test_a_wait_for_an_upload_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     counters = CudaCounters(torch.device("cuda:0"))
     event: Any = Event()
     _wait_for(event)
-    with pytest.raises(HostWaited, match="wait for an upload"), counters.unwaiting():
+    with pytest.raises(HostWaited, match="wait for a copy"), counters.unwaiting():
         _wait_for(event)
     assert event.waits == 1
     event.is_done = True

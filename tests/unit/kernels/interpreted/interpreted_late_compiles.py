@@ -15,7 +15,8 @@ from gpu_worker.resident_device import ResidentDevice
 from gpu_worker.rows import Rows
 from gpu_worker.step_graphs import graph_sizes
 from gpu_worker.stepping import OneAhead
-from gpu_worker.warm_up import make_ready, step_of
+from gpu_worker.trial_steps import step_of
+from gpu_worker.warm_up import make_ready
 from kernels import attention_plan, attention_triton, dispatch
 from kernels.logprobs import token_logprobs
 from tests.support.ahead import Model, play
@@ -160,3 +161,24 @@ def test_prompts_however_they_are_cut(warm: Warm, chunk_tokens: int) -> None:
     rows = [(length, params if length % 2 else {}) for length in lengths]
     with warm.compiling_nothing():
         run(warm, *rows, chunk_tokens=chunk_tokens)
+
+
+def test_attention_keeps_its_parts_between_steps(
+    warm: Warm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixed ones too: rows in one split and in several, short and long."""
+    taken: list[int] = []
+    of = attention_plan.Parts.of
+
+    def noted(size: attention_plan.PartsSize, device: torch.device) -> attention_plan.Parts:
+        taken.append(size.parts)
+        return of(size, device)
+
+    monkeypatch.setattr(attention_plan.Parts, "of", noted)
+    run(warm, (70, {}), (3, {}), (40, {}), chunk_tokens=30)
+    assert not taken
+    # Otherwise nothing is proven: without what is kept, each plan takes its own.
+    monkeypatch.setattr(warm.device._decoder, "_parts", None)
+    warm.device.launch(step_of([2, 1], LIMITS, context=70)).result()
+    assert len(taken) == 2
+    assert min(taken) > 0
