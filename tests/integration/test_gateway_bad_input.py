@@ -21,11 +21,8 @@ NAN, INF = float("nan"), float("inf")
 
 
 @pytest.fixture
-async def stack(tmp_path: Path, redis_url: str, cell: str) -> AsyncIterator[Stack]:
-    async with running_stack(
-        tmp_path / "model", redis_url, cell, text_bytes_max=10_000, body_bytes_max=100_000
-    ) as running:
-        yield running
+def stack_options() -> dict[str, Any]:
+    return {"text_bytes_max": 10_000, "body_bytes_max": 100_000}
 
 
 @dataclass(frozen=True, kw_only=True)

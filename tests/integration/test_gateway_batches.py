@@ -1,7 +1,6 @@
 """Many requests in one call, every mistake at once, and deadlines that say where the time went."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -10,21 +9,12 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import FinishReason, SamplingParams
-from tests.support.gateway_stack import Stack, detail, running_stack, text_of, until
+from tests.support.gateway_stack import Stack, detail, text_of, until
 
 
 @pytest.fixture
-async def stack(tmp_path: Path, redis_url: str, cell: str) -> AsyncIterator[Stack]:
-    async with running_stack(
-        tmp_path / "model", redis_url, cell, sse_ping_s=0.05, prompts_max=4
-    ) as running:
-        yield running
-
-
-@pytest.fixture
-async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=10) as client:
-        yield client
+def stack_options() -> dict[str, Any]:
+    return {"sse_ping_s": 0.05, "prompts_max": 4}
 
 
 async def batch(stack: Stack, *requests: pb.GenerateRequest) -> list[pb.GenerateBatchResponse]:

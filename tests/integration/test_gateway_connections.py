@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,8 @@ from tests.support.gateway_stack import MODEL, Stack, detail, running_stack, tex
 
 
 @pytest.fixture
-async def stack(tmp_path: Path, redis_url: str, cell: str) -> AsyncIterator[Stack]:
-    async with running_stack(
-        tmp_path / "model", redis_url, cell, sse_ping_s=0.05, prompts_max=4
-    ) as running:
-        yield running
-
-
-@pytest.fixture
-async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=10) as client:
-        yield client
+def stack_options() -> dict[str, Any]:
+    return {"sse_ping_s": 0.05, "prompts_max": 4}
 
 
 async def test_oversized_metadata_and_messages_are_refused_in_bounded_memory(stack: Stack) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from gateway.http_api import routes
 from gateway.settings import GatewaySettings
 from service_kit.metrics import Metrics
-from tests.support.gateway_stack import MODEL, Stack, running_stack
+from tests.support.gateway_stack import MODEL, Stack
 from tests.support.json_schema import is_valid
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -22,18 +21,6 @@ STREAM: dict[str, Any] = {
     "stream": True,
     "stream_options": {"include_usage": True, "include_position": True},
 }
-
-
-@pytest.fixture
-async def stack(tmp_path: Path, redis_url: str, cell: str) -> AsyncIterator[Stack]:
-    async with running_stack(tmp_path / "model", redis_url, cell) as running:
-        yield running
-
-
-@pytest.fixture
-async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=10) as client:
-        yield client
 
 
 async def document_of(http: httpx.AsyncClient) -> dict[str, Any]:

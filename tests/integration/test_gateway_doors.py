@@ -1,7 +1,6 @@
 """Both doors' smaller promises: presentation, tokens, timing, the document, other sites' pages."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,8 @@ USER: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture
-async def stack(tmp_path: Path, redis_url: str, cell: str) -> AsyncIterator[Stack]:
-    async with running_stack(
-        tmp_path / "model", redis_url, cell, sse_ping_s=0.05, prompts_max=4
-    ) as running:
-        yield running
-
-
-@pytest.fixture
-async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=10) as client:
-        yield client
+def stack_options() -> dict[str, Any]:
+    return {"sse_ping_s": 0.05, "prompts_max": 4}
 
 
 async def test_the_model_may_be_left_out(stack: Stack, http: httpx.AsyncClient) -> None:

@@ -1,20 +1,11 @@
 """InferenceService and ModelService over real gRPC, the real store and a scripted scheduler."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import FinishReason, SamplingParams
-from tests.support.gateway_stack import Stack, running_stack, text_of, until
+from tests.support.gateway_stack import Stack, text_of, until
 from tests.support.tokenizers import token_id
-
-
-@pytest.fixture
-async def stack(tmp_path: Path, redis_url: str, cell: str) -> AsyncIterator[Stack]:
-    async with running_stack(tmp_path / "model", redis_url, cell) as running:
-        yield running
 
 
 async def test_generate_streams_text_and_ends_with_done(stack: Stack) -> None:

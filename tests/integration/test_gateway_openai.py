@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,20 +9,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.support.gateway_stack import MODEL, Stack, running_stack, until
-
-
-@pytest.fixture
-async def stack(tmp_path: Path, redis_url: str, cell: str) -> AsyncIterator[Stack]:
-    async with running_stack(tmp_path / "model", redis_url, cell) as running:
-        yield running
-
-
-@pytest.fixture
-async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=10) as client:
-        yield client
-
+from tests.support.gateway_stack import MODEL, Stack, until
 
 USER: list[Any] = [{"role": "user", "content": "hi"}]
 

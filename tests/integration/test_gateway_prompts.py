@@ -1,8 +1,6 @@
 """Log-probabilities of prompts through both doors: a scripted scheduler and a real ledger."""
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,15 +8,12 @@ import pytest
 
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH, SamplingParams
-from tests.support.gateway_stack import MODEL, WAIT_S, Stack, running_stack, text_of
+from tests.support.gateway_stack import MODEL, WAIT_S, Stack, text_of
 
 
 @pytest.fixture
-async def stack(tmp_path: Path, redis_url: str, cell: str) -> AsyncIterator[Stack]:
-    async with running_stack(
-        tmp_path / "model", redis_url, cell, prompt_values_max=40, tokens_per_step=2
-    ) as stack:
-        yield stack
+def stack_options() -> dict[str, Any]:
+    return {"prompt_values_max": 40, "tokens_per_step": 2}
 
 
 def sampling(k: int = 2, max_tokens: int = 4, **fields: Any) -> SamplingParams:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,21 +11,9 @@ import pytest
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import SamplingParams
 from protos.kaiten.v1.ledger_pb2 import SubmitRecord
-from tests.support.gateway_stack import Stack, running_stack, text_of, until
+from tests.support.gateway_stack import Stack, text_of, until
 
 TEXT = "a 😀 b 日本 c STO d"
-
-
-@pytest.fixture
-async def stack(tmp_path: Path, redis_url: str, cell: str) -> AsyncIterator[Stack]:
-    async with running_stack(tmp_path / "model", redis_url, cell) as running:
-        yield running
-
-
-@pytest.fixture
-async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=10) as client:
-        yield client
 
 
 def chunks_of(text: str) -> list[dict[str, Any]]:

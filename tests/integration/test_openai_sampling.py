@@ -1,18 +1,9 @@
 """What an OpenAI client says about sampling arrives at the scheduler as it was meant."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import openai
 import pytest
 
-from tests.support.gateway_stack import MODEL, Stack, running_stack
-
-
-@pytest.fixture
-async def stack(tmp_path: Path, redis_url: str, cell: str) -> AsyncIterator[Stack]:
-    async with running_stack(tmp_path / "model", redis_url, cell) as running:
-        yield running
+from tests.support.gateway_stack import MODEL, Stack
 
 
 async def test_chat_and_completions_carry_every_wish(stack: Stack) -> None:
