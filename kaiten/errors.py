@@ -4,9 +4,12 @@ Client errors mirror the services' taxonomy: one class per gRPC code, `retry_aft
 helps.
 """
 
-from typing import Final
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
 
@@ -94,14 +97,20 @@ KINDS: Final[dict[grpc.StatusCode, type[ApiError]]] = {
 def from_rpc_error(error: grpc.RpcError) -> ApiError:
     """The typed error of a failed RPC, with what its google.rpc details say."""
     retry_after_s, fields = None, []
-    for key, value in error.trailing_metadata() or ():
-        if key == "grpc-status-details-bin":
-            for packed in Status.FromString(value).details:
-                retry, bad = RetryInfo(), BadRequest()
-                if packed.Unpack(retry):
-                    retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
-                elif packed.Unpack(bad):
-                    fields += [violation.field for violation in bad.field_violations]
+    # Somebody between may have put other words there: the status is an answer without them.
+    with suppress(DecodeError):
+        for packed in _details(error):
+            retry, bad = RetryInfo(), BadRequest()
+            if packed.Unpack(retry):
+                retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+            elif packed.Unpack(bad):
+                fields += [violation.field for violation in bad.field_violations]
     kind = KINDS.get(error.code(), InternalServerError)
     message = error.details() or error.code().name.lower()
     return kind(message, retry_after_s=retry_after_s, fields=tuple(fields))
+
+
+def _details(error: grpc.RpcError) -> Iterator[Any]:
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            yield from Status.FromString(value).details

@@ -10,7 +10,6 @@ from typing import Final
 
 from kaiten.errors import ApiError, InternalServerError, RequestCancelledError, UnavailableError
 from kaiten.results import (
-    REASONS,
     Choice,
     Completion,
     Delta,
@@ -18,6 +17,7 @@ from kaiten.results import (
     TokenLogprobs,
     delta_from_proto,
     prompt_from_proto,
+    reason_from_proto,
     timings_from_proto,
     usage_from_proto,
 )
@@ -158,7 +158,7 @@ class Following:
 
     def _on_finished(self, finished: pb.ChoiceFinished) -> None:
         choice = self._choice(finished.choice)
-        choice.reason = REASONS[finished.reason]
+        choice.reason = reason_from_proto(finished.reason)
         choice.output_tokens = finished.output_tokens
         choice.error = finished.error
 

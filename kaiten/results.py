@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from kaiten.errors import InternalServerError
 from protos.kaiten.v1 import common_pb2, inference_service_pb2
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline_exceeded", "error"]
@@ -103,6 +104,13 @@ class RequestStatus:
     timings: Timings | None = None
 
 
+def reason_from_proto(number: int) -> FinishReason:
+    """InternalServerError for a reason that came after this client."""
+    if number not in REASONS:
+        raise InternalServerError(f"finish reason {number} is unknown: this client is too old")
+    return REASONS[number]
+
+
 def delta_from_proto(message: inference_service_pb2.Delta) -> Delta:
     return Delta(
         choice=message.choice,
@@ -156,7 +164,7 @@ def status_from_proto(message: inference_service_pb2.GetRequestResponse) -> Requ
     return RequestStatus(
         request_id=message.request_id,
         is_finished=True,
-        finish_reasons=tuple(REASONS[choice.reason] for choice in message.choices),
+        finish_reasons=tuple(reason_from_proto(choice.reason) for choice in message.choices),
         usage=usage_from_proto(message.done.usage),
         timings=timings_from_proto(message.done.timings),
     )

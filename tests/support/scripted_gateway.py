@@ -1,7 +1,8 @@
 """A gateway for client tests: a real grpc.aio server whose streams follow a script.
 
 Each Generate or Attach takes the next script: events are sent, an error ends the RPC with its
-status, and an asyncio.Event is set before the stream stands still for good.
+status, bytes end it as a status with these details, and an asyncio.Event is set before the stream
+stands still for good.
 """
 
 import asyncio
@@ -9,13 +10,15 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import grpc
+
 from protos.kaiten.v1 import common_pb2, inference_service_pb2_grpc, model_service_pb2_grpc
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1 import model_service_pb2 as models_pb
 from service_kit import grpc_server
 from service_kit.errors import KaitenError
 
-Step = pb.GenerationEvent | KaitenError | asyncio.Event
+Step = pb.GenerationEvent | KaitenError | bytes | asyncio.Event
 
 
 def accepted(request_id: str = "r") -> pb.GenerationEvent:
@@ -110,7 +113,10 @@ class ScriptedGateway(
             for step in self.scripts.pop(0):
                 if isinstance(step, KaitenError):
                     raise step
-                if isinstance(step, asyncio.Event):
+                if isinstance(step, bytes):
+                    details = (("grpc-status-details-bin", step),)
+                    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", details)
+                elif isinstance(step, asyncio.Event):
                     step.set()
                     await asyncio.Event().wait()
                 else:

@@ -124,6 +124,22 @@ async def test_errors_are_typed_and_not_retried(
 
 
 @both
+async def test_details_that_are_none_do_not_hide_the_error(complete: Complete) -> None:
+    async with ScriptedGateway([b"\xff a proxy's own words"]) as gateway:
+        with pytest.raises(OverloadedError, match="full"):
+            await complete(gateway.address)
+
+
+@both
+async def test_an_end_that_this_client_does_not_know_is_a_typed_error(complete: Complete) -> None:
+    newer: Any = 99
+    script = [accepted(), delta(0, "abc"), finished(3, reason=newer), done(3)]
+    async with ScriptedGateway(script) as gateway:
+        with pytest.raises(InternalServerError, match="finish reason 99"):
+            await complete(gateway.address)
+
+
+@both
 async def test_a_break_before_acceptance_repeats_the_same_request(complete: Complete) -> None:
     async with ScriptedGateway([errors.Unavailable("restarting")], WHOLE) as gateway:
         assert (await complete(gateway.address)).text == "abcde"
