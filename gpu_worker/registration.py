@@ -24,6 +24,8 @@ _RPC_S_MAX: Final = 1.0
 _BACKOFF_S_MIN: Final = 0.1
 # Small, because it is part of every fail-over: a new leader has nothing to run on until we find it.
 _BACKOFF_S_MAX: Final = 0.5
+# More than reach the longest wait. Without a bound the 1024th failure in a row overflows a float.
+_DOUBLINGS_MAX: Final = 8
 # While draining, how often to ask whether everything was moved elsewhere.
 _DRAIN_POLL_S: Final = 0.1
 # A scheduler that does not answer this often while we drain has nothing to move.
@@ -88,7 +90,8 @@ class Registrar:
             except grpc.aio.AioRpcError as error:
                 failures = 1 if self._is_registered else failures + 1
                 self._note(scheduler, error, failures)
-            await asyncio.sleep(min(_BACKOFF_S_MIN * 2**failures, _BACKOFF_S_MAX))
+            doubled_s = _BACKOFF_S_MIN * 2 ** min(failures, _DOUBLINGS_MAX)
+            await asyncio.sleep(min(doubled_s, _BACKOFF_S_MAX))
 
     def _next_scheduler(self) -> str:
         """The leader if somebody named it (tried once), else the configured ones in turn."""

@@ -15,6 +15,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gpu_worker import registration
+from gpu_worker.draft import RowLimits
 from gpu_worker.process import WorkerProcess
 from protos.kaiten.v1 import (
     scheduler_service_pb2,
@@ -26,6 +28,7 @@ from service_kit.errors import NotLeader
 from service_kit.grpc_server import bind, create_server
 from tests.fakes.mock_worker import MockSettings, load_mock
 from tests.support.random_model import write_random_model
+from tests.support.worker_server import description
 
 WAIT_S = 20.0
 
@@ -253,3 +256,28 @@ def test_a_wrong_setting_is_one_sentence_and_exit_code_2(
     assert done.returncode == 2, done.stderr
     assert said in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
+
+
+async def test_a_scheduler_may_stay_away_for_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More failures in a row than a float has doublings: nine minutes at the real pace."""
+    monkeypatch.setattr(registration, "_BACKOFF_S_MAX", 0.0)
+    tries = 0
+    enough = asyncio.Event()
+
+    async def address_for(_scheduler: str) -> str:
+        nonlocal tries
+        tries += 1
+        if tries > 1100:
+            enough.set()
+        return "127.0.0.1:1"
+
+    limits = RowLimits(
+        slots=1, vocab_size=9, context_tokens=16, block_count=1, block_size=16, step_tokens=2
+    )
+    registrar = registration.Registrar(
+        ["127.0.0.1:9"], address_for=address_for, description=description(limits)
+    )
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        running = group.create_task(registrar.run())
+        await enough.wait()
+        running.cancel()
