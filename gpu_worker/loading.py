@@ -4,6 +4,7 @@ Each phase is timed, because start-up is what an operator waits for.
 """
 
 import gc
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ from gpu_worker.step_graphs import graph_sizes
 from gpu_worker.step_watch import CudaCounters, Watched
 from gpu_worker.target import (
     DTYPE_NAMES,
+    check_heads,
     choose_device,
     choose_dtype,
     choose_int8,
@@ -54,7 +56,7 @@ from gpu_worker.torch_device import TorchDevice
 from gpu_worker.trial_steps import largest_step, worst_step
 from gpu_worker.warm_up import make_ready, mixed_tokens, warm_up
 from gpu_worker.weights import Weights, fingerprint, load_weights
-from kernels import fp8, native
+from kernels import fp8, jit, native
 from service_kit.errors import ConfigError
 
 log = structlog.get_logger()
@@ -119,6 +121,7 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
     with timer.phase("find"):
         folder = find_checkpoint(settings.model)
         config = read_config(folder)
+        check_heads(config, target)
     dtype = choose_dtype(settings.dtype, config.checkpoint_dtype, target)
     kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype)
     with timer.phase("load"), Checkpoint(folder) as checkpoint:
@@ -134,6 +137,8 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         kind = numeric_class(target, dtype, kv_dtype, is_int8=is_int8)
         digest = fingerprint(checkpoint, config, kind, scales)
     accelerator = accelerator_for(target)
+    if target.type != "cpu":
+        tell_compiles()
     with timer.phase("pool"):
         room = find_room(settings, config, weights, kv_dtype, scales, accelerator)
         pool = size_pool(config, kv_dtype, pool_request(settings), room)
@@ -159,6 +164,20 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         phases_ms=timer.phases_ms,
         settle=partial(settle, accelerator, compute_of(device), limits),
     )
+
+
+def tell_compiles() -> None:
+    """Say which kernels are compiled: a first start takes minutes, and after Ready there are none.
+
+    One after the other: which are needed follows from running steps, and what is computed decides
+    where the next kernels read, so they cannot be asked for ahead without computing.
+    """
+    done = itertools.count(1)
+
+    def told(kernel: str) -> None:
+        log.info("worker.compiled", kernel=kernel.partition(" ")[0], done=next(done))
+
+    jit.watch_compiles(told)
 
 
 def find_room(

@@ -4,7 +4,10 @@ from typing import Final
 
 import torch
 
+from gpu_worker.model import ModelConfig
 from kernels import fp8, native
+from kernels.attention_plan import GROUP_MAX
+from kernels.paged_attention import HEAD_DIM_MAX
 from service_kit.errors import ConfigError
 
 _DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -89,6 +92,22 @@ def choose_kv_dtype(asked: str, dtype: torch.dtype) -> torch.dtype:
             "kept in the dtype of the model or in fp8: take --kv-dtype auto, or --dtype bf16"
         )
     return dtype
+
+
+def check_heads(config: ModelConfig, device: torch.device) -> None:
+    """On a GPU only the kernels attend: torch's path waits for the device, which no graph may."""
+    if device.type == "cpu":
+        return
+    group = config.heads // config.kv_heads
+    for name, count, most in (
+        ("elements per head", config.head_dim, HEAD_DIM_MAX),
+        ("heads per key/value head", group, GROUP_MAX),
+    ):
+        if count > most:
+            raise ConfigError(
+                f"the model has {count} {name}, and kaiten's kernels for GPUs take at most {most}; "
+                "take --device cpu, or another model"
+            )
 
 
 def numeric_class(

@@ -1,13 +1,14 @@
 """How many tokens a step may have in which somebody decodes, and steps before anybody's."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from gpu_worker import loading
 from gpu_worker.accelerator import Cpu, Cuda
@@ -20,7 +21,7 @@ from gpu_worker.settings import MIXED_STEP_MS, WorkerSettings
 from gpu_worker.stepping import OneAhead
 from gpu_worker.trial_steps import largest_step, worst_step
 from gpu_worker.warm_up import launch_seated, make_ready, mixed_tokens, tokens_within
-from kernels import dispatch
+from kernels import dispatch, jit
 from tests.support.ahead import Model, play
 from tests.support.mini_scheduler import MiniScheduler, sampling
 from tests.support.random_model import write_random_model
@@ -228,3 +229,18 @@ def test_a_gpu_is_taken_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda.device = torch.device("cuda:1")
     cuda.take_thread()
     assert taken == [torch.device("cuda:1")]
+
+
+def test_each_kernel_that_is_compiled_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[Callable[[str], None]] = []
+    monkeypatch.setattr(jit, "watch_compiles", notes.append)
+    loading.tell_compiles()
+    (note,) = notes
+    with capture_logs() as logs:
+        note("_attend_kernel [('*bf16', 'D')]")
+        note("_plan_kernel []")
+    told = [(entry["event"], entry["kernel"], entry["done"]) for entry in logs]
+    assert told == [
+        ("worker.compiled", "_attend_kernel", 1),
+        ("worker.compiled", "_plan_kernel", 2),
+    ]

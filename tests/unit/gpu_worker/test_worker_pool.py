@@ -1,5 +1,6 @@
 """The KV pool's size: what fits, what that means, and the sentence when it does not."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from gpu_worker.kv_cache import (
 from gpu_worker.model_config import config_from_json
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.target import (
+    check_heads,
     choose_device,
     choose_dtype,
     choose_int8,
@@ -223,6 +225,24 @@ def test_workers_of_other_kv_are_of_another_class() -> None:
         for kv in (torch.bfloat16, fp8.DTYPE)
     ]
     assert kinds[0] != kinds[1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ({"head_dim": 258}, "258 elements per head, .* at most 256; take --device cpu"),
+        ({"heads": 130, "kv_heads": 2}, "65 heads per key/value head, .* at most 64"),
+        ({"head_dim": 256, "heads": 128, "kv_heads": 2}, None),
+    ],
+)
+def test_heads_that_no_kernel_takes(shape: dict[str, int], reason: str | None) -> None:
+    config = replace(CONFIG, **shape)  # type: ignore[arg-type]
+    check_heads(config, torch.device("cpu"))
+    if reason is None:
+        check_heads(config, torch.device("cuda:0"))
+        return
+    with pytest.raises(ConfigError, match=reason):
+        check_heads(config, torch.device("cuda:0"))
 
 
 def test_a_gpu_that_is_not_there_is_missed() -> None:
