@@ -63,7 +63,7 @@ async def lead(given: dict[str, Any]) -> dict[str, float]:
             while (plan := crowd.next_plan()) is not None:
                 plans.put(worker_service_pb2.ExecuteRequest(plan=_message(plan, crowd)))
             message = await results.get()
-            if isinstance(message, grpc.aio.AioRpcError):
+            if isinstance(message, Exception):
                 raise message
             crowd.take(step_from_proto(WORKER, message))
         seconds = time.perf_counter() - started_s
@@ -91,8 +91,11 @@ async def _send(call: Any, plans: Delayed) -> None:
 async def _receive(call: Any, put: Callable[[Any], None]) -> None:
     try:
         while (message := await call.read()) is not grpc.aio.EOF:
-            put(message.step)
-    except grpc.aio.AioRpcError as error:
+            for step in message.results.steps:
+                put(step)
+        raise EOFError("the worker ended the stream")
+    except Exception as error:
+        # Whatever it is: the crowd waits for what comes here, and must not wait for ever.
         put(error)
 
 
