@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
@@ -120,7 +120,7 @@ def _field_of(model: type[BaseModel], flag: str) -> str:
         if field.annotation is bool:
             known.setdefault("--no-" + name.replace("_", "-"), name)
     if flag not in known:
-        raise ConfigError(f"unknown flag {flag}{_did_you_mean(flag, known)}; see --help")
+        raise ConfigError(f"unknown flag {flag}{_did_you_mean(flag, known)} (see --help)")
     return known[flag]
 
 
@@ -201,12 +201,27 @@ def _help(model: type[BaseModel], service: str) -> str:
     ]
     for name, field in model.model_fields.items():
         default = "required" if field.is_required() else f"default {_shown_default(field)}"
-        lines.append(f"  {flag_of(name)}  [{default}]")
+        if get_origin(field.annotation) is Literal:
+            default = f"{' | '.join(map(str, get_args(field.annotation)))}; {default}"
+        lines.append(f"  {_flags_shown(name, field)}  [{default}]")
         if field.description:
             lines.append(f"      {field.description}")
     return "\n".join(lines) + "\n"
 
 
+def _flags_shown(name: str, field: FieldInfo) -> str:
+    """A switch that is on shows how to turn it off."""
+    is_on = field.annotation is bool and field.default is True
+    flag = flag_of(name)
+    return f"{flag} | --no-{flag[2:]}" if is_on else flag
+
+
 def _shown_default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True, validated_data={})
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()  # what stands in the code is no secret
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
     return "none" if value is None or value == "" else str(value)

@@ -19,6 +19,8 @@ class Gateway(settings.Settings):
     heartbeat_ms: int = 100
     timeout_ms: int = 1000
     verbose: bool = False
+    metrics: bool = True
+    url: SecretStr = SecretStr("redis://here")
     names: tuple[str, ...] = ()
     key: SecretStr | None = None
     weight: float | None = None
@@ -86,7 +88,7 @@ def test_secrets_are_redacted() -> None:
     ("argv", "environ", "parts"),
     [
         (["--grpc-prot", "1"], {}, ["unknown flag --grpc-prot", "did you mean --grpc-port?"]),
-        (["--zzz", "1"], {}, ["unknown flag --zzz; see --help"]),
+        (["--zzz", "1"], {}, ["unknown flag --zzz (see --help)"]),
         (["--grpc-port"], {}, ["--grpc-port needs a value"]),
         (["--grpc-port=x"], {}, ["flag --grpc-port = 'x'", "valid integer", "port of the gRPC"]),
         (["--grpc-port=70000"], {}, ["'70000'", "less than or equal to 65535"]),
@@ -146,4 +148,8 @@ def test_help_lists_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert caught.value.code == 0
     shown = capsys.readouterr().out
     assert "--grpc-port  [default 50051]\n      port of the gRPC API" in shown
-    assert all(settings.flag_of(name) in shown for name in Gateway.model_fields)
+    assert "--policy  [fcfs | static; default fcfs]" in shown
+    assert "--verbose  [default off]" in shown
+    assert "--metrics | --no-metrics  [default on]" in shown
+    assert "--url  [default redis://here]" in shown
+    assert all(name.replace("_", "-") in shown for name in Gateway.model_fields)
