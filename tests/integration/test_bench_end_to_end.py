@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from kaiten.client import AsyncClient
 from kaiten.mini import CHECKPOINT
 from tests.support.answers import until
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, is_answering
 from tests.support.processes import GATEWAY
 from tests.support.store_server import free_port
 
@@ -32,19 +31,8 @@ async def serving(folder: Path) -> AsyncIterator[tuple[str, str]]:
             "http_port": http_port,
         }
         cluster.add("gateway", GATEWAY, flags).start()
-        async with AsyncClient(f"127.0.0.1:{grpc_port}", resume_s=0) as client:
-            await until(lambda: is_serving(client), "a ready gateway")
+        await until(lambda: is_answering(f"127.0.0.1:{grpc_port}"), "a ready gateway")
         yield f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{http_port}"
-
-
-async def is_serving(client: AsyncClient) -> bool:
-    try:
-        await client.complete(token_ids=[7], max_tokens=1)
-    except Exception as error:
-        if not getattr(error, "is_retryable", True):
-            raise
-        return False
-    return True
 
 
 async def bench(*words: object) -> tuple[int, str]:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -19,7 +20,7 @@ from kaiten.results import Completion
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.support.answers import until
-from tests.support.cluster import Cluster, Flags
+from tests.support.cluster import Cluster, Flags, is_answering
 from tests.support.processes import AHEAD_WORKER, GATEWAY, WORKER, ServiceProcess
 from tests.support.store_server import free_port
 
@@ -70,20 +71,9 @@ async def serving(
             stack.gateways.append(cluster.add(f"gateway-{index}", GATEWAY, flags))
             stack.gateways[-1].start()
         await cluster.ready(workers=workers)
-        await until(lambda: are_serving(stack), "ready gateways")
+        for address in stack.addresses:
+            await until(partial(is_answering, address), "ready gateways")
         yield stack
-
-
-async def are_serving(stack: Stack) -> bool:
-    for address in stack.addresses:
-        async with AsyncClient(address, resume_s=0) as client:
-            try:
-                await client.complete("Hi", max_tokens=1)
-            except Exception as error:
-                if not getattr(error, "is_retryable", True):
-                    raise
-                return False
-    return True
 
 
 class Crowd:

@@ -184,7 +184,7 @@ async def test_drain_waits_until_everything_was_moved(model: Path) -> None:
         draining = asyncio.create_task(process.drain())
         seen = len(fake.heartbeats)
         await fake.until(lambda: len(fake.heartbeats) >= seen + 2)
-        assert all(beat.is_draining for beat in fake.heartbeats[-1:])
+        assert fake.heartbeats[-1].is_draining
         assert not draining.done()
         fake.is_drained = True
         await asyncio.wait_for(draining, WAIT_S)

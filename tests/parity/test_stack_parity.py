@@ -17,7 +17,7 @@ from kaiten.results import Completion
 from tests.parity import oracle
 from tests.parity.conftest import CROWD, CROWD_MAX_TOKENS
 from tests.support.answers import until
-from tests.support.cluster import Cluster, Flags
+from tests.support.cluster import Cluster, Flags, is_answering
 from tests.support.processes import GATEWAY, WORKER
 from tests.support.store_server import free_port
 
@@ -40,19 +40,9 @@ async def serving(
         gateway = {"redis_url": cluster.store.url, "model": model, "grpc_port": port}
         cluster.add("gateway", GATEWAY, {**gateway, "http_port": 0}).start()
         await cluster.ready(workers=1)
+        await until(lambda: is_answering(address), "a ready gateway")
         async with AsyncClient(address) as client:
-            await until(lambda: is_ready(client), "a ready gateway")
             yield client
-
-
-async def is_ready(client: AsyncClient) -> bool:
-    try:
-        await client.complete(token_ids=[7], max_tokens=1)
-    except Exception as error:
-        if not getattr(error, "is_retryable", True):
-            raise
-        return False
-    return True
 
 
 async def ask(client: AsyncClient, prompt: Sequence[int], **options: object) -> Completion:

@@ -22,6 +22,8 @@ from typing import Any, Self
 
 import grpc
 
+from kaiten.async_client import AsyncClient
+from kaiten.errors import UnavailableError
 from kaiten.mini import CHECKPOINT
 from ledger import Follower, Ledger, LedgerLimits
 from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
@@ -351,3 +353,13 @@ class Cluster:
         forever = {name for name, ttl in zip(names, ttls, strict=True) if ttl == -1}
         known = {keys.meta, keys.lease, keys.inbox, keys.journal, keys.load}
         assert forever <= known, f"no TTL: {sorted(forever - known)}"
+
+
+async def is_answering(address: str) -> bool:
+    """Whether the gateway there completes a request now."""
+    async with AsyncClient(address, resume_s=0) as client:
+        try:
+            await client.complete(token_ids=[7], max_tokens=1)
+        except UnavailableError:
+            return False
+    return True
