@@ -8,7 +8,13 @@ import grpc
 import structlog
 
 from protos.kaiten.v1.common_pb2 import Leader, WorkerDescription
-from protos.kaiten.v1.worker_service_pb2 import ExecuteRequest, Open, Plan, StepResult
+from protos.kaiten.v1.worker_service_pb2 import (
+    ExecuteRequest,
+    ExecuteResponse,
+    Open,
+    Plan,
+    StepResult,
+)
 from protos.kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
 
 log = structlog.get_logger()
@@ -39,6 +45,10 @@ class LinkOwner(Protocol):
     def link_closed(self, link: "WorkerLink", reason: str, *, is_crash: bool) -> None: ...
 
     def step_arrived(self, link: "WorkerLink", result: StepResult) -> None: ...
+
+
+class _Nonsense(Exception):
+    """What came is no answer of this protocol: another version, or no worker at all."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -99,6 +109,9 @@ class WorkerLink:
                 reason = f"{error.code().name}: {error.details()}"
             except TimeoutError:
                 reason = f"no answer to Open within {OPEN_TIMEOUT_S:g} s"
+            except _Nonsense as error:
+                reason = str(error)
+                self.reject(reason)
             finally:
                 stream, self._stream = self._stream, None
             if stream is not None:
@@ -115,9 +128,8 @@ class WorkerLink:
         async with asyncio.timeout(OPEN_TIMEOUT_S):
             opening = Open(leader=self._leader, boot_id=self.worker_id)
             await call.write(ExecuteRequest(open=opening))
-            response = await call.read()
-        if response is grpc.aio.EOF:
-            return
+            if await _next(call, "opened") is None:
+                return
         self._stream = _Stream(plans=asyncio.Queue())
         self._owner.link_opened(self)
         writing = asyncio.create_task(self._write(call, self._stream.plans))
@@ -134,10 +146,23 @@ class WorkerLink:
 
     async def _read(self, call: "grpc.aio.StreamStreamCall", stream: _Stream) -> None:
         while not stream.fault:
-            response = await call.read()
-            if response is grpc.aio.EOF:
+            response = await _next(call, "results")
+            if response is None:
                 return
             for step in response.results.steps:
                 # A rejected step takes those behind it along: they were computed from its state.
                 if not stream.fault:
                     self._owner.step_arrived(self, step)
+
+
+async def _next(call: "grpc.aio.StreamStreamCall", kind: str) -> ExecuteResponse | None:
+    """The next answer, of the kind that is due; None at the stream's end. Raises _Nonsense."""
+    response = await call.read()
+    if response is grpc.aio.EOF:
+        return None
+    # gRPC gives None for bytes that are no message.
+    found = None if response is None else response.WhichOneof("message")
+    if found != kind:
+        raise _Nonsense(f"the worker answered with {found or 'no message'} where {kind} was due")
+    answer: ExecuteResponse = response
+    return answer

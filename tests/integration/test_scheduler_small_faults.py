@@ -142,3 +142,38 @@ async def test_a_worker_whose_host_vanished_is_noticed() -> None:
     ((reason, is_crash),) = owner.closed
     assert "ping timeout" in reason or "keepalive" in reason
     assert is_crash
+
+
+OPENED = ExecuteResponse(opened=Opened()).SerializeToString()
+
+
+@pytest.mark.parametrize("answers", [[b"\xff"], [b""], [OPENED, b"\xff"], [OPENED, OPENED]])
+async def test_a_peer_that_talks_nonsense_is_put_aside_and_harms_nobody(
+    answers: list[bytes],
+) -> None:
+    async def execute(requests: Any, _context: Any) -> AsyncIterator[bytes]:
+        await anext(aiter(requests))
+        for answer in answers:
+            yield answer
+        await asyncio.Event().wait()
+
+    server = grpc.aio.server()
+    method = grpc.stream_stream_rpc_method_handler(execute)
+    service = "kaiten.v1.WorkerService"
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {"Execute": method}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    owner = Owner()
+    link = WorkerLink(
+        address=f"127.0.0.1:{port}",
+        worker=WorkerDescription(boot_id="w"),
+        leader=Leader(epoch=1, nonce=1),
+        owner=owner,
+    )
+    await asyncio.wait_for(link.run(), WAIT_S)
+    await server.stop(None)
+    assert link.is_quarantined
+    # Its sequences are not to blame.
+    assert [is_crash for _, is_crash in owner.closed] == [False] * 3 * (len(answers) - 1)
