@@ -116,12 +116,13 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
     is_int8 = choose_int8(settings.weight_dtype, target)
     is_watched = choose_watch(target, is_asked=settings.watch_steps)
     torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
-    with timer.phase("kernels"):
-        choose_kernels(settings.native)
+    # Before the kernels, whose compilation takes a minute: what cannot be served is refused first.
     with timer.phase("find"):
         folder = find_checkpoint(settings.model)
         config = read_config(folder)
         check_heads(config, target)
+    with timer.phase("kernels"):
+        choose_kernels(settings.native)
     dtype = choose_dtype(settings.dtype, config.checkpoint_dtype, target)
     kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype)
     with timer.phase("load"), Checkpoint(folder) as checkpoint:
