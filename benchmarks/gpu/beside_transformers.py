@@ -12,9 +12,8 @@ import torch
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.correctness import oracle, weights_of
 from benchmarks.gpu.crowd import Crowd, Job, jobs_uniform
-from benchmarks.gpu.in_process import compute_in_process
+from benchmarks.gpu.in_process import compute_in_process, settle
 from benchmarks.gpu.models import Shape, limits_of, resident, shapes
-from benchmarks.gpu.serving import settle
 from benchmarks.gpu.steps import quick_on_cpu
 from gpu_worker.warm_up import make_ready
 

@@ -4,6 +4,7 @@ import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from benchmarks.gpu.crowd import Crowd
@@ -12,7 +13,9 @@ from gpu_worker import plans
 from gpu_worker.device import AheadDevice
 from gpu_worker.draft import RowLimits
 from gpu_worker.engine import Engine
+from gpu_worker.resident_device import ResidentDevice
 from gpu_worker.rows import Rows
+from gpu_worker.warm_up import warm_up
 
 
 class CrowdDevice(AheadDevice, Protocol):
@@ -77,3 +80,8 @@ def compute_in_process(
     finally:
         engine.stop()
     return Computed(steps=results, seconds=seconds)
+
+
+def settle(device: ResidentDevice) -> Callable[[], None]:
+    """What the libraries keep for each thread, taken before the first request."""
+    return partial(warm_up, lambda step: device.launch(step).result(), device.limits)

@@ -28,12 +28,12 @@ class Part:
 # Nothing here is timed, so they run beside each other. What compiles ahead leaves its kernels in
 # Triton's folder: with none there, the parts that are timed would compile for a minute and more.
 BESIDE: Final = (
-    Part(name="correctness.kernels", seconds=60),
-    Part(name="correctness.tokens", seconds=75),
-    Part(name="correctness.fp8_kv", seconds=75),
-    Part(name="compile_ahead.large", seconds=75),
-    Part(name="compile_ahead.small", seconds=75),
-    Part(name="compile_ahead.attention", seconds=75),
+    Part(name="correctness.kernels", seconds=100),
+    Part(name="correctness.tokens", seconds=100),
+    Part(name="correctness.fp8_kv", seconds=100),
+    Part(name="compile_ahead.large", seconds=100),
+    Part(name="compile_ahead.small", seconds=100),
+    Part(name="compile_ahead.attention", seconds=100),
 )
 # One after the other: what matters most comes first, as time may run out.
 IN_ORDER: Final = (

@@ -295,8 +295,8 @@ def _edits(kind: Any, entries: Tensor) -> Any:
     return kind(**dict.fromkeys(names, entries), **dict.fromkeys(penalties, entries.float()))
 
 
-def compile_for(one: Specialisation, arch: int) -> Resources:
-    """Compile, and ask the binary tools of the Triton wheel what came out."""
+def binary_of(one: Specialisation, arch: int) -> Any:
+    """Triton's compiled kernel: `asm` by kind, `metadata`."""
     triton = import_module("triton")
     compiler = import_module("triton.compiler")
     backend = import_module("triton.backends.compiler")
@@ -305,7 +305,12 @@ def compile_for(one: Specialisation, arch: int) -> Resources:
         fn=one.kernel, signature=signature, constexprs=constants, attrs=attributes
     )
     target = backend.GPUTarget("cuda", arch, 32)
-    binary = triton.compile(source, target=target, options=dict(one.options))
+    return triton.compile(source, target=target, options=dict(one.options))
+
+
+def compile_for(one: Specialisation, arch: int) -> Resources:
+    """Compile, and ask the binary tools of the Triton wheel what came out."""
+    triton, binary = import_module("triton"), binary_of(one, arch)
     tools = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin"
     with tempfile.TemporaryDirectory() as folder:
         return Resources(

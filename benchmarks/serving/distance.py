@@ -22,10 +22,10 @@ from typing import Final
 import numpy as np
 import torch
 
+from benchmarks.gpu.across_grpc import served
 from benchmarks.gpu.crowd import Crowd, Job, jobs_uniform
 from benchmarks.gpu.in_process import compute_in_process
 from benchmarks.gpu.models import LLAMA_8B, QWEN3_06B, Shape, limits_of
-from benchmarks.gpu.serving import served
 from benchmarks.recording import record
 from gpu_worker.device import RowChanges, StepInputs, StepSamples
 

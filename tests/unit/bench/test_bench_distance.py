@@ -1,8 +1,8 @@
 """A scheduler in a process of its own leads a paced device over gRPC, message for message."""
 
+from benchmarks.gpu.across_grpc import served
 from benchmarks.gpu.crowd import jobs_uniform
 from benchmarks.gpu.models import QWEN3_06B
-from benchmarks.gpu.serving import served
 from benchmarks.serving.distance import PacedDevice
 
 

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,8 +51,21 @@ for shape in aot.SHAPES:
 """
 
 
-def compiled(folder: Path) -> list[aot.Resources]:
-    """The subset, compiled in a process that has Triton without a GPU or its interpreter."""
+# Instructions of the loops over positions that Triton must have found for them.
+_PTX_OF = {("8b", "attend_kernel"), ("8b", "attend_kernel long"), ("8b fp32", "attend_kernel")}
+_PTX_SCRIPT = """
+import json, sys
+from benchmarks.kernels import aot
+wanted = {tuple(key) for key in json.loads(sys.argv[1])}
+for shape in aot.SHAPES:
+    for one in aot.specialisations(shape, 90):
+        if (one.shape, one.name) in wanted:
+            print(json.dumps([one.shape, one.name, aot.binary_of(one, 90).asm["ptx"]]))
+"""
+
+
+def said(script: str, wanted: set[Any], folder: Path) -> list[Any]:
+    """The JSON lines of a process that has Triton without a GPU or its interpreter."""
     environment = {
         **os.environ,
         "KAITEN_TRITON": "1",
@@ -58,7 +73,7 @@ def compiled(folder: Path) -> list[aot.Resources]:
         "TRITON_CACHE_DIR": str(folder),
     }
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, json.dumps(sorted(SUBSET))],
+        [sys.executable, "-c", script, json.dumps(sorted(wanted))],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -67,12 +82,12 @@ def compiled(folder: Path) -> list[aot.Resources]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return [aot.Resources(**json.loads(line)) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_nothing_spills_and_nothing_grows(tmp_path: Path) -> None:
     table = aot.read_table()
-    rows = compiled(tmp_path)
+    rows = [aot.Resources(**row) for row in said(_SCRIPT, SUBSET, tmp_path)]
     assert {row.key for row in rows} == SUBSET
     for row in rows:
         known = table[row.key]
@@ -81,6 +96,21 @@ def test_nothing_spills_and_nothing_grows(tmp_path: Path) -> None:
         assert row.registers <= known.registers * GROWTH_MAX, remedy
         assert row.shared_bytes <= known.shared_bytes * GROWTH_MAX, remedy
         assert row.warps == known.warps, remedy
+
+
+def test_attention_reads_ahead_in_whole_words_and_multiplies_as_it_should(tmp_path: Path) -> None:
+    ptx = {(shape, name): text for shape, name, text in said(_PTX_SCRIPT, _PTX_OF, tmp_path)}
+    assert set(ptx) == _PTX_OF
+    for key, text in ptx.items():
+        copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], (\w+)", text)
+        # 16 bytes of keys and values each; 4 of block tables.
+        assert copies.count("0x10") >= 32, key
+        assert set(copies) == {"0x10", "0x4"}, key
+        # Float32 says what float32 says.
+        assert "tf32" not in text, key
+    assert "wgmma.mma_async" in ptx["8b", "attend_kernel long"]
+    assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in ptx["8b", "attend_kernel"]
+    assert not re.search(r"\bw?g?mma\.", ptx["8b fp32", "attend_kernel"])
 
 
 def test_the_table_is_whole() -> None:
