@@ -65,7 +65,8 @@ def main() -> int:
     from benchmarks.gpu.bench import Bench
 
     bench = Bench(
-        device=torch.device(asked.device),
+        # With its number: a thread that takes a GPU must know which.
+        device=torch.device("cuda:0" if asked.device == "cuda" else "cpu"),
         is_tiny=asked.tiny,
         dtype=torch.float32 if asked.device == "cpu" else torch.bfloat16,
         out=asked.said,
