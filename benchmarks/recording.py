@@ -17,15 +17,18 @@ LOAD_BEFORE = round(os.getloadavg()[0], 1)
 
 
 def cpu_model() -> str:
-    """As the kernel names it."""
+    """As the kernel names it, with family and model: one name may stand for several."""
+    facts: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
+        name, _, value = line.partition(":")
+        facts.setdefault(name.strip(), value.strip())
+    if "model name" not in facts:
+        return platform.processor()
+    return "{model name}, family {cpu family}, model {model}".format_map(facts)
 
 
 def commit() -> str:
-    """The commit measured, with a mark when the tree differs from it."""
+    """The commit measured, with a mark when more than results differs from it."""
 
     def git(*words: str) -> str:
         try:
@@ -36,7 +39,8 @@ def commit() -> str:
             return ""
         return done.stdout.strip()
 
-    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
+    is_changed = git("status", "--porcelain", "--", ".", ":!benchmarks/results")
+    return git("rev-parse", "--short", "HEAD") + ("+" if is_changed else "")
 
 
 def versions() -> dict[str, str]:

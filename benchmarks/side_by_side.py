@@ -22,7 +22,7 @@ from statistics import median
 
 from benchmarks.floor import Ideal, Machine, ideal, measure, shape_of
 from benchmarks.peers.checkpoint import SHAPES, write_checkpoint
-from benchmarks.peers.running import Round, run_peer
+from benchmarks.peers.running import Round, run_peer, versions_of
 from benchmarks.peers.setting import PeerError, Setting
 from benchmarks.peers.tokens import agreement
 from benchmarks.recording import record
@@ -204,7 +204,14 @@ def _keep(
         "requests": len(setting.jobs),
         "output_tokens": sum(job.output_tokens for job in setting.jobs),
     }
-    figures = {**asked, "machine": asdict(machine), "floor": asdict(floor), "peers": peers}
+    programs = {"peer_versions": versions_of(setting.pythons)}
+    figures = {
+        **asked,
+        **programs,
+        "machine": asdict(machine),
+        "floor": asdict(floor),
+        "peers": peers,
+    }
     record("side_by_side", figures, save=chosen.save)
     if chosen.report:
         runs = [each.run for turns in rounds.values() for each in turns]

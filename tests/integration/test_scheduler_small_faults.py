@@ -17,9 +17,11 @@ from protos.kaiten.v1.worker_service_pb2_grpc import (
     WorkerServiceServicer,
     add_WorkerServiceServicer_to_server,
 )
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.links import WorkerLink
 from scheduler_svc.main import SchedulerProcess
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.term import TICK_S_MAX
 from tests.support.answers import until
 from tests.support.play_leader import PlayLeader, submit_record
 from tests.support.relay import Relay
@@ -90,6 +92,24 @@ async def test_told_to_stop_while_recovering_it_hands_over_at_once(
     left = await ledger.leader()
     assert left is not None
     assert (left.epoch, left.nonce) == (held.epoch, 0)
+
+
+async def test_an_idle_scheduler_looks_through_its_books_once(
+    ledger: Ledger, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = 0
+
+    def check(core: Scheduler) -> None:
+        nonlocal checked
+        checked += 1
+
+    monkeypatch.setattr(Scheduler, "check", check)
+    async with serving(redis_url, cell):
+        async with asyncio.timeout(WAIT_S):
+            while not checked:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(4 * TICK_S_MAX)
+        assert checked == 1
 
 
 class Opener(WorkerServiceServicer):

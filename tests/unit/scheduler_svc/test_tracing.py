@@ -188,6 +188,14 @@ def test_what_does_not_fit_is_dropped_and_counted() -> None:
     assert tracing.dropped == 3
 
 
+def test_nothing_is_kept_of_a_lost_worker() -> None:
+    tracing = Tracing(spans()[0], policy="fcfs")
+    step(tracing)
+    tracing.lost("w1")
+    tracing.lost("w1")
+    assert not tracing._plans
+
+
 def test_the_sampler_limits_the_rate_but_keeps_what_matters() -> None:
     sampler = PlanSampler(per_s=10)
     assert sum(sampler.keeps(plan(), now_ns) for now_ns in range(0, 10**9, 10**7)) == 10
