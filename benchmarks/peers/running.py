@@ -46,10 +46,10 @@ def versions_of(programs: Mapping[str, str]) -> dict[str, str]:
     told = {}
     for name, program in programs.items():
         if name == "llama-server":
-            words = (program, "--version")
+            words = [program, "--version"]
         elif name in PACKAGES:
             script = f"from importlib.metadata import version as v; print(v({PACKAGES[name]!r}))"
-            words = (program, "-c", script)
+            words = [program, "-c", script]
         else:
             continue
         done = subprocess.run(words, capture_output=True, text=True, check=False)
