@@ -15,7 +15,7 @@ import structlog
 
 from gpu_worker import wire
 from gpu_worker.engine import Engine
-from gpu_worker.gathering import Gathering
+from gpu_worker.gathering import Gathering, gathering_for
 from gpu_worker.meters import Meters
 from gpu_worker.plans import Description, InvalidPlan, Leader, Plan, StepResult
 from gpu_worker.tracing import StepTracing
@@ -106,14 +106,14 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         meters: Meters,
         spans: Spans | None = None,
         *,
-        gather_s: float = 0.0,
+        gather_ms: float | None = 0.0,
     ) -> None:
-        """`spans` None: nobody listens. `gather_s`: see `Gathering`."""
+        """`spans` None: nobody listens. `gather_ms`: see `gathering_for`."""
         self._engine = engine
         self._meters = meters
         self._spans = spans
         self._description = description
-        self._gather_s = gather_s
+        self._gather_ms = gather_ms
         self._leader: Leader | None = None
         self._stream: Stream | None = None
 
@@ -153,7 +153,8 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         self._leader = leader
         if self._stream is not None:
             self._stream.end(OutOfOrder("a newer stream took over"))
-        tracing, gathering = StepTracing(self._spans), Gathering(self._gather_s)
+        gathering = gathering_for(self._gather_ms, self._description.device)
+        tracing = StepTracing(self._spans)
         self._stream = Stream(leader, self._engine, tracing, gathering)
         self._engine.open(self._stream)
         log.info("stream.opened", epoch=leader.epoch)

@@ -79,7 +79,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    device: Device | AheadDevice, limits: RowLimits = LIMITS, *, gather_s: float = 0.0
+    device: Device | AheadDevice, limits: RowLimits = LIMITS, *, gather_ms: float = 0.0
 ) -> AsyncIterator[Served]:
     crashes: list[Exception] = []
     rows = Rows(limits)
@@ -87,7 +87,7 @@ async def serving(
     engine.start()
     server = create_server()
     meters = Meters(NO_METER)
-    servicer = WorkerServicer(engine, description(limits), meters, gather_s=gather_s)
+    servicer = WorkerServicer(engine, description(limits), meters, gather_ms=gather_ms)
     worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
     port = bind(server, "127.0.0.1", 0)
     await server.start()
