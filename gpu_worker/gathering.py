@@ -41,13 +41,13 @@ class Gathering:
         return due
 
 
-def gathering_for(gather_ms: float | None, device: str) -> Gathering:
-    """As `--gather-ms` says; without it a crowd's results are gathered where `device` is a CPU,
-    whose cores the services share.
+def gathering_for(gather_ms: float | None, *, shares_cores: bool) -> Gathering:
+    """As `--gather-ms` says; without it a crowd's results are gathered where the device computes on
+    the cores that the services need.
     """
     if gather_ms is not None:
         return Gathering(gather_ms / 1000)
-    return Gathering(CROWD_GATHER_S, CROWD_ROWS) if device == "cpu" else Gathering()
+    return Gathering(CROWD_GATHER_S, CROWD_ROWS) if shares_cores else Gathering()
 
 
 def _is_awaited(result: StepResult) -> bool:

@@ -7,7 +7,7 @@ FAILED_PRECONDITION; the leader's next stream is a full resync.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import structlog
 
 from gpu_worker import wire
 from gpu_worker.engine import Engine
-from gpu_worker.gathering import Gathering, gathering_for
+from gpu_worker.gathering import Gathering
 from gpu_worker.meters import Meters
 from gpu_worker.plans import Description, InvalidPlan, Leader, Plan, StepResult
 from gpu_worker.tracing import StepTracing
@@ -106,14 +106,14 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         meters: Meters,
         spans: Spans | None = None,
         *,
-        gather_ms: float | None = 0.0,
+        gathering: Callable[[], Gathering] = Gathering,
     ) -> None:
-        """`spans` None: nobody listens. `gather_ms`: see `gathering_for`."""
+        """`spans` None: nobody listens. `gathering`: of a new stream."""
         self._engine = engine
         self._meters = meters
         self._spans = spans
         self._description = description
-        self._gather_ms = gather_ms
+        self._gathering = gathering
         self._leader: Leader | None = None
         self._stream: Stream | None = None
 
@@ -153,9 +153,8 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         self._leader = leader
         if self._stream is not None:
             self._stream.end(OutOfOrder("a newer stream took over"))
-        gathering = gathering_for(self._gather_ms, self._description.device)
         tracing = StepTracing(self._spans)
-        self._stream = Stream(leader, self._engine, tracing, gathering)
+        self._stream = Stream(leader, self._engine, tracing, self._gathering())
         self._engine.open(self._stream)
         log.info("stream.opened", epoch=leader.epoch)
         return self._stream

@@ -107,7 +107,7 @@ async def test_a_lease_runs_by_itself_and_says_when_it_ends(
 
 
 async def test_plain_results_of_a_lease_are_gathered_into_one_message(device: GatedDevice) -> None:
-    async with serving(device, gather_ms=60_000.0) as served:
+    async with serving(device, gather_s=60.0) as served:
         stream = await LeaderStream.open(served)
         device.allow(6)
         joins = (join(0, 9, max_tokens=4), join(1, 10))

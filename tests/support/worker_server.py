@@ -11,6 +11,7 @@ import grpc
 from gpu_worker.device import AheadDevice, Device
 from gpu_worker.draft import RowLimits
 from gpu_worker.engine import Engine
+from gpu_worker.gathering import Gathering
 from gpu_worker.meters import Meters
 from gpu_worker.plans import (
     Description,
@@ -79,7 +80,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    device: Device | AheadDevice, limits: RowLimits = LIMITS, *, gather_ms: float = 0.0
+    device: Device | AheadDevice, limits: RowLimits = LIMITS, *, gather_s: float = 0.0
 ) -> AsyncIterator[Served]:
     crashes: list[Exception] = []
     rows = Rows(limits)
@@ -87,7 +88,9 @@ async def serving(
     engine.start()
     server = create_server()
     meters = Meters(NO_METER)
-    servicer = WorkerServicer(engine, description(limits), meters, gather_ms=gather_ms)
+    servicer = WorkerServicer(
+        engine, description(limits), meters, gathering=lambda: Gathering(gather_s)
+    )
     worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
     port = bind(server, "127.0.0.1", 0)
     await server.start()

@@ -42,16 +42,16 @@ def test_without_a_word_only_crowds_on_a_cpu_are_gathered() -> None:
     )
     few = replace(PLAIN, timings=replace(PLAIN.timings, tokens_computed=7, rows=7))
 
-    def are_gathered(gather_ms: float | None, device: str, result: StepResult) -> bool:
-        gathering = gathering_for(gather_ms, device)
+    def are_gathered(gather_ms: float | None, result: StepResult, *, is_cpu: bool) -> bool:
+        gathering = gathering_for(gather_ms, shares_cores=is_cpu)
         return not [gathering.add(result, CROWD_GATHER_S / 4 * i) for i in range(3)][-1]
 
-    assert are_gathered(None, "cpu", crowd)
-    assert not are_gathered(None, "cpu", few)
-    assert not are_gathered(None, "cuda:0", crowd)
-    assert are_gathered(50.0, "cpu", few)
-    assert are_gathered(50.0, "cuda:0", crowd)
-    assert not are_gathered(0.0, "cpu", crowd)
+    assert are_gathered(None, crowd, is_cpu=True)
+    assert not are_gathered(None, few, is_cpu=True)
+    assert not are_gathered(None, crowd, is_cpu=False)
+    assert are_gathered(50.0, few, is_cpu=True)
+    assert are_gathered(50.0, crowd, is_cpu=False)
+    assert not are_gathered(0.0, crowd, is_cpu=True)
 
 
 def test_what_somebody_waits_for_takes_everything_along() -> None:
