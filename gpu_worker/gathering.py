@@ -4,14 +4,7 @@ Every message costs the worker, the scheduler, the store, the gateway and the cl
 for one token as for four. Where they share their cores with the device, that is tokens per second.
 """
 
-from typing import Final
-
 from gpu_worker.plans import StepResult
-
-# Where nobody says otherwise, on a CPU: 20 messages a second to each of a crowd, and a token at a
-# time to the few, who are read by somebody.
-CROWD_GATHER_S: Final = 0.05
-CROWD_ROWS: Final = 8
 
 
 class Gathering:
@@ -21,10 +14,8 @@ class Gathering:
     one in which a row has ended or failed, and one with a prompt in it, whose stream may begin.
     """
 
-    def __init__(self, gather_s: float = 0.0, rows_min: int = 1) -> None:
-        """Steps of fewer than `rows_min` rows are reported as they end."""
+    def __init__(self, gather_s: float) -> None:
         self._gather_s = gather_s
-        self._rows_min = rows_min
         self._held: list[StepResult] = []
         self._reported_s = self._added_s = float("-inf")
 
@@ -32,22 +23,11 @@ class Gathering:
         """What is to be reported now, in order; nothing while the next result will be in time."""
         step_s, self._added_s = now_s - self._added_s, now_s
         self._held.append(result)
-        is_crowd = result.timings.rows >= self._rows_min
-        is_in_time = now_s + step_s <= self._reported_s + self._gather_s
-        if is_crowd and is_in_time and not _is_awaited(result):
+        if not _is_awaited(result) and now_s + step_s <= self._reported_s + self._gather_s:
             return []
         due, self._held = self._held, []
         self._reported_s = now_s
         return due
-
-
-def gathering_for(gather_ms: float | None, *, shares_cores: bool) -> Gathering:
-    """As `--gather-ms` says; without it a crowd's results are gathered where the device computes on
-    the cores that the services need.
-    """
-    if gather_ms is not None:
-        return Gathering(gather_ms / 1000)
-    return Gathering(CROWD_GATHER_S, CROWD_ROWS) if shares_cores else Gathering()
 
 
 def _is_awaited(result: StepResult) -> bool:

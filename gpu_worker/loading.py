@@ -78,8 +78,6 @@ class Loaded:
     # How many tokens a step may have in which somebody decodes.
     mixed_tokens: int
     phases_ms: dict[str, int]
-    # It computes on the cores that the services need.
-    shares_cores: bool = False
     # To be called on the thread that computes: libraries keep handles and teams by thread.
     settle: Callable[[], None] = lambda: None
 
@@ -162,7 +160,6 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         dtype=dtype_text(dtype, is_int8=is_int8),
         kv_dtype=DTYPE_NAMES[kv_dtype],
         device_name=device_name(target),
-        shares_cores=target.type == "cpu",
         pool=pool,
         mixed_tokens=mixed,
         phases_ms=timer.phases_ms,

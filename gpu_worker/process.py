@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Final
 
 import grpc
@@ -11,7 +10,6 @@ import structlog
 
 from gpu_worker import runtime
 from gpu_worker.engine import Engine
-from gpu_worker.gathering import gathering_for
 from gpu_worker.loading import Loaded
 from gpu_worker.meters import Meters
 from gpu_worker.plans import Description
@@ -69,9 +67,8 @@ class WorkerProcess:
         self._engine = Engine(Rows(loaded.limits), loaded.device, on_crash=self._crash_hook())
         await asyncio.wrap_future(self._engine.start(loaded.settle))
         meters = Meters(self._metrics.meter)
-        gathering = partial(gathering_for, settings.gather_ms, shares_cores=loaded.shares_cores)
         self._servicer = WorkerServicer(
-            self._engine, description, meters, self._spans, gathering=gathering
+            self._engine, description, meters, self._spans, gather_s=settings.gather_ms / 1000
         )
         worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server)
         self._health = add_health(server, (SERVICE_NAME,))

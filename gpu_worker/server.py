@@ -7,7 +7,7 @@ FAILED_PRECONDITION; the leader's next stream is a full resync.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -106,14 +106,14 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         meters: Meters,
         spans: Spans | None = None,
         *,
-        gathering: Callable[[], Gathering] = Gathering,
+        gather_s: float = 0.0,
     ) -> None:
-        """`spans` None: nobody listens. `gathering`: of a new stream."""
+        """`spans` None: nobody listens. `gather_s`: see `Gathering`."""
         self._engine = engine
         self._meters = meters
         self._spans = spans
         self._description = description
-        self._gathering = gathering
+        self._gather_s = gather_s
         self._leader: Leader | None = None
         self._stream: Stream | None = None
 
@@ -153,8 +153,8 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         self._leader = leader
         if self._stream is not None:
             self._stream.end(OutOfOrder("a newer stream took over"))
-        tracing = StepTracing(self._spans)
-        self._stream = Stream(leader, self._engine, tracing, self._gathering())
+        tracing, gathering = StepTracing(self._spans), Gathering(self._gather_s)
+        self._stream = Stream(leader, self._engine, tracing, gathering)
         self._engine.open(self._stream)
         log.info("stream.opened", epoch=leader.epoch)
         return self._stream

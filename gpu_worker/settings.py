@@ -61,12 +61,12 @@ class WorkerSettings(Settings):
         description="how long prompts may make a step in which others decode; default: 130, and"
         " as long as it takes where --step-tokens is given",
     )
-    gather_ms: float | None = Field(
-        default=None,
+    gather_ms: float = Field(
+        default=0.0,
         ge=0,
         le=1000,
         description="gather the results of plain steps this long and report them together; 0: every"
-        " step as it ends; default: 50 on a CPU in steps of 8 rows or more, else 0",
+        " step as it ends",
     )
     block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
     kv_memory_mb: float | None = Field(

@@ -39,8 +39,7 @@ MixedStepMs = Annotated[
     float | None, Parameter(help="how long prompts may hold up those who decode, per step")
 ]
 GatherMs = Annotated[
-    float | None,
-    Parameter(help="gather tokens this long; default: 50 in a crowd on a CPU"),
+    float | None, Parameter(help="gather the tokens of so long into one message; default: do not")
 ]
 ApiKeysFile = Annotated[
     Path | None, Parameter(help="tenants and their keys, see `kaiten keygen`; default: no keys")

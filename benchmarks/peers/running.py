@@ -66,7 +66,7 @@ PEERS: Final[Mapping[str, Runner]] = {
     "kaiten": kaiten,
     "kaiten-http": lambda setting: kaiten(setting, is_http=True),
     "kaiten-static16": in_static_batches(kaiten),
-    "kaiten-single": lambda setting: kaiten(setting, "--gather-ms", "0"),
+    "kaiten-gather": lambda setting: kaiten(setting, "--gather-ms", "50"),
     "kaiten-int8": lambda setting: kaiten(setting, "--weight-dtype", "int8"),
     "hf-one": library("transformers_script.py", "transformers", "one"),
     "hf-static8": library("transformers_script.py", "transformers", "static8"),

@@ -47,7 +47,7 @@ class Asked:
     dtype: str
     threads: int
     slots: int
-    gather_ms: float | None
+    gather_ms: float
     loads: tuple[tuple[int, tuple[Job, ...]], ...]
 
 
@@ -104,7 +104,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--slots", type=int, default=64)
-    parser.add_argument("--gather-ms", type=float, help="of the stack's worker")
+    parser.add_argument("--gather-ms", type=float, default=0.0, help="of the stack's worker")
     parser.add_argument("--count", type=int, default=64)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[64, 16])
     parser.add_argument("--rounds", type=int, default=3)
@@ -181,8 +181,7 @@ def stack(asked: Asked) -> list[Turn]:
 def _stack(asked: Asked, concurrency: int, jobs: Sequence[Job]) -> Turn:
     flags = ["--dtype", asked.dtype, "--slots", str(asked.slots), "--threads", str(asked.threads)]
     # Exactly the bare loop's, not what the worker finds to end in time.
-    flags += ["--step-tokens", str(STEP_TOKENS)]
-    flags += [] if asked.gather_ms is None else ["--gather-ms", str(asked.gather_ms)]
+    flags += ["--step-tokens", str(STEP_TOKENS), "--gather-ms", str(asked.gather_ms)]
     with serving(str(asked.model), *flags, environ=WHOLE_JOURNAL) as running:
         return asyncio.run(_ask(running, concurrency, jobs))
 

@@ -11,7 +11,6 @@ import grpc
 from gpu_worker.device import AheadDevice, Device
 from gpu_worker.draft import RowLimits
 from gpu_worker.engine import Engine
-from gpu_worker.gathering import Gathering
 from gpu_worker.meters import Meters
 from gpu_worker.plans import (
     Description,
@@ -88,9 +87,7 @@ async def serving(
     engine.start()
     server = create_server()
     meters = Meters(NO_METER)
-    servicer = WorkerServicer(
-        engine, description(limits), meters, gathering=lambda: Gathering(gather_s)
-    )
+    servicer = WorkerServicer(engine, description(limits), meters, gather_s=gather_s)
     worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
     port = bind(server, "127.0.0.1", 0)
     await server.start()

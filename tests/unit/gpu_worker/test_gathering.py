@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker.gathering import CROWD_GATHER_S, CROWD_ROWS, Gathering, gathering_for
+from gpu_worker.gathering import Gathering
 from gpu_worker.plans import FinishReason, StepOutcome, StepResult, StepTimings
 
 PLAIN = StepResult(
@@ -34,24 +34,6 @@ def test_plain_results_are_gathered_while_the_next_is_in_time() -> None:
     assert sizes(0.030, step_s=0.007, count=9) == [1, 0, 0, 0, 4, 0, 0, 0, 4]
     # Slower than the gathering: nothing waits for a step that comes too late.
     assert sizes(0.030, step_s=0.050, count=4) == [1, 1, 1, 1]
-
-
-def test_without_a_word_only_crowds_on_a_cpu_are_gathered() -> None:
-    crowd = replace(
-        PLAIN, timings=replace(PLAIN.timings, tokens_computed=CROWD_ROWS, rows=CROWD_ROWS)
-    )
-    few = replace(PLAIN, timings=replace(PLAIN.timings, tokens_computed=7, rows=7))
-
-    def are_gathered(gather_ms: float | None, result: StepResult, *, is_cpu: bool) -> bool:
-        gathering = gathering_for(gather_ms, shares_cores=is_cpu)
-        return not [gathering.add(result, CROWD_GATHER_S / 4 * i) for i in range(3)][-1]
-
-    assert are_gathered(None, crowd, is_cpu=True)
-    assert not are_gathered(None, few, is_cpu=True)
-    assert not are_gathered(None, crowd, is_cpu=False)
-    assert are_gathered(50.0, few, is_cpu=True)
-    assert are_gathered(50.0, crowd, is_cpu=False)
-    assert not are_gathered(0.0, crowd, is_cpu=True)
 
 
 def test_what_somebody_waits_for_takes_everything_along() -> None:
