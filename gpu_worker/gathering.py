@@ -8,7 +8,7 @@ from gpu_worker.plans import StepResult
 
 
 class Gathering:
-    """Holds a lease's plain results back while the next is due within `gather_s` of the last report.
+    """Holds a lease's plain results while the next is due within `gather_s` of the last report.
 
     A result that somebody waits for takes everything before it along at once: the last of a lease,
     one in which a row has ended or failed, and one with a prompt in it, whose stream may begin.
