@@ -157,6 +157,10 @@ async def test_a_full_store_refuses_requests_and_still_drains(server: StoreServe
         with pytest.raises(Unavailable, match="out of memory"):
             await ledger.submit(submit_record("b"), b"h")
         await leader.step({serial: [1]})
+        # Several go out as one transaction, which must be allowed as well, with no script cached.
+        await client.script_flush()
+        batch = [Commit(leader.record({serial: [token]})) for token in (2, 3)]
+        await ledger.commit_many(leader.leader, batch)
         await leader.finish("a", serial)
         assert await ledger.load() == Load(choices=0, prompt_tokens=0)
         await client.config_set("maxmemory", "0")
