@@ -6,7 +6,7 @@ from ledger import InboxEntry
 from protos.kaiten.v1.common_pb2 import TokenLogprobs
 from protos.kaiten.v1.ledger_pb2 import FoldedTokens, SequenceFinished, SubmitRecord
 from protos.kaiten.v1.worker_service_pb2 import RowSampling
-from scheduler_svc.core.types import Serial
+from scheduler_svc.core.types import SequenceId
 from scheduler_svc.wire import sampling_of_choice
 
 
@@ -17,66 +17,69 @@ class Accepted:
     entry: InboxEntry
     record: SubmitRecord
     # Choices that ended under an earlier leader, with their output.
-    ended_before: dict[Serial, tuple[FoldedTokens, SequenceFinished]] = field(default_factory=dict)
+    ended_before: dict[SequenceId, tuple[FoldedTokens, SequenceFinished]] = field(
+        default_factory=dict
+    )
 
 
 class AcceptedRequests:
     """Live requests by serial. Holds, per sequence, what was committed since the last fold."""
 
     def __init__(self) -> None:
-        self._by_serial: dict[Serial, Accepted] = {}
-        self._unfolded: dict[Serial, FoldedTokens] = {}
-        self._logprobs: dict[Serial, list[TokenLogprobs]] = {}
-        self._pieces: dict[Serial, FoldedTokens] = {}
+        # By every choice's serial.
+        self._by_serial: dict[SequenceId, Accepted] = {}
+        self._unfolded: dict[SequenceId, FoldedTokens] = {}
+        self._logprobs: dict[SequenceId, list[TokenLogprobs]] = {}
+        self._pieces: dict[SequenceId, FoldedTokens] = {}
 
-    def __len__(self) -> int:
-        return len(self._by_serial)
-
-    def __contains__(self, serial: Serial) -> bool:
+    def __contains__(self, serial: SequenceId) -> bool:
         return serial in self._by_serial
 
     def add(self, accepted: Accepted) -> None:
         """A request is live from here to `remove`."""
-        self._by_serial[accepted.entry.serial] = accepted
         for serial in self._serials(accepted):
+            self._by_serial[serial] = accepted
             self._unfolded[serial] = FoldedTokens()
             if accepted.record.sampling.logprobs >= 0:
                 self._logprobs[serial] = []
 
-    def get(self, serial: Serial) -> Accepted:
-        """By the request's first serial."""
+    def get(self, serial: SequenceId) -> Accepted:
+        """By any choice's serial."""
         return self._by_serial[serial]
 
-    def remove(self, serial: Serial) -> None:
+    def remove(self, serial: SequenceId) -> None:
         """The request is over: nothing of it is folded any more."""
-        for one in self._serials(self._by_serial.pop(serial)):
-            del self._unfolded[one]
+        for one in self._serials(self._by_serial[serial]):
+            del self._by_serial[one], self._unfolded[one]
             self._logprobs.pop(one, None)
 
-    def sampling(self, serial: Serial) -> RowSampling:
+    @property
+    def has_logprobs(self) -> bool:
+        """Somebody asked for log-probabilities of the output."""
+        return bool(self._logprobs)
+
+    def asked(self, serial: SequenceId) -> RowSampling:
+        """What the request asked for, by any choice's serial."""
+        return self._by_serial[serial].record.sampling
+
+    def sampling(self, serial: SequenceId) -> RowSampling:
         """Of any choice, by its own serial."""
-        first = self._first(serial)
-        return sampling_of_choice(self._by_serial[first].record.sampling, serial - first)
+        return sampling_of_choice(self.asked(serial), serial - self._by_serial[serial].entry.serial)
 
-    def traceparent(self, serial: Serial) -> str:
+    def traceparent(self, serial: SequenceId) -> str:
         """Of the request's span, by any choice's serial; empty when it has none."""
-        return self._by_serial[self._first(serial)].record.traceparent
+        return self._by_serial[serial].record.traceparent
 
-    def _first(self, serial: Serial) -> Serial:
-        while serial not in self._by_serial:
-            serial -= 1
-        return serial
-
-    def committed(self, serial: Serial, token: int) -> None:
+    def committed(self, serial: SequenceId, token: int) -> None:
         """One more token of a live sequence."""
         self._unfolded[serial].token_ids.append(token)
 
-    def explained(self, serial: Serial, logprobs: TokenLogprobs) -> None:
+    def explained(self, serial: SequenceId, logprobs: TokenLogprobs) -> None:
         """The log-probabilities of the token just committed."""
         self._unfolded[serial].logprobs.append(logprobs)
         self._logprobs[serial].append(logprobs)
 
-    def recovered(self, serial: Serial, output: FoldedTokens, folded_count: int) -> None:
+    def recovered(self, serial: SequenceId, output: FoldedTokens, folded_count: int) -> None:
         """Output of an earlier leader, of which so many tokens are folded already.
 
         The rest is due at the first fold, which trims the records of the earlier leader.
@@ -88,11 +91,11 @@ class AcceptedRequests:
         if piece.token_ids:
             self._pieces[serial] = piece
 
-    def logprobs(self, serial: Serial, count: int) -> list[TokenLogprobs]:
+    def logprobs(self, serial: SequenceId, count: int) -> list[TokenLogprobs]:
         """Of the first `count` output tokens; empty when none were asked for."""
         return self._logprobs.get(serial, [])[:count]
 
-    def next_fold(self) -> dict[Serial, FoldedTokens]:
+    def next_fold(self) -> dict[SequenceId, FoldedTokens]:
         """What was unfolded at the call before this one, of sequences that are still live.
 
         One call late on purpose: followers read the newest records from the journal, and a fold

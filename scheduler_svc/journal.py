@@ -5,38 +5,31 @@ before it. So the journal is the decision log too: replayed through a core it gi
 """
 
 from collections.abc import Iterable
+from typing import Final
 from zlib import crc32
 
 from ledger import Commit
 from protos.kaiten.v1.ledger_pb2 import (
-    CancelRecord,
     ChoiceResult,
     CoreInput,
-    ExpireInput,
     FoldedTokens,
     JournalRecord,
     RequestResult,
-    ResultInput,
     SequenceFinished,
     SequenceLogprobs,
     StepRecord,
-    SubmitInput,
-    WorkerDrainingInput,
-    WorkerJoinedInput,
-    WorkerLostInput,
 )
 from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
 from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from scheduler_svc.accepted import AcceptedRequests
-from scheduler_svc.core.types import (
-    Committed,
-    Event,
-    Finished,
-    Plan,
-    Request,
-    RequestOver,
-)
-from scheduler_svc.wire import done_to_proto, finished_to_proto, plan_input_to_proto
+from scheduler_svc.command_wire import describe_plan, input_to_proto
+from scheduler_svc.core.commands import Command, MakePlan, StepDone
+from scheduler_svc.core.outcome import Event, Finished, Outcome, Plan, RequestOver, StepTokens
+from scheduler_svc.wire import done_to_proto, finished_to_proto
+
+# Of one record, give or take what one turn brings: plans and steps of long prompts, workers that
+# come and go. A hundred bytes each.
+INPUTS_MAX: Final = 512
 
 
 class Journal:
@@ -50,81 +43,69 @@ class Journal:
 
     # What the core is told
 
-    def submitted(self, request: Request, now_ns: int) -> None:
-        counts = [len(output or ()) for output in request.outputs]
-        submit = SubmitInput(
-            id=request.id,
-            serial=request.serial,
-            committed_tokens=counts,
-            explain_from=request.explain_from or 0,
-        )
-        self._inputs.append(CoreInput(now_ns=now_ns, submit=submit))
-
-    def cancelled(self, record: CancelRecord, now_ns: int) -> None:
-        self._inputs.append(CoreInput(now_ns=now_ns, cancel=record))
-
-    def expired(self, now_ns: int) -> None:
-        self._inputs.append(CoreInput(now_ns=now_ns, expire=ExpireInput()))
-
-    def worker_joined(self, joined: WorkerJoinedInput, now_ns: int) -> None:
-        self._inputs.append(CoreInput(now_ns=now_ns, worker_joined=joined))
-
-    def worker_draining(self, worker_id: str, now_ns: int) -> None:
-        draining = WorkerDrainingInput(worker_id=worker_id)
-        self._inputs.append(CoreInput(now_ns=now_ns, worker_draining=draining))
-
-    def worker_lost(self, lost: WorkerLostInput, now_ns: int) -> None:
-        self._inputs.append(CoreInput(now_ns=now_ns, worker_lost=lost))
+    def told(self, command: Command, now_ns: int) -> None:
+        """The core was told this, and what came of it is known or follows from it."""
+        self._inputs.append(input_to_proto(command, now_ns))
 
     def planned(self, plan: Plan, message: PlanMessage, now_ns: int) -> None:
-        message_digest = plan_digest(message)
-        planned = plan_input_to_proto(plan, message_digest)
-        self._inputs.append(CoreInput(now_ns=now_ns, plan=planned))
+        """A plan was made, and `message` is what the worker is told."""
+        item = input_to_proto(MakePlan(worker_id=plan.worker_id), now_ns)
+        describe_plan(item.plan, plan, plan_digest(message))
+        self._inputs.append(item)
 
     # What the world must hear
 
     def step(
-        self, worker_id: str, message: StepMessage, committed: Committed, now_ns: int
+        self, command: StepDone, message: StepMessage, outcome: Outcome, now_ns: int
     ) -> Commit | None:
         """The record of a step; None when nobody outside has to know of it (a prefill chunk)."""
-        result = ResultInput(step=_slim(message), worker_id=worker_id)
-        self._inputs.append(CoreInput(now_ns=now_ns, result=result))
-        if not committed.serials and not committed.events and not committed.explained:
+        self.told(command, now_ns)
+        tokens = outcome.tokens
+        assert tokens is not None
+        if not tokens.sequence_ids and not outcome.events and not tokens.prompt_logprobs:
             return None
-        for serial, token in zip(committed.serials, committed.tokens, strict=True):
-            self._accepted.committed(serial, token)
+        for sequence_id, token in zip(tokens.sequence_ids, tokens.tokens, strict=True):
+            self._accepted.committed(sequence_id, token)
         record = JournalRecord(
-            serials=committed.serials,
-            positions=committed.positions,
-            token_ids=committed.tokens,
+            serials=tokens.sequence_ids,
+            positions=tokens.positions,
+            token_ids=tokens.tokens,
             step=StepRecord(
-                worker_id=worker_id,
+                worker_id=command.result.worker_id,
                 plan_id=message.plan_id,
                 step=message.step,
                 timings=message.timings,
             ),
         )
-        self._explain(record, message, committed)
+        self._add_logprobs(record, message, tokens)
         explained = {
-            committed.explained[row.slot]: row.logprobs
+            tokens.prompt_logprobs[row.slot]: row.logprobs
             for row in message.prompt_logprobs
-            if row.slot in committed.explained
+            if row.slot in tokens.prompt_logprobs
         }
-        return self._sealed(record, committed.events, now_ns)._replace(explained=explained)
+        return self._sealed(record, outcome.events, now_ns)._replace(explained=explained)
 
     def ended(self, events: Iterable[Event], now_ns: int) -> Commit | None:
         """The record of endings that no step brought; None when there are none."""
         events = list(events)
         return self._sealed(JournalRecord(), events, now_ns) if events else None
 
-    def _explain(self, record: JournalRecord, message: StepMessage, committed: Committed) -> None:
+    def overdue(self, now_ns: int) -> Commit | None:
+        """A record of inputs alone, when too many wait for something to come of them."""
+        if len(self._inputs) < INPUTS_MAX:
+            return None
+        return self._sealed(JournalRecord(), (), now_ns)
+
+    def _add_logprobs(
+        self, record: JournalRecord, message: StepMessage, tokens: StepTokens
+    ) -> None:
         if not message.logprobs:
             return
-        serial_at = dict(zip(committed.slots, committed.serials, strict=True))
+        sequence_at = dict(zip(tokens.slots, tokens.sequence_ids, strict=True))
         for row in message.logprobs:
-            if (serial := serial_at.get(row.slot)) is not None:
-                self._accepted.explained(serial, row.logprobs)
-                record.logprobs.append(SequenceLogprobs(serial=serial, logprobs=row.logprobs))
+            if (sequence_id := sequence_at.get(row.slot)) is not None:
+                self._accepted.explained(sequence_id, row.logprobs)
+                record.logprobs.append(SequenceLogprobs(serial=sequence_id, logprobs=row.logprobs))
 
     def _sealed(self, record: JournalRecord, events: Iterable[Event], now_ns: int) -> Commit:
         """The record as the next one, with what the core was told since the one before."""
@@ -142,26 +123,26 @@ class Journal:
 
     def _ending(self, over: RequestOver, last: SequenceFinished) -> RequestResult:
         """Put the result together; `last`, the choice that ended last, says that all is done."""
-        accepted = self._accepted.get(over.serial)
+        accepted = self._accepted.get(over.sequence_id)
         choices = self._choices(over)
         output_tokens = sum(choice.finished.output_tokens for choice in choices)
         last.done.CopyFrom(done_to_proto(over, output_tokens))
-        self._accepted.remove(over.serial)
+        self._accepted.remove(over.sequence_id)
         return RequestResult(
             id=over.id,
-            serial=over.serial,
-            prompt_tokens=over.prompt_tokens,
+            serial=over.sequence_id,
+            prompt_tokens=over.num_prompt_tokens,
             choices=choices,
             done=last.done,
             render=accepted.record.render,
         )
 
     def _choices(self, over: RequestOver) -> list[ChoiceResult]:
-        before = self._accepted.get(over.serial).ended_before
-        endings = {ending.serial: ending for ending in over.endings}
+        before = self._accepted.get(over.sequence_id).ended_before
+        endings = {ending.sequence_id: ending for ending in over.endings}
         choices = []
         for choice, tokens in enumerate(over.outputs):
-            serial = over.serial + choice
+            serial = over.sequence_id + choice
             if serial in before:
                 output, finished = before[serial]
             else:
@@ -170,17 +151,6 @@ class Journal:
                 finished = finished_to_proto(endings[serial])
             choices.append(ChoiceResult(output=output, finished=finished))
         return choices
-
-
-def _slim(message: StepMessage) -> StepMessage:
-    """A result as the core saw it, without what only readers of the output want."""
-    slim = StepMessage()
-    slim.CopyFrom(message)
-    slim.ClearField("logprobs")
-    for row in slim.prompt_logprobs:
-        for values in ("logprobs", "top_token_ids", "top_logprobs"):
-            row.logprobs.ClearField(values)
-    return slim
 
 
 def plan_digest(message: PlanMessage) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import grpc
 import structlog
@@ -14,6 +14,7 @@ from protos.kaiten.v1.worker_service_pb2 import (
     Open,
     Plan,
     StepResult,
+    StepTimings,
 )
 from protos.kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
 
@@ -32,7 +33,14 @@ CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 OPEN_TIMEOUT_S = 10.0
+# The worker's own no to what is in its batch. With any other status it may be dead, or only the
+# connection is (gRPC itself says UNAVAILABLE, CANCELLED or INTERNAL then).
+REFUSAL: Final = grpc.StatusCode.FAILED_PRECONDITION
 REDIAL_S_FIRST, REDIAL_S_MAX = 0.05, 2.0
+# A step is overdue when it takes as long as so many of the longest of late, or this long at least;
+# before the first has come back nobody knows how long one takes.
+STEPS_LATE = 8
+STEP_NS_LEAST, STEP_NS_FIRST = 2_000_000_000, 30_000_000_000
 # A worker that contradicts its plans this often is not dialled again until it restarts.
 REJECTIONS_MAX = 3
 
@@ -42,7 +50,8 @@ class LinkOwner(Protocol):
 
     def link_opened(self, link: "WorkerLink") -> None: ...
 
-    def link_closed(self, link: "WorkerLink", reason: str, *, is_crash: bool) -> None: ...
+    def link_closed(self, link: "WorkerLink", reason: str, *, is_crash: bool | None) -> None:
+        """`is_crash` None: nobody knows yet whether the worker's process died."""
 
     def step_arrived(self, link: "WorkerLink", result: StepResult) -> None: ...
 
@@ -65,8 +74,16 @@ class WorkerLink:
     ) -> None:
         self.address = address
         self.worker = worker
-        self.heard_ns = 0
+        # Since the worker was last heard of, as far as we were listening.
+        self.silent_ns = 0
+        # Why the stream broke, until it is open again; and since when, counted as silence is.
+        self.broke = ""
+        self.broken_ns = 0
         self.is_draining = False
+        # For the answer to a step, counted as silence is; and how long a step may take.
+        self.waited_ns = 0
+        self.step_ns_max = STEP_NS_FIRST
+        self._longest_us = 0
         self._leader = leader
         self._owner = owner
         self._stream: _Stream | None = None
@@ -86,6 +103,24 @@ class WorkerLink:
         """It gave wrong results too often."""
         return self._rejections >= REJECTIONS_MAX
 
+    @property
+    def is_overdue(self) -> bool:
+        """A step takes far longer than any of late."""
+        return self.waited_ns > self.step_ns_max
+
+    def pass_time(self, passed_ns: int, *, owes_a_step: bool) -> None:
+        """So long we were listening, and nothing came."""
+        self.silent_ns += passed_ns
+        self.broken_ns += passed_ns if self.broke else 0
+        self.waited_ns = self.waited_ns + passed_ns if owes_a_step else 0
+
+    def answered(self, timings: StepTimings) -> None:
+        """A step came back. The next is overdue after many times the longest of late."""
+        self.waited_ns = 0
+        took_us = timings.wait_us + timings.forward_us + timings.sample_us
+        self._longest_us = max(took_us, self._longest_us * 63 // 64)
+        self.step_ns_max = max(STEP_NS_LEAST, STEPS_LATE * 1000 * self._longest_us)
+
     def send(self, plan: Plan) -> None:
         """Queue a plan for the open stream; the number of plans in flight bounds the queue."""
         assert self._stream is not None
@@ -100,13 +135,17 @@ class WorkerLink:
     async def run(self) -> None:
         """Dial, follow, dial again; ends only by cancellation or quarantine."""
         wait_s = REDIAL_S_FIRST
+        now_s = asyncio.get_running_loop().time
         while not self.is_quarantined:
+            dialled_s = now_s()
+            is_refusal = False
             try:
                 async with grpc.aio.insecure_channel(self.address, CHANNEL_OPTIONS) as channel:
                     await self._follow(channel)
                 reason = "the worker ended the stream"
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
+                is_refusal = error.code() is REFUSAL
             except TimeoutError:
                 reason = f"no answer to Open within {OPEN_TIMEOUT_S:g} s"
             except _Nonsense as error:
@@ -115,13 +154,24 @@ class WorkerLink:
             finally:
                 stream, self._stream = self._stream, None
             if stream is not None:
+                self._closed(
+                    stream.fault or reason, is_excused=bool(stream.fault), is_refusal=is_refusal
+                )
+            if now_s() - dialled_s > REDIAL_S_MAX:
+                # It was a stream for a while, not one that is ended as soon as it is open.
                 wait_s = REDIAL_S_FIRST
-                is_crash = not stream.fault and not self.is_draining
-                self._owner.link_closed(self, stream.fault or reason, is_crash=is_crash)
             log.info("worker.disconnected", worker_id=self.worker_id, reason=reason)
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, REDIAL_S_MAX)
         log.error("worker.quarantined", worker_id=self.worker_id, rejections=self._rejections)
+
+    def _closed(self, reason: str, *, is_excused: bool, is_refusal: bool) -> None:
+        """Tell the owner whom to blame, as far as it is known."""
+        is_crash: bool | None = True if is_refusal else None
+        if is_excused or self.is_draining:
+            is_crash = False
+        self.broke = reason if is_crash is None else ""
+        self._owner.link_closed(self, reason, is_crash=is_crash)
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
         call = WorkerServiceStub(channel).Execute()
@@ -131,6 +181,7 @@ class WorkerLink:
             if await _next(call, "opened") is None:
                 return
         self._stream = _Stream(plans=asyncio.Queue())
+        self.broke, self.broken_ns = "", 0
         self._owner.link_opened(self)
         writing = asyncio.create_task(self._write(call, self._stream.plans))
         try:

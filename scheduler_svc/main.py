@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import structlog
@@ -22,6 +23,8 @@ from service_kit.metrics import Metrics
 log = structlog.get_logger()
 
 STORE_RETRY_S = 0.5
+# For a store that does not answer; the lease then runs out by itself.
+RESIGN_S_MAX = 1.0
 SERVICE = "kaiten.v1.SchedulerService"
 
 
@@ -64,7 +67,6 @@ class SchedulerProcess:
             try:
                 await self._lead()
             except* (OutOfOrder, Unavailable) as group:
-                self._servicer.term = None
                 reason = "; ".join(str(error) for error in group.exceptions)
                 if not self._is_draining:
                     log.warning("term.ended", reason=reason)
@@ -124,17 +126,21 @@ class SchedulerProcess:
         )
         self._meters.leads(term)
         try:
-            try:
-                await term.recover()
-            except asyncio.CancelledError:
-                # Told to stop before the term began: a standby may lead at once.
-                await self._ledger.resign(leader)
-                raise
+            await term.recover()
             # From here on workers may register; `run` makes room for them before it first waits.
             self._servicer.term = term
             await term.run()
         finally:
+            self._servicer.term = None
             self._meters.leads(None)
+            await self._resign(leader)
+
+    async def _resign(self, leader: Leader) -> None:
+        """However a term ended, a standby may lead at once. Nothing of it runs any more."""
+        assert self._ledger is not None
+        with suppress(TimeoutError, Unavailable):
+            async with asyncio.timeout(RESIGN_S_MAX):
+                await self._ledger.resign(leader)
 
     def _tracing(self) -> Tracing | None:
         if self._spans is None:

@@ -12,9 +12,10 @@ from typing import Final, Protocol
 from opentelemetry.metrics import Meter
 
 from protos.kaiten.v1.worker_service_pb2 import StepTimings
+from scheduler_svc.core.outcome import Event, Plan, RequestOver
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Event, Plan, Reason, RequestOver
-from scheduler_svc.core.worker import Worker
+from scheduler_svc.core.types import Reason
+from scheduler_svc.core.workers import Worker
 from service_kit.metrics import Number, seen
 
 STEP_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -36,6 +37,7 @@ COUNTS: Final = {
     "prefix_cache_hits": "of those, found in the prefix cache",
     "num_preemptions": "sequences put back into the queue for want of blocks",
 }
+HOW_LOST: Final = {True: "crash", False: "leave", None: "disconnect"}
 # Of a request whose choices ended differently, the ending that somebody will ask about.
 GRAVEST_FIRST: Final = (
     Reason.ERROR,
@@ -66,7 +68,7 @@ class Meters:
         self.term: Standing | None = None
         self._requests = Counter(new=0, recovered=0)
         self._ended = Counter({reason.value: 0 for reason in Reason})
-        self._workers_lost = Counter(crash=0, leave=0)
+        self._workers_lost = Counter(dict.fromkeys(HOW_LOST.values(), 0))
         self._counts = Counter[str]()
         self._count(meter)
         self._gauge(meter)
@@ -102,9 +104,9 @@ class Meters:
             if isinstance(event, RequestOver):
                 self._over(event)
 
-    def lost_worker(self, *, is_crash: bool) -> None:
-        """A worker is gone."""
-        self._workers_lost["crash" if is_crash else "leave"] += 1
+    def lost_worker(self, *, is_crash: bool | None) -> None:
+        """A worker is gone. None: so far only its connection is; a crash is counted once known."""
+        self._workers_lost[HOW_LOST[is_crash]] += 1
 
     def leads(self, term: Standing | None) -> None:
         """Another term, or none. What the old one had live is the next leader's."""
@@ -115,8 +117,8 @@ class Meters:
     def _over(self, over: RequestOver) -> None:
         reasons = {ending.reason for ending in over.endings}
         self._ended[next(reason for reason in GRAVEST_FIRST if reason in reasons).value] += 1
-        self._counts["prefix_cache_queries"] += over.prompt_tokens
-        self._counts["prefix_cache_hits"] += over.cached_tokens
+        self._counts["prefix_cache_queries"] += over.num_prompt_tokens
+        self._counts["prefix_cache_hits"] += over.num_cached_tokens
         total_ns = over.queue_ns + over.prefill_ns + over.decode_ns
         for phase, took_ns in (
             ("request_queue_time", over.queue_ns),
@@ -134,7 +136,7 @@ class Meters:
         ended = seen(lambda: self._ended, "finished_reason")
         counter("kaiten.request_success", ended, "", "requests that ended, however they did")
         lost = seen(lambda: self._workers_lost, "how")
-        counter("kaiten.workers_lost", lost, "", "workers that crashed or left")
+        counter("kaiten.workers_lost", lost, "", "workers that crashed, left or broke off")
         for name, what in COUNTS.items():
             counter(f"kaiten.{name}", seen(self._reader(name)), "", what)
 
@@ -165,9 +167,9 @@ def _running(term: Standing) -> int:
 
 def _kv_share(term: Standing) -> float:
     """Of all blocks of all workers, those that live sequences hold."""
-    pools = [worker.pool for worker in _workers(term)]
-    blocks = sum(pool.block_count for pool in pools)
-    return 1 - sum(pool.free_count for pool in pools) / blocks if blocks else 0.0
+    managers = [worker.kv for worker in _workers(term)]
+    blocks = sum(kv.block_count for kv in managers)
+    return 1 - sum(kv.free_count for kv in managers) / blocks if blocks else 0.0
 
 
 def _workers(term: Standing) -> list[Worker]:

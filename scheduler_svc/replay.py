@@ -7,20 +7,29 @@ resumes from what the records before had committed. Pure: records in, comparison
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from ledger import InboxEntry
 from protos.kaiten.v1.common_pb2 import Leader
-from protos.kaiten.v1.ledger_pb2 import CoreInput, JournalRecord, SequenceFinished, SubmitRecord
+from protos.kaiten.v1.ledger_pb2 import (
+    CoreInput,
+    JournalRecord,
+    PlanInput,
+    SequenceFinished,
+    SubmitInput,
+    SubmitRecord,
+)
 from protos.kaiten.v1.worker_service_pb2 import RowSampling
 from scheduler_svc import wire
-from scheduler_svc.core.policies import Policy
+from scheduler_svc.command_wire import command_from_proto
+from scheduler_svc.core.commands import Command, Configured
+from scheduler_svc.core.outcome import Event, Finished, Plan
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Committed, Config, Event, Finished, Plan, Serial
+from scheduler_svc.core.types import Request, SequenceId
 from scheduler_svc.journal import plan_digest
 
-Token = tuple[Serial, int, int]
+Token = tuple[SequenceId, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,58 +50,62 @@ class Compared:
 class _Outputs:
     """What the records so far have committed."""
 
-    tokens: dict[Serial, list[int]] = field(default_factory=dict)
-    ended: set[Serial] = field(default_factory=set)
+    tokens: dict[SequenceId, list[int]] = field(default_factory=dict)
+    ended: set[SequenceId] = field(default_factory=set)
 
     def take(self, record: JournalRecord) -> None:
         for serial, token in zip(record.serials, record.token_ids, strict=True):
             self.tokens.setdefault(serial, []).append(token)
         self.ended.update(ending.serial for ending in record.finished)
 
-    def of(self, serial: Serial) -> tuple[int, ...] | None:
+    def of(self, serial: SequenceId) -> tuple[int, ...] | None:
         return None if serial in self.ended else tuple(self.tokens.get(serial, ()))
 
 
 class Replay:
-    """Replays the records it is fed, in order from the first of the journal."""
+    """Replays the records it is fed, in order from the first of the journal.
 
-    def __init__(self, config: Config, policy: Policy, entries: Iterable[InboxEntry]) -> None:
-        self._config = config
+    `policy`: decide by that one, whatever was configured, and see what it would have changed.
+    """
+
+    def __init__(self, entries: Iterable[InboxEntry], policy: str | None = None) -> None:
         self._policy = policy
-        self._bodies: dict[Serial, tuple[InboxEntry, SubmitRecord]] = {
+        self._bodies: dict[SequenceId, tuple[InboxEntry, SubmitRecord]] = {
             entry.serial: (entry, entry.record)
             for entry in entries
             if isinstance(entry.record, SubmitRecord)
         }
         self._samplings = dict(_samplings(self._bodies))
         self._outputs = _Outputs()
-        self._core = Scheduler(config, policy)
+        self._core = Scheduler()
         self._epoch = 0
 
     def feed(self, record: JournalRecord) -> Iterator[Compared]:
         """Every plan of the record, then its tokens, then its endings."""
         if record.epoch != self._epoch:
             self._epoch = record.epoch
-            self._core = Scheduler(self._config, self._policy)
+            self._core = Scheduler()
         events: list[Event] = []
         tokens: list[Token] = []
         for item in record.inputs:
+            outcome = self._core.apply(self._command(item), item.now_ns)
+            events += outcome.events
+            if (step := outcome.tokens) is not None:
+                tokens += zip(step.sequence_ids, step.positions, step.tokens, strict=True)
             if item.WhichOneof("input") == "plan":
-                yield self._compare_plan(record.seq, item)
-            elif item.WhichOneof("input") == "result":
-                committed = self._commit(item)
-                events += committed.events
-                tokens += _tokens(committed)
-            else:
-                events += self._tell(item)
+                yield self._compare_plan(record.seq, item.plan, outcome.plan)
         recorded = list(zip(record.serials, record.positions, record.token_ids, strict=True))
         yield Compared(seq=record.seq, what="tokens", recorded=recorded, replayed=tokens)
         yield _compare_endings(record, events)
         self._outputs.take(record)
 
-    def _compare_plan(self, seq: int, item: CoreInput) -> Compared:
-        recorded = item.plan
-        plan = self._core.plan(recorded.worker_id, now_ns=item.now_ns)
+    def _command(self, item: CoreInput) -> Command:
+        command = command_from_proto(item, self._request)
+        if isinstance(command, Configured) and self._policy is not None:
+            return replace(command, policy=self._policy)
+        return command
+
+    def _compare_plan(self, seq: int, recorded: PlanInput, plan: Plan | None) -> Compared:
         return Compared(
             seq=seq,
             what=f"plan {recorded.plan_id} of {recorded.worker_id}",
@@ -101,66 +114,32 @@ class Replay:
         )
 
     def _digest(self, plan: Plan) -> int:
-        samplings = [self._samplings[join.serial] for join in plan.joins]
+        samplings = [self._samplings[join.sequence_id] for join in plan.joins]
         return plan_digest(wire.plan_to_proto(plan, Leader(), samplings))
 
-    def _commit(self, item: CoreInput) -> Committed:
-        step = wire.step_from_proto(item.result.worker_id, item.result.step)
-        return self._core.commit(step, now_ns=item.now_ns)
-
-    def _tell(self, item: CoreInput) -> list[Event]:
-        core, now_ns = self._core, item.now_ns
-        match item.WhichOneof("input"):
-            case "submit":
-                return self._submit(item)
-            case "cancel":
-                cut = wire.cut_from_proto(item.cancel)
-                return core.cancel(item.cancel.serial, now_ns=now_ns, **cut)
-            case "expire":
-                return core.expire(now_ns=now_ns)
-            case "worker_joined":
-                joined = item.worker_joined
-                spec = wire.spec_from_proto(joined.worker)
-                return core.worker_joined(joined.worker_id, spec, now_ns=now_ns)
-            case "worker_draining":
-                core.worker_draining(item.worker_draining.worker_id)
-                return []
-            case "worker_lost":
-                lost = item.worker_lost
-                return core.worker_lost(
-                    lost.worker_id, now_ns=now_ns, is_crash=lost.is_crash, reason=lost.reason
-                )
-            case unknown:
-                raise ValueError(f"the journal has an input this version does not know: {unknown}")
-
-    def _submit(self, item: CoreInput) -> list[Event]:
-        entry, record = self._bodies[item.submit.serial]
+    def _request(self, submit: SubmitInput) -> Request:
+        """With what the records so far have committed of it."""
+        entry, record = self._bodies[submit.serial]
         outputs: tuple[tuple[int, ...] | None, ...] = ()
-        if item.submit.committed_tokens:
-            serials = range(entry.serial, entry.serial + record.n)
-            outputs = tuple(self._outputs.of(serial) for serial in serials)
-        explained = item.submit.explain_from or 1
-        request = wire.request_from_proto(entry, record, outputs, explained)
-        return self._core.submit(request, now_ns=item.now_ns)
+        if submit.committed_tokens:
+            sequence_ids = range(entry.serial, entry.serial + record.n)
+            outputs = tuple(self._outputs.of(sequence_id) for sequence_id in sequence_ids)
+        return wire.request_from_proto(entry, record, outputs, submit.explain_from or 1)
 
 
 def _samplings(
-    bodies: Mapping[Serial, tuple[InboxEntry, SubmitRecord]],
-) -> Iterator[tuple[Serial, RowSampling]]:
+    bodies: Mapping[SequenceId, tuple[InboxEntry, SubmitRecord]],
+) -> Iterator[tuple[SequenceId, RowSampling]]:
     for serial, (_, record) in bodies.items():
         for choice in range(record.n):
             yield serial + choice, wire.sampling_of_choice(record.sampling, choice)
-
-
-def _tokens(committed: Committed) -> Iterator[Token]:
-    return zip(committed.serials, committed.positions, committed.tokens, strict=True)
 
 
 def _compare_endings(record: JournalRecord, events: Iterable[Event]) -> Compared:
     """Who ended, why and at which length; that a request is over is said by its last choice."""
     described = attrgetter("serial", "reason", "output_tokens", "error")
     endings: list[SequenceFinished] = []
-    overs: list[Serial] = []
+    overs: list[SequenceId] = []
     for event in events:
         if isinstance(event, Finished):
             endings.append(wire.finished_to_proto(event))

@@ -6,6 +6,7 @@ from protos.kaiten.v1 import common_pb2
 from protos.kaiten.v1.scheduler_service_pb2 import (
     GetStateResponse,
     HeartbeatResponse,
+    RegisterRequest,
     RegisterResponse,
     WorkerState,
 )
@@ -15,6 +16,7 @@ from scheduler_svc.term import Term
 from service_kit.errors import InvalidRequest, NotLeader
 
 UINT32_MAX: Final = (1 << 32) - 1
+TEXT_CHARS_MAX: Final = 1024
 # What the core takes for granted of a worker: with nothing to divide by or to seat it would end,
 # and it keeps books of every block and every slot.
 RANGES: Final = {
@@ -38,13 +40,16 @@ class Servicer(SchedulerServiceServicer):
     async def Register(self, request: Any, context: Any) -> RegisterResponse:
         if not request.address or not request.worker.boot_id:
             raise InvalidRequest("address, worker.boot_id", "must not be empty")
+        _check_texts(request)
         _check_ranges(request.worker)
         _check_budgets(request.worker)
-        self._leading().register(request.address, request.worker)
+        with self._leading().called() as term:
+            term.register(request.address, request.worker)
         return RegisterResponse(heartbeat_interval_ms=self._settings.heartbeat_interval_ms)
 
     async def Heartbeat(self, request: Any, context: Any) -> HeartbeatResponse:
-        is_drained = self._leading().heartbeat(request.boot_id, is_draining=request.is_draining)
+        with self._leading().called() as term:
+            is_drained = term.heartbeat(request.boot_id, is_draining=request.is_draining)
         if is_drained is None:
             return HeartbeatResponse(must_register=True)
         return HeartbeatResponse(is_drained=is_drained)
@@ -78,10 +83,22 @@ class Servicer(SchedulerServiceServicer):
         )
         if (worker := term.core.workers.get(worker_id)) is not None:
             state.running = len(worker.running)
-            state.blocks_free = worker.pool.free_count
-            state.block_count = worker.pool.block_count
+            state.blocks_free = worker.kv.free_count
+            state.block_count = worker.kv.block_count
             state.plans_in_flight = len(worker.flights)
         return state
+
+
+def _check_texts(request: RegisterRequest) -> None:
+    """InvalidRequest for the first text that is too long: every renewal carries them."""
+    texts = {"address": request.address}
+    for field, value in request.worker.ListFields():
+        if isinstance(value, str):
+            texts[f"worker.{field.name}"] = value
+    for name, text in texts.items():
+        if len(text) > TEXT_CHARS_MAX:
+            rule = f"must have at most {TEXT_CHARS_MAX} characters, got {len(text)}"
+            raise InvalidRequest(name, rule)
 
 
 def _check_ranges(worker: common_pb2.WorkerDescription) -> None:

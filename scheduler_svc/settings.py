@@ -48,10 +48,12 @@ class SchedulerSettings(Settings):
         default=16, ge=1, description="tokens of every step a waiting prefill gets at least"
     )
     preemptions_max: int = Field(
-        default=3, ge=1, description="then a request is seated only where its worst case fits"
+        default=3, ge=1, description="preemptions of a sequence; then others give way to it"
     )
     deaths_max: int = Field(
-        default=2, ge=1, description="worker deaths after which a request is tried alone"
+        default=2,
+        ge=1,
+        description="worker deaths without progress of a request: then it is tried alone",
     )
     misfit_wait_s: float = Field(
         default=30.0,

@@ -1,33 +1,45 @@
 """One leader's term: the loop between the ledger, the core and the workers.
 
-Everything that happens calls one short method here, which tells the core and wakes the turn. A turn
-asks the core for every plan it wants to make and hands them to the links. Nothing between reading
-and writing core state awaits, so there are no locks. What the core says goes to the pump, which
-commits it to the ledger in order; gateways show clients only what is committed.
+Everything that happens calls one short method here, which tells the core and asks for a turn. A
+turn asks the core for every plan it wants to make and hands them to the links. Nothing between
+reading and writing core state awaits, so there are no locks. What the core says goes to the pump,
+which commits it to the ledger in order; gateways show clients only what is committed.
+
+An error of our own, wherever it happens, ends the term: the core may be half changed. The lease is
+renewed only behind a turn, so a leader that decides nothing any more is replaced.
 """
 
 import asyncio
-from itertools import islice
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import structlog
 
 from ledger import InboxEntry, Leader, Ledger, Recovered, StoreLost
 from protos.kaiten.v1 import common_pb2
 from protos.kaiten.v1.common_pb2 import WorkerDescription
-from protos.kaiten.v1.ledger_pb2 import (
-    CancelRecord,
-    CellRecord,
-    FullTenant,
-    SubmitRecord,
-    WorkerJoinedInput,
-    WorkerLostInput,
-)
+from protos.kaiten.v1.ledger_pb2 import CancelRecord, CellRecord, SubmitRecord
 from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from scheduler_svc import wire
 from scheduler_svc.accepted import Accepted, AcceptedRequests
-from scheduler_svc.core.policies import POLICIES
+from scheduler_svc.cell_record import describe_cell
+from scheduler_svc.command_wire import cancel_from_proto
+from scheduler_svc.core.commands import (
+    Cancel,
+    Command,
+    Configured,
+    Expire,
+    MakePlan,
+    StepDone,
+    Submit,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLate,
+    WorkerLost,
+)
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Event, ResultRejected
+from scheduler_svc.core.types import Reason, ResultRejected
+from scheduler_svc.idle_check import IdleCheck
 from scheduler_svc.journal import Journal
 from scheduler_svc.links import WorkerLink
 from scheduler_svc.meters import Meters
@@ -43,9 +55,8 @@ INBOX_BLOCK_MS = 1_000
 INBOX_COUNT = 256
 RETRY_S = 0.2
 TICK_S_MAX = 0.25
-# Of the queue, as gateways are told with every renewal: 3 KB at most.
-WAITING_TOLD_MAX = 1024
-TENANTS_TOLD_MAX = 256
+# A tick that comes later than this was held up by us, and so was whatever the workers said.
+TICK_NS_COUNTED_MAX = 500_000_000
 
 
 class Term:
@@ -63,7 +74,7 @@ class Term:
     ) -> None:
         self.leader = leader
         self.links: dict[str, WorkerLink] = {}
-        self.core = Scheduler(settings.core, POLICIES[settings.policy])
+        self.core = Scheduler()
         self._ledger = ledger
         self._settings = settings
         self._clock = clock
@@ -75,13 +86,22 @@ class Term:
         self._link_tasks: dict[str, asyncio.Task[None]] = {}
         # Everything up to here is in the pieces that the next fold will take.
         self._fold_seq = leader.journal_seq
-        self._turn_is_due = False
-        # No plan was asked for in the last turn because too much is uncommitted.
+        self._turn_asked = asyncio.Event()
+        self._turn_taken = asyncio.Event()
+        # Of our own, in a call that nobody but its caller would hear of.
+        self._error: Exception | None = None
+        # Of the workers for which the live requests were accepted; empty: not known.
+        self._weights_digest = ""
+        # The same as the ledger has it.
+        self._told_digest = ""
+        self._renewing = asyncio.Lock()
+        # Workers that may need a plan, as the core said.
+        self._concerned: dict[str, None] = {}
+        # Some were not asked in the last turn because too much is uncommitted.
         self._is_held_back = False
         self._is_stopping = False
         self._idle_since_ns = clock.monotonic_ns()
-        # Whether nothing was live at the end of the last turn.
-        self._is_idle = False
+        self._idle_check = IdleCheck(self.core)
 
     def __repr__(self) -> str:
         return f"<Term epoch={self.leader.epoch} {self.core} {self._pump}>"
@@ -92,9 +112,12 @@ class Term:
         """Take over every live request. Workers may register only afterwards."""
         self._clock_offset_ns = await self._ledger.now_ns() - self._clock.monotonic_ns()
         recovered = await self._ledger.recover(self.leader)
+        if (before := (await self._ledger.cell()).record) is not None:
+            self._weights_digest = self._told_digest = before.weights_digest
         self._journal = Journal(
             self._accepted, epoch=self.leader.epoch, journal_seq=recovered.journal_seq
         )
+        self._tell(Configured(config=self._settings.core, policy=self._settings.policy))
         for entry in recovered.entries:
             if isinstance(entry.record, SubmitRecord):
                 self._resume(entry, entry.record, recovered)
@@ -107,6 +130,7 @@ class Term:
         """Lead. Raises OutOfOrder when somebody else leads, StoreLost, or cancels."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            tasks.create_task(self._take_turns(), name="turns")
             tasks.create_task(self._pump.run(), name="pump")
             tasks.create_task(self._read_inbox(), name="inbox")
             tasks.create_task(self._renew(), name="renew")
@@ -142,20 +166,24 @@ class Term:
         """A worker announced itself. OutOfOrder when it serves something else than the cell."""
         known = self.links.get(worker.boot_id)
         if known is not None and known.address == address:
-            known.heard_ns = self._clock.monotonic_ns()
+            known.silent_ns = 0
             return
         self._refuse_stranger(worker)
+        self._weights_digest = worker.weights_digest or self._weights_digest
         if known is not None:
-            self.forget(worker.boot_id, "its address changed")
+            self.forget(worker.boot_id, "its address changed", is_crash=False)
+        for link in list(self.links.values()):
+            if link.address == address and not link.is_open:
+                self.forget(link.worker_id, "another process has its address")
         leader = common_pb2.Leader(epoch=self.leader.epoch, nonce=self.leader.nonce)
         link = WorkerLink(address=address, worker=worker, leader=leader, owner=self)
-        link.heard_ns = self._clock.monotonic_ns()
         self.links[link.worker_id] = link
         assert self._tasks is not None
-        self._link_tasks[link.worker_id] = self._tasks.create_task(link.run())
+        self._link_tasks[link.worker_id] = self._tasks.create_task(self._run_link(link))
         log.info("worker.registered", worker_id=link.worker_id, address=address)
 
     def _refuse_stranger(self, worker: WorkerDescription) -> None:
+        """Neither beside other workers, nor for what was accepted when others were here."""
         for link in self.links.values():
             if link.worker.fingerprint != worker.fingerprint:
                 raise OutOfOrder(
@@ -163,112 +191,161 @@ class Term:
                     f"{link.worker.fingerprint[:12]} of {link.worker.model!r}: the workers of a "
                     "cell need the same weights, config, dtype and KV dtype"
                 )
+        told = worker.weights_digest
+        if told and self.core.live_count and self._weights_digest not in ("", told):
+            raise OutOfOrder(
+                f"{self.core.live_count} live sequences were accepted for other weights "
+                f"({self._weights_digest[:12]}) than those of {worker.model!r} ({told[:12]}): let "
+                "workers of the former model end them, cancel them, or give this one another --cell"
+            )
+
+    async def _run_link(self, link: WorkerLink) -> None:
+        """Nothing is computed with other weights before a successor of this leader would know."""
+        while self._told_digest != self._weights_digest and not await self._tell_cell():
+            await self._clock.sleep(RETRY_S)
+        await link.run()
 
     def heartbeat(self, boot_id: str, *, is_draining: bool) -> bool | None:
         """None: unknown, register again. Otherwise whether nothing of the worker is left."""
         link = self.links.get(boot_id)
         if link is None:
             return None
-        link.heard_ns = self._clock.monotonic_ns()
+        link.silent_ns = 0
         if not is_draining:
             return False
         link.is_draining = True
         if boot_id not in self.core.workers:
             return True
         if not self.core.workers[boot_id].is_draining:
-            self._journal.worker_draining(boot_id, self.now_ns())
-        is_drained = self.core.worker_draining(boot_id)
-        self._wake()
-        return is_drained
+            self._tell(WorkerDraining(worker_id=boot_id))
+        return self.core.is_drained(boot_id)
 
-    def forget(self, worker_id: str, reason: str) -> None:
+    def forget(self, worker_id: str, reason: str, *, is_crash: bool = True) -> None:
         """The worker is gone for good; if it comes back it registers again."""
         link = self.links.pop(worker_id)
         self._link_tasks.pop(worker_id).cancel()
         log.info("worker.forgotten", worker_id=worker_id, reason=reason)
-        if worker_id in self.core.workers:
-            self._lose(link, reason, is_crash=not link.is_draining)
+        if worker_id in self.core.workers or link.broke:
+            is_crash = is_crash and not link.is_draining
+            self._lose(link, link.broke or reason, is_crash=is_crash)
 
     def link_opened(self, link: WorkerLink) -> None:
-        now_ns = self.now_ns()
-        joined = WorkerJoinedInput(worker_id=link.worker_id, worker=link.worker)
-        self._journal.worker_joined(joined, now_ns)
         spec = wire.spec_from_proto(link.worker)
-        self._publish(self.core.worker_joined(link.worker_id, spec, now_ns=now_ns))
+        self._tell(WorkerJoined(worker_id=link.worker_id, spec=spec))
         log.info("worker.joined", worker_id=link.worker_id, address=link.address)
 
-    def link_closed(self, link: WorkerLink, reason: str, *, is_crash: bool) -> None:
+    def link_closed(self, link: WorkerLink, reason: str, *, is_crash: bool | None) -> None:
         if link.worker_id in self.core.workers:
             self._lose(link, reason, is_crash=is_crash)
 
     def step_arrived(self, link: WorkerLink, result: StepMessage) -> None:
+        # As good as a heartbeat, and a busy worker's may be late.
+        link.silent_ns = 0
+        link.answered(result.timings)
         now_ns = self.now_ns()
         try:
             if result.boot_id != link.worker_id:
                 raise ResultRejected(f"boot_id {result.boot_id!r} is another worker's")
-            wire.check_values(result)
+            wire.check_values(result, link.worker)
+            self._check_logprobs(link, result)
             step = wire.step_from_proto(link.worker_id, result)
-            committed = self.core.commit(step, now_ns=now_ns)
+            command = StepDone(result=step)
+            outcome = self.core.apply(command, now_ns)
         except ResultRejected as error:
             log.error("step.rejected", worker_id=link.worker_id, reason=str(error))
             link.reject(str(error))
             return
-        self._meters.stepped(len(committed.tokens), result.timings)
-        self._meters.ended(committed.events)
+        assert outcome.tokens is not None
+        self._concerned |= dict.fromkeys(outcome.workers)
+        self._meters.stepped(len(outcome.tokens.tokens), result.timings)
+        self._meters.ended(outcome.events)
         if self._tracing is not None:
             of = self._accepted.traceparent
-            self._tracing.stepped(link.worker_id, result, committed, of, now_ns)
-            self._tracing.ended(committed.events, of, now_ns)
-        self._pump.put(self._journal.step(link.worker_id, result, committed, now_ns))
+            self._tracing.stepped(link.worker_id, result, outcome.tokens, of, now_ns)
+            self._tracing.ended(outcome.events, of, now_ns)
+        self._pump.put(self._journal.step(command, result, outcome, now_ns))
         self._wake()
+
+    def _check_logprobs(self, link: WorkerLink, result: StepMessage) -> None:
+        """Only where there are some, or some are due: a look at every row costs."""
+        if result.logprobs or result.prompt_logprobs or self._accepted.has_logprobs:
+            rows = self.core.workers[link.worker_id].sequences_of(result.plan_id)
+            asked = {slot: self._accepted.asked(serial) for slot, serial in rows.items()}
+            wire.check_logprobs(result, asked, link.worker.vocab_size)
 
     # The turn
 
     def _wake(self) -> None:
         """Take a turn soon; however often this is called, once."""
-        if not self._turn_is_due:
-            self._turn_is_due = True
-            asyncio.get_running_loop().call_soon(self._turn)
+        self._turn_asked.set()
 
     def _on_commit(self) -> None:
         """The ledger has acknowledged something; a turn has nothing new to find in most of it."""
         if self._is_held_back:
             self._wake()
 
+    async def _take_turns(self) -> None:
+        """The loop. Whatever a turn raises ends the term."""
+        while True:
+            await self._turn_asked.wait()
+            self._turn_asked.clear()
+            if self._error is not None:
+                raise self._error
+            self._turn()
+            self._turn_taken.set()
+
+    @contextmanager
+    def called(self) -> "Iterator[Term]":
+        """For calls from outside: what we get wrong in one ends the term, as in a turn."""
+        try:
+            yield self
+        except OutOfOrder:
+            raise
+        except Exception as error:
+            self._error = error
+            self._wake()
+            raise
+
     def _turn(self) -> None:
-        self._turn_is_due = False
         now_ns = self.now_ns()
         self._expire(now_ns)
-        self._is_held_back = self._pump.backlog >= self._settings.uncommitted_steps_max
-        if not self._is_stopping:
-            for link in list(self.links.values()):
-                self._plan(link, now_ns)
+        self._plan(now_ns)
+        self._pump.put(self._journal.overdue(now_ns))
         self._fold()
-        was_idle, self._is_idle = self._is_idle, not self.core.live_count
-        if self._is_idle:
+        if not self.core.live_count:
             self._idle_since_ns = self._clock.monotonic_ns()
-            if not was_idle:
-                # Looks at every block: once, not with every tick.
-                self.core.check()
+        self._idle_check.turn(self._clock.monotonic_ns())
 
     def _expire(self, now_ns: int) -> None:
         deadline_ns = self.core.next_deadline_ns()
         if deadline_ns is not None and deadline_ns <= now_ns:
-            self._journal.expired(now_ns)
-            self._publish(self.core.expire(now_ns=now_ns))
+            self._tell(Expire())
 
-    def _plan(self, link: WorkerLink, now_ns: int) -> None:
-        while link.is_open and self._pump.backlog < self._settings.uncommitted_steps_max:
-            plan = self.core.plan(link.worker_id, now_ns=now_ns)
-            if plan is None:
+    def _plan(self, now_ns: int) -> None:
+        """Ask for the plans of all workers that the core named, until it names none."""
+        self._is_held_back = False
+        while self._concerned and not self._is_stopping:
+            self._is_held_back = self._pump.backlog >= self._settings.uncommitted_steps_max
+            if self._is_held_back:
                 return
-            samplings = [self._accepted.sampling(join.serial) for join in plan.joins]
-            leader = common_pb2.Leader(epoch=self.leader.epoch, nonce=self.leader.nonce)
-            trace = self._tracing.planned(plan, now_ns) if self._tracing is not None else ""
-            message = wire.plan_to_proto(plan, leader, samplings, trace)
-            self._journal.planned(plan, message, now_ns)
-            link.send(message)
-            self._meters.planned(plan)
+            worker_id = next(iter(self._concerned))
+            del self._concerned[worker_id]
+            link = self.links.get(worker_id)
+            if link is not None and link.is_open and worker_id in self.core.workers:
+                self._plan_one(link, now_ns)
+
+    def _plan_one(self, link: WorkerLink, now_ns: int) -> None:
+        outcome = self.core.apply(MakePlan(worker_id=link.worker_id), now_ns)
+        if (plan := outcome.plan) is None:
+            return
+        self._concerned |= dict.fromkeys(outcome.workers)
+        samplings = [self._accepted.sampling(join.sequence_id) for join in plan.joins]
+        leader = common_pb2.Leader(epoch=self.leader.epoch, nonce=self.leader.nonce)
+        trace = self._tracing.planned(plan, now_ns) if self._tracing is not None else ""
+        message = wire.plan_to_proto(plan, leader, samplings, trace)
+        self._journal.planned(plan, message, now_ns)
+        link.send(message)
+        self._meters.planned(plan)
 
     def _fold(self) -> None:
         if self._journal.seq - self._fold_seq >= self._settings.fold_records:
@@ -281,16 +358,13 @@ class Term:
         """Take a new request in. Recovery may have seen the entry already."""
         if entry.serial in self._accepted:
             return
-        now_ns = self.now_ns()
         self._accepted.add(Accepted(entry=entry, record=record))
         request = wire.request_from_proto(entry, record)
         self._meters.took_in(len(request.prompt), is_new=True)
-        self._journal.submitted(request, now_ns)
-        self._publish(self.core.submit(request, now_ns=now_ns))
+        self._tell(Submit(request=request))
 
     def _resume(self, entry: InboxEntry, record: SubmitRecord, recovered: Recovered) -> None:
         """Take a request in with whatever an earlier leader committed of it."""
-        now_ns = self.now_ns()
         accepted = Accepted(entry=entry, record=record)
         self._accepted.add(accepted)
         outputs: list[tuple[int, ...] | None] = []
@@ -303,56 +377,39 @@ class Term:
         explained = recovered.explained.get(entry.serial, 1)
         request = wire.request_from_proto(entry, record, tuple(outputs), explained)
         self._meters.took_in(len(request.prompt), is_new=False)
-        self._journal.submitted(request, now_ns)
-        self._publish(self.core.submit(request, now_ns=now_ns))
-        self._end_if_damaged(entry, record, recovered)
-
-    def _end_if_damaged(
-        self, entry: InboxEntry, record: SubmitRecord, recovered: Recovered
-    ) -> None:
-        """One request that cannot go on must not keep the others of its cell from it."""
-        for serial in range(entry.serial, entry.serial + record.n):
-            if (damage := recovered.damaged.get(serial)) is not None:
-                log.error("request.damaged", serial=entry.serial, reason=damage)
-                error = f"the ledger is damaged, this request cannot go on: {damage}"
-                self._cancel(
-                    CancelRecord(
-                        id=record.id,
-                        serial=entry.serial,
-                        n=record.n,
-                        reason=common_pb2.FINISH_REASON_ERROR,
-                        error=error,
-                    )
-                )
-                return
+        self._tell(Submit(request=request))
+        serials = range(entry.serial, entry.serial + record.n)
+        if damages := [recovered.damaged[s] for s in serials if s in recovered.damaged]:
+            # One request that cannot go on must not keep the others of its cell from it.
+            log.error("request.damaged", serial=entry.serial, reason=damages[0])
+            error = f"the ledger is damaged, this request cannot go on: {damages[0]}"
+            self._tell(Cancel(sequence_id=entry.serial, reason=Reason.ERROR, error=error))
 
     def _cancel(self, record: CancelRecord) -> None:
-        now_ns = self.now_ns()
-        self._journal.cancelled(record, now_ns)
-        cut = wire.cut_from_proto(record)
-        self._publish(self.core.cancel(record.serial, now_ns=now_ns, **cut))
+        self._tell(cancel_from_proto(record))
 
-    def _publish(self, events: list[Event]) -> None:
-        """Endings that no step brought."""
+    def _tell(self, command: Command) -> None:
+        """Apply a command, write it down, and say what ended by it."""
         now_ns = self.now_ns()
-        self._meters.ended(events)
+        outcome = self.core.apply(command, now_ns)
+        self._concerned |= dict.fromkeys(outcome.workers)
+        self._journal.told(command, now_ns)
+        self._meters.ended(outcome.events)
         if self._tracing is not None:
-            self._tracing.ended(events, self._accepted.traceparent, now_ns)
-        self._pump.put(self._journal.ended(events, now_ns))
+            self._tracing.ended(outcome.events, self._accepted.traceparent, now_ns)
+        self._pump.put(self._journal.ended(outcome.events, now_ns))
         self._wake()
 
-    def _lose(self, link: WorkerLink, reason: str, *, is_crash: bool) -> None:
-        log.warning("worker.lost", worker_id=link.worker_id, reason=reason, is_crash=is_crash)
-        self._meters.lost_worker(is_crash=is_crash)
+    def _lose(self, link: WorkerLink, reason: str, *, is_crash: bool | None) -> None:
+        """Tell the core: of a worker that it has lost already, what became of its process."""
+        is_here = link.worker_id in self.core.workers
+        event = "worker.lost" if is_here else "worker.judged"
+        log.warning(event, worker_id=link.worker_id, reason=reason, is_crash=is_crash)
+        if is_here or is_crash:
+            self._meters.lost_worker(is_crash=is_crash)
         if self._tracing is not None:
             self._tracing.lost(link.worker_id)
-        now_ns = self.now_ns()
-        lost = WorkerLostInput(worker_id=link.worker_id, is_crash=is_crash, reason=reason)
-        self._journal.worker_lost(lost, now_ns)
-        events = self.core.worker_lost(
-            link.worker_id, now_ns=now_ns, is_crash=is_crash, reason=reason
-        )
-        self._publish(events)
+        self._tell(WorkerLost(worker_id=link.worker_id, is_crash=is_crash, reason=reason))
 
     # Tasks
 
@@ -375,53 +432,64 @@ class Term:
                     self._cancel(entry.record)
 
     async def _renew(self) -> None:
-        """Say that this leader lives, from the loop that does the work: a stuck loop does not."""
+        """Say that this leader decides: each time after a turn taken since the time before."""
         while True:
+            self._turn_taken.clear()
+            self._wake()
+            await self._turn_taken.wait()
+            await self._tell_cell()
+            await self._clock.sleep(self._settings.lease_ttl_s / 6)
+
+    async def _tell_cell(self) -> bool:
+        """Renew once. One at a time: an older record must not come last."""
+        async with self._renewing:
+            record = self.cell()
             try:
-                await self._ledger.renew(self.leader, self.cell())
+                await self._ledger.renew(self.leader, record)
             except StoreLost:
                 raise
             except Unavailable as error:
                 log.warning("lease.not_renewed", reason=str(error))
-            await self._clock.sleep(self._settings.lease_ttl_s / 6)
+                return False
+            self._told_digest = record.weights_digest
+        return True
 
     async def _tick(self) -> None:
-        """Deadlines, and workers that went silent."""
+        """Deadlines, and workers that went silent: only what we could have heard is silence."""
+        ticked_ns = self._clock.monotonic_ns()
         while True:
             deadline_ns = self.core.next_deadline_ns()
             wait_s = TICK_S_MAX
             if deadline_ns is not None:
                 wait_s = min(wait_s, max(0.001, (deadline_ns - self.now_ns()) / 1e9))
             await self._clock.sleep(wait_s)
-            silent_ns = self._clock.monotonic_ns() - self._settings.worker_timeout_ms * 1_000_000
-            for link in [link for link in self.links.values() if link.heard_ns < silent_ns]:
-                self.forget(link.worker_id, "no heartbeat")
+            before_ns, ticked_ns = ticked_ns, self._clock.monotonic_ns()
+            self._count_silence(min(ticked_ns - before_ns, TICK_NS_COUNTED_MAX))
             self._wake()
+
+    def _count_silence(self, passed_ns: int) -> None:
+        timeout_ns = self._settings.worker_timeout_ms * 1_000_000
+        for link in list(self.links.values()):
+            worker = self.core.workers.get(link.worker_id)
+            link.pass_time(passed_ns, owes_a_step=worker is not None and bool(worker.flights))
+            if worker is not None and link.is_overdue and not worker.is_late:
+                log.warning("worker.late", worker_id=link.worker_id, waited_ns=link.waited_ns)
+                self._tell(WorkerLate(worker_id=link.worker_id))
+            if link.silent_ns > timeout_ns:
+                self.forget(link.worker_id, "no heartbeat")
+            elif link.broken_ns > 2 * timeout_ns:
+                # It has no stream, but it lives: had it died, it would be forgotten by now.
+                self._lose(link, link.broke, is_crash=False)
+                link.broke, link.broken_ns = "", 0
 
     def cell(self) -> CellRecord:
         """What gateways are told with every renewal."""
-        open_links = [link for link in self.links.values() if link.is_open]
-        record = CellRecord(
-            workers_ready=len(open_links),
-            waiting=len(self.core.waiting),
-            running=self.core.running_count,
+        return describe_cell(
+            self.core,
+            self.links.values(),
             stalled_ms=self.stalled_ms,
-            waiting_serials=self._waiting_serials(),
-            full_tenants=self._full_tenants(),
+            weights_digest=self._weights_digest,
         )
-        if self.links:
-            record.model.CopyFrom(next(iter(self.links.values())).worker)
-        return record
-
-    def _waiting_serials(self) -> list[int]:
-        """Who is next, for clients that ask: the head of the queue, each request once."""
-        head = islice(self.core.waiting, WAITING_TOLD_MAX)
-        return list(dict.fromkeys(sequence.life.request.serial for sequence in head))
-
-    def _full_tenants(self) -> list[FullTenant]:
-        """Who waits for nobody but itself."""
-        full = (tenant for tenant in self.core.waiting.tenants.values() if tenant.is_full)
-        return [wire.full_to_proto(tenant) for tenant in islice(full, TENANTS_TOLD_MAX)]
 
     @property
     def stalled_ms(self) -> int:

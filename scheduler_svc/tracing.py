@@ -17,7 +17,8 @@ from opentelemetry.trace import SpanContext
 from opentelemetry.util.types import AttributeValue
 
 from protos.kaiten.v1.worker_service_pb2 import StepResult, StepTimings
-from scheduler_svc.core.types import Committed, Event, Plan, Reason, RequestOver, Serial
+from scheduler_svc.core.outcome import Event, Plan, RequestOver, StepTokens
+from scheduler_svc.core.types import Reason, SequenceId
 from service_kit.telemetry import (
     SLOW_STEP_US,
     Spans,
@@ -114,8 +115,8 @@ class Tracing:
         self,
         worker_id: str,
         result: StepResult,
-        committed: Committed,
-        of: Callable[[Serial], str],
+        tokens: StepTokens,
+        of: Callable[[SequenceId], str],
         now_ns: int,
     ) -> None:
         """A step was answered. `of`: the traceparent of a sequence's request."""
@@ -133,16 +134,16 @@ class Tracing:
                 step=result.step,
                 timings=result.timings,
                 finished=len(result.finished),
-                traceparents=[of(serial) for serial in committed.serials] if is_root else (),
+                traceparents=[of(serial) for serial in tokens.sequence_ids] if is_root else (),
                 ended_ns=now_ns,
             )
         )
 
-    def ended(self, events: Iterable[Event], of: Callable[[Serial], str], now_ns: int) -> None:
+    def ended(self, events: Iterable[Event], of: Callable[[SequenceId], str], now_ns: int) -> None:
         """Requests may be over."""
         for event in events:
             if isinstance(event, RequestOver):
-                self._put(Ended(over=event, traceparent=of(event.serial), ended_ns=now_ns))
+                self._put(Ended(over=event, traceparent=of(event.sequence_id), ended_ns=now_ns))
 
     def _put(self, item: Iteration | Ended) -> None:
         if len(self._queue) >= QUEUE_MAX:
@@ -207,11 +208,11 @@ class Tracing:
             return
         start_ns = item.ended_ns - over.queue_ns - over.prefill_ns - over.decode_ns
         attributes: dict[str, AttributeValue] = {
-            "kaiten.request.serial": over.serial,
-            "gen_ai.usage.input_tokens": over.prompt_tokens,
-            "gen_ai.usage.output_tokens": over.output_tokens,
-            "kaiten.usage.cached_tokens": over.cached_tokens,
-            "kaiten.preemptions": over.preemptions,
+            "kaiten.request.serial": over.sequence_id,
+            "gen_ai.usage.input_tokens": over.num_prompt_tokens,
+            "gen_ai.usage.output_tokens": over.num_output_tokens,
+            "kaiten.usage.cached_tokens": over.num_cached_tokens,
+            "kaiten.preemptions": over.num_preemptions,
             "gen_ai.response.finish_reasons": [reason.value for reason in reasons],
         }
         phases = (

@@ -1,7 +1,8 @@
 """Protos to core values and back. Nothing else here, and no proto goes deeper."""
 
-from collections.abc import Iterable
-from typing import Final, TypedDict
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from ledger import InboxEntry
 from protos.kaiten.v1.common_pb2 import (
@@ -12,13 +13,12 @@ from protos.kaiten.v1.common_pb2 import (
     FINISH_REASON_STOP,
     Leader,
     PromptLogprobs,
+    TokenLogprobs,
     WorkerDescription,
 )
 from protos.kaiten.v1.inference_service_pb2 import Done, Timings, Usage
 from protos.kaiten.v1.ledger_pb2 import (
-    CancelRecord,
     FullTenant,
-    PlanInput,
     SequenceFinished,
     SubmitRecord,
 )
@@ -26,18 +26,16 @@ from protos.kaiten.v1.worker_service_pb2 import Join as JoinMessage
 from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
 from protos.kaiten.v1.worker_service_pb2 import RowSampling
 from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
+from scheduler_svc.core.outcome import Finished, Join, Plan, RequestOver
+from scheduler_svc.core.requests import Tenant
 from scheduler_svc.core.types import (
-    Finished,
-    Join,
-    Plan,
     Reason,
     Request,
-    RequestOver,
     ResultRejected,
+    SlotIndex,
     StepResult,
     WorkerSpec,
 )
-from scheduler_svc.core.waiting import Tenant
 
 REASON_TO_PROTO: Final = {
     Reason.STOP: FINISH_REASON_STOP,
@@ -49,6 +47,13 @@ REASON_TO_PROTO: Final = {
 REASON_FROM_PROTO: Final = {number: reason for reason, number in REASON_TO_PROTO.items()}
 # What a worker may say of a row by itself.
 ROW_REASONS: Final = {FINISH_REASON_STOP: Reason.STOP, FINISH_REASON_LENGTH: Reason.LENGTH}
+
+
+# A day: no step takes longer, and spans of it fit wherever they are written.
+STEP_US_MAX: Final = 86_400_000_000
+ERROR_CHARS_MAX: Final = 4096
+# At most 0, but for rounding.
+LOGPROB_MAX: Final = 1.0
 
 
 def entry_time_ns(entry_id: str) -> int:
@@ -69,7 +74,7 @@ def request_from_proto(
     arrived_ns = entry_time_ns(entry.entry_id)
     return Request(
         id=record.id,
-        serial=entry.serial,
+        sequence_id=entry.serial,
         n=record.n,
         prompt=tuple(record.prompt_token_ids),
         max_tokens=record.sampling.max_tokens,
@@ -79,7 +84,7 @@ def request_from_proto(
         tenant=record.tenant,
         tenant_tokens_max=record.tenant_tokens_max or None,
         outputs=outputs,
-        explain_from=explained if record.sampling.HasField("prompt_logprobs") else None,
+        prompt_logprobs_from=explained if record.sampling.HasField("prompt_logprobs") else None,
     )
 
 
@@ -93,7 +98,7 @@ def spec_from_proto(worker: WorkerDescription) -> WorkerSpec:
         step_tokens_max=worker.step_tokens_max,
         mixed_tokens_max=worker.mixed_tokens_max or None,
         vocab_size=worker.vocab_size,
-        context_tokens_max=worker.context_tokens_max,
+        context_tokens_max=worker.context_tokens_max or None,
     )
 
 
@@ -121,7 +126,7 @@ def step_from_proto(worker_id: str, message: StepMessage) -> StepResult:
         tokens=tuple(message.token_ids),
         finished=finished,
         errors=errors,
-        explained=explained,
+        prompt_logprobs=explained,
         is_last=message.is_last,
     )
 
@@ -130,21 +135,75 @@ def _positions(run: PromptLogprobs) -> range:
     return range(run.position, run.position + run.token_count)
 
 
-def check_values(message: StepMessage) -> None:
-    """Raise ResultRejected when explained positions do not come with their values."""
-    for row in message.prompt_logprobs:
-        run = row.logprobs
-        tops = len(run.top_token_ids)
-        if (
-            len(run.logprobs) != run.token_count
-            or tops != len(run.top_logprobs)
-            or tops % max(1, run.token_count)
-        ):
+def check_values(message: StepMessage, worker: WorkerDescription) -> None:
+    """Raise ResultRejected for figures and texts that no step of this worker can have.
+
+    Nothing is decided by them, but they are stored, counted and traced.
+    """
+    timings = message.timings
+    for field, most in (
+        ("wait_us", STEP_US_MAX),
+        ("forward_us", STEP_US_MAX),
+        ("sample_us", STEP_US_MAX),
+        ("tokens_computed", worker.step_tokens_max),
+        ("rows", worker.slots_max),
+    ):
+        if (value := getattr(timings, field)) > most:
+            raise ResultRejected(f"timings.{field}: must be at most {most}, got {value}")
+    for row in message.errors:
+        if len(row.message) > ERROR_CHARS_MAX:
             raise ResultRejected(
-                f"slot {row.slot}: {run.token_count} prompt positions with {len(run.logprobs)} "
-                f"log-probabilities, {tops} tokens and {len(run.top_logprobs)} log-probabilities "
-                "beside them"
+                f"slot {row.slot}: its error has {len(row.message)} characters, "
+                f"{ERROR_CHARS_MAX} are allowed"
             )
+
+
+def check_logprobs(
+    message: StepMessage, asked: Mapping[SlotIndex, RowSampling], vocab_size: int
+) -> None:
+    """Raise ResultRejected unless each row comes with the log-probabilities it asked for, no other.
+
+    `asked`: by slot, of every row that is still there; what is said of others is not used.
+    """
+    told = {row.slot: row.logprobs for row in message.logprobs}
+    due = {slot for slot in message.slots if slot in asked and asked[slot].logprobs >= 0}
+    if len(told) < len(message.logprobs) or told.keys() & asked.keys() != due:
+        slots = [row.slot for row in message.logprobs]
+        raise ResultRejected(
+            f"log-probabilities of slots {sorted(slots)}, expected of {sorted(due)}"
+        )
+    for slot in due:
+        run = told[slot]
+        _check_tops(slot, run, 1, asked[slot].logprobs, vocab_size)
+        if not (math.isfinite(run.logprob) and run.logprob <= LOGPROB_MAX):
+            raise ResultRejected(f"slot {slot}: {run.logprob} is no log-probability")
+    for row in message.prompt_logprobs:
+        if (sampling := asked.get(row.slot)) is not None:
+            told_of, count = row.logprobs, row.logprobs.token_count
+            _check_tops(row.slot, told_of, count, sampling.prompt_logprobs, vocab_size)
+            # NaN is no lie: logits of a prompt may overflow. Its row fails where it samples.
+            if len(told_of.logprobs) != count or any(v > LOGPROB_MAX for v in told_of.logprobs):
+                raise ResultRejected(
+                    f"slot {row.slot}: {len(told_of.logprobs)} values for {count} prompt "
+                    f"positions, or one above {LOGPROB_MAX}"
+                )
+
+
+def _check_tops(
+    slot: SlotIndex, run: TokenLogprobs | PromptLogprobs, count: int, tops: int, vocab_size: int
+) -> None:
+    """The likeliest tokens beside `count` positions: `tops` of each, and tokens indeed."""
+    token_ids, values = run.top_token_ids, run.top_logprobs
+    if not len(token_ids) == len(values) == count * tops:
+        raise ResultRejected(
+            f"slot {slot}: {len(token_ids)} likeliest tokens with {len(values)} log-probabilities, "
+            f"expected {tops} at each of {count} positions"
+        )
+    if max(token_ids, default=0) >= vocab_size or any(value > LOGPROB_MAX for value in values):
+        raise ResultRejected(
+            f"slot {slot}: a likeliest token is not in [0, {vocab_size}), or its log-probability "
+            f"is above {LOGPROB_MAX}"
+        )
 
 
 def plan_to_proto(
@@ -172,31 +231,13 @@ def join_to_proto(join: Join, sampling: RowSampling) -> JoinMessage:
     """A member with its own sampling."""
     return JoinMessage(
         slot=join.slot,
-        serial=join.serial,
+        serial=join.sequence_id,
         token_ids=join.tokens,
-        prompt_tokens=join.prompt_tokens,
-        tokens_done=join.tokens_done,
+        prompt_tokens=join.num_prompt_tokens,
+        tokens_done=join.num_computed_tokens,
         blocks=join.blocks,
         sampling=sampling,
-        explain_from=join.explain_from,
-    )
-
-
-def plan_input_to_proto(plan: Plan, digest: int) -> PlanInput:
-    """A plan as the journal tells it."""
-    return PlanInput(
-        worker_id=plan.worker_id,
-        plan_id=plan.plan_id,
-        lease_steps=plan.lease_steps,
-        leave_slots=plan.leaves,
-        admitted=plan.admitted,
-        join_slots=[join.slot for join in plan.joins],
-        preempted=plan.preempted,
-        chunk_tokens=plan.chunk_tokens,
-        decode_rows=plan.decode_rows,
-        blocks_free=plan.blocks_free,
-        waiting=plan.waiting,
-        digest=digest,
+        explain_from=join.prompt_logprobs_from,
     )
 
 
@@ -206,7 +247,7 @@ def full_to_proto(tenant: Tenant) -> FullTenant:
         tenant=tenant.name,
         tokens_running=tenant.tokens_running,
         tokens_max=tenant.tokens_max,
-        tokens_next=tenant.line[0][1].tokens_max,
+        tokens_next=tenant.queue[0][1].tokens_max,
     )
 
 
@@ -223,9 +264,9 @@ def sampling_of_choice(base: RowSampling, choice: int) -> RowSampling:
 def finished_to_proto(finished: Finished) -> SequenceFinished:
     """The terminal event of one choice."""
     return SequenceFinished(
-        serial=finished.serial,
+        serial=finished.sequence_id,
         reason=REASON_TO_PROTO[finished.reason],
-        output_tokens=finished.output_tokens,
+        output_tokens=finished.num_output_tokens,
         error=finished.error,
     )
 
@@ -234,34 +275,14 @@ def done_to_proto(over: RequestOver, output_tokens: int) -> Done:
     """The end of a request. `output_tokens` also counts choices that ended under another leader."""
     return Done(
         usage=Usage(
-            prompt_tokens=over.prompt_tokens,
+            prompt_tokens=over.num_prompt_tokens,
             output_tokens=output_tokens,
-            cached_tokens=over.cached_tokens,
+            cached_tokens=over.num_cached_tokens,
         ),
         timings=Timings(
             queue_us=over.queue_ns // 1000,
             prefill_us=over.prefill_ns // 1000,
             decode_us=over.decode_ns // 1000,
-            preemptions=over.preemptions,
+            preemptions=over.num_preemptions,
         ),
-    )
-
-
-class Cut(TypedDict):
-    """How `Scheduler.cancel` is to end a request."""
-
-    choice: int | None
-    reason: Reason
-    output_tokens: int | None
-    error: str
-
-
-def cut_from_proto(record: CancelRecord) -> Cut:
-    """An unset reason is a plain cancel; only a stop string cuts the output to a length."""
-    reason = REASON_FROM_PROTO.get(record.reason, Reason.CANCELLED)
-    return Cut(
-        choice=record.choice if record.HasField("choice") else None,
-        reason=reason,
-        output_tokens=record.output_tokens if reason is Reason.STOP else None,
-        error=record.error,
     )

@@ -2,8 +2,8 @@
 
     python -m benchmarks.core.bench_scheduler [--rows 1,16,64,256,1024] [--steps 400] [--save]
 
-What is timed is the core alone, `plan` and `commit`, in CPU time, so that other work on the machine
-counts little; the worker is an echo that answers at once and is not timed. Three loads:
+What is timed is the core alone, `MakePlan` and `StepDone`, in CPU time, so that other work on the
+machine counts little; the worker is an echo that answers at once and is not timed. Three loads:
 
 steady   nobody waits, so plans carry a lease of 8 steps
 crowded  all seats are taken and somebody always waits: a plan for every step, two in flight,
@@ -23,18 +23,10 @@ from statistics import median
 from time import thread_time_ns
 
 from benchmarks.recording import record
-from scheduler_svc.core.policies import POLICIES
+from scheduler_svc.core.commands import Configured, MakePlan, StepDone, Submit, WorkerJoined
+from scheduler_svc.core.outcome import Finished, Outcome, Plan
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import (
-    Committed,
-    Config,
-    Finished,
-    Plan,
-    Reason,
-    Request,
-    StepResult,
-    WorkerSpec,
-)
+from scheduler_svc.core.types import Config, Reason, Request, StepResult, WorkerSpec
 
 BLOCK_SIZE = 16
 LONG_PROMPT_TOKENS = 4096
@@ -91,8 +83,12 @@ class Echo:
         for slot in plan.leaves:
             del self.rows[slot]
         for join in plan.joins:
-            left = self.max_tokens_of[join.serial] - (len(join.tokens) - join.prompt_tokens)
-            self.rows[join.slot] = Row(gap=len(join.tokens) - join.tokens_done, tokens_left=left)
+            left = self.max_tokens_of[join.sequence_id] - (
+                len(join.tokens) - join.num_prompt_tokens
+            )
+            self.rows[join.slot] = Row(
+                gap=len(join.tokens) - join.num_computed_tokens, tokens_left=left
+            )
         self.plan, self.step = plan, 0
 
 
@@ -101,10 +97,11 @@ class Bench:
 
     def __init__(self, load: str, rows: int, steps: int) -> None:
         self.load, self.rows, self.steps = load, rows, steps
-        self.scheduler = Scheduler(Config(), POLICIES["fcfs"])
+        self.scheduler = Scheduler()
+        self.scheduler.apply(Configured(config=Config(), policy="fcfs"), 0)
         self.max_tokens_of: dict[int, int] = {}
         self.echo = Echo(self.max_tokens_of)
-        self.serials = count(1)
+        self.sequence_ids = count(1)
         self.live = 0
         spec = WorkerSpec(
             fingerprint="f",
@@ -114,7 +111,7 @@ class Bench:
             step_tokens_max=rows + 2048,
             vocab_size=2,
         )
-        self.scheduler.worker_joined("w", spec, now_ns=0)
+        self.scheduler.apply(WorkerJoined(worker_id="w", spec=spec), 0)
 
     def run(self) -> list[float]:
         """Microseconds of plan + commit of every timed step."""
@@ -124,7 +121,7 @@ class Bench:
             worker = self.scheduler.workers["w"]
             if self.load == "mixed" or (
                 len(worker.running) == self.rows
-                and all(s.known - s.planned == 1 for s in worker.running.values())
+                and all(s.gap == 1 for s in worker.running.values())
             ):
                 break
         gc.collect()
@@ -137,7 +134,7 @@ class Bench:
         spent_ns = 0
         while True:
             start_ns = thread_time_ns()
-            plan = self.scheduler.plan("w", now_ns=0)
+            plan = self.scheduler.apply(MakePlan(worker_id="w"), 0).plan
             spent_ns += thread_time_ns() - start_ns
             if plan is None:
                 break
@@ -145,33 +142,33 @@ class Bench:
         result = self.echo.next_result()
         assert result is not None, "the load keeps the worker busy"
         start_ns = thread_time_ns()
-        committed = self.scheduler.commit(result, now_ns=0)
+        outcome = self.scheduler.apply(StepDone(result=result), 0)
         spent_ns += thread_time_ns() - start_ns
-        self._replace(committed)
+        self._replace(outcome)
         return spent_ns / 1000
 
-    def _replace(self, committed: Committed) -> None:
-        self.live -= sum(isinstance(event, Finished) for event in committed.events)
+    def _replace(self, outcome: Outcome) -> None:
+        self.live -= sum(isinstance(event, Finished) for event in outcome.events)
         if self.load != "steady":
             self._fill()
 
     def _fill(self) -> None:
         target = self.rows if self.load == "steady" else self.rows + max(2, self.rows // 8)
         while self.live < target:
-            serial = next(self.serials)
-            is_long = self.load == "mixed" and serial % 8 == 0
-            prompt_tokens = LONG_PROMPT_TOKENS if is_long else 64
+            sequence_id = next(self.sequence_ids)
+            is_long = self.load == "mixed" and sequence_id % 8 == 0
+            num_prompt_tokens = LONG_PROMPT_TOKENS if is_long else 64
             steady_tokens = self.steps + 1000
             request = Request(
-                id=str(serial),
-                serial=serial,
-                prompt=tuple((serial * 7919 + i) % 30000 for i in range(prompt_tokens)),
-                max_tokens=steady_tokens if self.load == "steady" else 100 + serial * 37 % 100,
+                id=str(sequence_id),
+                sequence_id=sequence_id,
+                prompt=tuple((sequence_id * 7919 + i) % 30000 for i in range(num_prompt_tokens)),
+                max_tokens=steady_tokens if self.load == "steady" else 100 + sequence_id * 37 % 100,
                 arrived_ns=0,
-                tenant=str(serial),
+                tenant=str(sequence_id),
             )
-            self.max_tokens_of[serial] = request.max_tokens
-            self.scheduler.submit(request, now_ns=0)
+            self.max_tokens_of[sequence_id] = request.max_tokens
+            self.scheduler.apply(Submit(request=request), 0)
             self.live += 1
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from benchmarks.core.bench_scheduler import Echo
 from benchmarks.recording import record
-from scheduler_svc.core.policies import POLICIES
+from scheduler_svc.core.commands import Configured, MakePlan, StepDone, Submit, WorkerJoined
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Config, Request, WorkerSpec
 
@@ -48,27 +48,28 @@ class Cell:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(7)
-        self.serials = count(1)
+        self.sequence_ids = count(1)
         self.max_tokens_of: dict[int, int] = {}
         self.echo = Echo(self.max_tokens_of)
         config = Config(tenant_tokens_max=self.tenant_tokens_max)
-        self.scheduler = Scheduler(config, POLICIES[self.policy])
-        self.scheduler.worker_joined("w", SPEC, now_ns=0)
+        self.scheduler = Scheduler()
+        self.scheduler.apply(Configured(config=config, policy=self.policy), 0)
+        self.scheduler.apply(WorkerJoined(worker_id="w", spec=SPEC), 0)
 
     def submit(self, tenant: str) -> int:
-        serial = next(self.serials)
+        sequence_id = next(self.sequence_ids)
         request = Request(
-            id=str(serial),
-            serial=serial,
+            id=str(sequence_id),
+            sequence_id=sequence_id,
             # Its own first block: nobody finds another's prefix.
-            prompt=(serial, *range(self.rng.randint(63, 511))),
+            prompt=(sequence_id, *range(self.rng.randint(63, 511))),
             max_tokens=self.rng.randint(32, 256),
             arrived_ns=self.step,
             tenant=tenant,
         )
-        self.max_tokens_of[serial] = request.max_tokens
-        self.scheduler.submit(request, now_ns=self.step)
-        return serial
+        self.max_tokens_of[sequence_id] = request.max_tokens
+        self.scheduler.apply(Submit(request=request), self.step)
+        return sequence_id
 
     def run(self, steps: int, *, is_flooded: bool) -> None:
         for self.step in range(steps):
@@ -76,14 +77,17 @@ class Cell:
                 self.submit("flood")
             if self.step % QUIET_EVERY_STEPS == 0:
                 self.arrived[self.submit("quiet")] = self.step
-            while (plan := self.scheduler.plan("w", now_ns=self.step)) is not None:
+            while (
+                plan := self.scheduler.apply(MakePlan(worker_id="w"), self.step).plan
+            ) is not None:
                 self.echo.inbox.append(plan)
             if (result := self.echo.next_result()) is None:
                 continue
-            committed = self.scheduler.commit(result, now_ns=self.step)
-            self.tokens += len(committed.tokens)
-            for serial in committed.serials:
-                if (arrived := self.arrived.pop(serial, None)) is not None:
+            brought = self.scheduler.apply(StepDone(result=result), self.step).tokens
+            assert brought is not None
+            self.tokens += len(brought.tokens)
+            for sequence_id in brought.sequence_ids:
+                if (arrived := self.arrived.pop(sequence_id, None)) is not None:
                     self.waits.append(self.step + 1 - arrived)
 
     def figures(self) -> dict[str, object]:

@@ -1,446 +1,301 @@
-"""The scheduler core: requests and step results in, plans and events out. It decides everything and
-performs nothing.
+"""The scheduler core: one door. It decides everything and performs nothing.
 
-Every change of state passes one of the commands below; each is synchronous and returns what the
-world must hear. Same commands in, same values out, whatever the process: nothing here looks at a
-clock, a hash order or a socket.
+    outcome = scheduler.apply(command, now_ns)
 
-    submit ─► waiting ─► plan ─► running ─► commit ─► events
-                 ▲                  │
-                 └──── preempted ◄──┘
-
+Every change passes `apply`; what the world must hear of it is in the outcome. Same commands in,
+same outcomes out, whatever the process: nothing here looks at a clock, a hash order or a socket.
+So the journal, which holds the commands, holds every decision.
 """
 
 import heapq
+from collections.abc import Callable
+from typing import Any, Final
 
-from scheduler_svc.core.planning import Planner
-from scheduler_svc.core.policies import Policy
-from scheduler_svc.core.sequence import Life, Sequence, State
-from scheduler_svc.core.types import (
-    Committed,
-    Config,
-    Event,
-    Finished,
-    Plan,
-    Reason,
-    Request,
-    RequestOver,
-    ResultRejected,
-    Serial,
-    SlotIndex,
-    StepResult,
-    WorkerSpec,
+from scheduler_svc.core.cell import CellState
+from scheduler_svc.core.commands import (
+    Cancel,
+    Command,
+    Configured,
+    Expire,
+    MakePlan,
+    StepDone,
+    Submit,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLate,
+    WorkerLost,
 )
+from scheduler_svc.core.kv import BlockTable
+from scheduler_svc.core.outcome import Event, Outcome
+from scheduler_svc.core.planner.plan import make_plan
+from scheduler_svc.core.requests import LiveRequest, Sequence, State
+from scheduler_svc.core.results import book_result, check_result
+from scheduler_svc.core.types import Config, Reason, Request, SequenceId
 from scheduler_svc.core.waiting import WaitingQueue
-from scheduler_svc.core.worker import Flight, Worker
+from scheduler_svc.core.workers import Worker
 
 
 class Scheduler:
     """One cell's decisions."""
 
-    def __init__(self, config: Config, policy: Policy) -> None:
-        self.config = config
-        self.waiting = WaitingQueue(policy, config.tenant_tokens_max)
-        self.workers: dict[str, Worker] = {}
-        self._planner = Planner(config, policy, self.waiting, self.workers)
-        self._lives: dict[Serial, Life] = {}
-        self._deadlines: list[tuple[int, Serial]] = []
+    def __init__(self) -> None:
+        self._cell = CellState()
+        self._deadlines: list[tuple[int, SequenceId]] = []
 
     def __repr__(self) -> str:
         waiting, running = len(self.waiting), self.running_count
         return f"<Scheduler {waiting} waiting, {running} running, {self.live_count} live>"
 
+    def apply(self, command: Command, now_ns: int) -> Outcome:
+        """The one way in. ResultRejected, with nothing changed, for a StepDone not to be believed.
+
+        `now_ns`: the ledger's clock.
+        """
+        return _HANDLERS[type(command)](self, command, now_ns)
+
     # Questions
+
+    @property
+    def config(self) -> Config:
+        """What it decides by."""
+        return self._cell.config
+
+    @property
+    def waiting(self) -> WaitingQueue:
+        """Who waits. To be looked at only."""
+        return self._cell.waiting
+
+    @property
+    def workers(self) -> dict[str, Worker]:
+        """Who runs where. To be looked at only."""
+        return self._cell.workers
 
     @property
     def live_count(self) -> int:
         """Requests submitted and not over."""
-        return len(self._lives)
+        return len(self._cell.live)
 
     @property
     def running_count(self) -> int:
-        """Rows in all batches."""
+        """Sequences in all batches."""
         return sum(len(worker.running) for worker in self.workers.values())
 
     def next_deadline_ns(self) -> int | None:
-        """When `expire` next has something to do, at the earliest."""
+        """When `Expire` next has something to do, at the earliest."""
         return self._deadlines[0][0] if self._deadlines else None
+
+    def is_drained(self, worker_id: str) -> bool:
+        """Nothing of the worker is left."""
+        return not self.workers[worker_id].members
+
+    def check(self, worker_id: str | None = None) -> None:
+        """Raise AssertionError when an invariant is broken.
+
+        Of one worker, a look at every block of it; of a worker that is no more, nothing. None: of
+        all else.
+        """
+        if worker_id is None:
+            self._cell.check()
+        elif worker_id in self.workers:
+            self.workers[worker_id].check()
+
+    def check_all(self) -> None:
+        """For tests, after every command."""
+        for worker_id in [*self.workers, None]:
+            self.check(worker_id)
 
     # Requests
 
-    def submit(self, request: Request, *, now_ns: int) -> list[Event]:
-        """Take a request in. A serial seen before changes nothing."""
-        if request.serial in self._lives:
-            return []
-        explained = request.explain_from or len(request.prompt)
-        life = Life(
+    def _submit(self, command: Submit, now_ns: int) -> Outcome:
+        cell, request = self._cell, command.request
+        if request.sequence_id in cell.live:
+            return Outcome()
+        live = LiveRequest(
             request=request,
-            tenant=self.waiting.welcome(request),
-            deaths_max=self.config.deaths_max,
-            explained=explained,
+            tenant=cell.waiting.add_request(request),
+            deaths_max=cell.config.deaths_max,
+            prompt_logprobs_done=request.prompt_logprobs_from or len(request.prompt),
         )
-        life.sequences = [self._sequence(life, choice) for choice in range(request.n)]
-        self._lives[request.serial] = life
+        live.sequences = [_sequence(live, choice) for choice in range(request.n)]
+        cell.live[request.sequence_id] = live
         if request.deadline_ns is not None:
-            self._add_deadline(request.deadline_ns, request.serial)
-        events: list[Event] = []
-        for sequence in life.sequences:
+            self._add_deadline(request.deadline_ns, request.sequence_id)
+        for sequence in live.sequences:
             if request.outputs and request.outputs[sequence.choice] is None:
                 # Before this core existed; its ending is known elsewhere.
                 sequence.move(State.FINISHED)
-            elif sequence.choice > 0 and sequence.output_tokens == 0 and self._leads(life):
-                life.siblings.append(sequence)
+            elif sequence.choice > 0 and not sequence.num_output_tokens and live.is_led:
+                live.siblings.append(sequence)
             else:
-                self.waiting.add(sequence)
-        if (misfit := self._misfit(life)) is not None:
-            self._end(life, Reason.ERROR, now_ns, events, misfit)
-        return events
-
-    def cancel(
-        self,
-        serial: Serial,
-        *,
-        now_ns: int,
-        choice: int | None = None,
-        reason: Reason = Reason.CANCELLED,
-        output_tokens: int | None = None,
-        error: str = "",
-    ) -> list[Event]:
-        """End a request, or one choice of it, wherever it is. Unknown or ended: nothing happens.
-
-        `output_tokens` cuts the output to a length that somebody downstream found to be the end (a
-        stop string).
-        """
-        life = self._lives.get(serial)
-        if life is None or (choice is not None and choice >= len(life.sequences)):
-            return []
+                cell.waiting.add(sequence)
         events: list[Event] = []
-        for sequence in life.sequences if choice is None else [life.sequences[choice]]:
-            if sequence.state is not State.FINISHED:
-                if output_tokens is not None:
-                    del sequence.tokens[sequence.prompt_tokens + output_tokens :]
-                self._finish(sequence, reason, now_ns, events, error=error)
-        return events
+        if (misfit := self._misfit(live)) is not None:
+            cell.end(live, Reason.ERROR, now_ns, events, misfit)
+        return self._outcome(events)
 
-    def expire(self, *, now_ns: int) -> list[Event]:
-        """End every request whose deadline, or whose wait for a worker that fits, has passed."""
+    def _cancel(self, command: Cancel, now_ns: int) -> Outcome:
+        live, choice = self._cell.live.get(command.sequence_id), command.choice
+        if live is None or (choice is not None and choice >= len(live.sequences)):
+            return Outcome()
+        events: list[Event] = []
+        for sequence in live.sequences if choice is None else [live.sequences[choice]]:
+            if sequence.state is not State.FINISHED:
+                if command.num_output_tokens is not None:
+                    del sequence.tokens[sequence.num_prompt_tokens + command.num_output_tokens :]
+                self._cell.finish(sequence, command.reason, now_ns, events, command.error)
+        return self._outcome(events)
+
+    def _expire(self, command: Expire, now_ns: int) -> Outcome:
         events: list[Event] = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
-            _, serial = heapq.heappop(self._deadlines)
-            life = self._lives.get(serial)
-            if life is None:
+            _, sequence_id = heapq.heappop(self._deadlines)
+            live = self._cell.live.get(sequence_id)
+            if live is None:
                 continue
-            deadline_ns = life.request.deadline_ns
+            deadline_ns = live.request.deadline_ns
             if deadline_ns is not None and deadline_ns <= now_ns:
-                events += self.cancel(serial, now_ns=now_ns, reason=Reason.DEADLINE_EXCEEDED)
-            elif life.misfit_ns is not None and life.misfit_ns <= now_ns:
-                life.misfit_ns = None
-                if (misfit := self._misfit(life)) is not None:
+                self._cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, "")
+            elif live.misfit_ns is not None and live.misfit_ns <= now_ns:
+                live.misfit_ns = None
+                if (misfit := self._misfit(live)) is not None:
                     error = f"{misfit}, and none like the one that was lost came back"
-                    self._end(life, Reason.ERROR, now_ns, events, error)
-        return events
+                    self._cell.end(live, Reason.ERROR, now_ns, events, error)
+        return self._outcome(events)
 
     # Workers
 
-    def worker_joined(self, worker_id: str, spec: WorkerSpec, *, now_ns: int) -> list[Event]:
-        """A worker with an empty batch.
-
-        Ends requests that fit none of the workers now known, unless they wait for a lost one.
-        """
-        assert worker_id not in self.workers
-        self.workers[worker_id] = Worker(worker_id, spec, self.waiting.left)
+    def _worker_joined(self, command: WorkerJoined, now_ns: int) -> Outcome:
+        assert command.worker_id not in self.workers
+        # It lives, whatever became of its connection.
+        self._judge(WorkerLost(worker_id=command.worker_id, is_crash=False, reason=""), now_ns)
+        self.workers[command.worker_id] = Worker(command.worker_id, command.spec)
         events: list[Event] = []
-        for life in list(self._lives.values()):
-            misfit = self._misfit(life)
+        for live in list(self._cell.live.values()):
+            misfit = self._misfit(live)
             if misfit is None:
-                life.misfit_ns = None
-            elif life.misfit_ns is None:
-                self._end(life, Reason.ERROR, now_ns, events, misfit)
-        return events
+                live.misfit_ns = None
+            elif live.misfit_ns is None:
+                self._cell.end(live, Reason.ERROR, now_ns, events, misfit)
+        return self._outcome(events)
 
-    def worker_draining(self, worker_id: str) -> bool:
-        """Give it nothing new; True once nothing of it is left."""
-        worker = self.workers[worker_id]
-        worker.is_draining = True
-        return not worker.members
+    def _worker_draining(self, command: WorkerDraining, now_ns: int) -> Outcome:
+        self.workers[command.worker_id].is_draining = True
+        return self._outcome()
 
-    def worker_lost(
-        self, worker_id: str, *, now_ns: int, is_crash: bool, reason: str
-    ) -> list[Event]:
-        """Its batch is gone. Sequences go on elsewhere from their committed tokens.
+    def _worker_late(self, command: WorkerLate, now_ns: int) -> Outcome:
+        worker = self.workers[command.worker_id]
+        worker.is_late = bool(worker.flights)
+        return self._outcome()
 
-        A sequence that has seen `deaths_max` crashes without a token in between is tried alone from
-        then on (`Planner._candidate`), and one more crash under it alone convicts its request: all
+    def _worker_lost(self, command: WorkerLost, now_ns: int) -> Outcome:
+        """A sequence that has lost `deaths_max` workers without getting any further is tried alone
+        from then on (`planner.place`), and one more death under it alone convicts its request: all
         choices share the prompt, so all are failed, not replayed.
         """
-        worker = self.workers.pop(worker_id)
-        convicted = [s for s in worker.members if s.is_suspect and is_crash]
-        for sequence in worker.members:
-            worker.release(sequence)
-            sequence.deaths += is_crash
-            sequence.move(State.PREEMPTED)
-            self.waiting.add(sequence)
-        events: list[Event] = []
-        for sequence in convicted:
-            deaths = sequence.deaths
-            error = f"{deaths} workers were lost computing this request, the last: {reason}"
-            self._end(sequence.life, Reason.ERROR, now_ns, events, error)
+        if (worker := self.workers.pop(command.worker_id, None)) is not None:
+            for sequence in worker.members:
+                sequence.unjudged.add(command.worker_id)
+                self._cell.preempt(worker, sequence)
+        events = self._judge(command, now_ns)
         self._await_fit(now_ns)
+        return self._outcome(events)
+
+    def _judge(self, command: WorkerLost, now_ns: int) -> list[Event]:
+        """What became of a worker is known: its death counts from now on, or never happened."""
+        events: list[Event] = []
+        if command.is_crash is None:
+            return events
+        for live in list(self._cell.live.values()):
+            for sequence in live.sequences:
+                if command.worker_id in sequence.unjudged:
+                    sequence.unjudged.remove(command.worker_id)
+                    sequence.deaths += command.is_crash
+            if any(sequence.is_convicted for sequence in live.sequences):
+                deaths, last = self.config.deaths_max + 1, command.reason
+                error = f"{deaths} workers were lost computing this request, the last: {last}"
+                self._cell.end(live, Reason.ERROR, now_ns, events, error)
         return events
 
-    # Steps
+    # Plans and steps
 
-    def plan(self, worker_id: str, *, now_ns: int) -> Plan | None:
-        """What this worker does next; None when it needs no new plan: nothing has changed."""
-        return self._planner.plan(self.workers[worker_id], now_ns)
+    def _make_plan(self, command: MakePlan, now_ns: int) -> Outcome:
+        worker = self.workers[command.worker_id]
+        plan, passed_over = make_plan(self._cell, worker, now_ns)
+        if plan is None:
+            return Outcome(passed_over=passed_over)
+        self._cell.touch(worker.id)
+        return Outcome(plan=plan, passed_over=passed_over, workers=self._cell.concerned())
 
-    def commit(self, result: StepResult, *, now_ns: int) -> Committed:
-        """Book one step. ResultRejected, with nothing changed, when it contradicts its plan."""
-        worker = self.workers[result.worker_id]
-        flight = worker.flight_of(result)
-        self._check_ends(flight, result)
-        self._check_explained(flight, result)
-        committed = Committed(slots=[], serials=[], positions=[], tokens=[], events=[])
-        self._book_chunks(worker, flight, result, committed)
-        self._book_tokens(worker, flight, result, now_ns, committed)
-        worker.advance(flight, result)
-        for slot, reason in result.finished.items():
-            self._end_row(flight, slot, reason, now_ns, committed.events)
-        for slot, error in result.errors.items():
-            self._end_row(flight, slot, Reason.ERROR, now_ns, committed.events, error)
-        self.waiting.settle()
-        return committed
+    def _step_done(self, command: StepDone, now_ns: int) -> Outcome:
+        worker = self.workers[command.result.worker_id]
+        flight = check_result(worker, command.result)
+        worker.is_late = False
+        self._cell.touch(worker.id)
+        tokens, events = book_result(self._cell, worker, flight, command.result, now_ns)
+        return self._outcome(events, tokens=tokens)
 
-    def check(self) -> None:
-        """Raise AssertionError when an invariant is broken.
-
-        The shell calls it when idle, tests after every command.
-        """
-        for worker in self.workers.values():
-            worker.check()
-        self.waiting.check([s for w in self.workers.values() for s in w.running.values()])
-        waiting = {s.serial for s in self.waiting}
-        seated = {s.serial for w in self.workers.values() for s in w.members}
-        assert not waiting & seated
-        for life in self._lives.values():
-            siblings = {s.serial for s in life.siblings}
-            assert life.is_explained or not any(s.output_tokens for s in life.sequences)
-            for sequence in life.sequences:
-                places = (sequence.serial in waiting, sequence.serial in seated)
-                has_place = sum(places) + (sequence.serial in siblings)
-                assert has_place == (sequence.state is not State.FINISHED), sequence
-        if not self._lives:
-            assert not waiting
-            assert not seated
-            for worker in self.workers.values():
-                assert worker.pool.free_count == worker.pool.block_count
+    def _configured(self, command: Configured, now_ns: int) -> Outcome:
+        self._cell.configure(command.config, command.policy)
+        return self._outcome()
 
     # Inside
 
-    def _sequence(self, life: Life, choice: int) -> Sequence:
-        request = life.request
-        output = (request.outputs[choice] or ()) if request.outputs else ()
-        return Sequence(
-            life=life,
-            choice=choice,
-            serial=request.serial + choice,
-            tokens=[*request.prompt, *output],
-            prompt_tokens=len(request.prompt),
-            places_max=len(request.prompt) + request.max_tokens - 1,
-        )
+    def _outcome(self, events: list[Event] | None = None, **rest: Any) -> Outcome:
+        return Outcome(events=tuple(events or ()), workers=self._cell.concerned(), **rest)
 
-    def _add_deadline(self, deadline_ns: int, serial: Serial) -> None:
-        heapq.heappush(self._deadlines, (deadline_ns, serial))
+    def _add_deadline(self, deadline_ns: int, sequence_id: SequenceId) -> None:
+        heapq.heappush(self._deadlines, (deadline_ns, sequence_id))
         # Most requests end long before: forget theirs, or the heap grows with the traffic.
-        if len(self._deadlines) > 2 * len(self._lives):
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._lives]
+        if len(self._deadlines) > 2 * self.live_count:
+            live = self._cell.live
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in live]
             heapq.heapify(self._deadlines)
 
-    def _leads(self, life: Life) -> bool:
-        """The first choice will compute the prompt, so that the others can fork from it."""
-        first = life.sequences[0]
-        return first.state is State.WAITING and first.output_tokens == 0
-
-    def _misfit(self, life: Life) -> str | None:
+    def _misfit(self, live: LiveRequest) -> str | None:
         """Why no worker can ever hold its sequences, which all need the same places, or None."""
-        sequence = life.sequences[0]
-        workers = self.workers.values()
+        sequence, workers = live.sequences[0], self.workers.values()
         if not workers or any(worker.can_hold(sequence) for worker in workers):
             return None
         largest = max(worker.spec.places_max for worker in workers)
         return (
-            f"prompt and max_tokens need KV for {sequence.places_max} tokens, "
+            f"prompt and max_tokens need KV for {sequence.kv.places_max} tokens, "
             f"the largest worker holds {largest}"
         )
 
     def _await_fit(self, now_ns: int) -> None:
         """Whom none of the workers left can hold waits a while for one that can."""
-        for life in self._lives.values():
-            if life.misfit_ns is None and self._misfit(life) is not None:
-                life.misfit_ns = now_ns + self.config.misfit_wait_ns
-                self._add_deadline(life.misfit_ns, life.request.serial)
+        for live in self._cell.live.values():
+            if live.misfit_ns is None and self._misfit(live) is not None:
+                live.misfit_ns = now_ns + self.config.misfit_wait_ns
+                self._add_deadline(live.misfit_ns, live.request.sequence_id)
 
-    def _check_ends(self, flight: Flight, result: StepResult) -> None:
-        """A row ends for length exactly at its last token."""
-        for slot in result.slots:
-            stay = flight.members[slot]
-            assert stay is not None
-            sequence = stay.sequence
-            if sequence.stay is not stay:
-                continue
-            is_last = len(sequence.tokens) >= sequence.places_max
-            reason = result.finished.get(slot)
-            if is_last != (reason is Reason.LENGTH) and not (is_last and reason is Reason.STOP):
-                raise ResultRejected(
-                    f"sequence {sequence.serial} has {sequence.output_tokens + 1} output tokens "
-                    f"and was reported {reason.value if reason else 'running'}"
-                )
 
-    def _check_explained(self, flight: Flight, result: StepResult) -> None:
-        """Of every chunk exactly the prompt positions that it was to explain."""
-        expected: dict[SlotIndex, range] = {}
-        for slot, count in flight.chunks.items() if result.step == 0 else ():
-            stay = flight.members[slot]
-            assert stay is not None
-            if stay.sequence.stay is not stay:
-                # It never happened, so nobody knows what it had done.
-                positions = result.explained.get(slot)
-            elif slot not in result.errors:
-                positions = stay.sequence.to_explain(count)
-            else:
-                positions = None
-            if positions:
-                expected[slot] = positions
-        if expected != result.explained:
-            raise ResultRejected(
-                f"plan {result.plan_id}: prompt positions by slot {dict(result.explained)} "
-                f"explained, {expected} expected"
-            )
+_HANDLERS: Final[dict[type, Callable[[Scheduler, Any, int], Outcome]]] = {
+    Configured: Scheduler._configured,
+    Submit: Scheduler._submit,
+    Cancel: Scheduler._cancel,
+    Expire: Scheduler._expire,
+    WorkerJoined: Scheduler._worker_joined,
+    WorkerDraining: Scheduler._worker_draining,
+    WorkerLate: Scheduler._worker_late,
+    WorkerLost: Scheduler._worker_lost,
+    MakePlan: Scheduler._make_plan,
+    StepDone: Scheduler._step_done,
+}
 
-    def _book_chunks(
-        self, worker: Worker, flight: Flight, result: StepResult, out: Committed
-    ) -> None:
-        if result.step > 0:
-            return
-        for slot, count in flight.chunks.items():
-            stay = flight.members[slot]
-            assert stay is not None
-            sequence = stay.sequence
-            if slot not in result.errors and sequence.stay is stay:
-                # A row that samples advances one more token in _book_tokens.
-                if slot in result.explained:
-                    sequence.life.explained = result.explained[slot].stop
-                    out.explained[slot] = sequence.serial
-                sequence.done += count - (slot in flight.sampling)
-                self._remember(worker, sequence)
 
-    def _book_tokens(
-        self, worker: Worker, flight: Flight, result: StepResult, now_ns: int, out: Committed
-    ) -> None:
-        is_optional = result.step > 0
-        size = worker.spec.block_size
-        for slot, token in zip(result.slots, result.tokens, strict=True):
-            stay = flight.members[slot]
-            assert stay is not None
-            sequence = stay.sequence
-            if sequence.stay is not stay:
-                continue
-            out.slots.append(slot)
-            out.serials.append(sequence.serial)
-            out.positions.append(len(sequence.tokens) - sequence.prompt_tokens)
-            out.tokens.append(token)
-            sequence.tokens.append(token)
-            sequence.done += 1
-            sequence.deaths = 0
-            sequence.life.tenant.served += 1
-            if is_optional:
-                sequence.planned += 1
-                sequence.known += 1
-            if sequence.done // size > sequence.remembered:
-                self._remember(worker, sequence)
-            if sequence.life.first_token_ns is None or sequence.life.siblings:
-                self._first_token(sequence.life, now_ns)
-
-    def _remember(self, worker: Worker, sequence: Sequence) -> None:
-        """Full, committed blocks can be found by their prefix from now on."""
-        size = worker.spec.block_size
-        full = min(sequence.done // size, len(sequence.blocks))
-        hashes = sequence.full_hashes(full, worker.layout)
-        for index in range(sequence.remembered, full):
-            tokens = tuple(sequence.tokens[index * size : (index + 1) * size])
-            worker.pool.remember(sequence.blocks[index], hashes[index], tokens)
-        sequence.remembered = max(sequence.remembered, full)
-
-    def _first_token(self, life: Life, now_ns: int) -> None:
-        life.first_token_ns = life.first_token_ns or now_ns
-        self._queue_siblings(life)
-
-    def _queue_siblings(self, life: Life) -> None:
-        siblings, life.siblings = life.siblings, []
-        for sequence in siblings:
-            self.waiting.add(sequence)
-
-    def _end_row(
-        self,
-        flight: Flight,
-        slot: int,
-        reason: Reason,
-        now_ns: int,
-        events: list[Event],
-        error: str = "",
-    ) -> None:
-        stay = flight.members[slot]
-        assert stay is not None
-        if stay.sequence.stay is stay:
-            self._finish(stay.sequence, reason, now_ns, events, error=error)
-
-    def _end(
-        self, life: Life, reason: Reason, now_ns: int, events: list[Event], error: str
-    ) -> None:
-        for sequence in life.sequences:
-            if sequence.state is not State.FINISHED:
-                self._finish(sequence, reason, now_ns, events, error=error)
-
-    def _finish(
-        self, sequence: Sequence, reason: Reason, now_ns: int, events: list[Event], error: str = ""
-    ) -> None:
-        """The one way a sequence ends: seat and blocks are free, and its event is out."""
-        life = sequence.life
-        if sequence.worker is not None:
-            sequence.worker.release(sequence)
-        elif not self.waiting.remove(sequence) and sequence in life.siblings:
-            life.siblings.remove(sequence)
-        sequence.move(State.FINISHED)
-        ending = Finished(
-            serial=sequence.serial,
-            reason=reason,
-            output_tokens=sequence.output_tokens,
-            error=error,
-        )
-        life.endings[sequence.choice] = ending
-        events.append(ending)
-        if all(s.state is State.FINISHED for s in life.sequences):
-            del self._lives[life.request.serial]
-            self.waiting.farewell(life.tenant)
-            events.append(self._over(life, now_ns))
-        elif sequence.choice == 0 and not life.is_explained:
-            # The others would have nobody to explain their prompt, and it is what failed.
-            self._end(life, reason, now_ns, events, error)
-        elif sequence.choice == 0:
-            self._queue_siblings(life)
-
-    def _over(self, life: Life, now_ns: int) -> RequestOver:
-        admitted_ns = life.admitted_ns if life.admitted_ns is not None else now_ns
-        first_token_ns = life.first_token_ns if life.first_token_ns is not None else now_ns
-        return RequestOver(
-            id=life.request.id,
-            serial=life.request.serial,
-            prompt_tokens=len(life.request.prompt),
-            cached_tokens=life.cached_tokens,
-            outputs=tuple(tuple(s.tokens[s.prompt_tokens :]) for s in life.sequences),
-            endings=tuple(life.endings[choice] for choice in sorted(life.endings)),
-            queue_ns=max(0, admitted_ns - life.request.arrived_ns),
-            prefill_ns=max(0, first_token_ns - admitted_ns),
-            decode_ns=max(0, now_ns - first_token_ns),
-            preemptions=sum(s.preemptions for s in life.sequences),
-        )
+def _sequence(live: LiveRequest, choice: int) -> Sequence:
+    request: Request = live.request
+    output = (request.outputs[choice] or ()) if request.outputs else ()
+    tokens = [*request.prompt, *output]
+    tokens_max = len(request.prompt) + request.max_tokens
+    return Sequence(
+        live=live,
+        choice=choice,
+        sequence_id=request.sequence_id + choice,
+        tokens=tokens,
+        num_prompt_tokens=len(request.prompt),
+        tokens_max=tokens_max,
+        # The last token's KV is never needed.
+        kv=BlockTable(tokens=tokens, tenant=request.tenant, places_max=tokens_max - 1),
+    )

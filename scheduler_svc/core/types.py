@@ -1,10 +1,10 @@
-"""The values that go in and out of the core. Frozen, plain, and the same on every side of it."""
+"""The values that commands and outcomes are made of. Frozen, plain, the same on every side."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-Serial = int
+SequenceId = int
 SlotIndex = int
 BlockId = int
 
@@ -36,10 +36,10 @@ class Config:
     plans_in_flight_max: int = 2
     # What a waiting prefill gets of every step, at least.
     prefill_tokens_min: int = 16
-    # Afterwards a preempted sequence is taken only where its worst case fits, and is the last
-    # victim.
+    # Afterwards a sequence is the last victim, and taken only where it and those like it fit at
+    # their longest: so it is not preempted again.
     preemptions_max: int = 3
-    # Worker deaths without a token in between: from here a sequence is tried alone, and then
+    # Worker deaths without progress in between: from here a sequence is tried alone, and then
     # failed.
     deaths_max: int = 2
     # A request that fits only a worker that was lost waits this long for one like it.
@@ -59,8 +59,8 @@ class Request:
     """What a client asked for, as far as scheduling is concerned."""
 
     id: str
-    # Of choice 0; choice c has serial + c.
-    serial: Serial
+    # Of choice 0; choice c has sequence_id + c.
+    sequence_id: SequenceId
     n: int = 1
     prompt: tuple[int, ...]
     max_tokens: int
@@ -74,16 +74,18 @@ class Request:
     tenant_tokens_max: int | None = None
     # Output committed before this core existed, per choice; None for a choice that has ended.
     outputs: tuple[tuple[int, ...] | None, ...] = ()
-    # The prompt is to be explained (log-probabilities of its own tokens) from this position on: 1
+    # Log-probabilities of the prompt's own tokens are wanted from this position on: 1
     # unless some were committed before this core existed. None: not at all.
-    explain_from: int | None = None
+    prompt_logprobs_from: int | None = None
 
     def __post_init__(self) -> None:
         assert self.prompt, "an empty prompt has no next token"
         assert self.n >= 1
         assert self.max_tokens >= 1
         assert len(self.outputs) in (0, self.n)
-        assert self.explain_from is None or 1 <= self.explain_from <= len(self.prompt)
+        assert self.prompt_logprobs_from is None or 1 <= self.prompt_logprobs_from <= len(
+            self.prompt
+        )
         if self.outputs:
             live = [output for output in self.outputs if output is not None]
             assert live, "every choice has ended"
@@ -125,52 +127,8 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
-    """A sequence takes a slot, with blocks for all its known tokens."""
-
-    slot: SlotIndex
-    serial: Serial
-    tokens: tuple[int, ...]
-    prompt_tokens: int
-    tokens_done: int
-    blocks: tuple[BlockId, ...]
-    # Prompt positions to explain start here; `prompt_tokens`: none.
-    explain_from: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a worker does next, as a diff of its batch. Applied in the order of the fields."""
-
-    worker_id: str
-    plan_id: int
-    lease_steps: int
-    leaves: tuple[SlotIndex, ...]
-    joins: tuple[Join, ...]
-    appends: tuple[tuple[SlotIndex, BlockId], ...]
-    copies: tuple[tuple[BlockId, BlockId], ...]
-    chunks: tuple[tuple[SlotIndex, int], ...]
-    checksum: int
-    # For readers: the decision in their words.
-    preempted: tuple[Serial, ...]
-    decode_rows: int
-    blocks_free: int
-    waiting: int
-
-    @property
-    def admitted(self) -> tuple[Serial, ...]:
-        """Serials that joined with this plan."""
-        return tuple(join.serial for join in self.joins)
-
-    @property
-    def chunk_tokens(self) -> int:
-        """Prompt tokens computed by the first step."""
-        return sum(count for _, count in self.chunks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a worker says one step did. Untrusted until `Scheduler.commit` has checked it."""
+    """What a worker says one step did. Untrusted until the core has checked it."""
 
     worker_id: str
     plan_id: int
@@ -180,55 +138,5 @@ class StepResult:
     finished: Mapping[SlotIndex, Reason] = field(default_factory=dict)
     errors: Mapping[SlotIndex, str] = field(default_factory=dict)
     # Prompt positions, of rows that advanced a chunk.
-    explained: Mapping[SlotIndex, range] = field(default_factory=dict)
+    prompt_logprobs: Mapping[SlotIndex, range] = field(default_factory=dict)
     is_last: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """One choice ended. Exactly one per choice."""
-
-    serial: Serial
-    reason: Reason
-    output_tokens: int
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOver:
-    """Every choice of a request has ended; the core has forgotten it."""
-
-    id: str
-    serial: Serial
-    prompt_tokens: int
-    cached_tokens: int
-    outputs: tuple[tuple[int, ...], ...]
-    endings: tuple[Finished, ...]
-    queue_ns: int
-    prefill_ns: int
-    decode_ns: int
-    preemptions: int
-
-    @property
-    def output_tokens(self) -> int:
-        """Over all choices."""
-        return sum(len(output) for output in self.outputs)
-
-
-Event = Finished | RequestOver
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
-    """What a step result means to the world.
-
-    The first four are parallel, one entry per accepted token.
-    """
-
-    slots: list[SlotIndex]
-    serials: list[Serial]
-    positions: list[int]
-    tokens: list[int]
-    events: list[Event]
-    # Whose prompt positions of the result count.
-    explained: dict[SlotIndex, Serial] = field(default_factory=dict)

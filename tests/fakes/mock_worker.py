@@ -11,13 +11,14 @@ lie and to die of a token.
 
 import itertools
 import json
+import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,7 @@ from gpu_worker.model_config import read_config
 from gpu_worker.plans import StepResult as StepReport
 from gpu_worker.process import WorkerProcess
 from gpu_worker.settings import WorkerSettings
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
+from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH, PromptLogprobs, TokenLogprobs
 from protos.kaiten.v1.worker_service_pb2 import StepResult
 from service_kit import lifecycle, logs
 from service_kit.settings import load as load_settings
@@ -54,9 +55,8 @@ class MockSettings(WorkerSettings):
     row_us: float = Field(default=0.0, ge=0, description="time added per row")
     token_us: float = Field(default=0.0, ge=0, description="time added per token")
     fingerprint: str = Field(default="mock", description="of weights, config and dtype")
-    lie: Literal[
-        "none", "token", "missing_row", "extra_row", "skipped_step", "wrong_end", "other_boot"
-    ] = Field(default="none", description="what the results get wrong")
+    weights_digest: str = Field(default="", description="of the weights alone")
+    lie: str = Field(default="none", description="what the results get wrong: one of LIES")
     lie_after_steps: int = Field(default=20, ge=0, description="results told truly before")
     poison_token: int = Field(default=-1, description="a step that computes it kills the process")
 
@@ -157,6 +157,7 @@ def load_mock(settings: WorkerSettings) -> Loaded:
         limits=row_limits(settings, config, pool),
         model=model_name(settings),
         fingerprint=settings.fingerprint,
+        weights_digest=settings.weights_digest,
         architecture=config.architecture,
         dtype="none",
         kv_dtype="none",
@@ -176,6 +177,34 @@ def _extra_row(message: StepResult) -> None:
     message.token_ids.append(1)
 
 
+def _unasked_logprobs(message: StepResult) -> None:
+    told = {row.slot for row in message.logprobs}
+    for slot in [slot for slot in message.slots if slot not in told][:1]:
+        message.logprobs.add(slot=slot).logprobs.logprob = -1
+
+
+def _in_logprobs(change: Callable[[TokenLogprobs], object]) -> Callable[[StepResult], None]:
+    def lie(message: StepResult) -> None:
+        for row in message.logprobs[:1]:
+            change(row.logprobs)
+
+    return lie
+
+
+def _in_prompt(change: Callable[[PromptLogprobs], object]) -> Callable[[StepResult], None]:
+    def lie(message: StepResult) -> None:
+        for row in message.prompt_logprobs[:1]:
+            change(row.logprobs)
+
+    return lie
+
+
+def _long_error(message: StepResult) -> None:
+    message.errors.add(slot=message.slots.pop(), message="x" * 100_000)
+    del message.token_ids[-1]
+    del message.logprobs[:]
+
+
 LIES: dict[str, Callable[[StepResult], object]] = {
     "token": lambda message: message.token_ids.__setitem__(0, 1 << 20),
     "missing_row": _missing_row,
@@ -185,6 +214,19 @@ LIES: dict[str, Callable[[StepResult], object]] = {
         slot=message.slots[0], reason=FINISH_REASON_LENGTH
     ),
     "other_boot": lambda message: setattr(message, "boot_id", "another"),
+    "unasked_logprobs": _unasked_logprobs,
+    "missing_logprobs": lambda message: message.logprobs[:1] and message.logprobs.pop(),
+    "logprobs_twice": lambda message: message.logprobs.extend(message.logprobs[:1]),
+    "few_logprobs": _in_logprobs(lambda run: run.top_logprobs and run.top_logprobs.pop()),
+    "logprob_nan": _in_logprobs(lambda run: setattr(run, "logprob", math.nan)),
+    "logprob_inf": _in_logprobs(lambda run: run.top_logprobs.__setitem__(0, math.inf)),
+    "logprob_token": _in_logprobs(lambda run: run.top_token_ids.__setitem__(0, (1 << 32) - 1)),
+    "prompt_inf": _in_prompt(lambda run: run.logprobs.__setitem__(0, math.inf)),
+    "prompt_token": _in_prompt(lambda run: run.top_token_ids.__setitem__(0, (1 << 32) - 1)),
+    "prompt_tops": _in_prompt(lambda run: run.top_token_ids.pop() and run.top_logprobs.pop()),
+    "endless_step": lambda message: setattr(message.timings, "forward_us", (1 << 64) - 1),
+    "many_tokens": lambda message: setattr(message.timings, "tokens_computed", (1 << 32) - 1),
+    "long_error": _long_error,
 }
 
 

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler_svc.core.blocks import BlockPool, chain_hash, root_hash
+from scheduler_svc.core.kv import BlockPool, block_keys, root_hash
 
 BLOCK_COUNT = 7
 BLOCK_SIZE = 2
@@ -13,13 +13,6 @@ ROOT = root_hash("model", "")
 prefixes = st.lists(st.integers(1, 2), min_size=2, max_size=6).map(
     lambda tokens: tuple(tokens[: len(tokens) // BLOCK_SIZE * BLOCK_SIZE])
 )
-
-
-def chain(tokens: tuple[int, ...]) -> list[bytes]:
-    hashes = [ROOT]
-    for start in range(0, len(tokens), BLOCK_SIZE):
-        hashes.append(chain_hash(hashes[-1], tokens[start : start + BLOCK_SIZE]))
-    return hashes[1:]
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
@@ -48,22 +41,22 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @rule(prefix=prefixes)
     def start_from_a_prefix(self, prefix: tuple[int, ...]) -> None:
         """As a sequence does: claim the cached part, take the rest, fill it, remember it."""
-        hashes = chain(prefix)
-        hits = self.pool.find(hashes, prefix)
+        keys = block_keys(ROOT, prefix, BLOCK_SIZE)
+        hits = self.pool.find(keys)
         for index, block in enumerate(hits):
             assert self.content[block] == prefix[: (index + 1) * BLOCK_SIZE], "a hit is true"
         free_before, cost = self.pool.free_count, self.pool.free_among(hits)
-        if free_before - cost < len(hashes) - len(hits):
+        if free_before - cost < len(keys) - len(hits):
             return
         self.pool.hold(hits)
         assert self.pool.free_count == free_before - cost
-        fresh = self.pool.take(len(hashes) - len(hits))
+        fresh = self.pool.take(len(keys) - len(hits))
         assert not set(fresh) & set(hits)
         for index, block in enumerate(fresh, start=len(hits)):
             start = index * BLOCK_SIZE
             self.content[block] = prefix[: start + BLOCK_SIZE]
-            self.pool.remember(block, hashes[index], prefix[start : start + BLOCK_SIZE])
-        assert self.pool.find(hashes, prefix) == hits + fresh, "what was just filled is found"
+            self.pool.cache(block, keys[index])
+        assert self.pool.find(keys) == hits + fresh, "what was just filled is found"
         self.holders.append(hits + fresh)
 
     @precondition(lambda self: self.holders)
@@ -76,11 +69,11 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
-        self.pool.give_back(self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1))))
+        self.pool.free(self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1))))
 
     @invariant()
     def every_block_is_free_or_held(self) -> None:
-        self.pool.check()
+        self.pool.check(self.holders)
         held = {block for blocks in self.holders for block in blocks}
         assert self.pool.free_count == BLOCK_COUNT - len(held)
         assert self.pool.free_among(range(BLOCK_COUNT)) == self.pool.free_count

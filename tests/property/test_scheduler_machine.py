@@ -53,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             vocab_size=50,
         )
         self.born = 0
+        self.unjudged: list[str] = []
         self.join()
 
     @rule(
@@ -62,7 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["a", "b"]),
         patience_ns=st.sampled_from([None, None, None, 5, 50]),
         is_bad=st.sampled_from([False, False, False, True]),
-        explain_from=st.sampled_from([None, None, 1]),
+        prompt_logprobs_from=st.sampled_from([None, None, 1]),
     )
     def submit(
         self,
@@ -72,26 +73,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant: str,
         patience_ns: int | None,
         is_bad: bool,
-        explain_from: int | None,
+        prompt_logprobs_from: int | None,
     ) -> None:
         deadline_ns = None if patience_ns is None else self.cell.now_ns + patience_ns
-        serial = self.cell.submit(
+        sequence_id = self.cell.submit(
             prompt,
             max_tokens,
             n=n,
             tenant=tenant,
             deadline_ns=deadline_ns,
-            explain_from=explain_from,
+            prompt_logprobs_from=prompt_logprobs_from,
         )
         if is_bad:
-            self.cell.bad_serials.add(serial)
+            self.cell.bad_sequence_ids.add(sequence_id)
 
     @precondition(lambda self: self.cell.requests)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         request = data.draw(st.sampled_from(list(self.cell.requests.values())))
         choice = data.draw(st.one_of(st.none(), st.integers(0, request.n - 1)))
-        self.cell.cancel(request.serial, choice)
+        self.cell.cancel(request.sequence_id, choice)
 
     @rule(passed_ns=st.integers(0, 30))
     def expire(self, passed_ns: int) -> None:
@@ -115,9 +116,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cell.turns(count)
 
     @precondition(lambda self: self.cell.workers)
-    @rule(data=st.data(), is_crash=st.booleans())
-    def kill(self, data: st.DataObject, is_crash: bool) -> None:
-        self.cell.kill(data.draw(st.sampled_from(list(self.cell.workers))), is_crash=is_crash)
+    @rule(data=st.data(), is_crash=st.sampled_from([True, False, None]))
+    def kill(self, data: st.DataObject, is_crash: bool | None) -> None:
+        worker_id = data.draw(st.sampled_from(list(self.cell.workers)))
+        self.cell.kill(worker_id, is_crash=is_crash)
+        if is_crash is None:
+            self.unjudged.append(worker_id)
+
+    @precondition(lambda self: self.unjudged)
+    @rule(is_crash=st.booleans())
+    def judge(self, is_crash: bool) -> None:
+        self.cell.verdict(self.unjudged.pop(), is_crash=is_crash)
+
+    @precondition(lambda self: self.unjudged and len(self.cell.workers) < MOST_WORKERS)
+    @rule()
+    def reconnect(self) -> None:
+        self.cell.join(self.unjudged.pop(), self.spec)
 
     @precondition(lambda self: len(self.cell.workers) < MOST_WORKERS)
     @rule()
@@ -130,16 +144,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         if not self.cell.workers:
             self.join()
+        while self.unjudged:
+            self.judge(is_crash=False)
         self.cell.finish()
         assert len(self.cell.overs) == len(self.cell.requests)
-        for serial, ending in self.cell.endings.items():
+        for sequence_id, ending in self.cell.endings.items():
             if ending.reason is Reason.ERROR and "not finite" in ending.error:
                 is_shared = any(
-                    r.explain_from is not None and r.serial <= serial < r.serial + r.n
+                    r.prompt_logprobs_from is not None
+                    and r.sequence_id <= sequence_id < r.sequence_id + r.n
                     for r in self.cell.requests.values()
-                    if r.serial in self.cell.bad_serials
+                    if r.sequence_id in self.cell.bad_sequence_ids
                 )
-                assert serial in self.cell.bad_serials or is_shared
+                assert sequence_id in self.cell.bad_sequence_ids or is_shared
 
 
 TestScheduler = SchedulerMachine.TestCase

@@ -17,7 +17,7 @@ A file is prose (`#`), and blocks of commands, a line `----`, and the outcome up
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from scheduler_svc.core.types import Committed, Plan
+from scheduler_svc.core.outcome import Plan, StepTokens
 from tests.support.cell import Cell, spec
 
 TURNS_MAX = 1000
@@ -34,7 +34,7 @@ class Script:
 
     def __init__(self) -> None:
         self.cell = Cell()
-        self.serial_of: dict[str, int] = {}
+        self.sequence_id_of: dict[str, int] = {}
         self.name_of: dict[int, str] = {}
         self.ended: set[int] = set()
         self.steps = 0
@@ -80,11 +80,11 @@ class Script:
         tenant: str = "",
         like: str = "",
     ) -> Iterator[str]:
-        tokens = self.cell.requests[self.serial_of[like]].prompt if like else prompt
-        serial = self.cell.submit(tokens, output, n=n, tenant=tenant)
-        self.serial_of[name] = serial
+        tokens = self.cell.requests[self.sequence_id_of[like]].prompt if like else prompt
+        sequence_id = self.cell.submit(tokens, output, n=n, tenant=tenant)
+        self.sequence_id_of[name] = sequence_id
         for choice in range(n):
-            self.name_of[serial + choice] = f"{name}.{choice}" if n > 1 else name
+            self.name_of[sequence_id + choice] = f"{name}.{choice}" if n > 1 else name
         yield from ()
 
     def do_plan(self, worker: str) -> Iterator[str]:
@@ -101,15 +101,15 @@ class Script:
             yield from self._turn()
 
     def do_until(self, name: str, event: str) -> Iterator[str]:
-        serial, turns = self.serial_of[name], 0
-        while not self._has(event, serial):
+        sequence_id, turns = self.sequence_id_of[name], 0
+        while not self._has(event, sequence_id):
             yield from self._turn()
             turns += 1
             assert turns < TURNS_MAX, f"{name} never {event}"
         yield f"after {turns} turns"
 
     def do_cancel(self, name: str) -> Iterator[str]:
-        self.cell.cancel(self.serial_of[name])
+        self.cell.cancel(self.sequence_id_of[name])
         yield from ()
 
     def do_kill(self, worker: str) -> Iterator[str]:
@@ -121,17 +121,17 @@ class Script:
         yield from ()
 
     def do_bad(self, name: str) -> Iterator[str]:
-        self.cell.bad_serials.add(self.serial_of[name])
+        self.cell.bad_sequence_ids.add(self.sequence_id_of[name])
         yield from ()
 
     def do_state(self) -> Iterator[str]:
         for worker_id in self.cell.workers:
             worker = self.cell.worker(worker_id)
             rows = ", ".join(
-                f"{slot}={self.name_of[s.serial]} {s.done}/{len(s.tokens)}"
+                f"{slot}={self.name_of[s.sequence_id]} {s.num_computed_tokens}/{len(s.tokens)}"
                 for slot, s in sorted(worker.running.items())
             )
-            yield f"{worker_id}: {rows or 'idle'}; {worker.pool.free_count} blocks free"
+            yield f"{worker_id}: {rows or 'idle'}; {worker.kv.free_count} blocks free"
         yield f"waiting: {self._names(self.cell.waiting()) or 'nobody'}"
 
     def do_finish(self) -> Iterator[str]:
@@ -149,19 +149,19 @@ class Script:
                 yield self._plan(plan)
         yield from self._endings()
 
-    def _has(self, event: str, serial: int) -> bool:
+    def _has(self, event: str, sequence_id: int) -> bool:
         if event == "ends":
-            return serial in self.cell.endings
+            return sequence_id in self.cell.endings
         assert event == "starts"
-        return any(serial in self.cell.running(worker_id) for worker_id in self.cell.workers)
+        return any(sequence_id in self.cell.running(worker_id) for worker_id in self.cell.workers)
 
     def _endings(self) -> Iterator[str]:
-        for serial, ending in self.cell.endings.items():
-            if serial not in self.ended:
-                self.ended.add(serial)
+        for sequence_id, ending in self.cell.endings.items():
+            if sequence_id not in self.ended:
+                self.ended.add(sequence_id)
                 why = f" ({ending.error})" if ending.error else ""
-                tokens = f"{ending.output_tokens} tokens"
-                yield f"  {self.name_of[serial]} ends: {ending.reason.value}, {tokens}{why}"
+                tokens = f"{ending.num_output_tokens} tokens"
+                yield f"  {self.name_of[sequence_id]} ends: {ending.reason.value}, {tokens}{why}"
 
     def _plan(self, plan: Plan) -> str:
         parts = [f"{plan.worker_id} #{plan.plan_id} lease {plan.lease_steps}"]
@@ -170,7 +170,7 @@ class Script:
         if plan.leaves:
             parts.append(f"leave {' '.join(map(str, plan.leaves))}")
         parts += [
-            f"join {join.slot}={self.name_of[join.serial]} done {join.tokens_done}/"
+            f"join {join.slot}={self.name_of[join.sequence_id]} done {join.num_computed_tokens}/"
             f"{len(join.tokens)} blocks {' '.join(map(str, join.blocks))}"
             for join in plan.joins
         ]
@@ -180,13 +180,15 @@ class Script:
         parts.append(f"decode {plan.decode_rows}")
         return " | ".join(parts)
 
-    def _tokens(self, committed: Committed) -> str:
-        rows = zip(committed.serials, committed.positions, strict=True)
-        text = ", ".join(f"{self.name_of[serial]}[{position}]" for serial, position in rows)
+    def _tokens(self, committed: StepTokens) -> str:
+        rows = zip(committed.sequence_ids, committed.positions, strict=True)
+        text = ", ".join(
+            f"{self.name_of[sequence_id]}[{position}]" for sequence_id, position in rows
+        )
         return text or "no tokens"
 
-    def _names(self, serials: tuple[int, ...] | list[int]) -> str:
-        return " ".join(self.name_of[serial] for serial in serials)
+    def _names(self, sequence_ids: tuple[int, ...] | list[int]) -> str:
+        return " ".join(self.name_of[sequence_id] for sequence_id in sequence_ids)
 
 
 def number_or_text(text: str) -> int | str:

@@ -1,6 +1,7 @@
 """Golden traces of the core: what it decides, in order, with the reasons beside it.
 
-Only commit a rewritten outcome if you understand the difference.
+`pytest tests/scenarios --rewrite` writes what happened into the files. Only commit a rewritten
+outcome if you understand the difference.
 """
 
 from pathlib import Path
@@ -20,7 +21,7 @@ def test_there_are_scenarios() -> None:
 def test_scenario(path: Path, request: pytest.FixtureRequest) -> None:
     text = path.read_text()
     outcome = run_text(text)
-    if request.config.getoption("--rewrite", default=False):
+    if request.config.getoption("--rewrite"):
         path.write_text(outcome)
         return
     assert outcome == text

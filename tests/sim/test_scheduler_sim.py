@@ -1,30 +1,37 @@
 """Whole life cycles of the core against model workers, with faults. A failure is its seed."""
 
+import hashlib
 import os
 import random
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from scheduler_svc.core.policies import POLICIES
-from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import (
-    Committed,
-    Config,
-    Event,
-    Finished,
-    Plan,
-    Reason,
-    Request,
-    RequestOver,
-    StepResult,
-    WorkerSpec,
+from scheduler_svc.core.commands import (
+    Cancel,
+    Command,
+    Configured,
+    Expire,
+    MakePlan,
+    StepDone,
+    Submit,
+    WorkerJoined,
+    WorkerLost,
 )
+from scheduler_svc.core.outcome import Finished, Outcome, RequestOver
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.types import Config, Reason, Request, StepResult, WorkerSpec
 from tests.fakes.model_worker import ModelWorker, expected_output
 
 VOCAB_SIZE = 50
+# By seed: how much was decided, and a digest of it.
+DECISIONS = Path(__file__).with_name("decisions.txt")
 
 
 @dataclass
@@ -35,7 +42,7 @@ class World:
     rng: random.Random = field(init=False)
     now_ns: int = 0
     outputs: dict[int, list[int]] = field(default_factory=dict)
-    explained: dict[int, list[int]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[int]] = field(default_factory=dict)
     endings: dict[int, Finished] = field(default_factory=dict)
     overs: dict[int, RequestOver] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
@@ -43,8 +50,11 @@ class World:
     trace: list[object] = field(default_factory=list)
     workers: dict[str, ModelWorker] = field(default_factory=dict)
     max_tokens_of: dict[int, int] = field(default_factory=dict)
-    bad_serials: set[int] = field(default_factory=set)
+    bad_sequence_ids: set[int] = field(default_factory=set)
+    unjudged: list[str] = field(default_factory=list)
     born: int = 0
+    # Workers that may need a plan.
+    concerned: set[str] = field(default_factory=set)
 
     tenants: tuple[str, ...] = ("a", "b", "b", "c")
 
@@ -66,9 +76,9 @@ class World:
             prefill_tokens_min=rng.choice([1, 8]),
             tenant_tokens_max=self.tenant_tokens,
         )
-        self.scheduler = Scheduler(
-            config, POLICIES[rng.choice(["fair", "fair", "fcfs", "fcfs", "priority", "static"])]
-        )
+        policy = rng.choice(["fair", "fair", "fcfs", "fcfs", "priority", "static"])
+        self.scheduler = Scheduler()
+        self.scheduler.apply(Configured(config=config, policy=policy), now_ns=0)
 
     def add_worker(self) -> None:
         self.born += 1
@@ -84,29 +94,34 @@ class World:
             vocab_size=VOCAB_SIZE,
         )
         worker = ModelWorker(
-            f"w{self.born}", spec, self.max_tokens_of, bad_serials=self.bad_serials
+            f"w{self.born}", spec, self.max_tokens_of, bad_sequence_ids=self.bad_sequence_ids
         )
         self.workers[worker.id] = worker
-        self.hear(self.scheduler.worker_joined(worker.id, spec, now_ns=self.now_ns))
+        self.apply(WorkerJoined(worker_id=worker.id, spec=spec))
 
     def kill_worker(self, worker_id: str) -> None:
         del self.workers[worker_id]
-        is_crash = self.rng.random() < 0.7
-        self.hear(
-            self.scheduler.worker_lost(
-                worker_id, now_ns=self.now_ns, is_crash=is_crash, reason="killed"
-            )
-        )
+        self.lose(worker_id, self.rng.choice([True, None, None, False]))
+
+    def lose(self, worker_id: str, is_crash: bool | None) -> None:
+        self.apply(WorkerLost(worker_id=worker_id, is_crash=is_crash, reason="killed"))
+        if is_crash is None:
+            self.unjudged.append(worker_id)
+
+    def judge_a_worker(self) -> None:
+        """What became of one whose connection broke."""
+        worker_id = self.unjudged.pop(self.rng.randrange(len(self.unjudged)))
+        self.lose(worker_id, self.rng.random() < 0.7)
 
     def submit(self) -> None:
         rng = self.rng
-        serial = sum(r.n for r in self.requests) + 1
+        sequence_id = sum(r.n for r in self.requests) + 1
         head = tuple(1 + i % 7 for i in range(self.shared)) if rng.random() < 0.7 else ()
         prompt = head + tuple(rng.randrange(1, VOCAB_SIZE) for _ in range(rng.randint(1, 30)))
         deadline = rng.randrange(100) < self.deadline_percent
         request = Request(
-            id=f"r{serial}",
-            serial=serial,
+            id=f"r{sequence_id}",
+            sequence_id=sequence_id,
             n=rng.choice([1, 1, 1, 2, 4]),
             prompt=prompt,
             max_tokens=rng.choice([1, 2, 7, 20, 40]) if len(prompt) < 40 else rng.randint(1, 9),
@@ -114,69 +129,75 @@ class World:
             deadline_ns=self.now_ns + rng.randint(1, 300) if deadline else None,
             tenant=rng.choice(self.tenants),
             priority=rng.choice([-3, 0, 0, 9]),
-            explain_from=rng.choice([None, None, 1]),
+            prompt_logprobs_from=rng.choice([None, None, 1]),
         )
         self.requests.append(request)
         for choice in range(request.n):
-            self.max_tokens_of[serial + choice] = request.max_tokens
+            self.max_tokens_of[sequence_id + choice] = request.max_tokens
             if rng.randrange(100) < self.bad_percent:
-                self.bad_serials.add(serial + choice)
-        self.hear(self.scheduler.submit(request, now_ns=self.now_ns))
+                self.bad_sequence_ids.add(sequence_id + choice)
+        self.apply(Submit(request=request))
 
     def cancel(self) -> None:
         request = self.rng.choice(self.requests)
         choice = self.rng.choice([None, self.rng.randrange(request.n)])
-        self.disturbed.add(request.serial)
-        self.hear(self.scheduler.cancel(request.serial, choice=choice, now_ns=self.now_ns))
+        self.disturbed.add(request.sequence_id)
+        self.apply(Cancel(sequence_id=request.sequence_id, choice=choice))
 
     def turn(self) -> None:
         """Plan for every worker, in the order they were born, then let some of them step."""
         self.now_ns += self.rng.randint(1, 10)
-        self.hear(self.scheduler.expire(now_ns=self.now_ns))
+        self.apply(Expire())
         for worker in self.workers.values():
-            while (plan := self.scheduler.plan(worker.id, now_ns=self.now_ns)) is not None:
-                self.see(plan)
+            while (plan := self.apply(MakePlan(worker_id=worker.id)).plan) is not None:
                 worker.send(plan)
-        self.scheduler.check()
+        self.scheduler.check_all()
         self.check_tenants()
         for worker in list(self.workers.values()):
             late = self.rng.randrange(100) < self.late_percent
             if (result := worker.step(sees_newer_plan=not late)) is not None:
-                self.listen(result, self.scheduler.commit(result, now_ns=self.now_ns))
-                self.scheduler.check()
+                self.listen(result, self.apply(StepDone(result=result)))
+                self.scheduler.check_all()
 
     def check_tenants(self) -> None:
         """Nobody has more running than the bound, unless it is one sequence alone."""
         bound = self.tenant_tokens
         running = [s for w in self.scheduler.workers.values() for s in w.running.values()]
         for tenant in self.tenants:
-            theirs = [s.tokens_max for s in running if s.life.request.tenant == tenant]
+            theirs = [s.tokens_max for s in running if s.live.request.tenant == tenant]
             assert bound is None or sum(theirs) <= bound or len(theirs) == 1
 
-    def see(self, plan: Plan) -> None:
-        self.trace.append(plan)
-
-    def listen(self, result: StepResult, committed: Committed) -> None:
-        self.trace.append(committed)
-        for slot, serial in committed.explained.items():
-            self.explained.setdefault(serial, []).extend(result.explained[slot])
-        rows = zip(committed.serials, committed.positions, committed.tokens, strict=True)
-        for serial, position, token in rows:
-            output = self.outputs.setdefault(serial, [])
-            assert position == len(output), "positions are contiguous"
-            assert serial not in self.endings, "nothing comes after the end"
-            output.append(token)
-        self.hear(committed.events)
-
-    def hear(self, events: list[Event]) -> None:
-        self.trace += events
-        for event in events:
+    def apply(self, command: Command) -> Outcome:
+        """Through the one door; the trace is what came of it."""
+        outcome = self.scheduler.apply(command, self.now_ns)
+        if isinstance(command, MakePlan):
+            assert outcome.plan is None or command.worker_id in self.concerned
+            self.concerned.discard(command.worker_id)
+        self.concerned |= set(outcome.workers)
+        self.trace += [item for item in (outcome.plan, outcome.tokens) if item is not None]
+        self.trace += outcome.events
+        for event in outcome.events:
             if isinstance(event, RequestOver):
-                assert event.serial not in self.overs
-                self.overs[event.serial] = event
+                assert event.sequence_id not in self.overs
+                self.overs[event.sequence_id] = event
             else:
-                assert event.serial not in self.endings, "exactly one terminal event"
-                self.endings[event.serial] = event
+                assert event.sequence_id not in self.endings, "exactly one terminal event"
+                self.endings[event.sequence_id] = event
+        return outcome
+
+    def listen(self, result: StepResult, outcome: Outcome) -> None:
+        """Write down what a step brought, each position after the one before."""
+        step = outcome.tokens
+        assert step is not None
+        for slot, sequence_id in step.prompt_logprobs.items():
+            self.prompt_logprobs.setdefault(sequence_id, []).extend(result.prompt_logprobs[slot])
+        ended = {e.sequence_id for e in outcome.events if isinstance(e, Finished)}
+        rows = zip(step.sequence_ids, step.positions, step.tokens, strict=True)
+        for sequence_id, position, token in rows:
+            output = self.outputs.setdefault(sequence_id, [])
+            assert position == len(output), "positions are contiguous"
+            assert sequence_id in ended or sequence_id not in self.endings, "nothing after the end"
+            output.append(token)
 
     def run(self, turns: int, requests: int) -> None:
         if self.rng.random() < 0.8:
@@ -190,6 +211,8 @@ class World:
                 self.cancel()
             if self.workers and self.rng.randrange(100) < self.crash_percent:
                 self.kill_worker(self.rng.choice(list(self.workers)))
+            if self.unjudged and self.rng.random() < 0.1:
+                self.judge_a_worker()
             missing = 0.2 if not self.workers else 0.01
             if len(self.workers) < 3 and self.rng.random() < missing:
                 self.add_worker()
@@ -199,6 +222,8 @@ class World:
         """No more faults: everything ends within a bounded number of turns."""
         if not self.workers:
             self.add_worker()
+        while self.unjudged:
+            self.judge_a_worker()
         for _ in range(20_000):
             if not self.scheduler.live_count:
                 break
@@ -209,31 +234,33 @@ class World:
 
     def judge(self) -> None:
         """Every request ended once, with the output it has alone in the world."""
-        self.scheduler.check()
+        self.scheduler.check_all()
         assert len(self.overs) == len(self.requests)
         for request in self.requests:
-            over = self.overs[request.serial]
-            assert over.preemptions <= request.n * self.scheduler.config.preemptions_max
+            over = self.overs[request.sequence_id]
+            assert over.num_preemptions <= request.n * self.scheduler.config.preemptions_max
             for choice in range(request.n):
                 self._judge_choice(request, over, choice)
             self._judge_prompt(request, over)
         assert all(not worker.rows for worker in self.workers.values())
 
     def _judge_choice(self, request: Request, over: RequestOver, choice: int) -> None:
-        serial = request.serial + choice
-        right, reason = expected_output(request.prompt, serial, request.max_tokens, VOCAB_SIZE)
+        sequence_id = request.sequence_id + choice
+        right, reason = expected_output(request.prompt, sequence_id, request.max_tokens, VOCAB_SIZE)
         output, ending = over.outputs[choice], over.endings[choice]
-        assert output == tuple(self.outputs.get(serial, ())) == right[: len(output)]
-        assert ending == self.endings[serial]
-        assert ending.output_tokens == len(output)
+        assert output == tuple(self.outputs.get(sequence_id, ())) == right[: len(output)]
+        assert ending == self.endings[sequence_id]
+        assert ending.num_output_tokens == len(output)
         if ending.reason is Reason.CANCELLED:
-            assert request.serial in self.disturbed
+            assert request.sequence_id in self.disturbed
         elif ending.reason is Reason.DEADLINE_EXCEEDED:
             assert request.deadline_ns is not None
         elif ending.error == "logits are not finite":
             # Without its explanation the prompt is of no use to the other choices.
-            is_shared = request.explain_from is not None and not any(over.outputs)
-            assert serial in self.bad_serials or (is_shared and request.serial in self.bad_serials)
+            is_shared = request.prompt_logprobs_from is not None and not any(over.outputs)
+            assert sequence_id in self.bad_sequence_ids or (
+                is_shared and request.sequence_id in self.bad_sequence_ids
+            )
         elif ending.reason is Reason.ERROR:
             assert "workers were lost" in ending.error or "the largest worker holds" in ending.error
         else:
@@ -241,10 +268,13 @@ class World:
 
     def _judge_prompt(self, request: Request, over: RequestOver) -> None:
         """Whatever happened: no position twice, none missing before a token."""
-        explained, end = self.explained.get(request.serial, []), len(request.prompt)
-        right = list(range(request.explain_from or end, end))
-        assert explained == right[: len(explained)]
-        assert explained == right or not any(over.outputs)
+        prompt_logprobs, end = (
+            self.prompt_logprobs.get(request.sequence_id, []),
+            len(request.prompt),
+        )
+        right = list(range(request.prompt_logprobs_from or end, end))
+        assert prompt_logprobs == right[: len(prompt_logprobs)]
+        assert prompt_logprobs == right or not any(over.outputs)
 
 
 def simulate(seed: int) -> World:
@@ -265,6 +295,34 @@ def test_every_seed_drains_with_the_right_outputs(seed: int) -> None:
 
 def test_same_seed_same_decisions() -> None:
     assert all(simulate(seed).trace == simulate(seed).trace for seed in range(10))
+
+
+def plain(value: Any) -> Any:
+    """Values without the names of their types and fields: a rename is no other decision."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return [(key, plain(item)) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if is_dataclass(value):
+        # The endings of a step stand behind it.
+        names = [item.name for item in fields(value) if item.name != "events"]
+        return [plain(getattr(value, name)) for name in names]
+    return value
+
+
+def test_decisions_are_those_written_down(request: pytest.FixtureRequest) -> None:
+    """Whoever changes a decision says so: `pytest tests/sim --rewrite`, and why in the commit."""
+    made = {}
+    for seed in range(30):
+        trace = simulate(seed).trace
+        digest = hashlib.sha256(repr(plain(trace)).encode()).hexdigest()[:16]
+        made[str(seed)] = f"{len(trace)} {digest}"
+    if request.config.getoption("--rewrite"):
+        DECISIONS.write_text("".join(f"{seed} {line}\n" for seed, line in made.items()))
+    written = dict(line.split(" ", 1) for line in DECISIONS.read_text().splitlines())
+    assert made == written
 
 
 def test_decisions_do_not_depend_on_the_hash_seed() -> None:

@@ -2,22 +2,23 @@
 
 import pickle
 
-from scheduler_svc.core.policies import POLICIES
-from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.core.types import (
-    Committed,
-    Config,
-    Event,
-    Finished,
-    Plan,
-    Reason,
-    Request,
-    RequestOver,
-    StepResult,
-    WorkerSpec,
+from scheduler_svc.core.commands import (
+    Cancel,
+    Command,
+    Configured,
+    Expire,
+    MakePlan,
+    StepDone,
+    Submit,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLost,
 )
-from scheduler_svc.core.worker import Worker
+from scheduler_svc.core.outcome import Event, Finished, Outcome, Plan, RequestOver, StepTokens
+from scheduler_svc.core.requests import Sequence
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.types import Config, Reason, Request, StepResult, WorkerSpec
+from scheduler_svc.core.workers import Worker
 from tests.fakes.model_worker import ModelWorker, expected_output
 
 TURNS_MAX = 10_000
@@ -65,22 +66,40 @@ class Cell:
             prefill_tokens_min=prefill_tokens,
             tenant_tokens_max=tenant_tokens,
         )
-        self.scheduler = Scheduler(config, POLICIES[policy])
+        self.scheduler = Scheduler()
         self.now_ns = 0
         self.workers: dict[str, ModelWorker] = {}
         self.requests: dict[int, Request] = {}
         self.max_tokens_of: dict[int, int] = {}
-        self.bad_serials: set[int] = set()
+        self.bad_sequence_ids: set[int] = set()
         self.outputs: dict[int, list[int]] = {}
-        # Prompt positions, by the request's serial.
-        self.explained: dict[int, list[int]] = {}
+        # Prompt positions, by the request's first id.
+        self.prompt_logprobs: dict[int, list[int]] = {}
         self.endings: dict[int, Finished] = {}
         self.overs: dict[int, RequestOver] = {}
-        self.serial_next = 1
+        self.next_sequence_id = 1
+        # Workers that may need a plan.
+        self.concerned: set[str] = set()
+        self.apply(Configured(config=config, policy=policy))
         for number, worker_spec in enumerate(specs, start=1):
             self.join(f"w{number}", worker_spec)
 
     # Commands
+
+    def apply(self, command: Command) -> Outcome:
+        """Through the one door; what it says is written down, and every invariant checked."""
+        outcome = self.scheduler.apply(command, self.now_ns)
+        self.scheduler.check_all()
+        self.hear(outcome.events)
+        self.see(command, outcome)
+        return outcome
+
+    def see(self, command: Command, outcome: Outcome) -> None:
+        """A plan comes only to a worker that was named since it last got none."""
+        if isinstance(command, MakePlan):
+            assert outcome.plan is None or command.worker_id in self.concerned
+            self.concerned.discard(command.worker_id)
+        self.concerned |= set(outcome.workers)
 
     def join(self, worker_id: str, worker_spec: WorkerSpec) -> None:
         """A worker with an empty batch."""
@@ -89,18 +108,18 @@ class Cell:
             worker_spec,
             self.max_tokens_of,
             stop_every=0,
-            bad_serials=self.bad_serials,
+            bad_sequence_ids=self.bad_sequence_ids,
         )
-        self.hear(self.scheduler.worker_joined(worker_id, worker_spec, now_ns=self.now_ns))
+        self.apply(WorkerJoined(worker_id=worker_id, spec=worker_spec))
 
-    def kill(self, worker_id: str, *, is_crash: bool = True) -> None:
-        """The worker is gone, with everything in flight."""
+    def kill(self, worker_id: str, *, is_crash: bool | None = True) -> None:
+        """The worker is gone, with everything in flight. None: its connection, for all we know."""
         del self.workers[worker_id]
-        self.hear(
-            self.scheduler.worker_lost(
-                worker_id, now_ns=self.now_ns, is_crash=is_crash, reason="killed"
-            )
-        )
+        self.verdict(worker_id, is_crash=is_crash)
+
+    def verdict(self, worker_id: str, *, is_crash: bool | None) -> None:
+        """What became of the process of a lost worker."""
+        self.apply(WorkerLost(worker_id=worker_id, is_crash=is_crash, reason="killed"))
 
     def submit(
         self,
@@ -113,16 +132,16 @@ class Cell:
         priority: int = 0,
         deadline_ns: int | None = None,
         outputs: tuple[tuple[int, ...] | None, ...] = (),
-        explain_from: int | None = None,
+        prompt_logprobs_from: int | None = None,
     ) -> int:
-        """A request with that prompt, or with a prompt of its own of that length; its serial."""
-        serial = self.serial_next
-        self.serial_next += n
+        """A request with that prompt, or with a prompt of its own of that length; its id."""
+        sequence_id = self.next_sequence_id
+        self.next_sequence_id += n
         if isinstance(prompt, int):
-            prompt = tuple(1 + (serial * 101 + i) % 997 for i in range(prompt))
+            prompt = tuple(1 + (sequence_id * 101 + i) % 997 for i in range(prompt))
         request = Request(
-            id=f"r{serial}",
-            serial=serial,
+            id=f"r{sequence_id}",
+            sequence_id=sequence_id,
             n=n,
             prompt=prompt,
             max_tokens=max_tokens,
@@ -132,34 +151,34 @@ class Cell:
             tenant_tokens_max=tenant_tokens,
             priority=priority,
             outputs=outputs,
-            explain_from=explain_from,
+            prompt_logprobs_from=prompt_logprobs_from,
         )
-        self.requests[serial] = request
+        self.requests[sequence_id] = request
         for choice in range(n):
-            self.max_tokens_of[serial + choice] = max_tokens
+            self.max_tokens_of[sequence_id + choice] = max_tokens
             known = outputs[choice] if outputs else ()
-            self.outputs[serial + choice] = list(known or ())
-        self.hear(self.scheduler.submit(request, now_ns=self.now_ns))
-        return serial
+            self.outputs[sequence_id + choice] = list(known or ())
+        self.apply(Submit(request=request))
+        return sequence_id
 
-    def cancel(self, serial: int, choice: int | None = None) -> list[Event]:
+    def cancel(self, sequence_id: int, choice: int | None = None) -> tuple[Event, ...]:
         """Cancel, and say what the core said."""
-        events = self.scheduler.cancel(serial, choice=choice, now_ns=self.now_ns)
-        self.hear(events)
-        return events
+        return self.apply(Cancel(sequence_id=sequence_id, choice=choice)).events
 
-    def expire(self) -> list[Event]:
+    def expire(self) -> tuple[Event, ...]:
         """Expire, and say what the core said."""
-        events = self.scheduler.expire(now_ns=self.now_ns)
-        self.hear(events)
-        return events
+        return self.apply(Expire()).events
+
+    def drain(self, worker_id: str) -> bool:
+        """Give it nothing new; whether nothing of it is left."""
+        self.apply(WorkerDraining(worker_id=worker_id))
+        return self.scheduler.is_drained(worker_id)
 
     def plan(self, worker_id: str = "w1") -> Plan | None:
         """One plan, sent to the worker."""
-        plan = self.scheduler.plan(worker_id, now_ns=self.now_ns)
+        plan = self.apply(MakePlan(worker_id=worker_id)).plan
         if plan is not None:
             self.workers[worker_id].send(plan)
-        self.scheduler.check()
         return plan
 
     def must_plan(self, worker_id: str = "w1") -> Plan:
@@ -174,21 +193,25 @@ class Cell:
         assert result is not None
         return result
 
-    def commit(self, result: StepResult) -> Committed:
+    def commit(self, result: StepResult) -> StepTokens:
         """Commit a result and write down what it means."""
-        committed = self.scheduler.commit(result, now_ns=self.now_ns)
-        self.scheduler.check()
-        rows = zip(committed.serials, committed.positions, committed.tokens, strict=True)
-        for serial, position, token in rows:
-            assert position == len(self.outputs[serial]), "positions are contiguous"
-            assert serial not in self.endings, "nothing comes after the end"
-            self.outputs[serial].append(token)
-        for slot, serial in committed.explained.items():
-            self.explained.setdefault(serial, []).extend(result.explained[slot])
-        self.hear(committed.events)
-        return committed
+        command = StepDone(result=result)
+        outcome = self.scheduler.apply(command, self.now_ns)
+        self.see(command, outcome)
+        step = outcome.tokens
+        assert step is not None
+        for sequence_id, position, token in zip(
+            step.sequence_ids, step.positions, step.tokens, strict=True
+        ):
+            assert position == len(self.outputs[sequence_id]), "positions are contiguous"
+            assert sequence_id not in self.endings, "nothing comes after the end"
+            self.outputs[sequence_id].append(token)
+        for slot, sequence_id in step.prompt_logprobs.items():
+            self.prompt_logprobs.setdefault(sequence_id, []).extend(result.prompt_logprobs[slot])
+        self.hear(outcome.events)
+        return step
 
-    def step(self, worker_id: str = "w1") -> Committed:
+    def step(self, worker_id: str = "w1") -> StepTokens:
         """One step of the worker, committed."""
         return self.commit(self.compute(worker_id))
 
@@ -220,45 +243,50 @@ class Cell:
         self.judge()
         return plans
 
-    def hear(self, events: list[Event]) -> None:
+    def hear(self, events: tuple[Event, ...]) -> None:
         """Exactly one terminal event per choice and per request."""
-        self.scheduler.check()
+        self.scheduler.check_all()
         for event in events:
             if isinstance(event, RequestOver):
-                assert event.serial not in self.overs
-                self.overs[event.serial] = event
+                assert event.sequence_id not in self.overs
+                self.overs[event.sequence_id] = event
             else:
-                assert event.serial not in self.endings
-                self.endings[event.serial] = event
+                assert event.sequence_id not in self.endings
+                self.endings[event.sequence_id] = event
 
     def judge(self) -> None:
         """What ended by itself is exactly what it would be alone in the world; nothing leaks."""
         for request in self.requests.values():
-            for serial in range(request.serial, request.serial + request.n):
-                if serial in self.endings:
-                    self._judge_choice(request, serial)
+            for sequence_id in range(request.sequence_id, request.sequence_id + request.n):
+                if sequence_id in self.endings:
+                    self._judge_choice(request, sequence_id)
             self._judge_prompt(request)
         for worker in self.workers.values():
             assert not worker.rows
         for mirror in self.scheduler.workers.values():
-            assert mirror.pool.free_count == mirror.pool.block_count
+            assert mirror.kv.free_count == mirror.kv.block_count
 
-    def _judge_choice(self, request: Request, serial: int) -> None:
+    def _judge_choice(self, request: Request, sequence_id: int) -> None:
         vocab_size = next(iter(self.workers.values())).spec.vocab_size
-        right, reason = expected_output(request.prompt, serial, request.max_tokens, vocab_size, 0)
-        output, ending = tuple(self.outputs[serial]), self.endings[serial]
+        right, reason = expected_output(
+            request.prompt, sequence_id, request.max_tokens, vocab_size, 0
+        )
+        output, ending = tuple(self.outputs[sequence_id]), self.endings[sequence_id]
         assert output == right[: len(output)]
         if ending.reason in (Reason.LENGTH, Reason.STOP):
             assert (output, ending.reason) == (right, reason)
-            assert ending.output_tokens == len(output)
+            assert ending.num_output_tokens == len(output)
 
     def _judge_prompt(self, request: Request) -> None:
         """No position twice, none missing before a token."""
-        explained, end = self.explained.get(request.serial, []), len(request.prompt)
-        right = list(range(request.explain_from or end, end))
-        assert explained == right[: len(explained)]
-        if any(self.outputs[request.serial + choice] for choice in range(request.n)):
-            assert explained == right
+        prompt_logprobs, end = (
+            self.prompt_logprobs.get(request.sequence_id, []),
+            len(request.prompt),
+        )
+        right = list(range(request.prompt_logprobs_from or end, end))
+        assert prompt_logprobs == right[: len(prompt_logprobs)]
+        if any(self.outputs[request.sequence_id + choice] for choice in range(request.n)):
+            assert prompt_logprobs == right
 
     # Questions
 
@@ -266,21 +294,23 @@ class Cell:
         """The core's picture of a worker."""
         return self.scheduler.workers[worker_id]
 
-    def sequence(self, serial: int, worker_id: str = "w1") -> Sequence:
+    def sequence(self, sequence_id: int, worker_id: str = "w1") -> Sequence:
         """A sequence in that worker's batch."""
-        return next(s for s in self.worker(worker_id).running.values() if s.serial == serial)
+        return next(
+            s for s in self.worker(worker_id).running.values() if s.sequence_id == sequence_id
+        )
 
     def running(self, worker_id: str = "w1") -> list[int]:
         """Serials in the batch."""
-        return sorted(s.serial for s in self.worker(worker_id).running.values())
+        return sorted(s.sequence_id for s in self.worker(worker_id).running.values())
 
     def waiting(self) -> list[int]:
         """Serials in the queue, in its order."""
-        return [s.serial for s in self.scheduler.waiting]
+        return [s.sequence_id for s in self.scheduler.waiting]
 
-    def reason(self, serial: int) -> Reason:
+    def reason(self, sequence_id: int) -> Reason:
         """How a choice ended."""
-        return self.endings[serial].reason
+        return self.endings[sequence_id].reason
 
     def snapshot(self) -> bytes:
         """Everything the core knows, for equality."""

@@ -15,6 +15,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ import grpc
 from kaiten.async_client import AsyncClient
 from kaiten.errors import UnavailableError
 from kaiten.mini import CHECKPOINT
+from kaiten.ports import HeldPort
 from ledger import Follower, Ledger, LedgerLimits
 from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
 from protos.kaiten.v1.ledger_pb2 import SubmitRecord
@@ -34,7 +36,7 @@ from protos.kaiten.v1.worker_service_pb2 import RowSampling
 from tests.fakes.mock_worker import mock_token_ids
 from tests.support.answers import WAIT_S, Answer, until
 from tests.support.processes import MOCK_WORKER, SCHEDULER, ServiceProcess
-from tests.support.store_server import StoreServer, free_port
+from tests.support.store_server import StoreServer
 
 LEASE_TTL_S = 2.0
 Flags = Mapping[str, object]
@@ -70,6 +72,7 @@ class Cluster:
         schedulers: int = 1,
         workers: int = 1,
         scheduler_flags: Flags | None = None,
+        scheduler_module: str = SCHEDULER,
         worker_flags: Flags | None = None,
         limits: LedgerLimits | None = None,
         is_started: bool = True,
@@ -84,14 +87,19 @@ class Cluster:
         self.workers: list[ServiceProcess] = []
         self.others: list[ServiceProcess] = []
         self.answers: list[Answer] = []
-        self.scheduler_addresses = [f"127.0.0.1:{free_port()}" for _ in range(schedulers)]
+        self._held = ExitStack()
+        self.scheduler_addresses = [self.hold_port().address for _ in range(schedulers)]
         self._limits = limits or LedgerLimits()
         self._ids = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
         for _ in range(schedulers):
-            self.add_scheduler(scheduler_flags or {})
+            self.add_scheduler(scheduler_flags or {}, scheduler_module)
         for _ in range(workers):
             self.add_worker(worker_flags or {})
+
+    def hold_port(self) -> HeldPort:
+        """For one of the processes, for as long as the cluster stands."""
+        return self._held.enter_context(HeldPort())
 
     # Parts; added ones are started by the caller
 
@@ -101,11 +109,11 @@ class Cluster:
         self.others.append(process)
         return process
 
-    def add_scheduler(self, flags: Flags) -> ServiceProcess:
+    def add_scheduler(self, flags: Flags, module: str = SCHEDULER) -> ServiceProcess:
         index = len(self.schedulers)
         port = self.scheduler_addresses[index].rpartition(":")[2]
         flags = {"redis_url": self.store.url, "grpc_port": port, **SCHEDULER_FLAGS, **flags}
-        self.schedulers.append(self._process(f"scheduler-{index}", SCHEDULER, flags))
+        self.schedulers.append(self._process(f"scheduler-{index}", module, flags))
         return self.schedulers[-1]
 
     def add_worker(self, flags: Flags, module: str = MOCK_WORKER) -> ServiceProcess:
@@ -184,8 +192,9 @@ class Cluster:
         await self._disconnect()
         for process in self.processes:
             process.kill()
-        self.store.kill()
+        self.store.close()
         shutil.rmtree(self.store.folder, ignore_errors=True)
+        self._held.close()
 
     def keep_alive(self, process: ServiceProcess) -> None:
         """Restart it whenever it ends, as a supervisor would."""

@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from redis.asyncio import Redis
+
 from ledger import Leader, Ledger, pieces_of
 from protos.kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
 from protos.kaiten.v1.ledger_pb2 import (
@@ -27,6 +29,19 @@ def stopped(serial: int, output_tokens: int) -> SequenceFinished:
     return SequenceFinished(
         serial=serial, reason=FinishReason.FINISH_REASON_STOP, output_tokens=output_tokens
     )
+
+
+async def outlive_results(redis_url: str, cell: str) -> None:
+    """As if everything that is kept for a time had been kept for it."""
+    async with Redis.from_url(redis_url) as store:
+        keys = [key async for key in store.scan_iter(f"kaiten:{{{cell}}}:*", count=1000)]
+        expiring = [key for key in keys if await store.ttl(key) > 0]
+        assert expiring, "nothing of this cell would ever expire"
+        for key in expiring:
+            await store.pexpire(key, 1)
+        async with asyncio.timeout(60):
+            while await store.exists(*expiring):  # noqa: ASYNC110 - the store's own doing
+                await asyncio.sleep(0.002)
 
 
 async def eventually(is_met: Callable[[], bool], *, timeout_s: float = 60.0) -> None:

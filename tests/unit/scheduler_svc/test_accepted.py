@@ -1,5 +1,7 @@
 """What is folded when: every token once, one fold late, and nothing of what has ended."""
 
+import pytest
+
 from ledger import InboxEntry
 from protos.kaiten.v1.common_pb2 import TokenLogprobs
 from protos.kaiten.v1.ledger_pb2 import FoldedTokens, SubmitRecord
@@ -61,7 +63,6 @@ def test_what_has_ended_is_not_folded() -> None:
     assert folded(requests) == {}
     requests.remove(4)
     assert folded(requests) == {1: [1]}
-    assert len(requests) == 1
     assert 4 not in requests
 
 
@@ -72,3 +73,14 @@ def test_a_choice_finds_its_sampling_by_its_own_serial() -> None:
     sampling = requests.sampling(6)
     assert (sampling.seed, sampling.choice) == (5, 2)
     assert requests.sampling(1).choice == 0
+
+
+@pytest.mark.parametrize("serial", [0, 3, 7])
+def test_a_serial_of_nobody_is_an_error(serial: int) -> None:
+    """Not a search that never ends."""
+    requests = AcceptedRequests()
+    requests.add(accepted(4, n=3))
+    with pytest.raises(KeyError):
+        requests.traceparent(serial)
+    requests.remove(5)
+    assert 4 not in requests

@@ -1,9 +1,12 @@
 """Continuous batching: who is in the batch, how far everybody gets, how long a plan holds."""
 
+import random
+
 import pytest
 
-from scheduler_svc.core.policies import PRIORITY_WORTH_NS
-from scheduler_svc.core.types import Plan, Reason
+from scheduler_svc.core.outcome import Plan
+from scheduler_svc.core.policy.order import PRIORITY_WORTH_NS
+from scheduler_svc.core.types import Reason
 from tests.support.cell import Cell, spec
 
 
@@ -20,7 +23,7 @@ def test_a_finished_seat_is_taken_at_once_the_textbook_example() -> None:
     # The first one's last token is in flight: its seat and blocks went to the fifth before it came.
     assert len(cell.outputs[1]) in (8, 9, 10)
     cell.finish()
-    assert [cell.endings[serial].output_tokens for serial in (1, 2, 3, 4, 5)] == [
+    assert [cell.endings[sequence_id].num_output_tokens for sequence_id in (1, 2, 3, 4, 5)] == [
         10,
         20,
         50,
@@ -48,7 +51,7 @@ def test_a_departed_row_keeps_its_blocks_while_nobody_asks() -> None:
     cell.finish()
     again = cell.submit(prompt, 1)
     cell.finish()
-    assert cell.overs[again].cached_tokens == 8
+    assert cell.overs[again].num_cached_tokens == 8
 
 
 def test_growth_takes_blocks_of_the_departed_before_it_preempts() -> None:
@@ -72,11 +75,11 @@ def test_nothing_to_do_is_no_plan() -> None:
 
 def test_a_prompt_and_its_first_token_take_one_step() -> None:
     cell = Cell(spec())
-    serial = cell.submit(3, 1)
+    sequence_id = cell.submit(3, 1)
     plan = cell.must_plan()
     assert (plan.chunks, plan.chunk_tokens, plan.decode_rows) == (((0, 3),), 3, 0)
-    assert cell.step().serials == [serial]
-    assert cell.reason(serial) is Reason.LENGTH
+    assert cell.step().sequence_ids == [sequence_id]
+    assert cell.reason(sequence_id) is Reason.LENGTH
 
 
 # Leases
@@ -108,32 +111,75 @@ def test_the_lease_is_renewed_at_half_and_not_before() -> None:
     assert steps == 4
 
 
-def test_the_lease_is_one_while_somebody_waits() -> None:
+def test_the_lease_is_long_while_nobody_who_waits_could_start() -> None:
     cell = Cell(spec(slots=1), lease=8)
+    cell.submit(3, 60)
     cell.submit(3, 30)
-    cell.submit(3, 30)
-    plans = cell.turns(10)
-    assert {plan.lease_steps for plan in plans} == {1}
-    assert len(plans) >= 10
+    plans = cell.turns(40)
+    assert max(plan.lease_steps for plan in plans) == 8
+    assert len(plans) <= 16
+    cell.finish()
+
+
+def test_the_last_plans_before_an_end_are_of_one_step_while_somebody_waits() -> None:
+    cell = Cell(spec(slots=1), lease=8, in_flight=2)
+    first, second = cell.submit(3, 30), cell.submit(3, 30)
+    plans: list[Plan] = []
+    while not plans or plans[-1].admitted != (second,):
+        if (plan := cell.plan()) is not None:
+            plans.append(plan)
+        else:
+            cell.step()
+    assert [plan.lease_steps for plan in plans[-3:-1]] == [1, 1]
+    assert first not in cell.endings, "its last token is in flight"
+    cell.finish()
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_slots_are_refilled_as_soon_under_long_leases_as_under_single_steps(
+    seed: int, in_flight: int
+) -> None:
+    steps, plans = {}, {}
+    for lease in (1, 8):
+        rng = random.Random(seed)
+        cell = Cell(spec(slots=4), lease=lease, in_flight=in_flight)
+        for _ in range(30):
+            cell.submit(3, rng.randint(2, 60))
+        plans[lease] = len(cell.finish())
+        steps[lease] = cell.workers["w1"].steps_total
+    assert steps[8] == steps[1]
+    assert plans[8] < 0.75 * plans[1]
+
+
+def test_one_that_could_start_ends_a_long_lease_at_the_next_step() -> None:
+    """A slot is free, and only blocks were missing: a cancel brings them."""
+    cell = Cell(spec(slots=4, blocks=24), lease=8)
+    first, second = cell.submit(40, 20), cell.submit(30, 20)
+    cell.turns(2)
+    third = cell.submit(40, 3)
+    cell.turns(3)
+    assert (cell.running(), cell.waiting()) == ([first, second], [third])
+    cell.cancel(first)
+    assert cell.must_plan().admitted == (third,)
     cell.finish()
 
 
 def test_the_lease_is_one_while_a_prompt_is_in_chunks() -> None:
-    cell = Cell(spec(slots=2, step_tokens=6), lease=8)
-    cell.submit(3, 30)
-    cell.submit(20, 3)
-    plans = [cell.must_plan(), cell.must_plan()]
-    assert [plan.lease_steps for plan in plans] == [1, 1]
+    cell = Cell(spec(slots=2, step_tokens=6), lease=8, in_flight=1)
+    cell.submit(20, 30)
+    while not cell.outputs[1]:
+        assert cell.must_plan().lease_steps == (1 if cell.sequence(1).gap > 1 else 8)
+        cell.step()
     cell.finish()
 
 
-def test_the_lease_is_one_when_the_pool_could_not_carry_more() -> None:
+def test_the_lease_is_as_long_as_the_pool_can_carry() -> None:
     cell = Cell(spec(block_size=1, blocks=8, slots=2), lease=8)
     cell.submit(2, 4)
     cell.submit(2, 4)
-    plan = cell.must_plan()
-    assert plan.lease_steps == 1
-    assert cell.worker().pool.free_count >= 0
+    assert cell.must_plan().lease_steps == 2
+    assert cell.worker().kv.free_count == 2
     cell.finish()
 
 
@@ -160,7 +206,7 @@ def test_no_block_is_granted_beyond_the_longest_a_sequence_can_become() -> None:
     cell = Cell(spec(block_size=1, blocks=7), lease=8)
     cell.submit(3, 5)  # seven places: the last token's KV is never needed
     cell.turn()
-    assert cell.worker().pool.free_count == 0
+    assert cell.worker().kv.free_count == 0
     cell.finish()
 
 
@@ -224,12 +270,14 @@ def test_the_two_sided_guarantee() -> None:
     decodes = [cell.submit(2, 60) for _ in range(6)]
     cell.turns(10)
     long = cell.submit(200, 2)
-    before = {serial: len(cell.outputs[serial]) for serial in decodes}
+    before = {sequence_id: len(cell.outputs[sequence_id]) for sequence_id in decodes}
     plans = [plan for plan in cell.turns(12) if plan.chunks]
     prefilling = [plan for plan in plans if long in cell.running()]
     assert len(prefilling) >= 10
     assert all(plan.chunk_tokens >= 12 and plan.decode_rows == 6 for plan in prefilling)
-    assert all(len(cell.outputs[serial]) - before[serial] >= 11 for serial in decodes)
+    assert all(
+        len(cell.outputs[sequence_id]) - before[sequence_id] >= 11 for sequence_id in decodes
+    )
     cell.finish()
 
 
@@ -353,11 +401,11 @@ def test_a_draining_worker_gets_nothing_new() -> None:
     cell = Cell(spec())
     first = cell.submit(3, 5)
     cell.turn()
-    assert cell.scheduler.worker_draining("w1") is False
+    assert cell.drain("w1") is False
     second = cell.submit(3, 5)
     while first not in cell.endings:
         cell.turn()
-    assert cell.scheduler.worker_draining("w1") is True
+    assert cell.drain("w1") is True
     assert cell.waiting() == [second]
     cell.join("w2", spec())
     cell.finish()

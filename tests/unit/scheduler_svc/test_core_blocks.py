@@ -2,8 +2,15 @@
 
 import pytest
 
-from scheduler_svc.core import sequence as sequence_module
-from scheduler_svc.core.blocks import BlockPool, blocks_for, chain_hash, root_hash
+from scheduler_svc.core import kv as kv_module
+from scheduler_svc.core.kv import (
+    BlockKey,
+    BlockPool,
+    block_keys,
+    blocks_for,
+    chain_hash,
+    root_hash,
+)
 from tests.support.cell import Cell, spec
 
 
@@ -46,69 +53,65 @@ def test_a_pool_hands_out_each_block_once() -> None:
     assert pool.free_count == 0
     with pytest.raises(AssertionError, match="1 blocks taken, 0 free"):
         pool.take(1)
-    pool.give_back(first)
+    pool.free(first)
     assert pool.free_count == 4
-    pool.check()
+    pool.check([second])
 
 
 def test_what_is_not_held_cannot_be_given_back() -> None:
     pool = BlockPool(block_count=2, block_size=4)
     with pytest.raises(AssertionError, match="given back but not held"):
-        pool.give_back([0])
+        pool.free([0])
 
 
 def test_a_shared_block_is_free_when_its_last_holder_is_gone() -> None:
     pool = BlockPool(block_count=2, block_size=4)
     blocks = pool.take(1)
     pool.hold(blocks)
-    pool.give_back(blocks)
+    pool.free(blocks)
     assert pool.free_count == 1
-    pool.give_back(blocks)
+    pool.free(blocks)
     assert pool.free_count == 2
 
 
-def chain(tokens: tuple[int, ...], size: int, tenant: str = "") -> list[bytes]:
-    hashes, parent = [], root_hash("model", tenant)
-    for start in range(0, len(tokens), size):
-        parent = chain_hash(parent, tokens[start : start + size])
-        hashes.append(parent)
-    return hashes
+def keys(tokens: tuple[int, ...], size: int) -> list[BlockKey]:
+    return block_keys(root_hash("model", ""), tokens, size)
 
 
 def remembered(pool: BlockPool, tokens: tuple[int, ...]) -> list[int]:
     """Blocks that hold and remember `tokens`."""
     size = pool.block_size
     blocks = pool.take(len(tokens) // size)
-    for index, (block, digest) in enumerate(zip(blocks, chain(tokens, size), strict=True)):
-        pool.remember(block, digest, tokens[index * size : (index + 1) * size])
+    for block, key in zip(blocks, keys(tokens, size), strict=True):
+        pool.cache(block, key)
     return blocks
 
 
 def test_a_freed_prefix_is_found_and_claimed_again() -> None:
     pool, tokens = BlockPool(block_count=4, block_size=2), (1, 2, 3, 4)
     blocks = remembered(pool, tokens)
-    pool.give_back(blocks)
-    found = pool.find(chain(tokens, 2), tokens)
+    pool.free(blocks)
+    found = pool.find(keys(tokens, 2))
     assert found == blocks
     assert pool.free_among(found) == 2
     pool.hold(found)
     assert (pool.free_count, pool.free_among(found)) == (2, 0)
-    pool.check()
+    pool.check([found])
 
 
 def test_the_longest_prefix_is_found_and_no_more() -> None:
     pool = BlockPool(block_count=4, block_size=2)
     blocks = remembered(pool, (1, 2, 3, 4))
     other = (1, 2, 9, 9)
-    assert pool.find(chain(other, 2), other) == blocks[:1]
+    assert pool.find(keys(other, 2)) == blocks[:1]
 
 
 def test_a_block_taken_anew_forgets_its_prefix() -> None:
     pool, tokens = BlockPool(block_count=1, block_size=2), (1, 2)
-    pool.give_back(remembered(pool, tokens))
-    pool.take(1)
-    assert pool.find(chain(tokens, 2), tokens) == []
-    pool.check()
+    pool.free(remembered(pool, tokens))
+    taken = pool.take(1)
+    assert pool.find(keys(tokens, 2)) == []
+    pool.check([taken])
 
 
 def test_blocks_without_a_prefix_are_reused_first_then_the_least_recently_freed() -> None:
@@ -116,9 +119,9 @@ def test_blocks_without_a_prefix_are_reused_first_then_the_least_recently_freed(
     (old,) = remembered(pool, (1,))
     (young,) = remembered(pool, (2,))
     plain = pool.take(2)
-    pool.give_back([old])
-    pool.give_back(plain)
-    pool.give_back([young])
+    pool.free([old])
+    pool.free(plain)
+    pool.free([young])
     taken = pool.take(4)
     assert sorted(taken[:2]) == sorted(plain)
     assert taken[2:] == [old, young]
@@ -127,39 +130,40 @@ def test_blocks_without_a_prefix_are_reused_first_then_the_least_recently_freed(
 def test_the_tail_of_a_prefix_is_forgotten_before_its_head() -> None:
     pool, tokens = BlockPool(block_count=3, block_size=1), (1, 2, 3)
     blocks = remembered(pool, tokens)
-    pool.give_back(blocks)
+    pool.free(blocks)
     pool.take(1)
-    assert pool.find(chain(tokens, 1), tokens) == blocks[:2]
+    assert pool.find(keys(tokens, 1)) == blocks[:2]
 
 
 def test_the_first_block_to_remember_a_prefix_stays_the_one_that_is_found() -> None:
     pool, tokens = BlockPool(block_count=3, block_size=2), (1, 2)
     first, second = remembered(pool, tokens), remembered(pool, tokens)
-    assert pool.find(chain(tokens, 2), tokens) == first
-    pool.give_back(second)
-    pool.check()
+    assert pool.find(keys(tokens, 2)) == first
+    pool.free(second)
+    pool.check([first])
 
 
-def test_only_a_full_held_block_is_remembered() -> None:
+def test_only_a_held_block_is_remembered() -> None:
     pool = BlockPool(block_count=2, block_size=2)
-    with pytest.raises(AssertionError):
-        pool.remember(0, b"x", (1, 2))
-    (block,) = pool.take(1)
-    with pytest.raises(AssertionError):
-        pool.remember(block, b"x", (1,))
+    with pytest.raises(AssertionError, match="cached but not held"):
+        pool.cache(0, keys((1, 2), 2)[0])
+
+
+def test_only_full_blocks_have_keys() -> None:
+    assert [len(keys((1, 2, 3)[:count], 2)) for count in range(4)] == [0, 0, 1, 1]
 
 
 def test_check_finds_a_block_that_is_neither_free_nor_held() -> None:
     pool = BlockPool(block_count=2, block_size=2)
     pool._free.popitem()
     with pytest.raises(AssertionError):
-        pool.check()
+        pool.check([])
 
 
 def test_hash_chains_start_from_model_and_tenant() -> None:
     roots = {root_hash("m", "a"), root_hash("m", "b"), root_hash("n", "a"), root_hash("n", "b")}
     assert len(roots) == 4
-    assert chain_hash(b"x", (1, 2)) != chain_hash(b"y", (1, 2)) != chain_hash(b"y", (2, 1))
+    assert chain_hash(b"x", b"12") != chain_hash(b"y", b"12") != chain_hash(b"y", b"21")
 
 
 # Prefixes in use: every output below is checked against the undisturbed one, and the model worker
@@ -174,8 +178,8 @@ def test_a_second_request_starts_from_the_blocks_of_the_first() -> None:
     cell.finish()
     second = cell.submit(PROMPT)
     cell.finish()
-    assert cell.overs[first].cached_tokens == 0
-    assert cell.overs[second].cached_tokens == 12
+    assert cell.overs[first].num_cached_tokens == 0
+    assert cell.overs[second].num_cached_tokens == 12
 
 
 @pytest.mark.parametrize(("length", "hit"), [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8)])
@@ -185,7 +189,7 @@ def test_one_token_is_always_left_to_compute(length: int, hit: int) -> None:
     cell.finish()
     again = cell.submit(PROMPT[:length])
     cell.finish()
-    assert cell.overs[again].cached_tokens == hit
+    assert cell.overs[again].num_cached_tokens == hit
 
 
 def test_output_is_found_as_a_prefix_too() -> None:
@@ -194,7 +198,7 @@ def test_output_is_found_as_a_prefix_too() -> None:
     cell.finish()
     second = cell.submit((1, 2, 3, *cell.outputs[first]))
     cell.finish()
-    assert cell.overs[second].cached_tokens == 12
+    assert cell.overs[second].num_cached_tokens == 12
 
 
 def test_tenants_never_share_and_a_tenant_shares_with_itself() -> None:
@@ -203,19 +207,19 @@ def test_tenants_never_share_and_a_tenant_shares_with_itself() -> None:
     cell.finish()
     stranger, same = cell.submit(PROMPT, tenant="b"), cell.submit(PROMPT, tenant="a")
     cell.finish()
-    assert cell.overs[stranger].cached_tokens == 0
-    assert cell.overs[same].cached_tokens == 12
+    assert cell.overs[stranger].num_cached_tokens == 0
+    assert cell.overs[same].num_cached_tokens == 12
 
 
 def test_a_hash_collision_is_detected_by_comparing_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequence_module, "chain_hash", lambda parent, tokens: b"always the same")
+    monkeypatch.setattr(kv_module, "chain_hash", lambda parent, content: b"always the same")
     cell = Cell(spec(block_size=4))
     cell.submit((1, 2, 3, 4, 5))
     cell.finish()
     collides, hits = cell.submit((6, 7, 8, 9, 5)), cell.submit((1, 2, 3, 4, 6))
     cell.finish()
-    assert cell.overs[collides].cached_tokens == 0
-    assert cell.overs[hits].cached_tokens == 4
+    assert cell.overs[collides].num_cached_tokens == 0
+    assert cell.overs[hits].num_cached_tokens == 4
 
 
 def test_a_cached_prefix_survives_until_its_blocks_are_needed() -> None:
@@ -226,7 +230,7 @@ def test_a_cached_prefix_survives_until_its_blocks_are_needed() -> None:
     cell.finish()
     again = cell.submit(PROMPT, 1)
     cell.finish()
-    assert cell.overs[again].cached_tokens < 12
+    assert cell.overs[again].num_cached_tokens < 12
 
 
 def test_a_hit_on_free_blocks_is_not_counted_twice() -> None:
@@ -236,7 +240,7 @@ def test_a_hit_on_free_blocks_is_not_counted_twice() -> None:
     cell.finish()
     again = cell.submit(PROMPT, 4)
     cell.finish()
-    assert cell.overs[again].cached_tokens == 12
+    assert cell.overs[again].num_cached_tokens == 12
 
 
 def test_shared_blocks_cost_nothing_to_share() -> None:
@@ -257,7 +261,7 @@ def test_a_block_is_remembered_only_when_its_step_is_committed() -> None:
     cell.compute()  # never committed
     second = cell.submit(PROMPT)
     (join,) = cell.must_plan().joins
-    assert (join.serial, join.tokens_done) == (second, 0)
+    assert (join.sequence_id, join.num_computed_tokens) == (second, 0)
 
 
 def test_a_prompt_in_chunks_can_be_found_as_far_as_it_is_done() -> None:
@@ -267,18 +271,18 @@ def test_a_prompt_in_chunks_can_be_found_as_far_as_it_is_done() -> None:
     cell.turns(2)
     cell.submit(prompt)
     (join,) = cell.must_plan().joins
-    assert join.tokens_done == 24
+    assert join.num_computed_tokens == 24
     cell.finish()
 
 
 def test_a_failed_step_registers_none_of_its_blocks() -> None:
     cell = Cell(spec(block_size=4))
     bad = cell.submit(PROMPT)
-    cell.bad_serials.add(bad)
+    cell.bad_sequence_ids.add(bad)
     cell.finish()
     again = cell.submit(PROMPT)
     cell.finish()
-    assert cell.overs[again].cached_tokens == 0
+    assert cell.overs[again].num_cached_tokens == 0
 
 
 def test_workers_with_other_block_sizes_or_models_have_prefixes_of_their_own() -> None:
@@ -291,4 +295,4 @@ def test_workers_with_other_block_sizes_or_models_have_prefixes_of_their_own() -
     assert cell.running("w2") == [request]
     same = cell.submit(PROMPT)
     cell.finish()
-    assert cell.overs[same].cached_tokens == 8
+    assert cell.overs[same].num_cached_tokens == 8

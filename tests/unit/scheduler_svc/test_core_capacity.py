@@ -1,8 +1,11 @@
 """Blocks run short: who waits, who is preempted, who is refused; and nothing ever stands still."""
 
+import random
+
 import pytest
 
-from scheduler_svc.core.types import Plan, Reason
+from scheduler_svc.core.outcome import Plan
+from scheduler_svc.core.types import Reason
 from tests.support.cell import Cell, spec
 
 
@@ -17,11 +20,11 @@ def test_two_that_grow_past_the_pool_together_both_complete() -> None:
     cell = Cell(spec(block_size=4, blocks=8))
     first, second = cell.submit(4, 24), cell.submit(4, 24)
     plans = cell.finish()
-    preempted = [serial for plan in plans for serial in plan.preempted]
+    preempted = [sequence_id for plan in plans for sequence_id in plan.preempted]
     assert set(preempted) == {second}, "newest first"
     assert len(preempted) <= 3
-    assert cell.overs[first].preemptions == 0
-    assert cell.overs[second].preemptions == len(preempted)
+    assert cell.overs[first].num_preemptions == 0
+    assert cell.overs[second].num_preemptions == len(preempted)
 
 
 def test_a_preempted_sequence_keeps_its_committed_tokens() -> None:
@@ -40,12 +43,12 @@ def test_a_preempted_sequence_keeps_its_committed_tokens() -> None:
 
 def test_nobody_joins_in_the_plan_that_preempts() -> None:
     cell = Cell(spec(block_size=1, blocks=12), lease=1, in_flight=1)
-    cell.serial_next = 10
+    cell.next_sequence_id = 10
     older, newer = cell.submit(2, 9), cell.submit(8, 4)
     cell.turn()
-    cell.serial_next = 1
+    cell.next_sequence_id = 1
     first = cell.submit(1, 2)
-    next(iter(cell.scheduler.waiting)).preemptions = 3  # waits for its worst case
+    next(iter(cell.scheduler.waiting)).num_preemptions = 3  # waits for its worst case
     plan = cell.must_plan()
     while not plan.preempted:
         assert cell.waiting() == [first]
@@ -64,7 +67,7 @@ def test_preemptions_are_bounded_and_then_the_worst_case_is_reserved() -> None:
         cell.submit(2, 30)
     plans = cell.finish()
     assert any(plan.preempted for plan in plans)
-    assert max(over.preemptions for over in cell.overs.values()) <= 3
+    assert max(over.num_preemptions for over in cell.overs.values()) <= 3
 
 
 def test_someone_preempted_too_often_is_not_the_next_victim() -> None:
@@ -72,23 +75,58 @@ def test_someone_preempted_too_often_is_not_the_next_victim() -> None:
     first, second = cell.submit(3, 17), cell.submit(3, 17)
     cell.turns(3)
     assert cell.running() == [first, second]
-    cell.sequence(second).preemptions = 3
+    cell.sequence(second).num_preemptions = 3
     while len(cell.running()) == 2:
         cell.turn()
     assert cell.running() == [second]
     cell.finish()
 
 
-def test_one_preempted_too_often_sits_only_where_its_worst_case_fits() -> None:
+def reserve(cell: Cell, *sequence_ids: int) -> None:
+    """As if they had been preempted as often as may be."""
+    for sequence in cell.scheduler.waiting:
+        if sequence.sequence_id in sequence_ids:
+            sequence.num_preemptions = 3
+
+
+def test_one_preempted_too_often_does_not_wait_for_the_worst_case_of_the_others() -> None:
+    """Twenty blocks, twelve for each at its longest: the other can be preempted for it."""
     cell = Cell(spec(block_size=1, blocks=20), lease=1)
-    cell.submit(3, 10)  # owes up to twelve blocks
-    second = cell.submit(3, 10)
-    reserved = next(s for s in cell.scheduler.waiting if s.serial == second)
-    reserved.preemptions = 3
+    first, second = cell.submit(3, 10), cell.submit(3, 10)
+    reserve(cell, second)
     cell.turns(2)
-    assert cell.waiting() == [second]
-    cell.finish()
-    assert cell.overs[second].preemptions == 3
+    assert cell.running() == [first, second]
+    plans = cell.finish()
+    assert [s for plan in plans for s in plan.preempted] == [first]
+    assert cell.overs[second].num_preemptions == 3
+
+
+def test_those_preempted_too_often_fit_together_at_their_longest() -> None:
+    cell = Cell(spec(block_size=1, blocks=20), lease=1)
+    first, second, third = (cell.submit(3, 10) for _ in range(3))
+    reserve(cell, first, second)
+    cell.turns(2)
+    assert (cell.running(), cell.waiting()) == ([first, third], [second]), "and are passed over"
+    assert {s for plan in cell.finish() for s in plan.preempted} <= {third}
+
+
+def test_the_pool_is_used_while_one_preempted_too_often_waits() -> None:
+    """Nobody says how long an answer may be, as when `max_tokens` is unset everywhere."""
+    rng = random.Random(5)
+    cell = Cell(spec(block_size=4, blocks=400, slots=16), lease=1)
+    reserved = [cell.submit(30, 1500) for _ in range(2)]
+    reserve(cell, *reserved)
+    lengths = {cell.submit(30, 1500): rng.randint(60, 300) for _ in range(60)}
+    used = []
+    for _ in range(500):
+        cell.turn()
+        for sequence_id, length in lengths.items():
+            if sequence_id not in cell.endings and len(cell.outputs[sequence_id]) >= length:
+                cell.cancel(sequence_id)
+        if reserved[1] in cell.waiting() and len(cell.scheduler.waiting) > 1:
+            used.append(1 - cell.worker().kv.free_count / 400)
+    assert len(used) > 100
+    assert sum(used) / len(used) >= 0.9, sum(used) / len(used)
 
 
 def test_the_preempted_come_back_before_those_who_came_later() -> None:
@@ -109,7 +147,7 @@ def test_preempted_in_the_middle_of_its_prompt_and_resumed() -> None:
     second = cell.submit(20, 5)
     preempted_at = None
     while second not in cell.endings:
-        done = cell.sequence(second).done if second in cell.running() else None
+        done = cell.sequence(second).num_computed_tokens if second in cell.running() else None
         if any(second in plan.preempted for plan in cell.turn()) and done is not None:
             preempted_at = preempted_at or done
     assert preempted_at is not None
@@ -130,7 +168,7 @@ def test_what_was_in_flight_for_a_preempted_sequence_never_happened() -> None:
             assert plans[-1].preempted == (second,)
             assert len(result.tokens) == 2
             committed = cell.commit(result)  # the plan before: both rows answered
-            assert committed.serials == [first]
+            assert committed.sequence_ids == [first]
         else:
             cell.commit(result)
     cell.finish()
@@ -162,22 +200,22 @@ def test_a_context_limit_counts_like_a_small_pool() -> None:
     fits, never = cell.submit(20, 10), cell.submit(20, 11)
     assert "need KV for 30 tokens, the largest worker holds 29" in cell.endings[never].error
     cell.finish()
-    assert cell.overs[fits].output_tokens == 10
+    assert cell.overs[fits].num_output_tokens == 10
 
 
 def test_all_choices_that_can_never_fit_are_refused_at_once() -> None:
     cell = Cell(spec(block_size=4, blocks=2))
-    serial = cell.submit(20, 10, n=3)
-    assert len(cell.overs[serial].endings) == 3
+    sequence_id = cell.submit(20, 10, n=3)
+    assert len(cell.overs[sequence_id].endings) == 3
     cell.finish()
 
 
 def test_one_accepted_before_any_worker_is_refused_by_the_first_that_is_too_small() -> None:
     cell = Cell()
-    serial, fits = cell.submit(20, 10, n=3), cell.submit(3, 2)
+    sequence_id, fits = cell.submit(20, 10, n=3), cell.submit(3, 2)
     assert not cell.endings
     cell.join("w1", spec(block_size=4, blocks=2))
-    assert "the largest worker holds 8" in cell.overs[serial].endings[2].error
+    assert "the largest worker holds 8" in cell.overs[sequence_id].endings[2].error
     cell.finish()
     assert cell.reason(fits) is Reason.LENGTH
 
@@ -195,9 +233,9 @@ def test_one_that_fits_another_worker_only_is_passed_by() -> None:
 
 def test_a_full_queue_of_waiters_lets_a_freed_seat_go_to_the_first() -> None:
     cell = Cell(spec(slots=2))
-    serials = [cell.submit(3, 4) for _ in range(12)]
-    joined = [serial for plan in cell.finish() for serial in plan.admitted]
-    assert joined == serials
+    sequence_ids = [cell.submit(3, 4) for _ in range(12)]
+    joined = [sequence_id for plan in cell.finish() for sequence_id in plan.admitted]
+    assert joined == sequence_ids
 
 
 def test_idle_then_a_burst() -> None:
@@ -231,22 +269,22 @@ def test_every_sequence_needs_a_block_and_none_is_free() -> None:
 def left_by_its_worker(*, deadline_ns: int | None = None) -> tuple[Cell, int]:
     """A request that runs on the large worker, which is lost; a small one is left."""
     cell = Cell(spec(block_size=4, blocks=20), spec(block_size=4, blocks=2))
-    serial = cell.submit(30, 9, deadline_ns=deadline_ns)
+    sequence_id = cell.submit(30, 9, deadline_ns=deadline_ns)
     cell.turn()
     cell.kill("w1")
-    return cell, serial
+    return cell, sequence_id
 
 
 def test_one_that_fits_only_a_lost_worker_waits_so_long_and_ends_saying_why() -> None:
-    cell, serial = left_by_its_worker()
+    cell, sequence_id = left_by_its_worker()
     wait_ns = cell.scheduler.config.misfit_wait_ns
     assert cell.scheduler.next_deadline_ns() == cell.now_ns + wait_ns
     cell.join("w3", spec(block_size=4, blocks=2))
     cell.now_ns += wait_ns - 1
-    assert cell.expire() == []
+    assert cell.expire() == ()
     cell.now_ns += 1
     cell.expire()
-    assert cell.endings[serial].error == (
+    assert cell.endings[sequence_id].error == (
         "prompt and max_tokens need KV for 38 tokens, the largest worker holds 8, "
         "and none like the one that was lost came back"
     )
@@ -254,28 +292,28 @@ def test_one_that_fits_only_a_lost_worker_waits_so_long_and_ends_saying_why() ->
 
 
 def test_one_whose_lost_worker_is_back_goes_on() -> None:
-    cell, serial = left_by_its_worker()
+    cell, sequence_id = left_by_its_worker()
     cell.join("w3", spec(block_size=4, blocks=20))
     cell.now_ns += cell.scheduler.config.misfit_wait_ns
-    assert cell.expire() == []
+    assert cell.expire() == ()
     cell.finish()
-    assert cell.reason(serial) is Reason.LENGTH
+    assert cell.reason(sequence_id) is Reason.LENGTH
 
 
 def test_a_deadline_comes_before_the_end_of_the_wait() -> None:
-    cell, serial = left_by_its_worker(deadline_ns=50)
+    cell, sequence_id = left_by_its_worker(deadline_ns=50)
     cell.now_ns = 50
     cell.expire()
-    assert cell.reason(serial) is Reason.DEADLINE_EXCEEDED
+    assert cell.reason(sequence_id) is Reason.DEADLINE_EXCEEDED
     cell.now_ns += cell.scheduler.config.misfit_wait_ns
-    assert cell.expire() == []
+    assert cell.expire() == ()
 
 
 def test_nobody_left_is_no_verdict_on_a_request() -> None:
-    cell, serial = left_by_its_worker()
+    cell, sequence_id = left_by_its_worker()
     cell.kill("w2")
     cell.now_ns += cell.scheduler.config.misfit_wait_ns
-    assert cell.expire() == []
+    assert cell.expire() == ()
     cell.join("w3", spec(block_size=4, blocks=20))
     cell.finish()
-    assert cell.reason(serial) is Reason.LENGTH
+    assert cell.reason(sequence_id) is Reason.LENGTH

@@ -29,12 +29,12 @@ def test_blocks_of_the_departed_stay_theirs_when_they_would_not_be_enough() -> N
     cell.submit(13, 3)
     cell.must_plan()
     cell.step()
-    while not cell.worker().departed:
+    while not cell.worker().retiring:
         cell.must_plan()
-    free = cell.worker().pool.free_count
-    (departed,) = cell.worker().departed.values()
-    held = list(departed.blocks)
+    free = cell.worker().kv.free_count
+    (retiring,) = cell.worker().retiring.values()
+    held = list(retiring.kv.blocks)
     assert held
     assert cell.plan() is None
-    assert (departed.blocks, cell.worker().pool.free_count) == (held, free)
+    assert (retiring.kv.blocks, cell.worker().kv.free_count) == (held, free)
     cell.finish()

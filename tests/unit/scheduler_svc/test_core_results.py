@@ -24,7 +24,7 @@ def two_rows() -> tuple[Cell, StepResult]:
 def rejected(cell: Cell, result: StepResult, match: str) -> None:
     before = cell.snapshot()
     with pytest.raises(ResultRejected, match=match):
-        cell.scheduler.commit(result, now_ns=0)
+        cell.commit(result)
     assert cell.snapshot() == before
 
 
@@ -104,10 +104,10 @@ def test_a_row_that_does_not_end_at_its_last_token() -> None:
 
 def test_the_last_token_may_be_a_stop_token() -> None:
     cell = Cell(spec())
-    serial = cell.submit(3, 1)
+    sequence_id = cell.submit(3, 1)
     cell.must_plan()
     cell.commit(dataclasses.replace(cell.compute(), finished={0: Reason.STOP}))
-    assert cell.reason(serial) is Reason.STOP
+    assert cell.reason(sequence_id) is Reason.STOP
 
 
 def test_a_row_that_ended_does_not_answer_again() -> None:
@@ -129,7 +129,7 @@ def test_a_row_that_ended_answers_no_plan_in_flight_either() -> None:
     committed = cell.commit(
         dataclasses.replace(honest, slots=honest.slots[:1], tokens=honest.tokens[:1])
     )
-    assert committed.serials == [first]
+    assert committed.sequence_ids == [first]
     assert cell.reason(second) is Reason.STOP
 
 
@@ -150,11 +150,19 @@ def test_an_error_of_a_prompt_row_after_its_chunk() -> None:
     )
 
 
+def test_the_rows_of_a_plan_are_those_that_are_still_there() -> None:
+    cell, result = two_rows()
+    assert cell.worker().sequences_of(result.plan_id) == {0: 1, 1: 2}
+    assert cell.worker().sequences_of(result.plan_id + 1) == {}
+    cell.cancel(1)
+    assert cell.worker().sequences_of(result.plan_id) == {1: 2}
+
+
 def test_an_early_last_step_ends_the_lease() -> None:
     cell, result = two_rows()
     cell.commit(dataclasses.replace(result, is_last=True))
     assert not cell.worker().flights
-    assert cell.scheduler.plan("w1", now_ns=0) is not None
+    assert cell.plan() is not None
 
 
 def test_an_error_may_come_with_the_tokens_of_the_others() -> None:
@@ -162,5 +170,5 @@ def test_an_error_may_come_with_the_tokens_of_the_others() -> None:
     committed = cell.commit(
         dataclasses.replace(result, slots=(1,), tokens=result.tokens[1:], errors={0: "bad"})
     )
-    assert committed.serials == [2]
+    assert committed.sequence_ids == [2]
     assert cell.endings[1].error == "bad"

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from scheduler_svc.core.policies import POLICIES
-from scheduler_svc.core.types import Config, Plan, Request
-from scheduler_svc.core.waiting import DEBTORS_MAX, WaitingQueue
+from scheduler_svc.core.outcome import Plan
+from scheduler_svc.core.policy.presets import POLICIES
+from scheduler_svc.core.types import Config, Request
+from scheduler_svc.core.waiting import IDLE_TENANTS_MAX, WaitingQueue
 from tests.support.cell import Cell, spec
 
 
@@ -44,7 +45,7 @@ def test_nobody_waits_behind_a_full_tenant(policy: str) -> None:
     flood = [cell.submit(3, 5, tenant="acme") for _ in range(20)]
     other = cell.submit(3, 5, tenant="small")
     assert cell.must_plan().admitted == (flood[0], other)
-    assert cell.scheduler.waiting.seatable == 0
+    assert cell.scheduler.waiting.num_admissible == 0
     cell.finish()
 
 
@@ -58,9 +59,9 @@ def test_a_small_request_does_not_overtake_a_large_one_of_its_tenant() -> None:
 
 def test_every_choice_counts() -> None:
     cell = Cell(spec(), tenant_tokens=16)
-    serial = cell.submit(3, 5, n=3, tenant="acme")
+    sequence_id = cell.submit(3, 5, n=3, tenant="acme")
     cell.turns(3)
-    assert cell.running() == [serial, serial + 1]
+    assert cell.running() == [sequence_id, sequence_id + 1]
     cell.finish()
 
 
@@ -123,7 +124,7 @@ def one_seat() -> Cell:
 
 def seats(cell: Cell) -> list[int]:
     """Serials in the order in which they were seated."""
-    return [serial for plan in cell.finish() for serial in plan.admitted]
+    return [sequence_id for plan in cell.finish() for sequence_id in plan.admitted]
 
 
 def test_a_quiet_tenant_goes_before_the_flood_it_finds() -> None:
@@ -140,7 +141,7 @@ def test_tenants_that_ask_for_the_same_take_turns() -> None:
     first, second = (
         [cell.submit(9, 9, tenant=name) for _ in range(4)] for name in ("first", "second")
     )
-    turns = [serial for pair in zip(first, second, strict=True) for serial in pair]
+    turns = [sequence_id for pair in zip(first, second, strict=True) for sequence_id in pair]
     assert cell.waiting() == turns
     assert seats(cell) == turns
 
@@ -174,27 +175,27 @@ def test_what_is_owed_is_not_forgotten_between_two_requests() -> None:
 
 
 def test_debts_are_remembered_of_so_many() -> None:
-    queue = WaitingQueue(POLICIES["fair"])
-    for number in range(DEBTORS_MAX + 5):
+    queue = WaitingQueue(POLICIES["fair"].order)
+    for number in range(IDLE_TENANTS_MAX + 5):
         request = Request(
-            id="r", serial=number, prompt=(1,), max_tokens=1, arrived_ns=0, tenant=str(number)
+            id="r", sequence_id=number, prompt=(1,), max_tokens=1, arrived_ns=0, tenant=str(number)
         )
-        tenant = queue.welcome(request)
+        tenant = queue.add_request(request)
         tenant.served += 7
-        queue.farewell(tenant)
-    assert len(queue._debtors) == DEBTORS_MAX
+        queue.remove_request(tenant)
+    assert len(queue._idle_tenants) == IDLE_TENANTS_MAX
     assert queue.tenants == {}
-    assert "0" not in queue._debtors
+    assert "0" not in queue._idle_tenants
 
 
 def test_to_be_preempted_costs_nothing_and_hits_the_largest_tenant() -> None:
     cell = Cell(spec(blocks=12), policy="fair", lease=1)
     flood = [cell.submit(4, 20, tenant="flood") for _ in range(2)]
     quiet = cell.submit(4, 20, tenant="quiet")
-    preempted = [serial for plan in cell.finish() for serial in plan.preempted]
+    preempted = [sequence_id for plan in cell.finish() for sequence_id in plan.preempted]
     assert preempted
     assert preempted[0] == flood[1], "not the newest: the newest of whoever has most"
-    assert cell.overs[quiet].preemptions <= cell.overs[flood[1]].preemptions
+    assert cell.overs[quiet].num_preemptions <= cell.overs[flood[1]].num_preemptions
 
 
 def test_the_charge_is_what_was_computed_once() -> None:
@@ -224,7 +225,7 @@ def test_whoever_was_served_least_gets_the_first_chunk() -> None:
         cell.submit(100, 1, tenant="flood")
     quiet = cell.submit(30, 1, tenant="quiet")
     plan = cell.must_plan()
-    slot = next(join.slot for join in plan.joins if join.serial == quiet)
+    slot = next(join.slot for join in plan.joins if join.sequence_id == quiet)
     assert plan.chunks[0][0] == slot
     cell.finish()
 
@@ -240,7 +241,7 @@ def test_one_tenant_alone_is_served_as_ever(seed: int) -> None:
             for _ in range(rng.choice((0, 0, 1, 2))):
                 cell.submit(rng.randint(1, 30), rng.randint(1, 30), n=rng.choice((1, 1, 2)))
             if rng.random() < 0.1:
-                cell.cancel(rng.randrange(1, cell.serial_next + 1))
+                cell.cancel(rng.randrange(1, cell.next_sequence_id + 1))
             plans[policy] += cell.turn()
         plans[policy] += cell.finish()
     assert plans["fair"] == plans["fcfs"]
@@ -256,7 +257,7 @@ def test_the_gap_between_two_that_always_wait_is_bounded(seed: int) -> None:
     bound = 2 * slots * (prompt_max + output_max)
     for turn in range(120):
         for name, low in (("a", 1), ("b", 30)):
-            while name not in lines or len(lines[name].line) < 3:
+            while name not in lines or len(lines[name].queue) < 3:
                 cell.submit(rng.randint(low, prompt_max), rng.randint(1, output_max), tenant=name)
         cell.turn()
         assert abs(lines["a"].served - lines["b"].served) <= bound, turn

@@ -4,23 +4,28 @@ import itertools
 
 import pytest
 
-from scheduler_svc.core.policies import POLICIES, Seat, when_all_are_done, whenever_it_fits
-from scheduler_svc.core.sequence import MOVES, Life, Sequence, State
+from scheduler_svc.core.kv import BlockTable
+from scheduler_svc.core.policy.admission import AdmissionView, when_all_are_done, whenever_it_fits
+from scheduler_svc.core.policy.presets import POLICIES
+from scheduler_svc.core.requests import MOVES, LiveRequest, Sequence, State
 from scheduler_svc.core.types import Config, Request
 from scheduler_svc.core.waiting import WaitingQueue
 from tests.support.cell import Cell, spec
 
 
-def sequence(serial: int, queue: WaitingQueue | None = None) -> Sequence:
-    queue = WaitingQueue(POLICIES["fcfs"]) if queue is None else queue
-    request = Request(id="r", serial=serial, prompt=(1,), max_tokens=4, arrived_ns=0)
+def sequence(sequence_id: int, queue: WaitingQueue | None = None) -> Sequence:
+    queue = WaitingQueue(POLICIES["fcfs"].order) if queue is None else queue
+    request = Request(id="r", sequence_id=sequence_id, prompt=(1,), max_tokens=4, arrived_ns=0)
     return Sequence(
-        life=Life(request=request, tenant=queue.welcome(request), deaths_max=2, explained=1),
+        live=LiveRequest(
+            request=request, tenant=queue.add_request(request), deaths_max=2, prompt_logprobs_done=1
+        ),
         choice=0,
-        serial=serial,
+        sequence_id=sequence_id,
         tokens=[1],
-        prompt_tokens=1,
-        places_max=4,
+        num_prompt_tokens=1,
+        tokens_max=5,
+        kv=BlockTable(tokens=[1], tenant="", places_max=4),
     )
 
 
@@ -47,8 +52,8 @@ def test_the_table_of_moves() -> None:
 
 
 def test_the_queue_keeps_its_order_and_removes_exactly_the_one() -> None:
-    queue = WaitingQueue(POLICIES["fcfs"])
-    first, second, third = (sequence(serial, queue) for serial in (1, 2, 3))
+    queue = WaitingQueue(POLICIES["fcfs"].order)
+    first, second, third = (sequence(sequence_id, queue) for sequence_id in (1, 2, 3))
     for one in (third, first, second):
         queue.add(one)
     assert list(queue) == [first, second, third]
@@ -59,49 +64,54 @@ def test_the_queue_keeps_its_order_and_removes_exactly_the_one() -> None:
     assert (len(queue), list(queue)) == (2, [first, third])
 
 
-def seat(**changes: int) -> Seat:
+def view(**changes: int) -> AdmissionView:
     values = {
         "running": 2,
         "joining": 1,
+        "block_count": 20,
         "blocks_free": 7,
         "blocks_now": 4,
         "blocks_worst": 6,
-        "blocks_owed": 1,
+        "worst_case_need": 1,
+        "was_preempted": False,
         "is_reserved": False,
+        "blocks_reserved": 0,
     }
-    return Seat(**values | changes)  # type: ignore[arg-type]
+    return AdmissionView(**values | changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("candidate", "fits"),
     [
-        (seat(), True),
-        (seat(blocks_free=6), False),
-        (seat(joining=2), False),
-        (seat(running=3), False),
-        (seat(blocks_now=5), False),
-        (seat(blocks_worst=100), True),
-        (seat(is_reserved=True), True),
-        (seat(is_reserved=True, blocks_owed=2), False),
-        (seat(is_reserved=True, blocks_worst=7), False),
+        (view(), True),
+        (view(blocks_free=6), False),
+        (view(joining=2), False),
+        (view(running=3), False),
+        (view(blocks_now=5), False),
+        (view(blocks_worst=100), True),
+        (view(was_preempted=True), False),
+        (view(was_preempted=True, blocks_free=10), True),
+        (view(was_preempted=True, is_reserved=True, blocks_reserved=20), True),
+        (view(was_preempted=True, is_reserved=True, blocks_reserved=21), False),
+        (view(was_preempted=True, is_reserved=True, blocks_free=6), False),
     ],
 )
-def test_continuous_batching_leaves_one_block_per_row(candidate: Seat, fits: bool) -> None:
-    assert whenever_it_fits(candidate) is fits
+def test_continuous_batching_leaves_one_block_per_row(candidate: AdmissionView, fits: bool) -> None:
+    assert (whenever_it_fits(candidate) is None) is fits
 
 
 @pytest.mark.parametrize(
     ("candidate", "fits"),
     [
-        (seat(), False),
-        (seat(running=0), True),
-        (seat(running=0, joining=5), True),
-        (seat(running=0, blocks_owed=2), False),
-        (seat(running=0, blocks_free=6), False),
+        (view(), False),
+        (view(running=0), True),
+        (view(running=0, joining=5), True),
+        (view(running=0, worst_case_need=2), False),
+        (view(running=0, blocks_free=6), False),
     ],
 )
-def test_static_batching_joins_an_empty_batch_only(candidate: Seat, fits: bool) -> None:
-    assert when_all_are_done(candidate) is fits
+def test_static_batching_joins_an_empty_batch_only(candidate: AdmissionView, fits: bool) -> None:
+    assert (when_all_are_done(candidate) is None) is fits
 
 
 @pytest.mark.parametrize(
@@ -121,9 +131,9 @@ def test_a_setting_below_one_is_refused_by_name(name: str) -> None:
 
 def test_a_request_says_what_is_wrong_with_it() -> None:
     with pytest.raises(AssertionError, match="no next token"):
-        Request(id="r", serial=1, prompt=(), max_tokens=1, arrived_ns=0)
+        Request(id="r", sequence_id=1, prompt=(), max_tokens=1, arrived_ns=0)
     with pytest.raises(AssertionError, match="every choice has ended"):
-        Request(id="r", serial=1, prompt=(1,), max_tokens=1, arrived_ns=0, outputs=(None,))
+        Request(id="r", sequence_id=1, prompt=(1,), max_tokens=1, arrived_ns=0, outputs=(None,))
 
 
 def test_summaries_fit_one_line() -> None:
@@ -149,19 +159,19 @@ def test_times_of_a_request_add_up() -> None:
     assert over.queue_ns > 0
     assert over.decode_ns > 0
     assert over.prefill_ns >= 0
-    assert over.output_tokens == 6
+    assert over.num_output_tokens == 6
 
 
 def test_waiting_ends_with_the_first_seat_not_the_last() -> None:
     cell = Cell(spec())
-    serial = cell.submit(3, 6)
+    sequence_id = cell.submit(3, 6)
     cell.now_ns = 5
     cell.must_plan()
     cell.now_ns = 50
     cell.kill("w1", is_crash=False)
     cell.join("w2", spec())
     cell.finish()
-    assert cell.overs[serial].queue_ns == 5
+    assert cell.overs[sequence_id].queue_ns == 5
 
 
 def test_one_that_never_ran_waited_all_its_time() -> None:

@@ -19,8 +19,8 @@ SOUND = {
 }
 
 
-async def register(**changed: int) -> None:
-    worker = WorkerDescription(boot_id="b", **(SOUND | changed))  # type: ignore[arg-type]
+async def register(**changed: int | str) -> None:
+    worker = WorkerDescription(**({"boot_id": "b"} | SOUND | changed))  # type: ignore[arg-type]
     await Servicer(SchedulerSettings()).Register(RegisterRequest(address="a", worker=worker), None)
 
 
@@ -35,6 +35,14 @@ async def test_a_worker_that_can_hold_nothing_is_refused(field: str) -> None:
 async def test_a_worker_whose_books_would_fill_the_memory_is_refused(field: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"worker\.{field}: must be in .* got 4294967295"):
         await register(**{"step_tokens_max": 2**32 - 1, field: 2**32 - 1})
+
+
+@pytest.mark.parametrize("field", ["boot_id", "model", "fingerprint", "device", "kv_dtype"])
+async def test_a_worker_with_a_megabyte_of_name_is_refused(field: str) -> None:
+    """Every renewal of the lease would carry it to the store and to all gateways."""
+    match = rf"worker\.{field}: must have at most 1024 characters, got 1048576"
+    with pytest.raises(InvalidRequest, match=match):
+        await register(**{field: "x" * (1 << 20)})
 
 
 async def test_a_context_without_room_for_an_answer_is_refused() -> None:

@@ -9,7 +9,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from protos.kaiten.v1.worker_service_pb2 import StepResult, StepTimings
-from scheduler_svc.core.types import Committed, Finished, Plan, Reason, RequestOver
+from scheduler_svc.core.outcome import Finished, Plan, RequestOver, StepTokens
+from scheduler_svc.core.types import Reason
 from scheduler_svc.tracing import QUEUE_MAX, PlanSampler, Tracing
 from service_kit.telemetry import LINKS_MAX, Spans, spans_to
 from tests.support.answers import until
@@ -39,15 +40,15 @@ def plan(*, preempted: tuple[int, ...] = ()) -> Plan:
 def over(reason: Reason) -> RequestOver:
     return RequestOver(
         id="default:r",
-        serial=1,
-        prompt_tokens=3,
-        cached_tokens=0,
+        sequence_id=1,
+        num_prompt_tokens=3,
+        num_cached_tokens=0,
         outputs=((5, 6),),
-        endings=(Finished(serial=1, reason=reason, output_tokens=2),),
+        endings=(Finished(sequence_id=1, reason=reason, num_output_tokens=2),),
         queue_ns=100,
         prefill_ns=200,
         decode_ns=300,
-        preemptions=0,
+        num_preemptions=0,
     )
 
 
@@ -63,11 +64,9 @@ def step(tracing: Tracing, *traceparents: str) -> str:
 
 def answer(tracing: Tracing, step: int, timings: StepTimings, *traceparents: str) -> None:
     serials = list(range(len(traceparents)))
-    committed = Committed(
-        slots=serials, serials=serials, positions=serials, tokens=serials, events=[]
-    )
+    tokens = StepTokens(slots=serials, sequence_ids=serials, positions=serials, tokens=serials)
     result = StepResult(plan_id=3, step=step, timings=timings)
-    tracing.stepped("w1", result, committed, lambda serial: traceparents[serial], 5_000_000)
+    tracing.stepped("w1", result, tokens, lambda serial: traceparents[serial], 5_000_000)
 
 
 def spans() -> tuple[Spans, InMemorySpanExporter]:

@@ -1,6 +1,9 @@
 """Protos to core values and back: nothing is lost, nothing is invented, and lies are refused."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,22 +11,20 @@ from hypothesis import strategies as st
 
 from ledger import InboxEntry
 from protos.kaiten.v1 import common_pb2, worker_service_pb2
-from protos.kaiten.v1.common_pb2 import FinishReason, Leader, PromptLogprobs, WorkerDescription
-from protos.kaiten.v1.ledger_pb2 import CancelRecord, SubmitRecord
+from protos.kaiten.v1.common_pb2 import (
+    FinishReason,
+    Leader,
+    PromptLogprobs,
+    TokenLogprobs,
+    WorkerDescription,
+)
+from protos.kaiten.v1.ledger_pb2 import SubmitRecord
 from protos.kaiten.v1.worker_service_pb2 import Join as JoinMessage
 from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
-from protos.kaiten.v1.worker_service_pb2 import RowSampling
+from protos.kaiten.v1.worker_service_pb2 import RowLogprobs, RowSampling
 from scheduler_svc import wire
-from scheduler_svc.core.types import (
-    Finished,
-    Join,
-    Plan,
-    Reason,
-    RequestOver,
-    ResultRejected,
-    StepResult,
-    WorkerSpec,
-)
+from scheduler_svc.core.outcome import Finished, Join, Plan, RequestOver
+from scheduler_svc.core.types import Reason, ResultRejected, StepResult, WorkerSpec
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -52,12 +53,12 @@ def tokens_of(minimum: int = 0) -> st.SearchStrategy[tuple[int, ...]]:
 joins = st.builds(
     Join,
     slot=SLOT,
-    serial=U64,
+    sequence_id=U64,
     tokens=tokens_of(1),
-    prompt_tokens=U32,
-    tokens_done=U32,
+    num_prompt_tokens=U32,
+    num_computed_tokens=U32,
     blocks=st.lists(U32, max_size=4).map(tuple),
-    explain_from=U32,
+    prompt_logprobs_from=U32,
 )
 plans = st.builds(
     Plan,
@@ -88,7 +89,9 @@ def steps(draw: st.DrawFn) -> StepResult:
         tokens=tuple(rows.values()),
         finished=draw(st.dictionaries(st.sampled_from(sorted(rows) or [0]), ROW_REASON)),
         errors=draw(st.dictionaries(SLOT, NAMES, max_size=3)),
-        explained=draw(st.dictionaries(SLOT, st.builds(range, U32, U32).filter(len), max_size=3)),
+        prompt_logprobs=draw(
+            st.dictionaries(SLOT, st.builds(range, U32, U32).filter(len), max_size=3)
+        ),
         is_last=draw(st.booleans()),
     )
 
@@ -111,7 +114,7 @@ def step_to_proto(step: StepResult) -> worker_service_pb2.StepResult:
         ],
         prompt_logprobs=[
             worker_service_pb2.RowPromptLogprobs(slot=slot, logprobs=run_of(positions))
-            for slot, positions in step.explained.items()
+            for slot, positions in step.prompt_logprobs.items()
         ],
         is_last=step.is_last,
     )
@@ -140,12 +143,12 @@ def plan_from_proto(message: PlanMessage, said: Plan) -> Plan:
 def join_from_proto(message: JoinMessage) -> Join:
     return Join(
         slot=message.slot,
-        serial=message.serial,
+        sequence_id=message.serial,
         tokens=tuple(message.token_ids),
-        prompt_tokens=message.prompt_tokens,
-        tokens_done=message.tokens_done,
+        num_prompt_tokens=message.prompt_tokens,
+        num_computed_tokens=message.tokens_done,
         blocks=tuple(message.blocks),
-        explain_from=message.explain_from,
+        prompt_logprobs_from=message.explain_from,
     )
 
 
@@ -164,35 +167,111 @@ def test_a_row_is_explained_once() -> None:
         wire.step_from_proto("w", message)
 
 
+NAN, INF = float("nan"), float("inf")
+
+
+def told(slot: int = 3, own: float = -1.0, **tops: list[Any]) -> RowLogprobs:
+    """Of a row that asked for one token beside its own."""
+    beside: dict[str, Any] = {"top_token_ids": [5], "top_logprobs": [-1.0], **tops}
+    return RowLogprobs(slot=slot, logprobs=TokenLogprobs(logprob=own, **beside))
+
+
 @pytest.mark.parametrize(
-    ("count", "own", "tops", "beside", "is_right"),
+    ("rows", "match"),
     [
-        (2, 2, 0, 0, True),
-        (2, 2, 6, 6, True),
-        (2, 1, 6, 6, False),
-        (2, 2, 6, 5, False),
-        (2, 2, 5, 5, False),
-        (0, 1, 0, 0, False),
-        (2**32 - 1, 0, 0, 0, False),
+        ([told()], ""),
+        ([told(own=1e-6)], ""),
+        ([told(top_logprobs=[-INF])], ""),
+        # Nobody is there any more who would be told.
+        ([told(), told(slot=9, own=NAN)], ""),
+        ([], r"of slots \[\], expected of \[3\]"),
+        ([told(), told()], r"of slots \[3, 3\], expected"),
+        ([told(), told(slot=4)], r"of slots \[3, 4\], expected of \[3\]"),
+        ([told(), told(slot=6)], r"of slots \[3, 6\], expected of \[3\]"),
+        ([told(slot=4)], "expected"),
+        ([told(own=NAN)], "nan is no log-probability"),
+        ([told(own=INF)], "inf is no log-probability"),
+        ([told(own=-INF)], "-inf is no log-probability"),
+        ([told(own=3e38)], "is no log-probability"),
+        ([told(top_logprobs=[INF])], "above 1"),
+        ([told(top_logprobs=[])], "1 likeliest tokens with 0"),
+        ([told(top_token_ids=[])], "0 likeliest tokens with 1"),
+        ([told(top_token_ids=[5, 6], top_logprobs=[-1, -2])], "expected 1 at each of 1"),
+        ([told(top_token_ids=[300])], r"not in \[0, 300\)"),
+        ([told(top_token_ids=[2**32 - 1])], "not in"),
+    ],
+)
+def test_each_row_has_the_log_probabilities_it_asked_for(
+    rows: list[RowLogprobs], match: str
+) -> None:
+    """Slot 3 asked for one beside its own and slot 4 for none; 6 did not sample, 9 has left."""
+    asked = {slot: RowSampling(logprobs=count) for slot, count in ((3, 1), (4, -1), (6, 1))}
+    message = worker_service_pb2.StepResult(slots=[3, 4, 9], token_ids=[1, 1, 1], logprobs=rows)
+    judge(lambda: wire.check_logprobs(message, asked, 300), match)
+
+
+@pytest.mark.parametrize(
+    ("count", "own", "tops", "beside", "match"),
+    [
+        (2, [-1, NAN], [5, 5], [-1, NAN], ""),
+        (2, [-1], [5, 5], [-1, -1], "1 values for 2 prompt positions"),
+        (2, [-1, INF], [5, 5], [-1, -1], "or one above 1"),
+        (2, [-1, -1], [5, 5], [-1], "2 likeliest tokens with 1"),
+        (2, [-1, -1], [], [], "expected 1 at each of 2 positions"),
+        (2, [-1, -1], [5] * 4, [-1] * 4, "expected 1 at each of 2 positions"),
+        (2, [-1, -1], [5, 300], [-1, -1], "not in"),
+        (2, [-1, -1], [5, 5], [-1, INF], "above 1"),
+        (0, [-1], [], [], "1 values for 0"),
+        (2**32 - 1, [], [], [], "expected 1 at each of 4294967295"),
     ],
 )
 def test_explained_positions_come_with_their_values(
-    count: int, own: int, tops: int, beside: int, is_right: bool
+    count: int, own: list[float], tops: list[int], beside: list[float], match: str
 ) -> None:
     run = PromptLogprobs(
-        position=1,
-        token_count=count,
-        logprobs=[-1.0] * own,
-        top_token_ids=[5] * tops,
-        top_logprobs=[-1.0] * beside,
+        position=1, token_count=count, logprobs=own, top_token_ids=tops, top_logprobs=beside
     )
     row = worker_service_pb2.RowPromptLogprobs(slot=3, logprobs=run)
     message = worker_service_pb2.StepResult(prompt_logprobs=[row])
-    if is_right:
-        wire.check_values(message)
+    asked = {3: RowSampling(logprobs=-1, prompt_logprobs=1)}
+    judge(lambda: wire.check_logprobs(message, asked, 300), match)
+    wire.check_logprobs(message, {}, 300)
+
+
+WORKER = WorkerDescription(slots_max=8, step_tokens_max=64)
+
+
+@pytest.mark.parametrize(
+    ("field", "most"),
+    [
+        ("wait_us", 86_400_000_000),
+        ("forward_us", 86_400_000_000),
+        ("sample_us", 86_400_000_000),
+        ("tokens_computed", 64),
+        ("rows", 8),
+    ],
+)
+def test_a_step_computes_and_takes_what_a_step_can(field: str, most: int) -> None:
+    message = worker_service_pb2.StepResult()
+    for value, match in ((most, ""), (most + 1, f"timings.{field}: must be at most {most}, got")):
+        setattr(message.timings, field, value)
+        judge(lambda: wire.check_values(message, WORKER), match)
+
+
+def test_an_error_is_told_in_a_few_words() -> None:
+    for count, match in ((4096, ""), (4097, "slot 2: its error has 4097 characters, 4096")):
+        row = worker_service_pb2.RowError(slot=2, message="x" * count)
+        message = worker_service_pb2.StepResult(errors=[row])
+        judge(partial(wire.check_values, message, WORKER), match)
+
+
+def judge(check: Callable[[], None], match: str) -> None:
+    """It passes, or is refused with these words."""
+    if match:
+        with pytest.raises(ResultRejected, match=match):
+            check()
     else:
-        with pytest.raises(ResultRejected, match=f"slot 3: {count} prompt positions with {own}"):
-            wire.check_values(message)
+        check()
 
 
 def test_the_worker_of_a_step_is_who_we_dialled_whatever_it_says() -> None:
@@ -233,23 +312,6 @@ def test_a_plan_is_written_so_that_a_worker_reads_the_same(plan: Plan) -> None:
     assert message.leader == LEADER
     assert message.traceparent == "00-t"
     assert [join.sampling for join in message.joins] == samplings
-
-
-@given(plan=plans, digest=U64)
-def test_the_journal_is_told_the_decision_in_its_own_words(plan: Plan, digest: int) -> None:
-    said = wire.plan_input_to_proto(plan, digest)
-    assert (said.worker_id, said.plan_id, said.digest) == (plan.worker_id, plan.plan_id, digest)
-    assert said.lease_steps == plan.lease_steps
-    assert tuple(said.leave_slots) == plan.leaves
-    seats = zip(said.admitted, said.join_slots, strict=True)
-    assert list(seats) == [(join.serial, join.slot) for join in plan.joins]
-    assert tuple(said.preempted) == plan.preempted
-    assert said.chunk_tokens == sum(count for _, count in plan.chunks)
-    assert (said.decode_rows, said.blocks_free, said.waiting) == (
-        plan.decode_rows,
-        plan.blocks_free,
-        plan.waiting,
-    )
 
 
 @given(seed=U64, choice=st.integers(0, 127), max_tokens=U32)
@@ -296,7 +358,7 @@ def test_a_request_keeps_what_the_core_decides_by(
     )
     entry = InboxEntry(entry_id=f"{arrived_ms}-7", serial=serial, record=record)
     request = wire.request_from_proto(entry, record)
-    assert (request.id, request.tenant, request.serial, request.n) == (
+    assert (request.id, request.tenant, request.sequence_id, request.n) == (
         "default:a",
         "default",
         serial,
@@ -324,24 +386,13 @@ def test_a_prompt_is_explained_from_where_it_was_only_if_that_is_wanted() -> Non
         entry = InboxEntry(entry_id="5-0", serial=9, record=record)
         fresh = wire.request_from_proto(entry, record)
         resumed = wire.request_from_proto(entry, record, ((),), 3)
-        assert (fresh.explain_from, resumed.explain_from) == right
+        assert (fresh.prompt_logprobs_from, resumed.prompt_logprobs_from) == right
 
 
 def test_only_the_first_choice_explains_the_prompt() -> None:
     base = RowSampling(seed=5, prompt_logprobs=0)
     assert wire.sampling_of_choice(base, 0).HasField("prompt_logprobs")
     assert not wire.sampling_of_choice(base, 1).HasField("prompt_logprobs")
-
-
-@pytest.mark.parametrize("reason", [*FinishReason.values(), 77])
-@pytest.mark.parametrize("choice", [None, 0, 3])
-def test_a_cancel_cuts_only_for_a_stop_string(reason: int, choice: int | None) -> None:
-    record = CancelRecord(serial=5, output_tokens=3, choice=choice)
-    record.reason = reason  # type: ignore[assignment]
-    cut = wire.cut_from_proto(record)
-    assert cut["choice"] == choice
-    assert cut["output_tokens"] == (3 if reason == common_pb2.FINISH_REASON_STOP else None)
-    assert cut["reason"] == wire.REASON_FROM_PROTO.get(record.reason, Reason.CANCELLED)
 
 
 # Workers
@@ -383,12 +434,14 @@ def test_every_reason_has_its_number_and_none_is_unspecified() -> None:
 def test_an_ending_says_who_why_and_where(
     serial: int, reason: Reason, output_tokens: int, error: str
 ) -> None:
-    finished = Finished(serial=serial, reason=reason, output_tokens=output_tokens, error=error)
+    finished = Finished(
+        sequence_id=serial, reason=reason, num_output_tokens=output_tokens, error=error
+    )
     message = wire.finished_to_proto(finished)
     read = Finished(
-        serial=message.serial,
+        sequence_id=message.serial,
         reason=wire.REASON_FROM_PROTO[message.reason],
-        output_tokens=message.output_tokens,
+        num_output_tokens=message.output_tokens,
         error=message.error,
     )
     assert read == finished
@@ -398,15 +451,15 @@ def test_an_ending_says_who_why_and_where(
 def test_done_is_in_tokens_and_microseconds() -> None:
     over = RequestOver(
         id="a",
-        serial=1,
-        prompt_tokens=10,
-        cached_tokens=4,
+        sequence_id=1,
+        num_prompt_tokens=10,
+        num_cached_tokens=4,
         outputs=((1, 2),),
         endings=(),
         queue_ns=1_999,
         prefill_ns=2_000_000,
         decode_ns=3_000_999,
-        preemptions=2,
+        num_preemptions=2,
     )
     done = wire.done_to_proto(over, output_tokens=7)
     assert (done.usage.prompt_tokens, done.usage.output_tokens) == (10, 7)

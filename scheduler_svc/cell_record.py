@@ -1,0 +1,35 @@
+"""What gateways are told of a cell with every renewal of its lease."""
+
+from collections.abc import Iterable
+from itertools import islice
+
+from protos.kaiten.v1.ledger_pb2 import CellRecord
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.links import WorkerLink
+from scheduler_svc.wire import full_to_proto
+
+# Of the queue: 3 KB at most.
+WAITING_TOLD_MAX = 1024
+TENANTS_TOLD_MAX = 256
+
+
+def describe_cell(
+    core: Scheduler, links: Iterable[WorkerLink], *, stalled_ms: int, weights_digest: str
+) -> CellRecord:
+    """Workers, load, who is next, and which tenants wait for nobody but themselves."""
+    links = list(links)
+    head = islice(core.waiting, WAITING_TOLD_MAX)
+    full = (tenant for tenant in core.waiting.tenants.values() if tenant.is_throttled)
+    record = CellRecord(
+        workers_ready=sum(link.is_open for link in links),
+        waiting=len(core.waiting),
+        running=core.running_count,
+        stalled_ms=stalled_ms,
+        # Each request once, whoever of its choices waits.
+        waiting_serials=dict.fromkeys(s.live.request.sequence_id for s in head),
+        full_tenants=[full_to_proto(tenant) for tenant in islice(full, TENANTS_TOLD_MAX)],
+        weights_digest=weights_digest,
+    )
+    if links:
+        record.model.CopyFrom(links[0].worker)
+    return record

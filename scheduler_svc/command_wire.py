@@ -1,0 +1,207 @@
+"""Commands to the journal's inputs and back: every command is written down here, once.
+
+Not all of a command stands in its input. A `Submit` names the request, whose body is the inbox
+entry, and how much of its output was committed; what `MakePlan` decided stands beside it, so that a
+reader needs no replay to see it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+from protos.kaiten.v1.common_pb2 import PromptLogprobs, WorkerDescription
+from protos.kaiten.v1.ledger_pb2 import (
+    CancelRecord,
+    ConfiguredInput,
+    CoreInput,
+    ExpireInput,
+    PlanInput,
+    ResultInput,
+    SubmitInput,
+    WorkerDrainingInput,
+    WorkerJoinedInput,
+    WorkerLateInput,
+    WorkerLostInput,
+)
+from protos.kaiten.v1.worker_service_pb2 import RowError, RowFinished, RowPromptLogprobs
+from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
+from scheduler_svc import wire
+from scheduler_svc.core.commands import (
+    Cancel,
+    Command,
+    Configured,
+    Expire,
+    MakePlan,
+    StepDone,
+    Submit,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLate,
+    WorkerLost,
+)
+from scheduler_svc.core.outcome import Plan
+from scheduler_svc.core.types import Config, Reason, Request, StepResult, WorkerSpec
+
+# How a replay finds the request that a Submit names.
+RequestOf = Callable[[SubmitInput], Request]
+
+
+def input_to_proto(command: Command, now_ns: int) -> CoreInput:
+    """A command as the journal has it."""
+    name, write = _WRITERS[type(command)]
+    return CoreInput(now_ns=now_ns, **{name: write(command)})
+
+
+def command_from_proto(item: CoreInput, request_of: RequestOf) -> Command:
+    """ValueError for an input that only a later version knows."""
+    name = item.WhichOneof("input")
+    if name == "submit":
+        return Submit(request=request_of(item.submit))
+    if name not in _READERS:
+        raise ValueError(f"the journal has an input this version does not know: {name}")
+    return _READERS[name](getattr(item, name))
+
+
+def describe_plan(message: PlanInput, plan: Plan, digest: int) -> None:
+    """Put beside a MakePlan what came of it."""
+    message.plan_id = plan.plan_id
+    message.lease_steps = plan.lease_steps
+    message.leave_slots.extend(plan.leaves)
+    message.admitted.extend(plan.admitted)
+    message.join_slots.extend(join.slot for join in plan.joins)
+    message.preempted.extend(plan.preempted)
+    message.chunk_tokens = plan.chunk_tokens
+    message.decode_rows = plan.decode_rows
+    message.blocks_free = plan.blocks_free
+    message.waiting = plan.waiting
+    message.digest = digest
+
+
+def cancel_from_proto(record: CancelRecord) -> Cancel:
+    """An unset reason is a plain cancel; only a stop string cuts the output to a length."""
+    reason = wire.REASON_FROM_PROTO.get(record.reason, Reason.CANCELLED)
+    return Cancel(
+        sequence_id=record.serial,
+        choice=record.choice if record.HasField("choice") else None,
+        reason=reason,
+        num_output_tokens=record.output_tokens if reason is Reason.STOP else None,
+        error=record.error,
+    )
+
+
+def _submit(command: Submit) -> SubmitInput:
+    request = command.request
+    return SubmitInput(
+        id=request.id,
+        serial=request.sequence_id,
+        committed_tokens=[len(output or ()) for output in request.outputs],
+        explain_from=request.prompt_logprobs_from or 0,
+    )
+
+
+def _cancel(command: Cancel) -> CancelRecord:
+    return CancelRecord(
+        serial=command.sequence_id,
+        choice=command.choice,
+        reason=wire.REASON_TO_PROTO[command.reason],
+        output_tokens=command.num_output_tokens or 0,
+        error=command.error,
+    )
+
+
+def _said(values: Config | WorkerSpec) -> dict[str, Any]:
+    """Field by field; what is None stays unset."""
+    named = ((field.name, getattr(values, field.name)) for field in fields(values))
+    return {name: value for name, value in named if value is not None}
+
+
+def _configured(command: Configured) -> ConfiguredInput:
+    return ConfiguredInput(policy=command.policy, **_said(command.config))
+
+
+def _configured_from(message: ConfiguredInput) -> Configured:
+    values: dict[str, Any] = {field.name: getattr(message, field.name) for field in fields(Config)}
+    values["tenant_tokens_max"] = message.tenant_tokens_max or None
+    return Configured(config=Config(**values), policy=message.policy)
+
+
+def _worker_joined(command: WorkerJoined) -> WorkerJoinedInput:
+    worker = WorkerDescription(**_said(command.spec))
+    return WorkerJoinedInput(worker_id=command.worker_id, worker=worker)
+
+
+def _worker_joined_from(message: WorkerJoinedInput) -> WorkerJoined:
+    return WorkerJoined(worker_id=message.worker_id, spec=wire.spec_from_proto(message.worker))
+
+
+def _worker_lost(command: WorkerLost) -> WorkerLostInput:
+    lost = WorkerLostInput(worker_id=command.worker_id, reason=command.reason)
+    if command.is_crash is not None:
+        lost.is_crash = command.is_crash
+    return lost
+
+
+def _worker_lost_from(message: WorkerLostInput) -> WorkerLost:
+    is_crash = message.is_crash if message.HasField("is_crash") else None
+    return WorkerLost(worker_id=message.worker_id, is_crash=is_crash, reason=message.reason)
+
+
+def _step_done(command: StepDone) -> ResultInput:
+    """A result as the core sees it, without what only readers of the output want."""
+    result = command.result
+    finished = result.finished.items()
+    step = StepMessage(
+        boot_id=result.worker_id,
+        plan_id=result.plan_id,
+        step=result.step,
+        slots=result.slots,
+        token_ids=result.tokens,
+        finished=[RowFinished(slot=s, reason=wire.REASON_TO_PROTO[why]) for s, why in finished],
+        errors=[RowError(slot=s, message=error) for s, error in result.errors.items()],
+        prompt_logprobs=[
+            RowPromptLogprobs(slot=s, logprobs=_positions(run))
+            for s, run in result.prompt_logprobs.items()
+        ],
+        is_last=result.is_last,
+    )
+    return ResultInput(worker_id=result.worker_id, step=step)
+
+
+def _positions(run: range) -> PromptLogprobs:
+    return PromptLogprobs(position=run.start, token_count=len(run))
+
+
+def _step_done_from(message: ResultInput) -> StepDone:
+    result: StepResult = wire.step_from_proto(message.worker_id, message.step)
+    return StepDone(result=result)
+
+
+_WRITERS: Final[Mapping[type, tuple[str, Callable[[Any], Any]]]] = {
+    Configured: ("configured", _configured),
+    Submit: ("submit", _submit),
+    Cancel: ("cancel", _cancel),
+    Expire: ("expire", lambda command: ExpireInput()),
+    WorkerJoined: ("worker_joined", _worker_joined),
+    WorkerDraining: (
+        "worker_draining",
+        lambda command: WorkerDrainingInput(worker_id=command.worker_id),
+    ),
+    WorkerLate: (
+        "worker_late",
+        lambda command: WorkerLateInput(worker_id=command.worker_id),
+    ),
+    WorkerLost: ("worker_lost", _worker_lost),
+    StepDone: ("result", _step_done),
+    MakePlan: ("plan", lambda command: PlanInput(worker_id=command.worker_id)),
+}
+_READERS: Final[Mapping[str | None, Callable[[Any], Command]]] = {
+    "configured": _configured_from,
+    "cancel": cancel_from_proto,
+    "expire": lambda message: Expire(),
+    "worker_joined": _worker_joined_from,
+    "worker_draining": lambda message: WorkerDraining(worker_id=message.worker_id),
+    "worker_late": lambda message: WorkerLate(worker_id=message.worker_id),
+    "worker_lost": _worker_lost_from,
+    "result": _step_done_from,
+    "plan": lambda message: MakePlan(worker_id=message.worker_id),
+}

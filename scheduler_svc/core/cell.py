@@ -1,0 +1,169 @@
+"""Everything the core knows, and the moves of a sequence between queue, batch and end.
+
+The planner decides, results tell, commands ask: whatever the reason, a sequence moves by a method
+of `CellState`, so that queue, slots, blocks and state change together.
+
+    waiting ─► admit ─► running ─► retire ─► finish
+       ▲                   │
+       └───── preempt ◄────┘
+"""
+
+from scheduler_svc.core.outcome import Event, Finished, RequestOver
+from scheduler_svc.core.policy.presets import POLICIES
+from scheduler_svc.core.requests import LiveRequest, Sequence, State
+from scheduler_svc.core.types import Config, Reason, SequenceId, SlotIndex
+from scheduler_svc.core.waiting import WaitingQueue
+from scheduler_svc.core.workers import Worker
+
+
+class CellState:
+    """One cell: who waits, who runs where, by which rules."""
+
+    def __init__(self) -> None:
+        self.config = Config()
+        self.policy = POLICIES["fair"]
+        self.waiting = WaitingQueue(self.policy.order)
+        self.workers: dict[str, Worker] = {}
+        self.live: dict[SequenceId, LiveRequest] = {}
+        # Workers of which something changed since `concerned` was last asked.
+        self._touched: dict[str, None] = {}
+
+    def touch(self, worker_id: str) -> None:
+        """Something of this worker has changed."""
+        self._touched[worker_id] = None
+
+    def concerned(self) -> tuple[str, ...]:
+        """Workers that may need a plan for what has changed; of all others it is known that they
+        need none. Asked once per command, it costs nothing per sequence.
+        """
+        touched, self._touched = self._touched, {}
+        if self.waiting.num_admissible:
+            touched |= {w.id: None for w in self.workers.values() if w.is_open}
+        return tuple(worker_id for worker_id in touched if worker_id in self.workers)
+
+    def configure(self, config: Config, policy: str) -> None:
+        """Decide by this from now on; nobody is thrown out."""
+        self.policy, self.config = POLICIES[policy], config
+        self.waiting.configure(self.policy.order, config.tenant_tokens_max)
+        self._touched = dict.fromkeys(self.workers)
+
+    # A sequence moves
+
+    def admit(
+        self, worker: Worker, sequence: Sequence, num_computed_tokens: int, now_ns: int
+    ) -> SlotIndex:
+        """From the queue into a slot; its blocks are allocated."""
+        self.waiting.admit(sequence, num_computed_tokens)
+        sequence.move(State.RUNNING)
+        live = sequence.live
+        if live.admitted_ns is None:
+            live.admitted_ns = now_ns
+            live.num_cached_tokens = num_computed_tokens
+        return worker.admit(sequence, num_computed_tokens)
+
+    def retire(self, worker: Worker, sequence: Sequence) -> None:
+        """Free the slot of a sequence whose last token is certain to come with steps in flight.
+
+        Its blocks are anybody's for the asking (`Worker.reclaim`).
+        """
+        self._vacate(worker, sequence)
+        worker.kv.close(sequence.kv)
+        worker.retiring[sequence.sequence_id] = sequence
+
+    def preempt(self, worker: Worker, sequence: Sequence) -> None:
+        """From its slot back into the queue; committed tokens stay, KV does not."""
+        self._release(worker, sequence)
+        sequence.move(State.PREEMPTED)
+        self.waiting.add(sequence)
+
+    def queue_siblings(self, live: LiveRequest) -> None:
+        """The other choices need not wait for the first one any more."""
+        siblings, live.siblings = live.siblings, []
+        for sequence in siblings:
+            self.waiting.add(sequence)
+
+    def end(
+        self, live: LiveRequest, reason: Reason, now_ns: int, events: list[Event], error: str
+    ) -> None:
+        """End every choice that has not ended."""
+        for sequence in live.sequences:
+            if sequence.state is not State.FINISHED:
+                self.finish(sequence, reason, now_ns, events, error=error)
+
+    def finish(
+        self, sequence: Sequence, reason: Reason, now_ns: int, events: list[Event], error: str = ""
+    ) -> None:
+        """The one way a sequence ends: slot and blocks are free, and its event is out."""
+        live = sequence.live
+        if sequence.residency is not None:
+            self._release(self.workers[sequence.residency.worker_id], sequence)
+        elif not self.waiting.remove(sequence) and sequence in live.siblings:
+            live.siblings.remove(sequence)
+        sequence.move(State.FINISHED)
+        ending = Finished(
+            sequence_id=sequence.sequence_id,
+            reason=reason,
+            num_output_tokens=sequence.num_output_tokens,
+            error=error,
+        )
+        live.endings[sequence.choice] = ending
+        events.append(ending)
+        if all(s.state is State.FINISHED for s in live.sequences):
+            del self.live[live.request.sequence_id]
+            self.waiting.remove_request(live.tenant)
+            events.append(_over(live, now_ns))
+        elif sequence.choice == 0 and not live.has_prompt_logprobs:
+            # The others would have nobody to bring the prompt's, and it is what failed.
+            self.end(live, reason, now_ns, events, error)
+        elif sequence.choice == 0:
+            self.queue_siblings(live)
+
+    def _release(self, worker: Worker, sequence: Sequence) -> None:
+        """The sequence is no longer this worker's: finished, preempted or cancelled."""
+        if worker.retiring.pop(sequence.sequence_id, None) is None:
+            self._vacate(worker, sequence)
+        worker.kv.release(sequence.kv)
+        sequence.residency = None
+
+    def _vacate(self, worker: Worker, sequence: Sequence) -> None:
+        self.touch(worker.id)
+        worker.vacate(sequence)
+        self.waiting.has_left(sequence)
+
+    # Invariants
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant is broken; but for those of a worker alone."""
+        self.waiting.check([s for w in self.workers.values() for s in w.running.values()])
+        waiting = {s.sequence_id for s in self.waiting}
+        placed = {s.sequence_id for w in self.workers.values() for s in w.members}
+        assert not waiting & placed
+        for live in self.live.values():
+            siblings = {s.sequence_id for s in live.siblings}
+            assert live.has_prompt_logprobs or not any(s.num_output_tokens for s in live.sequences)
+            for sequence in live.sequences:
+                places = (sequence.sequence_id in waiting, sequence.sequence_id in placed)
+                has_place = sum(places) + (sequence.sequence_id in siblings)
+                assert has_place == (sequence.state is not State.FINISHED), sequence
+        if not self.live:
+            assert not waiting
+            assert not placed
+            for worker in self.workers.values():
+                assert worker.kv.free_count == worker.kv.block_count
+
+
+def _over(live: LiveRequest, now_ns: int) -> RequestOver:
+    admitted_ns = live.admitted_ns if live.admitted_ns is not None else now_ns
+    first_token_ns = live.first_token_ns if live.first_token_ns is not None else now_ns
+    return RequestOver(
+        id=live.request.id,
+        sequence_id=live.request.sequence_id,
+        num_prompt_tokens=len(live.request.prompt),
+        num_cached_tokens=live.num_cached_tokens,
+        outputs=tuple(tuple(s.tokens[s.num_prompt_tokens :]) for s in live.sequences),
+        endings=tuple(live.endings[choice] for choice in sorted(live.endings)),
+        queue_ns=max(0, admitted_ns - live.request.arrived_ns),
+        prefill_ns=max(0, first_token_ns - admitted_ns),
+        decode_ns=max(0, now_ns - first_token_ns),
+        num_preemptions=sum(s.num_preemptions for s in live.sequences),
+    )

@@ -1,0 +1,106 @@
+"""What the core can be told: every change of its state is one of these values, applied.
+
+The journal writes them down, a replay reads them back, simulation and tests make them up.
+"""
+
+from dataclasses import dataclass
+
+from scheduler_svc.core.types import Config, Reason, Request, SequenceId, StepResult, WorkerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configured:
+    """Decide by this from now on. `policy` is a name in `policy.presets.POLICIES`."""
+
+    config: Config
+    policy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """Take a request in. An id seen before changes nothing."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """End a request, or one choice of it, wherever it is. Unknown or ended: nothing happens."""
+
+    # The request's: that of its first choice.
+    sequence_id: SequenceId
+    # None: every choice.
+    choice: int | None = None
+    reason: Reason = Reason.CANCELLED
+    # Cuts the output to a length that somebody downstream found to be the end (a stop string).
+    num_output_tokens: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expire:
+    """End every request whose deadline, or whose wait for a worker that fits, has passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerJoined:
+    """A worker with an empty batch.
+
+    Ends requests that fit none of the workers now known, unless they wait for a lost one.
+    """
+
+    worker_id: str
+    spec: WorkerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDraining:
+    """Give it nothing new."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLate:
+    """Its step is overdue: it is given nothing, and has no share, until it answers."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    """Its batch is gone. Sequences go on elsewhere from their committed tokens."""
+
+    worker_id: str
+    # Whether it died of them, or refused them. None: only its connection is known to be broken; it
+    # joins again, or a second WorkerLost, of a worker that is no more, is the verdict.
+    is_crash: bool | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """Book one step. ResultRejected, with nothing changed, when it contradicts its plan."""
+
+    result: StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakePlan:
+    """What this worker does next, if it needs a new plan."""
+
+    worker_id: str
+
+
+Command = (
+    Configured
+    | Submit
+    | Cancel
+    | Expire
+    | WorkerJoined
+    | WorkerDraining
+    | WorkerLate
+    | WorkerLost
+    | StepDone
+    | MakePlan
+)

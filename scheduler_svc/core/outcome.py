@@ -1,0 +1,144 @@
+"""What comes of a command: the one value that leaves the core. Whoever applied it performs it."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from scheduler_svc.core.types import BlockId, Reason, SequenceId, SlotIndex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """A sequence takes a slot, with blocks for all its known tokens."""
+
+    slot: SlotIndex
+    sequence_id: SequenceId
+    tokens: tuple[int, ...]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    blocks: tuple[BlockId, ...]
+    # Prompt logprobs are wanted from this position on; `num_prompt_tokens`: none.
+    prompt_logprobs_from: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a worker does next, as a diff of its batch. Applied in the order of the fields."""
+
+    worker_id: str
+    plan_id: int
+    lease_steps: int
+    leaves: tuple[SlotIndex, ...]
+    joins: tuple[Join, ...]
+    appends: tuple[tuple[SlotIndex, BlockId], ...]
+    copies: tuple[tuple[BlockId, BlockId], ...]
+    chunks: tuple[tuple[SlotIndex, int], ...]
+    checksum: int
+    # For readers: the decision in their words.
+    preempted: tuple[SequenceId, ...]
+    decode_rows: int
+    blocks_free: int
+    waiting: int
+
+    @property
+    def admitted(self) -> tuple[SequenceId, ...]:
+        """Serials that joined with this plan."""
+        return tuple(join.sequence_id for join in self.joins)
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Prompt tokens computed by the first step."""
+        return sum(count for _, count in self.chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """One choice ended. Exactly one per choice."""
+
+    sequence_id: SequenceId
+    reason: Reason
+    num_output_tokens: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOver:
+    """Every choice of a request has ended; the core has forgotten it."""
+
+    id: str
+    sequence_id: SequenceId
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    outputs: tuple[tuple[int, ...], ...]
+    endings: tuple[Finished, ...]
+    queue_ns: int
+    prefill_ns: int
+    decode_ns: int
+    num_preemptions: int
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Over all choices."""
+        return sum(len(output) for output in self.outputs)
+
+
+Event = Finished | RequestOver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTokens:
+    """What a step brought that counts. The first four are parallel, one entry per token."""
+
+    slots: list[SlotIndex]
+    sequence_ids: list[SequenceId]
+    # Of the token in the sequence's output, from 0.
+    positions: list[int]
+    tokens: list[int]
+    # Whose prompt log-probabilities of the result count.
+    prompt_logprobs: dict[SlotIndex, SequenceId] = field(default_factory=dict)
+
+
+class Why(Enum):
+    """Why a stage of the planner passed somebody over."""
+
+    # No plan, or nobody joins.
+    PLANS_IN_FLIGHT = "the worker has not answered the plans it has"
+    NOTHING_CHANGED = "the worker runs on by itself"
+    DRAINING = "the worker is draining"
+    LATE = "a step of the worker is overdue"
+    NO_SLOT = "every slot is taken"
+    NO_BUDGET = "another prefill could not be promised its minimum of every step"
+    PREEMPTED = "somebody was preempted by this very plan"
+    # A sequence, or all behind it too.
+    TOO_LARGE = "it fits another worker only"
+    SUSPECT = "one suspect at a time"
+    VERDICT = "nobody knows yet whether the workers it lost died of it"
+    ANOTHER_WORKER = "another worker can start it now"
+    BLOCKS = "too few blocks are free"
+    WORST_CASE = "at its longest it does not fit"
+    RESERVED = "at its longest it does not fit beside those that may not be preempted either"
+    BATCH = "the batch runs out first"
+    # The lease is shorter than it might be.
+    END_IS_NEAR = "somebody waits, and a slot will be free soon"
+    PREFILL = "a prefill goes on"
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """Whom a stage of the planner passed over, and why; None: whoever it might have been."""
+
+    stage: str
+    why: Why
+    sequence_id: SequenceId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a command changed that the world must hear of."""
+
+    tokens: StepTokens | None = None
+    events: tuple[Event, ...] = ()
+    # Of MakePlan; None: the worker needs none now, and nothing was changed.
+    plan: Plan | None = None
+    passed_over: tuple[PassedOver, ...] = ()
+    # Workers whose next MakePlan may bring a plan; that of every other brings none.
+    workers: tuple[str, ...] = ()

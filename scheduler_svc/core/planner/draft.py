@@ -1,0 +1,127 @@
+"""A plan in the making: makes the moves that the stages choose, and writes them down."""
+
+from dataclasses import dataclass
+
+from scheduler_svc.core.cell import CellState
+from scheduler_svc.core.outcome import Join, PassedOver, Plan, Why
+from scheduler_svc.core.requests import Sequence
+from scheduler_svc.core.types import BlockId, SequenceId, SlotIndex
+from scheduler_svc.core.workers import CHECKSUM_MASK, Worker
+
+# Of one plan; behind somebody who fits another worker only there may be thousands more.
+PASSED_OVER_MAX = 32
+# Sequences whose block tables are too short, and by how many blocks.
+Growth = list[tuple[Sequence, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """Who joins, from which cached blocks, and whether those that are retiring must give theirs."""
+
+    sequence: Sequence
+    hits: list[BlockId]
+    needs_reclaim: bool
+
+
+class Draft:
+    """What the stages share: the cell, the worker, and the plan so far."""
+
+    def __init__(self, cell: CellState, worker: Worker, now_ns: int) -> None:
+        self.cell = cell
+        self.worker = worker
+        self.preempted: list[SequenceId] = []
+        self.joins: list[Join] = []
+        self.passed_over: list[PassedOver] = []
+        self._now_ns = now_ns
+        self._appends: list[tuple[SlotIndex, BlockId]] = []
+        self._copies: list[tuple[BlockId, BlockId]] = []
+
+    def pass_over(self, stage: str, why: Why, sequence_id: SequenceId | None = None) -> None:
+        """For readers: whom a stage passed over, and why."""
+        if len(self.passed_over) < PASSED_OVER_MAX:
+            self.passed_over.append(PassedOver(stage, why, sequence_id))
+
+    # Moves
+
+    def retire(self, sequence: Sequence) -> None:
+        """The slot is free from this plan on; the last token is on its way."""
+        self.cell.retire(self.worker, sequence)
+
+    def reclaim(self) -> None:
+        """The blocks of those that are retiring are free from this plan on."""
+        self.worker.reclaim()
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Back into the queue, for want of blocks."""
+        self.cell.preempt(self.worker, sequence)
+        sequence.num_preemptions += 1
+        self.preempted.append(sequence.sequence_id)
+
+    def extend(self, growth: Growth) -> None:
+        """Blocks for those whose tables are too short. The caller has seen that they are free."""
+        for sequence, count in growth:
+            assert sequence.residency is not None
+            slot = sequence.residency.slot
+            self._appends += [(slot, block) for block in self.worker.kv.extend(sequence.kv, count)]
+
+    def admit(self, admission: Admission) -> None:
+        """A slot, and blocks for all known tokens."""
+        if admission.needs_reclaim:
+            self.reclaim()
+        sequence, kv = admission.sequence, self.worker.kv
+        kv.allocate(sequence.kv, admission.hits)
+        num_computed_tokens = len(admission.hits) * kv.block_size
+        if (copy := self._fork(sequence)) is not None:
+            self._copies.append(copy)
+            num_computed_tokens = len(sequence.tokens) - 1
+        slot = self.cell.admit(self.worker, sequence, num_computed_tokens, self._now_ns)
+        self.joins.append(
+            Join(
+                slot=slot,
+                sequence_id=sequence.sequence_id,
+                tokens=tuple(sequence.tokens),
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                num_computed_tokens=num_computed_tokens,
+                blocks=tuple(sequence.kv.blocks),
+                prompt_logprobs_from=sequence.live.prompt_logprobs_done,
+            )
+        )
+
+    def _fork(self, sequence: Sequence) -> tuple[BlockId, BlockId] | None:
+        """A block copy that spares all of the prompt but its last token, if the first choice has
+        computed it here.
+        """
+        first = sequence.live.sequences[0]
+        can_fork = (
+            sequence.num_output_tokens == 0
+            and first.residency is not None
+            and self.worker.running.get(first.residency.slot) is first
+            and first.num_computed_tokens >= sequence.num_prompt_tokens
+        )
+        if not can_fork:
+            return None
+        return self.worker.kv.fork(first.kv, sequence.kv, sequence.num_prompt_tokens - 1)
+
+    # The plan itself
+
+    def seal(self, chunks: dict[SlotIndex, int], lease_steps: int) -> Plan:
+        """Send it on its way."""
+        worker = self.worker
+        decode_rows = len(worker.running) - len(worker.prefills)
+        worker.schedule(chunks, lease_steps)
+        leaves, worker.leaves = tuple(worker.leaves), []
+        return Plan(
+            worker_id=worker.id,
+            plan_id=worker.plan_id,
+            lease_steps=lease_steps,
+            leaves=leaves,
+            joins=tuple(self.joins),
+            appends=tuple(self._appends),
+            copies=tuple(self._copies),
+            chunks=tuple(chunks.items()),
+            checksum=worker.checksum & CHECKSUM_MASK,
+            preempted=tuple(self.preempted),
+            decode_rows=decode_rows,
+            blocks_free=worker.kv.free_count,
+            waiting=len(self.cell.waiting),
+        )

@@ -1,0 +1,53 @@
+"""Ensure blocks: for everything that may be written by the end of the plan's first step, at
+whatever cost.
+
+    num_tokens   [ known once the steps that are certain are answered ..)
+    ahead                                      [ steps that may happen ..)
+    places       [ a KV place for each ..................................)
+
+"""
+
+from scheduler_svc.core.cell import CellState
+from scheduler_svc.core.planner.draft import Draft, Growth
+from scheduler_svc.core.requests import Sequence
+from scheduler_svc.core.workers import Worker
+
+
+def ensure_blocks(draft: Draft) -> None:
+    """First from those that are retiring, then from victims."""
+    cell, worker = draft.cell, draft.worker
+    growth = growth_of(worker, lease_steps=1)
+    while not is_possible(worker, growth):
+        if any(sequence.kv.blocks for sequence in worker.retiring.values()):
+            draft.reclaim()
+            continue
+        assert len(worker.running) > 1, "one sequence alone was admitted only if it fits"
+        draft.preempt(victim(cell, worker))
+        growth = growth_of(worker, lease_steps=1)
+    draft.extend(growth)
+
+
+def growth_of(worker: Worker, lease_steps: int) -> Growth:
+    """Whose tables are too short for a plan of so many steps, and by how many blocks."""
+    ahead = worker.optional_steps + lease_steps - 1
+    return [
+        (sequence, count)
+        for sequence in worker.running.values()
+        if sequence.num_tokens + ahead > sequence.kv.capacity
+        and (count := worker.kv.shortfall(sequence.kv, sequence.num_tokens + ahead))
+    ]
+
+
+def is_possible(worker: Worker, growth: Growth) -> bool:
+    """Enough blocks are free."""
+    return sum(count for _, count in growth) <= worker.kv.free_count
+
+
+def victim(cell: CellState, worker: Worker) -> Sequence:
+    """Who is preempted next. Whoever was too often is the last to be."""
+
+    def key(sequence: Sequence) -> tuple[int, ...]:
+        may_be = sequence.num_preemptions < cell.config.preemptions_max
+        return (may_be, *cell.policy.victim(sequence))
+
+    return max(worker.running.values(), key=key)

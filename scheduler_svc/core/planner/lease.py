@@ -1,0 +1,42 @@
+"""Lease: how many steps the worker may run on its own under this plan."""
+
+from scheduler_svc.core.outcome import Why
+from scheduler_svc.core.planner.draft import Draft
+from scheduler_svc.core.planner.ensure import growth_of, is_possible
+from scheduler_svc.core.policy.cadence import CadenceView
+from scheduler_svc.core.types import SlotIndex
+
+
+def lease(draft: Draft, chunks: dict[SlotIndex, int]) -> int:
+    """As many as the policy wants and blocks are free for; one while a prefill goes on."""
+    worker = draft.worker
+    if not worker.running:
+        return 1
+    if any(sequence.gap > chunks[slot] for slot, sequence in worker.prefills.items()):
+        draft.pass_over("lease", Why.PREFILL)
+        return 1
+    steps = _steps_wanted(draft)
+    while steps > 1:
+        growth = growth_of(worker, steps)
+        if is_possible(worker, growth):
+            draft.extend(growth)
+            break
+        draft.pass_over("lease", Why.BLOCKS)
+        steps //= 2
+    return steps
+
+
+def _steps_wanted(draft: Draft) -> int:
+    cell, worker = draft.cell, draft.worker
+    steps_to_end = min(s.tokens_max - s.num_tokens for s in worker.running.values())
+    steps = cell.policy.cadence(
+        CadenceView(
+            waiting=len(cell.waiting),
+            steps_to_end=steps_to_end - worker.optional_steps,
+            plans_in_flight_max=cell.config.plans_in_flight_max,
+            lease_steps_max=cell.config.lease_steps_max,
+        )
+    )
+    if steps < cell.config.lease_steps_max:
+        draft.pass_over("lease", Why.END_IS_NEAR)
+    return steps

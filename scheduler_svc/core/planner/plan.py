@@ -1,0 +1,63 @@
+"""The stages of a plan, in order.
+
+    retire   who is certain to finish gives up the slot
+    ensure   blocks for the next step of those who stay, preempting if they are short
+    place    who of those who wait is this worker's to take
+    admit    whether it may start now
+    share    the step's token budget among prefills
+    lease    how many steps the worker may run on its own
+
+Each stage is a function over the draft. It looks at the cell as the stages before have left it,
+chooses by a rule of the policy, and has the draft make the move; whom it passed over, and why, it
+writes down too. Whether there is to be a plan is a question asked first, so that no move is ever
+undone, and a plan that is not made leaves no trace.
+"""
+
+from scheduler_svc.core.cell import CellState
+from scheduler_svc.core.outcome import PassedOver, Plan, Why
+from scheduler_svc.core.planner.admit import admit, choose
+from scheduler_svc.core.planner.draft import Draft
+from scheduler_svc.core.planner.ensure import ensure_blocks
+from scheduler_svc.core.planner.lease import lease
+from scheduler_svc.core.planner.retire import retire
+from scheduler_svc.core.planner.share import share
+from scheduler_svc.core.workers import Worker
+
+# What most questions for a plan are answered with.
+_NONE = {why: (PassedOver("plan", why),) for why in Why}
+
+
+def make_plan(
+    cell: CellState, worker: Worker, now_ns: int
+) -> tuple[Plan | None, tuple[PassedOver, ...]]:
+    """The worker's next plan, or None when it needs none now, which changes nothing."""
+    if (why := why_none(cell, worker)) is not None:
+        return None, _NONE[why]
+    draft = Draft(cell, worker, now_ns)
+    if not is_due(worker):
+        if (admission := choose(draft)) is None:
+            return None, tuple(draft.passed_over)
+        if admission.needs_reclaim:
+            draft.reclaim()
+    retire(draft)
+    ensure_blocks(draft)
+    admit(draft)
+    chunks = share(draft)
+    lease_steps = lease(draft, chunks)
+    return draft.seal(chunks, lease_steps), tuple(draft.passed_over)
+
+
+def why_none(cell: CellState, worker: Worker) -> Why | None:
+    """Why there is to be no plan, whoever could join; None: there may be one."""
+    if worker.is_late:
+        return Why.LATE
+    if worker.first_steps_unanswered >= cell.config.plans_in_flight_max:
+        return Why.PLANS_IN_FLIGHT
+    return None if cell.waiting or is_due(worker) else Why.NOTHING_CHANGED
+
+
+def is_due(worker: Worker) -> bool:
+    """Something changed in the batch, a prefill has tokens left, or the lease runs low."""
+    if worker.leaves or worker.num_finishing or worker.prefills:
+        return True
+    return bool(worker.running) and worker.is_lease_low

@@ -1,0 +1,53 @@
+"""Admission: may the sequence whose turn it is start on this worker now? None, or why not."""
+
+from dataclasses import dataclass
+
+from scheduler_svc.core.outcome import Why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionView:
+    """What an admission rule may look at: a candidate and the worker it would join."""
+
+    # Sequences that ran before this plan, and those that this plan has admitted.
+    running: int
+    joining: int
+    block_count: int
+    blocks_free: int
+    # Blocks to take for the tokens known now; those of cached prefixes in use are spared.
+    blocks_now: int
+    # Blocks to take for the longest the sequence can become, and what those in the batch may still
+    # come to need, each at its longest.
+    blocks_worst: int
+    worst_case_need: int
+    # It was preempted before, and too often to be preempted again.
+    was_preempted: bool
+    is_reserved: bool
+    # All blocks of it and of those like it in the batch, each at its longest; 0: it is not.
+    blocks_reserved: int
+
+
+def whenever_it_fits(view: AdmissionView) -> Why | None:
+    """Continuous batching: a slot is taken as soon as it is free.
+
+    One block stays free per sequence in the batch, so that the newcomer does not preempt at the
+    next block border; two for one that was preempted, or it would soon be again. Those that may
+    not be preempted again are never more than the pool holds at their longest: the others, who
+    are preempted for them, need not wait.
+    """
+    if view.is_reserved and view.blocks_reserved > view.block_count:
+        return Why.RESERVED
+    is_wary = view.was_preempted and not view.is_reserved
+    spare = (view.running + view.joining) * (2 if is_wary else 1)
+    return None if view.blocks_now + spare <= view.blocks_free else Why.BLOCKS
+
+
+def when_all_are_done(view: AdmissionView) -> Why | None:
+    """Static batching, the old way.
+
+    Fill an empty batch, reserve the worst case, run until all are done.
+    """
+    if view.running:
+        return Why.BATCH
+    fits = view.blocks_worst + view.worst_case_need <= view.blocks_free
+    return None if fits else Why.WORST_CASE

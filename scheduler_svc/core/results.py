@@ -1,0 +1,182 @@
+"""A step result against its plan: first checked, then booked. What is not believed changes nothing.
+
+A row of a result counts only while the residency that the plan was made for lasts: what was
+computed for a sequence that has left meanwhile never happened.
+"""
+
+from scheduler_svc.core.cell import CellState
+from scheduler_svc.core.outcome import Event, StepTokens
+from scheduler_svc.core.requests import LiveRequest, Sequence
+from scheduler_svc.core.types import Reason, ResultRejected, SequenceId, SlotIndex, StepResult
+from scheduler_svc.core.workers import Flight, Worker
+
+# Checks. Each raises ResultRejected.
+
+
+def check_result(worker: Worker, result: StepResult) -> Flight:
+    """The in-flight plan that the result belongs to, and is in all points an answer to."""
+    flight = _expected_flight(worker, result)
+    _check_slots(flight, result)
+    _check_tokens(worker, result)
+    _check_ends(flight, result)
+    _check_prompt_logprobs(flight, result)
+    return flight
+
+
+def _expected_flight(worker: Worker, result: StepResult) -> Flight:
+    for flight in worker.flights:
+        if flight.plan_id == result.plan_id and flight.answered == result.step:
+            return flight
+        if flight.plan_id == result.plan_id or flight.answered == 0:
+            break
+    raise ResultRejected(f"plan {result.plan_id} step {result.step} is out of sequence")
+
+
+def _check_slots(flight: Flight, result: StepResult) -> None:
+    """Every slot that is to sample has a token or an error, once, and no other has one."""
+    answered = set(result.slots)
+    if len(result.slots) != len(answered) or len(result.slots) != len(result.tokens):
+        raise ResultRejected(f"plan {result.plan_id}: slots repeated or without a token")
+    if answered & result.errors.keys() or not result.finished.keys() <= answered:
+        raise ResultRejected(
+            f"plan {result.plan_id}: a slot both failed and sampled, or ended unsampled"
+        )
+    computing = flight.sampling if flight.answered else flight.sampling | flight.chunks.keys()
+    extra = result.errors.keys() - computing
+    if extra or answered | (result.errors.keys() & flight.sampling) != flight.sampling:
+        raise ResultRejected(
+            f"plan {result.plan_id} step {result.step}: slots {sorted(answered)} answered, "
+            f"{sorted(flight.sampling)} expected"
+        )
+
+
+def _check_tokens(worker: Worker, result: StepResult) -> None:
+    if result.finished and not set(result.finished.values()) <= {Reason.STOP, Reason.LENGTH}:
+        raise ResultRejected(f"plan {result.plan_id}: a row ends for stop or length only")
+    vocab_size = worker.spec.vocab_size
+    if result.tokens and not 0 <= min(result.tokens) <= max(result.tokens) < vocab_size:
+        raise ResultRejected(f"plan {result.plan_id}: a token is not in [0, {vocab_size})")
+
+
+def _check_ends(flight: Flight, result: StepResult) -> None:
+    """A sequence ends for length exactly at its last token."""
+    lasting = [
+        slot
+        for slot in result.slots
+        if len((one := flight.members[slot].sequence).tokens) + 1 >= one.tokens_max
+    ]
+    for slot in dict.fromkeys([*lasting, *result.finished]):
+        if (sequence := _resident(flight, slot)) is None:
+            continue
+        reason = result.finished.get(slot)
+        allowed = (Reason.LENGTH, Reason.STOP) if slot in lasting else (None, Reason.STOP)
+        if reason not in allowed:
+            raise ResultRejected(
+                f"sequence {sequence.sequence_id} has {sequence.num_output_tokens + 1} output "
+                f"tokens and was reported {reason.value if reason else 'running'}"
+            )
+
+
+def _check_prompt_logprobs(flight: Flight, result: StepResult) -> None:
+    """Of every chunk exactly the prompt positions whose log-probabilities it was to bring."""
+    expected: dict[SlotIndex, range] = {}
+    for slot, count in flight.chunks.items() if result.step == 0 else ():
+        residency = flight.members[slot]
+        if residency.sequence.residency is not residency:
+            # It never happened, so nobody knows what it had done.
+            positions = result.prompt_logprobs.get(slot)
+        elif slot not in result.errors:
+            positions = residency.sequence.prompt_logprobs_of(count)
+        else:
+            positions = None
+        if positions:
+            expected[slot] = positions
+    if expected != result.prompt_logprobs:
+        raise ResultRejected(
+            f"plan {result.plan_id}: log-probabilities of prompt positions by slot "
+            f"{dict(result.prompt_logprobs)}, {expected} expected"
+        )
+
+
+# Books
+
+
+def book_result(
+    cell: CellState, worker: Worker, flight: Flight, result: StepResult, now_ns: int
+) -> tuple[StepTokens, list[Event]]:
+    """What a checked result means to the world."""
+    prompt_logprobs = _book_chunks(worker, flight, result) if result.step == 0 else {}
+    members = flight.members
+    rows = [
+        (slot, sequence, token)
+        for slot, token in zip(result.slots, result.tokens, strict=True)
+        if (sequence := members[slot].sequence).residency is members[slot]
+    ]
+    out = StepTokens(
+        slots=[slot for slot, _, _ in rows],
+        sequence_ids=[sequence.sequence_id for _, sequence, _ in rows],
+        positions=[len(sequence.tokens) - sequence.num_prompt_tokens for _, sequence, _ in rows],
+        tokens=[token for _, _, token in rows],
+        prompt_logprobs=prompt_logprobs,
+    )
+    _book_tokens(cell, worker, rows, now_ns, is_optional=result.step > 0)
+    worker.advance(flight, {*result.finished, *result.errors}, is_last=result.is_last)
+    events: list[Event] = []
+    for slot, reason in result.finished.items():
+        if (ended := _resident(flight, slot)) is not None:
+            cell.finish(ended, reason, now_ns, events)
+    for slot, error in result.errors.items():
+        if (ended := _resident(flight, slot)) is not None:
+            cell.finish(ended, Reason.ERROR, now_ns, events, error)
+    cell.waiting.settle()
+    return out, events
+
+
+def _book_chunks(worker: Worker, flight: Flight, result: StepResult) -> dict[SlotIndex, SequenceId]:
+    """Of a chunk that samples, the last token is booked with what it sampled."""
+    prompt_logprobs: dict[SlotIndex, SequenceId] = {}
+    for slot, count in flight.chunks.items():
+        sequence = _resident(flight, slot)
+        if sequence is None or slot in result.errors:
+            continue
+        if slot in result.prompt_logprobs:
+            sequence.live.prompt_logprobs_done = result.prompt_logprobs[slot].stop
+            prompt_logprobs[slot] = sequence.sequence_id
+        computed = sequence.advance(count - (slot in flight.sampling))
+        worker.kv.commit(sequence.kv, computed)
+    return prompt_logprobs
+
+
+def _book_tokens(
+    cell: CellState,
+    worker: Worker,
+    rows: list[tuple[SlotIndex, Sequence, int]],
+    now_ns: int,
+    *,
+    is_optional: bool,
+) -> None:
+    for _, sequence, token in rows:
+        sequence.tokens.append(token)
+        computed = sequence.advance(1)
+        if is_optional:
+            sequence.num_scheduled_tokens += 1
+            sequence.num_tokens = num_tokens = sequence.num_tokens + 1
+            worker.num_finishing += num_tokens == sequence.tokens_max
+        if computed >= sequence.kv.commit_at:
+            worker.kv.commit(sequence.kv, computed)
+        live = sequence.live
+        live.tenant.served += 1
+        if live.first_token_ns is None or live.siblings:
+            _book_first_token(cell, live, now_ns)
+
+
+def _book_first_token(cell: CellState, live: LiveRequest, now_ns: int) -> None:
+    live.first_token_ns = live.first_token_ns or now_ns
+    cell.queue_siblings(live)
+
+
+def _resident(flight: Flight, slot: SlotIndex) -> Sequence | None:
+    """Who has the slot since the plan was made; None: it has left."""
+    residency = flight.members[slot]
+    sequence = residency.sequence
+    return sequence if sequence.residency is residency else None

@@ -1,0 +1,217 @@
+"""One worker as the core sees it: its slots, its blocks, and the plans it has not answered in full.
+
+The core owns all of this; the worker holds a mirror that the plan's checksum proves right. A worker
+applies plans strictly in order, each between two steps. So a block or slot given up here may be
+given to another sequence in the very next plan: whatever the plans in flight still write there is
+written before (docs/adr/0002).
+"""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+
+from scheduler_svc.core.kv import KVManager
+from scheduler_svc.core.requests import Residency, Sequence
+from scheduler_svc.core.types import SequenceId, SlotIndex, WorkerSpec
+
+CHECKSUM_MASK = (1 << 64) - 1
+
+
+def slot_checksum(slot: SlotIndex, sequence_id: SequenceId) -> int:
+    """One member's part of the membership checksum, as worker_service.proto defines it."""
+    return (sequence_id + 1) * (2 * slot + 1)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Flight:
+    """An in-flight plan: it was sent and may still produce results."""
+
+    plan_id: int
+    lease_steps: int
+    # As of this plan.
+    members: dict[SlotIndex, Residency]
+    chunks: dict[SlotIndex, int]
+    # Slots that the next result of this plan must answer for: no more, no fewer.
+    sampling: set[SlotIndex]
+    answered: int = 0
+
+    @property
+    def optional_steps(self) -> int:
+        """Steps that happen only if no newer plan comes first."""
+        return self.lease_steps - max(self.answered, 1)
+
+
+class Worker:
+    """Slots, blocks and in-flight plans of one worker process."""
+
+    def __init__(self, worker_id: str, spec: WorkerSpec) -> None:
+        self.id = worker_id
+        self.spec = spec
+        self.kv = KVManager(spec)
+        self.running: dict[SlotIndex, Sequence] = {}
+        # Of those, the ones with more than one token to go.
+        self.prefills: dict[SlotIndex, Sequence] = {}
+        # And how many of them are certain to finish with the steps in flight.
+        self.num_finishing = 0
+        # Certain to finish, and their slot is already free.
+        self.retiring: dict[SequenceId, Sequence] = {}
+        self.flights: deque[Flight] = deque()
+        self.leaves: list[SlotIndex] = []
+        self.is_draining = False
+        # A step is overdue; it takes none of what waits.
+        self.is_late = False
+        self.plan_id = 0
+        self.checksum = 0
+        self._slots_free = list(range(spec.slots_max))
+        # Of those who run, for the next plan to remember.
+        self._residents: dict[SlotIndex, Residency] = {}
+
+    def __repr__(self) -> str:
+        flights = len(self.flights)
+        return f"<Worker {self.id} {len(self.running)} running, {flights} in flight, {self.kv}>"
+
+    # Questions
+
+    @property
+    def slots_free(self) -> int:
+        """Slots a new sequence could take."""
+        return len(self._slots_free)
+
+    @property
+    def is_open(self) -> bool:
+        """Somebody might join."""
+        return bool(self._slots_free) and not self.is_draining and not self.is_late
+
+    @property
+    def first_steps_unanswered(self) -> int:
+        """Plans of which nothing has come back yet."""
+        return [flight.answered for flight in self.flights].count(0)
+
+    @property
+    def is_lease_low(self) -> bool:
+        """Of its newest plan the worker has half or less to run by itself, or a step, or none."""
+        if not self.flights:
+            return True
+        newest = self.flights[-1]
+        return newest.lease_steps - newest.answered <= max(1, newest.lease_steps // 2)
+
+    @property
+    def optional_steps(self) -> int:
+        """Steps in flight that may or may not happen."""
+        return sum(flight.optional_steps for flight in self.flights)
+
+    @property
+    def members(self) -> list[Sequence]:
+        """Every sequence that the worker's death would interrupt."""
+        return [*self.retiring.values(), *self.running.values()]
+
+    def sequences_of(self, plan_id: int) -> dict[SlotIndex, SequenceId]:
+        """Who had which slot in a plan in flight, of those that are still there."""
+        for flight in self.flights:
+            if flight.plan_id == plan_id:
+                there = [r for r in flight.members.values() if r.sequence.residency is r]
+                return {r.slot: r.sequence.sequence_id for r in there}
+        return {}
+
+    def can_hold(self, sequence: Sequence) -> bool:
+        """Whether the sequence fits pool and context at its longest."""
+        return sequence.kv.places_max <= self.spec.places_max
+
+    # Commands. `CellState` calls those that take a slot or give it up.
+
+    def admit(self, sequence: Sequence, num_computed_tokens: int) -> SlotIndex:
+        """Give the lowest free slot to a sequence whose blocks are allocated."""
+        slot = heapq.heappop(self._slots_free)
+        sequence.residency = Residency(sequence=sequence, worker_id=self.id, slot=slot)
+        self._residents[slot] = sequence.residency
+        sequence.num_computed_tokens = sequence.num_scheduled_tokens = num_computed_tokens
+        sequence.num_tokens = len(sequence.tokens)
+        self.running[slot] = sequence
+        if sequence.gap > 1:
+            self.prefills[slot] = sequence
+        self.checksum += slot_checksum(slot, sequence.sequence_id)
+        return slot
+
+    def vacate(self, sequence: Sequence) -> None:
+        """Take the slot back; the worker is told with the next plan."""
+        assert sequence.residency is not None
+        slot = sequence.residency.slot
+        del self.running[slot]
+        del self._residents[slot]
+        self.prefills.pop(slot, None)
+        self.num_finishing -= sequence.is_certain_to_finish
+        heapq.heappush(self._slots_free, slot)
+        self.leaves.append(slot)
+        self.checksum -= slot_checksum(slot, sequence.sequence_id)
+
+    def reclaim(self) -> None:
+        """Take the blocks of those that are retiring.
+
+        Unasked, they live to be committed, and can be found as a prefix.
+        """
+        for sequence in self.retiring.values():
+            self.kv.release(sequence.kv)
+
+    def schedule(self, chunks: dict[SlotIndex, int], lease_steps: int) -> None:
+        """A plan is on its way: the next token, or chunk of a prompt, of everybody it is for is
+        certain to come.
+        """
+        waiting: set[SlotIndex] = set()
+        for slot, sequence in list(self.prefills.items()):
+            count, gap = chunks.get(slot, 0), sequence.gap
+            if count < gap:
+                waiting.add(slot)
+                sequence.num_scheduled_tokens += count
+            else:
+                # The last one is counted below, with the token that it samples.
+                sequence.num_scheduled_tokens += count - 1
+            if gap - count <= 1:
+                del self.prefills[slot]
+        for slot, sequence in self.running.items():
+            if slot not in waiting:
+                sequence.num_scheduled_tokens += 1
+                sequence.num_tokens = num_tokens = sequence.num_tokens + 1
+                self.num_finishing += num_tokens == sequence.tokens_max
+        self.plan_id += 1
+        self.flights.append(
+            Flight(
+                plan_id=self.plan_id,
+                lease_steps=lease_steps,
+                members=self._residents.copy(),
+                chunks=chunks,
+                sampling=self.running.keys() - waiting,
+            )
+        )
+
+    def advance(self, flight: Flight, ended: set[SlotIndex], *, is_last: bool) -> None:
+        """A step was answered: older plans are over, and those that ended answer no more."""
+        while self.flights[0] is not flight:
+            self.flights.popleft()
+        flight.answered += 1
+        for slot in ended:
+            member = flight.members[slot]
+            for other in self.flights:
+                if other.members.get(slot) is member:
+                    other.sampling.discard(slot)
+        if is_last or flight.answered == flight.lease_steps:
+            self.flights.popleft()
+
+    def check(self) -> None:
+        """Raise AssertionError when the books do not balance."""
+        self.kv.check([sequence.kv for sequence in self.members])
+        running = self.running.items()
+        assert len(self.running) + len(self._slots_free) == self.spec.slots_max
+        assert self.checksum == sum(slot_checksum(slot, s.sequence_id) for slot, s in running)
+        assert self.prefills == {slot: s for slot, s in running if s.gap > 1}
+        assert self.num_finishing == sum(s.is_certain_to_finish for _, s in running)
+        for slot, sequence in running:
+            assert sequence.residency is not None
+            assert sequence.residency.slot == slot
+            assert self._residents[slot] is sequence.residency
+            assert 0 <= sequence.num_computed_tokens <= sequence.num_scheduled_tokens
+            assert sequence.num_scheduled_tokens < sequence.num_tokens
+            assert len(sequence.tokens) <= sequence.num_tokens
+            assert self.kv.shortfall(sequence.kv, sequence.num_scheduled_tokens) == 0
+        for sequence in self.members:
+            assert sequence.residency is not None
+            assert sequence.residency.worker_id == self.id

@@ -1,0 +1,124 @@
+"""Every command is written into the journal and read from it as the same value."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos.kaiten.v1 import common_pb2
+from protos.kaiten.v1.common_pb2 import FinishReason
+from protos.kaiten.v1.ledger_pb2 import CancelRecord, CoreInput, SubmitInput
+from scheduler_svc import command_wire, wire
+from scheduler_svc.core.commands import (
+    Cancel,
+    Command,
+    Configured,
+    Expire,
+    MakePlan,
+    StepDone,
+    Submit,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLate,
+    WorkerLost,
+)
+from scheduler_svc.core.outcome import Plan
+from scheduler_svc.core.policy.presets import POLICIES
+from scheduler_svc.core.types import Config, Reason, Request, WorkerSpec
+from tests.unit.scheduler_svc.test_wire import NAMES, U32, U64, plans, sizes, steps
+
+cancels = st.builds(
+    Cancel,
+    sequence_id=U64,
+    choice=st.none() | U32,
+    reason=st.sampled_from([Reason.CANCELLED, Reason.ERROR]),
+    error=NAMES,
+) | st.builds(Cancel, sequence_id=U64, reason=st.just(Reason.STOP), num_output_tokens=U32)
+configs = st.builds(
+    Config,
+    **{field.name: sizes() for field in dataclasses.fields(Config)},
+) | st.just(Config())
+specs = st.builds(
+    WorkerSpec,
+    fingerprint=NAMES,
+    block_size=sizes(),
+    block_count=sizes(),
+    slots_max=sizes(100),
+    step_tokens_max=st.integers(1000, 2000),
+    mixed_tokens_max=st.none() | st.integers(101, 1000),
+    vocab_size=U32,
+    context_tokens_max=st.none() | sizes(),
+)
+COMMANDS: dict[type, st.SearchStrategy[Command]] = {
+    Configured: st.builds(Configured, config=configs, policy=st.sampled_from(list(POLICIES))),
+    Cancel: cancels,
+    Expire: st.just(Expire()),
+    WorkerJoined: st.builds(WorkerJoined, worker_id=NAMES, spec=specs),
+    WorkerDraining: st.builds(WorkerDraining, worker_id=NAMES),
+    WorkerLost: st.builds(
+        WorkerLost, worker_id=NAMES, is_crash=st.none() | st.booleans(), reason=NAMES
+    ),
+    WorkerLate: st.builds(WorkerLate, worker_id=NAMES),
+    StepDone: st.builds(StepDone, result=steps()),
+    MakePlan: st.builds(MakePlan, worker_id=NAMES),
+}
+
+
+def never(submit: SubmitInput) -> Request:
+    raise AssertionError("no Submit was written")
+
+
+@given(command=st.one_of(*COMMANDS.values()), now_ns=U64)
+def test_what_is_written_is_read(command: Command, now_ns: int) -> None:
+    item = CoreInput.FromString(command_wire.input_to_proto(command, now_ns).SerializeToString())
+    assert item.now_ns == now_ns
+    assert command_wire.command_from_proto(item, never) == command
+
+
+def test_every_command_is_tried() -> None:
+    assert {*COMMANDS, Submit} == set(Command.__args__)
+
+
+@pytest.mark.parametrize("outputs", [(), ((5, 6), None)])
+def test_a_submit_names_its_request_and_what_was_committed_of_it(
+    outputs: tuple[tuple[int, ...] | None, ...],
+) -> None:
+    request = Request(
+        id="a:r", sequence_id=9, n=2, prompt=(1,), max_tokens=5, arrived_ns=0, outputs=outputs
+    )
+    item = command_wire.input_to_proto(Submit(request=request), 3)
+    assert item.submit == SubmitInput(
+        id="a:r", serial=9, committed_tokens=[2, 0] if outputs else []
+    )
+    assert command_wire.command_from_proto(item, lambda submit: request) == Submit(request=request)
+
+
+@given(plan=plans, digest=U64)
+def test_the_journal_is_told_the_decision_in_its_own_words(plan: Plan, digest: int) -> None:
+    item = command_wire.input_to_proto(MakePlan(worker_id=plan.worker_id), 7)
+    said = item.plan
+    command_wire.describe_plan(said, plan, digest)
+    assert (said.worker_id, said.plan_id, said.digest) == (plan.worker_id, plan.plan_id, digest)
+    assert said.lease_steps == plan.lease_steps
+    assert tuple(said.leave_slots) == plan.leaves
+    admitted = zip(said.admitted, said.join_slots, strict=True)
+    assert list(admitted) == [(join.sequence_id, join.slot) for join in plan.joins]
+    assert tuple(said.preempted) == plan.preempted
+    assert said.chunk_tokens == sum(count for _, count in plan.chunks)
+    assert (said.decode_rows, said.blocks_free, said.waiting) == (
+        plan.decode_rows,
+        plan.blocks_free,
+        plan.waiting,
+    )
+
+
+@pytest.mark.parametrize("reason", [*FinishReason.values(), 77])
+@pytest.mark.parametrize("choice", [None, 0, 3])
+def test_a_cancel_cuts_only_for_a_stop_string(reason: int, choice: int | None) -> None:
+    record = CancelRecord(serial=5, output_tokens=3, choice=choice)
+    record.reason = reason  # type: ignore[assignment]
+    cut = command_wire.cancel_from_proto(record)
+    assert cut.choice == choice
+    assert cut.num_output_tokens == (3 if reason == common_pb2.FINISH_REASON_STOP else None)
+    assert cut.reason == wire.REASON_FROM_PROTO.get(record.reason, Reason.CANCELLED)
