@@ -55,6 +55,8 @@ class SamplingAsk:
     min_p: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
+    # Without max_tokens: so many, or fewer where the context ends before. None: to its end.
+    default_max_tokens: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: tuple[int, ...] = ()

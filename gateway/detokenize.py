@@ -13,6 +13,7 @@ of byte tokens into U+FFFD when any of them is wrong, so it can only speak when 
 Here the characters around the wrong byte survive and nothing waits. Valid text is equal.
 """
 
+import asyncio
 import codecs
 import json
 import re
@@ -29,6 +30,8 @@ PER_TOKEN: Final = frozenset(
 BYTE_TOKEN: Final = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 # How many ids to try as the neighbour that shows what a token adds.
 ANCHORS_TRIED_MAX: Final = 4096
+# Ids between two looks at the other requests: a few milliseconds.
+TURN: Final = 1 << 14
 
 
 class Pieces:
@@ -159,6 +162,16 @@ def decode(pieces: Pieces, token_ids: Sequence[int]) -> str:
     """The whole text of an output, by the same rules as the stream."""
     detokenizer = Detokenizer(pieces)
     return detokenizer.feed(token_ids) + detokenizer.flush()
+
+
+async def decode_in_turns(pieces: Pieces, token_ids: Sequence[int]) -> str:
+    """As `decode`, with a chance for everybody else now and then: there may be a million."""
+    detokenizer = Detokenizer(pieces)
+    texts = []
+    for start in range(0, len(token_ids), TURN):
+        texts.append(detokenizer.feed(token_ids[start : start + TURN]))
+        await asyncio.sleep(0)
+    return "".join(texts) + detokenizer.flush()
 
 
 def _decoder_steps(decoder: Mapping[str, Any] | None) -> frozenset[str]:

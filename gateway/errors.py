@@ -1,13 +1,15 @@
-"""The HTTP half of the error table; `service_kit.grpc_errors` is the gRPC half: the same causes.
+"""Domain errors as HTTP answers; `service_kit.error_table` has the codes.
 
-The body is OpenAI's: {"error": {"message", "type", "param", "code"}}. Types and codes are those the
-OpenAI SDK and its users switch on where OpenAI has one.
+The body is OpenAI's: {"error": {"message", "type", "param", "code"}}.
 """
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+from grpc import StatusCode
 
 from gateway.validate import PromptTooLong
-from service_kit import errors
+from service_kit import error_table, errors
+from service_kit.error_table import CLIENT, Row
 
 # The words of the proto, and those of the OpenAI API where they differ.
 PARAMS: Final = {
@@ -17,43 +19,12 @@ PARAMS: Final = {
     "conversation.template_options": "chat_template_kwargs",
     "sampling.logprobs": "logprobs",
     "sampling.bad_words": "bad_words_token_ids",
+    "positions": "starting_after",
+    "request_id": "Idempotency-Key",
 }
 
 
 MAX_TOKENS: Final = ("max_tokens", "max_completion_tokens")
-
-
-class Row(NamedTuple):
-    """How one class of errors looks over HTTP."""
-
-    status: int
-    type: str
-    code: str | None
-
-
-TABLE: Final[dict[type[errors.KaitenError], Row]] = {
-    errors.InvalidRequest: Row(400, "invalid_request_error", None),
-    errors.TooLong: Row(400, "invalid_request_error", "too_long"),
-    errors.NotFound: Row(404, "invalid_request_error", "not_found"),
-    errors.AlreadyExists: Row(409, "invalid_request_error", "already_exists"),
-    errors.Overloaded: Row(429, "rate_limit_error", "overloaded"),
-    errors.DeadlineExceeded: Row(504, "server_error", "deadline_exceeded"),
-    # 499 is what proxies write when the client itself went away or asked for the end.
-    errors.Cancelled: Row(499, "server_error", "cancelled"),
-    errors.Unavailable: Row(503, "server_error", "unavailable"),
-    errors.OutOfOrder: Row(409, "server_error", "out_of_order"),
-    errors.NotLeader: Row(503, "server_error", "not_leader"),
-    errors.DataLoss: Row(409, "invalid_request_error", "data_loss"),
-    errors.Unauthenticated: Row(401, "authentication_error", "invalid_api_key"),
-    errors.ConfigError: Row(500, "server_error", "misconfigured"),
-}
-
-
-class Failed(errors.KaitenError):
-    """The system could not compute a choice; the sentence is the worker's."""
-
-
-TABLE[Failed] = Row(500, "server_error", "generation_failed")
 
 
 class HttpError(errors.KaitenError):
@@ -61,18 +32,14 @@ class HttpError(errors.KaitenError):
 
     def __init__(self, status: int, message: str, code: str | None) -> None:
         super().__init__(message)
-        self.row = Row(status, "invalid_request_error", code)
+        self.row = Row(StatusCode.INVALID_ARGUMENT, status, CLIENT, code)
 
 
 def row_of(error: errors.KaitenError) -> Row:
-    """The row of an error: its own, or that of the nearest base class."""
+    """The row of an error, with the codes that only HTTP has."""
     if isinstance(error, HttpError):
         return error.row
-    for kind in type(error).__mro__:
-        if kind in TABLE:
-            row = TABLE[kind]
-            return _exact(error, row)
-    raise AssertionError(f"{type(error).__name__} has no row in the error table")
+    return _exact(error, error_table.row_of(error))
 
 
 def body_of(error: errors.KaitenError) -> dict[str, Any]:
@@ -94,13 +61,17 @@ def body_of(error: errors.KaitenError) -> dict[str, Any]:
 
 
 def headers_of(error: errors.KaitenError) -> dict[str, str]:
-    """`retry-after` in whole seconds, at least one, beside the SDK's millisecond form."""
-    if not isinstance(error, errors.Overloaded | errors.Unavailable):
+    """When to ask again: in whole seconds, at least one, beside the SDK's millisecond form.
+
+    Of all others the gate says that they are not to be asked again.
+    """
+    wait_s = None if isinstance(error, HttpError) else error_table.retry_after_s(error)
+    if wait_s is None:
         return {}
-    seconds = max(1, round(error.retry_after_s))
     return {
-        "retry-after": str(seconds),
-        "retry-after-ms": str(max(1, int(error.retry_after_s * 1000))),
+        "x-should-retry": "true",
+        "retry-after": str(max(1, round(wait_s))),
+        "retry-after-ms": str(max(1, int(wait_s * 1000))),
     }
 
 

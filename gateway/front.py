@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from gateway.asks import Ask, TokenPrompt
-from gateway.detokenize import Pieces, decode
+from gateway.detokenize import Pieces, decode_in_turns
 from gateway.generation import (
     Accepted,
     Choice,
@@ -146,13 +146,14 @@ class Front:
         ):
             limits = self.limits
             check(ask, limits, self.card.name, priority_max=tenant.priority_max)
-            if self.readiness.watch.worker is None:
-                raise Unavailable(self.readiness.problem or "no worker has joined this cell yet")
+            if refusal := self.readiness.watch.refusal(self.card):
+                raise Unavailable(self.readiness.problem or refusal)
             named = self._complete(ask, trace.traceparent(ask.traceparent))
             if not ask.request_id and is_long(ask.prompt):
                 # Refused before any work. A request with an id may have been accepted already.
                 await self._link.ledger.refuse_if_full(tenant.name, ask.n or 1, tenant.bounds)
-            prompt_ids = await self._prompter.token_ids(ask.prompt)
+            context = limits.context_tokens_max
+            prompt_ids = await self._prompter.token_ids(ask.prompt, tenant.name, context)
             record = to_record(
                 named,
                 prompt_ids,
@@ -227,17 +228,23 @@ class Front:
         ends, done = replay(result, self._pieces(result.render))
         return Seen(ends=ends, done=done)
 
-    async def tokenize(self, ask: Ask) -> Sequence[int]:
-        """A prompt's ids, as `generate` would use them."""
-        check(ask, self.limits, self.card.name)
-        return await self._prompter.token_ids(ask.prompt)
+    async def tokenize(self, ask: Ask, tenant: Tenant) -> Sequence[int]:
+        """A prompt's ids, as `generate` would use them, and let in as a request would be."""
+        with self._door():
+            limits = self.limits
+            check(ask, limits, self.card.name)
+            if is_long(ask.prompt):
+                await self._link.ledger.refuse_if_full(tenant.name, 1, tenant.bounds)
+            context = limits.context_tokens_max
+            return await self._prompter.token_ids(ask.prompt, tenant.name, context)
 
-    def detokenize(self, ask: Ask) -> str:
+    async def detokenize(self, ask: Ask) -> str:
         """The text of a TokenPrompt."""
-        check(ask, self.limits, self.card.name)
-        assert isinstance(ask.prompt, TokenPrompt)
-        pieces = self.card.pieces_with_special if ask.show_special_tokens else self.card.pieces
-        return decode(pieces, ask.prompt.token_ids)
+        with self._door():
+            check(ask, self.limits, self.card.name)
+            assert isinstance(ask.prompt, TokenPrompt)
+            pieces = self.card.pieces_with_special if ask.show_special_tokens else self.card.pieces
+            return await decode_in_turns(pieces, ask.prompt.token_ids)
 
     async def drained(self) -> None:
         """Wait until nobody is followed here any more."""

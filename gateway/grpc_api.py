@@ -145,15 +145,15 @@ class ModelServicer(model_grpc.ModelServiceServicer):
     async def Tokenize(
         self, request: model_pb.TokenizeRequest, context: Context
     ) -> model_pb.TokenizeResponse:
-        _tenant(self._keyring, context)
-        token_ids = await self._front.tokenize(tokenize_from_proto(request))
+        tenant = _tenant(self._keyring, context)
+        token_ids = await self._front.tokenize(tokenize_from_proto(request), tenant)
         return model_pb.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
         self, request: model_pb.DetokenizeRequest, context: Context
     ) -> model_pb.DetokenizeResponse:
         _tenant(self._keyring, context)
-        text = self._front.detokenize(detokenize_from_proto(request))
+        text = await self._front.detokenize(detokenize_from_proto(request))
         return model_pb.DetokenizeResponse(text=text)
 
 

@@ -8,7 +8,6 @@ from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -19,11 +18,13 @@ from gateway.asks import Ask, TextPrompt, TokenPrompt
 from gateway.detokenize import decode
 from gateway.front import Front
 from gateway.generation import Accepted, Delta, Done, Event, Explained, Finished, Generation
+from gateway.http_bodies import Bodies, BodyLimits
 from gateway.http_gate import Gate
 from gateway.http_io import Exchange, answer, now_s
 from gateway.http_pages import Pages
 from gateway.http_requests import StoredRequests
 from gateway.http_stream import prompt_at, send_stream
+from gateway.json_body import JsonBody
 from gateway.merge import merged
 from gateway.openai_format import (
     SSE_DONE,
@@ -40,6 +41,7 @@ from gateway.openai_format import (
 from gateway.openai_models import ChatBody, CompletionBody, spoken_as
 from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring
+from gateway.web_pages import WebPolicy
 from service_kit.errors import KaitenError
 from service_kit.metrics import Metrics
 
@@ -53,23 +55,29 @@ class Endpoint:
     """One of the two generating endpoints, as an ASGI application."""
 
     def __init__(
-        self, front: Front, config: GatewaySettings, kind: type[Body], shape: Shape
+        self,
+        front: Front,
+        config: GatewaySettings,
+        bodies: Bodies,
+        kind: type[Body],
+        shape: Shape,
     ) -> None:
         self._front = front
+        self._bodies = bodies
         self._config = config
         self._kind = kind
         self._shape = shape
         self._namer = Namer(front.card.pieces)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(self._answer, scope, receive, send, self._config.body_bytes_max)
+        hashed = self._shape.id_prefix.encode()
+        await answer(self._answer, scope, receive, send, self._bodies, hashed)
 
-    async def _answer(self, exchange: Exchange, raw: bytes) -> None:
-        body = openai_models.parse(self._kind, raw)
-        body_hash = openai_models.hash_of(self._shape.id_prefix.encode() + raw)
+    async def _answer(self, exchange: Exchange, sent: JsonBody) -> None:
+        body = openai_models.parse(self._kind, sent)
         key = exchange.header("idempotency-key")
         traceparent = exchange.header("traceparent")[:TRACEPARENT_CHARS_MAX]
-        asks = body.asks(body_hash, key, self._config.prompts_max)
+        asks = body.asks(sent.digest, key, self._config.prompts_max)
         with ExitStack() as stack:
             generations = []
             for ask in asks:
@@ -183,24 +191,24 @@ def create_app(
     app = Starlette(routes=routes(front, config, metrics), exception_handlers=handlers)
     # A path with one slash too many is no path of ours, and a redirect would name the Host header.
     app.router.redirect_slashes = False
-    gate = Gate(app, keyring)
-    if not config.cors_origins:
-        return gate
-    return CORSMiddleware(
-        gate,
-        allow_origins=config.cors_origins,
-        allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["authorization", "content-type", "idempotency-key", "x-request-id"],
-        expose_headers=["x-request-id", "retry-after"],
-    )
+    policy = WebPolicy.of(config.http_host, config.allowed_hosts, config.cors_origins)
+    return Gate(app, keyring, policy)
 
 
 def routes(front: Front, config: GatewaySettings, metrics: Metrics) -> list[Route]:
     """What `openapi` describes."""
-    pages = Pages(front, config, metrics)
-    stored = StoredRequests(front, config)
-    chat = Endpoint(front, config, ChatBody, ChatShape())
-    completions = Endpoint(front, config, CompletionBody, CompletionShape())
+    bodies = Bodies(
+        BodyLimits(
+            bytes_max=config.body_bytes_max,
+            values_max=config.body_values_max,
+            read_s_max=config.body_s_max,
+            reading_bytes_max=config.bodies_bytes_max,
+        )
+    )
+    pages = Pages(front, config, bodies, metrics)
+    stored = StoredRequests(front, config, bodies)
+    chat = Endpoint(front, config, bodies, ChatBody, ChatShape())
+    completions = Endpoint(front, config, bodies, CompletionBody, CompletionShape())
     return [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),

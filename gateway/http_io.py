@@ -1,4 +1,4 @@
-"""One HTTP exchange on bare ASGI: bounded body in, JSON or events out, client gone noticed."""
+"""One HTTP exchange on bare ASGI: body in, JSON or events out, client gone noticed."""
 
 import asyncio
 import json
@@ -12,7 +12,9 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from gateway import errors
+from gateway.http_bodies import Bodies
 from gateway.http_gate import header
+from gateway.json_body import JsonBody
 from gateway.openai_format import SSE_DONE, sse
 from gateway.tenants import Tenant
 from service_kit.errors import KaitenError
@@ -104,36 +106,21 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
-    """The whole body, refused as soon as it is known to be too long."""
-    length = header(scope, "content-length")
-    too_long = errors.HttpError(413, f"the body must have at most {bytes_max} bytes", "too_long")
-    if length.isdecimal() and int(length) > bytes_max:
-        raise too_long
-    raw = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise errors.HttpError(400, "the client left before its body was read", "gone")
-        raw += message.get("body", b"")
-        if len(raw) > bytes_max:
-            raise too_long
-        if not message.get("more_body", False):
-            return bytes(raw)
-
-
 async def answer(
-    work: Callable[[Exchange, bytes], Coroutine[Any, Any, None]],
+    work: Callable[[Exchange, JsonBody], Coroutine[Any, Any, None]],
     scope: Scope,
     receive: Receive,
     send: Send,
-    bytes_max: int,
+    bodies: Bodies,
+    hashed: bytes = b"",
 ) -> None:
-    """One exchange from its body to its end; whatever goes wrong is told in the right form."""
+    """One exchange from its body to its end; whatever goes wrong is told in the right form.
+
+    `hashed` is part of the body's identity."""
     exchange = Exchange(scope, send)
     try:
-        raw = await read_body(scope, receive, bytes_max)
-        await until_gone(receive, work(exchange, raw))
+        body = await bodies.read(scope, receive, hashed)
+        await until_gone(receive, work(exchange, body))
     except KaitenError as error:
         await exchange.fail(error)
     # A fault of ours, perhaps in mid-stream, where only an event can tell of it.

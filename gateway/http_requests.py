@@ -15,8 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.front import Front, Seen
 from gateway.generation import Delta, Done, Explained, Finished, Generation
+from gateway.http_bodies import Bodies
 from gateway.http_io import Exchange, answer, now_s
 from gateway.http_stream import send_stream
+from gateway.json_body import JsonBody
 from gateway.openai_format import (
     SSE_DONE,
     ChatShape,
@@ -29,7 +31,7 @@ from gateway.openai_format import (
     Usage,
 )
 from gateway.settings import GatewaySettings
-from gateway.validate import UINT32_MAX
+from gateway.validate import REQUEST_ID, UINT32_MAX
 from protos.kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import InvalidRequest
 
@@ -48,14 +50,15 @@ STATES: Final = (("error", "failed"), ("deadline_exceeded", "expired"), ("cancel
 class StoredRequests:
     """GET and DELETE of /v1/requests/ID, as an ASGI application."""
 
-    def __init__(self, front: Front, config: GatewaySettings) -> None:
+    def __init__(self, front: Front, config: GatewaySettings, bodies: Bodies) -> None:
         self._front = front
+        self._bodies = bodies
         self._config = config
         self._namer = Namer(front.card.pieces)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = self._delete if scope["method"] == "DELETE" else self._get
-        await answer(work, scope, receive, send, self._config.body_bytes_max)
+        await answer(work, scope, receive, send, self._bodies)
 
     async def cancel(self, request: Request) -> Response:
         """POST /v1/requests/ID/cancel."""
@@ -64,12 +67,12 @@ class StoredRequests:
         was_live = await self._front.cancel(request_id, request.state.tenant)
         return JSONResponse(_cancelled(public, was_live))
 
-    async def _delete(self, exchange: Exchange, _raw: bytes) -> None:
+    async def _delete(self, exchange: Exchange, _body: JsonBody) -> None:
         public = exchange.scope["path_params"]["id"]
         was_live = await self._front.cancel(_name(public)[0], exchange.tenant)
         await exchange.send_json(200, _cancelled(public, was_live))
 
-    async def _get(self, exchange: Exchange, _raw: bytes) -> None:
+    async def _get(self, exchange: Exchange, _body: JsonBody) -> None:
         public = exchange.scope["path_params"]["id"]
         request_id, shape = _name(public)
         query = QueryParams(exchange.scope["query_string"])
@@ -152,10 +155,11 @@ def _cancelled(public: str, was_live: bool) -> dict[str, Any]:
 
 def _name(public: str) -> tuple[str, Shape]:
     """The request's own id, and how its chunks look: both are in the id its client was given."""
-    for shape in SHAPES:
-        if public.startswith(shape.id_prefix):
-            return public.removeprefix(shape.id_prefix), shape
-    return public, SHAPES[-1]
+    shape = next((each for each in SHAPES if public.startswith(each.id_prefix)), SHAPES[-1])
+    request_id = public.removeprefix(shape.id_prefix)
+    if not REQUEST_ID.fullmatch(request_id):
+        raise InvalidRequest("id", f"must match {REQUEST_ID.pattern}")
+    return request_id, shape
 
 
 def _positions(text: str) -> Sequence[int]:

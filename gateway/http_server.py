@@ -5,10 +5,12 @@ import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 import uvicorn
 
+from gateway.http_connection import Connection, ConnectionLimits
 from service_kit.errors import ConfigError
 
 KEEP_ALIVE_S: Final = 15
@@ -35,7 +37,9 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """bind → start → serve → stop."""
 
-    def __init__(self, app: Any, host: str, port: int) -> None:
+    def __init__(
+        self, app: Any, host: str, port: int, limits: ConnectionLimits | None = None
+    ) -> None:
         self._host = host
         self._port = port
         self._socket: socket.socket | None = None
@@ -47,7 +51,8 @@ class HttpServer:
                 log_config=None,
                 lifespan="off",
                 ws="none",
-                http="h11",
+                # A class is wanted to be called, which a partial is for.
+                http=partial(Connection, limits or ConnectionLimits()),  # type: ignore[arg-type]
                 h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=1,

@@ -10,6 +10,7 @@ import structlog
 from gateway import grpc_api, model_card, tenants
 from gateway.front import Front
 from gateway.http_api import create_app
+from gateway.http_connection import ConnectionLimits
 from gateway.http_server import HttpServer
 from gateway.ledger_link import LedgerLink
 from gateway.meters import Meters
@@ -34,6 +35,8 @@ log = structlog.get_logger()
 CLOSE_GRACE_S: Final = 1.0
 # Of the drain time, kept for telling the streams that are left to go elsewhere.
 FAREWELL_SHARE: Final = 0.1
+# Fields of a gRPC message, twice as many as 4096 turns need: a microsecond each.
+RECORDS_MAX: Final = 1 << 15
 
 
 class GatewayService:
@@ -75,6 +78,11 @@ class GatewayService:
             create_app(self.front, config, self._keyring, self._metrics),
             config.http_host,
             config.http_port,
+            ConnectionLimits(
+                headers_s_max=config.headers_s_max,
+                body_s_max=config.body_s_max,
+                connections_max=config.http_connections_max,
+            ),
         )
         self._grpc: grpc.aio.Server | None = None
         self._releasing: asyncio.Task[None] | None = None
@@ -88,12 +96,15 @@ class GatewayService:
                 message_in_bytes_max=self._config.message_bytes_max,
                 metadata_bytes_max=self._config.metadata_bytes_max,
                 connection_age_s_max=self._config.connection_age_s_max,
+                rpcs_max=self._config.rpcs_max,
+                records_max=RECORDS_MAX,
             )
         )
         grpc_api.add_to(self._grpc, self.front, self._keyring, batch_max=self._config.prompts_max)
-        health = add_health(self._grpc, grpc_api.SERVICE_NAMES)
+        health = add_health(self._grpc, grpc_api.SERVICE_NAMES, self._config.watches_max)
         if self._config.reflection:
-            add_reflection(self._grpc, [*grpc_api.SERVICE_NAMES, "grpc.health.v1.Health"])
+            names = [*grpc_api.SERVICE_NAMES, "grpc.health.v1.Health"]
+            add_reflection(self._grpc, names, self._config.watches_max)
         self.grpc_port = bind(self._grpc, self._config.grpc_host, self._config.grpc_port)
         self.http_port = self._http.bind()
         await self.link.open()
@@ -180,6 +191,8 @@ def _limits(config: GatewaySettings, card: ModelCard) -> Limits:
         logprobs_max=config.logprobs_max,
         prompt_values_max=config.prompt_values_max,
         text_bytes_max=config.text_bytes_max,
+        body_values_max=config.body_values_max,
+        roles=frozenset(config.chat_roles),
         template_options=frozenset(config.template_options),
     )
 
@@ -195,7 +208,9 @@ def _template(card: ModelCard, config: GatewaySettings) -> TemplateProcess | Non
     if card.chat_template is None:
         return None
     limits = TemplateLimits(text_bytes_max=2 * config.text_bytes_max)
-    return TemplateProcess(card.chat_template, card.template_names, limits)
+    return TemplateProcess(
+        card.chat_template, card.template_names, limits, control_texts=card.special_texts
+    )
 
 
 def build(argv: Sequence[str] | None = None) -> GatewayService:

@@ -4,6 +4,7 @@ Weights are never opened. The tokenizer's vocabulary may be smaller than the mod
 are legal and show as nothing.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ class ModelCard:
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
     tokenizer: Tokenizer
+    # Hex SHA-256 of its file.
+    tokenizer_digest: str
     pieces: Pieces
     # The same with control tokens as text.
     pieces_with_special: Pieces
@@ -73,6 +76,7 @@ def load(folder: Path, name: str = "") -> ModelCard:
         eos_token_ids=_eos_ids(generation, config, tokenizer, names),
         defaults=_defaults(generation),
         tokenizer=tokenizer,
+        tokenizer_digest=hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest(),
         pieces=Pieces(tokenizer),
         pieces_with_special=Pieces(tokenizer, show_special=True),
         chat_template=_chat_template(folder, tokenizer_config, names),

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.detokenize import Detokenizer, Pieces
-from gateway.errors import Failed
 from gateway.generation import Delta, Explained, Finished
 from protos.kaiten.v1.common_pb2 import FinishReason
 from protos.kaiten.v1.inference_service_pb2 import Done as DoneMessage
-from service_kit.errors import Cancelled, DeadlineExceeded, KaitenError
+from service_kit.errors import Cancelled, DeadlineExceeded, Failed, KaitenError
 
 FINISH_REASONS: Final = {
     FinishReason.FINISH_REASON_STOP: "stop",

@@ -4,17 +4,24 @@ Types are strict (a string is no number) but ranges are left to `validate`, whic
 share. A key nobody knows is refused as OpenAI does it: a misspelt `max_token` must not be ignored.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from gateway.asks import Ask, ChatPrompt, Message, Prompt, SamplingAsk, TextPrompt, TokenPrompt
+from gateway.json_body import JsonBody, cut, validated
 from gateway.validate import TooMany
 from service_kit.errors import InvalidRequest
 
@@ -38,22 +45,30 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "verbosity": (None,),
     "web_search_options": (None,),
 }
-# What a field of several types may be: pydantic complains once per type.
-UNIONS: Final = {
-    "prompt": "must be a string, a list of strings, a list of token ids, or a list of those lists",
-    "stop": "must be a string or a list of strings",
-    "content": "must be a string or a list of text parts; images, audio and files are not taken",
-}
 SEED_MIN: Final = -(2**63)
+# Of a completion that says no max_tokens, as OpenAI and vLLM have it: a base model never stops.
+COMPLETION_TOKENS: Final = 16
 # Few enough digits that one string has one meaning and none costs time.
 TOKEN_ID: Final = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 
 
-# What a body may hold before anything is made of it: reading takes up to a microsecond per value,
-# and a megabyte has room for a million of them.
-VALUES_MAX: Final = 1 << 20
-CONTAINERS_MAX: Final = 1 << 14
-STRINGS_MAX: Final = 1 << 15
+# More entries than any object of ours may have: pydantic tells each wrong one.
+ENTRIES_MAX: Final = 1024
+
+
+def _few(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, dict) and len(value) > ENTRIES_MAX:
+        raise TooMany(str(info.field_name), ENTRIES_MAX, len(value), "entries")
+    return value
+
+
+# Of a list or an object with a million mistakes the first is enough.
+_FIRST: Final = Field(fail_fast=True)
+_Texts = Annotated[list[str], _FIRST]
+_Ids = Annotated[list[int], _FIRST]
+_IdLists = Annotated[list[_Ids], _FIRST]
+_Options = Annotated[dict[str, bool | int | str | None], BeforeValidator(_few)]
+_Biases = Annotated[dict[str, float], BeforeValidator(_few)]
 
 
 class _Body(BaseModel):
@@ -61,6 +76,15 @@ class _Body(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, content: object) -> object:
+        """The first key that nobody knows: left to itself pydantic tells them all."""
+        for key in content if isinstance(content, dict) else ():
+            if key not in cls.model_fields:
+                raise PydanticCustomError("unknown", "is not a known field", {"key": key})
+        return content
 
     @property
     def words(self) -> Mapping[str, str]:
@@ -91,22 +115,22 @@ class Common(_Body):
     min_p: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
-    """With the prompt's tokens at most the context. 0 scores a prompt whose log-probabilities are
-    asked for."""
+    """With the prompt's tokens at most the context. Left out: to its end. 0 scores a prompt whose
+    log-probabilities are asked for."""
     min_tokens: int | None = None
     """At most max_tokens."""
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | _Texts | None = None
+    stop_token_ids: _Ids | None = None
     ignore_eos: bool | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: _Biases | None = None
     """By token id, as a string: JSON has no other keys."""
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: _Ids | None = None
     """Empty: all. One must be left by bad_words_token_ids of one token and, with min_tokens, by
     the tokens that stop."""
-    bad_words_token_ids: list[list[int]] | None = None
+    bad_words_token_ids: _IdLists | None = None
     """Something of the vocabulary must be left."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -185,9 +209,12 @@ class CompletionBody(Common):
     """POST /v1/completions."""
 
     PROMPT_FIELD: ClassVar[str] = "prompt"
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | _Ids | _Texts | _IdLists
     """Must become at least one token, which an empty text does only where the tokenizer adds one,
     and leave room for an output token. Texts are bounded in bytes of UTF-8."""
+    max_tokens: int | None = None
+    """With the prompt's tokens at most the context. Left out: 16, or fewer where the context ends
+    before. 0 scores a prompt whose log-probabilities are asked for."""
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
@@ -206,6 +233,7 @@ class CompletionBody(Common):
             raise InvalidRequest("background", "works with a single prompt only")
         self._check_choosing()
         sampling = self.sampling(self.max_tokens, self.logprobs)
+        sampling = replace(sampling, default_max_tokens=COMPLETION_TOKENS)
         echoed, asked = self.echoed_logprobs, self.prompt_logprobs
         # A negative one stays, to be refused.
         if echoed is not None and (asked is None or 0 <= asked < echoed):
@@ -238,7 +266,7 @@ class ChatMessageBody(_Body):
     """A turn. Keys that only matter for tools or display may be there if they say nothing."""
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], _FIRST] | None = None
     name: str | None = None
     refusal: None = None
     tool_calls: None = None
@@ -255,7 +283,7 @@ class ChatMessageBody(_Body):
 class ChatBody(Common):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessageBody] = Field()
+    messages: Annotated[list[ChatMessageBody], _FIRST] = Field()
     """What the model's chat template takes; together they leave room for an output token. Texts
     are bounded in bytes of UTF-8, all of them together."""
     max_completion_tokens: int | None = None
@@ -263,7 +291,7 @@ class ChatBody(Common):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     """Needs logprobs."""
-    chat_template_kwargs: dict[str, bool | int | str | None] | None = None
+    chat_template_kwargs: _Options | None = None
 
     @property
     def words(self) -> Mapping[str, str]:
@@ -294,8 +322,8 @@ class TokenizeBody(_Body):
     PROMPT_FIELD: ClassVar[str] = "prompt"
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessageBody] | None = None
-    chat_template_kwargs: dict[str, bool | int | str | None] | None = None
+    messages: Annotated[list[ChatMessageBody], _FIRST] | None = None
+    chat_template_kwargs: _Options | None = None
 
     def ask(self) -> Ask:
         if (self.prompt is None) == (self.messages is None):
@@ -313,7 +341,7 @@ class DetokenizeBody(_Body):
     """POST /detokenize: the text of token ids."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: _Ids
     skip_special_tokens: bool = True
 
     @property
@@ -343,53 +371,9 @@ def spoken_as(body: _Body) -> Iterator[None]:
         raise
 
 
-def parse(kind: type[BodyT], raw: bytes) -> BodyT:
-    """A request body. InvalidRequest names the first field that is wrong."""
-    _check_structure(raw)
-    try:
-        content = json.loads(raw, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest("", f"the body is not valid JSON: {_cut(str(error))}") from None
-    if not isinstance(content, dict):
-        raise InvalidRequest("", "the body must be a JSON object")
-    try:
-        return kind.model_validate(_without_neutral(content))
-    except ValidationError as error:
-        raise _first_problem(error) from None
-
-
-def _check_structure(raw: bytes) -> None:
-    """Refuse what would take the parser long, by counting, which takes it milliseconds."""
-    if _is_within(raw):
-        return
-    # A prompt may be full of commas and brackets: look at what is outside of strings only.
-    pieces = outside_strings(raw)
-    if len(pieces) > STRINGS_MAX or not _is_within(b"".join(pieces)):
-        raise InvalidRequest(
-            "",
-            f"the body must have at most {VALUES_MAX} values, {STRINGS_MAX} strings and "
-            f"{CONTAINERS_MAX} lists and objects",
-        )
-
-
-def outside_strings(raw: bytes) -> list[bytes]:
-    """What stands before, between and after the strings of a JSON text; at most a few too many."""
-    # Escaped backslashes first: what still follows a backslash then is escaped by it.
-    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return plain.split(b'"', 2 * STRINGS_MAX)[::2]
-
-
-def _is_within(raw: bytes) -> bool:
-    return raw.count(b",") < VALUES_MAX and raw.count(b"[") + raw.count(b"{") <= CONTAINERS_MAX
-
-
-def hash_of(raw: bytes) -> bytes:
-    """Identity of a body: the same bytes are the same request."""
-    return hashlib.sha256(raw).digest()
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
+def parse(kind: type[BodyT], body: JsonBody) -> BodyT:
+    """A request body, whose bytes are given up. InvalidRequest names the first wrong field."""
+    return validated(kind, _without_neutral(body.take()))
 
 
 def _without_neutral(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -419,7 +403,7 @@ def _options(given: Mapping[str, Any] | None) -> tuple[tuple[str, object], ...]:
 def _biases(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     wrong = next((key for key in biases if not TOKEN_ID.fullmatch(key)), None)
     if wrong is not None:
-        raise InvalidRequest("logit_bias", f"keys must be token ids, got {_cut(wrong)!r}")
+        raise InvalidRequest("logit_bias", f"keys must be token ids, got {cut(wrong)!r}")
     return tuple((int(key), bias) for key, bias in biases.items())
 
 
@@ -432,22 +416,3 @@ def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[Prom
         TextPrompt(text=item) if isinstance(item, str) else TokenPrompt(token_ids=tuple(item))  # type: ignore[arg-type]
         for item in prompt
     ]
-
-
-def _first_problem(error: ValidationError) -> InvalidRequest:
-    """One sentence. Of a union's many complaints the field and the choice of types is enough."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    location = [str(part) for part in first["loc"]]
-    for depth, name in enumerate(location):
-        if name in UNIONS and len(location) > depth + 1:
-            return InvalidRequest(".".join(location[: depth + 1]), UNIONS[name])
-    if first["type"] == "extra_forbidden":
-        return InvalidRequest(".".join(location), "is not a known field")
-    if first["type"] == "missing":
-        return InvalidRequest(".".join(location), "is required")
-    rule = first["msg"]
-    return InvalidRequest(".".join(location), rule[:1].lower() + rule[1:])
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 200 else text[:199] + "…"

@@ -18,10 +18,13 @@ EVENTS: Final = "text/event-stream"
 FAILURES: Final = {
     400: "the request is wrong; the same one can never succeed. `param` names the field",
     401: "an API key is needed",
+    403: "Host or Origin: another site's page, or a name that is not allowed",
     404: "no such model, request or path",
     405: "another method is meant",
+    408: "the body was not there in time",
     409: "the idempotency key was used for another body",
     413: "the body is too long",
+    415: "the body must say that it is application/json",
     429: "too much is live; see retry-after",
     499: "the request was cancelled",
     500: "a fault of the server; its log explains the id in the message",
@@ -29,9 +32,10 @@ FAILURES: Final = {
     504: "the request's time ran out",
 }
 ALL: Final = tuple(FAILURES)
-SMALL: Final = (401, 405, 500)
-LOOKS: Final = (400, 401, 404, 405, 413, 429, 500, 503)
-OPEN: Final = (405, 500)
+SMALL: Final = (401, 403, 405, 500)
+LOOKS: Final = (400, 401, 403, 404, 405, 408, 413, 429, 500, 503)
+READS: Final = (*LOOKS, 415)
+OPEN: Final = (403, 405, 500)
 TEXT: Final = {"type": "string"}
 NAME: Final = {
     "name": "name",
@@ -73,6 +77,12 @@ TRACE: Final = {
     "description": "W3C trace context; one that is none is ignored",
 }
 GENERATING: Final = (KEY, TRACE)
+RETRY: Final = {
+    "x-should-retry": {
+        "schema": {"enum": ["true", "false"]},
+        "description": "whether the same request may succeed later; OpenAI's SDKs obey",
+    }
+}
 RETRY_AFTER: Final = {
     "retry-after": {"schema": {"type": "integer", "minimum": 1}, "description": "seconds"},
     "retry-after-ms": {"schema": {"type": "integer", "minimum": 1}},
@@ -112,9 +122,9 @@ def _paths() -> dict[str, dict[str, Schema]]:
         "/v1/completions": {
             "post": _generating("complete", "CompletionBody", "Completion"),
         },
-        "/v1/models": {"get": _operation("listModels", _json("Models"), SMALL)},
+        "/v1/models": {"get": _operation("listModels", _json("Models"), (*SMALL, 503))},
         "/v1/models/{name}": {
-            "get": _operation("getModel", _json("Model"), (*SMALL, 404), parameters=(NAME,))
+            "get": _operation("getModel", _json("Model"), (*SMALL, 404, 503), parameters=(NAME,))
         },
         "/v1/requests/{id}": {
             "get": _operation(
@@ -128,13 +138,13 @@ def _paths() -> dict[str, dict[str, Schema]]:
             ),
         },
         "/v1/requests/{id}/cancel": {
-            "post": _operation("cancelRequest", _json("CancelledRequest"), LOOKS, parameters=(ID,))
+            "post": _operation("cancelRequest", _json("CancelledRequest"), READS, parameters=(ID,))
         },
         "/tokenize": {
-            "post": _operation("tokenize", _json("Tokens"), LOOKS, body="TokenizeBody"),
+            "post": _operation("tokenize", _json("Tokens"), READS, body="TokenizeBody"),
         },
         "/detokenize": {
-            "post": _operation("detokenize", _json("Text"), LOOKS, body="DetokenizeBody"),
+            "post": _operation("detokenize", _json("Text"), READS, body="DetokenizeBody"),
         },
     } | _open_paths()
 
@@ -142,7 +152,7 @@ def _paths() -> dict[str, dict[str, Schema]]:
 def _open_paths() -> dict[str, dict[str, Schema]]:
     page = {"text/plain": {"schema": TEXT}, "application/openmetrics-text": {"schema": TEXT}}
     ready = _operation("ready", _json("Serving"), OPEN)
-    ready["responses"]["503"] = _reply("not now", _json("NotServing"), RETRY_AFTER)
+    ready["responses"]["503"] = _reply("not now", _json("NotServing"), _headers(503))
     return {
         "/health": {"get": _operation("health", _json("Health"), OPEN)},
         "/ready": {"get": ready},
@@ -169,14 +179,17 @@ def _operation(
 ) -> Schema:
     responses = {"200": _reply("done", content)}
     for status in failures:
-        headers = RETRY_AFTER if status in (429, 503) else {}
-        responses[str(status)] = _reply(FAILURES[status], _json("Error"), headers)
+        responses[str(status)] = _reply(FAILURES[status], _json("Error"), _headers(status))
     operation: Schema = {"operationId": name, "responses": responses}
     if parameters:
         operation["parameters"] = list(parameters)
     if body:
         operation["requestBody"] = {"required": True, "content": _json(body)}
     return operation
+
+
+def _headers(status: int) -> Schema:
+    return RETRY | (RETRY_AFTER if status in (429, 503) else {})
 
 
 def _reply(description: str, content: Schema, headers: Schema | None = None) -> Schema:

@@ -9,12 +9,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from gateway.json_body import STRINGS_MAX
 from gateway.openai_models import (
     HARMLESS,
     NEUTRAL,
     SEED_MIN,
-    STRINGS_MAX,
-    VALUES_MAX,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -26,7 +25,6 @@ from gateway.validate import (
     BIAS_MAX,
     NUMBERS,
     POSITIVES,
-    ROLE_CHARS_MAX,
     TOKEN_BYTES_MAX,
     Limits,
     integers,
@@ -44,7 +42,7 @@ BODIES: Final[tuple[type[BaseModel], ...]] = (
 # For every body. JSON schema cannot tell 1.0 from 1, nor half a character from a whole one.
 WRITTEN: Final = (
     " Whole numbers are written without a fraction; texts are valid Unicode, without lone"
-    f" surrogates. At most {VALUES_MAX} values and {STRINGS_MAX} strings."
+    " surrogates. At most {values} values and {strings} strings."
 )
 INTEGER: Final = {"type": "integer"}
 TRUE: Final = {"const": True}
@@ -100,7 +98,8 @@ def schemas(model: str, limits: Limits, prompts_max: int) -> Schema:
         schema = body.model_json_schema(ref_template=REFERENCE)
         found |= schema.pop("$defs", {})
         name = body.__name__
-        schema["description"] += WRITTEN
+        written = WRITTEN.format(values=limits.body_values_max, strings=STRINGS_MAX)
+        schema["description"] += written
         schema["properties"] |= _unused()
         found[name] = schema | CONDITIONS.get(name, {})
     rules = _rules(model, limits, prompts_max)
@@ -187,7 +186,7 @@ def _prompt_rules(limits: Limits, prompts_max: int) -> Rules:
         "prompt": {**ids, **text, "array[string]": several, "array[array[integer]]": several},
         "tokens": ids,
         "messages": {"array[]": {"minItems": 1, "maxItems": limits.messages_max}},
-        "role": {"string": {"minLength": 1, "maxLength": ROLE_CHARS_MAX}},
+        "role": {"string": {"enum": _roles(limits.roles)}},
         "content": text,
     }
 
@@ -215,6 +214,12 @@ def _token_rules(limits: Limits) -> Rules:
 
 def _between(least: float, most: float) -> Schema:
     return {"minimum": least, "maximum": most}
+
+
+def _roles(roles: frozenset[str]) -> list[str]:
+    """ "developer" is read as "system"."""
+    read = {"developer"} if "system" in roles else set()
+    return sorted(roles - {"developer"} | read)
 
 
 def _names(names: frozenset[str]) -> Schema:

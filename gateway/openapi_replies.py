@@ -6,8 +6,8 @@ required.
 
 from typing import Any, Final
 
-from gateway import errors
 from gateway.http_requests import STATES, WORDS
+from service_kit.error_table import TABLE
 
 Schema = dict[str, Any]
 REFERENCE: Final = "#/components/schemas/{model}"
@@ -20,11 +20,14 @@ IDS: Final = {"type": "array", "items": COUNT}
 CODES: Final = {
     "context_length_exceeded",
     "gone",
+    "host_not_allowed",
     "internal",
     "method_not_allowed",
     "model_not_found",
+    "origin_not_allowed",
     "too_long",
     "unknown_url",
+    "unsupported_media_type",
 }
 
 
@@ -51,8 +54,8 @@ def _one_of(*values: str | None) -> Schema:
 
 def _error() -> Schema:
     """Types and codes of the error table, which OpenAI's SDK and its users switch on."""
-    types = sorted({row.type for row in errors.TABLE.values()})
-    codes = sorted(CODES | {row.code for row in errors.TABLE.values() if row.code})
+    types = sorted({row.type for row in TABLE.values()})
+    codes = sorted(CODES | {row.code for row in TABLE.values() if row.code})
     error = _object(
         message=TEXT, type=_one_of(*types), param=_or_null(TEXT), code=_one_of(*codes, None)
     )

@@ -58,6 +58,23 @@ class CellWatch:
         record = self.record
         return record.model if record is not None and record.HasField("model") else None
 
+    def refusal(self, card: ModelCard) -> str:
+        """Why no request can be accepted: nobody here could ever compute it. Empty: it can."""
+        worker = self.worker
+        if worker is None:
+            return "no worker has joined this cell yet"
+        if worker.vocab_size and worker.vocab_size != card.vocab_size:
+            return (
+                f"the workers serve another model: its vocabulary has {worker.vocab_size} tokens, "
+                f"that of {card.name} {card.vocab_size}"
+            )
+        if worker.tokenizer_digest and worker.tokenizer_digest != card.tokenizer_digest:
+            return (
+                "the workers serve another model: the tokenizer.json beside their weights is not "
+                f"that of {card.name}; give both the same --model folder"
+            )
+        return ""
+
     def problem(self, card: ModelCard) -> str:
         """Why requests would not be served now; empty when they would."""
         if self.record is None:
@@ -65,14 +82,10 @@ class CellWatch:
         quiet_s = (self._clock.monotonic_ns() - self._moved_ns) / 1e9
         if quiet_s > self._limits.leader_quiet_s_max:
             return f"no scheduler leads: its lease has not been renewed for {quiet_s:.0f} s"
-        worker = self.worker
-        if worker is None or self.record.workers_ready < 1:
+        if self.worker is None or self.record.workers_ready < 1:
             return "no worker is ready"
-        if worker.vocab_size and worker.vocab_size != card.vocab_size:
-            return (
-                f"the workers serve another model: its vocabulary has {worker.vocab_size} tokens, "
-                f"that of {card.name} {card.vocab_size}"
-            )
+        if refusal := self.refusal(card):
+            return refusal
         if self.record.stalled_ms > self._limits.stalled_ms_max:
             return f"work is runnable but nothing was committed for {self.record.stalled_ms} ms"
         return ""
@@ -103,6 +116,11 @@ class Readiness:
         if not self._link.follower.is_connected:
             return "the journal cannot be followed"
         return self.watch.problem(self._card)
+
+    def check(self) -> None:
+        """Unavailable, with the problem, unless a request sent now would be served at once."""
+        if problem := self.problem:
+            raise Unavailable(problem)
 
     def listen(self, listener: Callable[[bool], None]) -> None:
         """Call with every change, and once with the state as it is."""

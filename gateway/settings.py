@@ -1,11 +1,16 @@
 """The gateway's settings: each is a flag, an environment variable and a key of the TOML file."""
 
+import re
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from gateway.validate import ROLES
 from service_kit.settings import Settings
+
+# As browsers write it: no path, not even a slash.
+ORIGIN: Final = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/A-Z]+")
 
 
 class GatewaySettings(Settings):
@@ -43,7 +48,14 @@ class GatewaySettings(Settings):
         default=16 << 10, ge=1024, description="gRPC metadata of one call"
     )
     cors_origins: tuple[str, ...] = Field(
-        default=(), description="web pages that may call the HTTP API; none: no page may"
+        default=(),
+        description="origins whose web pages may call the HTTP API, as https://chat.example;"
+        " none: no other site's page may; *: any",
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="names that the HTTP API is called by, besides localhost and addresses;"
+        " none: no others on loopback, any elsewhere; *: any",
     )
     sse_ping_s: float = Field(
         default=15.0, gt=0, description="a comment keeps a silent event stream open this often"
@@ -51,6 +63,9 @@ class GatewaySettings(Settings):
     template_options: tuple[str, ...] = Field(
         default=("enable_thinking", "thinking", "reasoning_effort", "date_string"),
         description="names clients may hand to the chat template",
+    )
+    chat_roles: tuple[str, ...] = Field(
+        default=ROLES, description="roles of messages; templates may make control tokens of them"
     )
     drain_s: float = Field(
         default=30.0, ge=0, description="running streams get this long after SIGTERM"
@@ -70,7 +85,37 @@ class GatewaySettings(Settings):
         description="prompt tokens times (prompt_logprobs + 1)",
     )
     text_bytes_max: int = Field(default=4 << 20, ge=1, description="prompt text before tokenizing")
-    body_bytes_max: int = Field(default=16 << 20, ge=1, description="HTTP body before parsing")
+    body_bytes_max: int = Field(
+        # As JSON 8 MiB of escapes hold everybody up for some 30 ms.
+        default=8 << 20,
+        ge=1,
+        description="HTTP body before parsing",
+    )
+    body_values_max: int = Field(
+        default=1 << 18,
+        ge=1,
+        description="JSON values of an HTTP body; each holds everybody up for about 60 ns",
+    )
+    bodies_bytes_max: int = Field(
+        default=256 << 20,
+        ge=1,
+        description="HTTP bodies coming in at once, beyond the first 64 KiB of each",
+    )
+    body_s_max: float = Field(
+        default=60.0, gt=0, description="a request's HTTP body must be there after this"
+    )
+    headers_s_max: float = Field(
+        default=10.0, gt=0, description="a request's HTTP headers must be there after this"
+    )
+    http_connections_max: int = Field(
+        default=8192, ge=1, description="HTTP connections; streams take one each"
+    )
+    rpcs_max: int = Field(
+        default=8192, ge=1, description="gRPC calls at once, those that stream among them"
+    )
+    watches_max: int = Field(
+        default=256, ge=1, description="of them health watches, and as many for reflection"
+    )
     request_timeout_s: float = Field(
         default=0.0, ge=0, description="deadline of requests that bring none; 0: none"
     )
@@ -94,4 +139,9 @@ class GatewaySettings(Settings):
             raise ValueError("choices_max must be at most requests_max")
         if self.text_bytes_max > self.body_bytes_max:
             raise ValueError("text_bytes_max must be at most body_bytes_max")
+        if self.body_bytes_max > self.bodies_bytes_max:
+            raise ValueError("body_bytes_max must be at most bodies_bytes_max")
+        wrong = next((each for each in self.cors_origins if not ORIGIN.fullmatch(each)), None)
+        if wrong is not None:
+            raise ValueError(f"cors_origins must be like https://chat.example:8443, got {wrong!r}")
         return self

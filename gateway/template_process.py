@@ -1,9 +1,10 @@
-"""Render chat templates in a child process that can be killed.
+"""Render chat templates in child processes that can be killed.
 
 minijinja holds the interpreter's lock while it renders and has no memory limit: a template that
-doubles a string forty times would take the gateway down, a slow one would stop every stream. So one
-small child renders, under a memory limit; a rendering past its time is killed with the child, and
-the next one gets a new child. Frames on its stdin and stdout: 4 bytes of length, then JSON.
+doubles a string forty times would take the gateway down, a slow one would stop every stream. So
+small children render, under a memory limit; a rendering past its time is killed with its child.
+While that one is replaced the others go on. Frames on stdin and stdout: 4 bytes of length, then
+JSON. Control tokens' texts are looked for in the child too: that is work for every character.
 """
 
 import asyncio
@@ -16,74 +17,119 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
+from gateway.control_texts import ControlTexts
 from gateway.template import ChatTemplate, TemplateFailed
-from service_kit.errors import InvalidRequest, Unavailable
+from service_kit.errors import InvalidRequest, KaitenError, Unavailable
 
 MEMORY_BYTES_MAX: Final = 512 << 20
 # A child that imports and compiles longer than this is not coming.
 START_S_MAX: Final = 20.0
 LENGTH: Final = struct.Struct("<I")
+# Of a text as JSON: a control character takes six bytes, a piece of one character four.
+ESCAPED_MAX: Final = 6
+REPLY_HEAD_BYTES: Final = 64 << 10
+REASON_CHARS_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateLimits:
-    """What one rendering may take."""
+    """What one rendering may take, and how many are made at once."""
 
     render_s_max: float = 1.0
     text_bytes_max: int = 8 << 20
+    children: int = 2
 
 
 class TemplateProcess:
-    """The parent's side. One rendering at a time; waiting ones queue, which their clients bound."""
+    """The parent's side. A rendering per child; waiting ones queue, which their clients bound."""
 
     def __init__(
-        self, source: str, names: Mapping[str, Any], limits: TemplateLimits | None = None
+        self,
+        source: str,
+        names: Mapping[str, Any],
+        limits: TemplateLimits | None = None,
+        *,
+        control_texts: Sequence[str] = (),
     ) -> None:
-        self._setup = json.dumps({"source": source, "names": dict(names)}).encode()
-        self._limits = limits or TemplateLimits()
-        self._child: asyncio.subprocess.Process | None = None
-        self._asking: asyncio.Task[dict[str, Any]] | None = None
-        self._turn = asyncio.Lock()
+        limits = limits or TemplateLimits()
+        setup = {
+            "source": source,
+            "names": dict(names),
+            "control_texts": list(control_texts),
+            "text_bytes_max": limits.text_bytes_max,
+        }
+        self._children = [_Child(_frame(setup), limits) for _ in range(limits.children)]
+        self._free: asyncio.Queue[_Child] = asyncio.Queue()
+        for child in self._children:
+            self._free.put_nowait(child)
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def render(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
-    ) -> str:
-        """The prompt text. InvalidRequest when the template refuses or outgrows its limits."""
-        asked = json.dumps({"messages": list(messages), "options": dict(options or {})}).encode()
-        await self._turn.acquire()
+    ) -> list[str]:
+        """The prompt as text, control token's text that a client wrote, text, …
+
+        InvalidRequest when the template refuses or outgrows its limits.
+        """
+        asked = _frame({"messages": list(messages), "options": dict(options or {})})
+        child = await self._free.get()
         # A frame half-way must be finished although its client may leave: the next frame would
         # answer the wrong question, and a new child for each that leaves would serve nobody else.
-        asking = self._asking = asyncio.create_task(self._ask(asked))
-        asking.add_done_callback(self._pass_on)
-        reply = await asyncio.shield(asking)
-        if "error" in reply:
-            raise InvalidRequest("messages", f"the chat template says: {reply['error']}")
-        return str(reply["text"])
+        reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(self._serve(child, asked, reply))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+        said = await reply
+        if "error" in said:
+            raise InvalidRequest("messages", f"the chat template says: {said['error']}")
+        pieces: list[str] = said["pieces"]
+        return pieces
 
-    def _pass_on(self, asking: "asyncio.Task[dict[str, Any]]") -> None:
-        self._turn.release()
-        if not asking.cancelled():
-            # Looked at here too: nobody may be left to hear of it.
-            asking.exception()
+    async def _serve(
+        self, child: "_Child", asked: bytes, reply: "asyncio.Future[dict[str, Any]]"
+    ) -> None:
+        """One answer; a child that did not survive it is replaced before it is free again."""
+        try:
+            said = await child.ask(asked)
+            if not reply.done():
+                reply.set_result(said)
+        except KaitenError as error:
+            if not reply.done():
+                reply.set_exception(error)
+            with suppress(Unavailable):
+                await child.start()
+        finally:
+            reply.cancel()
+            self._free.put_nowait(child)
 
     async def start(self) -> None:
-        """Have a child ready. Unavailable when there is none to be had."""
-        async with self._turn:
-            await self._ready_child()
+        """Have the children ready. Unavailable when there is none to be had."""
+        await asyncio.gather(*(child.start() for child in self._children))
 
     async def close(self) -> None:
-        """Kill the child and wait for its end."""
-        child, self._child = self._child, None
-        if child is not None:
-            with suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
+        """Kill the children and wait for their end."""
+        for serving in (ending := tuple(self._serving)):
+            serving.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        for child in self._children:
+            await child.close()
 
-    async def _ask(self, asked: bytes) -> dict[str, Any]:
-        child = await self._ready_child()
+
+class _Child:
+    """One process, which answers one question at a time."""
+
+    def __init__(self, setup: bytes, limits: TemplateLimits) -> None:
+        self._setup = setup
+        self._limits = limits
+        self._reply_bytes_max = ESCAPED_MAX * limits.text_bytes_max + REPLY_HEAD_BYTES
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def ask(self, asked: bytes) -> dict[str, Any]:
+        """The answer. InvalidRequest: there is none, and the child is gone."""
+        process = await self.start()
         try:
             async with asyncio.timeout(self._limits.render_s_max):
-                return await _exchange(child, asked, self._limits.text_bytes_max)
+                return await _exchange(process, asked, self._reply_bytes_max)
         except TimeoutError:
             await self.close()
             limit = f"{self._limits.render_s_max:g} s"
@@ -94,34 +140,42 @@ class TemplateProcess:
             await self.close()
             raise InvalidRequest("messages", "the chat template outgrew its memory") from error
 
-    async def _ready_child(self) -> asyncio.subprocess.Process:
-        if self._child is not None and self._child.returncode is None:
-            return self._child
-        self._child = await asyncio.create_subprocess_exec(
+    async def start(self) -> asyncio.subprocess.Process:
+        """The running process, a new one if there is none."""
+        if self.process is not None and self.process.returncode is None:
+            return self.process
+        self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "gateway.template_process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
         try:
             async with asyncio.timeout(START_S_MAX):
-                await _exchange(self._child, self._setup, 1 << 20)
+                await _exchange(self.process, self._setup, REPLY_HEAD_BYTES)
         except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             await self.close()
             raise Unavailable("the chat template process does not start") from error
-        return self._child
+        return self.process
+
+    async def close(self) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
 
 
 async def _exchange(
-    child: asyncio.subprocess.Process, frame: bytes, reply_bytes_max: int
+    process: asyncio.subprocess.Process, frame: bytes, reply_bytes_max: int
 ) -> dict[str, Any]:
-    assert child.stdin is not None
-    assert child.stdout is not None
-    child.stdin.write(LENGTH.pack(len(frame)) + frame)
-    await child.stdin.drain()
-    (length,) = LENGTH.unpack(await child.stdout.readexactly(LENGTH.size))
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(frame)
+    await process.stdin.drain()
+    (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
     if length > reply_bytes_max:
         raise ValueError("reply too long")
-    reply: dict[str, Any] = json.loads(await child.stdout.readexactly(length))
+    reply: dict[str, Any] = json.loads(await process.stdout.readexactly(length))
     return reply
 
 
@@ -133,10 +187,44 @@ def _read(stream: BinaryIO) -> dict[str, Any] | None:
     return message
 
 
-def _write(stream: BinaryIO, message: Mapping[str, Any]) -> None:
-    frame = json.dumps(message).encode()
-    stream.write(LENGTH.pack(len(frame)) + frame)
-    stream.flush()
+def _frame(message: Mapping[str, Any]) -> bytes:
+    # What is no character (a lone surrogate) is not let in; a template that makes one is told.
+    content = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+    return LENGTH.pack(len(content)) + content
+
+
+class _Renderer:
+    """What a child does with a question."""
+
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        self._template = ChatTemplate(setup["source"], setup["names"])
+        self._controls = ControlTexts(setup["control_texts"])
+        self._text_bytes_max: int = setup["text_bytes_max"]
+
+    def answer(self, question: Mapping[str, Any]) -> bytes:
+        """A frame, whatever the template does, short of what ends the process."""
+        try:
+            return _frame({"pieces": self._pieces(question)})
+        except TemplateFailed as error:
+            reason = str(error)
+        except MemoryError:
+            reason = "it outgrew its memory"
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        return _frame({"error": reason[:REASON_CHARS_MAX].encode("utf-8", "replace").decode()})
+
+    def _pieces(self, question: Mapping[str, Any]) -> list[str]:
+        messages = [{key: self._hide(item[key]) for key in item} for item in question["messages"]]
+        options = {name: self._hide(value) for name, value in question["options"].items()}
+        pieces = self._controls.split(self._template.render(messages, **options))
+        size_bytes = sum(len(piece.encode()) for piece in pieces)
+        if size_bytes > self._text_bytes_max:
+            limit = f"at most {self._text_bytes_max} bytes, got {size_bytes}"
+            raise TemplateFailed(f"the rendered prompt must have {limit}")
+        return pieces
+
+    def _hide(self, value: Any) -> Any:
+        return self._controls.hide(value) if isinstance(value, str) else value
 
 
 def main() -> None:
@@ -147,14 +235,12 @@ def main() -> None:
     setup = _read(questions)
     if setup is None:
         return
-    template = ChatTemplate(setup["source"], setup["names"])
-    _write(answers, {})
+    renderer = _Renderer(setup)
+    answers.write(_frame({}))
+    answers.flush()
     while (question := _read(questions)) is not None:
-        try:
-            answer = {"text": template.render(question["messages"], **question["options"])}
-        except TemplateFailed as error:
-            answer = {"error": str(error)}
-        _write(answers, answer)
+        answers.write(renderer.answer(question))
+        answers.flush()
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ import hashlib
 import hmac
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -95,11 +95,22 @@ def digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-class _TenantEntry(BaseModel):
+_Digest: TypeAlias = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+class _KeyEntry(BaseModel):
+    """One key, as `kaiten keygen` appends it: TOML allows any number of `[[keys]]` anywhere."""
+
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    keys: list[Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]] = Field(
-        min_length=1
-    )
+    tenant: str
+    digest: _Digest
+
+
+class _TenantEntry(BaseModel):
+    """What a tenant may; keys may stand here as well."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    keys: list[_Digest] = Field(default=[], min_length=1)
     requests_max: int | None = Field(default=None, ge=1)
     prompt_tokens_max: int | None = Field(default=None, ge=1)
     running_tokens_max: int | None = Field(default=None, ge=1, lt=1 << 53)
@@ -108,7 +119,8 @@ class _TenantEntry(BaseModel):
 
 class _KeysFile(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    tenants: dict[str, _TenantEntry] = Field(min_length=1)
+    keys: list[_KeyEntry] = []
+    tenants: dict[str, _TenantEntry] = {}
 
 
 class KeysFile:
@@ -159,31 +171,41 @@ def _parse(path: Path, text: bytes) -> list[tuple[bytes, Tenant]]:
     except ValueError as error:
         raise ConfigError(f"--api-keys-file {path} cannot be read: {error}") from error
     try:
-        entries = _KeysFile.model_validate(content).tenants
+        file = _KeysFile.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"--api-keys-file {path}: {where}: {first['msg']}") from None
-    return _keys(path, entries)
+    return _keys(path, file)
 
 
-def _keys(path: Path, entries: Mapping[str, _TenantEntry]) -> list[tuple[bytes, Tenant]]:
+def _keys(path: Path, file: _KeysFile) -> list[tuple[bytes, Tenant]]:
+    given = [(name, text) for name, entry in file.tenants.items() for text in entry.keys]
+    given += [(entry.tenant, entry.digest) for entry in file.keys]
+    if not given:
+        raise ConfigError(f"--api-keys-file {path} holds no key; `kaiten keygen TENANT` makes one")
+    names = [*file.tenants, *(name for name, _ in given)]
+    tenants = {name: _tenant(path, name, file.tenants.get(name)) for name in names}
     keys: dict[bytes, Tenant] = {}
-    for name, entry in entries.items():
-        if not TENANT_NAME.fullmatch(name):
-            rule = f"a tenant's name must match {TENANT_NAME.pattern}"
-            raise ConfigError(f"--api-keys-file {path}: {name!r}: {rule}")
-        tenant = Tenant(
-            name=name,
-            bounds=TenantBounds(
-                requests_max=entry.requests_max, prompt_tokens_max=entry.prompt_tokens_max
-            ),
-            running_tokens_max=entry.running_tokens_max,
-            priority_max=entry.priority_max,
-        )
-        for text in entry.keys:
-            known = bytes.fromhex(text.removeprefix("sha256:"))
-            if known in keys:
-                raise ConfigError(f"--api-keys-file {path}: {name}: a key is given twice")
-            keys[known] = tenant
+    for name, text in given:
+        known = bytes.fromhex(text.removeprefix("sha256:"))
+        if known in keys:
+            raise ConfigError(f"--api-keys-file {path}: {name}: a key is given twice")
+        keys[known] = tenants[name]
     return list(keys.items())
+
+
+def _tenant(path: Path, name: str, entry: _TenantEntry | None) -> Tenant:
+    """Without an entry of its own a tenant has the bounds of one that sets nothing."""
+    if not TENANT_NAME.fullmatch(name):
+        rule = f"a tenant's name must match {TENANT_NAME.pattern}"
+        raise ConfigError(f"--api-keys-file {path}: {name!r}: {rule}")
+    entry = entry or _TenantEntry()
+    return Tenant(
+        name=name,
+        bounds=TenantBounds(
+            requests_max=entry.requests_max, prompt_tokens_max=entry.prompt_tokens_max
+        ),
+        running_tokens_max=entry.running_tokens_max,
+        priority_max=entry.priority_max,
+    )

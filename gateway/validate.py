@@ -29,7 +29,8 @@ TOKEN_BYTES_MAX: Final = 128
 UINT32_MAX: Final = 2**32 - 1
 UINT64_MAX: Final = 2**64 - 1
 BIAS_MAX: Final = 100.0
-ROLE_CHARS_MAX: Final = 64
+# A template may make control tokens of any other.
+ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 # Of a SamplingAsk: the lowest and the highest, and the highest of what must be more than 0.
 # These, `integers` and Limits are also what the OpenAPI document says.
 NUMBERS: Final = {
@@ -59,7 +60,9 @@ class Limits:
     bad_words_max: int = 64
     bad_word_tokens_max: int = 32
     text_bytes_max: int = 4 << 20
+    body_values_max: int = 1 << 18
     messages_max: int = 4096
+    roles: frozenset[str] = frozenset(ROLES)
     template_options: frozenset[str] = frozenset()
 
 
@@ -99,6 +102,18 @@ class TextTooLong(PromptTooLong):
     def __init__(self, field: str, limit: int, got: int) -> None:
         super().__init__(field, limit, got)
         self.rule = f"the prompt has {got} bytes; no more than {limit} can fit this model's context"
+        self.args = (f"{field}: {self.rule}",)
+
+
+class FarTooLong(PromptTooLong):
+    """So many tokens that they were not all counted."""
+
+    def __init__(self, field: str, limit: int, got: int) -> None:
+        super().__init__(field, limit, got)
+        self.rule = (
+            f"the prompt has more than {got} tokens; at most {limit} leave room for an output "
+            f"token in this model's context"
+        )
         self.args = (f"{field}: {self.rule}",)
 
 
@@ -178,7 +193,8 @@ def _row_sampling(
     asked: SamplingAsk, room: int, limits: Limits, model: Model, seed: int
 ) -> RowSampling:
     defaults = model.defaults
-    max_tokens = room if asked.max_tokens is None else asked.max_tokens
+    fallback = min(room, asked.default_max_tokens or room)
+    max_tokens = fallback if asked.max_tokens is None else asked.max_tokens
     if max_tokens > room:
         raise TooLong("sampling.max_tokens", room, max_tokens)
     min_tokens = asked.min_tokens or 0
@@ -323,10 +339,10 @@ def _check_chat(prompt: ChatPrompt, limits: Limits) -> None:
     if len(prompt.messages) > limits.messages_max:
         raise TooMany(prompt.field, limits.messages_max, len(prompt.messages), "messages")
     for message in prompt.messages:
-        if not message.role or len(message.role) > ROLE_CHARS_MAX:
-            rule = f"every role must have 1 to {ROLE_CHARS_MAX} characters"
+        if message.role not in limits.roles:
+            known = ", ".join(sorted(limits.roles))
+            rule = f"every role must be one of {known}; got {message.role[:64]!r}"
             raise InvalidRequest(prompt.field, rule)
-        _encodable(prompt.field, message.role)
     texts = [message.content for message in prompt.messages]
     texts += [value for _, value in prompt.options if isinstance(value, str)]
     _check_text(prompt.field, texts, limits)

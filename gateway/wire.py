@@ -1,14 +1,20 @@
 """Between gRPC messages and our own values. What comes in is judged by `validate`, not here."""
 
 import hashlib
+from collections.abc import Sequence
+from typing import Final, TypeVar
 
 from gateway.asks import Ask, ChatPrompt, Message, Prompt, SamplingAsk, TextPrompt, TokenPrompt
 from gateway.generation import Accepted, Delta, Done, Event, Explained, Finished
+from gateway.validate import TooMany
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1 import model_service_pb2 as model_pb
 from protos.kaiten.v1.common_pb2 import SamplingParams
-from service_kit.errors import InvalidRequest, KaitenError, Overloaded, Unavailable
+from service_kit.error_table import retry_after_s
+from service_kit.errors import InvalidRequest, KaitenError
 from service_kit.grpc_errors import MESSAGE_CHARS_MAX, code_of
+
+ItemT = TypeVar("ItemT")
 
 SAMPLING_SCALARS = (
     "temperature",
@@ -25,6 +31,10 @@ SAMPLING_SCALARS = (
     "presence_penalty",
     "frequency_penalty",
 )
+# More than any list of a request may have, and token ids than any context: what is longer is
+# refused before anything is made of it, which takes a microsecond for each.
+LIST_MAX: Final = 1 << 14
+IDS_MAX: Final = 1 << 20
 SAMPLING_LISTS = ("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words")
 
 
@@ -36,14 +46,17 @@ def ask_from_proto(
     traceparent: str = "",
 ) -> Ask:
     """A GenerateRequest as an Ask. InvalidRequest only when there is no input at all."""
+    # Lists that are too long are refused before they are hashed.
+    prompt, sampling = _prompt_from_proto(message), _sampling_from_proto(message.sampling)
+    stop = tuple(_few("stop", message.stop))
     return Ask(
-        prompt=_prompt_from_proto(message),
+        prompt=prompt,
         body_hash=_hash(message),
         request_id=message.request_id,
         model=message.model,
-        sampling=_sampling_from_proto(message.sampling),
+        sampling=sampling,
         n=message.n if message.HasField("n") else None,
-        stop=tuple(message.stop),
+        stop=stop,
         return_token_ids=message.return_token_ids,
         keep_running=message.keep_running,
         include_stop=message.include_stop,
@@ -80,8 +93,8 @@ def error_to_proto(error: KaitenError) -> pb.RequestError:
             pb.FieldError(field=each.field, rule=each.rule[:MESSAGE_CHARS_MAX])
             for each in error.violations
         )
-    if isinstance(error, Overloaded | Unavailable):
-        message.retry_after_ms = int(error.retry_after_s * 1000)
+    if (wait_s := retry_after_s(error)) is not None:
+        message.retry_after_ms = int(wait_s * 1000)
     return message
 
 
@@ -95,7 +108,7 @@ def tokenize_from_proto(message: model_pb.TokenizeRequest) -> Ask:
 
 def detokenize_from_proto(message: model_pb.DetokenizeRequest) -> Ask:
     return Ask(
-        prompt=TokenPrompt(token_ids=tuple(message.token_ids)),
+        prompt=TokenPrompt(token_ids=tuple(_few(TokenPrompt.field, message.token_ids, IDS_MAX))),
         body_hash=b"",
         model=message.model,
         show_special_tokens=message.show_special_tokens,
@@ -131,7 +144,9 @@ def _prompt_from_proto(message: pb.GenerateRequest) -> Prompt:
         case "text":
             return TextPrompt(text=message.text)
         case "token_ids":
-            return TokenPrompt(token_ids=tuple(message.token_ids.ids))
+            return TokenPrompt(
+                token_ids=tuple(_few(TokenPrompt.field, message.token_ids.ids, IDS_MAX))
+            )
         case "conversation":
             return chat_from_proto(message.conversation)
     raise InvalidRequest("input", "one of text, token_ids and conversation must be set")
@@ -139,23 +154,36 @@ def _prompt_from_proto(message: pb.GenerateRequest) -> Prompt:
 
 def chat_from_proto(message: pb.Conversation) -> ChatPrompt:
     return ChatPrompt(
-        messages=tuple(Message(role=turn.role, content=turn.content) for turn in message.messages),
+        messages=tuple(
+            Message(role=turn.role, content=turn.content)
+            for turn in _few(ChatPrompt.field, message.messages)
+        ),
         options=tuple(
             (option.name, getattr(option, option.WhichOneof("value") or "text"))
-            for option in message.template_options
+            for option in _few("conversation.template_options", message.template_options)
         ),
     )
 
 
 def _sampling_from_proto(message: SamplingParams) -> SamplingAsk:
     given = {name: getattr(message, name) for name in SAMPLING_SCALARS if message.HasField(name)}
+    biases = _few("sampling.logit_bias", message.logit_bias)
+    words = _few("sampling.bad_words", message.bad_words)
+    for word in words:
+        _few("sampling.bad_words", word.token_ids, LIST_MAX // 16)
     return SamplingAsk(
-        stop_token_ids=tuple(message.stop_token_ids),
-        logit_bias=tuple((each.token_id, each.bias) for each in message.logit_bias),
-        allowed_token_ids=tuple(message.allowed_token_ids),
-        bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
+        stop_token_ids=tuple(_few("sampling.stop_token_ids", message.stop_token_ids)),
+        logit_bias=tuple((each.token_id, each.bias) for each in biases),
+        allowed_token_ids=tuple(_few("sampling.allowed_token_ids", message.allowed_token_ids)),
+        bad_words=tuple(tuple(word.token_ids) for word in words),
         **given,
     )
+
+
+def _few(field: str, items: Sequence[ItemT], most: int = LIST_MAX) -> Sequence[ItemT]:
+    if len(items) > most:
+        raise TooMany(field, most, len(items), "items")
+    return items
 
 
 def _hash(message: pb.GenerateRequest) -> bytes:

@@ -5,8 +5,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,8 @@ class ChildSpec:
 
     name: str
     command: tuple[str, ...]
+    # On top of ours. Secrets go here: every user of the machine can read command lines.
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     log_path: Path
     is_ready: Callable[[], Awaitable[bool]]
     ready_s_max: float = 300.0
@@ -72,6 +74,7 @@ class Child:
                 self.started_s = time.monotonic()
                 self._process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-I", "-S", TETHER, str(os.getpid()), *self.spec.command),
+                    env=os.environ | dict(self.spec.environ),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -10,6 +10,8 @@ from typing import Annotated, Final, Literal, NoReturn
 
 from cyclopts import App, Group, Parameter
 
+from kaiten.api_key import ApiKeyFile, api_key
+
 # What each role's command becomes. They take their own flags, see `kaiten gateway --help`.
 SERVICES: Final = {"gateway": "gateway", "scheduler": "scheduler_svc", "worker": "gpu_worker"}
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
@@ -31,9 +33,7 @@ app.command(
 )
 
 Address = Annotated[str, Parameter(help="host:port of a gateway's gRPC API")]
-ApiKey = Annotated[
-    str | None, Parameter(env_var="KAITEN_API_KEY", help="where the gateway wants one")
-]
+Model = Annotated[str | None, Parameter(help="folder or hub id; default: the shipped one")]
 Policy = Annotated[Literal["fair", "fcfs", "priority", "static"], Parameter(help="who runs next")]
 MixedStepMs = Annotated[
     float | None, Parameter(help="how long prompts may hold up those who decode, per step")
@@ -41,8 +41,23 @@ MixedStepMs = Annotated[
 GatherMs = Annotated[
     float | None, Parameter(help="gather the tokens of so long into one message; default: do not")
 ]
+RedisUrl = Annotated[
+    str | None,
+    Parameter(
+        env_var="KAITEN_REDIS_URL",
+        help="use this store, start none; a password belongs into the variable: flags can be seen",
+    ),
+]
 ApiKeysFile = Annotated[
     Path | None, Parameter(help="tenants and their keys, see `kaiten keygen`; default: no keys")
+]
+CorsOrigins = Annotated[
+    str | None,
+    Parameter(help="origins whose web pages may call the HTTP API, separated by commas"),
+]
+AllowedHosts = Annotated[
+    str | None,
+    Parameter(help="names the HTTP API is called by, as behind a proxy; separated by commas"),
 ]
 WeightDtype = Annotated[
     Literal["auto", "int8"], Parameter(help="int8: a byte per weight; auto: --dtype")
@@ -54,9 +69,7 @@ KvDtype = Annotated[
 
 @app.command
 def serve(
-    model: Annotated[
-        str | None, Parameter(help="folder or hub id; default: the shipped one")
-    ] = None,
+    model: Model = None,
     /,
     *,
     host: Annotated[str, Parameter(help="listen here; 0.0.0.0: everywhere")] = "127.0.0.1",
@@ -69,7 +82,7 @@ def serve(
     workers: Annotated[int, Parameter(help="worker processes")] = 1,
     served_model_name: Annotated[str | None, Parameter(help="default: the folder or id")] = None,
     data_dir: Annotated[Path, Parameter(help="the store's files, logs and lock")] = Path(".kaiten"),
-    redis_url: Annotated[str | None, Parameter(help="use this store, start none")] = None,
+    redis_url: RedisUrl = None,
     cell: Annotated[str, Parameter(help="which cell of a shared store")] = "0",
     slots: Annotated[int | None, Parameter(help="sequences per worker at once")] = None,
     step_tokens: Annotated[int | None, Parameter(help="tokens per step at most")] = None,
@@ -78,17 +91,17 @@ def serve(
     kv_memory_mb: Annotated[int | None, Parameter(help="memory of each KV pool")] = None,
     threads: Annotated[int | None, Parameter(help="CPU threads per worker")] = None,
     api_keys_file: ApiKeysFile = None,
+    cors_origins: CorsOrigins = None,
+    allowed_hosts: AllowedHosts = None,
 ) -> int:
     """Serve a model: store, scheduler, workers and gateway as processes under one supervisor."""
-    from kaiten.display import show_start_error
+    from kaiten import display, model_source, stack
     from kaiten.errors import StartError
-    from kaiten.model_source import resolve
     from kaiten.serve import serve as serve_stack
-    from kaiten.stack import ServeOptions
 
     try:
-        options = ServeOptions(
-            model=resolve(model, served_model_name),
+        options = stack.ServeOptions(
+            model=model_source.resolve(model, served_model_name),
             data_dir=data_dir.expanduser().resolve(),
             host=host,
             grpc_port=grpc_port,
@@ -107,10 +120,12 @@ def serve(
             kv_memory_mb=kv_memory_mb,
             threads=threads,
             api_keys_file=None if api_keys_file is None else api_keys_file.expanduser().resolve(),
+            cors_origins=cors_origins,
+            allowed_hosts=allowed_hosts,
         )
         return asyncio.run(serve_stack(options))
     except StartError as error:
-        show_start_error(error)
+        display.show_start_error(error)
         return 1
 
 
@@ -120,7 +135,7 @@ def generate(
     /,
     *,
     address: Address = DEFAULT_ADDRESS,
-    api_key: ApiKey = None,
+    api_key_file: ApiKeyFile = None,
     max_tokens: Annotated[int | None, Parameter(help="output tokens at most")] = None,
     temperature: Annotated[float | None, Parameter(help="0 is greedy")] = None,
     top_p: Annotated[float | None, Parameter(help="nucleus")] = None,
@@ -134,7 +149,7 @@ def generate(
     return generate_text(
         address,
         prompt,
-        api_key=api_key,
+        api_key=api_key_of(api_key_file),
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,
@@ -148,7 +163,7 @@ def generate(
 def chat(
     *,
     address: Address = DEFAULT_ADDRESS,
-    api_key: ApiKey = None,
+    api_key_file: ApiKeyFile = None,
     system: Annotated[str | None, Parameter(help="a system message")] = None,
     max_tokens: Annotated[int | None, Parameter(help="per answer at most")] = None,
     temperature: Annotated[float | None, Parameter(help="0 is greedy")] = None,
@@ -157,8 +172,21 @@ def chat(
     from kaiten.talk import chat as chat_loop
 
     return chat_loop(
-        address, api_key=api_key, system=system, max_tokens=max_tokens, temperature=temperature
+        address,
+        api_key=api_key_of(api_key_file),
+        system=system,
+        max_tokens=max_tokens,
+        temperature=temperature,
     )
+
+
+def api_key_of(file: Path | None) -> str | None:
+    """The key to send; a file that holds none ends the command."""
+    try:
+        return api_key(file)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
 
 
 @app.command(group=USE)

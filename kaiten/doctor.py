@@ -162,7 +162,7 @@ def check_disk(free_bytes: int) -> Finding:
 
 def check_port(host: str, port: int, flag: str) -> Finding:
     try:
-        ports.claim(host, port, flag)
+        ports.claim(host, port, flag).close()
     except StartError as error:
         return Finding(name=f"port {port}", status="warn", text=error.cause, fix=error.fix)
     return Finding(name=f"port {port}", status="ok", text="free")

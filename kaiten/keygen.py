@@ -22,4 +22,5 @@ def mint(tenant: str) -> NewKey:
         raise ValueError(f"a tenant's name must match {TENANT_NAME.pattern}, got {tenant!r}")
     key = f"kt-{secrets.token_urlsafe(KEY_BYTES)}"
     digest = hashlib.sha256(key.encode()).hexdigest()
-    return NewKey(key, f'[tenants."{tenant}"]\nkeys = ["sha256:{digest}"]\n')
+    # An array's element on lines of its own may be appended to any file, any number of times.
+    return NewKey(key, f'\n[[keys]]\ntenant = "{tenant}"\ndigest = "sha256:{digest}"\n')

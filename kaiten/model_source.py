@@ -7,6 +7,7 @@ from typing import Final
 
 from kaiten.errors import StartError
 from kaiten.mini import CHECKPOINT
+from kaiten.model_identity import digest
 
 SHIPPED_NAME: Final = "kaiten-mini"
 # Never pickles, never code.
@@ -28,6 +29,17 @@ class ModelSource:
         return (self.folder / "chat_template.jinja").exists() or (
             config.exists() and '"chat_template"' in config.read_text(encoding="utf-8")
         )
+
+    @property
+    def digest(self) -> str:
+        """Which model it is, wherever it lies. StartError when its files cannot be read."""
+        try:
+            return digest(self.folder)
+        except OSError as error:
+            raise StartError(
+                f"{error.filename or self.folder} cannot be read: {error.strerror}",
+                "the model's files must be readable by this user",
+            ) from error
 
 
 def resolve(model: str | None, served_name: str | None = None) -> ModelSource:

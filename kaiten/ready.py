@@ -3,15 +3,17 @@
 import json
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from kaiten.api_key import VARIABLE
 from kaiten.stack import Stack
 from protos.kaiten.v1 import (
     common_pb2,
@@ -70,18 +72,21 @@ async def _describe(address: str) -> common_pb2.WorkerDescription:
     return worker
 
 
-def show(console: Console, stack: Stack, facts: Facts, took_s: Mapping[str, float]) -> None:
-    """The box, then the snippets without a frame so that they can be copied."""
+def show(console: Console, lines: Iterable[tuple[str, str]]) -> None:
+    """The box. The snippets come after it, without a frame, so that they can be copied."""
     table = Table.grid(padding=(0, 2))
-    for key, value in rows(stack, facts, took_s):
-        table.add_row(f"[bold]{key}", value)
+    for key, value in lines:
+        table.add_row(f"[bold]{key}", escape(value))
     console.print(Panel(table, title="kaiten is ready", title_align="left", border_style="green"))
 
 
-def rows(stack: Stack, facts: Facts, took_s: Mapping[str, float]) -> list[tuple[str, str]]:
+def rows(
+    stack: Stack, facts: Facts, took_s: Mapping[str, float], *, has_keys: bool
+) -> list[tuple[str, str]]:
     """The lines of the box."""
     worker = facts.workers[0]
     blocks = sum(each.block_count for each in facts.workers)
+    keys = f"on; export yours as {VARIABLE} for the lines below"
     count = f" × {len(facts.workers)} workers" if len(facts.workers) > 1 else ""
     return [
         ("model", f"{facts.model.name} ({worker.architecture})"),
@@ -96,6 +101,7 @@ def rows(stack: Stack, facts: Facts, took_s: Mapping[str, float]) -> list[tuple[
         ),
         ("HTTP", stack.http_url),
         ("gRPC", stack.grpc_address),
+        *([("API keys", keys)] if has_keys else []),
         ("started", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in took_s.items())),
     ]
 
@@ -106,24 +112,29 @@ def _python() -> str:
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
-def snippets(stack: Stack, model: str, *, can_chat: bool) -> str:
-    """Three ways to say hello, to be pasted as they are."""
+def snippets(stack: Stack, model: str, *, can_chat: bool, has_keys: bool) -> str:
+    """Three ways to say hello, to be pasted as they are; with keys on, the caller's is exported."""
     body: dict[str, object] = {"model": model, "max_tokens": 64}
     if can_chat:
         path, body["messages"] = "chat/completions", [{"role": "user", "content": "Hello!"}]
     else:
         path, body["prompt"] = "completions", "Once upon a time"
     grpc_body = json.dumps({"text": "Once upon a time", "sampling": {"maxTokens": 64}})
+    header = imports = key = ""
+    if has_keys:
+        # In double quotes: the shell puts the key in.
+        header = f' -H "authorization: Bearer ${VARIABLE}"'
+        imports, key = "import os\n", f', api_key=os.environ["{VARIABLE}"]'
     return f"""\
-curl {stack.http_url}/v1/{path} -H 'content-type: application/json' \\
+curl {stack.http_url}/v1/{path}{header} -H 'content-type: application/json' \\
   -d '{json.dumps(body)}'
 
-grpcurl -plaintext -d '{grpc_body}' \\
+grpcurl -plaintext{header} -d '{grpc_body}' \\
   {stack.grpc_address} kaiten.v1.InferenceService/Generate
 
 {_python()} - <<'PY'
-from kaiten.client import Client
-with Client("{stack.grpc_address}") as client:
+{imports}from kaiten.client import Client
+with Client("{stack.grpc_address}"{key}) as client:
     for delta in client.generate("Once upon a time", max_tokens=64):
         print(delta.text, end="", flush=True)
 PY

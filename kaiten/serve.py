@@ -14,7 +14,7 @@ import grpc
 from kaiten import ready
 from kaiten.display import TerminalDisplay, console
 from kaiten.errors import StartError
-from kaiten.stack import ServeOptions, plan_stack
+from kaiten.stack import ServeOptions, planned_stack
 from kaiten.supervisor import Supervisor
 
 DISK_MB_MIN: Final = 32
@@ -22,8 +22,11 @@ DISK_MB_MIN: Final = 32
 
 async def serve(options: ServeOptions) -> int:
     """Run until asked to stop; the exit code. StartError when it cannot start."""
-    with _only_one(options.data_dir), TerminalDisplay() as display:
-        stack = plan_stack(options)
+    with (
+        _only_one(options.data_dir),
+        TerminalDisplay() as display,
+        planned_stack(options) as stack,
+    ):
 
         async def on_ready(took_s: Mapping[str, float]) -> None:
             display.all_ready()
@@ -32,9 +35,15 @@ async def serve(options: ServeOptions) -> int:
                 facts = await ready.ask(stack)
             except grpc.aio.AioRpcError as error:
                 raise StartError(f"the stack does not answer: {error.details()}") from error
-            ready.show(out, stack, facts, took_s)
+            has_keys = options.api_keys_file is not None
+            ready.show(out, ready.rows(stack, facts, took_s, has_keys=has_keys))
             out.print(
-                ready.snippets(stack, facts.model.name, can_chat=options.model.can_chat),
+                ready.snippets(
+                    stack,
+                    facts.model.name,
+                    can_chat=options.model.can_chat,
+                    has_keys=has_keys,
+                ),
                 markup=False,
                 highlight=False,
                 soft_wrap=True,

@@ -3,19 +3,19 @@
 import os
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Final
 
 from kaiten import store
 from kaiten.child import ChildSpec
 from kaiten.errors import StartError
 from kaiten.health import is_serving
 from kaiten.model_source import ModelSource
-from kaiten.ports import claim, free_port
-
-LOOPBACK: Final = "127.0.0.1"
+from kaiten.ports import LOOPBACK, HeldPort, claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class ServeOptions:
     kv_dtype: str = "auto"
     policy: str = "fair"
     workers: int = 1
-    redis_url: str | None = None
+    redis_url: str | None = field(default=None, repr=False)
     cell: str = "0"
     slots: int | None = None
     step_tokens: int | None = None
@@ -41,6 +41,8 @@ class ServeOptions:
     kv_memory_mb: int | None = None
     threads: int | None = None
     api_keys_file: Path | None = None
+    cors_origins: str | None = None
+    allowed_hosts: str | None = None
 
     def __post_init__(self) -> None:
         """StartError for what no service would refuse by itself."""
@@ -58,20 +60,36 @@ class Stack:
 
     stages: tuple[tuple[ChildSpec, ...], ...]
     stop_order: tuple[tuple[str, ...], ...]
-    redis_url: str
+    redis_url: str = field(repr=False)
     grpc_address: str
     http_url: str
     worker_addresses: tuple[str, ...]
     scheduler_address: str
 
 
-def plan_stack(options: ServeOptions) -> Stack:
-    """Choose ports and commands. StartError when a port is taken or no store can be had."""
-    grpc_port = claim(options.host, options.grpc_port, "--grpc-port")
-    http_port = claim(options.host, options.http_port, "--http-port")
+@contextmanager
+def planned_stack(options: ServeOptions) -> Iterator[Stack]:
+    """A plan whose ports stay ours while its children come and go.
+
+    StartError when a port is taken or no store can be had.
+    """
+    with ExitStack() as held:
+        grpc_port = held.enter_context(claim(options.host, options.grpc_port, "--grpc-port"))
+        http_port = held.enter_context(claim(options.host, options.http_port, "--http-port"))
+        scheduler, *workers = (
+            held.enter_context(HeldPort()).address for _ in range(1 + options.workers)
+        )
+        yield _plan(options, grpc_port.number, http_port.number, scheduler, tuple(workers))
+
+
+def _plan(
+    options: ServeOptions,
+    grpc_port: int,
+    http_port: int,
+    scheduler_address: str,
+    worker_addresses: tuple[str, ...],
+) -> Stack:
     stores, redis_url = _store(options)
-    scheduler_address = f"{LOOPBACK}:{free_port()}"
-    worker_addresses = tuple(f"{LOOPBACK}:{free_port()}" for _ in range(options.workers))
     workers = tuple(
         _worker(options, f"worker-{index}", address, scheduler_address)
         for index, address in enumerate(worker_addresses)
@@ -101,11 +119,11 @@ def core_count() -> int:
 
 
 def _store(options: ServeOptions) -> tuple[tuple[ChildSpec, ...], str]:
-    """Our own server, unless there is a URL of another. One folder per model: requests that were
-    accepted for one model must not be resumed by another."""
+    """Our own server, unless there is a URL of another. One folder per model, by what it holds:
+    requests that were accepted for one model must not be resumed by another."""
     if options.redis_url is not None:
         return (), options.redis_url
-    folder = options.data_dir / f"store-{_slug(options.model.name)}"
+    folder = options.data_dir / f"store-{_slug(options.model.name)}-{options.model.digest[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
     socket = store.socket_path(folder)
     spec = ChildSpec(
@@ -123,8 +141,9 @@ def _scheduler(options: ServeOptions, redis_url: str, address: str) -> ChildSpec
         options,
         "scheduler",
         address,
-        *("scheduler_svc", "--redis-url", redis_url, "--cell", options.cell),
-        *("--grpc-host", host, "--grpc-port", port, "--policy", options.policy),
+        *("scheduler_svc", "--cell", options.cell, "--policy", options.policy),
+        *("--grpc-host", host, "--grpc-port", port),
+        environ={"KAITEN_SCHEDULER_REDIS_URL": redis_url},
     )
 
 
@@ -149,36 +168,49 @@ def _worker(options: ServeOptions, name: str, address: str, scheduler_address: s
         *("--served-model-name", options.model.name, "--scheduler", scheduler_address),
         *("--grpc-host", host, "--grpc-port", port, "--dtype", options.dtype),
         *("--weight-dtype", options.weight_dtype, "--kv-dtype", options.kv_dtype),
-        *(
-            text
-            for flag, value in limits.items()
-            if value is not None
-            for text in (flag, str(value))
-        ),
+        *_flags(limits),
     )
 
 
 def _gateway(options: ServeOptions, redis_url: str, grpc_port: int, http_port: int) -> ChildSpec:
-    keys = options.api_keys_file
+    given = {
+        "--api-keys-file": options.api_keys_file,
+        "--cors-origins": options.cors_origins,
+        "--allowed-hosts": options.allowed_hosts,
+    }
     return _service(
         options,
         "gateway",
         f"{_reachable(options.host)}:{grpc_port}",
-        *("gateway", "--redis-url", redis_url, "--cell", options.cell),
+        *("gateway", "--cell", options.cell),
         *("--model", str(options.model.folder), "--served-model-name", options.model.name),
         *("--grpc-host", options.host, "--grpc-port", str(grpc_port)),
         *("--http-host", options.host, "--http-port", str(http_port)),
-        *(() if keys is None else ("--api-keys-file", str(keys))),
+        *_flags(given),
+        environ={"KAITEN_GATEWAY_REDIS_URL": redis_url},
     )
 
 
-def _service(options: ServeOptions, name: str, address: str, *module_and_args: str) -> ChildSpec:
+def _service(
+    options: ServeOptions,
+    name: str,
+    address: str,
+    *module_and_args: str,
+    environ: Mapping[str, str] | None = None,
+) -> ChildSpec:
     return ChildSpec(
         name=name,
         command=(sys.executable, "-P", "-m", *module_and_args),
+        environ=environ or {},
         log_path=_log(options, name),
         is_ready=partial(is_serving, address),
     )
+
+
+def _flags(given: Mapping[str, object]) -> tuple[str, ...]:
+    """Those that somebody gave."""
+    named = ((flag, str(value)) for flag, value in given.items() if value is not None)
+    return tuple(chain.from_iterable(named))
 
 
 def _log(options: ServeOptions, name: str) -> Path:
@@ -186,7 +218,8 @@ def _log(options: ServeOptions, name: str) -> Path:
 
 
 def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "model"
+    """What people recognise of a name, short enough for a folder's."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:64].strip(".-") or "model"
 
 
 def _reachable(host: str) -> str:

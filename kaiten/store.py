@@ -16,6 +16,8 @@ from kaiten.errors import StartError
 VERSION_MIN: Final = (7, 2)
 # sun_path holds 108 bytes with its terminator.
 SOCKET_PATH_BYTES_MAX: Final = 100
+# As in deploy/valkey.conf: half a million results of 256 tokens.
+MEMORY_MAX: Final = "1gb"
 NAMES: Final = ("valkey-server", "redis-server")
 
 
@@ -57,13 +59,16 @@ def choose_program() -> StoreProgram:
 
 
 def command(program: StoreProgram, folder: Path, socket: Path) -> tuple[str, ...]:
-    """A server nobody else can reach, which has written what it acknowledged."""
+    """A server nobody else can reach, which has written what it acknowledged.
+
+    Full, it refuses new requests; those that run go on to their end.
+    """
     return (
         str(program.path),
         *("--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"),
         *("--dir", str(folder), "--save", "", "--daemonize", "no"),
         *("--appendonly", "yes", "--appendfsync", "always"),
-        *("--maxmemory-policy", "noeviction"),
+        *("--maxmemory", MEMORY_MAX, "--maxmemory-policy", "noeviction"),
     )
 
 

@@ -4,6 +4,7 @@ import sys
 
 from rich.text import Text
 
+from kaiten.api_key import HOW_TO_GIVE
 from kaiten.client import Client, Generation
 from kaiten.display import console
 from kaiten.errors import ApiError, UnauthenticatedError, UnavailableError
@@ -102,7 +103,7 @@ def _complain(error: ApiError, address: str) -> int:
     if isinstance(error, UnavailableError):
         text.append(f"\nis a gateway listening on {address}? start one with: kaiten serve")
     elif isinstance(error, UnauthenticatedError):
-        text.append("\ngive it with --api-key, or in KAITEN_API_KEY")
+        text.append(f"\n{HOW_TO_GIVE}")
     elif error.retry_after_s is not None:
         text.append(f"\ntry again in {error.retry_after_s:g} s")
     console().print(text)

@@ -92,8 +92,12 @@ class Connections:
     def __init__(self, url: str, limits: LedgerLimits, *, timeout_s: float) -> None:
         try:
             options: dict[str, Any] = dict(parse_url(url))
-        except ValueError as error:
-            raise ConfigError(f"ledger url: {error}") from error
+        except ValueError:
+            # Not what was wrong with it: of a password with a "/" that would be the beginning.
+            raise ConfigError(
+                "ledger url: it must be redis://, rediss:// or unix://, and in a password / is"
+                " written %2F, # %23, ? %3F, @ %40 and : %3A"
+            ) from None
         self._class: type[AbstractConnection] = options.pop("connection_class", Connection)
         # One timeout around the whole exchange; redis-py's own would cost a task per command.
         self._timeout_s = timeout_s

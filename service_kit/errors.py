@@ -145,6 +145,10 @@ class DataLoss(KaitenError):
         self.reason = reason
 
 
+class Failed(KaitenError):
+    """The system could not compute a choice; the sentence is the worker's."""
+
+
 class Unauthenticated(KaitenError):
     """The caller did not prove who it is."""
 

@@ -1,4 +1,4 @@
-"""One total table from domain errors to gRPC statuses, and the interceptor that applies it.
+"""Domain errors as gRPC statuses, whose codes `error_table` has, and the interceptor for them.
 
 `context.abort` with a `grpc-status-details-bin` trailer is used rather than `abort_with_status`,
 which loses the code that the tracing instrumentation reads.
@@ -19,6 +19,8 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, Re
 from google.rpc.status_pb2 import Status
 
 from service_kit import errors
+from service_kit.error_table import retry_after_s, row_of
+from service_kit.proto_bounds import records
 
 log = structlog.get_logger()
 
@@ -27,31 +29,16 @@ DOMAIN: Final = "kaiten"
 MESSAGE_CHARS_MAX: Final = 1024
 RULE_CHARS_MAX: Final = 128
 VIOLATIONS_MAX: Final = 16
-
-CODES: Final[dict[type[errors.KaitenError], grpc.StatusCode]] = {
-    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.NotFound: grpc.StatusCode.NOT_FOUND,
-    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
-    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
-    errors.Cancelled: grpc.StatusCode.CANCELLED,
-    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
-    errors.OutOfOrder: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.NotLeader: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.DataLoss: grpc.StatusCode.DATA_LOSS,
-    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-    errors.ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
-}
+# A client whose policy repeats this status waits so long, or gives up where it is negative.
+PUSHBACK: Final = "grpc-retry-pushback-ms"
+NEVER: Final = (PUSHBACK, "-1")
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 def code_of(error: errors.KaitenError) -> grpc.StatusCode:
-    """The status of an error: its own row, or that of the nearest base class that has one."""
-    for kind in type(error).__mro__:
-        if kind in CODES:
-            return CODES[kind]
-    raise AssertionError(f"{type(error).__name__} has no row in the error table")
+    """The status of an error."""
+    return row_of(error).grpc
 
 
 def details_of(error: errors.KaitenError) -> list[Message]:
@@ -70,9 +57,9 @@ def details_of(error: errors.KaitenError) -> list[Message]:
         details.append(QuotaFailure(violations=[violation]))
     if isinstance(error, errors.DeadlineExceeded):
         metadata = {"phase": error.phase}
-    if isinstance(error, errors.Overloaded | errors.Unavailable):
+    if (wait_s := retry_after_s(error)) is not None:
         delay = Duration(nanos=0)
-        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        delay.FromNanoseconds(int(wait_s * 1e9))
         details.append(RetryInfo(retry_delay=delay))
     if isinstance(error, errors.NotLeader):
         metadata = {"leader_address": error.leader_address}
@@ -103,10 +90,9 @@ def trailers_of(error: errors.KaitenError) -> Metadata:
         packed = AnyMessage()
         packed.Pack(detail)
         status.details.append(packed)
-    trailers: Metadata = (("grpc-status-details-bin", status.SerializeToString()),)
-    if isinstance(error, errors.Overloaded | errors.Unavailable):
-        trailers += (("grpc-retry-pushback-ms", str(int(error.retry_after_s * 1000))),)
-    return trailers
+    wait_s = retry_after_s(error)
+    pushback = NEVER if wait_s is None else (PUSHBACK, str(int(wait_s * 1000)))
+    return (("grpc-status-details-bin", status.SerializeToString()), pushback)
 
 
 async def abort(
@@ -133,11 +119,18 @@ async def _fail(context: Any, error: Exception, method: str) -> None:
             await abort(context, error)
         error_id = secrets.token_hex(6)
         log.error("rpc.crashed", method=method, error_id=error_id, exc_info=error)
-        await context.abort(grpc.StatusCode.INTERNAL, f"internal error, id={error_id}")
+        await context.abort(grpc.StatusCode.INTERNAL, f"internal error, id={error_id}", (NEVER,))
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """KaitenError becomes its status; anything else INTERNAL with an id that the log explains."""
+    """KaitenError becomes its status; anything else INTERNAL with an id that the log explains.
+
+    A request of more than `records_max` fields, those of messages in it included, is refused
+    unread.
+    """
+
+    def __init__(self, records_max: int | None = None) -> None:
+        self._records_max = records_max
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], call: Any
@@ -151,32 +144,48 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         deserializer = handler.request_deserializer
         return make(
             _guarded(behaviour, call.method),
-            deserializer if handler.request_streaming else _tolerant(deserializer),
+            deserializer
+            if handler.request_streaming
+            else _tolerant(deserializer, self._records_max),
             handler.response_serializer,
         )
 
 
 class _Unparsed:
-    """Stands for a request whose bytes are no message of its type."""
+    """Stands for a request that was not parsed, and says why."""
+
+    def __init__(self, rule: str) -> None:
+        self.rule = rule
 
 
-def _tolerant(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+def _tolerant(
+    deserializer: Callable[[bytes], Any] | None, records_max: int | None
+) -> Callable[[bytes], Any] | None:
     """Left to itself, grpc.aio answers UNKNOWN and logs a traceback: a client's mistake as ours."""
     if deserializer is None:
         return None
+    kind = getattr(getattr(deserializer, "__self__", None), "DESCRIPTOR", None)
 
     def parse(raw: bytes) -> Any:
+        if records_max is not None and _has_more(raw, kind, records_max):
+            return _Unparsed(f"the message must have at most {records_max} fields in all")
         try:
             return deserializer(raw)
         except DecodeError:
-            return _Unparsed()
+            return _Unparsed("the request's bytes are not a message of this method")
 
     return parse
 
 
+def _has_more(raw: bytes, kind: Any, records_max: int) -> bool:
+    # A field takes two bytes at least.
+    may_have = kind is not None and len(raw) > 2 * records_max
+    return may_have and records(raw, kind, records_max) > records_max
+
+
 def _check_parsed(request: Any) -> None:
     if isinstance(request, _Unparsed):
-        raise errors.InvalidRequest("", "the request's bytes are not a message of this method")
+        raise errors.InvalidRequest("", request.rule)
 
 
 def _arity(is_streaming: bool) -> str:

@@ -2,21 +2,50 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from types import TracebackType
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from service_kit.errors import NotFound
+from service_kit.errors import NotFound, Overloaded
 
 Response = health_pb2.HealthCheckResponse
+
+
+WATCHES_MAX: Final = 256
+
+
+class AtMost:
+    """So many streams of a kind at once: whoever needs no key could hold any number for ever."""
+
+    def __init__(self, count: int, what: str) -> None:
+        self._count = count
+        self._what = what
+        self._taken = 0
+
+    def __enter__(self) -> None:
+        if self._taken >= self._count:
+            raise Overloaded(
+                f"too many {self._what}", 1.0, self._count, live=self._taken, subject="server"
+            )
+        self._taken += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._taken -= 1
 
 
 class HealthStatus(health_pb2_grpc.HealthServicer):
     """The state of each service name; "" is the whole process. Watchers see every change."""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], watches_max: int = WATCHES_MAX) -> None:
         self._serving = dict.fromkeys(names, False)
+        self._watches = AtMost(watches_max, "health watches")
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -47,12 +76,13 @@ class HealthStatus(health_pb2_grpc.HealthServicer):
     async def Watch(self, request: Any, _context: Any) -> AsyncIterator[Any]:
         """The state now and at each change. An unknown name is SERVICE_UNKNOWN until it is set."""
         last = None
-        while True:
-            changed, answer = self._changed, self._answer(request.service)
-            if answer != last:
-                last = answer
-                yield answer
-            await changed.wait()
+        with self._watches:
+            while True:
+                changed, answer = self._changed, self._answer(request.service)
+                if answer != last:
+                    last = answer
+                    yield answer
+                await changed.wait()
 
     def _answer(self, name: str) -> Any:
         serving = self._serving.get(name)

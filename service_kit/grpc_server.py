@@ -1,19 +1,22 @@
 """A gRPC server with every limit set, and binding that explains itself."""
 
+import asyncio
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from service_kit.errors import ConfigError
+from service_kit.errors import ConfigError, DeadlineExceeded
 from service_kit.grpc_errors import ErrorInterceptor
-from service_kit.grpc_health import HealthStatus
+from service_kit.grpc_health import WATCHES_MAX, AtMost, HealthStatus
 
 MIB: Final = 1 << 20
+# Who lists services is done in less.
+REFLECTION_S_MAX: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +25,20 @@ class ServerLimits:
 
     `connection_age_s_max` makes clients reconnect, so that load spreads over new servers; open
     streams outlive it.
+
+    Calls that arrive faster than they are begun wait in a backlog, also after they were reset. Near
+    its end gRPC refuses calls at random, with CANCELLED, whoever makes them; so the backlog holds
+    what several connections may have outstanding, and no single one can fill it (CVE-2023-44487).
     """
 
     message_in_bytes_max: int = 4 * MIB
     message_out_bytes_max: int = 16 * MIB
     metadata_bytes_max: int = 16 << 10
     rpcs_max: int | None = None
+    # Of one message and the messages in it; for clients that are not trusted.
+    records_max: int | None = None
+    connection_streams_max: int = 1024
+    backlog_rpcs_max: int = 4096
     keepalive_ms: int = 20_000
     keepalive_timeout_ms: int = 10_000
     # Clients that ping more often than this are told to go away.
@@ -49,6 +60,9 @@ def channel_options(limits: ServerLimits) -> list[tuple[str, int]]:
         ("grpc.http2.ping_timeout_ms", limits.keepalive_timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", limits.client_ping_ms_min),
+        ("grpc.max_concurrent_streams", limits.connection_streams_max),
+        ("grpc.server.max_pending_requests", limits.backlog_rpcs_max),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * limits.backlog_rpcs_max),
         # Two processes sharing a port by accident would each get half of the requests.
         ("grpc.so_reuseport", 0),
     ]
@@ -63,7 +77,7 @@ def create_server(
     """A server, not yet bound or started. Errors are translated inside all other interceptors."""
     limits = limits or ServerLimits()
     return grpc.aio.server(
-        interceptors=[*interceptors, ErrorInterceptor()],
+        interceptors=[*interceptors, ErrorInterceptor(limits.records_max)],
         options=channel_options(limits),
         maximum_concurrent_rpcs=limits.rpcs_max,
     )
@@ -81,16 +95,38 @@ def bind(server: "grpc.aio.Server", host: str, port: int, flag: str = "--grpc-po
     return int(bound)
 
 
-def add_health(server: "grpc.aio.Server", service_names: Sequence[str] = ()) -> HealthStatus:
+def add_health(
+    server: "grpc.aio.Server", service_names: Sequence[str] = (), watches_max: int = WATCHES_MAX
+) -> HealthStatus:
     """Serve grpc.health.v1. Every name, and "" for the process, starts as not serving."""
-    status = HealthStatus(("", *service_names))
+    status = HealthStatus(("", *service_names), watches_max)
     status.add_to(server)
     return status
 
 
-def add_reflection(server: "grpc.aio.Server", names: Sequence[str]) -> None:
+class _Reflection(reflection.aio.ReflectionServicer):
+    """At most so many clients that look around, and each for a while only."""
+
+    def __init__(self, names: Sequence[str], streams_max: int) -> None:
+        super().__init__(names)
+        self._streams = AtMost(streams_max, "reflection streams")
+
+    async def ServerReflectionInfo(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        with self._streams:
+            try:
+                async with asyncio.timeout(REFLECTION_S_MAX):
+                    async for answer in super().ServerReflectionInfo(requests, context):
+                        yield answer
+            except TimeoutError:
+                raise DeadlineExceeded("reflection") from None
+
+
+def add_reflection(
+    server: "grpc.aio.Server", names: Sequence[str], streams_max: int = WATCHES_MAX
+) -> None:
     """Let grpcurl and friends list these services. Call after they were added."""
-    reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+    servicer = _Reflection([*names, reflection.SERVICE_NAME], streams_max)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
 
 
 def _why_not(host: str, port: int, flag: str) -> str:

@@ -54,5 +54,6 @@ def _shared_processors(service: str) -> list[Processor]:
 
 def _renderers() -> list[Processor]:
     if sys.stderr.isatty():
-        return [structlog.dev.ConsoleRenderer()]
+        # rich's traceback, the default, shows every local: prompts, headers with keys in them.
+        return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from kaiten.api_key import HOW_TO_GIVE, api_key
 from kaiten.bench.figures import Target as Good
 from kaiten.bench.figures import figures_of
 from kaiten.bench.laws import LAWS
@@ -26,12 +27,11 @@ from kaiten.bench.targets import AskError, Target, target_of
 from kaiten.display import console
 
 SCHEMA_VERSION: Final = 1
-ASK_FOR_KEY: Final = "\ngive its API key with --api-key, or in KAITEN_API_KEY"
 HINTS: Final = {
     "unavailable": "\nis a server listening there? host:port is asked over gRPC, "
     "http://host:port over HTTP; start one with: kaiten serve",
-    "unauthenticated": ASK_FOR_KEY,
-    "http 401": ASK_FOR_KEY,
+    "unauthenticated": f"\n{HOW_TO_GIVE}",
+    "http 401": f"\n{HOW_TO_GIVE}",
 }
 
 
@@ -51,7 +51,7 @@ def bench(addresses: Sequence[str], options: BenchOptions, repeats: int) -> int:
         if len(named) != len(addresses):
             raise OptionsError("two targets have the same name")
         make_plan(options)  # so that a wrong workload is named before a server is asked
-        runs = asyncio.run(_measure(named, options, repeats))
+        runs = asyncio.run(_measure(named, options, repeats, _key(options)))
     except OptionsError as error:
         console().print(Text(str(error), style="red"))
         return 2
@@ -70,11 +70,18 @@ def _named(text: str, index: int) -> tuple[str, str]:
     return (name, address) if equals and "/" not in name else (chr(ord("A") + index), text)
 
 
-async def _measure(named: Mapping[str, str], options: BenchOptions, repeats: int) -> list[Run]:
+def _key(options: BenchOptions) -> str | None:
+    try:
+        return api_key(options.api_key_file)
+    except ValueError as error:
+        raise OptionsError(str(error)) from error
+
+
+async def _measure(
+    named: Mapping[str, str], options: BenchOptions, repeats: int, key: str | None
+) -> list[Run]:
     targets = {
-        name: target_of(
-            address, model=options.model, is_plain=options.plain, api_key=options.api_key
-        )
+        name: target_of(address, model=options.model, is_plain=options.plain, api_key=key)
         for name, address in named.items()
     }
     try:
@@ -208,7 +215,6 @@ def _cell(values: Sequence[float]) -> str:
 def _keep(runs: Sequence[Run], options: BenchOptions) -> None:
     """JSON lines: one per request and one per run, told apart by `kind`."""
     asked = {key: value for key, value in asdict(options).items() if value is not None}
-    asked.pop("api_key", None)
     facts = {
         "workload": options.workload,
         "load": f"{options.concurrency} askers" if options.concurrency else options.arrivals,

@@ -93,6 +93,8 @@ class OpenAITarget:
     async def _choose_model(self) -> None:
         try:
             answer = await self._http.get("/v1/models", timeout=CONNECT_S)
+            if answer.status_code == 503:
+                raise AskError("unavailable", f"{self._base_url} is not ready: {answer.text[:200]}")
             models = models_of(answer.json()) if answer.status_code == 200 else {}
         except httpx.HTTPError as error:
             raise AskError("unavailable", f"{self._base_url}: {error or repr(error)}") from error

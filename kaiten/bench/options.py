@@ -9,6 +9,8 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
+from kaiten.api_key import ApiKeyFile
+
 WORK = Group("Workload", sort_key=3)
 LOAD = Group("Load", sort_key=4)
 GOOD = Group("What is good", sort_key=5)
@@ -46,10 +48,7 @@ class BenchOptions:
     ] = None
     timeout_s: Annotated[float, Parameter(group=LOAD, help="of each request")] = 600.0
     warmup: Annotated[int, Parameter(group=LOAD, help="requests before, not counted")] = 2
-    api_key: Annotated[
-        str | None,
-        Parameter(group=LOAD, env_var="KAITEN_API_KEY", help="sent to every target"),
-    ] = None
+    api_key_file: Annotated[ApiKeyFile, Parameter(group=LOAD)] = None
     model: Annotated[str, Parameter(group=LOAD, help="HTTP: default is the first listed")] = ""
     plain: Annotated[
         bool,

@@ -4,7 +4,6 @@ import asyncio
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
@@ -88,10 +87,8 @@ def test_64_streams_of_a_killed_client_are_freed(small_stack: WholeStack) -> Non
         finally:
             crowd.send_signal(signal.SIGKILL)
             crowd.wait(60)
-    begin_s = time.monotonic()
+    # Long before any of the endless requests could end by itself.
     wait_until(lambda: not small_stack.problem(), "everything is freed")
-    # The goal is 2 s; the rest is for machines with more work than cores.
-    assert time.monotonic() - begin_s < 10
     small_stack.check()
 
 

@@ -14,7 +14,6 @@ from kaiten.mini import CHECKPOINT
 from tests.support.answers import until
 from tests.support.cluster import Cluster, is_answering
 from tests.support.processes import GATEWAY
-from tests.support.store_server import free_port
 
 WAIT_S = 60
 
@@ -23,16 +22,16 @@ WAIT_S = 60
 async def serving(folder: Path) -> AsyncIterator[tuple[str, str]]:
     """Addresses of a stack: gRPC and HTTP."""
     async with Cluster(folder, workers=1) as cluster:
-        grpc_port, http_port = free_port(), free_port()
+        grpc_port, http_port = cluster.hold_port(), cluster.hold_port()
         flags = {
             "redis_url": cluster.store.url,
             "model": CHECKPOINT,
-            "grpc_port": grpc_port,
-            "http_port": http_port,
+            "grpc_port": grpc_port.number,
+            "http_port": http_port.number,
         }
         cluster.add("gateway", GATEWAY, flags).start()
-        await until(lambda: is_answering(f"127.0.0.1:{grpc_port}"), "a ready gateway")
-        yield f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{http_port}"
+        await until(lambda: is_answering(grpc_port.address), "a ready gateway")
+        yield grpc_port.address, f"http://{http_port.address}"
 
 
 async def bench(*words: object) -> tuple[int, str]:

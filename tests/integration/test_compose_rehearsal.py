@@ -3,13 +3,19 @@
 One project for the whole module, used in the order written.
 """
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import httpx
+import psutil
 import pytest
+from redis import Redis
+from redis.exceptions import AuthenticationError
 
 from kaiten.client import Client
+from kaiten.keygen import mint
 from protos.kaiten.v1.common_pb2 import WorkerDescription
 from protos.kaiten.v1.scheduler_service_pb2 import (
     GetStateRequest,
@@ -17,7 +23,7 @@ from protos.kaiten.v1.scheduler_service_pb2 import (
     RegisterRequest,
 )
 from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
-from tests.support.compose import START_S, Container, Rehearsal
+from tests.support.compose import PASSWORD, START_S, Container, Rehearsal
 
 # As an operator would in .env; small, because many tests share the machine.
 SHELL = {
@@ -25,23 +31,29 @@ SHELL = {
     "KAITEN_WORKER_THREADS": "1",
     "KAITEN_WORKER_KV_MEMORY_MB": "64",
     "KAITEN_WORKER_NATIVE": "off",
+    "KAITEN_GATEWAY_API_KEYS_FILE": "/keys/keys.toml",
 }
+KEY, ENTRY = mint("acme")
 
 pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
-    with Rehearsal(tmp_path_factory.mktemp("project"), SHELL) as rehearsal:
+    keys = tmp_path_factory.mktemp("keys")
+    (keys / "keys.toml").write_text(ENTRY)
+    shell = SHELL | {"KAITEN_API_KEYS": str(keys)}
+    with Rehearsal(tmp_path_factory.mktemp("project"), shell) as rehearsal:
         rehearsal.up({"scheduler": 2})
         yield rehearsal
 
 
-def ask(project: Rehearsal) -> httpx.Response:
+def ask(project: Rehearsal, key: str = KEY) -> httpx.Response:
     """One greedy request over HTTP."""
     return httpx.post(
         f"http://{project.containers('gateway')[0].address(8000)}/v1/completions",
         json={"model": "mini", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0},
+        headers={"authorization": f"Bearer {key}"},
         timeout=START_S,
     )
 
@@ -51,6 +63,10 @@ def say(project: Rehearsal) -> str:
     answer = ask(project)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["text"])
+
+
+def client_of(project: Rehearsal) -> Client:
+    return Client(project.containers("gateway")[0].address(50051), api_key=KEY)
 
 
 def state_of(scheduler: Container) -> GetStateResponse:
@@ -91,11 +107,58 @@ def refusal_of(standby: Container) -> str:
 
 def test_it_serves_http_and_grpc(project: Rehearsal) -> None:
     text = say(project)
-    with Client(project.containers("gateway")[0].address(50051)) as client:
+    with client_of(project) as client:
         assert client.models() == ("mini",)
         completion = client.complete("Once upon a time", max_tokens=12, temperature=0.0)
     assert text
     assert completion.choices[0].text == text
+
+
+def test_it_lets_in_who_has_a_key(project: Rehearsal) -> None:
+    """A key that is appended counts without a restart, also when the file is replaced whole."""
+    assert ask(project, "kt-other").status_code == 401
+    late, entry = mint("late")
+    keys = Path(project.shell["KAITEN_API_KEYS"])
+    (keys / "new").write_text(ENTRY + entry)
+    os.replace(keys / "new", keys / "keys.toml")
+    project.wait(lambda: ask(project, late).status_code == 200, "a second key")
+
+
+def test_the_store_asks_for_a_password_that_nobody_can_read(project: Rehearsal) -> None:
+    (store,) = project.containers("valkey")
+    port = int(store.address(6379).rpartition(":")[2])
+    with pytest.raises(AuthenticationError), Redis(port=port) as stranger:
+        stranger.ping()
+    with Redis(port=port, password=PASSWORD) as client:
+        assert client.ping()
+    processes = psutil.Process().children(recursive=True)
+    lines = [Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in processes]
+    assert any(b"scheduler_svc" in line for line in lines)
+    assert any(b"valkey-server" in line for line in lines)
+    assert not any(PASSWORD.encode() in line for line in lines)
+    for container in project.all():
+        assert PASSWORD not in container.log()
+
+
+def test_a_full_store_refuses_what_is_new_and_ends_what_runs(project: Rehearsal) -> None:
+    """As deploy/valkey.conf says."""
+    (store,) = project.containers("valkey")
+    host, _, port = store.address(6379).rpartition(":")
+    prompt = "Once upon a time"
+    with client_of(project) as client, Redis(host, int(port), password=PASSWORD) as admin:
+        undisturbed = client.complete(prompt, max_tokens=300, ignore_eos=True, temperature=0.0)
+        bound = admin.config_get("maxmemory")["maxmemory"]
+        assert int(bound) > 0
+        running = client.generate(prompt, max_tokens=300, ignore_eos=True, temperature=0.0)
+        first = next(running).text
+        admin.config_set("maxmemory", 1)
+        refused = ask(project)
+        assert refused.status_code == 503
+        assert "out of memory" in refused.text
+        assert first + "".join(delta.text for delta in running) == undisturbed.choices[0].text
+        assert running.result.choices[0].output_tokens == 300
+        admin.config_set("maxmemory", bound)
+    assert say(project)
 
 
 def test_a_second_worker_needs_no_configuration(project: Rehearsal) -> None:
@@ -117,7 +180,7 @@ def test_a_second_scheduler_takes_over(project: Rehearsal) -> None:
     (standby,) = set(project.containers("scheduler")) - {dead}
     assert dead.address(50052) in refusal_of(standby)
     dead.kill()
-    with Client(project.containers("gateway")[0].address(50051)) as client:
+    with client_of(project) as client:
         completion = client.complete("Once upon a time", max_tokens=12, temperature=0.0)
     assert completion.choices[0].text == text
     assert not dead.is_alive

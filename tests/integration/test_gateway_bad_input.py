@@ -1,7 +1,6 @@
 """The same mistake over both protocols: code, field, rule and limit, and nothing disturbed."""
 
 import json
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from google.rpc.status_pb2 import Status
 
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import SamplingParams
-from tests.support.gateway_stack import MODEL, Stack, running_stack, text_of
+from tests.support.gateway_stack import JSON, MODEL, Stack, running_stack, text_of
 
 NAN, INF = float("nan"), float("inf")
 
@@ -203,9 +202,9 @@ async def test_what_is_no_number_is_refused(stack: Stack, key: str, wrong: float
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     body = json.dumps({"model": MODEL, "prompt": "x", key: wrong})
     async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
-        reply = await http.post("/v1/completions", content=body)
+        reply = await http.post("/v1/completions", content=body, headers=JSON)
     assert reply.status_code == 400
-    assert "not a JSON number" in reply.json()["error"]["message"]
+    assert "is not valid JSON" in reply.json()["error"]["message"]
 
 
 HTTP_ONLY: list[tuple[dict[str, Any], str, str | None]] = [
@@ -216,7 +215,7 @@ HTTP_ONLY: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": ["x"] * 65}, "at most 64 prompts, got 65", "prompt"),
     ({"prompt": {"a": 1}}, "must be a string, a list of strings", "prompt"),
     ({"prompt": [True]}, "must be a string, a list of strings", "prompt"),
-    ({"prompt": "\ud800"}, "lone surrogate", "prompt"),
+    ({"prompt": "\ud800"}, "is not valid JSON", None),
     ({"prompt": "x", "n": -1}, "got -1", "n"),
     ({"prompt": "x", "n": "2"}, "valid integer", "n"),
     ({"prompt": "x", "seed": 2**64}, "got 18446744073709551616", "seed"),
@@ -254,7 +253,7 @@ async def test_mistakes_only_json_can_make(
 ) -> None:
     content = json.dumps({"model": MODEL} | body)
     async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
-        reply = await http.post("/v1/completions", content=content)
+        reply = await http.post("/v1/completions", content=content, headers=JSON)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param)
     assert says in error["message"]
@@ -263,7 +262,7 @@ async def test_mistakes_only_json_can_make(
 CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "at least one message"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "unknown role tool"),
-    ({"messages": [{"role": "", "content": "x"}]}, "role must have"),
+    ({"messages": [{"role": "", "content": "x"}]}, "role must be one of"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "list of text parts"),
     ({"messages": "hi"}, "valid list"),
 ]
@@ -278,7 +277,7 @@ async def test_wrong_conversations(stack: Stack, body: dict[str, Any], says: str
 
 
 async def test_wrong_http(stack: Stack) -> None:
-    async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
+    async with httpx.AsyncClient(base_url=stack.gateway.http_url, headers=JSON) as http:
         replies = [
             (await http.post("/v1/completions", content=b"{"), 400, "not valid JSON"),
             (await http.post("/v1/completions", content=b"[1]"), 400, "JSON object"),
@@ -337,17 +336,15 @@ async def test_after_all_mistakes_the_gateway_serves_on(stack: Stack) -> None:
 
 
 async def test_overload_is_refused_at_once(tmp_path: Path, redis_url: str, cell: str) -> None:
+    """While what fills the queue still waits; how soon is measured by benchmarks.refusals."""
     async with running_stack(
         tmp_path / "model", redis_url, cell, requests_max=2, choices_max=2
     ) as stack:
         stack.scheduler.is_open.clear()
         call = stack.gateway.inference.Generate(pb.GenerateRequest(text="x", n=2), timeout=10)
         await anext(aiter(call))
-        begin = time.perf_counter()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stack.generate(text="y")
-        # The goal is 50 ms on an idle machine; a shared one may be several times slower.
-        assert time.perf_counter() - begin < 5.0
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         trailers = dict(caught.value.trailing_metadata() or ())
         assert int(trailers["grpc-retry-pushback-ms"]) > 0

@@ -11,7 +11,7 @@ import pytest
 from gateway.http_api import routes
 from gateway.settings import GatewaySettings
 from service_kit.metrics import Metrics
-from tests.support.gateway_stack import MODEL, Stack
+from tests.support.gateway_stack import JSON, MODEL, Stack
 from tests.support.json_schema import is_valid
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -84,7 +84,7 @@ async def test_every_route_answers_an_empty_body_as_the_document_says(
     for path, operations in document["paths"].items():
         url = path.replace("{name}", MODEL).replace("{id}", "nobody")
         for method in operations:
-            reply = await http.request(method, url, content=b"{}")
+            reply = await http.request(method, url, content=b"{}", headers=JSON)
             check_reply(document, method, path, reply)
 
 

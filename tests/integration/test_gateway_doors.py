@@ -10,7 +10,7 @@ import pytest
 from gateway.detokenize import decode
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1 import model_service_pb2 as model_pb
-from tests.support.gateway_stack import MODEL, Stack, running_gateway, running_stack, text_of
+from tests.support.gateway_stack import JSON, MODEL, Stack, running_stack, text_of
 from tests.support.tokenizers import token_id, write_model_folder
 
 USER: list[Any] = [{"role": "user", "content": "hi"}]
@@ -184,7 +184,7 @@ async def test_tokenize_and_detokenize_over_both_doors(
 async def test_wrong_token_requests(
     http: httpx.AsyncClient, path: str, body: dict[str, Any], status: int
 ) -> None:
-    reply = await http.post(path, content=json.dumps(body))
+    reply = await http.post(path, content=json.dumps(body), headers=JSON)
     assert reply.status_code == status
     assert reply.json()["error"]["message"]
 
@@ -192,7 +192,7 @@ async def test_wrong_token_requests(
 async def test_every_answer_carries_the_request_id(stack: Stack, http: httpx.AsyncClient) -> None:
     stack.says("x")
     replies = [
-        await http.request(method, path, headers={"x-request-id": "mine.1"}, content=body)
+        await http.request(method, path, headers=JSON | {"x-request-id": "mine.1"}, content=body)
         for method, path, body in (
             ("GET", "/health", None),
             ("GET", "/v1/models", None),
@@ -211,21 +211,27 @@ async def test_every_answer_carries_the_request_id(stack: Stack, http: httpx.Asy
         assert len(reply.headers["x-request-id"]) == 24
 
 
-@pytest.mark.parametrize("is_allowed", [True, False])
-async def test_pages_of_other_sites_only_when_allowed(
-    tmp_path: Path, redis_url: str, cell: str, is_allowed: bool
+@pytest.mark.parametrize(("prompt_tokens", "at_most"), [(10, 16), (245, 11)])
+async def test_a_completion_without_max_tokens_is_short(
+    stack: Stack, http: httpx.AsyncClient, prompt_tokens: int, at_most: int
 ) -> None:
-    folder = write_model_folder(tmp_path / "model")
-    origin = "https://page.example"
-    origins = (origin,) if is_allowed else ()
-    async with (
-        running_gateway(folder, redis_url, cell, cors_origins=origins) as gateway,
-        httpx.AsyncClient(base_url=gateway.http_url) as http,
-    ):
-        reply = await http.get("/v1/models", headers={"origin": origin})
-        assert reply.headers.get("access-control-allow-origin") == (origin if is_allowed else None)
-        headers = {"origin": origin, "access-control-request-method": "POST"}
-        preflight = await http.options("/v1/completions", headers=headers)
-        assert preflight.status_code == (200 if is_allowed else 405)
-        other = await http.get("/v1/models", headers={"origin": "https://evil.example"})
-        assert "access-control-allow-origin" not in other.headers
+    """OpenAI's 16, in a context of 256; a chat and gRPC go on to its end."""
+    stack.says("x")
+    body = {"prompt": [7] * prompt_tokens}
+    assert (await http.post("/v1/completions", json=body)).status_code == 200
+    assert (await http.post("/v1/chat/completions", json={"messages": USER})).status_code == 200
+    await stack.generate(token_ids=pb.TokenIds(ids=body["prompt"]))
+    completion, chat, generate = stack.scheduler.submits
+    assert completion.sampling.max_tokens == at_most
+    assert chat.sampling.max_tokens == 256 - len(chat.prompt_token_ids)
+    assert generate.sampling.max_tokens == 256 - prompt_tokens
+
+
+async def test_the_default_is_a_max_tokens_like_any_other(http: httpx.AsyncClient) -> None:
+    reply = await http.post("/v1/completions", json={"prompt": [7], "min_tokens": 17})
+    assert reply.status_code == 400
+    assert "at most max_tokens, which is 16" in reply.json()["error"]["message"]
+    document = (await http.get("/openapi.json")).json()["components"]["schemas"]
+    told = document["CompletionBody"]["properties"]["max_tokens"]["description"]
+    assert "Left out: 16" in told
+    assert "Left out" in document["ChatBody"]["properties"]["max_tokens"]["description"]

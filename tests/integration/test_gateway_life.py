@@ -1,6 +1,7 @@
 """Start, readiness, drain and the loss of other parts, told truthfully."""
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -34,7 +35,7 @@ from tests.support.gateway_stack import (
     text_of,
     until,
 )
-from tests.support.store_server import StoreServer, free_port
+from tests.support.store_server import StoreServer
 from tests.support.tokenizers import write_model_folder
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -65,6 +66,11 @@ async def test_readiness_follows_the_cell(tmp_path: Path, redis_url: str, cell: 
         record.model.vocab_size += 1
         await until(lambda: "another model" in readiness.problem, "another model")
         record.model.vocab_size -= 1
+        record.model.tokenizer_digest = hashlib.sha256(b"as many tokens, other texts").hexdigest()
+        await until(lambda: "tokenizer.json" in readiness.problem, "another tokenizer")
+        tokenizer = (tmp_path / "model" / "tokenizer.json").read_bytes()
+        record.model.tokenizer_digest = hashlib.sha256(tokenizer).hexdigest()
+        await until(lambda: readiness.problem == "", "the same tokenizer")
         stack.scheduler.stop_renewing()
         await until(lambda: "no scheduler leads" in readiness.problem, "no leader")
         async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
@@ -94,6 +100,76 @@ async def test_a_gateway_before_its_cell_says_so_and_recovers(
             call = gateway.inference.Generate(request, timeout=10)
             kinds = [response.event.WhichOneof("event") async for response in call]
             assert kinds[-1] == "done"
+
+
+async def served(http: httpx.AsyncClient) -> str:
+    """Why the model is not served; empty when it is. /ready and /v1/models say the same."""
+    ready = await http.get("/ready")
+    models, model = await http.get("/v1/models"), await http.get(f"/v1/models/{MODEL}")
+    assert models.status_code == model.status_code == ready.status_code
+    if ready.status_code == 200:
+        assert [each["id"] for each in models.json()["data"]] == [model.json()["id"]] == [MODEL]
+        return ""
+    reason = str(ready.json()["reason"])
+    for reply in (models, model):
+        assert reply.json()["error"]["message"] == f"unavailable: {reason}"
+        for name in ("x-should-retry", "retry-after"):
+            assert reply.headers[name] == ready.headers[name]
+    return reason
+
+
+async def test_models_are_listed_exactly_while_they_are_served(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    folder = write_model_folder(tmp_path / "model")
+    async with (
+        running_gateway(
+            folder, redis_url, cell, leader_quiet_s_max=WAIT_S, stalled_ms_max=100
+        ) as gateway,
+        httpx.AsyncClient(base_url=gateway.http_url, timeout=WAIT_S) as http,
+    ):
+        readiness = gateway.service.front.readiness
+
+        async def becomes(reason: str) -> None:
+            await until(lambda: reason in readiness.problem, reason)
+            assert reason in await served(http)
+
+        async def becomes_served() -> None:
+            await until(lambda: not readiness.problem, "served")
+            assert await served(http) == ""
+
+        async def ask() -> int:
+            """Whether a request would be accepted, which is not the same as served."""
+            body = {"prompt": "x", "max_tokens": 1, "background": True}
+            return (await http.post("/v1/completions", json=body)).status_code
+
+        await becomes("no scheduler has led this cell yet")
+        assert await ask() == 503
+        ledger, vocab_size = gateway.service.link.ledger, gateway.card.vocab_size
+        scheduler = ScriptedScheduler(ledger, vocab_size=vocab_size)
+        scheduler.cell.ClearField("model")
+        async with scheduler:
+            await becomes("no worker is ready")
+            assert await ask() == 503
+            scheduler.cell.model.vocab_size = vocab_size
+            await becomes_served()
+            # The first one, and not asked again: it is served.
+            reply = await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
+            assert reply.status_code == 200
+            scheduler.cell.workers_ready = 0
+            await becomes("no worker is ready")
+            assert await ask() == 202, "it waits for a worker to come back"
+            scheduler.cell.workers_ready, scheduler.cell.stalled_ms = 1, 500
+            await becomes("nothing was committed for 500 ms")
+            assert await ask() == 202
+            scheduler.cell.stalled_ms, scheduler.cell.model.vocab_size = 0, vocab_size + 1
+            await becomes("another model")
+            assert await ask() == 503, "it would be computed by another model"
+            scheduler.cell.model.vocab_size = vocab_size
+            await becomes_served()
+            readiness.drain()
+            await becomes("this gateway is draining")
+            assert await ask() == 503
 
 
 async def test_models_name_the_limits(tmp_path: Path, redis_url: str, cell: str) -> None:
@@ -276,10 +352,8 @@ def test_importing_the_gateway_brings_no_torch() -> None:
 
 def test_a_taken_port_is_explained(tmp_path: Path, redis_url: str, cell: str) -> None:
     folder = write_model_folder(tmp_path / "model")
-    port = free_port()
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", port))
-        holder.listen()
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
         flags = ("--grpc-port", "0", "--http-port", str(port))
         with start_process(folder, redis_url, cell, *flags) as process:
             assert process.stderr is not None

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from gateway.model_card import ModelCard
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import SamplingParams
-from tests.support.gateway_stack import MODEL, Stack, running_stack, text_of, until
+from tests.support.gateway_stack import JSON, MODEL, Stack, running_stack, text_of, until
 from tests.support.tokenizers import write_model_folder
 
 LONG = {"max_position_embeddings": 4096}
@@ -60,9 +59,13 @@ async def test_huge_texts_and_bombs_leave_health_quick(
     async with running_stack(folder, redis_url, cell) as stack:
         gaps_s: list[float] = []
         watching = asyncio.create_task(watch_health(stack, gaps_s))
-        async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=60) as http:
+        async with httpx.AsyncClient(
+            base_url=stack.gateway.http_url, timeout=60, headers=JSON
+        ) as http:
             replies = await asyncio.gather(
-                http.post("/v1/completions", content=b'{"prompt": "' + b"x" * 27_000_000),
+                http.post(
+                    "/v1/completions", content=b'{"prompt": "' + b"x" * 27_000_000, headers=JSON
+                ),
                 http.post("/v1/completions", json={"model": MODEL, "prompt": "word " * 200_000}),
                 http.post("/tokenize", content=b'{"prompt": "' + b"x" * 27_000_000),
                 http.post(
@@ -72,15 +75,15 @@ async def test_huge_texts_and_bombs_leave_health_quick(
             )
         watching.cancel()
         assert [reply.status_code for reply in replies] == [413, 400, 413, 400]
-        # The goal is 100 ms; a box shared with other work is granted some of its own pauses.
-        assert max(gaps_s) < 2.0
+        # The goal is 100 ms; the clients of this test are on the same loop.
+        assert max(gaps_s) < 1.0, max(gaps_s)
         stack.says("fine")
         assert text_of(await stack.generate(text="x")) == "fine"
 
 
 def many(head: bytes, item: bytes) -> bytes:
     """A body just under the cap, of as many values as it can hold."""
-    return head + item * (16_000_000 // len(item)) + b"1]}"
+    return head + item * (8_000_000 // len(item)) + b"1]}"
 
 
 async def test_bodies_of_millions_of_values_leave_health_quick(
@@ -95,10 +98,10 @@ async def test_bodies_of_millions_of_values_leave_health_quick(
     )
     async with running_stack(tmp_path / "model", redis_url, cell) as stack:
         gaps_s: list[float] = []
-        watching = asyncio.create_task(watch_health(stack, gaps_s, time.thread_time))
+        watching = asyncio.create_task(watch_health(stack, gaps_s))
         async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=60) as http:
             for path, body in bodies:
-                reply = await http.post(path, content=body)
+                reply = await http.post(path, content=body, headers=JSON)
                 assert reply.status_code == 400
                 assert "the body must have at most" in reply.text
         watching.cancel()
@@ -116,7 +119,7 @@ async def test_the_ids_of_a_huge_text_are_told_and_health_stays_quick(
         front = stack.gateway.service.front
         await until(lambda: front.limits.context_tokens_max == 100_000, "the larger context")
         gaps_s: list[float] = []
-        watching = asyncio.create_task(watch_health(stack, gaps_s, time.thread_time))
+        watching = asyncio.create_task(watch_health(stack, gaps_s))
         async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=60) as http:
             reply = (await http.post("/tokenize", json={"prompt": "z, " * 100_000})).json()
             assert reply["count"] == len(reply["tokens"]) > 150_000
@@ -129,16 +132,14 @@ async def test_the_ids_of_a_huge_text_are_told_and_health_stays_quick(
         assert max(gaps_s) < 1.0, max(gaps_s)
 
 
-async def watch_health(
-    stack: Stack, gaps_s: list[float], clock: Callable[[], float] = time.perf_counter
-) -> None:
-    """How long health takes to answer, again and again; by `time.thread_time` what the loop
-    itself was busy with meanwhile, whoever else the machine works for."""
+async def watch_health(stack: Stack, gaps_s: list[float]) -> None:
+    """What the loop itself was busy with until health answered, again and again, in seconds of its
+    processor: whoever else the machine works for does not count."""
     async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=60) as http:
         while True:
-            begin = clock()
+            begin = time.thread_time()
             assert (await http.get("/health")).status_code == 200
-            gaps_s.append(clock() - begin)
+            gaps_s.append(time.thread_time() - begin)
 
 
 async def test_many_connect_read_one_disconnect_cycles_leave_nothing(

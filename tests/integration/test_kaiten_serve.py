@@ -1,15 +1,12 @@
 """`kaiten serve` with the shipped model: every process real, as a user starts it."""
 
 import asyncio
-import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import psutil
@@ -17,72 +14,20 @@ import pytest
 
 from kaiten.client import AsyncClient, Client
 from kaiten.results import Completion
+from tests.support.served import ENV, ROOT, WAIT_S, Served
 from tests.support.toy_stack import NAMES
-
-ROOT = Path(__file__).parents[2]
-WAIT_S = 120
-ENV = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-# A word in the command line of each process.
-WORDS = {
-    "store": "valkey-server",
-    "scheduler": "scheduler_svc",
-    "worker-0": "gpu_worker",
-    "gateway": "gateway",
-}
-
-
-class Served:
-    """A running stack and what it said when it was ready."""
-
-    def __init__(self, data_dir: Path) -> None:
-        self.data_dir = data_dir
-        self.undisturbed: list[Completion] = []
-        command = [sys.executable, "-m", "kaiten", "serve", "--data-dir", str(data_dir)]
-        command += ["--grpc-port", "0", "--http-port", "0", "--threads", "1", "--dtype", "fp32"]
-        with (data_dir / "said").open("w") as said:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=said, text=True, cwd=ROOT, env=ENV
-            )
-        self.said = self._until_ready()
-        self.address = self._shown(r"gRPC +(\S+)")
-        self.http_url = self._shown(r"HTTP +(\S+)")
-
-    def _until_ready(self) -> str:
-        """Everything on stdout up to the end of the Python snippet."""
-        assert self.process.stdout is not None
-        lines = []
-        for line in self.process.stdout:
-            lines.append(line)
-            if line == "PY\n":
-                return "".join(lines)
-        pytest.fail(f"not ready: {(self.data_dir / 'said').read_text()}")
-
-    def _shown(self, pattern: str) -> str:
-        found = re.search(pattern, self.said)
-        assert found, self.said
-        return found[1]
-
-    def child(self, name: str) -> psutil.Process:
-        """The running process of a part."""
-        for process in psutil.Process(self.process.pid).children():
-            if any(WORDS[name] in word for word in process.cmdline()[:4]):
-                return process
-        raise AssertionError(f"no process of {name}")
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.communicate(timeout=WAIT_S)
-        return self.process.returncode
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    stack = Served(tmp_path_factory.mktemp("data"))
-    try:
+    with Served(tmp_path_factory.mktemp("data")) as stack:
         yield stack
-    finally:
-        stack.process.kill()
-        stack.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(served: Served) -> list[Completion]:
+    """What the crowd is told when nothing dies."""
+    return asyncio.run(asyncio.wait_for(crowd(served.address), WAIT_S))
 
 
 def test_the_box_tells_what_is_served(served: Served) -> None:
@@ -92,7 +37,7 @@ def test_the_box_tells_what_is_served(served: Served) -> None:
 
 def test_the_curl_snippet_answers(served: Served) -> None:
     """The same words that a shell would pass on."""
-    words = shlex.split(served.said[served.said.index("curl ") :].split("\n\n")[0])
+    words = shlex.split(served.snippet("curl "))
     answer = httpx.post(
         words[1], content=words[words.index("-d") + 1], headers={"content-type": "application/json"}
     )
@@ -139,17 +84,17 @@ async def crowd(address: str, started: asyncio.Event | None = None) -> list[Comp
 
 
 @pytest.mark.parametrize("name", ["worker-0", "gateway", "scheduler", "store"])
-async def test_a_killed_process_is_not_seen_by_clients(served: Served, name: str) -> None:
+async def test_a_killed_process_is_not_seen_by_clients(
+    served: Served, undisturbed: list[Completion], name: str
+) -> None:
     """kill -9 in mid-stream: no error, no token lost or repeated, the undisturbed text."""
-    if not served.undisturbed:
-        served.undisturbed = await asyncio.wait_for(crowd(served.address), WAIT_S)
     started = asyncio.Event()
     disturbed = asyncio.create_task(crowd(served.address, started))
     await asyncio.wait_for(started.wait(), WAIT_S)
     victim = served.child(name)
     victim.kill()
     results = await asyncio.wait_for(disturbed, WAIT_S)
-    assert [r.choices for r in results] == [r.choices for r in served.undisturbed]
+    assert [r.choices for r in results] == [r.choices for r in undisturbed]
     assert {r.choices[0].output_tokens for r in results} == {200}
     assert served.child(name).pid != victim.pid
 

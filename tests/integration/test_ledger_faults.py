@@ -141,11 +141,28 @@ async def test_a_flushed_store_is_noticed_by_everyone_and_nothing_is_written(
         async with connected(server) as fresh:
             await fresh.check()
             successor = await PlayLeader.elected(fresh)
-            assert successor.leader.epoch >= leader.leader.epoch
+            assert successor.leader.epoch > leader.leader.epoch
             assert (await fresh.submit(submit_record("a"), b"h")).is_new
         with pytest.raises(StoreLost):
             await ledger.check()
         await client.aclose()
+
+
+async def test_a_fresh_store_elects_above_every_epoch_of_its_predecessor(
+    server: StoreServer,
+) -> None:
+    # More elections than seconds go by: workers would refuse a leader of an epoch they have seen.
+    async with connected(server) as ledger:
+        for nonce in range(1, 101):
+            last = await ledger.elect("here", nonce, seen=await ledger.leader())
+    assert last is not None
+    client = Redis.from_url(server.url)
+    await client.flushall()
+    await client.aclose()
+    async with connected(server) as fresh:
+        first = await fresh.elect("here", 1)
+    assert first is not None
+    assert first.epoch > last.epoch
 
 
 async def test_a_full_store_refuses_requests_and_still_drains(server: StoreServer) -> None:

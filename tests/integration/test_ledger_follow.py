@@ -4,9 +4,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import pytest
+
 from ledger import Follower, Ledger, LedgerLimits, Subscription
 from service_kit.errors import NotFound
-from tests.support.play_leader import PlayLeader, eventually, stopped, submit_record
+from tests.support.play_leader import (
+    PlayLeader,
+    eventually,
+    outlive_results,
+    stopped,
+    submit_record,
+)
 
 
 @contextlib.asynccontextmanager
@@ -110,18 +118,17 @@ async def test_many_subscribers_of_many_requests(ledger: Ledger) -> None:
 async def test_what_is_no_longer_kept_is_not_found_rather_than_waited_for(
     redis_url: str, cell: str
 ) -> None:
-    ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(result_ttl_s=1))
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(result_ttl_s=100))
     serial = (await ledger.submit(submit_record("a"), b"h")).serial
     leader = await PlayLeader.elected(ledger)
     await leader.finish("a", serial)
     await leader.fold(leader.seq, [])
     async with following(ledger) as follower, asyncio.timeout(60):
-        while True:
-            # As long as the result is kept it is all there is; then it is gone.
-            try:
-                updates = [u async for u in follower.subscribe([serial], from_seq=0)]
-            except NotFound:
-                break
-            assert [update.finished is not None for update in updates] == [True]
-            await asyncio.sleep(0.05)
+        # As long as the result is kept it is all there is; then it is gone.
+        updates = [u async for u in follower.subscribe([serial], from_seq=0)]
+        assert [update.finished is not None for update in updates] == [True]
+        await outlive_results(redis_url, cell)
+        with pytest.raises(NotFound):
+            async for _ in follower.subscribe([serial], from_seq=0):
+                pass
     await ledger.close()

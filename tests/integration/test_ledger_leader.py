@@ -11,7 +11,7 @@ from protos.kaiten.v1.common_pb2 import PromptLogprobs
 from protos.kaiten.v1.ledger_pb2 import CellRecord, FoldedTokens, JournalRecord, SubmitRecord
 from service_kit.clock import SystemClock
 from service_kit.errors import NotFound
-from tests.support.play_leader import PlayLeader, stopped, submit_record
+from tests.support.play_leader import PlayLeader, outlive_results, stopped, submit_record
 
 
 async def test_an_election_is_decided_once_and_a_repeat_is_the_same_answer(ledger: Ledger) -> None:
@@ -115,11 +115,15 @@ async def test_a_batch_may_be_sent_again_as_a_whole(ledger: Ledger) -> None:
     assert history.finished is None
 
 
-async def test_a_reader_who_waits_gets_a_batch_as_a_whole(ledger: Ledger) -> None:
+async def test_a_reader_who_waits_gets_a_batch_as_a_whole(ledger: Ledger, redis_url: str) -> None:
     leader = await PlayLeader.elected(ledger)
     batch = [Commit(leader.record({1: [i]})) for i in range(4)]
     reader = asyncio.create_task(ledger.journal_read(0, block_ms=10_000, count=64))
-    await asyncio.sleep(0.2)
+    async with Redis.from_url(redis_url) as store, asyncio.timeout(60):
+        while not any(  # noqa: ASYNC110 - the condition is the server's
+            client["flags"] == "b" for client in await store.client_list()
+        ):
+            await asyncio.sleep(0.002)
     await ledger.commit_many(leader.leader, batch)
     assert [record.seq for record in await reader] == [1, 2, 3, 4]
 
@@ -273,7 +277,7 @@ async def test_the_cells_clock_moves_on(ledger: Ledger) -> None:
 async def test_a_result_is_kept_for_its_time_and_then_the_id_is_free(
     redis_url: str, cell: str
 ) -> None:
-    ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(result_ttl_s=1))
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(result_ttl_s=100))
     serial = (await ledger.submit(submit_record("a"), b"one")).serial
     leader = await PlayLeader.elected(ledger)
     await leader.step({serial: [4]})
@@ -282,11 +286,8 @@ async def test_a_result_is_kept_for_its_time_and_then_the_id_is_free(
     result = await ledger.result("a")
     assert result is not None
     assert list(result.choices[0].output.token_ids) == [4]
-    async with asyncio.timeout(60):
-        while True:
-            if await ledger.result("a") is None:
-                break
-            await asyncio.sleep(0.05)
+    await outlive_results(redis_url, cell)
+    assert await ledger.result("a") is None
     with pytest.raises(NotFound):
         await ledger.find("a")
     with pytest.raises(NotFound):

@@ -12,7 +12,6 @@ import pytest
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import SamplingParams
 from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
-from tests.support.store_server import free_port
 from tests.support.whole_stack import WAIT_S, WholeStack, wait_until
 
 pytest.importorskip("opentelemetry.exporter.prometheus", reason="kaiten[metrics] is not installed")
@@ -27,12 +26,13 @@ class Cell(WholeStack):
     """With a page at every process."""
 
     def __init__(self, folder: Path) -> None:
-        self.pages = {name: f"http://127.0.0.1:{free_port()}" for name in ("scheduler", "worker")}
         super().__init__(folder)
         self.door.process.argv.append("--metrics-tenants")
+        self.pages = dict[str, str]()
         for process in (self.scheduler, self.worker):
-            port = self.pages[process.name].rpartition(":")[2]
-            process.argv += ["--metrics-port", port]
+            port = self.hold_port()
+            self.pages[process.name] = f"http://{port.address}"
+            process.argv += ["--metrics-port", str(port.number)]
 
     def scheduler_says(self) -> Scrape:
         return scrape(self.pages["scheduler"])
@@ -162,13 +162,15 @@ def test_the_books_balance_over_a_killed_worker(cell: Cell) -> None:
             assert await asyncio.gather(*visits) == [400] * 5
 
     asyncio.run(story())
+    lost = "kaiten_workers_lost_total"
+    wait_until(lambda: scrape(cell.pages["scheduler"])(lost, how="crash"), "the crash is known")
     page = settled(cell)
     assert page(REQUESTS) - before(REQUESTS) == 5
     assert page(ENDED, finished_reason="length") - before(ENDED, finished_reason="length") == 5
     # Each token once, though some were computed twice.
     tokens = "kaiten_generation_tokens_total"
     assert page(tokens) - before(tokens) == 5 * 400
-    assert page("kaiten_workers_lost_total", how="crash") >= 1
+    assert page(lost, how="disconnect") >= 1
     assert balance(page)[0] == balance(page)[1]
 
 

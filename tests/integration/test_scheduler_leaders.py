@@ -2,10 +2,10 @@
 
 import asyncio
 import signal
-import time
 from pathlib import Path
 
 import grpc
+import pytest
 
 from protos.kaiten.v1.common_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH
 from protos.kaiten.v1.scheduler_service_pb2 import RegisterRequest
@@ -13,7 +13,8 @@ from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from protos.kaiten.v1.worker_service_pb2 import DescribeRequest
 from protos.kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tests.support.answers import Answer, until
-from tests.support.cluster import LEASE_TTL_S, Cluster
+from tests.support.cluster import Cluster
+from tests.support.processes import FAULTY_SCHEDULER
 
 LENGTH = FINISH_REASON_LENGTH
 STEADY = {"step_ms": 10}
@@ -66,13 +67,10 @@ async def test_kill_the_leader_and_the_standby_takes_over(tmp_path: Path) -> Non
         leader, standby = await roles(cluster)
         answers = await mixed(cluster)
         cluster.schedulers[leader].kill()
-        started_s = time.monotonic()
         while_away = await cluster.submit(max_tokens=8)
         await until(lambda: leads(cluster, standby), "the standby leads")
-        assert time.monotonic() - started_s < LEASE_TTL_S + 5.0
         await cluster.all_done()
         assert_all_gold([*answers, while_away])
-        assert max(answer.gap_s_max for answer in answers) < LEASE_TTL_S + 6.0
 
 
 async def test_kill_the_only_scheduler_and_start_it_again(tmp_path: Path) -> None:
@@ -116,16 +114,15 @@ async def has_folded(cluster: Cluster, before: int) -> bool:
 
 
 async def test_a_leader_told_to_stop_hands_over_at_once(tmp_path: Path) -> None:
-    scheduler_flags = {"lease_ttl_s": 30.0}
+    # More than a test waits for anything; a standby looks eight times in it.
+    scheduler_flags = {"lease_ttl_s": 120.0}
     async with Cluster(
         tmp_path, schedulers=2, worker_flags=STEADY, scheduler_flags=scheduler_flags
     ) as cluster:
         leader, standby = await roles(cluster)
         answers = await mixed(cluster)
-        started_s = time.monotonic()
         cluster.schedulers[leader].send(signal.SIGTERM)
         await until(lambda: leads(cluster, standby), "the standby leads")
-        assert time.monotonic() - started_s < 15.0
         assert await asyncio.to_thread(cluster.schedulers[leader].join) == 0
         await cluster.all_done()
         assert_all_gold(answers)
@@ -163,15 +160,63 @@ async def test_a_freeze_shorter_than_the_lease_changes_nothing(tmp_path: Path) -
         assert await roles(cluster) == (leader, standby)
 
 
+@pytest.mark.parametrize("fault", ["raise", "hang"])
+async def test_a_leader_whose_plans_fail_does_not_keep_the_lease(
+    tmp_path: Path, fault: str
+) -> None:
+    """An error in its loop ends it at once; one that hangs in its loop is not renewed."""
+    flags = {"lease_ttl_s": 30.0 if fault == "raise" else 2.0, "fault": fault}
+    async with Cluster(
+        tmp_path,
+        schedulers=2,
+        worker_flags=STEADY,
+        scheduler_flags={**flags, "fault_folder": tmp_path},
+        scheduler_module=FAULTY_SCHEDULER,
+    ) as cluster:
+        leader, standby = await roles(cluster)
+        failing = cluster.schedulers[leader]
+        cluster.may_crash.append(failing)
+        answers = await mixed(cluster)
+        (tmp_path / cluster.scheduler_addresses[leader].rpartition(":")[2]).touch()
+        await until(lambda: leads(cluster, standby), "the standby leads")
+        if fault == "raise":
+            assert await asyncio.to_thread(failing.join) == 1
+            assert cluster.events(failing, "service.crashed")
+        else:
+            failing.kill()
+        await cluster.all_done()
+        assert_all_gold(answers)
+
+
+async def test_a_pause_of_the_scheduler_is_not_the_workers_silence(tmp_path: Path) -> None:
+    scheduler_flags = {"lease_ttl_s": 60.0, "worker_timeout_ms": 3000}
+    async with Cluster(
+        tmp_path, workers=2, worker_flags=STEADY, scheduler_flags=scheduler_flags
+    ) as cluster:
+        (scheduler,) = cluster.schedulers
+        answers = await mixed(cluster)
+        scheduler.send(signal.SIGSTOP)
+        await until(lambda: min(answer.silence_s for answer in answers) > 6.0, "a long pause")
+        scheduler.send(signal.SIGCONT)
+        await cluster.all_done()
+        assert_all_gold(answers)
+        await cluster.ready(workers=2)
+        assert not cluster.events(scheduler, "worker.forgotten")
+
+
 async def test_a_standby_that_dies_is_not_missed(tmp_path: Path) -> None:
     async with Cluster(tmp_path, schedulers=2, worker_flags=STEADY) as cluster:
         leader, standby = await roles(cluster)
+        lease = await cluster.ledger.leader()
         answers = await mixed(cluster)
         cluster.schedulers[standby].kill()
         await cluster.all_done()
         assert_all_gold(answers)
         assert await leads(cluster, leader)
-        assert max(answer.gap_s_max for answer in answers) < LEASE_TTL_S
+        now = await cluster.ledger.leader()
+        assert lease is not None
+        assert now is not None
+        assert (now.epoch, now.nonce) == (lease.epoch, lease.nonce)
 
 
 async def test_a_worker_that_registers_while_the_leader_recovers_is_refused_not_forgotten(

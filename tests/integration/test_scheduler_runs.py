@@ -101,10 +101,8 @@ async def test_the_queue_is_bounded_and_choices_count(tmp_path: Path) -> None:
     limits = LedgerLimits(requests_max=4)
     async with Cluster(tmp_path, worker_flags={"step_ms": 20}, limits=limits) as cluster:
         await cluster.submit(n=3, max_tokens=20)
-        started_s = time.monotonic()
         with pytest.raises(Overloaded, match="too many live requests"):
             await cluster.submit(n=2)
-        assert time.monotonic() - started_s < 2.0
         await cluster.submit(max_tokens=5)
         with pytest.raises(Overloaded):
             await cluster.submit()

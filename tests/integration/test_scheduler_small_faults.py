@@ -18,7 +18,7 @@ from protos.kaiten.v1.worker_service_pb2_grpc import (
     add_WorkerServiceServicer_to_server,
 )
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.links import WorkerLink
+from scheduler_svc.links import REDIAL_S_FIRST, REDIAL_S_MAX, WorkerLink
 from scheduler_svc.main import SchedulerProcess
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.term import TICK_S_MAX
@@ -71,7 +71,7 @@ async def test_a_damaged_sequence_ends_its_request_and_no_other(
         term = process._servicer.term
         assert term is not None
         (waiting,) = term.core.waiting
-        assert (waiting.serial, waiting.tokens[-2:]) == (whole.serial, [5, 7])
+        assert (waiting.sequence_id, waiting.tokens[-2:]) == (whole.serial, [5, 7])
 
 
 async def test_told_to_stop_while_recovering_it_hands_over_at_once(
@@ -97,19 +97,14 @@ async def test_told_to_stop_while_recovering_it_hands_over_at_once(
 async def test_an_idle_scheduler_looks_through_its_books_once(
     ledger: Ledger, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checked = 0
-
-    def check(core: Scheduler) -> None:
-        nonlocal checked
-        checked += 1
-
-    monkeypatch.setattr(Scheduler, "check", check)
+    checked: list[str | None] = []
+    monkeypatch.setattr(Scheduler, "check", lambda core, worker_id=None: checked.append(worker_id))
     async with serving(redis_url, cell):
         async with asyncio.timeout(WAIT_S):
             while not checked:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await asyncio.sleep(4 * TICK_S_MAX)
-        assert checked == 1
+        assert checked == [None]
 
 
 class Opener(WorkerServiceServicer):
@@ -126,12 +121,12 @@ class Owner:
 
     def __init__(self) -> None:
         self.is_open = False
-        self.closed: list[tuple[str, bool]] = []
+        self.closed: list[tuple[str, bool | None]] = []
 
     def link_opened(self, link: WorkerLink) -> None:
         self.is_open = True
 
-    def link_closed(self, link: WorkerLink, reason: str, *, is_crash: bool) -> None:
+    def link_closed(self, link: WorkerLink, reason: str, *, is_crash: bool | None) -> None:
         self.closed.append((reason, is_crash))
 
     def step_arrived(self, link: WorkerLink, result: StepResult) -> None:
@@ -161,7 +156,46 @@ async def test_a_worker_whose_host_vanished_is_noticed() -> None:
     await server.stop(None)
     ((reason, is_crash),) = owner.closed
     assert "ping timeout" in reason or "keepalive" in reason
-    assert is_crash
+    assert is_crash is None, "the host may be gone, or only the way there"
+
+
+class Quitter(WorkerServiceServicer):
+    """A worker whose streams end as soon as they are open."""
+
+    async def Execute(self, requests: Any, context: Any) -> AsyncIterator[ExecuteResponse]:
+        await anext(aiter(requests))
+        yield ExecuteResponse(opened=Opened())
+
+
+async def test_a_stream_that_ends_as_soon_as_it_opens_is_dialled_at_a_pace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = grpc.aio.server()
+    add_WorkerServiceServicer_to_server(Quitter(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def in_no_time(wait_s: float) -> None:
+        waits.append(wait_s)
+        await sleep(0)
+
+    link = WorkerLink(
+        address=f"127.0.0.1:{port}",
+        worker=WorkerDescription(boot_id="w"),
+        leader=Leader(epoch=1, nonce=1),
+        owner=Owner(),
+    )
+    monkeypatch.setattr(asyncio, "sleep", in_no_time)
+    task = asyncio.create_task(link.run())
+    async with asyncio.timeout(WAIT_S):
+        while REDIAL_S_MAX not in waits:
+            await sleep(0.01)
+    task.cancel()
+    await asyncio.wait({task})
+    await server.stop(None)
+    assert waits[0] == REDIAL_S_FIRST
 
 
 OPENED = ExecuteResponse(opened=Opened()).SerializeToString()

@@ -74,7 +74,7 @@ async def test_planning_held_back_by_the_store_goes_on_with_its_answer(tmp_path:
         await answer.has_tokens(1)
         began_s = time.monotonic()
         await cluster.all_done()
-        assert time.monotonic() - began_s < tokens * TICK_S_MAX / 3
+        assert time.monotonic() - began_s < (tokens - 1) * TICK_S_MAX
         assert_all_gold([answer])
 
 

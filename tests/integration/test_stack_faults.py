@@ -22,7 +22,6 @@ from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.support.answers import until
 from tests.support.cluster import Cluster, Flags, is_answering
 from tests.support.processes import AHEAD_WORKER, GATEWAY, WORKER, ServiceProcess
-from tests.support.store_server import free_port
 
 STREAMS = 16
 MAX_TOKENS = 160
@@ -61,11 +60,12 @@ async def serving(
         while len(cluster.workers) < workers:
             cluster.add_worker(flags, WORKER).start()
         for index in range(gateways):
-            stack.addresses.append(f"127.0.0.1:{free_port()}")
+            port = cluster.hold_port()
+            stack.addresses.append(port.address)
             flags = {
                 "redis_url": cluster.store.url,
                 "model": CHECKPOINT,
-                "grpc_port": stack.addresses[-1].rpartition(":")[2],
+                "grpc_port": port.number,
                 "http_port": 0,
             }
             stack.gateways.append(cluster.add(f"gateway-{index}", GATEWAY, flags))

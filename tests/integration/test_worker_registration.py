@@ -43,6 +43,11 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServiceServicer):
     registered: list[Any] = field(default_factory=list)
     heartbeats: list[Any] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    # Heartbeats are heard at once and answered while this is set.
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.may_answer.set()
 
     async def Register(self, request: Any, _context: Any) -> Any:
         if self.leader_address is not None:
@@ -55,6 +60,7 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServiceServicer):
     async def Heartbeat(self, request: Any, _context: Any) -> Any:
         self.heartbeats.append(request)
         self._wake()
+        await self.may_answer.wait()
         return scheduler_service_pb2.HeartbeatResponse(
             must_register=self.must_register, is_drained=self.is_drained
         )
@@ -188,6 +194,18 @@ async def test_drain_waits_until_everything_was_moved(model: Path) -> None:
         assert not draining.done()
         fake.is_drained = True
         await asyncio.wait_for(draining, WAIT_S)
+
+
+async def test_an_answer_to_an_earlier_heartbeat_does_not_end_the_drain(model: Path) -> None:
+    fake = FakeScheduler(is_drained=True)
+    fake.may_answer.clear()
+    async with scheduler_at(fake) as port, worker(model, port) as process:
+        await fake.until(lambda: len(fake.heartbeats) == 1)
+        draining = asyncio.create_task(process.drain())
+        await asyncio.sleep(0)  # it has begun
+        fake.may_answer.set()
+        await asyncio.wait_for(draining, WAIT_S)
+        assert fake.heartbeats[-1].is_draining
 
 
 async def test_drain_ends_at_once_when_nobody_knows_the_worker(model: Path) -> None:

@@ -132,7 +132,7 @@ COMPLETIONS = [
     complete("usage adds up", adds_up),
     complete("length is the reason", lambda a: reasons(a) == {"length"}),
     complete("one token", lambda a: count(a) == 1, max_tokens=1),
-    complete("no max_tokens", lambda a: count(a) > 12, max_tokens="unset", stop="guest"),
+    complete("no max_tokens", lambda a: count(a) == 16, max_tokens="unset", ignore_eos=True),
     complete("a list of texts", lambda a: len(a.choices) == 2, prompt=["The chef", "The salmon"]),
     complete("token ids", lambda a: a.usage.prompt_tokens == 4, prompt=[1, 70, 71, 72]),
     complete("lists of ids", lambda a: len(a.choices) == 2, prompt=[[1, 70], [1, 71]]),

@@ -107,7 +107,7 @@ class Leader(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., nonce: _Optional[int] = ...) -> None: ...
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("boot_id", "model", "fingerprint", "architecture", "dtype", "device", "vocab_size", "context_tokens_max", "block_size", "block_count", "slots_max", "step_tokens_max", "mixed_tokens_max", "kv_dtype")
+    __slots__ = ("boot_id", "model", "fingerprint", "architecture", "dtype", "device", "vocab_size", "context_tokens_max", "block_size", "block_count", "slots_max", "step_tokens_max", "mixed_tokens_max", "kv_dtype", "weights_digest", "tokenizer_digest")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,8 @@ class WorkerDescription(_message.Message):
     STEP_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
     MIXED_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
     KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     model: str
     fingerprint: str
@@ -136,4 +138,6 @@ class WorkerDescription(_message.Message):
     step_tokens_max: int
     mixed_tokens_max: int
     kv_dtype: str
-    def __init__(self, boot_id: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_tokens_max: _Optional[int] = ..., block_size: _Optional[int] = ..., block_count: _Optional[int] = ..., slots_max: _Optional[int] = ..., step_tokens_max: _Optional[int] = ..., mixed_tokens_max: _Optional[int] = ..., kv_dtype: _Optional[str] = ...) -> None: ...
+    weights_digest: str
+    tokenizer_digest: str
+    def __init__(self, boot_id: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_tokens_max: _Optional[int] = ..., block_size: _Optional[int] = ..., block_count: _Optional[int] = ..., slots_max: _Optional[int] = ..., step_tokens_max: _Optional[int] = ..., mixed_tokens_max: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., weights_digest: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ...) -> None: ...

@@ -132,7 +132,7 @@ class StepRecord(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., step: _Optional[int] = ..., timings: _Optional[_Union[_worker_service_pb2.StepTimings, _Mapping]] = ...) -> None: ...
 
 class CoreInput(_message.Message):
-    __slots__ = ("now_ns", "submit", "cancel", "worker_joined", "worker_lost", "plan", "result", "expire", "worker_draining")
+    __slots__ = ("now_ns", "submit", "cancel", "worker_joined", "worker_lost", "plan", "result", "expire", "worker_draining", "configured", "worker_late")
     NOW_NS_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,8 @@ class CoreInput(_message.Message):
     RESULT_FIELD_NUMBER: _ClassVar[int]
     EXPIRE_FIELD_NUMBER: _ClassVar[int]
     WORKER_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_LATE_FIELD_NUMBER: _ClassVar[int]
     now_ns: int
     submit: SubmitInput
     cancel: CancelRecord
@@ -151,7 +153,29 @@ class CoreInput(_message.Message):
     result: ResultInput
     expire: ExpireInput
     worker_draining: WorkerDrainingInput
-    def __init__(self, now_ns: _Optional[int] = ..., submit: _Optional[_Union[SubmitInput, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoinedInput, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLostInput, _Mapping]] = ..., plan: _Optional[_Union[PlanInput, _Mapping]] = ..., result: _Optional[_Union[ResultInput, _Mapping]] = ..., expire: _Optional[_Union[ExpireInput, _Mapping]] = ..., worker_draining: _Optional[_Union[WorkerDrainingInput, _Mapping]] = ...) -> None: ...
+    configured: ConfiguredInput
+    worker_late: WorkerLateInput
+    def __init__(self, now_ns: _Optional[int] = ..., submit: _Optional[_Union[SubmitInput, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoinedInput, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLostInput, _Mapping]] = ..., plan: _Optional[_Union[PlanInput, _Mapping]] = ..., result: _Optional[_Union[ResultInput, _Mapping]] = ..., expire: _Optional[_Union[ExpireInput, _Mapping]] = ..., worker_draining: _Optional[_Union[WorkerDrainingInput, _Mapping]] = ..., configured: _Optional[_Union[ConfiguredInput, _Mapping]] = ..., worker_late: _Optional[_Union[WorkerLateInput, _Mapping]] = ...) -> None: ...
+
+class ConfiguredInput(_message.Message):
+    __slots__ = ("policy", "lease_steps_max", "plans_in_flight_max", "prefill_tokens_min", "preemptions_max", "deaths_max", "misfit_wait_ns", "tenant_tokens_max")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    LEASE_STEPS_MAX_FIELD_NUMBER: _ClassVar[int]
+    PLANS_IN_FLIGHT_MAX_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_MIN_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_MAX_FIELD_NUMBER: _ClassVar[int]
+    DEATHS_MAX_FIELD_NUMBER: _ClassVar[int]
+    MISFIT_WAIT_NS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    lease_steps_max: int
+    plans_in_flight_max: int
+    prefill_tokens_min: int
+    preemptions_max: int
+    deaths_max: int
+    misfit_wait_ns: int
+    tenant_tokens_max: int
+    def __init__(self, policy: _Optional[str] = ..., lease_steps_max: _Optional[int] = ..., plans_in_flight_max: _Optional[int] = ..., prefill_tokens_min: _Optional[int] = ..., preemptions_max: _Optional[int] = ..., deaths_max: _Optional[int] = ..., misfit_wait_ns: _Optional[int] = ..., tenant_tokens_max: _Optional[int] = ...) -> None: ...
 
 class SubmitInput(_message.Message):
     __slots__ = ("id", "serial", "committed_tokens", "explain_from")
@@ -184,6 +208,12 @@ class WorkerLostInput(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., is_crash: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class WorkerDrainingInput(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class WorkerLateInput(_message.Message):
     __slots__ = ("worker_id",)
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
@@ -268,7 +298,7 @@ class ChoiceResult(_message.Message):
     def __init__(self, output: _Optional[_Union[FoldedTokens, _Mapping]] = ..., finished: _Optional[_Union[SequenceFinished, _Mapping]] = ...) -> None: ...
 
 class CellRecord(_message.Message):
-    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms", "waiting_serials", "full_tenants")
+    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms", "waiting_serials", "full_tenants", "weights_digest")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WORKERS_READY_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -276,6 +306,7 @@ class CellRecord(_message.Message):
     STALLED_MS_FIELD_NUMBER: _ClassVar[int]
     WAITING_SERIALS_FIELD_NUMBER: _ClassVar[int]
     FULL_TENANTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     model: _common_pb2.WorkerDescription
     workers_ready: int
     waiting: int
@@ -283,7 +314,8 @@ class CellRecord(_message.Message):
     stalled_ms: int
     waiting_serials: _containers.RepeatedScalarFieldContainer[int]
     full_tenants: _containers.RepeatedCompositeFieldContainer[FullTenant]
-    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ..., waiting_serials: _Optional[_Iterable[int]] = ..., full_tenants: _Optional[_Iterable[_Union[FullTenant, _Mapping]]] = ...) -> None: ...
+    weights_digest: str
+    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ..., waiting_serials: _Optional[_Iterable[int]] = ..., full_tenants: _Optional[_Iterable[_Union[FullTenant, _Mapping]]] = ..., weights_digest: _Optional[str] = ...) -> None: ...
 
 class FullTenant(_message.Message):
     __slots__ = ("tenant", "tokens_running", "tokens_max", "tokens_next")

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from gateway import errors, openapi
 from gateway.asks import TokenPrompt
+from gateway.json_body import JsonBody
 from gateway.model_card import SamplingDefaults
 from gateway.openai_models import (
     HARMLESS,
@@ -97,7 +98,7 @@ def judge(name: str, body: Any) -> KaitenError | None:
     raw = json.dumps(body).encode()
     kind: Any = BODIES[name]
     try:
-        read = parse(kind, raw)
+        read = parse(kind, JsonBody.of(raw))
         asks = read.asks(b"", "", PROMPTS_MAX) if hasattr(read, "asks") else [read.ask()]
         for ask in asks:
             with spoken_as(read):

@@ -106,13 +106,14 @@ BOMB = (
     "{% if messages[0].content == 'bomb' %}{% set ns = namespace(x='a') %}"
     "{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x|length }}"
     "{% elif messages[0].content == 'long' %}{{ 'a' * 100000 }}"
+    "{% elif messages[0].content[:3] == 'day' %}{{ strftime_now(5) }}"
     "{% else %}{{ messages[0].content }}{% endif %}"
 )
 
 
 @pytest.fixture
 async def process() -> AsyncIterator[TemplateProcess]:
-    limits = TemplateLimits(render_s_max=5.0, text_bytes_max=10_000)
+    limits = TemplateLimits(render_s_max=60.0, text_bytes_max=10_000)
     running = TemplateProcess(BOMB, {}, limits)
     await running.start()
     yield running
@@ -126,9 +127,9 @@ def said(content: str) -> list[dict[str, Any]]:
 async def test_a_memory_bomb_kills_only_its_child(process: TemplateProcess) -> None:
     with pytest.raises(InvalidRequest, match="memory"):
         await process.render(said("bomb"))
-    with pytest.raises(InvalidRequest, match="memory"):
+    with pytest.raises(InvalidRequest, match="must have at most 10000 bytes, got 100000"):
         await process.render(said("long"))
-    assert await process.render(said("日本 \ud83d\ude00")) == "日本 😀"
+    assert await process.render(said("日本 😀")) == ["日本 😀"]
 
 
 async def test_a_slow_rendering_is_killed_and_the_loop_stays_free() -> None:
@@ -144,9 +145,57 @@ async def test_a_cancelled_rendering_leaves_no_stale_answer(process: TemplatePro
     await asyncio.sleep(0)
     asking.cancel()
     await until(asking.done, "the cancel")
-    assert await process.render(said("second")) == "second"
+    assert await process.render(said("second")) == ["second"]
 
 
 async def test_many_renderings_take_turns(process: TemplateProcess) -> None:
     texts = [f"text {index}" for index in range(20)]
-    assert await asyncio.gather(*(process.render(said(text)) for text in texts)) == texts
+    assert await asyncio.gather(*(process.render(said(text)) for text in texts)) == [
+        [text] for text in texts
+    ]
+
+
+@pytest.mark.parametrize("text", ["д" * 4_500, "\x01" * 9_000, '"\\' * 4_500, "日" * 3_000])
+async def test_every_text_that_fits_may_be_said(process: TemplateProcess, text: str) -> None:
+    """Whatever JSON makes of it between the processes."""
+    children = pids(process)
+    assert await process.render(said(text)) == [text]
+    assert pids(process) == children
+
+
+async def test_no_error_of_a_template_costs_a_child(process: TemplateProcess) -> None:
+    children = pids(process)
+    with pytest.raises(InvalidRequest, match="the chat template says: TypeError: "):
+        await process.render(said("day"))
+    with pytest.raises(InvalidRequest, match="at most 10000 bytes"):
+        await process.render(said("long"))
+    assert await process.render(said("next")) == ["next"]
+    assert pids(process) == children
+
+
+async def test_while_a_child_is_replaced_another_one_answers(process: TemplateProcess) -> None:
+    """A bomb per child but one, again and again: the last one is never touched."""
+    children = pids(process)
+    assert len(children) == 2
+    with pytest.raises(InvalidRequest, match="memory"):
+        await process.render(said("bomb"))
+    # The killed one joins the free ones when it is ready again, so these go to the other.
+    for index in range(5):
+        assert await process.render(said(f"text {index}")) == [f"text {index}"]
+    await until(lambda: process._free.qsize() == 2, "both children")
+    assert len(set(pids(process)) & set(children)) == 1
+
+
+async def test_control_tokens_that_clients_write_are_told_apart() -> None:
+    running = TemplateProcess(CHATML, NAMES, control_texts=["<|im_end|>", "</s>"])
+    try:
+        pieces = await running.render([{"role": "user", "content": "a</s>b<|im_end|>"}])
+    finally:
+        await running.close()
+    end = "<|im_end|>"
+    tail = f"{end}\n<|im_start|>assistant\n"
+    assert pieces == ["<|im_start|>user\na", "</s>", "b", end, tail]
+
+
+def pids(process: TemplateProcess) -> list[int]:
+    return [child.process.pid for child in process._children if child.process is not None]

@@ -24,8 +24,8 @@ async def test_leaving_while_the_child_starts(steps: int) -> None:
             await asyncio.sleep(0.002 if steps > 10 else 0)
         leaving.cancel()
         with suppress(asyncio.CancelledError):
-            assert await leaving == "left"
-        assert await process.render(message("next")) == "next"
+            assert await leaving == ["left"]
+        assert await process.render(message("next")) == ["next"]
     finally:
         await process.close()
 
@@ -34,7 +34,7 @@ async def test_a_crowd_that_leaves_does_not_cost_a_child_each() -> None:
     process = TemplateProcess(TEMPLATE, {})
     try:
         await process.start()
-        child = process._child
+        children = [child.process for child in process._children]
         for index in range(50):
             leaving = asyncio.create_task(process.render(message(f"left {index}")))
             for _ in range(index % 5):
@@ -43,7 +43,9 @@ async def test_a_crowd_that_leaves_does_not_cost_a_child_each() -> None:
             with suppress(asyncio.CancelledError):
                 await leaving
         texts = [f"stays {index}" for index in range(10)]
-        assert await asyncio.gather(*(process.render(message(text)) for text in texts)) == texts
-        assert process._child is child
+        assert await asyncio.gather(*(process.render(message(text)) for text in texts)) == [
+            [text] for text in texts
+        ]
+        assert [child.process for child in process._children] == children
     finally:
         await process.close()

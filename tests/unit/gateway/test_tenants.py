@@ -90,9 +90,9 @@ def test_what_is_done_for_a_key_depends_on_nothing_in_it(
     ("text", "says"),
     [
         ("x", "cannot be read"),
-        ("", "tenants"),
-        ("[tenants]", "tenants"),
-        ("[tenants.a]", "keys"),
+        ("", "holds no key; `kaiten keygen TENANT` makes one"),
+        ("[tenants]", "holds no key"),
+        ("[tenants.a]", "holds no key"),
         ("[tenants.a]\nkeys = []", "at least 1"),
         ('[tenants.a]\nkeys = ["plain"]', "pattern"),
         (f'[tenants.a]\nkeys = ["{sha("k")}"]\nreqests_max = 1', "reqests_max"),
@@ -103,6 +103,10 @@ def test_what_is_done_for_a_key_depends_on_nothing_in_it(
         ),
         (f'[tenants."../x"]\nkeys = ["{sha("k")}"]', "must match"),
         (f'[tenants.a]\nkeys = ["{sha("k")}", "{sha("k")}"]', "given twice"),
+        (f'[[keys]]\ntenant = "../x"\ndigest = "{sha("k")}"', "must match"),
+        ('[[keys]]\ntenant = "a"\ndigest = "plain"', r"keys\.0\.digest: .*pattern"),
+        (f'[[keys]]\ndigest = "{sha("k")}"', r"keys\.0\.tenant: Field required"),
+        (2 * f'[[keys]]\ntenant = "a"\ndigest = "{sha("k")}"\n', "given twice"),
     ],
 )
 def test_a_wrong_file_is_explained_without_digests(tmp_path: Path, text: str, says: str) -> None:

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.asks import Ask, SamplingAsk, TextPrompt, TokenPrompt
+from gateway.json_body import JsonBody
 from gateway.model_card import SamplingDefaults
-from gateway.openai_models import ChatBody, CompletionBody, hash_of, parse
+from gateway.openai_models import ChatBody, CompletionBody, parse
 from gateway.tenants import Tenant
 from gateway.validate import Limits, Model, PromptTooLong, check, to_record
 from gateway.wire import SAMPLING_LISTS, SAMPLING_SCALARS, ask_from_proto
@@ -209,8 +210,9 @@ def test_any_http_body_gives_a_legal_record_or_a_sentence(
     # Anything else than these two would be a fault of ours.
     with suppress(InvalidRequest, NotFound):
         parsed: ChatBody | CompletionBody
-        parsed = parse(ChatBody, content) if is_chat else parse(CompletionBody, content)
-        for one in parsed.asks(hash_of(content), "", prompts_max=4):
+        sent = JsonBody.of(content)
+        parsed = parse(ChatBody, sent) if is_chat else parse(CompletionBody, sent)
+        for one in parsed.asks(sent.digest, "", prompts_max=4):
             assert record_of(one).n >= 1
 
 
@@ -317,8 +319,8 @@ def test_both_protocols_and_the_client_ask_for_the_same() -> None:
     assert ask_from_proto(message).sampling == asked
     words = {"bad_words_token_ids": WISHES["bad_words"], "model": "m", "prompt": "x"}
     body = json.dumps({key: value for key, value in WISHES.items() if key != "bad_words"} | words)
-    (parsed,) = parse(CompletionBody, body.encode()).asks(b"", "", prompts_max=1)
-    assert parsed.sampling == asked
+    (parsed,) = parse(CompletionBody, JsonBody.of(body.encode())).asks(b"", "", prompts_max=1)
+    assert parsed.sampling == replace(asked, default_max_tokens=16)
 
 
 def test_every_sampling_field_of_the_proto_is_read() -> None:

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from kaiten.mini import CHECKPOINT, grammar, tokens
+from tests.support.once import made_once
 
 ROOT = Path(__file__).parents[3]
 
@@ -57,7 +58,7 @@ chat = lambda turns, prompt: tokenizer.apply_chat_template(
 shown = [chat([{"role": "user", "content": text}], True) for text in work["asked"]] + work["begun"]
 batch = tokenizer(shown, add_special_tokens=False, padding=True, return_tensors="pt")
 def generate(**settings):
-    made = model.generate(**batch, max_new_tokens=500, **settings)[:, batch.input_ids.shape[1]:]
+    made = model.generate(**batch, max_new_tokens=320, **settings)[:, batch.input_ids.shape[1]:]
     stops = model.generation_config.eos_token_id
     ends = [[at for at, token in enumerate(row, 1) if token in stops] for row in made.tolist()]
     lengths = [at[0] if at else None for at in ends]
@@ -101,7 +102,7 @@ def run_python(program: str, *arguments: str, stdin: str = "") -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=280,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
@@ -126,9 +127,18 @@ def questions() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def oracle(chats: list[list[dict[str, str]]], questions: list[str]) -> Any:
+def oracle(
+    chats: list[list[dict[str, str]]],
+    questions: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Any:
     work = {"chats": chats, "asked": questions, "begun": ["<|bos|>The chef"]}
-    return json.loads(run_python(ORACLE, str(CHECKPOINT), stdin=json.dumps(work)))
+
+    def ask(folder: Path) -> None:
+        said = run_python(ORACLE, str(CHECKPOINT), stdin=json.dumps(work))
+        (folder / "said.json").write_text(said)
+
+    return json.loads((made_once(tmp_path_factory, "mini", ask) / "said.json").read_text())
 
 
 def words_of(text: str) -> list[str]:

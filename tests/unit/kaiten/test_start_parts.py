@@ -4,7 +4,6 @@ import asyncio
 import io
 import json
 import os
-import shlex
 import socket
 import stat
 import subprocess
@@ -20,7 +19,7 @@ from kaiten import display, log_reading, model_source, ready, serve, store
 from kaiten.child import Child, ChildSpec
 from kaiten.errors import StartError
 from kaiten.model_source import ModelSource
-from kaiten.stack import ServeOptions, Stack, plan_stack
+from kaiten.stack import ServeOptions, Stack, planned_stack
 from protos.kaiten.v1 import common_pb2, model_service_pb2
 
 BOX = """\
@@ -230,8 +229,19 @@ def options(tmp_path: Path, **changes: object) -> ServeOptions:
     return ServeOptions(**(base | changes))  # type: ignore[arg-type]
 
 
-def flags(stack: Stack, name: str) -> dict[str, str]:
+def plan_stack(chosen: ServeOptions) -> Stack:
+    """The plan alone."""
+    with planned_stack(chosen) as stack:
+        return stack
+
+
+def spec_of(stack: Stack, name: str) -> ChildSpec:
     (spec,) = [spec for stage in stack.stages for spec in stage if spec.name == name]
+    return spec
+
+
+def flags(stack: Stack, name: str) -> dict[str, str]:
+    spec = spec_of(stack, name)
     assert spec.command[:3] == (sys.executable, "-P", "-m")
     rest = spec.command[4:]
     return dict(zip(rest[::2], rest[1::2], strict=True))
@@ -252,7 +262,8 @@ def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
     names = [[spec.name for spec in stage] for stage in stack.stages]
     assert names == [["store"], ["scheduler", "worker-0", "worker-1", "gateway"]]
     scheduler, gateway = flags(stack, "scheduler"), flags(stack, "gateway")
-    assert scheduler["--redis-url"] == gateway["--redis-url"] == stack.redis_url
+    assert spec_of(stack, "scheduler").environ == {"KAITEN_SCHEDULER_REDIS_URL": stack.redis_url}
+    assert spec_of(stack, "gateway").environ == {"KAITEN_GATEWAY_REDIS_URL": stack.redis_url}
     assert scheduler["--policy"] == "static"
     assert gateway["--grpc-port"] == stack.grpc_address.rsplit(":", 1)[1]
     assert gateway["--http-port"] == stack.http_url.rsplit(":", 1)[1]
@@ -265,7 +276,7 @@ def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
         assert worker["--kv-dtype"] == "fp8"
         assert int(worker["--threads"]) >= 1
         assert "--kv-memory-mb" not in worker
-    assert (tmp_path / "store-org-m-1").is_dir()
+    assert [path.is_dir() for path in tmp_path.glob("store-org-m-1-*")] == [True]
     assert "--api-keys-file" not in gateway
 
 
@@ -275,10 +286,20 @@ def test_a_keys_file_is_the_gateways(tmp_path: Path) -> None:
     assert "--api-keys-file" not in flags(stack, "scheduler")
 
 
+def test_who_may_call_is_the_gateways(tmp_path: Path) -> None:
+    origins, hosts = "https://a.example,https://b.example", "chat.example"
+    stack = plan_stack(options(tmp_path, cors_origins=origins, allowed_hosts=hosts))
+    gateway = flags(stack, "gateway")
+    assert (gateway["--cors-origins"], gateway["--allowed-hosts"]) == (origins, hosts)
+    assert "--allowed-hosts" not in flags(plan_stack(options(tmp_path)), "gateway")
+
+
 def test_a_store_of_somebody_else_is_not_started(tmp_path: Path) -> None:
-    stack = plan_stack(options(tmp_path, redis_url="redis://10.0.0.1:6379", cell="7"))
+    url = "redis://me:pa55@10.0.0.1:6379"
+    stack = plan_stack(options(tmp_path, redis_url=url, cell="7"))
     assert [spec.name for spec in stack.stages[0]] == ["scheduler", "worker-0", "gateway"]
-    assert flags(stack, "gateway")["--redis-url"] == "redis://10.0.0.1:6379"
+    assert spec_of(stack, "gateway").environ == {"KAITEN_GATEWAY_REDIS_URL": url}
+    assert "pa55" not in repr(stack)
     assert flags(stack, "scheduler")["--cell"] == "7"
 
 
@@ -330,27 +351,43 @@ def facts() -> ready.Facts:
 
 def test_the_box_adds_up(tmp_path: Path) -> None:
     stack = plan_stack(options(tmp_path))
-    shown = dict(ready.rows(stack, facts(), {"store": 0.12, "worker-0": 3.4}))
+    shown = dict(ready.rows(stack, facts(), {"store": 0.12, "worker-0": 3.4}, has_keys=False))
     assert shown["KV pool"] == "200 blocks × 16 = 3200 tokens in fp8"
     assert shown["concurrency"] == "16 sequences, 512 tokens each at most"
     assert shown["dtype"] == "bf16 on cpu × 2 workers"
     assert shown["started"] == "store 0.1 s, worker-0 3.4 s"
     out = io.StringIO()
-    ready.show(Console(file=out, width=100), stack, facts(), {"store": 0.1})
-    assert "kaiten is ready" in out.getvalue()
-    assert stack.http_url in out.getvalue()
+    lines = ready.rows(stack, facts(), {"store": 0.1}, has_keys=True)
+    ready.show(Console(file=out, width=100), [*lines, ("model", "a[/b]")])
+    for text in ("kaiten is ready", stack.http_url, "export yours as KAITEN_API_KEY", "a[/b]"):
+        assert text in out.getvalue()
+    assert "API keys" not in shown
 
 
+def pasted(snippet: str) -> list[str]:
+    """The words that a shell makes of a snippet's command."""
+    program, _, rest = snippet.partition(" ")
+    shell = f'says() {{ printf "%s\\n" {program} "$@"; }}\nsays {rest}'
+    environ = os.environ | {"KAITEN_API_KEY": "kt-mine"}
+    return subprocess.run(
+        ["sh", "-c", shell], env=environ, capture_output=True, text=True, timeout=60, check=True
+    ).stdout.splitlines()
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
 @pytest.mark.parametrize("can_chat", [False, True])
-def test_the_snippets_can_be_pasted(tmp_path: Path, can_chat: bool) -> None:
+def test_the_snippets_can_be_pasted(tmp_path: Path, can_chat: bool, has_keys: bool) -> None:
     """As a shell and as Python read them: valid JSON, existing names, this stack's addresses."""
     stack = plan_stack(options(tmp_path))
-    curl, grpcurl, python = ready.snippets(stack, "mini", can_chat=can_chat).split("\n\n")
-    words = shlex.split(curl)
+    text = ready.snippets(stack, "mini", can_chat=can_chat, has_keys=has_keys)
+    curl, grpcurl, python = text.split("\n\n")
+    words = pasted(curl)
     assert words[1].endswith("/v1/chat/completions" if can_chat else "/v1/completions")
     assert json.loads(words[words.index("-d") + 1])["model"] == "mini"
-    words = shlex.split(grpcurl)
+    assert ("authorization: Bearer kt-mine" in words) is has_keys
+    words = pasted(grpcurl)
     assert "text" in json.loads(words[words.index("-d") + 1])
+    assert ("authorization: Bearer kt-mine" in words) is has_keys
     assert words[-2:] == [stack.grpc_address, "kaiten.v1.InferenceService/Generate"]
     program = python.split("<<'PY'\n")[1].rsplit("PY", 1)[0]
     compile(program, "snippet", "exec")
@@ -359,4 +396,4 @@ def test_the_snippets_can_be_pasted(tmp_path: Path, can_chat: bool) -> None:
 
 def test_importing_the_client_needs_no_torch() -> None:
     program = "import sys, kaiten.client; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=280, check=False).returncode == 0

@@ -9,6 +9,7 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, Re
 from google.rpc.status_pb2 import Status
 
 from service_kit import errors, grpc_errors
+from service_kit.error_table import TABLE, retry_after_s
 
 
 def every_error(root: type[errors.KaitenError]) -> Iterator[type[errors.KaitenError]]:
@@ -67,6 +68,7 @@ EXAMPLES: dict[type[errors.KaitenError], tuple[errors.KaitenError, grpc.StatusCo
         "n: bad; stop: must be at most 1, got 2",
     ),
     errors.DataLoss: (errors.DataLoss("other"), grpc.StatusCode.DATA_LOSS, "other"),
+    errors.Failed: (errors.Failed("row error"), grpc.StatusCode.INTERNAL, "row error"),
     errors.ConfigError: (
         errors.ConfigError("fix it"),
         grpc.StatusCode.FAILED_PRECONDITION,
@@ -91,15 +93,15 @@ def details(error: errors.KaitenError) -> dict[str, Message]:
 
 
 def test_every_error_has_a_row() -> None:
-    """Walks the subclasses that exist now. The gateway's own table has a test of its own."""
+    """Walks the subclasses that exist now. The gateway's own have a test of their own."""
     kinds = [k for k in every_error(errors.KaitenError) if not k.__module__.startswith("gateway.")]
     assert len(kinds) >= len(EXAMPLES)
     for kind in kinds:
-        assert any(base in grpc_errors.CODES for base in kind.__mro__), f"{kind} has no row"
+        assert any(base in TABLE for base in kind.__mro__), f"{kind} has no row"
 
 
 def test_the_root_itself_has_no_row_so_a_new_error_cannot_hide() -> None:
-    assert errors.KaitenError not in grpc_errors.CODES
+    assert errors.KaitenError not in TABLE
     with pytest.raises(AssertionError, match="KaitenError has no row"):
         grpc_errors.code_of(errors.KaitenError("x"))
 
@@ -161,7 +163,12 @@ def test_retryables_say_when(error: errors.KaitenError) -> None:
 @pytest.mark.parametrize("error", [errors.InvalidRequest("n", "no"), errors.Cancelled()])
 def test_others_do_not_invite_a_retry(error: errors.KaitenError) -> None:
     assert "RetryInfo" not in details(error)
-    assert "grpc-retry-pushback-ms" not in dict(grpc_errors.trailers_of(error))
+    assert ("grpc-retry-pushback-ms", "-1") in grpc_errors.trailers_of(error)
+
+
+def test_who_says_when_is_who_is_asked_again() -> None:
+    for error, _, _ in EXAMPLES.values():
+        assert retry_after_s(error) == getattr(error, "retry_after_s", None)
 
 
 def test_a_subclass_defined_elsewhere_inherits_its_row() -> None:

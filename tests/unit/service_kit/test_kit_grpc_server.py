@@ -226,6 +226,57 @@ async def test_reflection_lists_the_services() -> None:
     assert "grpc.health.v1.Health" in [s.name for s in answer.list_services_response.service]
 
 
+async def test_calls_watches_and_reflection_are_bounded() -> None:
+    """What needs no key and lives for ever must not add up."""
+    server = grpc_server.create_server(limits=grpc_server.ServerLimits(rpcs_max=3))
+    grpc_server.add_health(server, watches_max=1)
+    grpc_server.add_reflection(server, ["grpc.health.v1.Health"], streams_max=1)
+    port = grpc_server.bind(server, "127.0.0.1", 0)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        look = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+        asked = reflection_pb2.ServerReflectionRequest(list_services="")
+        watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+        await watch.read()
+        with pytest.raises(grpc.aio.AioRpcError, match="too many health watches"):
+            await health.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT_S).read()
+        looking = look(timeout=WAIT_S)
+        await looking.write(asked)
+        await looking.read()
+        with pytest.raises(grpc.aio.AioRpcError, match="too many reflection streams"):
+            await look(iter([asked]), timeout=WAIT_S).read()
+        watch.cancel()
+        again = health.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+        await again.read()
+        # Two are held; a third one fits, and none beside it.
+        third = look(timeout=WAIT_S)
+        looking.cancel()
+        await third.write(asked)
+        await third.read()
+    await server.stop(0)
+
+
+async def test_calls_beyond_their_bound_are_refused() -> None:
+    let_go, all_in = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def hold(_request: Any, _context: Any) -> bytes:
+        all_in.release()
+        await let_go.wait()
+        return b""
+
+    async with serving({"unary_unary": hold}, rpcs_max=2) as channel:
+        method = channel.unary_unary("/t.T/unary_unary")
+        held = [method(b"", timeout=60) for _ in range(2)]
+        for _ in held:
+            await asyncio.wait_for(all_in.acquire(), 60)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await method(b"", timeout=60)
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        let_go.set()
+        await asyncio.gather(*held)
+
+
 async def test_a_taken_port_says_so() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))

@@ -1,0 +1,97 @@
+"""One HTTP connection: uvicorn's, with an end to what it would wait for without one.
+
+uvicorn closes a connection that is silent after an answer. It waits for ever for the first request,
+for the rest of a header, and for the rest of a body that nobody reads any more; and it takes every
+connection there is.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Final
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+# The one who reads a body gives up first, with an answer.
+BODY_GRACE_S: Final = 5.0
+# For an answer to a client that is sent away, before its connection is cut.
+FAREWELL_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """`headers_s_max` counts from the first byte (of a new connection: from its start)."""
+
+    headers_s_max: float = 10.0
+    body_s_max: float = 60.0
+    connections_max: int = 8192
+
+
+class Connection(H11Protocol):
+    """Invariant: while a request is not all there, `_ending` is set."""
+
+    def __init__(self, limits: ConnectionLimits, **given: Any) -> None:
+        super().__init__(**given)
+        self._limits = limits
+        self._ending: asyncio.TimerHandle | None = None
+        self._waits_for: Any = None
+        self._is_sent_away = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.connections_max:
+            self._send_away(b"503 Service Unavailable", b"too many connections")
+        else:
+            self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_sent_away:
+            super().data_received(data)
+            self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            # Silent from now on it ends by uvicorn's own clock.
+            self._set(None)
+        else:
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._set(None)
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Of a request that is not all there: until when its next part must be."""
+        state = self.conn.their_state
+        if state is not self._waits_for or self._ending is None:
+            self._set(state if state in (h11.IDLE, h11.SEND_BODY) else None)
+
+    def _set(self, state: Any) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+        self._waits_for = state
+        if state is h11.IDLE:
+            self._ending = self.loop.call_later(self._limits.headers_s_max, self._no_headers)
+        elif state is h11.SEND_BODY:
+            limit_s = self._limits.body_s_max + BODY_GRACE_S
+            self._ending = self.loop.call_later(limit_s, self.transport.abort)
+
+    def _no_headers(self) -> None:
+        if self.conn.trailing_data[0]:
+            rule = f"headers must be there within {self._limits.headers_s_max:g} s"
+            self._send_away(b"408 Request Timeout", rule.encode())
+        else:
+            self.transport.close()
+
+    def _send_away(self, status: bytes, message: bytes) -> None:
+        """Without uvicorn, for which there is no request to answer."""
+        self._is_sent_away = True
+        self._set(None)
+        head = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d" % len(message)
+        self.transport.write(b"HTTP/1.1 %s\r\n%s\r\n\r\n%s" % (status, head, message))
+        # Cut off at once it would lose the answer if anything is still on its way here.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._ending = self.loop.call_later(FAREWELL_S, self.transport.abort)

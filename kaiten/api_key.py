@@ -1,0 +1,43 @@
+"""The API key that a command sends: from a file or the environment.
+
+There is no flag that takes the key itself: every user of a machine can read command lines.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
+
+from cyclopts import Parameter
+
+VARIABLE: Final = "KAITEN_API_KEY"
+HOW_TO_GIVE: Final = f"give its API key in {VARIABLE}, or with --api-key-file"
+# What a header's value may hold, and more than any key has.
+KEY: Final = re.compile(rb"[!-~]{1,512}")
+
+ApiKeyFile: TypeAlias = Annotated[
+    Path | None,
+    Parameter(help=f"holds the gateway's API key; default: what {VARIABLE} holds"),
+]
+
+
+def api_key(file: Path | None, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The key to send, or None. ValueError says which place holds something else, not what."""
+    if file is None:
+        place, content = VARIABLE, environ.get(VARIABLE, "").encode()
+        if not content:
+            return None
+    else:
+        place = f"--api-key-file {file}"
+        try:
+            with file.expanduser().open("rb") as opened:
+                content = opened.read(1024)
+        except OSError as error:
+            raise ValueError(f"{place} cannot be read: {error.strerror}") from error
+    key = content.strip()
+    if not KEY.fullmatch(key):
+        raise ValueError(
+            f"{place} must hold an API key: 1 to 512 visible ASCII characters, no more"
+        )
+    return key.decode("ascii")
