@@ -3,6 +3,7 @@
 Only safetensors are read. Pickled weights can run code, so a folder with nothing else is refused.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -38,6 +39,12 @@ def find_checkpoint(model: str) -> Path:
         raise ConfigError(
             f"--model {model}: neither a folder nor a hub id that could be fetched: {error}"
         ) from error
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """Hex SHA-256 of the tokenizer that gateways read; empty when there is none."""
+    path = folder / "tokenizer.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 class Checkpoint:

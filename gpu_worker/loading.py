@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.accelerator import Accelerator, accelerator_for
-from gpu_worker.checkpoint import Checkpoint, find_checkpoint
+from gpu_worker.checkpoint import Checkpoint, find_checkpoint, tokenizer_digest
 from gpu_worker.decoder import Decoder
 from gpu_worker.device import AheadDevice, Device, StepInputs, StepSamples
 from gpu_worker.draft import RowLimits
@@ -55,7 +55,7 @@ from gpu_worker.target import (
 from gpu_worker.torch_device import TorchDevice
 from gpu_worker.trial_steps import largest_step, worst_step
 from gpu_worker.warm_up import make_ready, mixed_tokens, warm_up
-from gpu_worker.weights import Weights, fingerprint, load_weights
+from gpu_worker.weights import Weights, fingerprint, load_weights, weights_digest
 from kernels import fp8, jit, native
 from service_kit.errors import ConfigError
 
@@ -80,6 +80,9 @@ class Loaded:
     phases_ms: dict[str, int]
     # To be called on the thread that computes: libraries keep handles and teams by thread.
     settle: Callable[[], None] = lambda: None
+    weights_digest: str = ""
+    # Of the file that the gateway reads; empty: there is none.
+    tokenizer_digest: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -137,6 +140,7 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         scales = read_scales(checkpoint, config) if kv_dtype == fp8.DTYPE else None
         kind = numeric_class(target, dtype, kv_dtype, is_int8=is_int8)
         digest = fingerprint(checkpoint, config, kind, scales)
+        weights_known_by = weights_digest(checkpoint, config)
     accelerator = accelerator_for(target)
     if target.type != "cpu":
         tell_compiles()
@@ -163,6 +167,8 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         pool=pool,
         mixed_tokens=mixed,
         phases_ms=timer.phases_ms,
+        weights_digest=weights_known_by,
+        tokenizer_digest=tokenizer_digest(folder),
         settle=partial(settle, accelerator, compute_of(device), limits),
     )
 

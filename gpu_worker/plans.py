@@ -163,3 +163,6 @@ class Description:
     step_tokens_max: int
     # Of a step in which somebody decodes.
     mixed_tokens_max: int
+    weights_digest: str
+    # Of the tokenizer.json beside the weights; empty: there is none.
+    tokenizer_digest: str

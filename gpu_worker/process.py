@@ -162,6 +162,8 @@ def describe(loaded: Loaded) -> Description:
         slots_max=limits.slots,
         step_tokens_max=limits.step_tokens,
         mixed_tokens_max=loaded.mixed_tokens,
+        weights_digest=loaded.weights_digest,
+        tokenizer_digest=loaded.tokenizer_digest,
     )
 
 

@@ -54,6 +54,7 @@ class Registrar:
         self._description = description
         self._leader_hint = ""
         self._attempt = 0
+        self._noted: tuple[grpc.StatusCode, str] | None = None
         self._is_registered = False
         self._was_registered = False
         self._is_draining = asyncio.Event()
@@ -146,12 +147,16 @@ class Registrar:
         self._leader_hint = _leader_address(error)
         if self._is_draining.is_set() and failures >= _DRAIN_FAILURES_MAX:
             self._is_drained.set()
-        # Say it when it changes, not at every attempt.
-        if failures <= 1:
+        # Say it when it changes, not at every attempt. A refusal's words say more than its code.
+        code = error.code()
+        is_refusal = code is grpc.StatusCode.FAILED_PRECONDITION
+        noted = (code, (error.details() or "") if is_refusal else "")
+        if failures <= 1 or noted != self._noted:
+            self._noted = noted
             log.warning(
                 "worker.unregistered",
                 scheduler=scheduler,
-                code=error.code().name,
+                code=code.name,
                 reason=error.details(),
                 leader=self._leader_hint,
             )

@@ -6,7 +6,7 @@ result if it were used.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -208,9 +208,23 @@ def fingerprint(
     """
     scales = None if kv_scales is None else kv_scales.tolist()
     digest = hashlib.sha256(f"{config!r} {numeric_class} {scales}".encode())
-    for name in sorted(expected_shapes(config)):
-        digest.update(f"{name} {checkpoint.shape(name)} {checkpoint.dtype(name)}".encode())
-        content = checkpoint.tensor(name).reshape(-1).view(torch.uint8)
-        digest.update(content[:_DIGEST_BYTES].numpy().tobytes())
-        digest.update(content[-_DIGEST_BYTES:].numpy().tobytes())
+    for part in _samples(checkpoint, config):
+        digest.update(part)
     return digest.hexdigest()
+
+
+def weights_digest(checkpoint: Checkpoint, config: ModelConfig) -> str:
+    """The same of the tensors alone: it stays as it is however they are computed with."""
+    digest = hashlib.sha256()
+    for part in _samples(checkpoint, config):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _samples(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[bytes]:
+    """Name, shape, dtype, first and last bytes of each tensor."""
+    for name in sorted(expected_shapes(config)):
+        yield f"{name} {checkpoint.shape(name)} {checkpoint.dtype(name)}".encode()
+        content = checkpoint.tensor(name).reshape(-1).view(torch.uint8)
+        yield content[:_DIGEST_BYTES].numpy().tobytes()
+        yield content[-_DIGEST_BYTES:].numpy().tobytes()

@@ -158,4 +158,6 @@ def description_to_proto(description: Description) -> common_pb2.WorkerDescripti
         slots_max=description.slots_max,
         step_tokens_max=description.step_tokens_max,
         mixed_tokens_max=description.mixed_tokens_max,
+        weights_digest=description.weights_digest,
+        tokenizer_digest=description.tokenizer_digest,
     )

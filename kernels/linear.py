@@ -8,10 +8,9 @@ paths    native   cpp/linear.cpp, where AVX-512 (for bfloat16: its dot product) 
          packed   oneDNN's own layout, through torch's private operators
          torch    F.linear
          an int8 weight: linear_int8.py
-exact    a row is the same bits whatever the other rows are and however many. Both libraries
-         sum otherwise for few rows (packed: 1, in some shapes; F.linear in float32: 1, 2,
-         3, 5, 6, 7 and 9; in bfloat16: 1), so those run with zero rows added, see _ROWS (measured
-         2026-11-20 on AMD Zen 4 and 5 over 19 shapes; the unit test repeats it)
+exact    a row is the same bits whatever the other rows are and however many; the libraries, whose
+         sums depend on the number of rows, are called as fixed_rows.py says. native and packed:
+         nor do they depend on the number of threads
 cost     reads out * in weights once per call (memory bound to ~8 rows), 2 * rows * out * in flops
 measured 2026-11-20, 768 -> 3072, 2 threads, GF/s packed / F.linear at 1, 16, 64 rows:
          float32 20/8, 221/69, 374/106; bfloat16 33/24, 442/293, 752/608
@@ -29,18 +28,9 @@ from torch import Tensor
 
 from kernels import linear_int8, native, weight_memory
 from kernels.checks import require, require_float, require_ids
+from kernels.fixed_rows import ROWS, by_fixed_rows
 
-# The number of rows the layout is chosen for: one for all, as the bits may depend on the layout.
-_PACK_ROWS = 16
-# path, dtype -> (fewest rows, multiple of rows) from which on a row keeps its bits.
-_ROWS: dict[tuple[str, torch.dtype], tuple[int, int]] = {
-    ("native", torch.float32): (1, 1),
-    ("native", torch.bfloat16): (1, 1),
-    ("packed", torch.float32): (2, 1),
-    ("packed", torch.bfloat16): (2, 1),
-    ("torch", torch.float32): (8, 4),
-    ("torch", torch.bfloat16): (2, 1),
-}
+_CPU_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -77,7 +67,7 @@ def _packing_works(dtype: torch.dtype) -> bool:
 
 
 def _pack(weight: Tensor) -> Tensor:
-    return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS))
+    return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight, ROWS))
 
 
 def _apply_packed(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
@@ -116,12 +106,16 @@ def _native(weight: Tensor, bias: Tensor | None) -> _Built:
 def _packed(weight: Tensor, bias: Tensor | None) -> _Built:
     packed = _pack(weight)
     # oneDNN's layout is its own affair: nothing is read back from it.
-    return lambda x: _apply_packed(x, packed, bias), None, None
+    return lambda x: by_fixed_rows(lambda part: _apply_packed(part, packed, bias), x), None, None
 
 
 def _plain(weight: Tensor, bias: Tensor | None) -> _Built:
+    def multiply(x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, weight, bias)
+
+    is_cpu = weight.device.type == "cpu"
     return (
-        lambda x: torch.nn.functional.linear(x, weight, bias),
+        (lambda x: by_fixed_rows(multiply, x)) if is_cpu else multiply,
         lambda ids: weight.index_select(0, ids),
         None,
     )
@@ -157,7 +151,7 @@ class PackedLinear:
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
         is_cpu = weight.device.type == "cpu"
-        is_known = not is_cpu or ("torch", weight.dtype) in _ROWS
+        is_known = not is_cpu or weight.dtype in _CPU_DTYPES
         require(is_known, "weight", "must be float32 or bfloat16 on a CPU")
         table = _INT8_PATHS if is_int8 else _PATHS
         paths = [name for name in _paths_for(weight) if name in table]
@@ -171,23 +165,11 @@ class PackedLinear:
         self.bias = bias
         # The weight itself, where it is kept as it is.
         self.plain = weight if self.path == "torch" and not is_int8 else None
-        self._rows_min, self._rows_step = (1, 1)
-        if is_cpu:
-            # torch's path of int8 sums in float32 whatever x is.
-            dtype = torch.float32 if is_int8 else weight.dtype
-            self._rows_min, self._rows_step = _ROWS[self.path, dtype]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, in_features] -> [rows, out_features]."""
         self._check(x)
-        rows = x.size(0)
-        if rows == 0:
-            return x.new_empty((0, self.out_features))
-        rows_run = max(self._rows_min, -(-rows // self._rows_step) * self._rows_step)
-        if rows_run == rows:
-            return self._multiply(x)
-        padded = torch.nn.functional.pad(x, (0, 0, 0, rows_run - rows))
-        return self._multiply(padded)[:rows]
+        return self._multiply(x) if x.size(0) else x.new_empty((0, self.out_features))
 
     @property
     def has_rows(self) -> bool:

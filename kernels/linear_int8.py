@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kernels import native, weight_memory
+from kernels.fixed_rows import by_fixed_rows
 
 CODE_MAX: Final = 127
 # Weights brought to float32 at once: 4 MB.
@@ -85,6 +86,10 @@ def native_path(
     )
 
 
+def _linear(x: Tensor, weight: Tensor) -> Tensor:
+    return by_fixed_rows(lambda rows: torch.nn.functional.linear(rows, weight), x)
+
+
 def torch_path(weight: Tensor, bias: Tensor | None) -> tuple[_Multiply, _Rows, None]:
     kept, dtype = Int8Weight.of(weight), weight.dtype
     parts = _parts(weight)
@@ -92,7 +97,7 @@ def torch_path(weight: Tensor, bias: Tensor | None) -> tuple[_Multiply, _Rows, N
 
     def multiply(x: Tensor) -> Tensor:
         wide = x.float()
-        sums = [torch.nn.functional.linear(wide, kept.codes[part].float()) for part in parts]
+        sums = [_linear(wide, kept.codes[part].float()) for part in parts]
         y = torch.cat(sums, dim=1) * kept.scales
         return (y if wide_bias is None else y + wide_bias).to(dtype)
 

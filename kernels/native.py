@@ -107,7 +107,8 @@ def compiled() -> ModuleType:
 
 def _build_folder(cache_dir: Path | None) -> Path:
     root = cache_dir if cache_dir is not None else Path.home() / ".cache" / "kaiten" / "native"
-    digest = hashlib.sha256("\0".join((*_FLAGS, _cpu_features())).encode())
+    python = sys.implementation.cache_tag or sys.version
+    digest = hashlib.sha256("\0".join((*_FLAGS, python, _cpu_features())).encode())
     for path in _source_files("*"):
         digest.update(path.read_bytes())
     return root / f"torch-{torch.__version__}-{digest.hexdigest()[:16]}"

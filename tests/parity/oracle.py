@@ -1,23 +1,26 @@
 """Checkpoints with random weights, and what transformers answers to prompts on them.
 
-    folders = oracle.write_checkpoints(tmp, ["llama-gqa-tied"])        a tokenizer included
-    answers = oracle.answers({folder: prompts}, max_tokens=32)         {folder: [Answer, ...]}
+    folders = oracle.write_checkpoints(factory)                            a tokenizer included
+    answers = oracle.answers("few", {folder: prompts}, max_tokens=32, factory=factory)
 
-Both start one process for all that is asked, because importing transformers takes seconds.
+Each starts one process for all that is asked, because importing transformers takes seconds, and
+does so once per run of the tests: a name is a question.
 """
 
 import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
+from tests.support.once import made_once
 from tests.support.tokenizers import CHAT_TEMPLATE, byte_level_bpe
 
 MODELS: Final = (
@@ -41,7 +44,7 @@ TOP: Final = 5
 # Of the tokenizer; below every model's vocabulary, so that some model ids have no text.
 _TOKENIZER_VOCAB: Final = 380
 _SCRIPT: Final = Path(__file__).with_name("oracle_process.py")
-_SECONDS_MAX: Final = 240
+_SECONDS_MAX: Final = 280
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +68,15 @@ class Explained:
     top_logprobs: npt.NDArray[np.float32]
 
 
-def write_checkpoints(
-    root: Path, names: Iterable[str] = MODELS, *, seed: int = 0
-) -> dict[str, Path]:
+def write_checkpoints(factory: pytest.TempPathFactory) -> dict[str, Path]:
     """name -> folder with weights, config and a byte-level tokenizer with a chat template."""
-    names = tuple(names)
-    _run("checkpoint", str(root), str(seed), *names)
-    for name in names:
+    root = made_once(factory, "checkpoints", _write_checkpoints)
+    return {name: root / name for name in MODELS}
+
+
+def _write_checkpoints(root: Path) -> None:
+    _run("checkpoint", str(root), "0", *MODELS)
+    for name in MODELS:
         byte_level_bpe(_TOKENIZER_VOCAB).save(str(root / name / "tokenizer.json"))
         (root / name / "tokenizer_config.json").write_text(
             json.dumps(
@@ -83,7 +88,6 @@ def write_checkpoints(
                 }
             )
         )
-    return {name: root / name for name in names}
 
 
 def ragged_prompts(count: int, *, vocab_size: int, tokens_max: int, seed: int) -> list[list[int]]:
@@ -94,34 +98,45 @@ def ragged_prompts(count: int, *, vocab_size: int, tokens_max: int, seed: int) -
 
 
 def answers(
-    asked: Mapping[Path, Sequence[Sequence[int]]], *, max_tokens: int, scratch: Path
-) -> dict[Path, list[Answer]]:
-    """What transformers says to each prompt alone, in float32."""
-    targets = _asked("answer", asked, max_tokens=max_tokens, scratch=scratch)
-    return {folder: _read(targets[folder], len(prompts)) for folder, prompts in asked.items()}
-
-
-def explained(
-    asked: Mapping[Path, Sequence[Sequence[int]]], *, scratch: Path
-) -> dict[Path, list[Explained]]:
-    """How likely each prompt's own tokens are to transformers: one pass over each, in float32."""
-    targets = _asked("explain", asked, max_tokens=0, scratch=scratch)
-    return {
-        folder: _read_explained(targets[folder], len(prompts)) for folder, prompts in asked.items()
-    }
-
-
-def _asked(
-    what: str,
+    name: str,
     asked: Mapping[Path, Sequence[Sequence[int]]],
     *,
     max_tokens: int,
-    scratch: Path,
-) -> dict[Path, Path]:
-    """Where the answers to each folder's prompts are."""
+    factory: pytest.TempPathFactory,
+) -> dict[Path, list[Answer]]:
+    """What transformers says to each prompt alone, in float32."""
+    told = made_once(factory, name, lambda to: _ask("answer", asked, to, max_tokens=max_tokens))
+    return {
+        folder: _read(_target(told, index), len(prompts))
+        for index, (folder, prompts) in enumerate(asked.items())
+    }
+
+
+def explained(
+    name: str,
+    asked: Mapping[Path, Sequence[Sequence[int]]],
+    *,
+    factory: pytest.TempPathFactory,
+) -> dict[Path, list[Explained]]:
+    """How likely each prompt's own tokens are to transformers: one pass over each, in float32."""
+    told = made_once(factory, name, lambda to: _ask("explain", asked, to, max_tokens=0))
+    return {
+        folder: _read_explained(_target(told, index), len(prompts))
+        for index, (folder, prompts) in enumerate(asked.items())
+    }
+
+
+def _target(scratch: Path, index: int) -> Path:
+    return scratch / f"answer-{index}.npz"
+
+
+def _ask(
+    what: str, asked: Mapping[Path, Sequence[Sequence[int]]], scratch: Path, *, max_tokens: int
+) -> None:
+    """Leaves the answers to each folder's prompts in `scratch`."""
     specs = []
     for index, (folder, prompts) in enumerate(asked.items()):
-        question, target = scratch / f"question-{index}.json", scratch / f"answer-{index}.npz"
+        question, target = scratch / f"question-{index}.json", _target(scratch, index)
         question.write_text(
             json.dumps({"prompts": list(map(list, prompts)), "max_tokens": max_tokens, "top": TOP})
         )
@@ -129,7 +144,6 @@ def _asked(
     listing = scratch / "questions.json"
     listing.write_text(json.dumps(specs))
     _run(what, str(listing))
-    return {folder: Path(spec["target"]) for folder, spec in zip(asked, specs, strict=True)}
 
 
 def _read_explained(path: Path, count: int) -> list[Explained]:

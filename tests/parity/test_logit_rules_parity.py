@@ -72,7 +72,7 @@ def test_every_row_has_the_logits_of_transformers(tmp_path: Path) -> None:
         [sys.executable, "-P", str(_SCRIPT), str(question), str(target)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

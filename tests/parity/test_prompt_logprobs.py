@@ -11,7 +11,8 @@ import pytest
 
 from kaiten.results import Completion
 from tests.parity import oracle
-from tests.parity.test_stack_parity import LOGPROB_ERROR_MAX, ONE_PER_FAMILY, ask, serving
+from tests.parity.conftest import ONE_PER_FAMILY
+from tests.parity.test_stack_parity import LOGPROB_ERROR_MAX, ask, serving
 
 # A prompt twice: the second time it would be found in the prefix cache.
 PROMPTS = oracle.ragged_prompts(16, vocab_size=380, tokens_max=120, seed=17)
@@ -23,7 +24,7 @@ def expected(
     folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[oracle.Explained]]:
     wanted = {folders[name]: ASKED for name in ONE_PER_FAMILY}
-    explained = oracle.explained(wanted, scratch=tmp_path_factory.mktemp("explained"))
+    explained = oracle.explained("explained", wanted, factory=tmp_path_factory)
     return {name: explained[folders[name]] for name in ONE_PER_FAMILY}
 
 
@@ -45,6 +46,9 @@ def assert_explained(completion: Completion, prompt: list[int], right: oracle.Ex
     assert (ids == right.top_token_ids)[is_clear].all()
 
 
+ROUNDS_MAX = 5
+
+
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)
 async def test_a_crowd_of_prompts_is_explained_as_the_oracle_does(
     name: str,
@@ -56,10 +60,16 @@ async def test_a_crowd_of_prompts_is_explained_as_the_oracle_does(
     worker = {"step_tokens": 40, "kv_blocks": 50, "context_tokens": 160}
     async with serving(tmp_path, folders[name], worker=worker) as client:
         options = {"prompt_logprobs": oracle.TOP, "max_tokens": 16}
-        completions = await asyncio.gather(*(ask(client, prompt, **options) for prompt in ASKED))
-        for prompt, completion, right in zip(ASKED, completions, expected[name], strict=True):
-            assert_explained(completion, prompt, right)
-        assert sum(completion.timings.preemptions for completion in completions) > 0
+        preemptions = 0
+        # Who is in the batch together depends on how fast the machine takes them in.
+        for _ in range(ROUNDS_MAX):
+            done = await asyncio.gather(*(ask(client, prompt, **options) for prompt in ASKED))
+            for prompt, completion, right in zip(ASKED, done, expected[name], strict=True):
+                assert_explained(completion, prompt, right)
+            preemptions += sum(completion.timings.preemptions for completion in done)
+            if preemptions:
+                break
+        assert preemptions > 0
 
 
 async def test_without_output_and_with_several_choices_the_values_are_the_same(

@@ -1,7 +1,8 @@
 """The whole stack says, token for token, what transformers says to each prompt alone.
 
-Real store, scheduler, worker and gateway processes; 64 ragged prompts at once through the gRPC
-client. However the work is cut (chunks, preemptions, prefix hits, crowds), the answer is the same.
+Real store, scheduler, worker and gateway processes; up to 64 ragged prompts at once through the
+gRPC client. However the work is cut (chunks, preemptions, prefix hits, crowds), the answer is the
+same.
 """
 
 import asyncio
@@ -15,16 +16,14 @@ import pytest
 from kaiten.client import AsyncClient
 from kaiten.results import Completion
 from tests.parity import oracle
-from tests.parity.conftest import CROWD, CROWD_MAX_TOKENS
+from tests.parity.conftest import CROWD, CROWD_MAX_TOKENS, ONE_PER_FAMILY, crowd_of
 from tests.support.answers import until
 from tests.support.cluster import Cluster, Flags, is_answering
 from tests.support.processes import GATEWAY, WORKER
-from tests.support.store_server import free_port
 
-# Float32 through two or three layers.
+# As in test_model_parity.
 LOGPROB_ERROR_MAX = 1e-4
 SLOTS = 8
-ONE_PER_FAMILY = ("llama-rope-llama3", "mistral-wide-head", "qwen2-gqa-tied", "qwen3-gqa-tied")
 
 
 @asynccontextmanager
@@ -35,13 +34,12 @@ async def serving(
     async with Cluster(tmp_path, workers=0, scheduler_flags=scheduler) as cluster:
         flags = {"model": model, "dtype": "fp32", "slots": SLOTS, "threads": 1, "block_size": 4}
         cluster.add_worker({**flags, "kv_blocks": 1024, **(worker or {})}, WORKER).start()
-        address = f"127.0.0.1:{free_port()}"
-        port = address.rpartition(":")[2]
-        gateway = {"redis_url": cluster.store.url, "model": model, "grpc_port": port}
+        port = cluster.hold_port()
+        gateway = {"redis_url": cluster.store.url, "model": model, "grpc_port": port.number}
         cluster.add("gateway", GATEWAY, {**gateway, "http_port": 0}).start()
         await cluster.ready(workers=1)
-        await until(lambda: is_answering(address), "a ready gateway")
-        async with AsyncClient(address) as client:
+        await until(lambda: is_answering(port.address), "a ready gateway")
+        async with AsyncClient(port.address) as client:
             yield client
 
 
@@ -50,8 +48,10 @@ async def ask(client: AsyncClient, prompt: Sequence[int], **options: object) -> 
     return await client.complete(token_ids=prompt, **{**chosen, **options})  # type: ignore[arg-type]
 
 
-async def ask_all(client: AsyncClient, **options: object) -> list[Completion]:
-    return await asyncio.gather(*(ask(client, prompt, **options) for prompt in CROWD))
+async def ask_all(
+    client: AsyncClient, prompts: Sequence[Sequence[int]] = CROWD, **options: object
+) -> list[Completion]:
+    return await asyncio.gather(*(ask(client, prompt, **options) for prompt in prompts))
 
 
 def assert_same(completions: list[Completion], answers: list[oracle.Answer]) -> None:
@@ -67,7 +67,7 @@ async def test_a_crowd_gets_what_each_gets_alone(
     crowd_answers: dict[str, list[oracle.Answer]],
 ) -> None:
     async with serving(tmp_path, folders[name]) as client:
-        completions = await ask_all(client, logprobs=oracle.TOP)
+        completions = await ask_all(client, crowd_of(name), logprobs=oracle.TOP)
     assert_same(completions, crowd_answers[name])
     for completion, answer in zip(completions, crowd_answers[name], strict=True):
         choice = completion.choices[0]

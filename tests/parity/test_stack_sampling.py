@@ -10,10 +10,9 @@ import pytest
 from kaiten.errors import InvalidRequestError
 from kaiten.results import Completion
 from tests.parity.conftest import CROWD
-from tests.parity.test_stack_parity import ask, serving
+from tests.parity.test_stack_parity import LOGPROB_ERROR_MAX, ask, serving
 
 MODEL: Final = "qwen2-gqa-tied"
-LOGPROB_ERROR_MAX: Final = 1e-4
 EVERYTHING: Final[dict[str, Any]] = {
     "temperature": 1.0,
     "ignore_eos": True,

@@ -82,7 +82,7 @@ def oracle() -> list[str]:
         input=json.dumps(question),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
         cwd=Path("/"),
     )

@@ -35,11 +35,13 @@ from tests.support.mini_scheduler import sampling as row_sampling
 
 KvDtype = Literal["auto", "fp8"]
 # Lengths at, beside and between the borders of blocks of four.
-PROMPT_LENGTHS = (1, 4, 5, 19)
+PROMPT_LENGTHS = (1, 4, 5, 13)
 MAX_TOKENS = 6
 NEVER_CUT = 1 << 30
 # Chunks that split blocks and a lease over their borders.
 CHUNK_TOKENS, LEASE_STEPS = 7, 3
+# A chunk of each row at most; the warm-up takes as many.
+STEP_TOKENS = 12
 
 
 def count_launches(launches: Counter[str]) -> None:
@@ -76,7 +78,7 @@ def run(folder: str, kv_dtype: KvDtype, path: str) -> MiniScheduler:
             dtype="fp32",
             kv_dtype=kv_dtype,
             slots=4,
-            step_tokens=32,
+            step_tokens=STEP_TOKENS,
             block_size=4,
             kv_blocks=64,
             threads=1,

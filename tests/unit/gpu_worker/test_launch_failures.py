@@ -211,7 +211,7 @@ def test_the_engine_ends_by_a_lost_device(model: Model) -> None:
 
     crashes: queue.SimpleQueue[Exception] = queue.SimpleQueue()
     engine = Engine(Rows(LIMITS), Losing(model.resident(), never), on_crash=crashes.put)
-    engine.start().result(timeout=60)
+    engine.start().result(timeout=280)
     listener = Listener()
     scheduler = MiniScheduler(LIMITS)
     scheduler.submit([5, 6], sampling(max_tokens=4))
@@ -219,7 +219,7 @@ def test_the_engine_ends_by_a_lost_device(model: Model) -> None:
     assert plan is not None
     engine.open(listener)
     engine.submit(listener, plan)
-    assert isinstance(crashes.get(timeout=60), DeviceLost)
+    assert isinstance(crashes.get(timeout=280), DeviceLost)
     engine.stop()
 
 
@@ -229,7 +229,7 @@ def test_an_engine_whose_first_step_fails_is_not_ready(model: Model) -> None:
 
     engine = Engine(Rows(LIMITS), model.resident(), on_crash=lambda error: None)
     with pytest.raises(ValueError, match="no handle"):
-        engine.start(fails).result(timeout=60)
+        engine.start(fails).result(timeout=280)
     engine.stop()
 
 

@@ -194,13 +194,13 @@ def test_a_violation_ends_the_worker_and_fails_no_row(model: Model) -> None:
     crashes: queue.SimpleQueue[Exception] = queue.SimpleQueue()
     with capture_logs() as logs:
         engine = Engine(Rows(LIMITS), device, on_crash=crashes.put)
-        engine.start().result(timeout=60)
+        engine.start().result(timeout=280)
         listener = Listener()
         plan = asked().next_plan()
         assert plan is not None
         engine.open(listener)
         engine.submit(listener, plan)
-        crash = crashes.get(timeout=60)
+        crash = crashes.get(timeout=280)
         engine.stop()
     assert isinstance(crash, StepViolation)
     assert str(crash).startswith("after Ready, a step of 3 rows with 9 tokens: ")
@@ -310,7 +310,7 @@ def test_triton_tells_of_each_compile_once(tmp_path: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

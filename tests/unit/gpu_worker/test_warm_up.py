@@ -217,7 +217,7 @@ def test_the_thread_that_computes_takes_the_device(
     loaded = loading.load(WorkerSettings(model=model, device="cpu", slots=2, kv_blocks=64))
     told.clear()
     engine = Engine(Rows(loaded.limits), loaded.device, on_crash=lambda error: None)
-    engine.start(loaded.settle).result(timeout=60)
+    engine.start(loaded.settle).result(timeout=280)
     engine.stop()
     assert told == ["compute", "warm-up"]
 

@@ -67,6 +67,26 @@ def test_the_builders_are_valid() -> None:
     assert counts.tolist() == [1, 5, 0, 0]
 
 
+def test_a_join_samples_by_its_own_wishes_alone() -> None:
+    """Also in a slot where somebody else had wished for something."""
+    wishes = [
+        {"temperature": 0.5, "top_k": 7, "top_p": 0.75, "min_p": 0.25, "seed": 3, "logprobs": 2},
+        {"temperature": 1.5, "top_k": 9, "top_p": 0.5, "min_p": 0.125, "seed": 4, "logprobs": 1},
+    ]
+    rows = Rows(LIMITS)
+    for number, wish in enumerate(wishes, start=1):
+        joins = (join(0, serial=70, sampling=sampling(**wish)),)
+        leaves = (0,) if number > 1 else ()
+        members = checksum([(0, 70)])
+        counts = rows.apply(
+            plan(number, joins=joins, leaves=leaves, chunks=((0, 5),), membership_checksum=members)
+        )
+        columns = rows.step_inputs(counts).sampling
+        assert {name: getattr(columns, name).tolist() for name in wish} == {
+            name: [value] for name, value in wish.items()
+        }
+
+
 NAN, INF = float("nan"), float("inf")
 
 WRONG: list[tuple[Plan, str]] = [
@@ -175,6 +195,31 @@ def test_a_lease_may_use_every_place_up_to_the_limit() -> None:
     rows.apply(
         plan(1, joins=(tight,), chunks=((0, 5),), lease_steps=4096, membership_checksum=members)
     )
+
+
+def test_a_row_whose_prompt_is_not_all_computed_rests_for_the_lease() -> None:
+    """It needs places for its chunk only, whatever the others go on to compute."""
+    rows = occupied()
+    rows.apply(after(join(blocks=(9,)), chunks=((1, 3),), lease_steps=4))
+    assert rows.blocks(1) == [9]
+
+
+@pytest.mark.parametrize(
+    "most",
+    [
+        {"bad_words": ((1,) * 32,)},
+        {"bad_words": ((1,),) * 64},
+        {"stop_token_ids": (1,) * 256},
+        {"allowed_token_ids": (49,)},
+        {"top_p": 1.0, "min_p": 1.0, "seed": (1 << 64) - 1},
+        {"logprobs": LIMITS.vocab_size},
+    ],
+    ids=" ".join,
+)
+def test_every_bound_of_sampling_may_be_reached(most: dict[str, Any]) -> None:
+    rows = occupied()
+    rows.apply(after(join(sampling=sampling(**most))))
+    assert rows.members == ((0, 70), (1, 71))
 
 
 def test_a_chunk_for_a_row_that_has_ended_is_no_error() -> None:

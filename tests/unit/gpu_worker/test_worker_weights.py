@@ -1,6 +1,7 @@
 """Checkpoints: single and sharded, and each way in which one can be wrong."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,17 @@ from safetensors.torch import load_file, save_file
 from gpu_worker.checkpoint import Checkpoint, find_checkpoint
 from gpu_worker.model import ModelConfig
 from gpu_worker.model_config import read_config
-from gpu_worker.weights import Weights, expected_shapes, fingerprint, load_weights
+from gpu_worker.weights import (
+    Weights,
+    expected_shapes,
+    fingerprint,
+    load_weights,
+    weights_digest,
+)
 from kernels.linear_int8 import Int8Weight
 from service_kit.errors import ConfigError
 from tests.support.random_model import write_random_model
+from tests.support.tolerances import linear_exact
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 INDEX = "model.safetensors.index.json"
@@ -65,10 +73,10 @@ def test_linears_are_fused_in_order(folder: Path) -> None:
     for part, width in (("q", 32), ("k", 16), ("v", 16)):
         start = {"q": 0, "k": 32, "v": 48}[part]
         name = f"model.layers.1.self_attn.{part}_proj"
-        expected = x @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
-        torch.testing.assert_close(weights.layers[1].qkv(x)[:, start : start + width], expected)
-    gate = x @ tensors["model.layers.0.mlp.gate_proj.weight"].T
-    torch.testing.assert_close(weights.layers[0].gate_up(x)[:, :48], gate)
+        exact = linear_exact(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+        assert exact.excess(weights.layers[1].qkv(x)[:, start : start + width]) <= 1.0
+    gate = linear_exact(x, tensors["model.layers.0.mlp.gate_proj.weight"], None)
+    assert gate.excess(weights.layers[0].gate_up(x)[:, :48]) <= 1.0
     ids = torch.tensor([96, 0, 5, 5])
     assert torch.equal(weights.embed(ids), tensors["model.embed_tokens.weight"][ids])
 
@@ -90,7 +98,7 @@ def test_tied_embeddings_need_no_head(tmp_path: Path) -> None:
     x = torch.ones(2, config.hidden_size)
     embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     assert torch.equal(weights.embed(torch.arange(config.vocab_size)), embedding)
-    torch.testing.assert_close(weights.head(x), x @ embedding.T)
+    assert linear_exact(x, embedding, None).excess(weights.head(x)) <= 1.0
     # Some checkpoints save the tied head as well.
     change(folder, {"lm_head.weight": embedding.clone()})
     read(folder)
@@ -201,6 +209,15 @@ def test_finding_a_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         find_checkpoint("owner/missing")
     # Nothing that could be pickled or run is ever fetched.
     assert not any(pattern.endswith((".bin", ".py", "*")) for pattern in asked[0][1])
+
+
+def test_the_weights_are_known_however_they_are_computed_with(folder: Path) -> None:
+    other = write_random_model(folder.parent / "other", attention_bias=True, seed=9)
+    config = read_config(folder)
+    with Checkpoint(folder) as one, Checkpoint(other) as two:
+        known = weights_digest(one, config)
+        assert known == weights_digest(one, replace(config, norm_eps=1.0))
+        assert known != weights_digest(two, config)
 
 
 @pytest.mark.parametrize("changed", ["model.norm.weight", Q_PROJ])

@@ -78,7 +78,7 @@ def said(script: str, wanted: set[Any], folder: Path) -> list[Any]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import linear, native
-from kernels.linear import PackedLinear, linear_reference, packing_available
+from kernels.linear import PackedLinear, packing_available
+from tests.support.tolerances import linear_exact
 
 PATHS = ["native", "packed", "torch"]
 SHAPES = [(24, 40), (64, 192), (80, 257), (768, 1280), (3072, 768), (1536, 2048)]
@@ -35,37 +36,27 @@ def test_result_and_rows(
     in_features: int, out_features: int, dtype: torch.dtype, path: str, has_bias: bool
 ) -> None:
     """Right, and each row the same bits whatever the number of rows and of threads."""
+    torch.set_num_threads(1)
     layer, x, weight, bias = make(in_features, out_features, dtype, path, has_bias=has_bias)
     whole = layer(x)
-    # in_features products of size 1 with relative error 2^-24 per addition; one rounding of 2^-9 in
-    # bfloat16, of sums of up to 5 standard deviations.
-    size = 5.0 * in_features**0.5
-    tolerance = size * (2.0**-8 if dtype == torch.bfloat16 else in_features**0.5 * 2.0**-23)
-    assert (
-        float((whole.float() - linear_reference(x, weight, bias).float()).abs().max()) < tolerance
-    )
+    assert linear_exact(x, weight, bias).excess(whole) <= 1.0
     for rows in (1, 2, 3, 5, 6, 7, 8, 9, 15, 16, 17, 33, 64, 129):
         assert torch.equal(layer(x[:rows].contiguous()), whole[:rows]), f"{rows} rows"
-    threads = torch.get_num_threads()
-    try:
-        for threads_used in (1, 2):
-            torch.set_num_threads(threads_used)
-            assert torch.equal(layer(x), whole)
-            assert torch.equal(layer(x[:1].contiguous()), whole[:1])
-    finally:
-        torch.set_num_threads(threads)
+    for threads_used in (2, 3):
+        torch.set_num_threads(threads_used)
+        again = layer(x)
+        # F.linear shares a sum out among threads, on some processors.
+        assert path == "torch" or torch.equal(again, whole)
+        assert torch.equal(layer(x[:1].contiguous()), again[:1])
 
 
 @pytest.mark.parametrize("threads_used", [1, 3])
 def test_a_row_among_many_is_the_row_alone(threads_used: int) -> None:
     """Many rows are computed in parts, by whichever thread is free."""
     layer, x, _, _ = make(96, 257, torch.float32, "native", has_bias=True)
-    many, threads = x.repeat(5, 1)[:517].contiguous(), torch.get_num_threads()
     torch.set_num_threads(threads_used)
-    try:
-        assert torch.equal(layer(many), layer(x).repeat(5, 1)[:517])
-    finally:
-        torch.set_num_threads(threads)
+    many = x.repeat(5, 1)[:517].contiguous()
+    assert torch.equal(layer(many), layer(x).repeat(5, 1)[:517])
 
 
 @settings(max_examples=30, deadline=None)
@@ -81,11 +72,7 @@ def test_odd_shapes(in_features: int, out_features: int, rows: int, dtype: torch
     x = torch.randn(rows, in_features, generator=g).to(dtype)
     layer = PackedLinear(weight)
     whole = layer(x)
-    # As above, with at most 100 terms: 50 * 2^-8 and 50 * 10 * 2^-23.
-    tolerance = 0.2 if dtype == torch.bfloat16 else 6e-5
-    assert (
-        float((whole.float() - linear_reference(x, weight, None).float()).abs().max()) < tolerance
-    )
+    assert linear_exact(x, weight, None).excess(whole) <= 1.0
     assert torch.equal(layer(x[:1].contiguous()), whole[:1])
 
 

@@ -23,7 +23,7 @@ def test_importing_builds_nothing() -> None:
         cwd=Path(native.__file__).parents[1],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=True,
     )
     assert result.stdout.startswith("False not built")

@@ -9,18 +9,15 @@ from kernels import native
 from kernels.paged_attention import paged_attention, paged_attention_reference
 from tests.unit.kernels.paged_cases import PagedCase, dense_attention, paged_case
 
-# float32: a score sums head_dim products and the mix `context` terms, each step with relative error
-# 2^-24; values are below 5, contexts below 1100, and errors of random sign grow with the root:
-# 5 * sqrt(1100) * 2^-24 ~ 1e-5.
-# bfloat16: the result is rounded once, 2^-9 of a value below 4, and sums are float32: 8e-3.
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3}
 
-
-def error_of(case: PagedCase) -> float:
+def excess_of(case: PagedCase) -> float:
+    """Of the kernel over what arithmetic allows: above 1 is wrong."""
     result = paged_attention(*case.arguments())
     assert result.shape == case.q.shape
     assert result.dtype == case.q.dtype
-    return float((result.double() - dense_attention(case)).abs().max()) if case.q.numel() else 0.0
+    # The compiled path may round weights where keys and values are bfloat16; torch's never does.
+    weights = case.q.dtype if native.path_for(case.q) == "native" else torch.float32
+    return dense_attention(case, weights).excess(result)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -45,7 +42,7 @@ def test_heads_and_sizes(
         head_dim=head_dim,
         dtype=dtype,
     )
-    assert error_of(case) < TOLERANCE[dtype]
+    assert excess_of(case) <= 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -56,7 +53,7 @@ def test_block_and_split_borders(
     case = paged_case(
         generator, counts=[1, min(context, 5)], contexts=[context, context], dtype=dtype
     )
-    assert error_of(case) < TOLERANCE[dtype]
+    assert excess_of(case) <= 1.0
 
 
 @pytest.mark.parametrize("head_dim", [24, 96, 256, 264])
@@ -67,7 +64,7 @@ def test_odd_blocks_and_wide_heads(
     case = paged_case(
         generator, counts=[2, 0, 9], contexts=[40, 3, 9], head_dim=head_dim, block_size=block_size
     )
-    assert error_of(case) < TOLERANCE[torch.float32]
+    assert excess_of(case) <= 1.0
 
 
 @settings(
@@ -85,7 +82,7 @@ def test_ragged_steps(path: str, rows: list[tuple[int, int]], block_size: int, s
         contexts=[count + done for count, done in rows],
         block_size=block_size,
     )
-    assert error_of(case) < TOLERANCE[torch.float32]
+    assert excess_of(case) <= 1.0
 
 
 def in_chunks(case: PagedCase, chunk: int) -> torch.Tensor:
@@ -157,7 +154,7 @@ def test_bits_do_not_depend_on_where_a_row_is_cut(
         block_size=block_size,
         dtype=dtype,
     )
-    assert error_of(case) < TOLERANCE[dtype]
+    assert excess_of(case) <= 1.0
     whole = paged_attention(*case.arguments())
     assert torch.equal(in_chunks(case, min(cut, count)), whole)
     assert torch.equal(in_chunks(case, 1), whole)
@@ -170,13 +167,10 @@ def test_bits_do_not_depend_on_batch_mates_or_threads(
     counts, contexts = [1, 30, 1, 7, 1], [600, 30, 17, 1100, 1]
     case = paged_case(generator, counts=counts, contexts=contexts, heads=6, dtype=dtype)
     together = paged_attention(*case.arguments())
-    threads = torch.get_num_threads()
-    try:
-        for threads_used in (1, 2, 3):
-            torch.set_num_threads(threads_used)
-            assert torch.equal(paged_attention(*case.arguments()), together)
-    finally:
-        torch.set_num_threads(threads)
+    # How torch's matrix library shares sums out is its own affair.
+    for threads_used in (1, 2, 3) if path == "native" else (1,):
+        torch.set_num_threads(threads_used)
+        assert torch.equal(paged_attention(*case.arguments()), together)
     for row in range(len(counts)):
         start, end = int(case.query_starts[row]), int(case.query_starts[row + 1])
         alone = dataclasses.replace(
@@ -258,7 +252,7 @@ def test_the_compiled_path_is_taken(is_compiled: bool, generator: torch.Generato
         pytest.skip(native.reason())
     case = paged_case(generator, counts=[5], contexts=[300])
     native.build()
-    compiled = paged_attention(*case.arguments())
-    reference = paged_attention_reference(*case.arguments())
-    assert float((compiled - reference).abs().max()) < TOLERANCE[torch.float32]
     assert native.path_for(case.q) == "native"
+    compiled = paged_attention(*case.arguments())
+    # Other sums than torch's: the same bits would say that torch computed them.
+    assert not torch.equal(compiled, paged_attention_reference(*case.arguments()))

@@ -11,7 +11,9 @@ from kernels import native
 from kernels.filter_bounds import filter_bounds
 from kernels.gumbel import gumbel_noise, noise_bits
 from kernels.logprobs import LogprobBuffers, token_logprobs
-from kernels.sampling import SamplingBuffers, SamplingTensors, sample, sample_reference
+from kernels.sampling import SamplingBuffers, SamplingTensors, sample
+from tests.support.tolerances import logprobs_exact
+from tests.unit.kernels.draws import same_draws
 
 
 def params(
@@ -176,18 +178,20 @@ FILTERS = st.fixed_dictionaries(
 )
 
 
+# The same examples every time: a border of top_p within a rounding of a sum belongs to either path.
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(options=FILTERS, vocab=st.integers(1, 700), scale=st.sampled_from([0.0, 1.0, 8.0]))
 def test_both_paths_agree(path: str, options: dict[str, float], vocab: int, scale: float) -> None:
-    """The paths' logarithms differ by an ulp, which decides a draw only once in about 10^6."""
     g = torch.Generator().manual_seed(vocab)
     # Quarters, as bfloat16 logits are coarse: ties at every bound.
     logits = (torch.randn(4, vocab, generator=g) * scale * 4).round() / 4
     p = params(4, **options)  # type: ignore[arg-type]
-    expected, _ = sample_reference(logits, p)
-    assert torch.equal(sample(logits, p)[0], expected)
+    assert same_draws(logits, p, sample(logits, p)[0])
 
 
 def test_rows_do_not_depend_on_the_batch(path: str, generator: torch.Generator) -> None:
@@ -207,14 +211,10 @@ def test_rows_do_not_depend_on_the_batch(path: str, generator: torch.Generator) 
     assert torch.equal(together[::3], logits[::3].argmax(-1))
     order = torch.randperm(rows, generator=generator)
     assert torch.equal(sample(logits[order], p.rows(order))[0], together[order])
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        for row in range(rows):
-            index = torch.tensor([row])
-            assert torch.equal(sample(logits[index], p.rows(index))[0], together[index])
-    finally:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(1)
+    for row in range(rows):
+        index = torch.tensor([row])
+        assert torch.equal(sample(logits[index], p.rows(index))[0], together[index])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -281,10 +281,9 @@ def test_logprobs(generator: torch.Generator) -> None:
     logits = torch.randn(3, 50, generator=generator)
     logits[1, 7] = logits[1, 3] = 9.0
     chosen, ids, top = token_logprobs(logits, torch.tensor([4, 7, 0]), 5)
-    expected = logits.double().log_softmax(-1)
-    # log_softmax of 50 logits in float32: a few units in the last place of values below 20.
-    assert torch.allclose(chosen.double(), expected[torch.arange(3), [4, 7, 0]], atol=1e-5)
-    assert torch.allclose(top.double(), expected.gather(1, ids), atol=1e-5)
+    exact = logprobs_exact(logits)
+    assert exact.at(torch.tensor([[4], [7], [0]])).excess(chosen[:, None]) <= 1.0
+    assert exact.at(ids).excess(top) <= 1.0
     assert ids[1, :2].tolist() == [3, 7]
     assert bool((top.diff(dim=-1) <= 0).all())
     chosen_only, no_ids, no_top = token_logprobs(logits, torch.tensor([4, 7, 0]), 0)

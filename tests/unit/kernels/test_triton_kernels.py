@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="no triton here")
 
 ROOT = Path(__file__).parents[3]
 FOLDER = Path(__file__).with_name("interpreted")
-SECONDS_MAX = 240
+SECONDS_MAX = 280
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("interpreted_*.py")))
@@ -57,7 +57,7 @@ def test_without_a_gpu_triton_stays_out() -> None:
         env={**environment, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=True,
     )
     assert done.stdout.split() == ["False", "torch"]

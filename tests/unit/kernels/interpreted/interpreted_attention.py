@@ -14,11 +14,7 @@ from kernels.attention_plan import (
     tiles_for,
 )
 from kernels.paged_attention import paged_attention, paged_attention_reference
-from tests.unit.kernels.paged_cases import PagedCase, dense_attention, paged_case
-
-# float32: as in test_paged_attention. The 16-bit types round the weights, below 1, and the result,
-# below 4: 2^-9 and 2^-12 of each, and the interpreter rounds bfloat16 down rather than to nearest.
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3.2e-2, torch.float16: 2e-3}
+from tests.unit.kernels.paged_cases import PagedCase, excess_over, paged_case
 
 
 @pytest.fixture
@@ -26,11 +22,12 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(1234)
 
 
-def error_of(case: PagedCase) -> float:
+def excess_of(case: PagedCase) -> float:
+    """Of the kernel over what arithmetic allows: above 1 is wrong."""
     result = paged_attention(*case.arguments())
     assert result.shape == case.q.shape
     assert result.dtype == case.q.dtype
-    return float((result.double() - dense_attention(case)).abs().max())
+    return excess_over(case, result)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +54,7 @@ def test_heads_and_types(
         head_dim=head_dim,
         dtype=dtype,
     )
-    assert error_of(case) < TOLERANCE[dtype]
+    assert excess_of(case) <= 1.0
 
 
 @pytest.mark.parametrize("block_size", [5, 16, 256])
@@ -74,7 +71,7 @@ def test_borders_of_blocks_and_splits(generator: torch.Generator, block_size: in
         block_size=block_size,
         dtype=torch.float16,
     )
-    assert error_of(case) < TOLERANCE[torch.float16]
+    assert excess_of(case) <= 1.0
 
 
 def test_prefill_with_and_without_a_prefix(generator: torch.Generator) -> None:
@@ -88,7 +85,7 @@ def test_prefill_with_and_without_a_prefix(generator: torch.Generator) -> None:
         head_dim=16,
         dtype=torch.float16,
     )
-    assert error_of(case) < TOLERANCE[torch.float16]
+    assert excess_of(case) <= 1.0
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -110,7 +107,7 @@ def test_ragged_steps(rows: list[tuple[int, int]], block_size: int, group: int, 
         dtype=torch.float16,
     )
     if case.q.numel():
-        assert error_of(case) < TOLERANCE[torch.float16]
+        assert excess_of(case) <= 1.0
 
 
 def test_heads_too_wide_for_the_kernel_take_the_torch_path(generator: torch.Generator) -> None:
@@ -184,8 +181,7 @@ def test_padded_rows_are_not_written(
         query_starts=torch.tensor([0, 1, 2], dtype=torch.int32),
         context_lengths=case.context_lengths[[0, 2]],
     )
-    error = (result[[0, 2]].double() - dense_attention(others)).abs().max()
-    assert float(error) < TOLERANCE[torch.float32]
+    assert excess_over(others, result[[0, 2]]) <= 1.0
 
 
 def test_queries_may_be_a_view_of_fused_qkv(generator: torch.Generator) -> None:

@@ -10,13 +10,9 @@ from torch import Tensor
 
 from kernels import attention_plan, attention_triton, fp8, jit
 from kernels.attention_plan import AttentionPlan, Parts, PartsSize, plan_attention, with_parts
-from kernels.paged_attention import paged_attention, paged_attention_reference
-from kernels.rope import rope_table
-from kernels.rope_write_kv import rope_write_kv, rope_write_kv_reference
-from tests.unit.kernels.paged_cases import PagedCase, dense_attention, paged_case
+from kernels.paged_attention import paged_attention
+from tests.unit.kernels.paged_cases import PagedCase, excess_over, paged_case, widened
 
-# As in interpreted_attention.
-TOLERANCE = {torch.bfloat16: 3.2e-2, torch.float16: 2e-3}
 # Long rows in splits of so many positions are as long rows of 8192, and a hundred times quicker.
 SHORT_SPLIT = 128
 Own = tuple[Tensor, Tensor]
@@ -98,10 +94,6 @@ def row_of(case: PagedCase, row: int) -> PagedCase:
     )
 
 
-def error_of(case: PagedCase, result: Tensor) -> float:
-    return float((result.double() - dense_attention(case)).abs().max())
-
-
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "block_size", "dtype"),
     [
@@ -132,7 +124,7 @@ def test_own_keys_are_the_pages_keys(
     )
     paged = paged_attention(*case.arguments())
     assert torch.equal(paged_attention(*case.arguments(), own=own_of(case)), paged)
-    assert error_of(case, paged) < TOLERANCE[dtype]
+    assert excess_over(case, paged) <= 1.0
 
 
 def test_own_keys_are_read_where_there_is_no_prefix(generator: torch.Generator) -> None:
@@ -157,28 +149,7 @@ def test_of_fp8_pages_the_codes_count(generator: torch.Generator) -> None:
     narrow = dataclasses.replace(case, k_pages=pages[0], v_pages=pages[1])
     expected = paged_attention(*narrow.arguments(), scales=scales)
     assert torch.equal(paged_attention(*narrow.arguments(), scales=scales, own=own), expected)
-    known = paged_attention_reference(*narrow.arguments(), scales=scales)
-    assert float((expected - known).abs().max()) < TOLERANCE[torch.float16]
-
-
-@pytest.mark.parametrize("is_normed", [False, True])
-def test_the_projection_keeps_its_rotated_keys(generator: torch.Generator, is_normed: bool) -> None:
-    tokens, heads, kv_heads, head_dim = 5, 3, 2, 24
-    qkv = torch.randn(tokens, heads + 2 * kv_heads, head_dim, generator=generator)
-    weights = [torch.rand(head_dim, generator=generator) for _ in range(2)]
-    q_norm, k_norm = weights if is_normed else (None, None)
-    cos_sin = rope_table(10, torch.rand(8, generator=generator), 1.25)
-    slots, positions = torch.tensor([5, 0, 11, 3, 7]), torch.tensor([0, 9, 3, 3, 1])
-    pages = torch.zeros(4, 3, kv_heads, 4, head_dim)
-    left = []
-    for each, run in enumerate((rope_write_kv, rope_write_kv_reference)):
-        q, k, v = torch.split(qkv.clone(), [heads, kv_heads, kv_heads], dim=1)
-        k_pages, v_pages = pages[2 * each], pages[2 * each + 1]
-        run(q, k, v, positions, cos_sin, k_pages, v_pages, slots, q_norm, k_norm, 1e-6)
-        left.append((k, v))
-    assert torch.allclose(pages[:2], pages[2:], atol=1e-5)
-    assert torch.equal(left[0][0], pages[0][slots // 4, :, slots % 4])
-    assert torch.equal(left[0][1], pages[1][slots // 4, :, slots % 4])
+    assert excess_over(widened(narrow, scales), expected) <= 1.0
 
 
 def test_splits_are_fixed_and_change_little(
@@ -187,8 +158,8 @@ def test_splits_are_fixed_and_change_little(
     """The same row whole, in splits, alone, beside others and in other chunks."""
     case = paged_case(
         generator,
-        counts=[75, 1, 40, 9],
-        contexts=[2 * SHORT_SPLIT + 40, 520, 40, SHORT_SPLIT + 1],
+        counts=[45, 1, 20, 9],
+        contexts=[2 * SHORT_SPLIT + 20, 520, 20, SHORT_SPLIT + 1],
         heads=3,
         kv_heads=1,
         head_dim=16,
@@ -197,10 +168,10 @@ def test_splits_are_fixed_and_change_little(
     whole = paged_attention(*case.arguments())
     split_every(SHORT_SPLIT, monkeypatch)
     split = paged_attention(*case.arguments())
-    assert not torch.equal(split[:75], whole[:75])
+    assert not torch.equal(split[:45], whole[:45])
     # A row of one split is the row unsplit.
-    assert torch.equal(split[75:116], whole[75:116])
-    assert error_of(case, split) < TOLERANCE[torch.float16]
+    assert torch.equal(split[45:66], whole[45:66])
+    assert excess_over(case, split) <= 1.0
     for row in range(4):
         start, end = case.query_starts[row : row + 2].tolist()
         alone = row_of(case, row)
@@ -208,12 +179,12 @@ def test_splits_are_fixed_and_change_little(
     # Chunks that end before, in and after a split: the last tile of the first sees another split.
     first = row_of(case, 0)
     context = int(first.context_lengths[0])
-    for begin, end in ((0, 30), (30, 75)):
+    for begin, end in ((0, 18), (18, 45)):
         chunk = dataclasses.replace(
             first,
             q=first.q[begin:end],
             query_starts=torch.tensor([0, end - begin], dtype=torch.int32),
-            context_lengths=torch.tensor([context - 75 + end], dtype=torch.int32),
+            context_lengths=torch.tensor([context - 45 + end], dtype=torch.int32),
         )
         assert torch.equal(paged_attention(*chunk.arguments()), split[begin:end])
 
@@ -229,9 +200,7 @@ def test_a_long_prefix_in_splits_of_their_true_size(generator: torch.Generator) 
         block_size=64,
         dtype=torch.float16,
     )
-    result = paged_attention(*case.arguments())
-    known = paged_attention_reference(*case.arguments())
-    assert float((result - known).abs().max()) < TOLERANCE[torch.float16]
+    assert excess_over(case, paged_attention(*case.arguments())) <= 1.0
 
 
 @settings(max_examples=6, deadline=None, derandomize=True)
@@ -265,15 +234,16 @@ def test_ragged_chunks(
         split_every(SHORT_SPLIT, patch)
         plan, out = plan_of(case), torch.full_like(case.q, float("nan"))
         assert paged_attention(*case.arguments(), plan, own=own_of(case), out=out) is out
-        assert error_of(case, out) < TOLERANCE[torch.float16]
+        assert excess_over(case, out) <= 1.0
 
 
 def test_one_room_serves_many_calls(generator: torch.Generator, short_splits: None) -> None:
     """Layer after layer, and a smaller step after a larger one."""
+    heads = {"heads": 2, "kv_heads": 1}
     large = paged_case(
-        generator, counts=[20, 1, 2], contexts=[140, 600, 10], heads=2, dtype=torch.float16
+        generator, counts=[20, 1, 2], contexts=[140, 600, 10], **heads, dtype=torch.float16
     )
-    small = paged_case(generator, counts=[20, 1], contexts=[140, 520], heads=2, dtype=torch.float16)
+    small = paged_case(generator, counts=[20, 1], contexts=[140, 520], **heads, dtype=torch.float16)
     parts = plan_of(large).parts
     assert parts is not None
     for case in (large, small):
