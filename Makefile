@@ -6,14 +6,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 # torch first and exactly: left to the resolver, another build with gigabytes of CUDA comes along.
 # The extra index has 2.13.0+cpu, which counts as newer than 2.13.0; with a GPU, name another index.
+# It is asked for torch alone: one that does not answer costs each package it is asked for a minute.
 TORCH := torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PARALLEL := -q -n auto --dist worksteal --durations=30 --durations-min=1
 MODEL ?=
 ARGS ?=
 BENCH ?= $(shell grep -rl --include='*.py' --exclude-dir=peers '^if __name__ ==' benchmarks | sort | sed 's/\.py$$//; s,/,.,g')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint type protos protos-check test sim serve bench guard doctor ci clean
+.PHONY: help setup fmt lint type protos protos-check test test-browser sim serve bench guard flakes mutants doctor ci clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*##/  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -26,8 +28,13 @@ $(VENV)/.installed: pyproject.toml
 	  echo "Install it, or name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  rm -rf $(VENV); echo "Python's venv module is missing: apt install python3-venv"; exit 1; }
-	$(BIN)/pip install --progress-bar off --retries 1 --extra-index-url $(TORCH_INDEX) '$(TORCH)'
-	$(BIN)/pip install --progress-bar off --quiet -e '.[dev]'
+	@echo "installing torch and the packages of pyproject.toml into $(VENV): a few minutes, mostly downloads"
+	@$(BIN)/pip install --progress-bar off --quiet --no-deps --retries 1 --timeout 10 \
+	  --extra-index-url $(TORCH_INDEX) '$(TORCH)' || { \
+	  echo "torch could not be installed. Is the network there? For another source of it:"; \
+	  echo "make TORCH_INDEX=URL $(MAKECMDGOALS)"; exit 1; }
+	@$(BIN)/pip install --progress-bar off --quiet -e '.[dev]' || { \
+	  echo "The packages of pyproject.toml could not be installed; pip says why above. Then: make $(MAKECMDGOALS)"; exit 1; }
 	@echo "compiling the CPU kernels for this processor: a minute, once per machine"
 	@$(BIN)/python -c 'from kernels import native; native.build(); print(native.reason())'
 	@touch $@
@@ -50,12 +57,16 @@ protos: setup  ## rewrite the stubs from the .proto files
 protos-check: setup  ## are the checked-in stubs fresh?
 	$(BIN)/python protos/generate.py --check
 
-test: setup  ## every test
-	$(BIN)/python -m pytest $(ARGS)
+test: setup  ## every test, on all cores: 6 to 8 minutes on two
+	@echo "about 3,900 tests in $$($(PYTHON) -c 'import os; print(2 * os.cpu_count())') processes with real stores and services: 6 to 8 minutes on two cores."
+	@echo "One folder, with output as it comes: $(BIN)/python -m pytest tests/unit -x"
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-sim: setup  ## the whole-system simulation, under two hash seeds
-	PYTHONHASHSEED=0 $(BIN)/python -m pytest tests/sim $(ARGS)
-	PYTHONHASHSEED=1 $(BIN)/python -m pytest tests/sim $(ARGS)
+test-browser: setup  ## what web pages can do to a local gateway, by a real Chromium
+	$(BIN)/python -m pytest tests/browser -m browser $(ARGS)
+
+sim: setup  ## the whole-system simulation once more, under another hash seed
+	PYTHONHASHSEED=1 $(BIN)/python -m pytest tests/sim $(PARALLEL) $(ARGS)
 
 serve: setup  ## serve the shipped model, or MODEL=folder-or-hub-id, with ARGS='--workers 2'
 	$(BIN)/kaiten serve $(MODEL) $(ARGS)
@@ -69,7 +80,13 @@ bench: setup  ## every benchmark, or BENCH=benchmarks.core.bench_scheduler; see 
 guard: setup  ## fails when a hot path costs more than twice what is kept; ARGS=--store keeps anew
 	$(BIN)/python -m benchmarks.guard $(ARGS)
 
-ci: lint type protos-check test sim guard  ## what CI runs
+flakes: setup  ## tests that start a process or wait, 20 times, half beside busy loops; docs/testing.md
+	$(BIN)/python -m tools.flakes $(ARGS) $(if $(findstring -- ,$(ARGS)),,-- $(PARALLEL))
+
+mutants: setup  ## which tests catch which mistakes, each made in a copy of the tree; docs/testing.md
+	$(BIN)/python -m tools.mutants $(ARGS)
+
+ci: lint type protos-check test-browser test sim guard  ## what CI runs
 
 clean:  ## remove what can be made again, except the store and the models
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

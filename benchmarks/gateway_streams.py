@@ -22,12 +22,13 @@ import httpx
 import psutil
 
 from benchmarks.recording import record
+from kaiten.ports import HeldPort
 from ledger import Ledger
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import SamplingParams
 from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.fakes.scripted_scheduler import ScriptedScheduler
-from tests.support.store_server import StoreServer, free_port
+from tests.support.store_server import StoreServer
 from tests.support.tokenizers import byte_level_bpe, write_model_folder
 
 
@@ -133,9 +134,14 @@ def main() -> None:
     first, *others = sorted(os.sched_getaffinity(0))
     if arguments.pin:
         os.sched_setaffinity(0, others)
-    with tempfile.TemporaryDirectory() as name, StoreServer(Path(name) / "store") as store:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        StoreServer(Path(name) / "store") as store,
+        HeldPort() as grpc_held,
+        HeldPort() as http_held,
+    ):
         folder = write_model_folder(Path(name) / "m", config={"max_position_embeddings": 4096})
-        grpc_port, http_port = free_port(), free_port()
+        grpc_port, http_port = grpc_held.number, http_held.number
         python = [sys.executable, "-m"]
         ports = ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
         ports += ["--log-level", "error"]

@@ -7,7 +7,8 @@ from typing import Final
 from gpu_worker import plans
 from gpu_worker.draft import RowLimits
 from gpu_worker.plans import Join, Leader, RowSampling, StepOutcome
-from scheduler_svc.core.types import Plan, Reason, StepResult, WorkerSpec
+from scheduler_svc.core.outcome import Plan
+from scheduler_svc.core.types import Reason, StepResult, WorkerSpec
 
 WORKER: Final = "worker"
 LEADER: Final = Leader(epoch=1, nonce=7)
@@ -58,13 +59,13 @@ def to_worker(plan: Plan, output_of: Callable[[int], int]) -> plans.Plan:
         joins=tuple(
             Join(
                 slot=join.slot,
-                serial=join.serial,
+                serial=join.sequence_id,
                 token_ids=join.tokens,
-                prompt_tokens=join.prompt_tokens,
-                tokens_done=join.tokens_done,
+                prompt_tokens=join.num_prompt_tokens,
+                tokens_done=join.num_computed_tokens,
                 blocks=join.blocks,
-                sampling=greedy(output_of(join.serial)),
-                explain_from=join.explain_from,
+                sampling=greedy(output_of(join.sequence_id)),
+                explain_from=join.prompt_logprobs_from,
             )
             for join in plan.joins
         ),

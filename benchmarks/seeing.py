@@ -22,7 +22,8 @@ from gpu_worker.plans import StepOutcome, StepResult, StepTimings
 from protos.kaiten.v1.common_pb2 import FinishReason
 from protos.kaiten.v1.worker_service_pb2 import StepTimings as TimingsMessage
 from scheduler_svc import meters as scheduler_meters
-from scheduler_svc.core.types import Finished, Reason, RequestOver
+from scheduler_svc.core.outcome import Finished, RequestOver
+from scheduler_svc.core.types import Reason
 from service_kit.metrics import NO_METER, Metrics
 from service_kit.telemetry import minted, spans_to
 
@@ -37,15 +38,15 @@ RESULT = StepResult(
 )
 OVER = RequestOver(
     id="default:r",
-    serial=1,
-    prompt_tokens=30,
-    cached_tokens=16,
+    sequence_id=1,
+    num_prompt_tokens=30,
+    num_cached_tokens=16,
     outputs=((5, 6),),
-    endings=(Finished(serial=1, reason=Reason.LENGTH, output_tokens=2),),
+    endings=(Finished(sequence_id=1, reason=Reason.LENGTH, num_output_tokens=2),),
     queue_ns=1_000_000,
     prefill_ns=2_000_000,
     decode_ns=300_000_000,
-    preemptions=0,
+    num_preemptions=0,
 )
 ASK = Ask(prompt=TextPrompt(text="x"), body_hash=b"")
 LENGTH = FinishReason.FINISH_REASON_LENGTH

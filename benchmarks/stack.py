@@ -6,7 +6,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kaiten.async_client import AsyncClient
+from kaiten.ports import HeldPort
 from ledger import Ledger
 
 if TYPE_CHECKING:
@@ -37,35 +37,31 @@ class Stack:
     pid: int
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextlib.contextmanager
 def serving(
     model: str = "", *flags: str, environ: Mapping[str, str] | None = None
 ) -> Iterator[Stack]:
     """Serve `model` (empty: the shipped one) until the block ends."""
-    grpc_port, http_port = free_port(), free_port()
     command = [sys.executable, "-P", "-m", "kaiten", "serve", *([model] if model else [])]
-    command += ["--grpc-port", str(grpc_port), "--http-port", str(http_port), *flags]
-    with tempfile.TemporaryDirectory(prefix="kaiten-bench-") as folder:
+    with (
+        HeldPort() as grpc_port,
+        HeldPort() as http_port,
+        tempfile.TemporaryDirectory(prefix="kaiten-bench-") as folder,
+    ):
+        command += ["--grpc-port", str(grpc_port.number), "--http-port", str(http_port.number)]
         with (Path(folder) / "serve.log").open("w") as log:
             process = subprocess.Popen(
-                [*command, "--data-dir", f"{folder}/data"],
+                [*command, *flags, "--data-dir", f"{folder}/data"],
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **(environ or {})},
             )
         try:
-            _wait(process, f"127.0.0.1:{grpc_port}", Path(folder) / "serve.log")
+            _wait(process, grpc_port.address, Path(folder) / "serve.log")
             (socket_path,) = (Path(folder) / "data").glob("store-*/*.sock")
             yield Stack(
-                grpc=f"127.0.0.1:{grpc_port}",
-                http=f"http://127.0.0.1:{http_port}",
+                grpc=grpc_port.address,
+                http=f"http://{http_port.address}",
                 store_url=f"unix://{socket_path}",
                 pid=process.pid,
             )

@@ -1,6 +1,7 @@
 """Fixtures shared by every layer that meets the real store."""
 
 import itertools
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,11 +10,22 @@ from hypothesis import settings
 from tests.support.store_server import StoreServer
 from tests.support.whole_stack import WholeStack
 
+# Before torch is imported: several processes of tests share the cores, and threads of each that
+# wait for one another spin.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+pytest_plugins = ("tests.support.reporting",)
+
 _cells = itertools.count()
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("kaiten", deadline=None)
 settings.load_profile("kaiten")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    what = "write what happened into the golden files; read the diff"
+    parser.addoption("--rewrite", action="store_true", help=what)
 
 
 @pytest.fixture(scope="session")

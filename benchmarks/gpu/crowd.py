@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from benchmarks.one_process import WORKER, spec_of
 from gpu_worker.draft import RowLimits
-from scheduler_svc.core.policies import POLICIES
+from scheduler_svc.core.commands import Configured, MakePlan, StepDone, Submit, WorkerJoined
+from scheduler_svc.core.outcome import Plan
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Config, Plan, Request, StepResult
+from scheduler_svc.core.types import Config, Request, StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +35,21 @@ class Crowd:
     """All jobs, due at once. `next_plan` until None, `take` every result, until `is_done`."""
 
     def __init__(self, limits: RowLimits, jobs: Sequence[Job]) -> None:
-        self._scheduler = Scheduler(Config(), POLICIES["fcfs"])
+        self._scheduler = Scheduler()
+        self._scheduler.apply(Configured(config=Config(), policy="fcfs"), 0)
         self.outputs: list[list[int]] = [[] for _ in jobs]
         self.limits = limits
         self._jobs = jobs
-        self._scheduler.worker_joined(WORKER, spec_of(limits), now_ns=0)
+        self._scheduler.apply(WorkerJoined(worker_id=WORKER, spec=spec_of(limits)), 0)
         for serial, job in enumerate(jobs):
             request = Request(
                 id=str(serial),
-                serial=serial,
+                sequence_id=serial,
                 prompt=job.prompt,
                 max_tokens=job.output,
                 arrived_ns=0,
             )
-            self._scheduler.submit(request, now_ns=0)
+            self._scheduler.apply(Submit(request=request), 0)
 
     @property
     def is_done(self) -> bool:
@@ -62,9 +64,10 @@ class Crowd:
         return self._jobs[serial].output
 
     def next_plan(self) -> Plan | None:
-        return self._scheduler.plan(WORKER, now_ns=time.monotonic_ns())
+        return self._scheduler.apply(MakePlan(worker_id=WORKER), time.monotonic_ns()).plan
 
     def take(self, result: StepResult) -> None:
-        committed = self._scheduler.commit(result, now_ns=time.monotonic_ns())
-        for serial, token in zip(committed.serials, committed.tokens, strict=True):
+        step = self._scheduler.apply(StepDone(result=result), time.monotonic_ns()).tokens
+        assert step is not None
+        for serial, token in zip(step.sequence_ids, step.tokens, strict=True):
             self.outputs[serial].append(token)

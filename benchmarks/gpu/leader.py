@@ -17,7 +17,7 @@ from benchmarks.gpu.stand_ins import stand_in
 from benchmarks.one_process import WORKER
 from gpu_worker.draft import RowLimits
 from protos.kaiten.v1 import common_pb2, worker_service_pb2, worker_service_pb2_grpc
-from scheduler_svc.core.types import Plan
+from scheduler_svc.core.outcome import Plan
 
 stand_in()
 # The scheduler's wire comes with the ledger, and that with the store's client.
@@ -76,7 +76,10 @@ async def lead(given: dict[str, Any]) -> dict[str, float]:
 def _message(plan: Plan, crowd: Crowd) -> worker_service_pb2.Plan:
     samplings = (
         worker_service_pb2.RowSampling(
-            top_p=1.0, max_tokens=crowd.output_of(join.serial), logprobs=-1, repetition_penalty=1.0
+            top_p=1.0,
+            max_tokens=crowd.output_of(join.sequence_id),
+            logprobs=-1,
+            repetition_penalty=1.0,
         )
         for join in plan.joins
     )

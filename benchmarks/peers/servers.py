@@ -31,12 +31,13 @@ from benchmarks.peers.tokens import (
     tokens_of_llama_cpp,
     tokens_of_openai,
 )
-from benchmarks.stack import free_port, serving
+from benchmarks.stack import serving
 from benchmarks.static_batches import StaticBatches
 from kaiten.bench.outcomes import Outcome
 from kaiten.bench.runner import Load
 from kaiten.bench.targets import AskError, Target, target_of
 from kaiten.bench.workload import Job
+from kaiten.ports import HeldPort
 
 WARM_JOB: Final = Job(index=0, prompt=(500, 600, 700), output_tokens=2)
 
@@ -79,10 +80,8 @@ def llama_cpp(setting: Setting) -> Answers:
     threads = ("-t", str(setting.threads), "-tb", str(setting.threads))
     # Its own choice is fp16, which is as wide as bf16.
     kv = ("-ctk", "f32", "-ctv", "f32") if setting.dtype == "fp32" else ()
-    port = free_port()
-    command = (program, "-m", str(gguf), "--port", str(port), "-np", "16", "-c", str(context))
-    url = f"http://127.0.0.1:{port}"
-    return _serve((*command, *threads, *kv), url, setting, quiet(setting), tokens_of_llama_cpp)
+    command = (program, "-m", str(gguf), "-np", "16", "-c", str(context), *threads, *kv)
+    return _serve(command, setting, quiet(setting), tokens_of_llama_cpp)
 
 
 def vllm(setting: Setting) -> Answers:
@@ -91,12 +90,10 @@ def vllm(setting: Setting) -> Answers:
     python = setting.pythons.get("vllm")
     if not python:
         raise PeerError("vLLM wants a Python of its own: --with vllm=PYTHON")
-    port = free_port()
     # Not its `vllm` command: that asks for a package of this name, and the CPU build has another.
     command = (python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(setting.model))
     dtype = {"bf16": "bfloat16", "fp32": "float32"}[setting.dtype]
     flags = {
-        "--port": port,
         "--dtype": dtype,
         "--max-model-len": 1024,
         "--max-num-seqs": setting.slots,
@@ -108,22 +105,21 @@ def vllm(setting: Setting) -> Answers:
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{setting.threads - 1}",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    url = f"http://127.0.0.1:{port}"
     words += ("--no-enable-prefix-caching",)
-    return _serve((*command, *words), url, setting, environment, tokens_of_openai)
+    return _serve((*command, *words), setting, environment, tokens_of_openai)
 
 
 def _serve(
     command: Sequence[str],
-    url: str,
     setting: Setting,
     environment: Mapping[str, str],
     tokens_of: AskTokens,
 ) -> Answers:
+    """`command` is given its `--port` here."""
     started_s = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="kaiten-peer-") as folder:
-        log = Path(folder) / "log"
-        with _server(command, log, environment) as process:
+    with tempfile.TemporaryDirectory(prefix="kaiten-peer-") as folder, HeldPort() as port:
+        log, url = Path(folder) / "log", f"http://{port.address}"
+        with _server((*command, "--port", str(port.number)), log, environment) as process:
             _wait_healthy(process, url, log)
             try:
                 return asyncio.run(_load(url, setting, started_s, tokens_of))

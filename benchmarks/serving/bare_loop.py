@@ -29,9 +29,16 @@ from gpu_worker.plans import StepOutcome  # noqa: E402
 from gpu_worker.rows import Rows  # noqa: E402
 from gpu_worker.settings import WorkerSettings  # noqa: E402
 from gpu_worker.torch_device import TorchDevice  # noqa: E402
-from scheduler_svc.core.policies import POLICIES  # noqa: E402
+from scheduler_svc.core.commands import (  # noqa: E402
+    Configured,
+    MakePlan,
+    StepDone,
+    Submit,
+    WorkerJoined,
+)
+from scheduler_svc.core.outcome import Outcome, RequestOver  # noqa: E402
 from scheduler_svc.core.scheduler import Scheduler  # noqa: E402
-from scheduler_svc.core.types import Committed, Config, Request, RequestOver  # noqa: E402
+from scheduler_svc.core.types import Config, Request  # noqa: E402
 
 WARM_TOKENS = 8
 
@@ -70,8 +77,9 @@ class BareLoop:
         self._device = device
         # One step per plan and one plan in flight: the loop answers before it plans again.
         config = Config(lease_steps_max=1, plans_in_flight_max=1)
-        self._core = Scheduler(config, POLICIES["fcfs"])
-        self._core.worker_joined(WORKER, spec_of(limits), now_ns=0)
+        self._core = Scheduler()
+        self._core.apply(Configured(config=config, policy="fcfs"), 0)
+        self._core.apply(WorkerJoined(worker_id=WORKER, spec=spec_of(limits)), 0)
         self._asked: dict[int, Asked] = {}
         self._serial = 0
 
@@ -84,11 +92,12 @@ class BareLoop:
         for _ in range(concurrency):
             self._ask_next(left, stories, 0.0)
         while self._core.live_count:
-            committed = self._turn()
+            outcome = self._turn()
+            assert outcome.tokens is not None
             now_s = time.perf_counter() - started_s
-            for serial in committed.serials:
+            for serial in outcome.tokens.sequence_ids:
                 stories[serial].arrivals_s.append(now_s)
-            for event in committed.events:
+            for event in outcome.events:
                 if isinstance(event, RequestOver):
                     self._ask_next(left, stories, now_s)
         return [stories[serial] for serial in sorted(stories)]
@@ -101,16 +110,16 @@ class BareLoop:
         stories[self._serial] = Story(due_s=now_s)
         request = Request(
             id=str(self._serial),
-            serial=self._serial,
+            sequence_id=self._serial,
             prompt=asked.prompt,
             max_tokens=asked.output_tokens,
             arrived_ns=self._serial,
         )
-        self._core.submit(request, now_ns=0)
+        self._core.apply(Submit(request=request), 0)
 
-    def _turn(self) -> Committed:
+    def _turn(self) -> Outcome:
         """One step, planned, computed and booked."""
-        plan = self._core.plan(WORKER, now_ns=0)
+        plan = self._core.apply(MakePlan(worker_id=WORKER), 0).plan
         assert plan is not None, "what runs needs a plan after every step"
         counts = self._rows.apply(to_worker(plan, self._output_of))
         if plan.copies:
@@ -123,7 +132,8 @@ class BareLoop:
             self.steps.count += 1
             self.steps.forward_s += samples.forward_us / 1e6
             self.steps.sample_s += samples.sample_us / 1e6
-        return self._core.commit(to_core(plan.plan_id, 0, outcome, is_last=True), now_ns=0)
+        result = to_core(plan.plan_id, 0, outcome, is_last=True)
+        return self._core.apply(StepDone(result=result), 0)
 
     def _output_of(self, serial: int) -> int:
         return self._asked[serial].output_tokens

@@ -28,8 +28,8 @@ import grpc
 import psutil
 
 from benchmarks.recording import ROOT, record
-from benchmarks.stack import free_port
 from kaiten.mini import CHECKPOINT
+from kaiten.ports import HeldPort
 from protos.kaiten.v1.inference_service_pb2 import GenerateRequest, GenerateResponse
 from tests.support.store_server import StoreServer
 
@@ -43,23 +43,24 @@ METHOD = "/kaiten.v1.InferenceService/Generate"
 @contextlib.contextmanager
 def chain(step_ms: float) -> Iterator[tuple[str, dict[str, int]]]:
     """The gateway's address and the pids of a chain over a mock worker."""
-    grpc_port, scheduler_port = free_port(), free_port()
     model = ["--model", str(CHECKPOINT)]
     with (
+        HeldPort() as grpc_port,
+        HeldPort() as scheduler_port,
         tempfile.TemporaryDirectory(prefix="kaiten-chain-") as folder,
         StoreServer(Path(folder) / "store") as store,
         (Path(folder) / "log").open("w") as log,
     ):
         redis = ["--redis-url", store.url]
         commands = {
-            "scheduler": ["scheduler_svc", *redis, "--grpc-port", str(scheduler_port)],
+            "scheduler": ["scheduler_svc", *redis, "--grpc-port", str(scheduler_port.number)],
             "worker": [
-                "tests.fakes.mock_worker", *model, "--scheduler", f"127.0.0.1:{scheduler_port}",
+                "tests.fakes.mock_worker", *model, "--scheduler", scheduler_port.address,
                 "--step-ms", str(step_ms), "--slots", str(CROWD), "--step-tokens", "4096",
                 "--kv-blocks", "16384",
             ],
             "gateway": [
-                "gateway", *model, *redis, "--grpc-port", str(grpc_port), "--http-port", "0",
+                "gateway", *model, *redis, "--grpc-port", str(grpc_port.number), "--http-port", "0",
             ],
         }  # fmt: skip
         processes = {
@@ -68,7 +69,7 @@ def chain(step_ms: float) -> Iterator[tuple[str, dict[str, int]]]:
         }
         try:
             yield (
-                f"127.0.0.1:{grpc_port}",
+                grpc_port.address,
                 {name: process.pid for name, process in processes.items()},
             )
         finally:

@@ -49,7 +49,7 @@ def test_folders_depend_in_one_direction(folder: str) -> None:
 
 
 def test_the_core_is_pure() -> None:
-    for path in CORE.glob("*.py"):
+    for path in CORE.rglob("*.py"):
         foreign = {
             name
             for name in imported(path)
@@ -57,6 +57,20 @@ def test_the_core_is_pure() -> None:
             and (name.partition(".")[0] not in sys.stdlib_module_names or name in IMPURE)
         }
         assert not foreign, f"{path} imports {sorted(foreign)}"
+
+
+def test_the_core_is_small_and_imports_one_way() -> None:
+    """A file may import those before it; what several need stands on the ground."""
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in CORE.rglob("*.py")
+    }
+    lines = {name: path.read_text().count("\n") for name, path in modules.items()}
+    assert max(lines.values()) <= 350
+    assert sum(lines.values()) <= 2750
+    below = {name: imported(path) & modules.keys() for name, path in modules.items()}
+    while ground := {name for name, names in below.items() if not names}:
+        below = {name: names - ground for name, names in below.items() if name not in ground}
+    assert not below, f"these import each other: {sorted(below)}"
 
 
 def test_no_service_unpickles_or_evaluates() -> None:

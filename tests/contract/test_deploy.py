@@ -1,23 +1,26 @@
 """The compose file and the Dockerfile keep the rules of deploy/README.md."""
 
+import os
 import re
 import shutil
 import subprocess
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
+from kaiten import store
 from kaiten.mini import CHECKPOINT
 from scheduler_svc.settings import SchedulerSettings
 from service_kit.lifecycle import STOP_S_MAX
 from service_kit.settings import Settings
 from service_kit.settings import load as load_settings
-from tests.support.compose import ROOT, load, seconds
+from tests.support.compose import NEEDED, PASSWORD, ROOT, load, seconds
 
-COMPOSE = load({})
+COMPOSE = load(NEEDED)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = ("gateway", "scheduler", "worker", "worker-gpu")
 SETTINGS: dict[str, type[Settings]] = {
@@ -56,6 +59,17 @@ def test_a_container_is_watched_and_restarted(name: str) -> None:
     assert service["healthcheck"]["test"][0] == "CMD"
     assert seconds(service["healthcheck"]["timeout"]) >= 3
     assert {"max-size", "max-file"} <= set(service["logging"]["options"])
+
+
+@every_service
+def test_a_container_takes_no_more_than_its_part(name: str) -> None:
+    service = SERVICES[name]
+    assert size_of(service["mem_limit"]) >= 1 << 30
+    assert float(service["cpus"]) >= 0
+    if float(service["cpus"]) == 0:
+        # All cores, but nobody who answers clients waits for it.
+        assert name.startswith("worker")
+        assert service["cpu_shares"] < 1024
 
 
 @every_service
@@ -155,7 +169,9 @@ def test_what_the_code_reads_is_installed_with_it() -> None:
 @pytest.mark.skipif(not shutil.which("docker-compose"), reason="no docker-compose here")
 def test_the_compose_command_accepts_it() -> None:
     command = ["docker-compose", "--profile", "gpu", "--profile", "observability", "config", "-q"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    ran = subprocess.run(
+        command, cwd=ROOT, env=os.environ | NEEDED, capture_output=True, timeout=60, check=False
+    )
     assert (ran.returncode, ran.stderr) == (0, b"")
 
 
@@ -188,6 +204,40 @@ def test_the_store_is_told_what_the_ledger_demands() -> None:
     assert settings["appendonly"] == "yes"
     assert settings["appendfsync"] == "always"
     assert settings["maxmemory-policy"] == "noeviction"
+    # Without a bound nothing is ever refused: the kernel ends the store instead.
+    assert size_of(settings["maxmemory"]) > 0
+    assert size_of(SERVICES["valkey"]["mem_limit"]) > 2 * size_of(settings["maxmemory"])
+    program = store.StoreProgram(path=Path("valkey-server"), version=(9, 1))
+    words = store.command(program, Path("data"), Path("data/sock"))
+    for name in ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy"):
+        assert words[words.index(f"--{name}") + 1] == settings[name]
+
+
+def test_the_stores_password_is_the_operators() -> None:
+    """There is none to fall back on, and no command line has it."""
+    with pytest.raises(KeyError, match=r"KAITEN_STORE_PASSWORD: .*\.env"):
+        load({})
+    for service in SERVICES.values():
+        assert not any(PASSWORD in word for word in service["command"])
+        assert not any(PASSWORD in word for word in service["healthcheck"]["test"])
+    assert SERVICES["valkey"]["environment"] == {"REDISCLI_AUTH": PASSWORD}
+    for name in ("gateway", "scheduler"):
+        urls = [v for k, v in SERVICES[name]["environment"].items() if k.endswith("REDIS_URL")]
+        assert urls == [f"redis://:{PASSWORD}@valkey:6379/0"]
+
+
+@pytest.mark.parametrize("name", ["worker", "worker-gpu"])
+def test_kernels_are_compiled_where_the_container_may_write(name: str) -> None:
+    (volume,) = [mount for mount in SERVICES[name]["volumes"] if mount["type"] == "volume"]
+    assert SERVICES[name]["environment"]["TRITON_CACHE_DIR"].startswith(f"{volume['target']}/")
+    # What the volume takes over when it is new, owner included.
+    assert f"install -d -o 10001 -g 10001 {volume['target']}" in DOCKERFILE
+
+
+def size_of(text: str) -> int:
+    """`1gb`, as Valkey reads it, or `2560m`, as Docker does: both by powers of two."""
+    count, unit = re.fullmatch(r"(\d+)([mg])b?", text).groups()  # type: ignore[union-attr]
+    return int(count) << {"m": 20, "g": 30}[unit]
 
 
 def stages() -> dict[str, str]:

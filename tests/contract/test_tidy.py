@@ -60,7 +60,7 @@ def test_only_settings_read_the_environment() -> None:
 
 
 def test_the_docs_draw_the_state_machine_the_code_has() -> None:
-    from scheduler_svc.core.sequence import MOVES
+    from scheduler_svc.core.requests import MOVES
 
     page = (ROOT / "docs" / "architecture.md").read_text()
     drawn = set(re.findall(r"^    (\w+) --> (\w+)", page, re.MULTILINE))

@@ -3,14 +3,15 @@
 Its "KV cache" holds, per place, a digest of everything up to that position. Before a row computes,
 the digest in its blocks is compared with the row's own tokens: a block reused too early, a wrong
 prefix hit or a bad copy is found at the step that would have read it. The next token is a pure
-function of that digest and the row's serial, so that the right output of a request is known without
-any scheduler (`expected_output`).
+function of that digest and the row's sequence id, so that the right output of a request is known
+without any scheduler (`expected_output`).
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.types import Plan, Reason, StepResult, WorkerSpec
+from scheduler_svc.core.outcome import Plan
+from scheduler_svc.core.types import Reason, StepResult, WorkerSpec
 
 MASK = (1 << 61) - 1
 STOP_TOKEN = 0
@@ -22,9 +23,9 @@ def digest(previous: int, token: int) -> int:
     return (previous * 1_000_003 + token + 1) & MASK
 
 
-def next_token(prefix_digest: int, serial: int, vocab_size: int, stop_every: int) -> int:
+def next_token(prefix_digest: int, sequence_id: int, vocab_size: int, stop_every: int) -> int:
     """What the "model" says after a prefix; about one token in `stop_every` stops, 0 for none."""
-    mixed = (prefix_digest ^ (serial * 0x9E3779B97F4A7C15)) & MASK
+    mixed = (prefix_digest ^ (sequence_id * 0x9E3779B97F4A7C15)) & MASK
     mixed = (mixed * 0x5851F42D4C957F2D) & MASK
     if stop_every and (mixed >> 20) % stop_every == 0:
         return STOP_TOKEN
@@ -33,7 +34,7 @@ def next_token(prefix_digest: int, serial: int, vocab_size: int, stop_every: int
 
 def expected_output(
     prompt: tuple[int, ...],
-    serial: int,
+    sequence_id: int,
     max_tokens: int,
     vocab_size: int,
     stop_every: int = STOP_EVERY,
@@ -44,7 +45,7 @@ def expected_output(
     for token in prompt:
         state = digest(state, token)
     while len(output) < max_tokens:
-        output.append(next_token(state, serial, vocab_size, stop_every))
+        output.append(next_token(state, sequence_id, vocab_size, stop_every))
         state = digest(state, output[-1])
         if output[-1] == STOP_TOKEN:
             return tuple(output), Reason.STOP
@@ -53,19 +54,19 @@ def expected_output(
 
 @dataclass
 class Row:
-    serial: int
+    sequence_id: int
     tokens: list[int]
-    prompt_tokens: int
+    num_prompt_tokens: int
     max_tokens: int
     blocks: list[int]
-    done: int
-    # Prompt positions from here on are explained.
-    explain_from: int
+    num_computed_tokens: int
+    # Prompt logprobs are wanted from this position on.
+    prompt_logprobs_from: int
     is_finished: bool = False
 
     @property
     def gap(self) -> int:
-        return len(self.tokens) - self.done
+        return len(self.tokens) - self.num_computed_tokens
 
 
 @dataclass
@@ -77,7 +78,7 @@ class ModelWorker:
     max_tokens_of: dict[int, int]
     stop_every: int = STOP_EVERY
     # Sequences whose logits are not finite.
-    bad_serials: set[int] = field(default_factory=set)
+    bad_sequence_ids: set[int] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)
     kv: dict[tuple[int, int], int] = field(default_factory=dict)
     inbox: deque[Plan] = field(default_factory=deque)
@@ -107,13 +108,13 @@ class ModelWorker:
             assert join.slot not in self.rows, "slot taken"
             assert 0 <= join.slot < self.spec.slots_max
             self.rows[join.slot] = Row(
-                serial=join.serial,
+                sequence_id=join.sequence_id,
                 tokens=list(join.tokens),
-                prompt_tokens=join.prompt_tokens,
-                max_tokens=self.max_tokens_of[join.serial],
+                num_prompt_tokens=join.num_prompt_tokens,
+                max_tokens=self.max_tokens_of[join.sequence_id],
                 blocks=list(join.blocks),
-                done=join.tokens_done,
-                explain_from=join.explain_from,
+                num_computed_tokens=join.num_computed_tokens,
+                prompt_logprobs_from=join.prompt_logprobs_from,
             )
         for slot, block in plan.appends:
             self.rows[slot].blocks.append(block)
@@ -121,14 +122,14 @@ class ModelWorker:
             for offset in range(size):
                 if (source, offset) in self.kv:
                     self.kv[target, offset] = self.kv[source, offset]
-        members = sum((row.serial + 1) * (2 * slot + 1) for slot, row in self.rows.items())
+        members = sum((row.sequence_id + 1) * (2 * slot + 1) for slot, row in self.rows.items())
         assert members & ((1 << 64) - 1) == plan.checksum, "membership differs"
         assert all(0 <= b < self.spec.block_count for row in self.rows.values() for b in row.blocks)
         self.plan, self.steps_done = plan, 0
 
     def _run(self, plan: Plan) -> StepResult:
         chunks = dict(plan.chunks) if self.steps_done == 0 else {}
-        slots, tokens, finished, errors, explained, computed = [], [], {}, {}, {}, 0
+        slots, tokens, finished, errors, prompt_logprobs, computed = [], [], {}, {}, {}, 0
         is_mixed = any(row.gap == 1 and not row.is_finished for row in self.rows.values())
         for slot, row in self.rows.items():
             count = chunks.get(slot, 1 if row.gap == 1 else 0)
@@ -136,17 +137,18 @@ class ModelWorker:
                 continue
             assert count <= row.gap
             computed += count
-            if row.serial in self.bad_serials:
+            if row.sequence_id in self.bad_sequence_ids:
                 errors[slot] = "logits are not finite"
                 row.is_finished = True
                 continue
-            first = row.done + 1
+            first = row.num_computed_tokens + 1
             state = self._compute(row, count)
             # The logits of a token are about the one after it.
             if positions := range(
-                max(first, row.explain_from), min(row.done, row.prompt_tokens - 1) + 1
+                max(first, row.prompt_logprobs_from),
+                min(row.num_computed_tokens, row.num_prompt_tokens - 1) + 1,
             ):
-                explained[slot] = positions
+                prompt_logprobs[slot] = positions
             if row.gap == 0:
                 token = self._next_token(state, row)
                 row.tokens.append(token)
@@ -164,7 +166,7 @@ class ModelWorker:
             tokens=tuple(tokens),
             finished=finished,
             errors=errors,
-            explained=explained,
+            prompt_logprobs=prompt_logprobs,
             is_last=self._is_last(plan),
         )
         self.steps_done += 1
@@ -174,25 +176,27 @@ class ModelWorker:
         return result
 
     def _next_token(self, state: int, row: Row) -> int:
-        return next_token(state, row.serial, self.spec.vocab_size, self.stop_every)
+        return next_token(state, row.sequence_id, self.spec.vocab_size, self.stop_every)
 
     def _compute(self, row: Row, count: int) -> int:
         size = self.spec.block_size
         state = 0
-        for position, token in enumerate(row.tokens[: row.done + count]):
+        for position, token in enumerate(row.tokens[: row.num_computed_tokens + count]):
             state = digest(state, token)
             place = (row.blocks[position // size], position % size)
-            if position < row.done:
-                assert self.kv[place] == state, f"{row.serial}: foreign KV at position {position}"
+            if position < row.num_computed_tokens:
+                assert self.kv[place] == state, (
+                    f"{row.sequence_id}: foreign KV at position {position}"
+                )
             else:
                 self.kv[place] = state
-        row.done += count
+        row.num_computed_tokens += count
         return state
 
     def _end(self, row: Row) -> Reason | None:
         if row.tokens[-1] == STOP_TOKEN:
             reason = Reason.STOP
-        elif len(row.tokens) - row.prompt_tokens >= row.max_tokens:
+        elif len(row.tokens) - row.num_prompt_tokens >= row.max_tokens:
             reason = Reason.LENGTH
         else:
             return None

@@ -23,7 +23,8 @@ from typing import Any, Final, Self
 
 import yaml
 
-from tests.support.store_server import free_port, server_binary
+from kaiten.ports import HeldPort
+from tests.support.store_server import server_binary
 
 ROOT: Final = Path(__file__).parents[2]
 COMPOSE_FILE: Final = ROOT / "docker-compose.yml"
@@ -32,18 +33,34 @@ POLL_S: Final = 0.1
 _PR_SET_PDEATHSIG: Final = 1
 # Answers as `valkey-cli -e -p PORT ping` does, for machines that have no such program.
 _VALKEY_CLI: Final = """
-import socket, sys
+import os, socket, sys
 assert sys.argv[1:3] == ["-e", "-p"] and sys.argv[4:] == ["ping"], sys.argv
 with socket.create_connection(("127.0.0.1", int(sys.argv[3])), timeout=2) as connection:
-    connection.sendall(b"PING\\r\\n")
-    sys.exit(connection.recv(64) != b"+PONG\\r\\n")
+    connection.sendall(f"AUTH {os.environ['REDISCLI_AUTH']}\\r\\nPING\\r\\nQUIT\\r\\n".encode())
+    answer = b"".join(iter(lambda: connection.recv(64), b""))
+    sys.exit(answer != b"+OK\\r\\n+PONG\\r\\n+OK\\r\\n")
 """
+# What the file cannot be read without.
+PASSWORD: Final = "rehearsed0password"
+NEEDED: Final = {"KAITEN_STORE_PASSWORD": PASSWORD}
+_INTERPOLATED: Final = re.compile(r"\$(?:(\$)|\{(\w+)(?::([-?])([^}]*))?\})")
 
 
 def load(shell: Mapping[str, str]) -> dict[str, Any]:
-    """The compose file with `${NAME:-default}` taken from the shell's environment."""
-    text = COMPOSE_FILE.read_text(encoding="utf-8")
-    resolved = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: shell.get(found[1]) or found[2], text)
+    """The compose file with `${NAME:-default}` taken from the shell's environment.
+
+    KeyError with what the file says when a value is missing that has no default.
+    """
+
+    def value_of(found: re.Match[str]) -> str:
+        dollar, name, kind, rest = found.groups()
+        if dollar or shell.get(name):
+            return dollar or shell[name]
+        if kind != "-":
+            raise KeyError(f"{name}: {rest}")
+        return str(rest)
+
+    resolved = _INTERPOLATED.sub(value_of, COMPOSE_FILE.read_text(encoding="utf-8"))
     assert "${" not in resolved, "an interpolation of another form"
     composed: dict[str, Any] = yaml.safe_load(resolved)
     return composed
@@ -61,7 +78,8 @@ class Container:
         self.name = f"{service}-{index}"
         self.service = service
         self.spec = rehearsal.services[service]
-        self.ports = {port: str(free_port()) for port in self._container_ports()}
+        self._held = {port: HeldPort() for port in self._container_ports()}
+        self.ports = {port: str(held.number) for port, held in self._held.items()}
         self._rehearsal = rehearsal
         self._log_path = rehearsal.folder / f"{self.name}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -105,6 +123,12 @@ class Container:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(seconds(self.spec["stop_grace_period"]))
+
+    def remove(self) -> None:
+        """End it for good."""
+        self.kill()
+        for held in self._held.values():
+            held.close()
 
     def is_healthy(self) -> bool:
         """What the very health check of the file says."""
@@ -155,8 +179,9 @@ class Container:
         if text in self.ports:
             return self.ports[text]
         for mount in self.spec.get("volumes", ()):
-            if text == mount["target"]:
-                return str(self._rehearsal.mounted(mount))
+            if text == mount["target"] or text.startswith(f"{mount['target']}/"):
+                return f"{self._rehearsal.mounted(mount)}{text.removeprefix(mount['target'])}"
+        text = text.replace("/tmp/", f"{self._rehearsal.memory_of(self)}/")
         own = re.sub(r"\b127\.0\.0\.1:(\d+)", lambda found: self.address(int(found[1])), text)
         names = "|".join(self._rehearsal.services)
         return re.sub(
@@ -171,9 +196,11 @@ class Rehearsal:
 
     def __init__(self, folder: Path, shell: Mapping[str, str]) -> None:
         self.folder = folder
-        self.shell = dict(shell)
+        self.shell = NEEDED | dict(shell)
         self.services: dict[str, dict[str, Any]] = {
-            name: spec for name, spec in load(shell)["services"].items() if "profiles" not in spec
+            name: spec
+            for name, spec in load(self.shell)["services"].items()
+            if "profiles" not in spec
         }
         self._containers: dict[str, list[Container]] = {name: [] for name in self.services}
         self.base_environment = {
@@ -193,7 +220,7 @@ class Rehearsal:
         trace: TracebackType | None,
     ) -> None:
         for container in self.all():
-            container.kill()
+            container.remove()
 
     def containers(self, service: str) -> list[Container]:
         return self._containers[service]
@@ -263,6 +290,12 @@ class Rehearsal:
         volume = self.folder / "volumes" / str(mount["source"])
         volume.mkdir(parents=True, exist_ok=True)
         return volume
+
+    def memory_of(self, container: Container) -> Path:
+        """Its /tmp."""
+        folder = self.folder / "tmp" / container.name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def _logs(self) -> str:
         return "\n".join(f"{one.name}: {one.log()[-1500:]}" for one in self.all())

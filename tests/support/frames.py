@@ -2,11 +2,12 @@
 
 import socket
 import struct
+from collections.abc import Iterator
 from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
-END_HEADERS: Final = 4
+END_STREAM, END_HEADERS = 1, 4
 CANCEL: Final = struct.pack(">I", 8)
 
 
@@ -53,10 +54,34 @@ def connect(address: str, timeout_s: float = 10.0) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=timeout_s)
 
 
+def call(address: str, path: str, message: bytes = b"") -> bytes:
+    """A unary call on a connection of its own; all that came back until its stream ended."""
+    body = b"\0" + struct.pack(">I", len(message)) + message
+    with connect(address) as connection:
+        connection.sendall(hello() + opening(1, path) + frame(DATA, END_STREAM, 1, body))
+        received = b""
+        while not _has_ended(received, 1):
+            chunk = connection.recv(65536)
+            assert chunk, f"hung up on after {received!r}"
+            received += chunk
+    return received
+
+
+def _has_ended(raw: bytes, stream: int) -> bool:
+    return any(
+        number == stream and (kind == RST_STREAM or (kind == HEADERS and flags & END_STREAM))
+        for kind, flags, number in _heads(raw)
+    )
+
+
 def kinds(raw: bytes) -> list[int]:
     """The kinds of the frames in what a server sent."""
-    found, at = [], 0
+    return [kind for kind, _, _ in _heads(raw)]
+
+
+def _heads(raw: bytes) -> Iterator[tuple[int, int, int]]:
+    """Kind, flags and stream of every frame."""
+    at = 0
     while at + 9 <= len(raw):
-        found.append(raw[at + 3])
+        yield raw[at + 3], raw[at + 4], int.from_bytes(raw[at + 5 : at + 9], "big")
         at += 9 + int.from_bytes(raw[at : at + 3], "big")
-    return found

@@ -24,6 +24,8 @@ from tests.support.tokenizers import write_model_folder
 
 MODEL = "tiny"
 WAIT_S = 60.0
+# Of bodies that are sent as bytes.
+JSON = {"content-type": "application/json"}
 
 
 @dataclass
@@ -144,9 +146,8 @@ async def running_stack(
                 step_s=step_s,
             )
             async with scheduler:
-                # Earlier than readiness, which also waits for the follower's first read.
-                watch = gateway.service.front.readiness.watch
-                await until(lambda: watch.worker is not None, "the cell's record")
+                readiness = gateway.service.front.readiness
+                await until(lambda: not readiness.problem, "readiness")
                 yield Stack(gateway, scheduler, ledger)
     finally:
         await ledger.close()

@@ -11,10 +11,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 SCHEDULER = "scheduler_svc.main"
+FAULTY_SCHEDULER = "tests.fakes.faulty_scheduler"
 GATEWAY = "gateway.main"
 WORKER = "gpu_worker.main"
 MOCK_WORKER = "tests.fakes.mock_worker"
@@ -95,6 +97,15 @@ def _enter(module: str, argv: list[str], log_path: str, environ: dict[str, str])
     os.dup2(log, 1)
     os.dup2(log, 2)
     if sys.platform == "linux":
-        # A test run that is itself killed leaves nothing behind.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The fork server, our parent to the system, lives for as long as any of its children does: a
+    # test run that is itself killed leaves nothing behind because each of them looks.
+    threading.Thread(target=_end_with_the_tests, daemon=True).start()
     sys.exit(importlib.import_module(module).main(argv))
+
+
+def _end_with_the_tests() -> None:
+    tests = multiprocessing.parent_process()
+    assert tests is not None
+    tests.join()
+    os.kill(os.getpid(), signal.SIGKILL)

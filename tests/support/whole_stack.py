@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,12 +21,13 @@ import grpc
 import httpx
 
 from kaiten.mini import CHECKPOINT
+from kaiten.ports import HeldPort
 from ledger import Ledger
 from protos.kaiten.v1.scheduler_service_pb2 import GetStateRequest, GetStateResponse
 from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from tests.support.cluster import SCHEDULER_FLAGS, Flags, argv_of
 from tests.support.processes import GATEWAY, SCHEDULER, WORKER, ServiceProcess
-from tests.support.store_server import StoreServer, free_port
+from tests.support.store_server import StoreServer
 
 MODEL = "mini"
 WAIT_S = 60.0
@@ -80,13 +82,16 @@ class WholeStack:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self.store = StoreServer(folder / "store")
-        self.scheduler_address = f"127.0.0.1:{free_port()}"
-        self.worker_address = f"127.0.0.1:{free_port()}"
-        port = self.scheduler_address.rpartition(":")[2]
-        flags: Flags = {"redis_url": self.store.url, "grpc_port": port, **SCHEDULER_FLAGS}
+        self._held = ExitStack()
+        scheduler, worker = self.hold_port(), self.hold_port()
+        self.scheduler_address, self.worker_address = scheduler.address, worker.address
+        flags: Flags = {
+            "redis_url": self.store.url,
+            "grpc_port": scheduler.number,
+            **SCHEDULER_FLAGS,
+        }
         self.scheduler = self._process("scheduler", SCHEDULER, flags)
-        port = self.worker_address.rpartition(":")[2]
-        flags = {"scheduler": self.scheduler_address, "grpc_port": port, **WORKER_FLAGS}
+        flags = {"scheduler": scheduler.address, "grpc_port": worker.number, **WORKER_FLAGS}
         self.worker = self._process("worker", WORKER, {**flags, **(worker_flags or {})})
         self.doors: list[Door] = []
         self.door = self.add_gateway(**(gateway_flags or {}))
@@ -94,19 +99,23 @@ class WholeStack:
 
     def add_gateway(self, **flags: object) -> Door:
         """Another gateway of the cell. Those added to a running stack the caller starts."""
-        addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-        grpc_port, http_port = (address.rpartition(":")[2] for address in addresses)
+        grpc_port, http_port = self.hold_port(), self.hold_port()
         given: Flags = {
             "redis_url": self.store.url,
             "model": CHECKPOINT,
             "served_model_name": MODEL,
-            "grpc_port": grpc_port,
-            "http_port": http_port,
+            "grpc_port": grpc_port.number,
+            "http_port": http_port.number,
             **flags,
         }
         process = self._process(f"gateway-{len(self.doors)}", GATEWAY, given)
-        self.doors.append(Door(process=process, grpc=addresses[0], http=f"http://{addresses[1]}"))
+        http = f"http://{http_port.address}"
+        self.doors.append(Door(process=process, grpc=grpc_port.address, http=http))
         return self.doors[-1]
+
+    def hold_port(self) -> HeldPort:
+        """For one of the processes, for as long as the stack stands."""
+        return self._held.enter_context(HeldPort())
 
     def _process(self, name: str, module: str, flags: Flags) -> ServiceProcess:
         log_path = self._folder / f"{name}.log"
@@ -146,7 +155,8 @@ class WholeStack:
     def _close(self) -> None:
         for process in self.processes:
             process.kill()
-        self.store.kill()
+        self.store.close()
+        self._held.close()
 
     def retire(self, door: Door) -> None:
         """End a gateway that was added for one story."""

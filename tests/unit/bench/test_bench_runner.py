@@ -85,7 +85,8 @@ async def test_a_closed_loop_has_no_more_in_flight_than_askers() -> None:
 
 
 class Http:
-    """A tiny HTTP server: `answer(body)` gives the status and the events of a completion."""
+    """A tiny HTTP server: `answer(body)` gives the status and the events of a completion. It is not
+    ready while `models` is None."""
 
     def __init__(self, answer: Any, models: Any) -> None:
         self.answer = answer
@@ -95,7 +96,7 @@ class Http:
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         if head.startswith("GET"):
-            self._send(writer, 200, json.dumps(self.models))
+            self._send(writer, 503 if self.models is None else 200, json.dumps(self.models))
         else:
             (length,) = (
                 int(line.split(":")[1])
@@ -157,6 +158,14 @@ async def test_a_server_that_returns_token_ids_is_counted_exactly() -> None:
         assert await ask(target) == ([2, 2], Ending(prompt_tokens=3, output_tokens=4))
         assert http.bodies[-1]["min_tokens"] == http.bodies[-1]["max_tokens"] == 4
         assert http.bodies[-1]["prompt"] == [1, 1, 1]
+
+
+async def test_a_server_that_is_not_ready_is_not_asked_for_a_model_of_any_name() -> None:
+    async with serving(lambda body: (404, []), models=None) as (target, http):
+        with pytest.raises(AskError, match="is not ready") as caught:
+            await target.prepare()
+        assert caught.value.kind == "unavailable"
+        assert not http.bodies
 
 
 async def test_the_plainest_server_gets_plain_text_and_its_count_is_believed() -> None:
