@@ -50,7 +50,7 @@ def greedy(max_tokens: int) -> RowSampling:
 
 
 def to_worker(plan: Plan, output_of: Callable[[int], int]) -> plans.Plan:
-    """The core's plan for a worker; `output_of(serial)` is how many tokens it is to make."""
+    """The core's plan for a worker; `output_of(sequence id)` is how many tokens it is to make."""
     return plans.Plan(
         leader=LEADER,
         plan_id=plan.plan_id,
@@ -59,13 +59,13 @@ def to_worker(plan: Plan, output_of: Callable[[int], int]) -> plans.Plan:
         joins=tuple(
             Join(
                 slot=join.slot,
-                serial=join.sequence_id,
+                sequence_id=join.sequence_id,
                 token_ids=join.tokens,
                 prompt_tokens=join.num_prompt_tokens,
-                tokens_done=join.num_computed_tokens,
+                num_computed_tokens=join.num_computed_tokens,
                 blocks=join.blocks,
                 sampling=greedy(output_of(join.sequence_id)),
-                explain_from=join.prompt_logprobs_from,
+                prompt_logprobs_from=join.prompt_logprobs_from,
             )
             for join in plan.joins
         ),

@@ -100,7 +100,7 @@ def inputs_of(case: Case, vocab: int) -> StepInputs:
     zeros = np.zeros(rows, np.int64)
     return StepInputs(
         slots=np.arange(rows),
-        serials=np.arange(rows, dtype=np.uint64),
+        sequence_ids=np.arange(rows, dtype=np.uint64),
         counts=counts,
         query_starts=starts.astype(np.int32),
         context_lengths=contexts.astype(np.int32),

@@ -32,7 +32,7 @@ class Tally:
     block_count: int
     prompt_tokens: int
     reserve_tokens: int
-    _live: dict[int, int] = field(default_factory=dict)  # serial -> tokens known
+    _live: dict[int, int] = field(default_factory=dict)  # sequence id -> tokens known
     _blocks_used: int = 0
     _steps: int = 0
     _rows: int = 0
@@ -47,26 +47,26 @@ class Tally:
             for told in record.inputs:
                 if told.HasField("plan"):
                     self._plan(told.plan)
-            if record.serials:
+            if record.sequence_ids:
                 self._step(record)
             for ended in record.finished:
-                self._live.pop(ended.serial, None)
-                self._lengths[ended.serial] = ended.output_tokens
+                self._live.pop(ended.sequence_id, None)
+                self._lengths[ended.sequence_id] = ended.output_tokens
 
     def _plan(self, plan: PlanInput) -> None:
         self._blocks_used = self.block_count - plan.blocks_free
-        for serial in plan.admitted:
-            self._live.setdefault(serial, self.prompt_tokens)
-        for serial in plan.preempted:
-            self._live.pop(serial, None)
+        for sequence_id in plan.admitted:
+            self._live.setdefault(sequence_id, self.prompt_tokens)
+        for sequence_id in plan.preempted:
+            self._live.pop(sequence_id, None)
             self._preemptions += 1
 
     def _step(self, record: JournalRecord) -> None:
-        for serial, position in zip(record.serials, record.positions, strict=True):
-            if serial in self._live:
-                self._live[serial] = self.prompt_tokens + position + 1
+        for sequence_id, position in zip(record.sequence_ids, record.positions, strict=True):
+            if sequence_id in self._live:
+                self._live[sequence_id] = self.prompt_tokens + position + 1
         self._steps += 1
-        self._rows += len(set(record.serials))
+        self._rows += len(set(record.sequence_ids))
         self._held += sum(self._live.values())
         self._paged += self._blocks_used * self.block_tokens
         self._reserved += len(self._live) * self.reserve_tokens
@@ -78,7 +78,7 @@ class Tally:
             kv_waste_paged=1 - min(_share(self._held, self._paged), 1.0),
             kv_waste_reserved=1 - min(_share(self._held, self._reserved), 1.0),
             preemptions=self._preemptions,
-            lengths=tuple(self._lengths[serial] for serial in sorted(self._lengths)),
+            lengths=tuple(self._lengths[sequence_id] for sequence_id in sorted(self._lengths)),
         )
 
 

@@ -194,10 +194,10 @@ def _joins(rows: int, context: int, blocks: int, block_count: int) -> Plan:
     joins = [
         worker_service_pb2.Join(
             slot=slot,
-            serial=slot,
+            sequence_id=slot,
             token_ids=range(5, 5 + context),
             prompt_tokens=1,
-            tokens_done=context - 1,
+            num_computed_tokens=context - 1,
             blocks=order[slot],
             sampling=GREEDY,
         )

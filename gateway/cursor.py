@@ -21,8 +21,8 @@ class TokenDigest:
 
     __slots__ = ("_hash", "position")
 
-    def __init__(self, serial: int) -> None:
-        self._hash = blake2b(serial.to_bytes(8, "little"), digest_size=DIGEST_BYTES)
+    def __init__(self, sequence_id: int) -> None:
+        self._hash = blake2b(sequence_id.to_bytes(8, "little"), digest_size=DIGEST_BYTES)
         self.position = 0
 
     def feed(self, token_ids: Sequence[int]) -> None:

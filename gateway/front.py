@@ -167,12 +167,12 @@ class Front:
             generation = self._follow(
                 accepted,
                 record.id,
-                submitted.serial,
+                submitted.sequence_id,
                 self._choices(
-                    record.render, submitted.serial, record.n, with_cursors=ask.with_cursors
+                    record.render, submitted.sequence_id, record.n, with_cursors=ask.with_cursors
                 ),
                 from_seq=submitted.journal_seq,
-                explained=record.render.explained_token_ids,
+                explained=record.render.prompt_token_ids,
             )
             visit.is_repeat, visit.prompt_tokens = not submitted.is_new, len(prompt_ids)
             generation.visit, visit.trace = visit, trace
@@ -201,17 +201,17 @@ class Front:
             return self._follow(
                 Accepted(request_id, found.prompt_tokens),
                 _ledger_id(request_id, tenant),
-                found.serial,
+                found.sequence_id,
                 self._choices(
                     found.render,
-                    found.serial,
+                    found.sequence_id,
                     found.n,
                     positions,
                     cursors=cursors,
                     with_cursors=with_cursors,
                 ),
                 from_seq=0,
-                explained=found.render.explained_token_ids,
+                explained=found.render.prompt_token_ids,
             )
 
     async def cancel(self, request_id: str, tenant: Tenant) -> bool:
@@ -224,7 +224,7 @@ class Front:
         found = await self._find(request_id, tenant)
         result = await self._link.ledger.result(_ledger_id(request_id, tenant))
         if result is None:
-            return Seen(place=self._place(found.serial, tenant.name))
+            return Seen(place=self._place(found.sequence_id, tenant.name))
         ends, done = replay(result, self._pieces(result.render))
         return Seen(ends=ends, done=done)
 
@@ -297,7 +297,7 @@ class Front:
     def _choices(
         self,
         render: RenderOptions,
-        serial: int,
+        sequence_id: int,
         n: int,
         positions: Sequence[int] = (),
         *,
@@ -307,11 +307,13 @@ class Front:
         """Digests cost a microsecond per token: only for those who asked."""
         pieces = self._pieces(render)
         if cursors or (with_cursors and not positions):
-            return checked_choices(pieces, render, serial, n, cursors, with_cursors=with_cursors)
+            return checked_choices(
+                pieces, render, sequence_id, n, cursors, with_cursors=with_cursors
+            )
         return new_choices(pieces, render, n, positions)
 
-    def _place(self, serial: int, tenant: str) -> Place:
-        return place_of(self.readiness.watch.record, serial, tenant)
+    def _place(self, sequence_id: int, tenant: str) -> Place:
+        return place_of(self.readiness.watch.record, sequence_id, tenant)
 
     async def _submit(self, record: SubmitRecord, ask: Ask, tenant: Tenant) -> Submitted:
         """Submit to the end even if the client leaves: what was accepted must be known."""
@@ -334,21 +336,21 @@ class Front:
         self,
         accepted: Accepted,
         id: str,
-        serial: int,
+        sequence_id: int,
         choices: Sequence[Choice],
         *,
         from_seq: int,
         explained: Sequence[int],
     ) -> Generation:
         """From the first token on: text and stop strings depend on all of it."""
-        serials = range(serial, serial + len(choices))
+        sequence_ids = range(sequence_id, sequence_id + len(choices))
         subscription = self._link.follower.subscribe(
-            serials, from_seq=from_seq, positions=dict.fromkeys(serials, 0)
+            sequence_ids, from_seq=from_seq, positions=dict.fromkeys(sequence_ids, 0)
         )
         generation = Generation(
             accepted=accepted,
             id=id,
-            serial=serial,
+            sequence_id=sequence_id,
             choices=choices,
             subscription=subscription,
             ledger=self._link.ledger,
@@ -374,7 +376,7 @@ class Front:
             return "decode"
         record = self.readiness.watch.record
         is_waiting = record is None or not record.running
-        is_waiting = is_waiting or self._place(generation.serial, "").position is not None
+        is_waiting = is_waiting or self._place(generation.sequence_id, "").position is not None
         return "queue" if is_waiting else "prefill"
 
     async def _find(self, request_id: str, tenant: Tenant) -> RequestInfo:

@@ -184,7 +184,7 @@ class Generation:
         *,
         accepted: Accepted,
         id: str,
-        serial: int,
+        sequence_id: int,
         choices: Sequence[Choice],
         subscription: Subscription,
         ledger: Ledger,
@@ -196,7 +196,7 @@ class Generation:
         self.accepted = accepted
         self.choices = choices
         self.is_done = False
-        self.serial = serial
+        self.sequence_id = sequence_id
         self._subscription = subscription
         self._ledger = ledger
         self._release = release
@@ -235,7 +235,7 @@ class Generation:
     async def _explain(self) -> tuple[Explained]:
         """Complete since before the first token of any choice was committed."""
         token_ids, self._explained = self._explained, ()
-        logprobs = await self._ledger.explained(self.serial)
+        logprobs = await self._ledger.prompt_logprobs(self.sequence_id)
         if logprobs.token_count != len(token_ids) - 1:
             raise Unavailable("the log-probabilities of the prompt are no longer kept")
         return (Explained(len(self.choices), token_ids, logprobs),)
@@ -255,7 +255,7 @@ class Generation:
             self._on_close.pop()()
 
     def _apply(self, update: Update) -> Sequence[Event]:
-        choice = self.choices[update.serial - self.serial]
+        choice = self.choices[update.sequence_id - self.sequence_id]
         start = choice.start
         if update.position < start < update.position + len(update.token_ids):
             # The text before and after `start` must come apart: feed it in two.
@@ -325,7 +325,7 @@ def new_choices(
 def checked_choices(
     pieces: Pieces,
     render: RenderOptions,
-    serial: int,
+    sequence_id: int,
     n: int,
     cursors: Sequence[bytes] = (),
     *,
@@ -339,7 +339,7 @@ def checked_choices(
             _text(pieces, render),
             position_of(resumed[index]),
             is_hidden=render.hide_output,
-            digest=TokenDigest(serial + index),
+            digest=TokenDigest(sequence_id + index),
             with_cursors=with_cursors,
             resumed=resumed[index],
         )
@@ -358,7 +358,7 @@ def replay(result: RequestResult, pieces: Pieces) -> tuple[list[Finished], DoneM
     for choice, stored in zip(choices, result.choices, strict=True):
         choice.apply(
             Update(
-                serial=result.serial + choice.index,
+                sequence_id=result.sequence_id + choice.index,
                 position=0,
                 token_ids=list(stored.output.token_ids),
                 logprobs=[],
@@ -372,14 +372,14 @@ def replay(result: RequestResult, pieces: Pieces) -> tuple[list[Finished], DoneM
 
 def _split(update: Update, count: int) -> tuple[Update, Update]:
     head = Update(
-        serial=update.serial,
+        sequence_id=update.sequence_id,
         position=update.position,
         token_ids=update.token_ids[:count],
         logprobs=update.logprobs[:count],
         finished=None,
     )
     tail = Update(
-        serial=update.serial,
+        sequence_id=update.sequence_id,
         position=update.position + count,
         token_ids=update.token_ids[count:],
         logprobs=update.logprobs[count:],

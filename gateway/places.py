@@ -17,11 +17,11 @@ class Place:
 NOWHERE: Final = Place()
 
 
-def place_of(record: CellRecord | None, serial: int, tenant: str) -> Place:
+def place_of(record: CellRecord | None, sequence_id: int, tenant: str) -> Place:
     """As of the leader's last word; None: it has not said any."""
-    if record is None or serial not in record.waiting_serials:
+    if record is None or sequence_id not in record.waiting_sequence_ids:
         return NOWHERE
-    position = list(record.waiting_serials).index(serial) + 1
+    position = list(record.waiting_sequence_ids).index(sequence_id) + 1
     return Place(position=position, reason=_reason(record, position, tenant))
 
 

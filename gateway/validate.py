@@ -176,7 +176,7 @@ def to_record(
             stop=ask.stop,
             include_stop=ask.include_stop,
             show_special_tokens=ask.show_special_tokens,
-            explained_token_ids=explained,
+            prompt_token_ids=explained,
             hide_output=ask.sampling.max_tokens == 0,
         ),
     )

@@ -130,7 +130,7 @@ def _rare_event_to_proto(event: Event) -> pb.GenerationEvent:
             accepted = pb.Accepted(request_id=request_id, prompt_tokens=prompt_tokens)
             return pb.GenerationEvent(accepted=accepted)
         case Explained(_, token_ids, logprobs):
-            prompt = pb.PromptExplained(token_ids=token_ids, logprobs=logprobs)
+            prompt = pb.PromptWithLogprobs(token_ids=token_ids, logprobs=logprobs)
             return pb.GenerationEvent(prompt=prompt)
         case Finished():
             return pb.GenerationEvent(finished=finished_to_proto(event))

@@ -97,7 +97,7 @@ class StepInputs:
     """One ragged step: T tokens of R rows, of which Q close their gap and sample."""
 
     slots: IntArray  # [R]
-    serials: npt.NDArray[np.uint64]  # [R]
+    sequence_ids: npt.NDArray[np.uint64]  # [R]
     counts: IntArray  # [R] tokens of each row
     query_starts: IndexArray  # [R + 1]
     context_lengths: IndexArray  # [R] including this step's tokens

@@ -46,7 +46,7 @@ class Columns:
 
     is_member: BoolArray
     is_idle: BoolArray
-    serial: npt.NDArray[np.uint64]
+    sequence_id: npt.NDArray[np.uint64]
     known: IntArray
     done: IntArray
     # Tokens known at which the row ends: max_tokens or the context.
@@ -59,7 +59,7 @@ class Columns:
         return cls(
             is_member=np.zeros(slots, np.bool_),
             is_idle=np.zeros(slots, np.bool_),
-            serial=np.zeros(slots, np.uint64),
+            sequence_id=np.zeros(slots, np.uint64),
             known=np.zeros(slots, np.int64),
             done=np.zeros(slots, np.int64),
             limit=np.zeros(slots, np.int64),
@@ -75,10 +75,10 @@ class Columns:
         return is_ready.astype(np.int64)
 
     def checksum(self) -> int:
-        """Of the membership: sum of (serial + 1) * (2 * slot + 1), modulo 2^64."""
+        """Of the membership: sum of (sequence id + 1) * (2 * slot + 1), modulo 2^64."""
         factors = 2 * np.flatnonzero(self.is_member).astype(np.uint64) + np.uint64(1)
-        serials = self.serial[self.is_member] + np.uint64(1)
-        return int((serials * factors).sum(dtype=np.uint64))
+        sequence_ids = self.sequence_id[self.is_member] + np.uint64(1)
+        return int((sequence_ids * factors).sum(dtype=np.uint64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +136,9 @@ def _join(draft: Columns, plan: Plan, limits: RowLimits) -> None:
         _check_sampling(f"slot {slot}", join.sampling, limits)
         draft.is_member[slot] = True
         draft.is_idle[slot] = False
-        draft.serial[slot] = join.serial
+        draft.sequence_id[slot] = join.sequence_id
         draft.known[slot] = len(join.token_ids)
-        draft.done[slot] = join.tokens_done
+        draft.done[slot] = join.num_computed_tokens
         draft.limit[slot] = row_limit(join, limits)
         draft.held[slot] = len(join.blocks)
 
@@ -148,8 +148,8 @@ def _check_tokens(row: str, join: Join, limits: RowLimits) -> None:
     require(1 <= join.prompt_tokens <= known, f"{row}: the prompt is 1 to {known} tokens of those")
     require(known < limit, f"{row}: {known} known tokens leave none below the limit of {limit}")
     require(
-        0 <= join.tokens_done < known,
-        f"{row}: {join.tokens_done} tokens done of {known} known leave nothing to compute",
+        0 <= join.num_computed_tokens < known,
+        f"{row}: {join.num_computed_tokens} tokens done of {known} known leave nothing to compute",
     )
     _check_token_ids(row, join.token_ids, limits)
 
@@ -164,8 +164,8 @@ def _check_blocks(row: str, join: Join, limits: RowLimits) -> None:
     for block in join.blocks:
         _check_block(block, limits)
     require(
-        join.tokens_done <= count * limits.block_size,
-        f"{row}: {join.tokens_done} tokens done do not fit {count} blocks",
+        join.num_computed_tokens <= count * limits.block_size,
+        f"{row}: {join.num_computed_tokens} tokens done do not fit {count} blocks",
     )
 
 

@@ -19,14 +19,14 @@ class Wish:
 
     prompt: IntArray
     # Positions before this one were explained in an earlier stay.
-    explain_from: int
+    prompt_logprobs_from: int
     # Likeliest tokens of each position.
     top: int
 
     def span(self, done: int, count: int) -> range:
         """Positions that the next `count` tokens explain."""
         end = min(done + count, len(self.prompt) - 1) + 1
-        return range(max(done + 1, self.explain_from), end)
+        return range(max(done + 1, self.prompt_logprobs_from), end)
 
 
 def explained_of(

@@ -59,15 +59,15 @@ class RowSampling:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
     slot: int
-    serial: int
+    sequence_id: int
     # Prompt and output committed so far; `prompt_tokens` of them are the prompt.
     token_ids: tuple[int, ...]
     prompt_tokens: int
-    tokens_done: int
+    num_computed_tokens: int
     blocks: tuple[int, ...]
     sampling: RowSampling
     # Prompt positions before this one were explained already.
-    explain_from: int = 1
+    prompt_logprobs_from: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,15 +78,15 @@ class Rows:
 
     @property
     def members(self) -> tuple[tuple[int, int], ...]:
-        """(slot, serial) of every member, by slot."""
+        """(slot, sequence id) of every member, by slot."""
         slots = np.flatnonzero(self._columns.is_member)
-        return tuple(zip(slots.tolist(), self._columns.serial[slots].tolist(), strict=True))
+        return tuple(zip(slots.tolist(), self._columns.sequence_id[slots].tolist(), strict=True))
 
     def tokens(self, slot: int) -> tuple[int, ...]:
         """All tokens known of a row."""
         return tuple(self._tokens[slot, : self._columns.known[slot]].tolist())
 
-    def tokens_done(self, slot: int) -> int:
+    def num_computed_tokens(self, slot: int) -> int:
         return int(self._columns.done[slot])
 
     def blocks(self, slot: int) -> list[int]:
@@ -145,10 +145,10 @@ class Rows:
             self._rules[slot] = RowRules(
                 sampling, join.token_ids, join.prompt_tokens, self.limits.vocab_size
             )
-        if sampling.prompt_logprobs is not None and join.explain_from < join.prompt_tokens:
+        if sampling.prompt_logprobs is not None and join.prompt_logprobs_from < join.prompt_tokens:
             self._wishes[slot] = Wish(
                 prompt=np.array(join.token_ids[: join.prompt_tokens], np.int64),
-                explain_from=join.explain_from,
+                prompt_logprobs_from=join.prompt_logprobs_from,
                 top=sampling.prompt_logprobs,
             )
 
@@ -229,7 +229,7 @@ class Rows:
         ]
         return StepInputs(
             slots=slots,
-            serials=columns.serial[slots],
+            sequence_ids=columns.sequence_id[slots],
             counts=per_row,
             query_starts=starts.astype(np.int32),
             context_lengths=context.astype(np.int32),

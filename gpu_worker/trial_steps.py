@@ -72,7 +72,7 @@ def step_of(
     contexts = np.maximum(per_row, context or 0)
     return StepInputs(
         slots=np.full(rows, _NOBODY, np.int64),
-        serials=np.zeros(rows, np.uint64),
+        sequence_ids=np.zeros(rows, np.uint64),
         counts=per_row,
         query_starts=starts.astype(np.int32),
         context_lengths=contexts.astype(np.int32),

@@ -55,13 +55,13 @@ def _pairs(names: str, left: Sequence[int], right: Sequence[int]) -> tuple[tuple
 def _join_from_proto(message: worker_service_pb2.Join) -> Join:
     return Join(
         slot=message.slot,
-        serial=message.serial,
+        sequence_id=message.sequence_id,
         token_ids=tuple(message.token_ids),
         prompt_tokens=message.prompt_tokens,
-        tokens_done=message.tokens_done,
+        num_computed_tokens=message.num_computed_tokens,
         blocks=tuple(message.blocks),
         sampling=_sampling_from_proto(message.sampling),
-        explain_from=message.explain_from,
+        prompt_logprobs_from=message.prompt_logprobs_from,
     )
 
 

@@ -64,7 +64,7 @@ class Following:
             for choice, position in enumerate(attach.positions):
                 self._choice(choice).position = position
         self._is_accepted = attach is not None
-        self._prompt: pb.PromptExplained | None = None
+        self._prompt: pb.PromptWithLogprobs | None = None
         self._done: pb.Done | None = None
         self._failures = 0
         self._lost_at_s: float | None = None

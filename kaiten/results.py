@@ -128,7 +128,7 @@ def delta_from_proto(message: inference_service_pb2.Delta) -> Delta:
     )
 
 
-def prompt_from_proto(message: inference_service_pb2.PromptExplained) -> Prompt:
+def prompt_from_proto(message: inference_service_pb2.PromptWithLogprobs) -> Prompt:
     told = message.logprobs
     k = len(told.top_token_ids) // max(1, told.token_count)
     tops = list(zip(told.top_token_ids, told.top_logprobs, strict=True))

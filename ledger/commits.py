@@ -10,12 +10,12 @@ from ledger.store import Argument, Call, Store
 from ledger.tokens import Outputs, joined
 from ledger.types import Commit, DamagedLedger, Fenced, InboxEntry, Leader, Recovered
 from protos.kaiten.v1.ledger_pb2 import (
-    ExplainedPrompt,
     FoldedTokens,
     InboxRecord,
     JournalRecord,
     RequestResult,
     SequenceFinished,
+    StoredPromptLogprobs,
     SubmitRecord,
 )
 
@@ -26,37 +26,43 @@ PAGE_ENTRIES: Final = 256
 
 def commit_call(store: Store, leader: Leader, commit: Commit) -> Call:
     """Keys and arguments of one commit, in the order commit.lua states."""
-    record, endings, explained = commit
+    record, endings, prompt_logprobs = commit
     keys = store.keys
-    ending_serials = {serial for result in endings for serial in serials_of(result)}
-    goes_on = [ended for ended in record.finished if ended.serial not in ending_serials]
+    ending_sequence_ids = {
+        sequence_id for result in endings for sequence_id in sequence_ids_of(result)
+    }
+    goes_on = [ended for ended in record.finished if ended.sequence_id not in ending_sequence_ids]
     call_keys = [keys.lease, keys.inbox, keys.journal, keys.load]
-    call_keys += [keys.explained(serial) for serial in explained]
-    call_keys += [keys.finished(ended.serial) for ended in goes_on]
+    call_keys += [keys.prompt_logprobs(sequence_id) for sequence_id in prompt_logprobs]
+    call_keys += [keys.finished(ended.sequence_id) for ended in goes_on]
     args: list[Argument] = [
         leader.epoch,
         leader.nonce,
         record.seq,
         record.SerializeToString(),
         store.limits.result_ttl_s,
-        len(explained),
+        len(prompt_logprobs),
         len(goes_on),
         len(endings),
-        *(ExplainedPrompt(runs=[run]).SerializeToString() for run in explained.values()),
+        *(StoredPromptLogprobs(runs=[run]).SerializeToString() for run in prompt_logprobs.values()),
         *(ended.SerializeToString() for ended in goes_on),
     ]
     for result in endings:
         call_keys += [keys.request(result.id), keys.result(result.id)]
-        call_keys.append(keys.explained(result.serial))
-        for serial in serials_of(result):
-            call_keys += [keys.tokens(serial), keys.finished(serial), keys.serial(serial)]
-        args += [result.serial, len(result.choices), result.SerializeToString()]
+        call_keys.append(keys.prompt_logprobs(result.sequence_id))
+        for sequence_id in sequence_ids_of(result):
+            call_keys += [
+                keys.tokens(sequence_id),
+                keys.finished(sequence_id),
+                keys.sequence(sequence_id),
+            ]
+        args += [result.sequence_id, len(result.choices), result.SerializeToString()]
     return scripts.COMMIT, call_keys, args
 
 
-def serials_of(result: RequestResult) -> range:
+def sequence_ids_of(result: RequestResult) -> range:
     """Of its choices."""
-    return range(result.serial, result.serial + len(result.choices))
+    return range(result.sequence_id, result.sequence_id + len(result.choices))
 
 
 def _refuse(reply: Sequence[Any], leader: Leader, doing: str) -> None:
@@ -69,7 +75,7 @@ def _refuse(reply: Sequence[Any], leader: Leader, doing: str) -> None:
         b"FENCED": f"epoch {leader.epoch} no longer leads (the lease says {found})",
         b"GAP": f"out of sequence: the journal is at {found}",
         b"STALE": f"out of sequence: the fold is at {found}",
-        b"MISMATCH": f"serial or n differ from what {found} was accepted with",
+        b"MISMATCH": f"sequence id or n differ from what {found} was accepted with",
     }
     raise Fenced(f"{doing} refused: {reasons.get(verdict, verdict)}")
 
@@ -80,7 +86,7 @@ def _entry(entry_id: bytes, fields: Sequence[bytes]) -> InboxEntry:
     kind = record.WhichOneof("record")
     return InboxEntry(
         entry_id=entry_id.decode(),
-        serial=int(named[b"s"]),
+        sequence_id=int(named[b"s"]),
         record=record.submit if kind == "submit" else record.cancel,
     )
 
@@ -131,8 +137,8 @@ class Commits:
         from_seq = await self._folded_seq(leader)
         call_keys = [keys.lease, keys.journal]
         args: list[Argument] = [leader.epoch, leader.nonce, from_seq, through_seq]
-        for serial, piece in pieces.items():
-            call_keys += [keys.tokens(serial), keys.serial(serial)]
+        for sequence_id, piece in pieces.items():
+            call_keys += [keys.tokens(sequence_id), keys.sequence(sequence_id)]
             args.append(piece.SerializeToString())
         reply = await self._store.script(scripts.FOLD, call_keys, args)
         _refuse(reply, leader, f"fold through {through_seq}")
@@ -174,28 +180,30 @@ class Commits:
         """
         entries = await self.inbox_all()
         live = [
-            serial
+            sequence_id
             for entry in entries
             if isinstance(entry.record, SubmitRecord)
-            for serial in range(entry.serial, entry.serial + entry.record.n)
+            for sequence_id in range(entry.sequence_id, entry.sequence_id + entry.record.n)
         ]
         wanting = [
-            entry.serial
+            entry.sequence_id
             for entry in entries
             if isinstance(entry.record, SubmitRecord)
             and entry.record.sampling.HasField("prompt_logprobs")
         ]
         folded, ended = await self._folded_state(live)
-        folded_counts = {serial: len(output.token_ids) for serial, output in folded.items()}
+        folded_counts = {
+            sequence_id: len(output.token_ids) for sequence_id, output in folded.items()
+        }
         outputs = Outputs(folded)
         for record in await self._journal():
             outputs.apply(record)
-        explained = {}
-        for serial in wanting:
+        prompt_logprobs_from = {}
+        for sequence_id in wanting:
             try:
-                explained[serial] = await self._explained(serial)
+                prompt_logprobs_from[sequence_id] = await self._prompt_logprobs_from(sequence_id)
             except DamagedLedger as error:
-                outputs.damaged[serial] = str(error)
+                outputs.damaged[sequence_id] = str(error)
         (lease,) = await self._store.read(
             (("HMGET", self._store.keys.lease, "epoch", "nonce", "journal_seq", "folded_seq"),)
         )
@@ -207,35 +215,37 @@ class Commits:
             tokens=outputs.tokens,
             folded_counts=folded_counts,
             finished={**ended, **outputs.finished},
-            explained=explained,
+            prompt_logprobs_from=prompt_logprobs_from,
             journal_seq=int(lease[2]),
             cursor=entries[-1].entry_id if entries else CURSOR_START,
             damaged=outputs.damaged,
         )
 
-    async def _explained(self, serial: int) -> int:
+    async def _prompt_logprobs_from(self, sequence_id: int) -> int:
         """The next prompt position. One request at a time: the values are large and not kept."""
-        (stored,) = await self._store.read((("GET", self._store.keys.explained(serial)),))
-        prompt = joined(ExplainedPrompt.FromString(stored or b""))
+        (stored,) = await self._store.read(
+            (("GET", self._store.keys.prompt_logprobs(sequence_id)),)
+        )
+        prompt = joined(StoredPromptLogprobs.FromString(stored or b""))
         return prompt.position + prompt.token_count
 
     async def _folded_state(
-        self, serials: Sequence[int]
+        self, sequence_ids: Sequence[int]
     ) -> tuple[dict[int, FoldedTokens], dict[int, SequenceFinished]]:
         keys = self._store.keys
         folded: dict[int, FoldedTokens] = {}
         ended: dict[int, SequenceFinished] = {}
-        for page in _pages(serials, PAGE_ENTRIES):
+        for page in _pages(sequence_ids, PAGE_ENTRIES):
             tokens, finished = await self._store.read(
                 (
-                    ("MGET", *(keys.tokens(serial) for serial in page)),
-                    ("MGET", *(keys.finished(serial) for serial in page)),
+                    ("MGET", *(keys.tokens(sequence_id) for sequence_id in page)),
+                    ("MGET", *(keys.finished(sequence_id) for sequence_id in page)),
                 )
             )
-            for serial, output, end in zip(page, tokens, finished, strict=True):
-                folded[serial] = FoldedTokens.FromString(output or b"")
+            for sequence_id, output, end in zip(page, tokens, finished, strict=True):
+                folded[sequence_id] = FoldedTokens.FromString(output or b"")
                 if end is not None:
-                    ended[serial] = SequenceFinished.FromString(end)
+                    ended[sequence_id] = SequenceFinished.FromString(end)
         return folded, ended
 
     async def _journal(self) -> Iterable[JournalRecord]:

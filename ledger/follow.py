@@ -33,7 +33,7 @@ class Journal(Protocol):
 
     async def leader(self) -> Lease | None: ...
 
-    async def history(self, serial: int, *, through_seq: int) -> History: ...
+    async def history(self, sequence_id: int, *, through_seq: int) -> History: ...
 
     async def journal_read(
         self, after_seq: int, *, block_ms: int, count: int
@@ -61,16 +61,20 @@ class Follower:
         return len(self._pending)
 
     def subscribe(
-        self, serials: Sequence[int], *, from_seq: int, positions: Mapping[int, int] | None = None
+        self,
+        sequence_ids: Sequence[int],
+        *,
+        from_seq: int,
+        positions: Mapping[int, int] | None = None,
     ) -> Subscription:
         """Updates from the journal records after from_seq.
 
-        `positions` names the next position wanted per serial; without it a sequence starts with the
-        first token after from_seq, and if these records are no longer in the journal, at position
-        0. For a request just submitted, from_seq is Submitted.journal_seq; to attach, from_seq=0
-        with positions gives everything.
+        `positions` names the next position wanted per sequence id; without it a sequence starts
+        with the first token after from_seq, and if these records are no longer in the journal, at
+        position 0. For a request just submitted, from_seq is Submitted.journal_seq; to attach,
+        from_seq=0 with positions gives everything.
         """
-        subscription = Subscription(self, serials, positions or {})
+        subscription = Subscription(self, sequence_ids, positions or {})
         if self._error is not None:
             subscription.fail(self._error)
         elif self._passed_seq is None or from_seq > self._passed_seq:
@@ -82,11 +86,14 @@ class Follower:
     def _place(self, subscription: Subscription, from_seq: int, passed_seq: int) -> None:
         """Register for what comes; give what has passed since, or leave it to the history."""
         for pending in subscription.pending:
-            self._pending[pending.serial] = (*self._pending.get(pending.serial, ()), pending)
+            self._pending[pending.sequence_id] = (
+                *self._pending.get(pending.sequence_id, ()),
+                pending,
+            )
         if from_seq >= passed_seq:
             return
         if self._recent and self._recent[0].seq <= from_seq + 1:
-            own = {pending.serial: (pending,) for pending in subscription.pending}
+            own = {pending.sequence_id: (pending,) for pending in subscription.pending}
             for record in self._recent:
                 if record.seq > from_seq:
                     _dispatch(record, own)
@@ -105,18 +112,18 @@ class Follower:
             self._future = kept
 
     def forget_sequence(self, pending: Pending) -> None:
-        rest = tuple(p for p in self._pending.get(pending.serial, ()) if p is not pending)
+        rest = tuple(p for p in self._pending.get(pending.sequence_id, ()) if p is not pending)
         if rest:
-            self._pending[pending.serial] = rest
+            self._pending[pending.sequence_id] = rest
         else:
-            self._pending.pop(pending.serial, None)
+            self._pending.pop(pending.sequence_id, None)
 
     async def fill(self, pending: Pending) -> None:
         """Close a hole from the ledger's history. Cancelled or failed, it can be called again."""
         pending.late = []
         pending.has_hole = False
         try:
-            history = await self._history(pending.serial)
+            history = await self._history(pending.sequence_id)
         except BaseException:
             pending.late, pending.has_hole = None, True
             raise
@@ -131,11 +138,11 @@ class Follower:
         if history.finished is not None:
             pending.finished = history.finished
 
-    async def _history(self, serial: int) -> History:
+    async def _history(self, sequence_id: int) -> History:
         wait_s = RETRY_WAIT_S_FIRST
         while True:
             try:
-                return await self._journal.history(serial, through_seq=self._passed_seq or 0)
+                return await self._journal.history(sequence_id, through_seq=self._passed_seq or 0)
             except (StoreLost, DamagedLedger):
                 raise
             except Unavailable:
@@ -225,14 +232,14 @@ class Follower:
 
 def _dispatch(record: JournalRecord, pending_of: Mapping[int, tuple[Pending, ...]]) -> None:
     if record.logprobs:
-        for serial, position, token_id, logprobs in tokens_of(record):
-            for pending in pending_of.get(serial, ()):
+        for sequence_id, position, token_id, logprobs in tokens_of(record):
+            for pending in pending_of.get(sequence_id, ()):
                 pending.take_token(position, token_id, logprobs)
                 pending.owner.mark(pending)
     else:
         _dispatch_plain(record, pending_of)
     for ended in record.finished:
-        for pending in pending_of.get(ended.serial, ()):
+        for pending in pending_of.get(ended.sequence_id, ()):
             pending.take_end(ended)
             pending.owner.mark(pending)
 
@@ -241,10 +248,10 @@ def _dispatch_plain(record: JournalRecord, pending_of: Mapping[int, tuple[Pendin
     # The hot loop of every gateway: it sees all tokens of the cell, mostly of other gateways'
     # requests.
     find = pending_of.get
-    for serial, position, token_id in zip(
-        record.serials, record.positions, record.token_ids, strict=True
+    for sequence_id, position, token_id in zip(
+        record.sequence_ids, record.positions, record.token_ids, strict=True
     ):
-        found = find(serial)
+        found = find(sequence_id)
         if found is None:
             continue
         for pending in found:

@@ -17,7 +17,7 @@ class Keys:
 
     @property
     def meta(self) -> str:
-        """Hash: schema, nonce of the store, last serial minted. Lives as long as the cell."""
+        """Hash: schema, nonce of the store, last sequence id minted. Lives as long as the cell."""
         return f"{self.prefix}meta"
 
     @property
@@ -49,21 +49,21 @@ class Keys:
         return f"{self.prefix}result:{id}"
 
     @property
-    def serial_prefix(self) -> str:
-        return f"{self.prefix}serial:"
+    def sequence_prefix(self) -> str:
+        return f"{self.prefix}sequence:"
 
-    def serial(self, serial: int) -> str:
-        """String: the id a serial belongs to. No TTL while live, the result's TTL afterwards."""
-        return f"{self.serial_prefix}{serial}"
+    def sequence(self, sequence_id: int) -> str:
+        """String: the id of its request. No TTL while live, the result's TTL afterwards."""
+        return f"{self.sequence_prefix}{sequence_id}"
 
-    def tokens(self, serial: int) -> str:
+    def tokens(self, sequence_id: int) -> str:
         """String: FoldedTokens of a live sequence, pieces concatenated."""
-        return f"{self.prefix}tokens:{serial}"
+        return f"{self.prefix}tokens:{sequence_id}"
 
-    def explained(self, serial: int) -> str:
-        """String: ExplainedPrompt of a request, by its first serial; expires with the result."""
-        return f"{self.prefix}explained:{serial}"
+    def prompt_logprobs(self, sequence_id: int) -> str:
+        """String: StoredPromptLogprobs, by the first sequence id; expires with the result."""
+        return f"{self.prefix}prompt_logprobs:{sequence_id}"
 
-    def finished(self, serial: int) -> str:
+    def finished(self, sequence_id: int) -> str:
         """String: SequenceFinished of a choice whose request still has others running."""
-        return f"{self.prefix}finished:{serial}"
+        return f"{self.prefix}finished:{sequence_id}"

@@ -17,13 +17,13 @@ from protos.kaiten.v1.common_pb2 import FinishReason, PromptLogprobs
 from protos.kaiten.v1.ledger_pb2 import (
     CancelRecord,
     CellRecord,
-    ExplainedPrompt,
     FoldedTokens,
     InboxRecord,
     JournalRecord,
     RenderOptions,
     RequestResult,
     SequenceFinished,
+    StoredPromptLogprobs,
     SubmitRecord,
 )
 from service_kit.errors import AlreadyExists, InvalidRequest, NotFound, Overloaded, TooLong
@@ -79,7 +79,7 @@ class Submissions:
                 InboxRecord(submit=record).SerializeToString(),
                 record.render.SerializeToString(),
                 record.id,
-                keys.serial_prefix,
+                keys.sequence_prefix,
                 record.tenant,
                 _least(UNBOUNDED, bounds.requests_max),
                 _least(UNBOUNDED, bounds.prompt_tokens_max),
@@ -91,7 +91,9 @@ class Submissions:
             _, subject, rule = REFUSALS[verdict]
             bound = getattr(bounds if subject == "tenant" else limits, rule)
             raise _overloaded(verdict, bound, int(rest[0]), record.tenant)
-        return Submitted(serial=int(rest[0]), journal_seq=int(rest[1]), is_new=verdict == b"NEW")
+        return Submitted(
+            sequence_id=int(rest[0]), journal_seq=int(rest[1]), is_new=verdict == b"NEW"
+        )
 
     async def refuse_if_full(self, tenant: str, choices: int, bounds: TenantBounds) -> None:
         """Raise what `submit` would raise now, at the price of a look: for before expensive work.
@@ -125,7 +127,11 @@ class Submissions:
         if choice is not None and not 0 <= choice < found.n:
             raise InvalidRequest("choice", f"must be in [0, {found.n}), got {choice}")
         record = CancelRecord(
-            id=id, serial=found.serial, n=found.n, reason=reason, output_tokens=output_tokens
+            id=id,
+            sequence_id=found.sequence_id,
+            n=found.n,
+            reason=reason,
+            output_tokens=output_tokens,
         )
         if choice is not None:
             record.choice = choice
@@ -134,7 +140,7 @@ class Submissions:
             scripts.CANCEL,
             (keys.inbox, keys.request(id)),
             (
-                found.serial,
+                found.sequence_id,
                 "*" if choice is None else choice,
                 InboxRecord(cancel=record).SerializeToString(),
             ),
@@ -146,14 +152,14 @@ class Submissions:
     async def find(self, id: str) -> RequestInfo:
         """A live request, or a finished one while its result is kept. NotFound otherwise."""
         keys = self._store.keys
-        fields = ("serial", "n", "finished", "prompt_tokens", "render")
+        fields = ("sequence_id", "n", "finished", "prompt_tokens", "render")
         known, seq = await self._store.read(
             (("HMGET", keys.request(id), *fields), ("HGET", keys.lease, "journal_seq"))
         )
         if known[0] is None:
             raise NotFound(f"request {id}")
         return RequestInfo(
-            serial=int(known[0]),
+            sequence_id=int(known[0]),
             n=int(known[1]),
             is_finished=known[2] is not None,
             prompt_tokens=int(known[3]),
@@ -166,15 +172,17 @@ class Submissions:
         (stored,) = await self._store.read((("GET", self._store.keys.result(id)),))
         return None if stored is None else RequestResult.FromString(stored)
 
-    async def explained(self, serial: int) -> PromptLogprobs:
-        """Log-probabilities of a request's prompt, as far as committed, by its first serial.
+    async def prompt_logprobs(self, sequence_id: int) -> PromptLogprobs:
+        """Log-probabilities of a request's prompt, as far as committed, by its first sequence id.
 
         Complete once a token of any choice is. Empty when unknown or no longer kept.
         """
-        (stored,) = await self._store.read((("GET", self._store.keys.explained(serial)),))
-        return joined(ExplainedPrompt.FromString(stored or b""))
+        (stored,) = await self._store.read(
+            (("GET", self._store.keys.prompt_logprobs(sequence_id)),)
+        )
+        return joined(StoredPromptLogprobs.FromString(stored or b""))
 
-    async def history(self, serial: int, *, through_seq: int) -> History:
+    async def history(self, sequence_id: int, *, through_seq: int) -> History:
         """Everything of one sequence up to at least journal record through_seq, from position 0.
 
         What was folded or ended since may be in it too; positions tell. NotFound when no longer
@@ -183,32 +191,32 @@ class Submissions:
         keys = self._store.keys
         owner, ttl_ms, folded, ended, tail = await self._store.read(
             (
-                ("GET", keys.serial(serial)),
-                ("PTTL", keys.serial(serial)),
-                ("GET", keys.tokens(serial)),
-                ("GET", keys.finished(serial)),
+                ("GET", keys.sequence(sequence_id)),
+                ("PTTL", keys.sequence(sequence_id)),
+                ("GET", keys.tokens(sequence_id)),
+                ("GET", keys.finished(sequence_id)),
                 ("XRANGE", keys.journal, "-", f"{through_seq}-0"),
             )
         )
         if owner is None:
-            raise NotFound(f"sequence {serial}")
+            raise NotFound(f"sequence {sequence_id}")
         if ttl_ms >= 0:
-            return await self._history_of_finished(owner.decode(), serial)
-        outputs = Outputs({serial: FoldedTokens.FromString(folded or b"")})
+            return await self._history_of_finished(owner.decode(), sequence_id)
+        outputs = Outputs({sequence_id: FoldedTokens.FromString(folded or b"")})
         for _, (_, record) in tail:
             outputs.apply(JournalRecord.FromString(record))
-        if serial in outputs.damaged:
-            raise DamagedLedger(outputs.damaged[serial])
-        finished = outputs.finished.get(serial)
+        if sequence_id in outputs.damaged:
+            raise DamagedLedger(outputs.damaged[sequence_id])
+        finished = outputs.finished.get(sequence_id)
         if finished is None and ended is not None:
             finished = SequenceFinished.FromString(ended)
-        return History(cut(outputs.tokens[serial], finished), finished)
+        return History(cut(outputs.tokens[sequence_id], finished), finished)
 
-    async def _history_of_finished(self, id: str, serial: int) -> History:
+    async def _history_of_finished(self, id: str, sequence_id: int) -> History:
         stored = await self.result(id)
         if stored is None:
-            raise NotFound(f"sequence {serial}")
-        choice = stored.choices[serial - stored.serial]
+            raise NotFound(f"sequence {sequence_id}")
+        choice = stored.choices[sequence_id - stored.sequence_id]
         return History(cut(choice.output, choice.finished), choice.finished)
 
     async def journal_read(

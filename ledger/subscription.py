@@ -40,13 +40,13 @@ class Pending:
         "logprobs",
         "next",
         "owner",
-        "serial",
+        "sequence_id",
         "token_ids",
     )
 
-    def __init__(self, owner: "Subscription", serial: int, position: int) -> None:
+    def __init__(self, owner: "Subscription", sequence_id: int, position: int) -> None:
         self.owner = owner
-        self.serial = serial
+        self.sequence_id = sequence_id
         self.next = position
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
@@ -91,7 +91,7 @@ class Pending:
             token_ids, logprobs = token_ids[:kept], logprobs[:kept]
         self.token_ids, self.logprobs = [], []
         return Update(
-            serial=self.serial,
+            sequence_id=self.sequence_id,
             position=position,
             token_ids=token_ids,
             logprobs=logprobs,
@@ -105,10 +105,10 @@ class Subscription:
     """
 
     def __init__(
-        self, follower: Source, serials: Sequence[int], positions: Mapping[int, int]
+        self, follower: Source, sequence_ids: Sequence[int], positions: Mapping[int, int]
     ) -> None:
         self._follower = follower
-        self.pending = [Pending(self, s, positions.get(s, UNKNOWN)) for s in serials]
+        self.pending = [Pending(self, s, positions.get(s, UNKNOWN)) for s in sequence_ids]
         self._open = len(self.pending)
         self._ready: deque[Pending] = deque()
         self._waiter: asyncio.Future[None] | None = None

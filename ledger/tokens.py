@@ -11,35 +11,35 @@ from collections.abc import Iterator, Mapping
 from ledger.types import DamagedLedger
 from protos.kaiten.v1.common_pb2 import PromptLogprobs, TokenLogprobs
 from protos.kaiten.v1.ledger_pb2 import (
-    ExplainedPrompt,
     FoldedTokens,
     JournalRecord,
     SequenceFinished,
+    StoredPromptLogprobs,
 )
 
 
 def tokens_of(record: JournalRecord) -> Iterator[tuple[int, int, int, TokenLogprobs | None]]:
-    """(serial, position, token id, log-probabilities if the request asked for them), in record
+    """(sequence id, position, token id, log-probabilities if the request asked for them), in record
     order.
     """
     waiting: defaultdict[int, deque[TokenLogprobs]] = defaultdict(deque)
     for entry in record.logprobs:
-        waiting[entry.serial].append(entry.logprobs)
-    for serial, position, token_id in zip(
-        record.serials, record.positions, record.token_ids, strict=True
+        waiting[entry.sequence_id].append(entry.logprobs)
+    for sequence_id, position, token_id in zip(
+        record.sequence_ids, record.positions, record.token_ids, strict=True
     ):
-        queue = waiting.get(serial)
-        yield serial, position, token_id, queue.popleft() if queue else None
+        queue = waiting.get(sequence_id)
+        yield sequence_id, position, token_id, queue.popleft() if queue else None
 
 
 def pieces_of(records: Iterator[JournalRecord] | list[JournalRecord]) -> dict[int, FoldedTokens]:
-    """What `fold` is given for these consecutive records: each serial's tokens in order."""
+    """What `fold` is given for these consecutive records: each sequence id's tokens in order."""
     pieces: defaultdict[int, FoldedTokens] = defaultdict(FoldedTokens)
     for record in records:
-        for serial, _, token_id, logprobs in tokens_of(record):
-            pieces[serial].token_ids.append(token_id)
+        for sequence_id, _, token_id, logprobs in tokens_of(record):
+            pieces[sequence_id].token_ids.append(token_id)
             if logprobs is not None:
-                pieces[serial].logprobs.append(logprobs)
+                pieces[sequence_id].logprobs.append(logprobs)
     return dict(pieces)
 
 
@@ -56,13 +56,13 @@ class Outputs:
 
     def apply(self, record: JournalRecord) -> None:
         """Take what is new of the sequences we hold."""
-        for serial, position, token_id, logprobs in tokens_of(record):
-            output = self.tokens.get(serial)
-            if output is None or serial in self.damaged or position < len(output.token_ids):
+        for sequence_id, position, token_id, logprobs in tokens_of(record):
+            output = self.tokens.get(sequence_id)
+            if output is None or sequence_id in self.damaged or position < len(output.token_ids):
                 continue
             if position > len(output.token_ids):
-                self.damaged[serial] = (
-                    f"sequence {serial} lacks tokens [{len(output.token_ids)}, {position})"
+                self.damaged[sequence_id] = (
+                    f"sequence {sequence_id} lacks tokens [{len(output.token_ids)}, {position})"
                     f" before journal record {record.seq}"
                 )
                 continue
@@ -70,11 +70,11 @@ class Outputs:
             if logprobs is not None:
                 output.logprobs.append(logprobs)
         for ended in record.finished:
-            if ended.serial in self.tokens:
-                self.finished[ended.serial] = ended
+            if ended.sequence_id in self.tokens:
+                self.finished[ended.sequence_id] = ended
 
 
-def joined(prompt: ExplainedPrompt) -> PromptLogprobs:
+def joined(prompt: StoredPromptLogprobs) -> PromptLogprobs:
     """All runs as one, from position 1. DamagedLedger when one does not follow the other."""
     whole = PromptLogprobs(position=1)
     for run in prompt.runs:

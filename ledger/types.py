@@ -88,9 +88,9 @@ class StoreInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """An accepted request. Its serials are [serial, serial + n)."""
+    """An accepted request. Its sequence ids are [sequence id, sequence id + n)."""
 
-    serial: int
+    sequence_id: int
     # The journal when the request was first accepted: everything of it comes later.
     journal_seq: int
     is_new: bool
@@ -100,7 +100,7 @@ class Submitted:
 class RequestInfo:
     """A request as any gateway can see it. journal_seq is the journal's end right now."""
 
-    serial: int
+    sequence_id: int
     n: int
     is_finished: bool
     prompt_tokens: int
@@ -163,10 +163,10 @@ class Leader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxEntry:
-    """A submit or a cancel, and the first serial of its request."""
+    """A submit or a cancel, and the first sequence id of its request."""
 
     entry_id: str
-    serial: int
+    sequence_id: int
     record: InboxRecordValue
 
 
@@ -176,8 +176,8 @@ class Commit(NamedTuple):
     record: JournalRecord
     # Of the requests whose last choice has finished.
     endings: Sequence[RequestResult] = ()
-    # The next positions of prompts, by the request's first serial.
-    explained: Mapping[int, PromptLogprobs] = MappingProxyType({})
+    # The next positions of prompts, by the request's first sequence id.
+    prompt_logprobs: Mapping[int, PromptLogprobs] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +189,8 @@ class Recovered:
     # How many of them are folded already; the rest is only in the journal.
     folded_counts: Mapping[int, int]
     finished: Mapping[int, SequenceFinished]
-    # Prompt positions before this one are explained; by first serial, of requests that want it.
-    explained: Mapping[int, int]
+    # Prompt positions before this one have theirs; by first sequence id, of requests that want any.
+    prompt_logprobs_from: Mapping[int, int]
     journal_seq: int
     # inbox_read goes on from here.
     cursor: str
@@ -206,7 +206,7 @@ class Update(NamedTuple):
     because one is made per token where the output is slow: a frozen dataclass costs 1 µs more.
     """
 
-    serial: int
+    sequence_id: int
     position: int
     token_ids: list[int]
     logprobs: list[TokenLogprobs]

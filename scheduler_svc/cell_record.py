@@ -26,7 +26,7 @@ def describe_cell(
         running=core.running_count,
         stalled_ms=stalled_ms,
         # Each request once, whoever of its choices waits.
-        waiting_serials=dict.fromkeys(s.live.request.sequence_id for s in head),
+        waiting_sequence_ids=dict.fromkeys(s.live.request.sequence_id for s in head),
         full_tenants=[full_to_proto(tenant) for tenant in islice(full, TENANTS_TOLD_MAX)],
         weights_digest=weights_digest,
     )

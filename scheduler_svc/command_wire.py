@@ -81,7 +81,7 @@ def cancel_from_proto(record: CancelRecord) -> Cancel:
     """An unset reason is a plain cancel; only a stop string cuts the output to a length."""
     reason = wire.REASON_FROM_PROTO.get(record.reason, Reason.CANCELLED)
     return Cancel(
-        sequence_id=record.serial,
+        sequence_id=record.sequence_id,
         choice=record.choice if record.HasField("choice") else None,
         reason=reason,
         num_output_tokens=record.output_tokens if reason is Reason.STOP else None,
@@ -93,15 +93,15 @@ def _submit(command: Submit) -> SubmitInput:
     request = command.request
     return SubmitInput(
         id=request.id,
-        serial=request.sequence_id,
+        sequence_id=request.sequence_id,
         committed_tokens=[len(output or ()) for output in request.outputs],
-        explain_from=request.prompt_logprobs_from or 0,
+        prompt_logprobs_from=request.prompt_logprobs_from or 0,
     )
 
 
 def _cancel(command: Cancel) -> CancelRecord:
     return CancelRecord(
-        serial=command.sequence_id,
+        sequence_id=command.sequence_id,
         choice=command.choice,
         reason=wire.REASON_TO_PROTO[command.reason],
         output_tokens=command.num_output_tokens or 0,

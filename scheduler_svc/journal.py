@@ -21,10 +21,10 @@ from protos.kaiten.v1.ledger_pb2 import (
 )
 from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
 from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
-from scheduler_svc.accepted import AcceptedRequests
 from scheduler_svc.command_wire import describe_plan, input_to_proto
 from scheduler_svc.core.commands import Command, MakePlan, StepDone
 from scheduler_svc.core.outcome import Event, Finished, Outcome, Plan, RequestOver, StepTokens
+from scheduler_svc.request_book import RequestBook
 from scheduler_svc.wire import done_to_proto, finished_to_proto
 
 # Of one record, give or take what one turn brings: plans and steps of long prompts, workers that
@@ -33,10 +33,10 @@ INPUTS_MAX: Final = 512
 
 
 class Journal:
-    """Builds the commits of one term, in order. Performs nothing."""
+    """Builds the commits of one leadership, in order. Performs nothing."""
 
-    def __init__(self, accepted: AcceptedRequests, *, epoch: int, journal_seq: int) -> None:
-        self._accepted = accepted
+    def __init__(self, requests: RequestBook, *, epoch: int, journal_seq: int) -> None:
+        self._requests = requests
         self._epoch = epoch
         self.seq = journal_seq
         self._inputs: list[CoreInput] = []
@@ -65,9 +65,9 @@ class Journal:
         if not tokens.sequence_ids and not outcome.events and not tokens.prompt_logprobs:
             return None
         for sequence_id, token in zip(tokens.sequence_ids, tokens.tokens, strict=True):
-            self._accepted.committed(sequence_id, token)
+            self._requests.committed(sequence_id, token)
         record = JournalRecord(
-            serials=tokens.sequence_ids,
+            sequence_ids=tokens.sequence_ids,
             positions=tokens.positions,
             token_ids=tokens.tokens,
             step=StepRecord(
@@ -78,12 +78,14 @@ class Journal:
             ),
         )
         self._add_logprobs(record, message, tokens)
-        explained = {
+        prompt_logprobs = {
             tokens.prompt_logprobs[row.slot]: row.logprobs
             for row in message.prompt_logprobs
             if row.slot in tokens.prompt_logprobs
         }
-        return self._sealed(record, outcome.events, now_ns)._replace(explained=explained)
+        return self._sealed(record, outcome.events, now_ns)._replace(
+            prompt_logprobs=prompt_logprobs
+        )
 
     def ended(self, events: Iterable[Event], now_ns: int) -> Commit | None:
         """The record of endings that no step brought; None when there are none."""
@@ -104,8 +106,10 @@ class Journal:
         sequence_at = dict(zip(tokens.slots, tokens.sequence_ids, strict=True))
         for row in message.logprobs:
             if (sequence_id := sequence_at.get(row.slot)) is not None:
-                self._accepted.explained(sequence_id, row.logprobs)
-                record.logprobs.append(SequenceLogprobs(serial=sequence_id, logprobs=row.logprobs))
+                self._requests.add_logprobs(sequence_id, row.logprobs)
+                record.logprobs.append(
+                    SequenceLogprobs(sequence_id=sequence_id, logprobs=row.logprobs)
+                )
 
     def _sealed(self, record: JournalRecord, events: Iterable[Event], now_ns: int) -> Commit:
         """The record as the next one, with what the core was told since the one before."""
@@ -123,14 +127,14 @@ class Journal:
 
     def _ending(self, over: RequestOver, last: SequenceFinished) -> RequestResult:
         """Put the result together; `last`, the choice that ended last, says that all is done."""
-        accepted = self._accepted.get(over.sequence_id)
+        accepted = self._requests.get(over.sequence_id)
         choices = self._choices(over)
         output_tokens = sum(choice.finished.output_tokens for choice in choices)
         last.done.CopyFrom(done_to_proto(over, output_tokens))
-        self._accepted.remove(over.sequence_id)
+        self._requests.remove(over.sequence_id)
         return RequestResult(
             id=over.id,
-            serial=over.sequence_id,
+            sequence_id=over.sequence_id,
             prompt_tokens=over.num_prompt_tokens,
             choices=choices,
             done=last.done,
@@ -138,17 +142,17 @@ class Journal:
         )
 
     def _choices(self, over: RequestOver) -> list[ChoiceResult]:
-        before = self._accepted.get(over.sequence_id).ended_before
+        before = self._requests.get(over.sequence_id).ended_before
         endings = {ending.sequence_id: ending for ending in over.endings}
         choices = []
         for choice, tokens in enumerate(over.outputs):
-            serial = over.sequence_id + choice
-            if serial in before:
-                output, finished = before[serial]
+            sequence_id = over.sequence_id + choice
+            if sequence_id in before:
+                output, finished = before[sequence_id]
             else:
-                logprobs = self._accepted.logprobs(serial, len(tokens))
+                logprobs = self._requests.logprobs(sequence_id, len(tokens))
                 output = FoldedTokens(token_ids=tokens, logprobs=logprobs)
-                finished = finished_to_proto(endings[serial])
+                finished = finished_to_proto(endings[sequence_id])
             choices.append(ChoiceResult(output=output, finished=finished))
         return choices
 

@@ -9,10 +9,10 @@ import structlog
 
 from ledger import Candidate, Leader, Ledger, LedgerLimits, StoreLost
 from protos.kaiten.v1.scheduler_service_pb2_grpc import add_SchedulerServiceServicer_to_server
+from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.meters import Meters
 from scheduler_svc.servicer import Servicer
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.term import Term
 from scheduler_svc.tracing import Tracing
 from service_kit import grpc_server, lifecycle, logs, settings, telemetry
 from service_kit.addresses import advertised
@@ -69,14 +69,14 @@ class SchedulerProcess:
             except* (OutOfOrder, Unavailable) as group:
                 reason = "; ".join(str(error) for error in group.exceptions)
                 if not self._is_draining:
-                    log.warning("term.ended", reason=reason)
+                    log.warning("leadership.ended", reason=reason)
                     await self._clock.sleep(STORE_RETRY_S)
 
     async def drain(self) -> None:
         self._is_draining = True
         self._health.set_all(False)
-        if self._servicer.term is not None:
-            await self._servicer.term.drain()
+        if self._servicer.session is not None:
+            await self._servicer.session.drain()
 
     async def stop(self) -> None:
         self._health.set_all(False)
@@ -116,7 +116,7 @@ class SchedulerProcess:
             self._ledger, self._clock, self._settings.lease_ttl_s, address=await self._address()
         )
         leader = await self._campaign(candidate)
-        term = Term(
+        session = LeaderSession(
             ledger=self._ledger,
             leader=leader,
             settings=self._settings,
@@ -124,19 +124,19 @@ class SchedulerProcess:
             meters=self._meters,
             tracing=self._tracing(),
         )
-        self._meters.leads(term)
+        self._meters.leads(session)
         try:
-            await term.recover()
+            await session.recover()
             # From here on workers may register; `run` makes room for them before it first waits.
-            self._servicer.term = term
-            await term.run()
+            self._servicer.session = session
+            await session.run()
         finally:
-            self._servicer.term = None
+            self._servicer.session = None
             self._meters.leads(None)
             await self._resign(leader)
 
     async def _resign(self, leader: Leader) -> None:
-        """However a term ended, a standby may lead at once. Nothing of it runs any more."""
+        """However a leadership ended, a standby may lead at once. Nothing of it runs any more."""
         assert self._ledger is not None
         with suppress(TimeoutError, Unavailable):
             async with asyncio.timeout(RESIGN_S_MAX):

@@ -49,7 +49,7 @@ GRAVEST_FIRST: Final = (
 
 
 class Standing(Protocol):
-    """The term that leads now, as far as it is measured."""
+    """The leadership that leads now, as far as it is measured."""
 
     core: Scheduler
 
@@ -65,7 +65,7 @@ class Meters:
 
     def __init__(self, meter: Meter) -> None:
         # None: this process stands by.
-        self.term: Standing | None = None
+        self.session: Standing | None = None
         self._requests = Counter(new=0, recovered=0)
         self._ended = Counter({reason.value: 0 for reason in Reason})
         self._workers_lost = Counter(dict.fromkeys(HOW_LOST.values(), 0))
@@ -108,11 +108,11 @@ class Meters:
         """A worker is gone. None: so far only its connection is; a crash is counted once known."""
         self._workers_lost[HOW_LOST[is_crash]] += 1
 
-    def leads(self, term: Standing | None) -> None:
-        """Another term, or none. What the old one had live is the next leader's."""
-        if self.term is not None:
-            self._counts["requests_handed_over"] += self.term.core.live_count
-        self.term = term
+    def leads(self, session: Standing | None) -> None:
+        """Another leadership, or none. What the old one had live is the next leader's."""
+        if self.session is not None:
+            self._counts["requests_handed_over"] += self.session.core.live_count
+        self.session = session
 
     def _over(self, over: RequestOver) -> None:
         reasons = {ending.reason for ending in over.endings}
@@ -146,32 +146,34 @@ class Meters:
     def _gauge(self, meter: Meter) -> None:
         def gauge(name: str, what: str, read: Callable[[Standing], Number], unit: str = "") -> None:
             def now() -> Number:
-                term = self.term
-                return 0 if term is None else read(term)
+                session = self.session
+                return 0 if session is None else read(session)
 
             meter.create_observable_gauge(f"kaiten.{name}", seen(now), unit, what)
 
-        gauge("is_leader", "this process leads the cell", lambda term: 1)
-        gauge("requests_live", "accepted and not over", lambda term: term.core.live_count)
-        gauge("num_requests_waiting", "sequences that wait", lambda term: len(term.core.waiting))
+        gauge("is_leader", "this process leads the cell", lambda session: 1)
+        gauge("requests_live", "accepted and not over", lambda session: session.core.live_count)
+        gauge(
+            "num_requests_waiting", "sequences that wait", lambda session: len(session.core.waiting)
+        )
         gauge("num_requests_running", "sequences in a batch", _running)
-        gauge("num_workers", "workers connected", lambda term: len(term.core.workers))
+        gauge("num_workers", "workers connected", lambda session: len(session.core.workers))
         gauge("kv_cache_usage_perc", "share of KV blocks held, 0 to 1", _kv_share)
-        gauge("commit_backlog", "records not acknowledged", lambda term: term.commit_backlog)
-        gauge("stalled", "work without a commit", lambda term: term.stalled_ms / 1000, "s")
+        gauge("commit_backlog", "records not acknowledged", lambda session: session.commit_backlog)
+        gauge("stalled", "work without a commit", lambda session: session.stalled_ms / 1000, "s")
 
 
-def _running(term: Standing) -> int:
-    return sum(len(worker.running) for worker in _workers(term))
+def _running(session: Standing) -> int:
+    return sum(len(worker.running) for worker in _workers(session))
 
 
-def _kv_share(term: Standing) -> float:
+def _kv_share(session: Standing) -> float:
     """Of all blocks of all workers, those that live sequences hold."""
-    managers = [worker.kv for worker in _workers(term)]
+    managers = [worker.kv for worker in _workers(session)]
     blocks = sum(kv.block_count for kv in managers)
     return 1 - sum(kv.free_count for kv in managers) / blocks if blocks else 0.0
 
 
-def _workers(term: Standing) -> list[Worker]:
+def _workers(session: Standing) -> list[Worker]:
     """A copy: this is another thread than the one that changes them."""
-    return list(term.core.workers.values())
+    return list(session.core.workers.values())

@@ -1,9 +1,9 @@
 """Replay a journal through a fresh core: the same inputs must bring the same decisions.
 
 A record holds what the core was told since the record before it, and what came of it. Given the
-bodies of the requests (the journal names them by serial only), a replay makes every plan and every
-ending again, and says of each what was recorded and what it got. A new epoch is a new core, which
-resumes from what the records before had committed. Pure: records in, comparisons out.
+bodies of the requests (the journal names them by sequence id only), a replay makes every plan and
+every ending again, and says of each what was recorded and what it got. A new epoch is a new core,
+which resumes from what the records before had committed. Pure: records in, comparisons out.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -54,12 +54,12 @@ class _Outputs:
     ended: set[SequenceId] = field(default_factory=set)
 
     def take(self, record: JournalRecord) -> None:
-        for serial, token in zip(record.serials, record.token_ids, strict=True):
-            self.tokens.setdefault(serial, []).append(token)
-        self.ended.update(ending.serial for ending in record.finished)
+        for sequence_id, token in zip(record.sequence_ids, record.token_ids, strict=True):
+            self.tokens.setdefault(sequence_id, []).append(token)
+        self.ended.update(ending.sequence_id for ending in record.finished)
 
-    def of(self, serial: SequenceId) -> tuple[int, ...] | None:
-        return None if serial in self.ended else tuple(self.tokens.get(serial, ()))
+    def of(self, sequence_id: SequenceId) -> tuple[int, ...] | None:
+        return None if sequence_id in self.ended else tuple(self.tokens.get(sequence_id, ()))
 
 
 class Replay:
@@ -71,7 +71,7 @@ class Replay:
     def __init__(self, entries: Iterable[InboxEntry], policy: str | None = None) -> None:
         self._policy = policy
         self._bodies: dict[SequenceId, tuple[InboxEntry, SubmitRecord]] = {
-            entry.serial: (entry, entry.record)
+            entry.sequence_id: (entry, entry.record)
             for entry in entries
             if isinstance(entry.record, SubmitRecord)
         }
@@ -94,7 +94,7 @@ class Replay:
                 tokens += zip(step.sequence_ids, step.positions, step.tokens, strict=True)
             if item.WhichOneof("input") == "plan":
                 yield self._compare_plan(record.seq, item.plan, outcome.plan)
-        recorded = list(zip(record.serials, record.positions, record.token_ids, strict=True))
+        recorded = list(zip(record.sequence_ids, record.positions, record.token_ids, strict=True))
         yield Compared(seq=record.seq, what="tokens", recorded=recorded, replayed=tokens)
         yield _compare_endings(record, events)
         self._outputs.take(record)
@@ -119,33 +119,33 @@ class Replay:
 
     def _request(self, submit: SubmitInput) -> Request:
         """With what the records so far have committed of it."""
-        entry, record = self._bodies[submit.serial]
+        entry, record = self._bodies[submit.sequence_id]
         outputs: tuple[tuple[int, ...] | None, ...] = ()
         if submit.committed_tokens:
-            sequence_ids = range(entry.serial, entry.serial + record.n)
+            sequence_ids = range(entry.sequence_id, entry.sequence_id + record.n)
             outputs = tuple(self._outputs.of(sequence_id) for sequence_id in sequence_ids)
-        return wire.request_from_proto(entry, record, outputs, submit.explain_from or 1)
+        return wire.request_from_proto(entry, record, outputs, submit.prompt_logprobs_from or 1)
 
 
 def _samplings(
     bodies: Mapping[SequenceId, tuple[InboxEntry, SubmitRecord]],
 ) -> Iterator[tuple[SequenceId, RowSampling]]:
-    for serial, (_, record) in bodies.items():
+    for sequence_id, (_, record) in bodies.items():
         for choice in range(record.n):
-            yield serial + choice, wire.sampling_of_choice(record.sampling, choice)
+            yield sequence_id + choice, wire.sampling_of_choice(record.sampling, choice)
 
 
 def _compare_endings(record: JournalRecord, events: Iterable[Event]) -> Compared:
     """Who ended, why and at which length; that a request is over is said by its last choice."""
-    described = attrgetter("serial", "reason", "output_tokens", "error")
+    described = attrgetter("sequence_id", "reason", "output_tokens", "error")
     endings: list[SequenceFinished] = []
     overs: list[SequenceId] = []
     for event in events:
         if isinstance(event, Finished):
             endings.append(wire.finished_to_proto(event))
         else:
-            overs.append(endings[-1].serial)
-    recorded_overs = [ending.serial for ending in record.finished if ending.HasField("done")]
+            overs.append(endings[-1].sequence_id)
+    recorded_overs = [ending.sequence_id for ending in record.finished if ending.HasField("done")]
     return Compared(
         seq=record.seq,
         what="endings",

@@ -11,8 +11,8 @@ from protos.kaiten.v1.scheduler_service_pb2 import (
     WorkerState,
 )
 from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceServicer
+from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.term import Term
 from service_kit.errors import InvalidRequest, NotLeader
 
 UINT32_MAX: Final = (1 << 32) - 1
@@ -30,10 +30,10 @@ RANGES: Final = {
 
 
 class Servicer(SchedulerServiceServicer):
-    """Answers for whatever term this process leads now; a standby sends workers to the leader."""
+    """Answers for the session that leads now, if any; a standby sends workers to the leader."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
-        self.term: Term | None = None
+        self.session: LeaderSession | None = None
         self.leader_address = ""
         self._settings = settings
 
@@ -43,45 +43,45 @@ class Servicer(SchedulerServiceServicer):
         _check_texts(request)
         _check_ranges(request.worker)
         _check_budgets(request.worker)
-        with self._leading().called() as term:
-            term.register(request.address, request.worker)
+        with self._leading().called() as session:
+            session.register(request.address, request.worker)
         return RegisterResponse(heartbeat_interval_ms=self._settings.heartbeat_interval_ms)
 
     async def Heartbeat(self, request: Any, context: Any) -> HeartbeatResponse:
-        with self._leading().called() as term:
-            is_drained = term.heartbeat(request.boot_id, is_draining=request.is_draining)
+        with self._leading().called() as session:
+            is_drained = session.heartbeat(request.boot_id, is_draining=request.is_draining)
         if is_drained is None:
             return HeartbeatResponse(must_register=True)
         return HeartbeatResponse(is_drained=is_drained)
 
     async def GetState(self, request: Any, context: Any) -> GetStateResponse:
-        if self.term is None:
+        if self.session is None:
             return GetStateResponse(is_leader=False, policy=self._settings.policy)
-        leader, core = self.term.leader, self.term.core
+        leader, core = self.session.leader, self.session.core
         return GetStateResponse(
             is_leader=True,
             leader=common_pb2.Leader(epoch=leader.epoch, nonce=leader.nonce),
-            journal_seq=self.term.journal_seq,
+            journal_seq=self.session.journal_seq,
             waiting=len(core.waiting),
             running=core.running_count,
             policy=self._settings.policy,
-            workers=[self._worker(self.term, worker_id) for worker_id in self.term.links],
+            workers=[self._worker(self.session, worker_id) for worker_id in self.session.links],
         )
 
-    def _leading(self) -> Term:
-        if self.term is None:
+    def _leading(self) -> LeaderSession:
+        if self.session is None:
             raise NotLeader(self.leader_address)
-        return self.term
+        return self.session
 
-    def _worker(self, term: Term, worker_id: str) -> WorkerState:
-        link = term.links[worker_id]
+    def _worker(self, session: LeaderSession, worker_id: str) -> WorkerState:
+        link = session.links[worker_id]
         state = WorkerState(
             worker_id=worker_id,
             address=link.address,
             is_connected=link.is_open,
             description=link.worker,
         )
-        if (worker := term.core.workers.get(worker_id)) is not None:
+        if (worker := session.core.workers.get(worker_id)) is not None:
             state.running = len(worker.running)
             state.blocks_free = worker.kv.free_count
             state.block_count = worker.kv.block_count

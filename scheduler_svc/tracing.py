@@ -1,10 +1,10 @@
-"""Spans of a term: one per traced iteration, and the phases of every traced request.
+"""Spans of a leadership: one per traced iteration, and the phases of every traced request.
 
 An iteration serves many requests, so its span is the root of its own trace and is *linked* to each
 member request's span. Its ids go down with the plan, and the worker's step is its child; step k of
 a plan has the ids of the first one, k further. Spans are made by a task of its own from what the
-term leaves in a bounded queue: when tracing falls behind, spans are dropped and counted, and steps
-are not delayed. What is not traced is still in the journal.
+leadership leaves in a bounded queue: when tracing falls behind, spans are dropped and counted, and
+steps are not delayed. What is not traced is still in the journal.
 """
 
 import asyncio
@@ -134,7 +134,9 @@ class Tracing:
                 step=result.step,
                 timings=result.timings,
                 finished=len(result.finished),
-                traceparents=[of(serial) for serial in tokens.sequence_ids] if is_root else (),
+                traceparents=[of(sequence_id) for sequence_id in tokens.sequence_ids]
+                if is_root
+                else (),
                 ended_ns=now_ns,
             )
         )
@@ -190,7 +192,7 @@ class Tracing:
             "kaiten.rows.finished": item.finished,
             "kaiten.tokens.computed": timings.tokens_computed,
             "kaiten.tokens.chunks": plan.chunk_tokens if item.step == 0 else 0,
-            "kaiten.preempted": [str(serial) for serial in plan.preempted],
+            "kaiten.preempted": [str(sequence_id) for sequence_id in plan.preempted],
             "kaiten.blocks.allocated": len(plan.appends),
             "kaiten.blocks.free": plan.blocks_free,
             "kaiten.queue.depth": plan.waiting,
@@ -208,7 +210,7 @@ class Tracing:
             return
         start_ns = item.ended_ns - over.queue_ns - over.prefill_ns - over.decode_ns
         attributes: dict[str, AttributeValue] = {
-            "kaiten.request.serial": over.sequence_id,
+            "kaiten.request.sequence_id": over.sequence_id,
             "gen_ai.usage.input_tokens": over.num_prompt_tokens,
             "gen_ai.usage.output_tokens": over.num_output_tokens,
             "kaiten.usage.cached_tokens": over.num_cached_tokens,

@@ -65,16 +65,16 @@ def request_from_proto(
     entry: InboxEntry,
     record: SubmitRecord,
     outputs: tuple[tuple[int, ...] | None, ...] = (),
-    explained: int = 1,
+    prompt_logprobs_from: int = 1,
 ) -> Request:
     """What the core needs of an accepted request.
 
-    Prompt positions before `explained` are committed, if they are wanted at all.
+    Prompt positions before `prompt_logprobs_from` are committed, if they are wanted at all.
     """
     arrived_ns = entry_time_ns(entry.entry_id)
     return Request(
         id=record.id,
-        sequence_id=entry.serial,
+        sequence_id=entry.sequence_id,
         n=record.n,
         prompt=tuple(record.prompt_token_ids),
         max_tokens=record.sampling.max_tokens,
@@ -84,7 +84,9 @@ def request_from_proto(
         tenant=record.tenant,
         tenant_tokens_max=record.tenant_tokens_max or None,
         outputs=outputs,
-        prompt_logprobs_from=explained if record.sampling.HasField("prompt_logprobs") else None,
+        prompt_logprobs_from=prompt_logprobs_from
+        if record.sampling.HasField("prompt_logprobs")
+        else None,
     )
 
 
@@ -113,11 +115,11 @@ def step_from_proto(worker_id: str, message: StepMessage) -> StepResult:
             raise ResultRejected(f"slot {row.slot}: reason {row.reason} is not STOP or LENGTH")
         finished[row.slot] = ROW_REASONS[row.reason]
     errors = {row.slot: row.message for row in message.errors}
-    explained = {row.slot: _positions(row.logprobs) for row in message.prompt_logprobs}
+    prompt_logprobs = {row.slot: _positions(row.logprobs) for row in message.prompt_logprobs}
     if len(finished) < len(message.finished) or len(errors) < len(message.errors):
         raise ResultRejected(f"plan {message.plan_id}: a row ended or failed twice")
-    if len(explained) < len(message.prompt_logprobs):
-        raise ResultRejected(f"plan {message.plan_id}: a row was explained twice")
+    if len(prompt_logprobs) < len(message.prompt_logprobs):
+        raise ResultRejected(f"plan {message.plan_id}: a row has prompt log-probabilities twice")
     return StepResult(
         worker_id=worker_id,
         plan_id=message.plan_id,
@@ -126,7 +128,7 @@ def step_from_proto(worker_id: str, message: StepMessage) -> StepResult:
         tokens=tuple(message.token_ids),
         finished=finished,
         errors=errors,
-        prompt_logprobs=explained,
+        prompt_logprobs=prompt_logprobs,
         is_last=message.is_last,
     )
 
@@ -231,13 +233,13 @@ def join_to_proto(join: Join, sampling: RowSampling) -> JoinMessage:
     """A member with its own sampling."""
     return JoinMessage(
         slot=join.slot,
-        serial=join.sequence_id,
+        sequence_id=join.sequence_id,
         token_ids=join.tokens,
         prompt_tokens=join.num_prompt_tokens,
-        tokens_done=join.num_computed_tokens,
+        num_computed_tokens=join.num_computed_tokens,
         blocks=join.blocks,
         sampling=sampling,
-        explain_from=join.prompt_logprobs_from,
+        prompt_logprobs_from=join.prompt_logprobs_from,
     )
 
 
@@ -252,7 +254,7 @@ def full_to_proto(tenant: Tenant) -> FullTenant:
 
 
 def sampling_of_choice(base: RowSampling, choice: int) -> RowSampling:
-    """The request's sampling with the choice's own noise; only the first explains the prompt."""
+    """The request's, with the choice's own noise; prompt logprobs are the first one's only."""
     sampling = RowSampling()
     sampling.CopyFrom(base)
     sampling.choice = choice
@@ -264,7 +266,7 @@ def sampling_of_choice(base: RowSampling, choice: int) -> RowSampling:
 def finished_to_proto(finished: Finished) -> SequenceFinished:
     """The terminal event of one choice."""
     return SequenceFinished(
-        serial=finished.sequence_id,
+        sequence_id=finished.sequence_id,
         reason=REASON_TO_PROTO[finished.reason],
         output_tokens=finished.num_output_tokens,
         error=finished.error,

@@ -32,14 +32,14 @@ SAMPLING = RowSampling(max_tokens=16)
 FSYNCS = 200
 
 
-def record_of(seq: int, serials: range, *, with_logprobs: bool = False) -> JournalRecord:
+def record_of(seq: int, sequence_ids: range, *, with_logprobs: bool = False) -> JournalRecord:
     logprobs = TokenLogprobs(logprob=-1.5)
     return JournalRecord(
         seq=seq,
-        serials=serials,
-        positions=[seq - 1] * len(serials),
-        token_ids=[(seq * 7919 + serial) % 32_000 for serial in serials],
-        logprobs=[SequenceLogprobs(serial=each, logprobs=logprobs) for each in serials]
+        sequence_ids=sequence_ids,
+        positions=[seq - 1] * len(sequence_ids),
+        token_ids=[(seq * 7919 + sequence_id) % 32_000 for sequence_id in sequence_ids],
+        logprobs=[SequenceLogprobs(sequence_id=each, logprobs=logprobs) for each in sequence_ids]
         if with_logprobs
         else (),
     )
@@ -61,10 +61,10 @@ def fsync_ms() -> float:
 
 async def one_by_one(ledger: Ledger, leader: Leader) -> dict[str, float]:
     """Latency of a commit when nothing else is going on."""
-    serials = range(1, SEQUENCES + 1)
+    sequence_ids = range(1, SEQUENCES + 1)
     taken_ms = []
     for seq in range(leader.journal_seq + 1, leader.journal_seq + COMMITS + 1):
-        step = record_of(seq, serials)
+        step = record_of(seq, sequence_ids)
         started = time.perf_counter()
         await ledger.commit(leader, step)
         taken_ms.append((time.perf_counter() - started) * 1e3)
@@ -77,8 +77,8 @@ async def one_by_one(ledger: Ledger, leader: Leader) -> dict[str, float]:
 
 async def pipelined(ledger: Ledger, leader: Leader, from_seq: int) -> dict[str, float]:
     """Throughput when BATCH commits share a round trip; building the records is not counted."""
-    serials = range(1, SEQUENCES + 1)
-    records = [record_of(from_seq + i, serials) for i in range(COMMITS)]
+    sequence_ids = range(1, SEQUENCES + 1)
+    records = [record_of(from_seq + i, sequence_ids) for i in range(COMMITS)]
     started = time.perf_counter()
     for start in range(0, COMMITS, BATCH):
         batch = [Commit(step) for step in records[start : start + BATCH]]
@@ -108,15 +108,15 @@ async def submits(ledger: Ledger) -> dict[str, float]:
 
 def dispatch_us(ledger: Ledger, share: float, *, with_logprobs: bool = False) -> float:
     """CPU time per token of decoding and handing out records of which `share` is followed here."""
-    serials = range(1, SEQUENCES + 1)
+    sequence_ids = range(1, SEQUENCES + 1)
     packed = [
-        record_of(seq, serials, with_logprobs=with_logprobs).SerializeToString()
+        record_of(seq, sequence_ids, with_logprobs=with_logprobs).SerializeToString()
         for seq in range(1, RECORDS_FOLLOWED + 1)
     ]
     follower = Follower(ledger)
     follower.start_at(0)
-    followed = serials[: round(SEQUENCES * share)]
-    subscriptions = [follower.subscribe([serial], from_seq=0) for serial in followed]
+    followed = sequence_ids[: round(SEQUENCES * share)]
+    subscriptions = [follower.subscribe([sequence_id], from_seq=0) for sequence_id in followed]
     started = time.process_time()
     for data in packed:
         follower.take(JournalRecord.FromString(data))
@@ -128,21 +128,21 @@ def dispatch_us(ledger: Ledger, share: float, *, with_logprobs: bool = False) ->
 
 async def awake_us(ledger: Ledger) -> float:
     """The same with one consumer task per sequence, each woken by every record: the worst case."""
-    serials = range(1, SEQUENCES + 1)
-    records = [record_of(seq, serials) for seq in range(1, RECORDS_FOLLOWED + 1)]
+    sequence_ids = range(1, SEQUENCES + 1)
+    records = [record_of(seq, sequence_ids) for seq in range(1, RECORDS_FOLLOWED + 1)]
     follower = Follower(ledger)
     follower.start_at(0)
     got = 0
 
-    async def consume(serial: int) -> None:
+    async def consume(sequence_id: int) -> None:
         nonlocal got
-        with follower.subscribe([serial], from_seq=0) as subscription:
+        with follower.subscribe([sequence_id], from_seq=0) as subscription:
             async for update in subscription:
                 got += len(update.token_ids)
                 if update.position + len(update.token_ids) == RECORDS_FOLLOWED:
                     return
 
-    consumers = [asyncio.create_task(consume(serial)) for serial in serials]
+    consumers = [asyncio.create_task(consume(sequence_id)) for sequence_id in sequence_ids]
     await asyncio.sleep(0)
     started = time.process_time()
     for step in records:

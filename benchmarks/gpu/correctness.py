@@ -213,7 +213,8 @@ def tokens(bench: Bench) -> None:
         crowd = Crowd(limits, jobs)
         compute_in_process(resident(shape, weights, limits, bench), crowd)
         agreed = sum(
-            _greedy(model, job, bench) == crowd.outputs[serial] for serial, job in enumerate(jobs)
+            _greedy(model, job, bench) == crowd.outputs[sequence_id]
+            for sequence_id, job in enumerate(jobs)
         )
         bench.row("tokens as transformers", what=shape.name, rows=len(jobs), agreed=agreed)
         assert agreed == len(jobs), f"{shape.name}: {agreed} of {len(jobs)} outputs agree"

@@ -41,10 +41,10 @@ class Crowd:
         self.limits = limits
         self._jobs = jobs
         self._scheduler.apply(WorkerJoined(worker_id=WORKER, spec=spec_of(limits)), 0)
-        for serial, job in enumerate(jobs):
+        for sequence_id, job in enumerate(jobs):
             request = Request(
-                id=str(serial),
-                sequence_id=serial,
+                id=str(sequence_id),
+                sequence_id=sequence_id,
                 prompt=job.prompt,
                 max_tokens=job.output,
                 arrived_ns=0,
@@ -59,9 +59,9 @@ class Crowd:
     def tokens(self) -> int:
         return sum(map(len, self.outputs))
 
-    def output_of(self, serial: int) -> int:
+    def output_of(self, sequence_id: int) -> int:
         """How many tokens are asked for."""
-        return self._jobs[serial].output
+        return self._jobs[sequence_id].output
 
     def next_plan(self) -> Plan | None:
         return self._scheduler.apply(MakePlan(worker_id=WORKER), time.monotonic_ns()).plan
@@ -69,5 +69,5 @@ class Crowd:
     def take(self, result: StepResult) -> None:
         step = self._scheduler.apply(StepDone(result=result), time.monotonic_ns()).tokens
         assert step is not None
-        for serial, token in zip(step.sequence_ids, step.tokens, strict=True):
-            self.outputs[serial].append(token)
+        for sequence_id, token in zip(step.sequence_ids, step.tokens, strict=True):
+            self.outputs[sequence_id].append(token)

@@ -93,10 +93,10 @@ def full_batch(rows: int, context: int, steps: int, blocks: int) -> Plan:
     joins = tuple(
         Join(
             slot=slot,
-            serial=slot,
+            sequence_id=slot,
             token_ids=tuple((slot + 3 * at) % 90 for at in range(context)),
             prompt_tokens=context,
-            tokens_done=context - 1,
+            num_computed_tokens=context - 1,
             blocks=tuple(range(slot * blocks, (slot + 1) * blocks)),
             sampling=greedy(max_tokens=2 * steps),
         )

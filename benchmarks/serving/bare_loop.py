@@ -81,7 +81,7 @@ class BareLoop:
         self._core.apply(Configured(config=config, policy="fcfs"), 0)
         self._core.apply(WorkerJoined(worker_id=WORKER, spec=spec_of(limits)), 0)
         self._asked: dict[int, Asked] = {}
-        self._serial = 0
+        self._sequence_id = 0
 
     def run(self, jobs: list[Asked], concurrency: int) -> list[Story]:
         """`concurrency` askers share the jobs, each asking again when it is answered."""
@@ -95,25 +95,25 @@ class BareLoop:
             outcome = self._turn()
             assert outcome.tokens is not None
             now_s = time.perf_counter() - started_s
-            for serial in outcome.tokens.sequence_ids:
-                stories[serial].arrivals_s.append(now_s)
+            for sequence_id in outcome.tokens.sequence_ids:
+                stories[sequence_id].arrivals_s.append(now_s)
             for event in outcome.events:
                 if isinstance(event, RequestOver):
                     self._ask_next(left, stories, now_s)
-        return [stories[serial] for serial in sorted(stories)]
+        return [stories[sequence_id] for sequence_id in sorted(stories)]
 
     def _ask_next(self, left: Iterator[Asked], stories: dict[int, Story], now_s: float) -> None:
         if (asked := next(left, None)) is None:
             return
-        self._serial += 1
-        self._asked[self._serial] = asked
-        stories[self._serial] = Story(due_s=now_s)
+        self._sequence_id += 1
+        self._asked[self._sequence_id] = asked
+        stories[self._sequence_id] = Story(due_s=now_s)
         request = Request(
-            id=str(self._serial),
-            sequence_id=self._serial,
+            id=str(self._sequence_id),
+            sequence_id=self._sequence_id,
             prompt=asked.prompt,
             max_tokens=asked.output_tokens,
-            arrived_ns=self._serial,
+            arrived_ns=self._sequence_id,
         )
         self._core.apply(Submit(request=request), 0)
 
@@ -135,8 +135,8 @@ class BareLoop:
         result = to_core(plan.plan_id, 0, outcome, is_last=True)
         return self._core.apply(StepDone(result=result), 0)
 
-    def _output_of(self, serial: int) -> int:
-        return self._asked[serial].output_tokens
+    def _output_of(self, sequence_id: int) -> int:
+        return self._asked[sequence_id].output_tokens
 
 
 def main() -> None:

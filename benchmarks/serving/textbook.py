@@ -39,7 +39,7 @@ LAW_LENGTH_MEAN, LAW_LENGTH_MAX = 48, 240
 POLICIES = ("continuous", "static")
 FLAG = {"continuous": "fcfs", "static": "static"}
 
-Occupancy = list[list[int]]  # [step][slot], serial or 0
+Occupancy = list[list[int]]  # [step][slot], sequence id or 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ async def occupancy(stack: Stack, slots: int, from_seq: int) -> Occupancy:
             for slot in leaves:
                 seats.pop(slot, None)  # None: it was there before the first record read
             seats.update(joins)
-        computed = set(journal_record.serials)
+        computed = set(journal_record.sequence_ids)
         steps.append([s if (s := seats.get(slot, 0)) in computed else 0 for slot in range(slots)])
     return steps
 
@@ -128,9 +128,11 @@ def per_step(steps: Occupancy) -> float:
 
 def without_opener(steps: Occupancy, openers: int) -> Occupancy:
     """From the first step of somebody else on."""
-    serials = sorted({serial for row in steps for serial in row if serial})
-    crowd_from = serials[openers]
-    rows = [[serial if serial >= crowd_from else 0 for serial in row] for row in steps]
+    sequence_ids = sorted({sequence_id for row in steps for sequence_id in row if sequence_id})
+    crowd_from = sequence_ids[openers]
+    rows = [
+        [sequence_id if sequence_id >= crowd_from else 0 for sequence_id in row] for row in steps
+    ]
     return rows[next(index for index, row in enumerate(rows) if any(row)) :]
 
 
@@ -193,14 +195,14 @@ def draw(runs: dict[str, tuple[Run, Occupancy]], path: Path) -> None:
     colours = pyplot.get_cmap("tab10")
     for axis, policy in zip(axes, POLICIES, strict=True):
         _, steps = runs[policy]
-        lengths = Counter(serial for row in steps for serial in row)
-        first = min(serial for serial in lengths if serial)
+        lengths = Counter(sequence_id for row in steps for sequence_id in row)
+        first = min(sequence_id for sequence_id in lengths if sequence_id)
         for slot in range(TEXTBOOK_SLOTS):
-            for start, stop, serial in _stretches([row[slot] for row in steps]):
-                colour = colours((serial - first) % 10)
+            for start, stop, sequence_id in _stretches([row[slot] for row in steps]):
+                colour = colours((sequence_id - first) % 10)
                 axis.barh(slot, stop - start, left=start, color=colour, edgecolor="none")
                 axis.text(
-                    (start + stop) / 2, slot, str(lengths[serial]),
+                    (start + stop) / 2, slot, str(lengths[sequence_id]),
                     ha="center", va="center", fontsize=8, color="white",
                 )  # fmt: skip
         axis.set_yticks(range(TEXTBOOK_SLOTS), [f"slot {slot}" for slot in range(TEXTBOOK_SLOTS)])
@@ -214,16 +216,16 @@ def draw(runs: dict[str, tuple[Run, Occupancy]], path: Path) -> None:
     page.save(figure, path)
 
 
-def _stretches(serials: Sequence[int]) -> list[tuple[int, int, int]]:
+def _stretches(sequence_ids: Sequence[int]) -> list[tuple[int, int, int]]:
     """[start, stop) of every request in one slot."""
     found: list[tuple[int, int, int]] = []
-    for step, serial in enumerate(serials):
-        if not serial:
+    for step, sequence_id in enumerate(sequence_ids):
+        if not sequence_id:
             continue
-        if found and found[-1][2] == serial and found[-1][1] == step:
-            found[-1] = (found[-1][0], step + 1, serial)
+        if found and found[-1][2] == sequence_id and found[-1][1] == step:
+            found[-1] = (found[-1][0], step + 1, sequence_id)
         else:
-            found.append((step, step + 1, serial))
+            found.append((step, step + 1, sequence_id))
     return found
 
 

@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
 -- Ask for the end of a request or of one choice: one inbox entry per (request, choice or all), ever.
 -- KEYS  meta, inbox, request:<id>
--- ARGV  1 store nonce, 2 serial the record was made for, 3 choice or "*", 4 InboxRecord
+-- ARGV  1 store nonce, 2 sequence id the record was made for, 3 choice or "*", 4 InboxRecord
 -- reply {NEW | REPEAT} | {ENDED} | {NONE} | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
 local field = 'cancel:' .. ARGV[3]
-local known = redis.call('HMGET', KEYS[3], 'serial', 'finished', 'entries', field, 'cancel:*')
+local known = redis.call('HMGET', KEYS[3], 'sequence_id', 'finished', 'entries', field, 'cancel:*')
 if known[1] ~= ARGV[2] then return {'NONE'} end
 if known[2] then return {'ENDED'} end
 if known[4] or known[5] then return {'REPEAT'} end

@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
 -- Append one journal record and end the requests that end with it. All or nothing.
 -- Allowed under out-of-memory: what was accepted must be able to finish and free its memory.
--- KEYS  meta, lease, inbox, journal, load; explained:<serial> per piece of a prompt;
---       finished:<serial> per finished choice of a request that goes on;
---       per ending: request:<id>, result:<id>, explained:<serial>, then per choice tokens:, finished:, serial:<serial>
+-- KEYS  meta, lease, inbox, journal, load; prompt_logprobs:<sequence id> per piece of a prompt;
+--       finished:<sequence id> per finished choice of a request that goes on;
+--       per ending: request:<id>, result:<id>, prompt_logprobs:<sequence id>, then per choice tokens:, finished:, sequence:<sequence id>
 -- ARGV  1 store nonce, 2 epoch, 3 nonce, 4 seq, 5 JournalRecord, 6 result TTL in s,
---       7 number of pieces of prompts, 8 of finished choices, 9 of endings; then the ExplainedPrompt pieces;
---       the SequenceFinished; per ending: serial, n, RequestResult
+--       7 number of pieces of prompts, 8 of finished choices, 9 of endings; then the StoredPromptLogprobs pieces;
+--       the SequenceFinished; per ending: sequence id, n, RequestResult
 -- reply {OK} (also when this leader has already committed seq) | {FENCED, epoch} | {GAP, journal seq}
 --       | {MISMATCH, request key} | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
@@ -31,7 +31,7 @@ local first_ending_key, first_ending_arg = 6 + pieces + finishes, 10 + pieces + 
 local known = {}
 local key, arg = first_ending_key, first_ending_arg
 for i = 1, endings do
-  known[i] = redis.call('HMGET', KEYS[key], 'serial', 'n', 'prompt_tokens', 'entries', 'finished', 'tenant')
+  known[i] = redis.call('HMGET', KEYS[key], 'sequence_id', 'n', 'prompt_tokens', 'entries', 'finished', 'tenant')
   if known[i][1] and (known[i][1] ~= ARGV[arg] or known[i][2] ~= ARGV[arg + 1]) then
     return {'MISMATCH', KEYS[key]}
   end

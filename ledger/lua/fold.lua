@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Move old journal tokens into one string per live sequence, then trim the journal to match.
--- KEYS  meta, lease, journal; per piece: tokens:<serial>, serial:<serial>
+-- KEYS  meta, lease, journal; per piece: tokens:<sequence id>, sequence:<sequence id>
 -- ARGV  1 store nonce, 2 epoch, 3 nonce, 4 fold from seq, 5 through seq, 6… FoldedTokens per piece
 -- reply {OK} (also for a repeat) | {FENCED, epoch} | {STALE, folded seq} | {GAP, journal seq} | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
@@ -12,7 +12,7 @@ if tonumber(ARGV[5]) > tonumber(lease[4]) then return {'GAP', lease[4]} end
 
 for i = 1, #ARGV - 5 do
   local key = 2 + 2 * i
-  -- No TTL on serial:<serial> means live. A sequence that has ended meanwhile must not get a key again.
+  -- No TTL on sequence:<sequence id> means live. A sequence that has ended meanwhile must not get a key again.
   if redis.call('TTL', KEYS[key + 1]) == -1 then redis.call('APPEND', KEYS[key], ARGV[5 + i]) end
 end
 redis.call('HSET', KEYS[2], 'folded_seq', ARGV[5])

@@ -1,14 +1,14 @@
 #!lua
--- Accept a request: idempotent by id, bounded, n consecutive serials, one inbox entry.
+-- Accept a request: idempotent by id, bounded, n consecutive sequence ids, one inbox entry.
 -- Not allowed under out-of-memory (commit is): a full store still drains.
 -- KEYS  meta, inbox, load, lease, request:<id>
 -- ARGV  1 store nonce, 2 body hash, 3 n, 4 prompt tokens, 5 choices at most, 6 prompt tokens at most,
---       7 InboxRecord, 8 RenderOptions, 9 id, 10 prefix of the serial:<serial> keys,
+--       7 InboxRecord, 8 RenderOptions, 9 id, 10 prefix of the sequence:<sequence id> keys,
 --       11 tenant, 12 choices and 13 prompt tokens of the tenant at most
--- reply {NEW | OLD, first serial, journal seq at acceptance} | {OTHER}: same id, another body
+-- reply {NEW | OLD, first sequence id, journal seq at acceptance} | {OTHER}: same id, another body
 --       | {FULL_REQUESTS | FULL_TOKENS | TENANT_REQUESTS | TENANT_TOKENS, live now} | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
-local known = redis.call('HMGET', KEYS[5], 'hash', 'serial', 'accepted_seq')
+local known = redis.call('HMGET', KEYS[5], 'hash', 'sequence_id', 'accepted_seq')
 if known[1] then
   if known[1] ~= ARGV[2] then return {'OTHER'} end
   return {'OLD', known[2], known[3]}
@@ -25,15 +25,15 @@ if choices_live + n > tonumber(ARGV[5]) then return {'FULL_REQUESTS', choices_li
 if tokens_live + prompt_tokens > tonumber(ARGV[6]) then return {'FULL_TOKENS', tokens_live} end
 local seq = redis.call('HGET', KEYS[4], 'journal_seq') or '0'
 
-local serial = redis.call('HINCRBY', KEYS[1], 'serial', n) - n + 1
-local entry = redis.call('XADD', KEYS[2], '*', 's', serial, 'r', ARGV[7])
-redis.call('HSET', KEYS[5], 'hash', ARGV[2], 'serial', serial, 'n', n, 'prompt_tokens', prompt_tokens,
+local sequence_id = redis.call('HINCRBY', KEYS[1], 'sequence_id', n) - n + 1
+local entry = redis.call('XADD', KEYS[2], '*', 's', sequence_id, 'r', ARGV[7])
+redis.call('HSET', KEYS[5], 'hash', ARGV[2], 'sequence_id', sequence_id, 'n', n, 'prompt_tokens', prompt_tokens,
   'accepted_seq', seq, 'render', ARGV[8], 'entries', entry, 'tenant', ARGV[11])
 for choice = 0, n - 1 do
-  redis.call('SET', ARGV[10] .. string.format('%.0f', serial + choice), ARGV[9])
+  redis.call('SET', ARGV[10] .. string.format('%.0f', sequence_id + choice), ARGV[9])
 end
 redis.call('HINCRBY', KEYS[3], 'choices', n)
 redis.call('HINCRBY', KEYS[3], 'prompt_tokens', prompt_tokens)
 redis.call('HINCRBY', KEYS[3], tenant_choices, n)
 redis.call('HINCRBY', KEYS[3], tenant_tokens, prompt_tokens)
-return {'NEW', serial, seq}
+return {'NEW', sequence_id, seq}

@@ -41,7 +41,7 @@ class Plan:
 
     @property
     def admitted(self) -> tuple[SequenceId, ...]:
-        """Serials that joined with this plan."""
+        """Sequence ids that joined with this plan."""
         return tuple(join.sequence_id for join in self.joins)
 
     @property

@@ -3,8 +3,8 @@
     python -m tests.fakes.mock_worker --scheduler HOST:PORT --model FOLDER --step-ms 2.6 --slots 256
 
 Of the model it reads config.json only. Every step takes `step_ms` plus `row_us` per row and
-`token_us` per token; the token at an output position is a pure function of (serial, position) and
-never ends a sequence, so a whole output is known without a run (`mock_token_ids`).
+`token_us` per token; the token at an output position is a pure function of (sequence id, position)
+and never ends a sequence, so a whole output is known without a run (`mock_token_ids`).
 Log-probabilities asked for are all -1, those of a prompt minus their position. It can be told to
 lie and to die of a token.
 """
@@ -76,8 +76,8 @@ class MockDevice:
 
     def execute(self, step: StepInputs) -> StepSamples:
         started_ns = time.perf_counter_ns()
-        serials = step.serials[step.sampled_rows]
-        token_ids = self._tokens_of(serials, step.sampling.position)
+        sequence_ids = step.sequence_ids[step.sampled_rows]
+        token_ids = self._tokens_of(sequence_ids, step.sampling.position)
         rows = np.flatnonzero(step.sampling.logprobs >= 0)
         k = int(step.sampling.logprobs.max(initial=0))
         elapsed_s = (time.perf_counter_ns() - started_ns) / 1e9
@@ -110,10 +110,10 @@ def _explain(wanted: ExplainedTokens | None) -> Explanations | None:
 
 
 def token_function(allowed: IntArray) -> TokenFunction:
-    """Tokens of `allowed`, well mixed over serials and positions."""
+    """Tokens of `allowed`, well mixed over sequence ids and positions."""
 
-    def tokens_of(serials: npt.NDArray[np.uint64], positions: IntArray) -> IntArray:
-        mixed = serials * np.uint64(0x9E3779B97F4A7C15)
+    def tokens_of(sequence_ids: npt.NDArray[np.uint64], positions: IntArray) -> IntArray:
+        mixed = sequence_ids * np.uint64(0x9E3779B97F4A7C15)
         mixed += positions.astype(np.uint64) * np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= mixed >> np.uint64(29)
         return allowed[(mixed % np.uint64(len(allowed))).astype(np.int64)]
@@ -131,11 +131,11 @@ def allowed_ids(folder: Path, vocab_size: int) -> IntArray:
     return np.setdiff1d(np.arange(vocab_size), np.array(ends, np.int64))
 
 
-def mock_token_ids(folder: Path, serial: int, count: int) -> list[int]:
+def mock_token_ids(folder: Path, sequence_id: int, count: int) -> list[int]:
     """The whole output of a sequence."""
     tokens_of = token_function(allowed_ids(folder, read_config(folder).vocab_size))
-    serials = np.full(count, serial, np.uint64)
-    return [int(token) for token in tokens_of(serials, np.arange(count))]
+    sequence_ids = np.full(count, sequence_id, np.uint64)
+    return [int(token) for token in tokens_of(sequence_ids, np.arange(count))]
 
 
 def load_mock(settings: WorkerSettings) -> Loaded:

@@ -41,7 +41,7 @@ def echo(record: SubmitRecord, _choice: int) -> Iterator[int]:
 @dataclass
 class _Choice:
     record: SubmitRecord
-    serial: int
+    sequence_id: int
     tokens: Iterator[int]
     output: FoldedTokens = field(default_factory=FoldedTokens)
     finished: SequenceFinished | None = None
@@ -149,13 +149,13 @@ class ScriptedScheduler:
         record = entry.record
         self.submits.append(record)
         choices = [
-            _Choice(record, entry.serial + index, self.script(record, index))
+            _Choice(record, entry.sequence_id + index, self.script(record, index))
             for index in range(record.n)
         ]
-        self._requests[entry.serial] = _Request(entry, record, choices)
+        self._requests[entry.sequence_id] = _Request(entry, record, choices)
 
     def _cancel(self, record: CancelRecord) -> None:
-        request = self._requests.get(record.serial)
+        request = self._requests.get(record.sequence_id)
         if request is None:
             return
         chosen = [record.choice] if record.HasField("choice") else range(record.n)
@@ -169,21 +169,23 @@ class ScriptedScheduler:
 
     async def _step(self) -> None:
         record = JournalRecord(seq=self._seq + 1)
-        explained = {}
-        for serial, request in self._requests.items():
+        prompt_logprobs = {}
+        for sequence_id, request in self._requests.items():
             asked, first = request.record.sampling, request.choices[0]
             if asked.HasField("prompt_logprobs") and not (first.output.token_ids or first.finished):
-                explained[serial] = _explained(request.record)
+                prompt_logprobs[sequence_id] = _explained(request.record)
             for choice in request.choices:
                 if choice.finished is None:
                     self._advance(choice, record)
         endings = self._endings(record)
-        if not record.serials and not record.finished:
+        if not record.sequence_ids and not record.finished:
             return
         assert self._leader is not None
         record.epoch = self._leader.epoch
         self._seq += 1
-        await self.ledger.commit_many(self._leader, [Commit(record, endings, explained=explained)])
+        await self.ledger.commit_many(
+            self._leader, [Commit(record, endings, prompt_logprobs=prompt_logprobs)]
+        )
 
     def _advance(self, choice: _Choice, journal: JournalRecord) -> None:
         sampling = choice.record.sampling
@@ -192,13 +194,15 @@ class ScriptedScheduler:
             if token_id is None:
                 self._end(choice, FinishReason.FINISH_REASON_ERROR, error="the script ended")
                 return
-            journal.serials.append(choice.serial)
+            journal.sequence_ids.append(choice.sequence_id)
             journal.positions.append(len(choice.output.token_ids))
             journal.token_ids.append(token_id)
             choice.output.token_ids.append(token_id)
             if sampling.logprobs >= 0:
                 logprobs = _logprobs(token_id, sampling.logprobs)
-                journal.logprobs.append(SequenceLogprobs(serial=choice.serial, logprobs=logprobs))
+                journal.logprobs.append(
+                    SequenceLogprobs(sequence_id=choice.sequence_id, logprobs=logprobs)
+                )
                 choice.output.logprobs.append(logprobs)
             count = len(choice.output.token_ids)
             if token_id in sampling.stop_token_ids and count > sampling.min_tokens:
@@ -215,20 +219,20 @@ class ScriptedScheduler:
         del choice.output.token_ids[count:]
         del choice.output.logprobs[count:]
         choice.finished = SequenceFinished(
-            serial=choice.serial, reason=reason, output_tokens=count, error=error
+            sequence_id=choice.sequence_id, reason=reason, output_tokens=count, error=error
         )
 
     def _endings(self, journal: JournalRecord) -> Sequence[RequestResult]:
         """Tell what has ended; a request whose last choice has ended leaves with its result."""
         endings = []
-        for serial, request in list(self._requests.items()):
+        for sequence_id, request in list(self._requests.items()):
             ended = [choice.finished for choice in request.choices if choice.finished is not None]
-            fresh = [end for end in ended if end.serial not in self._told]
-            self._told.update(end.serial for end in fresh)
+            fresh = [end for end in ended if end.sequence_id not in self._told]
+            self._told.update(end.sequence_id for end in fresh)
             if len(ended) == len(request.choices):
                 fresh[-1].done.CopyFrom(_done(request))
                 endings.append(_ending(request))
-                del self._requests[serial]
+                del self._requests[sequence_id]
             journal.finished.extend(fresh)
         return endings
 
@@ -263,7 +267,7 @@ def _ending(request: _Request) -> RequestResult:
     record = request.record
     return RequestResult(
         id=record.id,
-        serial=request.entry.serial,
+        sequence_id=request.entry.sequence_id,
         prompt_tokens=len(record.prompt_token_ids),
         choices=[ChoiceResult(output=c.output, finished=c.finished) for c in request.choices],
         done=_done(request),

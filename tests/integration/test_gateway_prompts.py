@@ -24,7 +24,7 @@ def kinds(events: list[pb.GenerationEvent]) -> list[str | None]:
     return [event.WhichOneof("event") for event in events]
 
 
-def prompt_of(events: list[pb.GenerationEvent]) -> pb.PromptExplained:
+def prompt_of(events: list[pb.GenerationEvent]) -> pb.PromptWithLogprobs:
     (prompt,) = (event.prompt for event in events if event.HasField("prompt"))
     return prompt
 

@@ -115,12 +115,12 @@ async def test_a_background_request_is_found_again(
     assert reply.json()["status"] == "queued"
     url = f"/v1/requests/{reply.json()['id']}"
     assert (await http.get(url)).json()["status"] == "in_progress"
-    stack.scheduler.cell.waiting_serials.append(1)
+    stack.scheduler.cell.waiting_sequence_ids.append(1)
     record = stack.gateway.service.front.readiness.watch
-    await until(lambda: bool(record.record and record.record.waiting_serials), "the queue")
+    await until(lambda: bool(record.record and record.record.waiting_sequence_ids), "the queue")
     seen = (await http.get(url)).json()
     assert (seen["status"], seen["queue"]["position"]) == ("queued", 1)
-    del stack.scheduler.cell.waiting_serials[:]
+    del stack.scheduler.cell.waiting_sequence_ids[:]
     stack.scheduler.is_open.set()
     streamed = chunks_of((await http.get(url, headers={"accept": "text/event-stream"})).text)
     texts = ["", ""]
@@ -229,9 +229,9 @@ async def test_a_live_request_tells_its_place_in_the_queue(
     call = stack.gateway.inference.Generate(request, timeout=20)
     await anext(aiter(call))
     stack.scheduler.cell.running = 3
-    stack.scheduler.cell.waiting_serials.extend([77, 1])
+    stack.scheduler.cell.waiting_sequence_ids.extend([77, 1])
     watch = stack.gateway.service.front.readiness.watch
-    await until(lambda: bool(watch.record and watch.record.waiting_serials), "the queue")
+    await until(lambda: bool(watch.record and watch.record.waiting_sequence_ids), "the queue")
     seen = await stack.gateway.inference.GetRequest(pb.GetRequestRequest(request_id="q"))
     assert seen.state == pb.RequestState.REQUEST_STATE_LIVE
     assert seen.queue_position == 2
@@ -248,8 +248,8 @@ async def test_a_live_request_tells_its_place_in_the_queue(
     await until(lambda: bool(watch.record and not watch.record.workers_ready), "no worker")
     seen = await stack.gateway.inference.GetRequest(pb.GetRequestRequest(request_id="q"))
     assert seen.queue_reason == "no worker is ready"
-    del stack.scheduler.cell.waiting_serials[:]
-    await until(lambda: bool(watch.record and not watch.record.waiting_serials), "it runs")
+    del stack.scheduler.cell.waiting_sequence_ids[:]
+    await until(lambda: bool(watch.record and not watch.record.waiting_sequence_ids), "it runs")
     seen = await stack.gateway.inference.GetRequest(pb.GetRequestRequest(request_id="q"))
     assert not seen.HasField("queue_position")
     call.cancel()

@@ -37,21 +37,21 @@ async def connected(
 
 async def test_a_killed_store_loses_nothing_it_acknowledged(server: StoreServer) -> None:
     async with connected(server, PATIENT) as ledger:
-        serials = {}
+        sequence_ids = {}
         for index in range(20):
             submitted = await ledger.submit(submit_record(f"r{index}"), b"h")
-            serials[f"r{index}"] = submitted.serial
+            sequence_ids[f"r{index}"] = submitted.sequence_id
         leader = await PlayLeader.elected(ledger)
         for token in range(10):
-            await leader.step({serial: [token] for serial in serials.values()})
-        await leader.finish("r0", serials["r0"])
-        await leader.fold(5, list(serials.values())[1:])
+            await leader.step({sequence_id: [token] for sequence_id in sequence_ids.values()})
+        await leader.finish("r0", sequence_ids["r0"])
+        await leader.fold(5, list(sequence_ids.values())[1:])
         before = await ledger.inbox_all()
         server.kill()
 
         # Sent while the store is away: waits, and is applied once when it is back.
         late = asyncio.create_task(ledger.submit(submit_record("late"), b"h"))
-        step = asyncio.create_task(leader.step({serials["r1"]: [77]}))
+        step = asyncio.create_task(leader.step({sequence_ids["r1"]: [77]}))
         await asyncio.sleep(0)
         server.start()
         assert (await asyncio.wait_for(late, 60)).is_new
@@ -60,30 +60,30 @@ async def test_a_killed_store_loses_nothing_it_acknowledged(server: StoreServer)
         after = await ledger.inbox_all()
         assert [entry.record.id for entry in after[:-1]] == [e.record.id for e in before]
         assert after[-1].record.id == "late"
-        for id, serial in serials.items():
-            history = await ledger.history(serial, through_seq=leader.seq)
-            assert list(history.output.token_ids) == leader.outputs[serial], id
+        for id, sequence_id in sequence_ids.items():
+            history = await ledger.history(sequence_id, through_seq=leader.seq)
+            assert list(history.output.token_ids) == leader.outputs[sequence_id], id
         assert await ledger.load() == Load(choices=20, prompt_tokens=60)
         assert await ledger.result("r0") is not None
 
 
 async def test_subscriptions_pause_and_go_on_over_a_restart(server: StoreServer) -> None:
     async with connected(server, PATIENT) as ledger:
-        serial = (await ledger.submit(submit_record("a"), b"h")).serial
+        sequence_id = (await ledger.submit(submit_record("a"), b"h")).sequence_id
         leader = await PlayLeader.elected(ledger)
         follower = Follower(ledger)
         tail = asyncio.create_task(follower.run())
-        subscription = follower.subscribe([serial], from_seq=0)
-        await leader.step({serial: [0, 1]})
+        subscription = follower.subscribe([sequence_id], from_seq=0)
+        await leader.step({sequence_id: [0, 1]})
         first = await asyncio.wait_for(anext(subscription), 60)
         server.kill()
         await eventually(lambda: not follower.is_connected)
         server.start()
         # Committed, folded and trimmed before the follower is back: the history must fill in.
-        await leader.step({serial: [2, 3]})
-        await leader.step({serial: [4]})
-        await leader.fold(leader.seq, [serial])
-        await leader.finish("a", serial)
+        await leader.step({sequence_id: [2, 3]})
+        await leader.step({sequence_id: [4]})
+        await leader.fold(leader.seq, [sequence_id])
+        await leader.finish("a", sequence_id)
         tokens = list(first.token_ids)
         async with asyncio.timeout(60):
             async for update in subscription:
@@ -112,17 +112,17 @@ async def test_a_flushed_store_is_noticed_by_everyone_and_nothing_is_written(
     server: StoreServer,
 ) -> None:
     async with connected(server) as ledger:
-        serial = (await ledger.submit(submit_record("a"), b"h")).serial
+        sequence_id = (await ledger.submit(submit_record("a"), b"h")).sequence_id
         leader = await PlayLeader.elected(ledger)
         follower = Follower(ledger)
         tail = asyncio.create_task(follower.run())
         await eventually(lambda: follower.is_connected or tail.done())
-        subscription = follower.subscribe([serial], from_seq=0)
+        subscription = follower.subscribe([sequence_id], from_seq=0)
         client = Redis.from_url(server.url)
         await client.flushall()
         for lost in (
             ledger.submit(submit_record("b"), b"h"),
-            ledger.commit(leader.leader, leader.record({serial: [1]})),
+            ledger.commit(leader.leader, leader.record({sequence_id: [1]})),
             ledger.find("a"),
             ledger.inbox_read("0-0", block_ms=10),
             ledger.leader(),
@@ -135,7 +135,7 @@ async def test_a_flushed_store_is_noticed_by_everyone_and_nothing_is_written(
             await tail
         assert not follower.is_connected
         with pytest.raises(StoreLost):
-            await anext(follower.subscribe([serial], from_seq=0))
+            await anext(follower.subscribe([sequence_id], from_seq=0))
         assert await client.dbsize() == 0
         # A new handle starts an empty cell; the old one stays lost.
         async with connected(server) as fresh:
@@ -167,18 +167,18 @@ async def test_a_fresh_store_elects_above_every_epoch_of_its_predecessor(
 
 async def test_a_full_store_refuses_requests_and_still_drains(server: StoreServer) -> None:
     async with connected(server, LedgerLimits(retry_s=0.2)) as ledger:
-        serial = (await ledger.submit(submit_record("a"), b"h")).serial
+        sequence_id = (await ledger.submit(submit_record("a"), b"h")).sequence_id
         leader = await PlayLeader.elected(ledger)
         client = Redis.from_url(server.url)
         await client.config_set("maxmemory", "1")
         with pytest.raises(Unavailable, match="out of memory"):
             await ledger.submit(submit_record("b"), b"h")
-        await leader.step({serial: [1]})
+        await leader.step({sequence_id: [1]})
         # Several go out as one transaction, which must be allowed as well, with no script cached.
         await client.script_flush()
-        batch = [Commit(leader.record({serial: [token]})) for token in (2, 3)]
+        batch = [Commit(leader.record({sequence_id: [token]})) for token in (2, 3)]
         await ledger.commit_many(leader.leader, batch)
-        await leader.finish("a", serial)
+        await leader.finish("a", sequence_id)
         assert await ledger.load() == Load(choices=0, prompt_tokens=0)
         await client.config_set("maxmemory", "0")
         assert (await ledger.submit(submit_record("b"), b"h")).is_new
@@ -221,7 +221,7 @@ async def test_a_cancelled_call_does_not_disturb_the_next(server: StoreServer) -
             call.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await call
-            assert (await ledger.find("a")).serial == 1
+            assert (await ledger.find("a")).sequence_id == 1
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ async def outputs_of(subscription: Subscription) -> dict[int, list[int]]:
     """Everything until the end; fails at a gap or a repeat."""
     outputs: dict[int, list[int]] = {}
     async for update in subscription:
-        output = outputs.setdefault(update.serial, [])
+        output = outputs.setdefault(update.sequence_id, [])
         assert not update.token_ids or update.position == len(output)
         output += update.token_ids
     return outputs
@@ -43,57 +43,57 @@ async def outputs_of(subscription: Subscription) -> dict[int, list[int]]:
 async def test_tokens_come_once_however_late_one_subscribes(ledger: Ledger) -> None:
     """The race between the submit reply and the tail: every lag gives the same tokens."""
     submitted = await ledger.submit(submit_record("a", n=2), b"h")
-    serials = [submitted.serial, submitted.serial + 1]
+    sequence_ids = [submitted.sequence_id, submitted.sequence_id + 1]
     leader = await PlayLeader.elected(ledger)
     async with following(ledger) as follower:
         tasks = []
         for step in range(100):
             if step % 10 == 0:
-                subscription = follower.subscribe(serials, from_seq=submitted.journal_seq)
+                subscription = follower.subscribe(sequence_ids, from_seq=submitted.journal_seq)
                 tasks.append(asyncio.create_task(outputs_of(subscription)))
-            await leader.step({serials[0]: [step], serials[1]: [step + 1000]})
+            await leader.step({sequence_ids[0]: [step], sequence_ids[1]: [step + 1000]})
             if step == 50:
-                await leader.fold(45, serials)
-        await leader.finish("a", serials[0], n=2)
+                await leader.fold(45, sequence_ids)
+        await leader.finish("a", sequence_ids[0], n=2)
         # Long after the end there is still the result.
-        late = follower.subscribe(serials, from_seq=submitted.journal_seq)
+        late = follower.subscribe(sequence_ids, from_seq=submitted.journal_seq)
         for outputs in await asyncio.wait_for(asyncio.gather(*tasks, outputs_of(late)), 60):
             assert outputs == leader.outputs
         assert follower.sequence_count == 0
 
 
 async def test_attach_by_history_then_subscribe(ledger: Ledger) -> None:
-    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    sequence_id = (await ledger.submit(submit_record("a"), b"h")).sequence_id
     leader = await PlayLeader.elected(ledger)
     async with following(ledger) as follower:
         for step in range(20):
-            await leader.step({serial: [step]})
-        await leader.fold(10, [serial])
+            await leader.step({sequence_id: [step]})
+        await leader.fold(10, [sequence_id])
         found = await ledger.find("a")
-        output, finished = await ledger.history(serial, through_seq=found.journal_seq)
+        output, finished = await ledger.history(sequence_id, through_seq=found.journal_seq)
         assert finished is None
         start = len(output.token_ids)
         assert start == 20
         for step in range(20, 30):
-            await leader.step({serial: [step]})
-        await leader.fold(29, [serial])
+            await leader.step({sequence_id: [step]})
+        await leader.fold(29, [sequence_id])
         with follower.subscribe(
-            [serial], from_seq=found.journal_seq, positions={serial: start}
+            [sequence_id], from_seq=found.journal_seq, positions={sequence_id: start}
         ) as subscription:
-            await leader.finish("a", serial)
+            await leader.finish("a", sequence_id)
             tokens = [t async for update in subscription for t in update.token_ids]
         assert list(output.token_ids) + tokens == list(range(30))
 
 
 async def test_the_last_token_and_the_end_come_together_with_logprobs(ledger: Ledger) -> None:
-    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    sequence_id = (await ledger.submit(submit_record("a"), b"h")).sequence_id
     leader = await PlayLeader.elected(ledger)
     async with following(ledger) as follower:
-        subscription = follower.subscribe([serial], from_seq=0)
-        record = leader.record({serial: [4, 5]}, [stopped(serial, 2)], with_logprobs=True)
-        await ledger.commit(leader.leader, record, [leader.ending("a", serial)])
+        subscription = follower.subscribe([sequence_id], from_seq=0)
+        record = leader.record({sequence_id: [4, 5]}, [stopped(sequence_id, 2)], with_logprobs=True)
+        await ledger.commit(leader.leader, record, [leader.ending("a", sequence_id)])
         update = await asyncio.wait_for(anext(subscription), 60)
-        assert (update.token_ids, update.finished) == ([4, 5], stopped(serial, 2))
+        assert (update.token_ids, update.finished) == ([4, 5], stopped(sequence_id, 2))
         assert [entry.logprob for entry in update.logprobs] == [-4.0, -5.0]
 
 
@@ -103,15 +103,17 @@ async def test_many_subscribers_of_many_requests(ledger: Ledger) -> None:
         tasks = {}
         for index in range(64):
             submitted = await ledger.submit(submit_record(f"r{index}"), b"h")
-            subscription = follower.subscribe([submitted.serial], from_seq=submitted.journal_seq)
-            tasks[submitted.serial] = asyncio.create_task(outputs_of(subscription))
+            subscription = follower.subscribe(
+                [submitted.sequence_id], from_seq=submitted.journal_seq
+            )
+            tasks[submitted.sequence_id] = asyncio.create_task(outputs_of(subscription))
         for step in range(30):
-            await leader.step({serial: [step * serial] for serial in tasks})
-        for index, serial in enumerate(tasks):
-            await leader.finish(f"r{index}", serial)
-        for serial, task in tasks.items():
+            await leader.step({sequence_id: [step * sequence_id] for sequence_id in tasks})
+        for index, sequence_id in enumerate(tasks):
+            await leader.finish(f"r{index}", sequence_id)
+        for sequence_id, task in tasks.items():
             outputs = await asyncio.wait_for(task, 60)
-            assert outputs == {serial: [step * serial for step in range(30)]}
+            assert outputs == {sequence_id: [step * sequence_id for step in range(30)]}
         assert follower.sequence_count == 0
 
 
@@ -119,16 +121,16 @@ async def test_what_is_no_longer_kept_is_not_found_rather_than_waited_for(
     redis_url: str, cell: str
 ) -> None:
     ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(result_ttl_s=100))
-    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    sequence_id = (await ledger.submit(submit_record("a"), b"h")).sequence_id
     leader = await PlayLeader.elected(ledger)
-    await leader.finish("a", serial)
+    await leader.finish("a", sequence_id)
     await leader.fold(leader.seq, [])
     async with following(ledger) as follower, asyncio.timeout(60):
         # As long as the result is kept it is all there is; then it is gone.
-        updates = [u async for u in follower.subscribe([serial], from_seq=0)]
+        updates = [u async for u in follower.subscribe([sequence_id], from_seq=0)]
         assert [update.finished is not None for update in updates] == [True]
         await outlive_results(redis_url, cell)
         with pytest.raises(NotFound):
-            async for _ in follower.subscribe([serial], from_seq=0):
+            async for _ in follower.subscribe([sequence_id], from_seq=0):
                 pass
     await ledger.close()

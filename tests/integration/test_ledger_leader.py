@@ -103,14 +103,14 @@ async def test_commit_fences_repeats_and_gaps(ledger: Ledger) -> None:
 
 
 async def test_a_batch_may_be_sent_again_as_a_whole(ledger: Ledger) -> None:
-    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    sequence_id = (await ledger.submit(submit_record("a"), b"h")).sequence_id
     leader = await PlayLeader.elected(ledger)
-    records = [leader.record({serial: [i]}) for i in range(5)]
+    records = [leader.record({sequence_id: [i]}) for i in range(5)]
     batch = [Commit(record) for record in records]
     await ledger.commit_many(leader.leader, batch[:3])
     await ledger.commit_many(leader.leader, batch)
     await ledger.commit_many(leader.leader, batch)
-    history = await ledger.history(serial, through_seq=5)
+    history = await ledger.history(sequence_id, through_seq=5)
     assert list(history.output.token_ids) == [0, 1, 2, 3, 4]
     assert history.finished is None
 
@@ -160,19 +160,19 @@ async def test_an_ending_that_does_not_match_its_request_is_refused_whole(ledger
 
 
 async def test_folding_is_idempotent_and_loses_no_token_at_any_point(ledger: Ledger) -> None:
-    serials = [(await ledger.submit(submit_record(id), b"h")).serial for id in ("a", "b")]
+    sequence_ids = [(await ledger.submit(submit_record(id), b"h")).sequence_id for id in ("a", "b")]
     leader = await PlayLeader.elected(ledger)
     for seq in range(1, 13):
-        await leader.step({serials[0]: [seq, seq + 100], serials[1]: [seq + 500]})
+        await leader.step({sequence_ids[0]: [seq, seq + 100], sequence_ids[1]: [seq + 500]})
         if seq % 3 == 0:
             due = list(leader.unfolded)
-            await leader.fold(seq - 1, serials)
+            await leader.fold(seq - 1, sequence_ids)
             leader.unfolded = due
             # The same fold again, as after a lost reply.
-            await leader.fold(seq - 1, serials)
-        for serial in serials:
-            history = await ledger.history(serial, through_seq=seq)
-            assert list(history.output.token_ids) == leader.outputs[serial]
+            await leader.fold(seq - 1, sequence_ids)
+        for sequence_id in sequence_ids:
+            history = await ledger.history(sequence_id, through_seq=seq)
+            assert list(history.output.token_ids) == leader.outputs[sequence_id]
     with pytest.raises(Fenced, match="the journal is at 12"):
         await ledger.fold(leader.leader, 20, {})
 
@@ -191,23 +191,23 @@ async def test_a_fold_built_on_another_state_is_refused(redis_url: str, cell: st
 
 
 async def test_a_fold_never_revives_an_ended_sequence(ledger: Ledger, redis_url: str) -> None:
-    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    sequence_id = (await ledger.submit(submit_record("a"), b"h")).sequence_id
     leader = await PlayLeader.elected(ledger)
-    await leader.step({serial: [1, 2]})
-    await leader.finish("a", serial)
-    await leader.fold(leader.seq, [serial])
+    await leader.step({sequence_id: [1, 2]})
+    await leader.finish("a", sequence_id)
+    await leader.fold(leader.seq, [sequence_id])
     client = Redis.from_url(redis_url)
-    assert await client.exists(ledger.keys.tokens(serial)) == 0
+    assert await client.exists(ledger.keys.tokens(sequence_id)) == 0
     await client.aclose()
 
 
 async def test_logprobs_stay_beside_their_tokens_through_a_fold(ledger: Ledger) -> None:
-    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    sequence_id = (await ledger.submit(submit_record("a"), b"h")).sequence_id
     leader = await PlayLeader.elected(ledger)
-    await leader.step({serial: [3, 4]}, with_logprobs=True)
-    await leader.step({serial: [5]}, with_logprobs=True)
-    await leader.fold(1, [serial])
-    history = await ledger.history(serial, through_seq=2)
+    await leader.step({sequence_id: [3, 4]}, with_logprobs=True)
+    await leader.step({sequence_id: [5]}, with_logprobs=True)
+    await leader.fold(1, [sequence_id])
+    history = await ledger.history(sequence_id, through_seq=2)
     assert [entry.logprob for entry in history.output.logprobs] == [-3.0, -4.0, -5.0]
 
 
@@ -219,14 +219,20 @@ async def test_recover_returns_every_live_request_with_all_its_tokens(
         await ledger.submit(submit_record(f"r{index}", n=1 + index % 2), b"h")
     entries = await ledger.inbox_all()
     leader = await PlayLeader.elected(ledger)
-    serials = [s for e in entries for s in range(e.serial, e.serial + e.record.n)]
+    sequence_ids = [s for e in entries for s in range(e.sequence_id, e.sequence_id + e.record.n)]
     for token in range(3):
-        await leader.step({serial: [serial * 10 + token] for serial in serials})
+        await leader.step({sequence_id: [sequence_id * 10 + token] for sequence_id in sequence_ids})
     # r1 has two choices, 2 and 3: one of them ends and is folded away; r0 ends altogether.
     await leader.step({}, [stopped(3, 2)])
     await leader.finish("r0", 1)
-    await leader.fold(5, serials[1:])
-    await leader.step({serial: [serial * 10 + 3] for serial in serials[1:] if serial != 3})
+    await leader.fold(5, sequence_ids[1:])
+    await leader.step(
+        {
+            sequence_id: [sequence_id * 10 + 3]
+            for sequence_id in sequence_ids[1:]
+            if sequence_id != 3
+        }
+    )
     await ledger.cancel("r7")
 
     successor = await PlayLeader.elected(ledger, nonce=2)
@@ -235,9 +241,9 @@ async def test_recover_returns_every_live_request_with_all_its_tokens(
     assert recovered.entries[-1].record.id == "r7"
     assert recovered.cursor == recovered.entries[-1].entry_id
     assert recovered.journal_seq == 6
-    assert recovered.tokens.keys() == set(serials[1:])
+    assert recovered.tokens.keys() == set(sequence_ids[1:])
     assert {s: list(t.token_ids) for s, t in recovered.tokens.items()} == {
-        serial: leader.outputs[serial] for serial in serials[1:]
+        sequence_id: leader.outputs[sequence_id] for sequence_id in sequence_ids[1:]
     }
     assert {s: f.output_tokens for s, f in recovered.finished.items()} == {3: 2}
     with pytest.raises(Fenced):
@@ -260,13 +266,13 @@ async def test_history_of_a_choice_that_ended_before_its_request(ledger: Ledger)
 
 
 async def test_a_long_unfolded_journal_is_recovered_page_by_page(ledger: Ledger) -> None:
-    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    sequence_id = (await ledger.submit(submit_record("a"), b"h")).sequence_id
     leader = await PlayLeader.elected(ledger)
-    batch = [Commit(leader.record({serial: [token]})) for token in range(600)]
+    batch = [Commit(leader.record({sequence_id: [token]})) for token in range(600)]
     await ledger.commit_many(leader.leader, batch)
     await ledger.commit_many(leader.leader, [])
     recovered = await ledger.recover(leader.leader)
-    assert list(recovered.tokens[serial].token_ids) == list(range(600))
+    assert list(recovered.tokens[sequence_id].token_ids) == list(range(600))
 
 
 async def test_the_cells_clock_moves_on(ledger: Ledger) -> None:
@@ -278,10 +284,10 @@ async def test_a_result_is_kept_for_its_time_and_then_the_id_is_free(
     redis_url: str, cell: str
 ) -> None:
     ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(result_ttl_s=100))
-    serial = (await ledger.submit(submit_record("a"), b"one")).serial
+    sequence_id = (await ledger.submit(submit_record("a"), b"one")).sequence_id
     leader = await PlayLeader.elected(ledger)
-    await leader.step({serial: [4]})
-    await leader.finish("a", serial)
+    await leader.step({sequence_id: [4]})
+    await leader.finish("a", sequence_id)
     await leader.fold(leader.seq, [])
     result = await ledger.result("a")
     assert result is not None
@@ -291,9 +297,13 @@ async def test_a_result_is_kept_for_its_time_and_then_the_id_is_free(
     with pytest.raises(NotFound):
         await ledger.find("a")
     with pytest.raises(NotFound):
-        await ledger.history(serial, through_seq=leader.seq)
+        await ledger.history(sequence_id, through_seq=leader.seq)
     again = await ledger.submit(submit_record("a"), b"two")
-    assert (again.is_new, again.serial, again.journal_seq) == (True, serial + 1, leader.seq)
+    assert (again.is_new, again.sequence_id, again.journal_seq) == (
+        True,
+        sequence_id + 1,
+        leader.seq,
+    )
     await ledger.close()
 
 
@@ -303,7 +313,7 @@ async def test_nothing_is_left_behind(redis_url: str, cell: str) -> None:
     leader = await PlayLeader.elected(ledger)
     for index in range(10):
         submitted = await ledger.submit(submit_record(f"r{index}", n=2), b"h")
-        first, second = submitted.serial, submitted.serial + 1
+        first, second = submitted.sequence_id, submitted.sequence_id + 1
         await leader.step({first: [1], second: [2]}, [stopped(first, 1)])
         await leader.fold(leader.seq, [first, second])
         if index % 2:
@@ -317,7 +327,7 @@ async def test_nothing_is_left_behind(redis_url: str, cell: str) -> None:
     lasting = {key for key in found if await client.ttl(prefix + key) == -1}
     assert lasting == {"meta", "lease", "inbox", "journal", "load"}
     assert {await client.ttl(prefix + key) <= 100 for key in found - lasting} == {True}
-    assert len(found - lasting) == 10 * (1 + 1 + 2), "request, result, and two serials each"
+    assert len(found - lasting) == 10 * (1 + 1 + 2), "request, result, and two sequence ids each"
     assert await client.xlen(ledger.keys.inbox) == 0
     assert await client.xlen(ledger.keys.journal) == 0
     assert await ledger.load() == Load(choices=0, prompt_tokens=0)
@@ -336,57 +346,57 @@ def run(start: int, count: int, k: int = 2) -> PromptLogprobs:
     )
 
 
-def explained_record(id: str, prompt: Sequence[int]) -> SubmitRecord:
+def prompt_logprobs_record(id: str, prompt: Sequence[int]) -> SubmitRecord:
     record = submit_record(id, prompt=prompt)
     record.sampling.prompt_logprobs = 2
     return record
 
 
 async def test_a_prompt_is_explained_piece_by_piece_with_the_commits(ledger: Ledger) -> None:
-    serial = (await ledger.submit(explained_record("a", range(9)), b"h")).serial
-    plain = (await ledger.submit(submit_record("b"), b"h")).serial
+    sequence_id = (await ledger.submit(prompt_logprobs_record("a", range(9)), b"h")).sequence_id
+    plain = (await ledger.submit(submit_record("b"), b"h")).sequence_id
     leader = await PlayLeader.elected(ledger)
     batch = [
-        Commit(leader.record({}), explained={serial: run(1, 3)}),
-        Commit(leader.record({serial: [7]}), explained={serial: run(4, 5)}),
+        Commit(leader.record({}), prompt_logprobs={sequence_id: run(1, 3)}),
+        Commit(leader.record({sequence_id: [7]}), prompt_logprobs={sequence_id: run(4, 5)}),
     ]
     await ledger.commit_many(leader.leader, batch[:1])
-    assert (await ledger.recover(leader.leader)).explained == {serial: 4}
+    assert (await ledger.recover(leader.leader)).prompt_logprobs_from == {sequence_id: 4}
     # The first is sent again, as after a lost reply.
     await ledger.commit_many(leader.leader, batch)
-    assert await ledger.explained(serial) == run(1, 8)
-    assert (await ledger.recover(leader.leader)).explained == {serial: 9}
-    assert (await ledger.explained(plain)).token_count == 0
+    assert await ledger.prompt_logprobs(sequence_id) == run(1, 8)
+    assert (await ledger.recover(leader.leader)).prompt_logprobs_from == {sequence_id: 9}
+    assert (await ledger.prompt_logprobs(plain)).token_count == 0
 
 
 async def test_a_fenced_leader_explains_nothing(ledger: Ledger) -> None:
-    serial = (await ledger.submit(explained_record("a", range(9)), b"h")).serial
+    sequence_id = (await ledger.submit(prompt_logprobs_record("a", range(9)), b"h")).sequence_id
     leader = await PlayLeader.elected(ledger)
     await PlayLeader.elected(ledger, nonce=2)
-    piece = Commit(leader.record({}), explained={serial: run(1, 3)})
+    piece = Commit(leader.record({}), prompt_logprobs={sequence_id: run(1, 3)})
     with pytest.raises(Fenced):
         await ledger.commit_many(leader.leader, [piece])
-    assert (await ledger.explained(serial)).token_count == 0
+    assert (await ledger.prompt_logprobs(sequence_id)).token_count == 0
 
 
 async def test_the_explained_prompt_is_kept_as_long_as_the_result(ledger: Ledger) -> None:
     """Also when the last piece comes with the end, beside drops and choices that go on."""
-    first = await ledger.submit(explained_record("a", range(9)), b"h")
+    first = await ledger.submit(prompt_logprobs_record("a", range(9)), b"h")
     other = await ledger.submit(submit_record("b", n=2), b"h")
     leader = await PlayLeader.elected(ledger)
     record = leader.record(
-        {first.serial: [7]}, [stopped(first.serial, 1), stopped(other.serial, 0)]
+        {first.sequence_id: [7]}, [stopped(first.sequence_id, 1), stopped(other.sequence_id, 0)]
     )
     commit = Commit(
         record,
-        [leader.ending("a", first.serial, prompt_tokens=9)],
-        explained={first.serial: run(1, 8)},
+        [leader.ending("a", first.sequence_id, prompt_tokens=9)],
+        prompt_logprobs={first.sequence_id: run(1, 8)},
     )
     await ledger.commit_many(leader.leader, [commit])
-    assert await ledger.explained(first.serial) == run(1, 8)
-    key = ledger.keys.explained(first.serial)
+    assert await ledger.prompt_logprobs(first.sequence_id) == run(1, 8)
+    key = ledger.keys.prompt_logprobs(first.sequence_id)
     (ttl_s,) = await ledger._store.commands((("TTL", key),))
     assert 0 < ttl_s <= ledger._store.limits.result_ttl_s
-    ended = await ledger.history(other.serial, through_seq=1)
-    assert ended.finished == stopped(other.serial, 0)
+    ended = await ledger.history(other.sequence_id, through_seq=1)
+    assert ended.finished == stopped(other.sequence_id, 0)
     assert (await ledger.load()).choices == 2

@@ -23,41 +23,43 @@ class Cell:
         self.count = 0
 
     @property
-    def serials(self) -> list[int]:
-        return [s for serial, n in self.live.values() for s in range(serial, serial + n)]
+    def sequence_ids(self) -> list[int]:
+        return [
+            s for sequence_id, n in self.live.values() for s in range(sequence_id, sequence_id + n)
+        ]
 
     @property
     def running(self) -> list[int]:
-        return [serial for serial in self.serials if serial not in self.ended]
+        return [sequence_id for sequence_id in self.sequence_ids if sequence_id not in self.ended]
 
     async def submit(self) -> None:
         self.count += 1
         id, n = f"r{self.count}", self.rng.randint(1, 3)
         submitted = await self.ledger.submit(submit_record(id, n=n), b"h")
-        self.live[id] = (submitted.serial, n)
+        self.live[id] = (submitted.sequence_id, n)
         assert submitted.journal_seq == self.leader.seq
 
     async def step(self) -> None:
-        members = [serial for serial in self.running if self.rng.random() < 0.7]
+        members = [sequence_id for sequence_id in self.running if self.rng.random() < 0.7]
         tokens = {s: [self.rng.randrange(2**17)] * self.rng.randint(1, 2) for s in members}
         await self.leader.step(tokens)
 
     async def end_choice(self) -> None:
         if self.running:
-            serial = self.rng.choice(self.running)
-            output_tokens = len(self.leader.outputs.get(serial, []))
-            self.ended[serial] = output_tokens
-            await self.leader.step({}, [stopped(serial, output_tokens)])
+            sequence_id = self.rng.choice(self.running)
+            output_tokens = len(self.leader.outputs.get(sequence_id, []))
+            self.ended[sequence_id] = output_tokens
+            await self.leader.step({}, [stopped(sequence_id, output_tokens)])
 
     async def finish(self) -> None:
         if self.live:
             id = self.rng.choice(list(self.live))
-            serial, n = self.live.pop(id)
-            await self.leader.finish(id, serial, n=n)
+            sequence_id, n = self.live.pop(id)
+            await self.leader.finish(id, sequence_id, n=n)
             result = await self.ledger.result(id)
             assert result is not None
             for choice, kept in enumerate(result.choices):
-                output = self.leader.outputs.get(serial + choice, [])
+                output = self.leader.outputs.get(sequence_id + choice, [])
                 assert list(kept.output.token_ids) == output
 
     async def cancel(self) -> None:
@@ -66,7 +68,7 @@ class Cell:
 
     async def fold(self) -> None:
         oldest = self.leader.seq - len(self.leader.unfolded)
-        await self.leader.fold(self.rng.randint(oldest, self.leader.seq), self.serials)
+        await self.leader.fold(self.rng.randint(oldest, self.leader.seq), self.sequence_ids)
 
     async def change_leader(self) -> None:
         old = self.leader
@@ -76,23 +78,23 @@ class Cell:
         submits = [e.record.id for e in recovered.entries if isinstance(e.record, SubmitRecord)]
         assert submits == list(self.live)
         assert recovered.journal_seq == old.seq
-        assert recovered.tokens.keys() == set(self.serials)
-        for serial, output in recovered.tokens.items():
-            assert list(output.token_ids) == old.outputs.get(serial, [])
-            unfolded = sum(list(record.serials).count(serial) for record in old.unfolded)
-            assert recovered.folded_counts[serial] == len(output.token_ids) - unfolded
+        assert recovered.tokens.keys() == set(self.sequence_ids)
+        for sequence_id, output in recovered.tokens.items():
+            assert list(output.token_ids) == old.outputs.get(sequence_id, [])
+            unfolded = sum(list(record.sequence_ids).count(sequence_id) for record in old.unfolded)
+            assert recovered.folded_counts[sequence_id] == len(output.token_ids) - unfolded
         ends = {s: f.output_tokens for s, f in recovered.finished.items()}
-        assert ends == {s: n for s, n in self.ended.items() if s in self.serials}
+        assert ends == {s: n for s, n in self.ended.items() if s in self.sequence_ids}
 
     async def look(self) -> None:
         assert await self.ledger.load() == Load(
-            choices=len(self.serials), prompt_tokens=3 * len(self.live)
+            choices=len(self.sequence_ids), prompt_tokens=3 * len(self.live)
         )
-        if self.serials:
-            serial = self.rng.choice(self.serials)
-            output, finished = await self.ledger.history(serial, through_seq=self.leader.seq)
-            assert list(output.token_ids) == self.leader.outputs.get(serial, [])
-            assert (finished is not None) == (serial in self.ended)
+        if self.sequence_ids:
+            sequence_id = self.rng.choice(self.sequence_ids)
+            output, finished = await self.ledger.history(sequence_id, through_seq=self.leader.seq)
+            assert list(output.token_ids) == self.leader.outputs.get(sequence_id, [])
+            assert (finished is not None) == (sequence_id in self.ended)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -21,11 +21,11 @@ from service_kit.errors import (
 from tests.support.play_leader import PlayLeader, submit_record
 
 
-async def test_fifty_parallel_submitters_get_one_serial(redis_url: str, cell: str) -> None:
+async def test_fifty_parallel_submitters_get_one_sequence_id(redis_url: str, cell: str) -> None:
     ledgers = [await Ledger.connect(redis_url, cell=cell) for _ in range(2)]
     record = submit_record("default:same", n=3)
     answers = await asyncio.gather(*(ledgers[i % 2].submit(record, b"hash") for i in range(50)))
-    assert {answer.serial for answer in answers} == {answers[0].serial}
+    assert {answer.sequence_id for answer in answers} == {answers[0].sequence_id}
     assert sum(answer.is_new for answer in answers) == 1
     assert len(await ledgers[0].inbox_all()) == 1
     assert await ledgers[0].load() == Load(choices=3, prompt_tokens=3)
@@ -43,12 +43,13 @@ async def test_another_body_under_the_same_id_is_refused_and_changes_nothing(
     assert len(await ledger.inbox_all()) == 1
 
 
-async def test_serials_start_at_one_and_are_consecutive_per_choice(ledger: Ledger) -> None:
+async def test_sequence_ids_start_at_one_and_are_consecutive_per_choice(ledger: Ledger) -> None:
     sizes = [1, 4, 2, 1]
-    serials = [
-        (await ledger.submit(submit_record(f"r{i}", n=n), b"h")).serial for i, n in enumerate(sizes)
+    sequence_ids = [
+        (await ledger.submit(submit_record(f"r{i}", n=n), b"h")).sequence_id
+        for i, n in enumerate(sizes)
     ]
-    assert serials == [1, 2, 6, 8]
+    assert sequence_ids == [1, 2, 6, 8]
 
 
 async def test_the_bound_is_exact_under_concurrency_and_n_counts_n(
@@ -100,12 +101,12 @@ async def test_a_tenant_is_bounded_by_itself_and_releases_what_it_held(ledger: L
     assert await ledger.load("a") == Load(choices=2, prompt_tokens=3)
     assert await ledger.load("b") == Load(choices=1, prompt_tokens=3)
     assert await ledger.load() == Load(choices=3, prompt_tokens=6)
-    await leader.finish("a:1", first.serial, n=2)
+    await leader.finish("a:1", first.sequence_id, n=2)
     assert await ledger.load("a") == Load(choices=0, prompt_tokens=0)
     await ledger.submit(of_tenant("a", "2", prompt=range(8)), b"h", bounds)
     with pytest.raises(Overloaded, match=r"tenant a .live 8, prompt_tokens_max 10"):
         await ledger.submit(of_tenant("a", "3"), b"h", bounds)
-    await leader.finish("b:1", other.serial)
+    await leader.finish("b:1", other.sequence_id)
     assert await ledger.load("b") == Load(choices=0, prompt_tokens=0)
 
 
@@ -114,7 +115,7 @@ async def test_tenants_that_came_and_went_leave_no_counters(redis_url: str, cell
     leader = await PlayLeader.elected(ledger)
     for tenant in "abc":
         submitted = await ledger.submit(of_tenant(tenant, "1"), b"h")
-        await leader.finish(f"{tenant}:1", submitted.serial)
+        await leader.finish(f"{tenant}:1", submitted.sequence_id)
     async with redis.asyncio.Redis.from_url(redis_url) as client:
         assert set(await client.hkeys(ledger.keys.load)) == {b"choices", b"prompt_tokens"}
     await ledger.close()
@@ -169,10 +170,10 @@ async def test_what_the_scheduler_takes_for_granted_is_checked(ledger: Ledger, f
 async def test_a_repeat_after_the_end_still_finds_the_same_request(ledger: Ledger) -> None:
     first = await ledger.submit(submit_record("a"), b"h")
     leader = await PlayLeader.elected(ledger)
-    await leader.step({first.serial: [5]})
-    await leader.finish("a", first.serial)
+    await leader.step({first.sequence_id: [5]})
+    await leader.finish("a", first.sequence_id)
     again = await ledger.submit(submit_record("a"), b"h")
-    assert (again.serial, again.is_new, again.journal_seq) == (first.serial, False, 0)
+    assert (again.sequence_id, again.is_new, again.journal_seq) == (first.sequence_id, False, 0)
     assert (await ledger.find("a")).is_finished
     assert await ledger.load() == Load(choices=0, prompt_tokens=0)
     assert await ledger.inbox_all() == []
@@ -183,7 +184,7 @@ async def test_find_shows_what_was_submitted(ledger: Ledger) -> None:
     record.render.stop.extend(["\n\n", "END"])
     submitted = await ledger.submit(record, b"h")
     found = await ledger.find("a")
-    assert (found.serial, found.n, found.prompt_tokens) == (submitted.serial, 2, 3)
+    assert (found.sequence_id, found.n, found.prompt_tokens) == (submitted.sequence_id, 2, 3)
     assert list(found.render.stop) == ["\n\n", "END"]
     assert not found.is_finished
     assert await ledger.result("a") is None
@@ -192,7 +193,7 @@ async def test_find_shows_what_was_submitted(ledger: Ledger) -> None:
 
 
 async def test_cancels_repeat_without_growing_anything(ledger: Ledger) -> None:
-    serial = (await ledger.submit(submit_record("a", n=2), b"h")).serial
+    sequence_id = (await ledger.submit(submit_record("a", n=2), b"h")).sequence_id
     stop = FinishReason.FINISH_REASON_STOP
     for _ in range(20):
         assert await ledger.cancel("a", choice=1, reason=stop, output_tokens=4)
@@ -201,7 +202,7 @@ async def test_cancels_repeat_without_growing_anything(ledger: Ledger) -> None:
     # The whole request is being cancelled: a choice of it needs no entry of its own any more.
     assert await ledger.cancel("a", choice=0)
     entries = await ledger.inbox_all()
-    assert [entry.serial for entry in entries] == [serial] * 3
+    assert [entry.sequence_id for entry in entries] == [sequence_id] * 3
     one, every = entries[1].record, entries[2].record
     assert isinstance(one, CancelRecord)
     assert isinstance(every, CancelRecord)
@@ -213,20 +214,20 @@ async def test_cancels_repeat_without_growing_anything(ledger: Ledger) -> None:
 async def test_cancelling_what_is_unknown_or_ended(ledger: Ledger) -> None:
     with pytest.raises(NotFound):
         await ledger.cancel("nobody")
-    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    sequence_id = (await ledger.submit(submit_record("a"), b"h")).sequence_id
     with pytest.raises(InvalidRequest):
         await ledger.cancel("a", choice=1)
     leader = await PlayLeader.elected(ledger)
-    await leader.finish("a", serial)
+    await leader.finish("a", sequence_id)
     assert not await ledger.cancel("a")
     assert await ledger.inbox_all() == []
 
 
 async def test_a_cancel_the_leader_never_read_goes_with_its_request(ledger: Ledger) -> None:
-    serial = (await ledger.submit(submit_record("a"), b"h")).serial
+    sequence_id = (await ledger.submit(submit_record("a"), b"h")).sequence_id
     leader = await PlayLeader.elected(ledger)
     await ledger.cancel("a")
-    await leader.finish("a", serial)
+    await leader.finish("a", sequence_id)
     assert await ledger.inbox_all() == []
 
 

@@ -23,7 +23,7 @@ async def explained(cluster: Cluster, answer: Answer, least: int) -> None:
     """Wait until so many positions are committed."""
 
     async def are_there() -> bool:
-        return (await cluster.ledger.explained(answer.serial)).token_count >= least
+        return (await cluster.ledger.prompt_logprobs(answer.sequence_id)).token_count >= least
 
     await until(are_there, f"{least} explained positions")
 
@@ -38,7 +38,7 @@ async def test_a_worker_is_killed_in_the_middle_of_a_prompt(tmp_path: Path) -> N
             cluster.workers[0].start()
         await cluster.all_done()
         assert answer.reasons == [FINISH_REASON_LENGTH] * 2
-        assert (await cluster.ledger.explained(answer.serial)).token_count == 699
+        assert (await cluster.ledger.prompt_logprobs(answer.sequence_id)).token_count == 699
 
 
 async def test_a_leader_is_killed_in_the_middle_of_a_prompt(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ async def test_a_leader_is_killed_in_the_middle_of_a_prompt(tmp_path: Path) -> N
         leader.start()
         await cluster.all_done()
         assert answer.reasons == [FINISH_REASON_LENGTH]
-        assert (await cluster.ledger.explained(answer.serial)).token_count == 699
+        assert (await cluster.ledger.prompt_logprobs(answer.sequence_id)).token_count == 699
 
 
 async def test_an_abandoned_prompt_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ async def test_an_abandoned_prompt_leaves_nothing_behind(tmp_path: Path) -> None
 async def test_a_journal_with_explained_prompts_replays_to_the_same_decisions(
     tmp_path: Path,
 ) -> None:
-    """Small pools preempt, shared prompts would be found in the cache, a worker and a term end."""
+    """Small pools preempt, shared prompts are in the cache, a worker and a leadership end."""
     async with Cluster(
         tmp_path, worker_flags={**WORKER_FLAGS, "step_ms": 20}, scheduler_flags=SCHEDULER_FLAGS
     ) as cluster:

@@ -87,7 +87,7 @@ async def test_kill_the_only_scheduler_and_start_it_again(tmp_path: Path) -> Non
 
 
 async def test_kill_the_scheduler_again_and_again(tmp_path: Path) -> None:
-    """Every term recovers from what the one before had folded and journaled, and folds itself."""
+    """Every leader recovers from what the one before had folded and journaled, and folds itself."""
     scheduler_flags = {"fold_records": 15, "lease_ttl_s": 0.3}
     async with Cluster(
         tmp_path, worker_flags={"step_ms": 5}, scheduler_flags=scheduler_flags
@@ -95,7 +95,9 @@ async def test_kill_the_scheduler_again_and_again(tmp_path: Path) -> None:
         answers = await mixed(cluster)
         for _ in range(4):
             folded = await folded_seq(cluster)
-            await until(lambda folded=folded: has_folded(cluster, folded), "a fold of this term")
+            await until(
+                lambda folded=folded: has_folded(cluster, folded), "a fold of this leadership"
+            )
             cluster.schedulers[0].kill()
             cluster.schedulers[0].start()
         await cluster.all_done()
@@ -109,7 +111,7 @@ async def folded_seq(cluster: Cluster) -> int:
 
 
 async def has_folded(cluster: Cluster, before: int) -> bool:
-    """The first fold of a term takes what the term before had left."""
+    """The first fold of a leadership takes what the leadership before had left."""
     return await folded_seq(cluster) > before
 
 
@@ -136,7 +138,7 @@ async def test_a_leader_that_was_frozen_is_fenced_when_it_wakes(tmp_path: Path) 
         frozen.send(signal.SIGSTOP)
         await until(lambda: leads(cluster, standby), "the standby leads")
         frozen.send(signal.SIGCONT)
-        await until(lambda: cluster.events(frozen, "term.ended"), "the old leader gives up")
+        await until(lambda: cluster.events(frozen, "leadership.ended"), "the old leader gives up")
         await cluster.all_done()
         assert_all_gold(answers)
         assert await roles(cluster) == (standby, leader)

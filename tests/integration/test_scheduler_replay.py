@@ -47,7 +47,9 @@ class Recording:
         for entry in await self.cluster.ledger.inbox_read(self._cursor, block_ms=1, count=100):
             self._cursor = entry.entry_id
             self.entries.append(entry)
-        assert any(e.serial == answer.serial for e in self.entries), "too late to see the body"
+        assert any(e.sequence_id == answer.sequence_id for e in self.entries), (
+            "too late to see the body"
+        )
         return answer
 
     async def journal_seq(self) -> int:
@@ -146,7 +148,7 @@ async def test_a_journal_of_several_terms_replays_with_a_core_each(tmp_path: Pat
             cluster.schedulers[0].join()
             seq = await recording.journal_seq()
             cluster.schedulers[0].start()
-            await until(lambda seq=seq: is_beyond(recording, seq), "a record of the new term")
+            await until(lambda seq=seq: is_beyond(recording, seq), "a record of the new leadership")
         await cluster.all_done()
         records = await recording.journal()
         assert len({record.epoch for record in records}) == 3
@@ -168,6 +170,6 @@ async def test_the_static_policy_replays_too(tmp_path: Path) -> None:
 def test_an_input_of_a_later_version_is_not_passed_over() -> None:
     record = JournalRecord(seq=1, epoch=1)
     record.inputs.add(now_ns=1)
-    body = InboxEntry(entry_id="1-0", serial=1, record=SubmitRecord(n=1))
+    body = InboxEntry(entry_id="1-0", sequence_id=1, record=SubmitRecord(n=1))
     with pytest.raises(ValueError, match="does not know"):
         list(Replay([body]).feed(record))

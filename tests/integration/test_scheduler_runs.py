@@ -45,14 +45,14 @@ async def test_who_waits_is_told_in_order(tmp_path: Path) -> None:
 
         async def is_told() -> bool:
             record = (await cluster.ledger.cell()).record
-            told[:] = [] if record is None else record.waiting_serials
+            told[:] = [] if record is None else record.waiting_sequence_ids
             return len(told) == 3
 
         give_up_at = time.monotonic() + 20
         while not await is_told():
             assert time.monotonic() < give_up_at, told
             await asyncio.sleep(0.02)
-        assert told == [answer.serial for answer in answers]
+        assert told == [answer.sequence_id for answer in answers]
         for answer in answers:
             await cluster.ledger.cancel(answer.record.id)
 
@@ -80,7 +80,7 @@ async def test_too_few_blocks_for_all_preempts_and_loses_nothing(tmp_path: Path)
         results = [await cluster.ledger.result(answer.record.id) for answer in answers]
         assert sum(result.done.timings.preemptions for result in results if result) > 0
         assert too_long.reasons == [FINISH_REASON_ERROR]
-        assert "the largest worker holds 63" in too_long.endings[too_long.serial].error
+        assert "the largest worker holds 63" in too_long.endings[too_long.sequence_id].error
 
 
 async def test_old_tokens_are_folded_and_still_read(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ async def test_old_tokens_are_folded_and_still_read(tmp_path: Path) -> None:
         await answer.has_tokens(150)
         lease = await cluster.ledger.leader()
         assert lease is not None
-        history = await cluster.ledger.history(answer.serial, through_seq=lease.journal_seq)
+        history = await cluster.ledger.history(answer.sequence_id, through_seq=lease.journal_seq)
         assert len(history.output.token_ids) >= 150
         assert len(history.output.logprobs) == len(history.output.token_ids)
         records = await cluster.ledger.journal_read(0, block_ms=1, count=1000)
@@ -133,13 +133,13 @@ async def test_a_cancel_finds_a_request_wherever_it_is(tmp_path: Path) -> None:
 async def test_a_stop_found_downstream_cuts_one_choice_to_the_token(tmp_path: Path) -> None:
     async with Cluster(tmp_path, worker_flags={"step_ms": 10}) as cluster:
         answer = await cluster.submit(n=2, max_tokens=60)
-        await until(lambda: len(answer.outputs[answer.serial + 1]) >= 9, "nine tokens")
+        await until(lambda: len(answer.outputs[answer.sequence_id + 1]) >= 9, "nine tokens")
         await cluster.ledger.cancel(
             answer.record.id, choice=1, reason=FINISH_REASON_STOP, output_tokens=7
         )
         await answer.done()
         assert answer.reasons == [LENGTH, FINISH_REASON_STOP]
-        assert len(answer.outputs[answer.serial + 1]) == 7
+        assert len(answer.outputs[answer.sequence_id + 1]) == 7
         result = await cluster.ledger.result(answer.record.id)
         assert result is not None
         assert result.done.usage.output_tokens == 67

@@ -18,10 +18,10 @@ from protos.kaiten.v1.worker_service_pb2_grpc import (
     add_WorkerServiceServicer_to_server,
 )
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.leader_session import TICK_S_MAX
 from scheduler_svc.links import REDIAL_S_FIRST, REDIAL_S_MAX, WorkerLink
 from scheduler_svc.main import SchedulerProcess
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.term import TICK_S_MAX
 from tests.support.answers import until
 from tests.support.play_leader import PlayLeader, submit_record
 from tests.support.relay import Relay
@@ -52,9 +52,11 @@ async def test_a_damaged_sequence_ends_its_request_and_no_other(
     play = await PlayLeader.elected(ledger)
     whole = await ledger.submit(submit_record("t:whole"), b"h")
     damaged = await ledger.submit(submit_record("t:damaged", n=2), b"h")
-    await play.step({whole.serial: [5], damaged.serial: [5]})
-    hole = await play.step({damaged.serial: [6]})
-    await play.step({whole.serial: [7], damaged.serial: [7], damaged.serial + 1: [7]})
+    await play.step({whole.sequence_id: [5], damaged.sequence_id: [5]})
+    hole = await play.step({damaged.sequence_id: [6]})
+    await play.step(
+        {whole.sequence_id: [7], damaged.sequence_id: [7], damaged.sequence_id + 1: [7]}
+    )
     async with redis.asyncio.from_url(redis_url) as store:
         assert await store.xdel(f"kaiten:{{{cell}}}:journal", f"{hole.seq}-0") == 1
     await ledger.resign(play.leader)
@@ -62,16 +64,17 @@ async def test_a_damaged_sequence_ends_its_request_and_no_other(
         async with asyncio.timeout(WAIT_S):
             while (result := await ledger.result("t:damaged")) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        lost = f"sequence {damaged.serial} lacks tokens [1, 2) before journal record {hole.seq + 1}"
+        hole_at = f"before journal record {hole.seq + 1}"
+        lost = f"sequence {damaged.sequence_id} lacks tokens [1, 2) {hole_at}"
         for choice in result.choices:
             assert choice.finished.reason == FINISH_REASON_ERROR
             assert choice.finished.error == (
                 f"the ledger is damaged, this request cannot go on: {lost}"
             )
-        term = process._servicer.term
-        assert term is not None
-        (waiting,) = term.core.waiting
-        assert (waiting.sequence_id, waiting.tokens[-2:]) == (whole.serial, [5, 7])
+        session = process._servicer.session
+        assert session is not None
+        (waiting,) = session.core.waiting
+        assert (waiting.sequence_id, waiting.tokens[-2:]) == (whole.sequence_id, [5, 7])
 
 
 async def test_told_to_stop_while_recovering_it_hands_over_at_once(

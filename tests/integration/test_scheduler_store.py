@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ledger import StoreLost
 from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
-from scheduler_svc.term import TICK_S_MAX
+from scheduler_svc.leader_session import TICK_S_MAX
 from tests.support.answers import Answer, until
 from tests.support.cluster import Cluster
 
@@ -91,7 +91,9 @@ async def test_a_flushed_store_ends_the_term_and_a_new_one_serves(tmp_path: Path
         for answer in lost:
             await answer.fails_with(StoreLost)
         scheduler = cluster.schedulers[0]
-        await until(lambda: cluster.events(scheduler, "term.ended"), "the end of the term")
+        await until(
+            lambda: cluster.events(scheduler, "leadership.ended"), "the end of the leadership"
+        )
         cluster.answers.clear()
         await cluster.connect()
         await cluster.ready(workers=1)

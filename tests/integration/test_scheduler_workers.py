@@ -193,7 +193,7 @@ async def test_a_prompt_that_kills_its_worker_fails_alone(tmp_path: Path) -> Non
         await cluster.all_done()
         assert_all_gold(mates)
         assert poison.reasons == [FINISH_REASON_ERROR] * 2
-        error = poison.endings[poison.serial].error
+        error = poison.endings[poison.sequence_id].error
         assert error.startswith("3 workers were lost computing this request, the last: UNAVAILABLE")
         assert len(cluster.events(cluster.schedulers[0], "worker.lost")) == 3
         await cluster.ready(workers=1)
@@ -209,7 +209,7 @@ async def test_a_request_that_no_worker_accepts_fails_alone(tmp_path: Path) -> N
         await cluster.all_done()
         assert_all_gold(mates)
         assert strange.reasons == [FINISH_REASON_ERROR]
-        error = strange.endings[strange.serial].error
+        error = strange.endings[strange.sequence_id].error
         assert "the last: FAILED_PRECONDITION: " in error
         assert "token id 1536 is not in the vocabulary of 1536" in error
         await cluster.ready(workers=1)

@@ -78,8 +78,8 @@ async def test_chunks_and_leases_do_not_change_a_bit(loaded: Loaded) -> None:
     for chunk_tokens in (1, 7, 16, 64):
         chunked = await outputs(loaded, chunk_tokens=chunk_tokens, lease_steps=5)
         assert chunked.outputs == whole.outputs, chunk_tokens
-        for serial, items in chunked.logprobs.items():
-            expected = whole.logprobs[serial]
+        for sequence_id, items in chunked.logprobs.items():
+            expected = whole.logprobs[sequence_id]
             # The torch path of attention may sum a row in another order when chunks differ: about
             # 100 float32 terms of size 5, so 100 * 5 * 2^-24 = 3e-5. The compiled path may not. In
             # fp8 what lies on a border between two codes may then move by 2^-3 of itself: one of 16
@@ -109,20 +109,20 @@ async def test_a_prefix_already_computed_gives_the_same_tokens(loaded: Loaded) -
     params = sampling(max_tokens=11)
     join = Join(
         slot=0,
-        serial=50,
+        sequence_id=50,
         token_ids=tuple(prompt),
         prompt_tokens=len(prompt),
-        tokens_done=0,
+        num_computed_tokens=0,
         blocks=tuple(range(30)),
         sampling=params,
     )
     # Resumed with four output tokens known; 40 tokens are shared, the block at 40 is a copy.
     again = Join(
         slot=1,
-        serial=51,
+        sequence_id=51,
         token_ids=(*prompt, *expected[:4]),
         prompt_tokens=len(prompt),
-        tokens_done=42,
+        num_computed_tokens=42,
         blocks=(*range(10), *range(100, 120)),
         sampling=params,
     )
@@ -173,8 +173,8 @@ async def test_min_tokens_masks_stop_tokens_and_then_no_longer(loaded: Loaded) -
             scheduler.submit(PROMPTS[index], params)
         async with serving(loaded.device, loaded.limits) as served:
             await run_to_end(await LeaderStream.open(served), scheduler)
-        for serial, tokens in scheduler.outputs.items():
-            assert scheduler.reasons[serial] is FinishReason.STOP
+        for sequence_id, tokens in scheduler.outputs.items():
+            assert scheduler.reasons[sequence_id] is FinishReason.STOP
             assert len(tokens) > min_tokens
             assert [token in stops for token in tokens] == [False] * (len(tokens) - 1) + [True]
 
@@ -213,8 +213,8 @@ async def test_int8_weights_say_what_the_rounded_weights_say(
         replace(kind, weight_dtype="int8").load(folder), chunk_tokens=16, lease_steps=3
     )
     assert int8.outputs == floats.outputs
-    for serial, items in int8.logprobs.items():
-        for item, other in zip(items, floats.logprobs[serial], strict=True):
+    for sequence_id, items in int8.logprobs.items():
+        for item, other in zip(items, floats.logprobs[sequence_id], strict=True):
             # Float32 through two layers, as in tests/parity.
             assert item.logprob == pytest.approx(other.logprob, abs=1e-4, rel=0)
     native.disable("not chosen by this test")

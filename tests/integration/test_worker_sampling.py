@@ -60,12 +60,13 @@ def requests(seed: int, count: int, **wishes: Any) -> list[Asked]:
     ]
 
 
-def said(scheduler: MiniScheduler, serial: int) -> tuple[list[int], list[object]]:
+def said(scheduler: MiniScheduler, sequence_id: int) -> tuple[list[int], list[object]]:
     """Token ids, and log-probabilities bit for bit."""
     bits: list[object] = [
-        (item.logprob, item.top_token_ids, item.top_logprobs) for item in scheduler.logprobs[serial]
+        (item.logprob, item.top_token_ids, item.top_logprobs)
+        for item in scheduler.logprobs[sequence_id]
     ]
-    return scheduler.outputs[serial], bits
+    return scheduler.outputs[sequence_id], bits
 
 
 @pytest.mark.parametrize("wishes", [{}, EVERYTHING], ids=["plain", "everything"])
@@ -121,10 +122,10 @@ def explained(loaded: Loaded, prompt: Sequence[int], chunk_tokens: int, k: int) 
     scheduler = MiniScheduler(loaded.limits, chunk_tokens=chunk_tokens)
     # Somebody else, who wants fewer, and somebody who wants none.
     scheduler.submit([9, 8, 7, 6], sampling(prompt_logprobs=0, max_tokens=3))
-    serial = scheduler.submit(prompt, sampling(prompt_logprobs=k, max_tokens=3))
+    sequence_id = scheduler.submit(prompt, sampling(prompt_logprobs=k, max_tokens=3))
     scheduler.submit(prompt, sampling(max_tokens=3))
     pieces = drive(loaded.device, scheduler).prompts
-    assert pieces.keys() == {0, serial} if len(prompt) > 1 else {0}
+    assert pieces.keys() == {0, sequence_id} if len(prompt) > 1 else {0}
     assert sum(len(piece.logprobs) for piece in pieces[0]) == 3
     assert not any(piece.top_token_ids for piece in pieces[0])
     return [
@@ -134,7 +135,7 @@ def explained(loaded: Loaded, prompt: Sequence[int], chunk_tokens: int, k: int) 
             piece.top_token_ids[at * k : (at + 1) * k],
             piece.top_logprobs[at * k : (at + 1) * k],
         )
-        for piece in pieces.get(serial, [])
+        for piece in pieces.get(sequence_id, [])
         for at in range(len(piece.logprobs))
     ]
 

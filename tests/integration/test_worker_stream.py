@@ -40,7 +40,7 @@ class GatedDevice(MockDevice):
     def execute(self, step: StepInputs) -> StepSamples:
         self.entered.release()
         assert self.permits.acquire(timeout=WAIT_S)
-        if self.is_broken or self.poison & set(step.serials.tolist()):
+        if self.is_broken or self.poison & set(step.sequence_ids.tolist()):
             raise RuntimeError("the device failed")
         self.steps.append(step)
         return super().execute(step)
@@ -67,13 +67,13 @@ async def served(device: GatedDevice) -> AsyncIterator[Served]:
         device.allow(1000)
 
 
-def join(slot: int, serial: int, *, max_tokens: int = 30, prompt: int = 3) -> Join:
+def join(slot: int, sequence_id: int, *, max_tokens: int = 30, prompt: int = 3) -> Join:
     return Join(
         slot=slot,
-        serial=serial,
+        sequence_id=sequence_id,
         token_ids=tuple(range(3, 3 + prompt)),
         prompt_tokens=prompt,
-        tokens_done=0,
+        num_computed_tokens=0,
         blocks=tuple(range(slot * 16, slot * 16 + 16)),
         sampling=sampling(max_tokens=max_tokens),
     )
@@ -85,7 +85,7 @@ def first_plan(*joins: Join, lease_steps: int = 1) -> Plan:
         lease_steps=lease_steps,
         joins=joins,
         chunks=tuple((item.slot, len(item.token_ids)) for item in joins),
-        membership_checksum=checksum([(item.slot, item.serial) for item in joins]),
+        membership_checksum=checksum([(item.slot, item.sequence_id) for item in joins]),
     )
 
 
@@ -272,7 +272,7 @@ async def test_a_newer_stream_takes_over_with_an_empty_batch(
     # Slot 0 is free again.
     await stream.send(with_leader(first_plan(join(0, 11)), newer))
     assert (await stream.step()).slots == [0]
-    assert [step.serials.tolist() for step in device.steps] == [[9], [11]]
+    assert [step.sequence_ids.tolist() for step in device.steps] == [[9], [11]]
 
 
 async def test_a_leader_that_goes_away_leaves_an_idle_worker(

@@ -114,9 +114,9 @@ class LateScheduler(MiniScheduler):
     def submit(
         self, prompt: Sequence[int], params: RowSampling, *, committed: Sequence[int] = ()
     ) -> int:
-        serial = super().submit(prompt, params, committed=committed)
-        self.asked[serial] = (prompt, params)
-        return serial
+        sequence_id = super().submit(prompt, params, committed=committed)
+        self.asked[sequence_id] = (prompt, params)
+        return sequence_id
 
     def preempt(self, slot: int) -> None:
         """The row leaves with the next plan, and joins again as soon as there is room."""
@@ -124,9 +124,9 @@ class LateScheduler(MiniScheduler):
         if row.is_finished or any(row is other for _, other in self.unheard):
             return
         row.is_finished = True
-        prompt, params = self.asked[row.serial]
-        known = [*prompt, *self.outputs[row.serial]]
-        self.waiting.append((row.serial, known, len(prompt), params))
+        prompt, params = self.asked[row.sequence_id]
+        known = [*prompt, *self.outputs[row.sequence_id]]
+        self.waiting.append((row.sequence_id, known, len(prompt), params))
 
     def next_plan(self) -> Plan | None:
         heard, self.unheard = self.unheard, []

@@ -31,11 +31,11 @@ async def until(
 class Answer:
     """Follows a request; every update is checked as it comes."""
 
-    def __init__(self, record: SubmitRecord, serial: int, subscription: Subscription) -> None:
+    def __init__(self, record: SubmitRecord, sequence_id: int, subscription: Subscription) -> None:
         self.record = record
-        self.serial = serial
-        self.serials = range(serial, serial + record.n)
-        self.outputs: dict[int, list[int]] = {one: [] for one in self.serials}
+        self.sequence_id = sequence_id
+        self.sequence_ids = range(sequence_id, sequence_id + record.n)
+        self.outputs: dict[int, list[int]] = {one: [] for one in self.sequence_ids}
         self.endings: dict[int, SequenceFinished] = {}
         # On this process's monotonic clock, one per update.
         self.heard_s: list[float] = []
@@ -52,7 +52,7 @@ class Answer:
     @property
     def reasons(self) -> list[FinishReason]:
         """Of each choice, in order."""
-        return [self.endings[serial].reason for serial in self.serials]
+        return [self.endings[sequence_id].reason for sequence_id in self.sequence_ids]
 
     @property
     def gap_s_max(self) -> float:
@@ -94,8 +94,8 @@ class Answer:
                 self._take(update)
 
     def _take(self, update: Update) -> None:
-        output = self.outputs[update.serial]
-        assert update.serial not in self.endings, "nothing comes after the end"
+        output = self.outputs[update.sequence_id]
+        assert update.sequence_id not in self.endings, "nothing comes after the end"
         assert update.position == len(output) or not update.token_ids, "positions are contiguous"
         output += update.token_ids
         self.heard_s.append(time.monotonic())
@@ -104,4 +104,4 @@ class Answer:
             if update.finished.reason == FINISH_REASON_STOP:
                 del output[update.finished.output_tokens :]
             assert update.finished.output_tokens == len(output)
-            self.endings[update.serial] = update.finished
+            self.endings[update.sequence_id] = update.finished

@@ -301,11 +301,11 @@ class Cell:
         )
 
     def running(self, worker_id: str = "w1") -> list[int]:
-        """Serials in the batch."""
+        """Sequence ids in the batch."""
         return sorted(s.sequence_id for s in self.worker(worker_id).running.values())
 
     def waiting(self) -> list[int]:
-        """Serials in the queue, in its order."""
+        """Sequence ids in the queue, in its order."""
         return [s.sequence_id for s in self.scheduler.waiting]
 
     def reason(self, sequence_id: int) -> Reason:

@@ -57,9 +57,9 @@ def argv_of(flags: Flags) -> list[str]:
 
 
 @lru_cache(maxsize=4096)
-def gold(serial: int, count: int) -> list[int]:
+def gold(sequence_id: int, count: int) -> list[int]:
     """What a mock worker says for a sequence when nothing disturbs it."""
-    return mock_token_ids(CHECKPOINT, serial, count)
+    return mock_token_ids(CHECKPOINT, sequence_id, count)
 
 
 class Cluster:
@@ -231,9 +231,9 @@ class Cluster:
             timeout_ms=timeout_ms,
         )
         submitted = await self.ledger.submit(record, str(number).encode())
-        serials = range(submitted.serial, submitted.serial + n)
-        subscription = self.follower.subscribe(serials, from_seq=submitted.journal_seq)
-        self.answers.append(Answer(record, submitted.serial, subscription))
+        sequence_ids = range(submitted.sequence_id, submitted.sequence_id + n)
+        subscription = self.follower.subscribe(sequence_ids, from_seq=submitted.journal_seq)
+        self.answers.append(Answer(record, submitted.sequence_id, subscription))
         return self.answers[-1]
 
     async def flush(self) -> None:
@@ -304,11 +304,11 @@ class Cluster:
         max_tokens = answer.record.sampling.max_tokens
         result = await self.ledger.result(answer.record.id)
         assert result is not None, f"{answer.record.id} has no result"
-        for serial, choice in zip(answer.serials, result.choices, strict=True):
-            output, ending = answer.outputs[serial], answer.endings[serial]
-            expected = gold(serial, max_tokens)
+        for sequence_id, choice in zip(answer.sequence_ids, result.choices, strict=True):
+            output, ending = answer.outputs[sequence_id], answer.endings[sequence_id]
+            expected = gold(sequence_id, max_tokens)
             count = max_tokens if ending.reason == FINISH_REASON_LENGTH else len(output)
-            assert output == expected[:count], f"sequence {serial} differs from its golden run"
+            assert output == expected[:count], f"sequence {sequence_id} differs from its golden run"
             assert list(choice.output.token_ids[: len(output)]) == output
             assert choice.finished.reason == ending.reason
             assert choice.finished.output_tokens == len(output)
@@ -317,7 +317,7 @@ class Cluster:
 
     async def _check_prompt(self, answer: Answer) -> None:
         """Every position once, as the mock worker says it; all of them before any output."""
-        told = await self.ledger.explained(answer.serial)
+        told = await self.ledger.prompt_logprobs(answer.sequence_id)
         count, k = len(answer.record.prompt_token_ids), answer.record.sampling.prompt_logprobs
         assert list(told.logprobs) == [-float(at) for at in range(1, told.token_count + 1)]
         assert list(told.top_token_ids) == [
@@ -344,11 +344,15 @@ class Cluster:
             for record in page:
                 assert record.seq == seq + 1 or not seq
                 seq = record.seq
-                for serial, position in zip(record.serials, record.positions, strict=True):
-                    assert serial not in ended, f"{serial} goes on after its end"
-                    assert position == next_of.get(serial, position), f"{serial} at {position}"
-                    next_of[serial] = position + 1
-                finished = {ending.serial for ending in record.finished}
+                for sequence_id, position in zip(
+                    record.sequence_ids, record.positions, strict=True
+                ):
+                    assert sequence_id not in ended, f"{sequence_id} goes on after its end"
+                    assert position == next_of.get(sequence_id, position), (
+                        f"{sequence_id} at {position}"
+                    )
+                    next_of[sequence_id] = position + 1
+                finished = {ending.sequence_id for ending in record.finished}
                 assert len(finished) == len(record.finished)
                 assert not finished & ended, f"{finished & ended} ended twice"
                 ended |= finished

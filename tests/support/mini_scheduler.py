@@ -46,8 +46,8 @@ def sampling(**changes: object) -> RowSampling:
 
 
 def checksum(members: Sequence[tuple[int, int]]) -> int:
-    """Of (slot, serial) pairs, as worker_service.proto defines it."""
-    return sum((serial + 1) * (2 * slot + 1) for slot, serial in members) % (1 << 64)
+    """Of (slot, sequence id) pairs, as worker_service.proto defines it."""
+    return sum((sequence_id + 1) * (2 * slot + 1) for slot, sequence_id in members) % (1 << 64)
 
 
 def plan(plan_id: int, **changes: object) -> Plan:
@@ -68,7 +68,7 @@ def plan(plan_id: int, **changes: object) -> Plan:
 
 @dataclass
 class _Running:
-    serial: int
+    sequence_id: int
     limit: int
     known: int
     done: int
@@ -85,7 +85,7 @@ class MiniScheduler:
     limits: RowLimits
     chunk_tokens: int = 1 << 30
     lease_steps: int = 1
-    # Serial, tokens known, how many of them are the prompt.
+    # Sequence id, tokens known, how many of them are the prompt.
     waiting: deque[tuple[int, list[int], int, RowSampling]] = field(default_factory=deque)
     running: dict[int, _Running] = field(default_factory=dict)
     outputs: dict[int, list[int]] = field(default_factory=dict)
@@ -105,10 +105,10 @@ class MiniScheduler:
         self, prompt: Sequence[int], params: RowSampling, *, committed: Sequence[int] = ()
     ) -> int:
         """`committed` is output of an earlier life."""
-        serial = len(self.outputs)
-        self.outputs[serial], self.logprobs[serial] = [], []
-        self.waiting.append((serial, [*prompt, *committed], len(prompt), params))
-        return serial
+        sequence_id = len(self.outputs)
+        self.outputs[sequence_id], self.logprobs[sequence_id] = [], []
+        self.waiting.append((sequence_id, [*prompt, *committed], len(prompt), params))
+        return sequence_id
 
     def next_plan(self) -> Plan | None:
         """None when everything has finished."""
@@ -129,7 +129,7 @@ class MiniScheduler:
             joins=joins,
             appends=appends,
             chunks=chunks,
-            membership_checksum=checksum([(s, row.serial) for s, row in self.running.items()]),
+            membership_checksum=checksum([(s, row.sequence_id) for s, row in self.running.items()]),
         )
 
     def on_outcome(self, computed: Plan, step: int, outcome: StepOutcome) -> None:
@@ -140,35 +140,35 @@ class MiniScheduler:
                 row.done += chunks.get(slot, 1 if row.gap == 1 else 0)
         for slot, token in zip(outcome.slots, outcome.token_ids, strict=True):
             self.running[slot].known += 1
-            self.outputs[self.running[slot].serial].append(token)
+            self.outputs[self.running[slot].sequence_id].append(token)
         for item in outcome.logprobs:
-            self.logprobs[self.running[item.slot].serial].append(item)
+            self.logprobs[self.running[item.slot].sequence_id].append(item)
         for piece in outcome.prompt_logprobs:
-            self.prompts.setdefault(self.running[piece.slot].serial, []).append(piece)
+            self.prompts.setdefault(self.running[piece.slot].sequence_id, []).append(piece)
         for slot, reason in outcome.finished:
             self.running[slot].is_finished = True
-            self.reasons[self.running[slot].serial] = reason
+            self.reasons[self.running[slot].sequence_id] = reason
         for slot, text in outcome.errors:
             self.running[slot].is_finished = True
-            self.errors[self.running[slot].serial] = text
+            self.errors[self.running[slot].sequence_id] = text
 
     def _joins(self) -> list[Join]:
         joins = []
         while self.waiting and self._slots:
-            serial, tokens, prompt_tokens, params = self.waiting[0]
+            sequence_id, tokens, prompt_tokens, params = self.waiting[0]
             limit = min(prompt_tokens + params.max_tokens, self.limits.context_tokens)
             if self._promised() + self._blocks_for(limit) > len(self._free):
                 break
             self.waiting.popleft()
             slot = self._slots.pop(0)
-            self.running[slot] = _Running(serial, limit, len(tokens), 0, [])
+            self.running[slot] = _Running(sequence_id, limit, len(tokens), 0, [])
             joins.append(
                 Join(
                     slot=slot,
-                    serial=serial,
+                    sequence_id=sequence_id,
                     token_ids=tuple(tokens),
                     prompt_tokens=prompt_tokens,
-                    tokens_done=0,
+                    num_computed_tokens=0,
                     blocks=(),
                     sampling=params,
                 )

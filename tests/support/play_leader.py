@@ -25,9 +25,9 @@ def submit_record(id: str, *, n: int = 1, prompt: Sequence[int] = (1, 2, 3)) -> 
     return SubmitRecord(id=id, tenant="default", n=n, prompt_token_ids=prompt, sampling=sampling)
 
 
-def stopped(serial: int, output_tokens: int) -> SequenceFinished:
+def stopped(sequence_id: int, output_tokens: int) -> SequenceFinished:
     return SequenceFinished(
-        serial=serial, reason=FinishReason.FINISH_REASON_STOP, output_tokens=output_tokens
+        sequence_id=sequence_id, reason=FinishReason.FINISH_REASON_STOP, output_tokens=output_tokens
     )
 
 
@@ -78,16 +78,18 @@ class PlayLeader:
         """The next record; the tokens continue what has been recorded before."""
         self.seq += 1
         record = JournalRecord(seq=self.seq, epoch=self.leader.epoch, finished=finished)
-        for serial, token_ids in tokens.items():
-            output = self.outputs.setdefault(serial, [])
+        for sequence_id, token_ids in tokens.items():
+            output = self.outputs.setdefault(sequence_id, [])
             for token_id in token_ids:
-                record.serials.append(serial)
+                record.sequence_ids.append(sequence_id)
                 record.positions.append(len(output))
                 record.token_ids.append(token_id)
                 output.append(token_id)
                 if with_logprobs:
                     logprobs = TokenLogprobs(logprob=-float(token_id))
-                    record.logprobs.append(SequenceLogprobs(serial=serial, logprobs=logprobs))
+                    record.logprobs.append(
+                        SequenceLogprobs(sequence_id=sequence_id, logprobs=logprobs)
+                    )
         self.unfolded.append(record)
         return record
 
@@ -103,25 +105,35 @@ class PlayLeader:
         await self.ledger.commit(self.leader, record, endings)
         return record
 
-    def ending(self, id: str, serial: int, *, n: int = 1, prompt_tokens: int = 3) -> RequestResult:
+    def ending(
+        self, id: str, sequence_id: int, *, n: int = 1, prompt_tokens: int = 3
+    ) -> RequestResult:
         """The end of a request whose choices have put out what `outputs` says."""
         choices = []
-        for choice in range(serial, serial + n):
+        for choice in range(sequence_id, sequence_id + n):
             output = self.outputs.get(choice, [])
             choices.append(
                 ChoiceResult(
                     output=FoldedTokens(token_ids=output), finished=stopped(choice, len(output))
                 )
             )
-        return RequestResult(id=id, serial=serial, prompt_tokens=prompt_tokens, choices=choices)
+        return RequestResult(
+            id=id, sequence_id=sequence_id, prompt_tokens=prompt_tokens, choices=choices
+        )
 
-    async def finish(self, id: str, serial: int, *, n: int = 1) -> None:
+    async def finish(self, id: str, sequence_id: int, *, n: int = 1) -> None:
         """End a request with a record of its own."""
-        ends = [stopped(s, len(self.outputs.get(s, []))) for s in range(serial, serial + n)]
-        await self.step({}, ends, [self.ending(id, serial, n=n)])
+        ends = [
+            stopped(s, len(self.outputs.get(s, []))) for s in range(sequence_id, sequence_id + n)
+        ]
+        await self.step({}, ends, [self.ending(id, sequence_id, n=n)])
 
     async def fold(self, through_seq: int, live: Sequence[int]) -> None:
         due = [record for record in self.unfolded if record.seq <= through_seq]
-        pieces = {serial: piece for serial, piece in pieces_of(due).items() if serial in live}
+        pieces = {
+            sequence_id: piece
+            for sequence_id, piece in pieces_of(due).items()
+            if sequence_id in live
+        }
         await self.ledger.fold(self.leader, through_seq, pieces)
         self.unfolded = [record for record in self.unfolded if record.seq > through_seq]

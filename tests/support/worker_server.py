@@ -177,13 +177,13 @@ def plan_to_proto(plan: Plan) -> Any:
         joins=[
             worker_service_pb2.Join(
                 slot=join.slot,
-                serial=join.serial,
+                sequence_id=join.sequence_id,
                 token_ids=join.token_ids,
                 prompt_tokens=join.prompt_tokens,
-                tokens_done=join.tokens_done,
+                num_computed_tokens=join.num_computed_tokens,
                 blocks=join.blocks,
                 sampling=_sampling_to_proto(join.sampling),
-                explain_from=join.explain_from,
+                prompt_logprobs_from=join.prompt_logprobs_from,
             )
             for join in plan.joins
         ],

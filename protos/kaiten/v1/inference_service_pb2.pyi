@@ -158,10 +158,10 @@ class GenerationEvent(_message.Message):
     delta: Delta
     finished: ChoiceFinished
     done: Done
-    prompt: PromptExplained
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[ChoiceFinished, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., prompt: _Optional[_Union[PromptExplained, _Mapping]] = ...) -> None: ...
+    prompt: PromptWithLogprobs
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[ChoiceFinished, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., prompt: _Optional[_Union[PromptWithLogprobs, _Mapping]] = ...) -> None: ...
 
-class PromptExplained(_message.Message):
+class PromptWithLogprobs(_message.Message):
     __slots__ = ("token_ids", "logprobs")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]

@@ -42,43 +42,43 @@ class SubmitRecord(_message.Message):
     def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., n: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_worker_service_pb2.RowSampling, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., priority: _Optional[int] = ..., traceparent: _Optional[str] = ..., render: _Optional[_Union[RenderOptions, _Mapping]] = ..., tenant_tokens_max: _Optional[int] = ...) -> None: ...
 
 class RenderOptions(_message.Message):
-    __slots__ = ("stop", "include_stop", "show_special_tokens", "explained_token_ids", "hide_output")
+    __slots__ = ("stop", "include_stop", "show_special_tokens", "prompt_token_ids", "hide_output")
     STOP_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
     SHOW_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    EXPLAINED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     HIDE_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     stop: _containers.RepeatedScalarFieldContainer[str]
     include_stop: bool
     show_special_tokens: bool
-    explained_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     hide_output: bool
-    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., show_special_tokens: bool = ..., explained_token_ids: _Optional[_Iterable[int]] = ..., hide_output: bool = ...) -> None: ...
+    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., show_special_tokens: bool = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., hide_output: bool = ...) -> None: ...
 
 class CancelRecord(_message.Message):
-    __slots__ = ("id", "serial", "n", "choice", "reason", "output_tokens", "error")
+    __slots__ = ("id", "sequence_id", "n", "choice", "reason", "output_tokens", "error")
     ID_FIELD_NUMBER: _ClassVar[int]
-    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     id: str
-    serial: int
+    sequence_id: int
     n: int
     choice: int
     reason: _common_pb2.FinishReason
     output_tokens: int
     error: str
-    def __init__(self, id: _Optional[str] = ..., serial: _Optional[int] = ..., n: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., output_tokens: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., sequence_id: _Optional[int] = ..., n: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., output_tokens: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class JournalRecord(_message.Message):
-    __slots__ = ("seq", "epoch", "unix_ns", "serials", "positions", "token_ids", "logprobs", "finished", "step", "inputs")
+    __slots__ = ("seq", "epoch", "unix_ns", "sequence_ids", "positions", "token_ids", "logprobs", "finished", "step", "inputs")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     UNIX_NS_FIELD_NUMBER: _ClassVar[int]
-    SERIALS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -88,36 +88,36 @@ class JournalRecord(_message.Message):
     seq: int
     epoch: int
     unix_ns: int
-    serials: _containers.RepeatedScalarFieldContainer[int]
+    sequence_ids: _containers.RepeatedScalarFieldContainer[int]
     positions: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[SequenceLogprobs]
     finished: _containers.RepeatedCompositeFieldContainer[SequenceFinished]
     step: StepRecord
     inputs: _containers.RepeatedCompositeFieldContainer[CoreInput]
-    def __init__(self, seq: _Optional[int] = ..., epoch: _Optional[int] = ..., unix_ns: _Optional[int] = ..., serials: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[SequenceFinished, _Mapping]]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ..., inputs: _Optional[_Iterable[_Union[CoreInput, _Mapping]]] = ...) -> None: ...
+    def __init__(self, seq: _Optional[int] = ..., epoch: _Optional[int] = ..., unix_ns: _Optional[int] = ..., sequence_ids: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[SequenceFinished, _Mapping]]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ..., inputs: _Optional[_Iterable[_Union[CoreInput, _Mapping]]] = ...) -> None: ...
 
 class SequenceLogprobs(_message.Message):
-    __slots__ = ("serial", "logprobs")
-    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("sequence_id", "logprobs")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    serial: int
+    sequence_id: int
     logprobs: _common_pb2.TokenLogprobs
-    def __init__(self, serial: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
 
 class SequenceFinished(_message.Message):
-    __slots__ = ("serial", "reason", "output_tokens", "error", "done")
-    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("sequence_id", "reason", "output_tokens", "error", "done")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
-    serial: int
+    sequence_id: int
     reason: _common_pb2.FinishReason
     output_tokens: int
     error: str
     done: _inference_service_pb2.Done
-    def __init__(self, serial: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., output_tokens: _Optional[int] = ..., error: _Optional[str] = ..., done: _Optional[_Union[_inference_service_pb2.Done, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence_id: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., output_tokens: _Optional[int] = ..., error: _Optional[str] = ..., done: _Optional[_Union[_inference_service_pb2.Done, _Mapping]] = ...) -> None: ...
 
 class StepRecord(_message.Message):
     __slots__ = ("worker_id", "plan_id", "step", "timings")
@@ -178,16 +178,16 @@ class ConfiguredInput(_message.Message):
     def __init__(self, policy: _Optional[str] = ..., lease_steps_max: _Optional[int] = ..., plans_in_flight_max: _Optional[int] = ..., prefill_tokens_min: _Optional[int] = ..., preemptions_max: _Optional[int] = ..., deaths_max: _Optional[int] = ..., misfit_wait_ns: _Optional[int] = ..., tenant_tokens_max: _Optional[int] = ...) -> None: ...
 
 class SubmitInput(_message.Message):
-    __slots__ = ("id", "serial", "committed_tokens", "explain_from")
+    __slots__ = ("id", "sequence_id", "committed_tokens", "prompt_logprobs_from")
     ID_FIELD_NUMBER: _ClassVar[int]
-    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    EXPLAIN_FROM_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FROM_FIELD_NUMBER: _ClassVar[int]
     id: str
-    serial: int
+    sequence_id: int
     committed_tokens: _containers.RepeatedScalarFieldContainer[int]
-    explain_from: int
-    def __init__(self, id: _Optional[str] = ..., serial: _Optional[int] = ..., committed_tokens: _Optional[_Iterable[int]] = ..., explain_from: _Optional[int] = ...) -> None: ...
+    prompt_logprobs_from: int
+    def __init__(self, id: _Optional[str] = ..., sequence_id: _Optional[int] = ..., committed_tokens: _Optional[_Iterable[int]] = ..., prompt_logprobs_from: _Optional[int] = ...) -> None: ...
 
 class WorkerJoinedInput(_message.Message):
     __slots__ = ("worker_id", "worker")
@@ -267,27 +267,27 @@ class FoldedTokens(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
-class ExplainedPrompt(_message.Message):
+class StoredPromptLogprobs(_message.Message):
     __slots__ = ("runs",)
     RUNS_FIELD_NUMBER: _ClassVar[int]
     runs: _containers.RepeatedCompositeFieldContainer[_common_pb2.PromptLogprobs]
     def __init__(self, runs: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ...) -> None: ...
 
 class RequestResult(_message.Message):
-    __slots__ = ("id", "serial", "prompt_tokens", "choices", "done", "render")
+    __slots__ = ("id", "sequence_id", "prompt_tokens", "choices", "done", "render")
     ID_FIELD_NUMBER: _ClassVar[int]
-    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     RENDER_FIELD_NUMBER: _ClassVar[int]
     id: str
-    serial: int
+    sequence_id: int
     prompt_tokens: int
     choices: _containers.RepeatedCompositeFieldContainer[ChoiceResult]
     done: _inference_service_pb2.Done
     render: RenderOptions
-    def __init__(self, id: _Optional[str] = ..., serial: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[ChoiceResult, _Mapping]]] = ..., done: _Optional[_Union[_inference_service_pb2.Done, _Mapping]] = ..., render: _Optional[_Union[RenderOptions, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., sequence_id: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[ChoiceResult, _Mapping]]] = ..., done: _Optional[_Union[_inference_service_pb2.Done, _Mapping]] = ..., render: _Optional[_Union[RenderOptions, _Mapping]] = ...) -> None: ...
 
 class ChoiceResult(_message.Message):
     __slots__ = ("output", "finished")
@@ -298,13 +298,13 @@ class ChoiceResult(_message.Message):
     def __init__(self, output: _Optional[_Union[FoldedTokens, _Mapping]] = ..., finished: _Optional[_Union[SequenceFinished, _Mapping]] = ...) -> None: ...
 
 class CellRecord(_message.Message):
-    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms", "waiting_serials", "full_tenants", "weights_digest")
+    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms", "waiting_sequence_ids", "full_tenants", "weights_digest")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WORKERS_READY_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     STALLED_MS_FIELD_NUMBER: _ClassVar[int]
-    WAITING_SERIALS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     FULL_TENANTS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     model: _common_pb2.WorkerDescription
@@ -312,10 +312,10 @@ class CellRecord(_message.Message):
     waiting: int
     running: int
     stalled_ms: int
-    waiting_serials: _containers.RepeatedScalarFieldContainer[int]
+    waiting_sequence_ids: _containers.RepeatedScalarFieldContainer[int]
     full_tenants: _containers.RepeatedCompositeFieldContainer[FullTenant]
     weights_digest: str
-    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ..., waiting_serials: _Optional[_Iterable[int]] = ..., full_tenants: _Optional[_Iterable[_Union[FullTenant, _Mapping]]] = ..., weights_digest: _Optional[str] = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ..., waiting_sequence_ids: _Optional[_Iterable[int]] = ..., full_tenants: _Optional[_Iterable[_Union[FullTenant, _Mapping]]] = ..., weights_digest: _Optional[str] = ...) -> None: ...
 
 class FullTenant(_message.Message):
     __slots__ = ("tenant", "tokens_running", "tokens_max", "tokens_next")

@@ -64,24 +64,24 @@ class Plan(_message.Message):
     def __init__(self, leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., plan_id: _Optional[int] = ..., lease_steps: _Optional[int] = ..., leaves: _Optional[_Iterable[int]] = ..., joins: _Optional[_Iterable[_Union[Join, _Mapping]]] = ..., append_slots: _Optional[_Iterable[int]] = ..., append_blocks: _Optional[_Iterable[int]] = ..., copy_sources: _Optional[_Iterable[int]] = ..., copy_targets: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., membership_checksum: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("slot", "serial", "token_ids", "prompt_tokens", "tokens_done", "blocks", "sampling", "explain_from")
+    __slots__ = ("slot", "sequence_id", "token_ids", "prompt_tokens", "num_computed_tokens", "blocks", "sampling", "prompt_logprobs_from")
     SLOT_FIELD_NUMBER: _ClassVar[int]
-    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_DONE_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    EXPLAIN_FROM_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FROM_FIELD_NUMBER: _ClassVar[int]
     slot: int
-    serial: int
+    sequence_id: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_tokens: int
-    tokens_done: int
+    num_computed_tokens: int
     blocks: _containers.RepeatedScalarFieldContainer[int]
     sampling: RowSampling
-    explain_from: int
-    def __init__(self, slot: _Optional[int] = ..., serial: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., tokens_done: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ..., explain_from: _Optional[int] = ...) -> None: ...
+    prompt_logprobs_from: int
+    def __init__(self, slot: _Optional[int] = ..., sequence_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ..., prompt_logprobs_from: _Optional[int] = ...) -> None: ...
 
 class RowSampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "choice", "max_tokens", "min_tokens", "stop_token_ids", "logprobs", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs")

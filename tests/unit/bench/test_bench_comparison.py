@@ -71,20 +71,22 @@ def test_the_law_to_the_end_is_at_most_the_law(made: list[int], seats: int, seed
     assert gain >= ladder.law(made, seats) / seats - 1e-9
 
 
-def plan(*serials: int, blocks_free: int) -> CoreInput:
-    slots = range(len(serials))
-    return CoreInput(plan=PlanInput(admitted=serials, join_slots=slots, blocks_free=blocks_free))
+def plan(*sequence_ids: int, blocks_free: int) -> CoreInput:
+    slots = range(len(sequence_ids))
+    return CoreInput(
+        plan=PlanInput(admitted=sequence_ids, join_slots=slots, blocks_free=blocks_free)
+    )
 
 
 def step(
-    seq: int, serials: list[int], position: int, *told: CoreInput, ends: int = 0
+    seq: int, sequence_ids: list[int], position: int, *told: CoreInput, ends: int = 0
 ) -> JournalRecord:
-    finished = [SequenceFinished(serial=ends, output_tokens=position + 1)] if ends else []
+    finished = [SequenceFinished(sequence_id=ends, output_tokens=position + 1)] if ends else []
     return JournalRecord(
         seq=seq,
-        serials=serials,
-        positions=[position] * len(serials),
-        token_ids=[7] * len(serials),
+        sequence_ids=sequence_ids,
+        positions=[position] * len(sequence_ids),
+        token_ids=[7] * len(sequence_ids),
         finished=finished,
         inputs=told,
     )

@@ -38,10 +38,10 @@ def updates(token_ids: Sequence[int], marks: Sequence[int], reason: "FinishReaso
     for begin, end in pairwise(borders):
         finished = None
         if end == len(token_ids):
-            finished = SequenceFinished(serial=1, reason=reason, output_tokens=end)
+            finished = SequenceFinished(sequence_id=1, reason=reason, output_tokens=end)
         cut.append(
             Update(
-                serial=1,
+                sequence_id=1,
                 position=begin,
                 token_ids=list(token_ids[begin:end]),
                 logprobs=[],
@@ -107,11 +107,13 @@ def test_a_choice_cut_short_elsewhere_looks_the_same_to_whoever_attaches() -> No
 def test_usage_leaves_out_what_was_computed_past_a_stop_string() -> None:
     token_ids = byte_level_bpe().encode("one END two three").ids
     result = RequestResult(
-        serial=1,
+        sequence_id=1,
         choices=[
             ChoiceResult(
                 output=FoldedTokens(token_ids=token_ids),
-                finished=SequenceFinished(serial=1, reason=LENGTH, output_tokens=len(token_ids)),
+                finished=SequenceFinished(
+                    sequence_id=1, reason=LENGTH, output_tokens=len(token_ids)
+                ),
             )
         ],
         done=Done(usage=Usage(prompt_tokens=3, output_tokens=len(token_ids))),

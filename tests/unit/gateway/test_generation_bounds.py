@@ -43,11 +43,11 @@ def long_update() -> Update:
         logprob=-1.5, top_token_ids=[120_000 + i for i in range(20)], top_logprobs=[-1.5] * 20
     )
     ended = SequenceFinished(
-        serial=1, reason=FinishReason.FINISH_REASON_LENGTH, output_tokens=TOKENS
+        sequence_id=1, reason=FinishReason.FINISH_REASON_LENGTH, output_tokens=TOKENS
     )
     ids = [index % 400 for index in range(TOKENS)]
     return Update(
-        serial=1, position=0, token_ids=ids, logprobs=[likeliest] * TOKENS, finished=ended
+        sequence_id=1, position=0, token_ids=ids, logprobs=[likeliest] * TOKENS, finished=ended
     )
 
 
@@ -55,7 +55,7 @@ async def events_of(start: int) -> AsyncIterator[Event]:
     generation = Generation(
         accepted=Accepted("x", 1),
         id="default:x",
-        serial=1,
+        sequence_id=1,
         choices=new_choices(Pieces(byte_level_bpe()), RenderOptions(), 1, [start]),
         subscription=cast(Any, OneUpdate(long_update())),
         ledger=cast(Any, Kept()),

@@ -32,7 +32,7 @@ def told(
 ) -> list[Event]:
     """The events of an output, token by token or at once; the end comes apart from STOP's token."""
     [choice] = new_choices(Pieces(byte_level_bpe()), render, 1)
-    finished = SequenceFinished(serial=1, reason=reason, output_tokens=len(token_ids))
+    finished = SequenceFinished(sequence_id=1, reason=reason, output_tokens=len(token_ids))
     cuts = range(len(token_ids)) if singly else ()
     updates = [Update(1, index, [token_ids[index]], [], None) for index in cuts]
     if not singly:
@@ -99,7 +99,7 @@ def test_the_models_own_stop_token_is_text_only_if_both_are_asked_for(
     render = RenderOptions(include_stop=include)
     [choice] = new_choices(pieces, render, 1)
     token_ids = [*ids("hi"), token_id(byte_level_bpe(), "</s>")]
-    finished = SequenceFinished(serial=1, reason=STOP, output_tokens=len(token_ids))
+    finished = SequenceFinished(sequence_id=1, reason=STOP, output_tokens=len(token_ids))
     if singly:
         updates = [Update(1, i, [token], [], None) for i, token in enumerate(token_ids)]
         updates[-1] = updates[-1]._replace(finished=finished)

@@ -343,9 +343,9 @@ def explained(count: int, **fields: Any) -> SubmitRecord:
 def test_a_prompt_is_explained_only_when_that_is_asked() -> None:
     plain, told = explained(3), explained(3, prompt_logprobs=0)
     assert not plain.sampling.HasField("prompt_logprobs")
-    assert not plain.render.explained_token_ids
+    assert not plain.render.prompt_token_ids
     assert told.sampling.prompt_logprobs == 0
-    assert list(told.render.explained_token_ids) == [1, 1, 1]
+    assert list(told.render.prompt_token_ids) == [1, 1, 1]
 
 
 def test_no_output_may_be_asked_for_with_the_prompts_values_only() -> None:

@@ -19,7 +19,7 @@ LIMITS = RowLimits(
 
 
 @pytest.mark.parametrize(
-    ("explain_from", "done", "count", "span"),
+    ("prompt_logprobs_from", "done", "count", "span"),
     [
         (1, 0, 1, range(1, 2)),
         (1, 0, 9, range(1, 10)),
@@ -32,26 +32,26 @@ LIMITS = RowLimits(
         (1, 9, 3, range(10, 10)),
     ],
 )
-def test_the_span_of_a_chunk(explain_from: int, done: int, count: int, span: range) -> None:
-    wish = Wish(prompt=np.arange(10), explain_from=explain_from, top=2)
+def test_the_span_of_a_chunk(prompt_logprobs_from: int, done: int, count: int, span: range) -> None:
+    wish = Wish(prompt=np.arange(10), prompt_logprobs_from=prompt_logprobs_from, top=2)
     assert list(wish.span(done, count)) == list(span)
 
 
 def rows_of(*rows: tuple[Sequence[int], int | None, int]) -> Rows:
-    """A batch of (prompt, prompt_logprobs, explain_from), one row per slot from 0."""
+    """A batch of (prompt, prompt_logprobs, prompt_logprobs_from), one row per slot from 0."""
     mirror = Rows(LIMITS)
     joins = tuple(
         Join(
             slot=slot,
-            serial=slot,
+            sequence_id=slot,
             token_ids=tuple(prompt),
             prompt_tokens=len(prompt),
-            tokens_done=0,
+            num_computed_tokens=0,
             blocks=tuple(range(slot * 8, slot * 8 + 8)),
             sampling=sampling(prompt_logprobs=top),
-            explain_from=explain_from,
+            prompt_logprobs_from=prompt_logprobs_from,
         )
-        for slot, (prompt, top, explain_from) in enumerate(rows)
+        for slot, (prompt, top, prompt_logprobs_from) in enumerate(rows)
     )
     chunks = tuple((slot, 1) for slot in range(len(rows)))
     members = [(slot, slot) for slot in range(len(rows))]
@@ -124,10 +124,10 @@ def test_a_wish_leaves_with_its_row() -> None:
     rows = rows_of((range(10, 18), 1, 1))
     join = Join(
         slot=0,
-        serial=5,
+        sequence_id=5,
         token_ids=(1, 2, 3),
         prompt_tokens=3,
-        tokens_done=0,
+        num_computed_tokens=0,
         blocks=(0,),
         sampling=sampling(),
     )

@@ -158,10 +158,10 @@ def tokens_of(stepper: Stepper) -> tuple[list[int], list[int]]:
 def joined(slot: int, known: tuple[int, ...], done: int, *, blocks: tuple[int, ...]) -> Join:
     return Join(
         slot=slot,
-        serial=slot,
+        sequence_id=slot,
         token_ids=known,
         prompt_tokens=len(PROMPT),
-        tokens_done=done,
+        num_computed_tokens=done,
         blocks=blocks,
         sampling=sampling(max_tokens=8),
     )

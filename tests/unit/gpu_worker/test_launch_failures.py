@@ -82,7 +82,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def undisturbed(model: Model) -> list[list[int]]:
     scheduler = asked()
     play(model.in_turns(), scheduler, lambda: NEVER_CUT)
-    return [scheduler.outputs[serial] for serial in range(len(PROMPTS))]
+    return [scheduler.outputs[sequence_id] for sequence_id in range(len(PROMPTS))]
 
 
 def asked(lease_steps: int = 3) -> MiniScheduler:
@@ -112,7 +112,7 @@ def test_what_fails_together_and_not_alone_disturbs_nobody(
     device = Refusing(model.resident(), together)
     scheduler = asked()
     play(OneAhead(Rows(LIMITS), device), scheduler, lambda: NEVER_CUT)
-    assert [scheduler.outputs[serial] for serial in range(len(PROMPTS))] == undisturbed
+    assert [scheduler.outputs[sequence_id] for sequence_id in range(len(PROMPTS))] == undisturbed
     assert not scheduler.errors
     assert device.refused > 3
 
@@ -121,13 +121,13 @@ def test_a_row_that_fails_alone_fails_nobody_else(
     model: Model, undisturbed: list[list[int]]
 ) -> None:
     def refusal(step: StepInputs) -> Exception | None:
-        is_late = bool((step.serials == 2).any()) and int(step.context_lengths.max()) > 6
+        is_late = bool((step.sequence_ids == 2).any()) and int(step.context_lengths.max()) > 6
         return ValueError("a number too many") if is_late else None
 
     scheduler = asked()
     play(OneAhead(Rows(LIMITS), Refusing(model.resident(), refusal)), scheduler, lambda: NEVER_CUT)
-    for serial in (0, 1, 3):
-        assert scheduler.outputs[serial] == undisturbed[serial]
+    for sequence_id in (0, 1, 3):
+        assert scheduler.outputs[sequence_id] == undisturbed[sequence_id]
     known = scheduler.outputs[2]
     assert known == undisturbed[2][: len(known)]
     assert scheduler.errors == {2: "the step failed for this row: ValueError"}

@@ -111,20 +111,20 @@ def _join(
     rows_of: list[tuple[int, RowSampling]],
     others: list[tuple[int, int]] | None = None,
 ) -> None:
-    """A prompt of one token in each slot; the serial is the slot."""
+    """A prompt of one token in each slot; the sequence id is the slot."""
     joins = tuple(
         Join(
             slot=slot,
-            serial=slot,
+            sequence_id=slot,
             token_ids=(1,),
             prompt_tokens=1,
-            tokens_done=0,
+            num_computed_tokens=0,
             blocks=(slot,),
             sampling=params,
         )
         for slot, params in rows_of
     )
-    members = [(join.slot, join.serial) for join in joins] + (others or [])
+    members = [(join.slot, join.sequence_id) for join in joins] + (others or [])
     rows.apply(plan(plan_id, joins=joins, membership_checksum=checksum(members)))
 
 
@@ -194,20 +194,20 @@ def test_a_forced_token_under_churn_of_200_rows() -> None:
     """Each row its own token, lengths differ, slots are reused: always the forced one."""
     rng = random.Random(11)
     asked = []
-    for serial in range(200):
+    for sequence_id in range(200):
         forced = sampling(
             temperature=rng.choice([0.0, 0.7, 2.0]),
-            seed=serial,
+            seed=sequence_id,
             max_tokens=rng.randint(1, 12),
             # 100 above logits of +-12 at temperature 2: the noise would need to exceed 38.
-            logit_bias=((serial % VOCAB, 100.0),) if serial % 3 else (),
+            logit_bias=((sequence_id % VOCAB, 100.0),) if sequence_id % 3 else (),
         )
         asked.append(([rng.randrange(VOCAB)], forced))
     outputs = run(table_device(TABLE), LIMITS, asked, lease_steps=2).outputs
-    for serial, output in outputs.items():
-        assert len(output) == asked[serial][1].max_tokens
-        if serial % 3:
-            assert set(output) == {serial % VOCAB}, serial
+    for sequence_id, output in outputs.items():
+        assert len(output) == asked[sequence_id][1].max_tokens
+        if sequence_id % 3:
+            assert set(output) == {sequence_id % VOCAB}, sequence_id
 
 
 def test_logprobs_are_of_the_models_own_distribution() -> None:
@@ -245,9 +245,9 @@ def test_a_row_of_no_numbers_fails_alone(bad: float) -> None:
     scheduler = run(table_device(broken), LIMITS, asked)
     expected = run(table_device(TABLE), LIMITS, asked)
     assert scheduler.errors == {2: "the model's logits are not numbers"}
-    for serial in (0, 1, 3, 4):
-        assert scheduler.outputs[serial] == expected.outputs[serial]
-        assert scheduler.reasons[serial] == FinishReason.LENGTH
+    for sequence_id in (0, 1, 3, 4):
+        assert scheduler.outputs[sequence_id] == expected.outputs[sequence_id]
+        assert scheduler.reasons[sequence_id] == FinishReason.LENGTH
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ def join(slot: int = 1, **changes: Any) -> Join:
     """Five tokens of prompt in two blocks, three tokens to sample: valid by itself."""
     base: dict[str, Any] = {
         "slot": slot,
-        "serial": 70 + slot,
+        "sequence_id": 70 + slot,
         "token_ids": (1, 2, 3, 4, 5),
         "prompt_tokens": 5,
-        "tokens_done": 0,
+        "num_computed_tokens": 0,
         "blocks": (8, 9),
         "sampling": sampling(max_tokens=3),
     }
@@ -33,7 +33,7 @@ def join(slot: int = 1, **changes: Any) -> Join:
 def occupied() -> Rows:
     """Slot 0 decodes with a gap of one and two of its blocks full; the next plan is number 2."""
     rows = Rows(LIMITS)
-    first = join(0, blocks=(0, 1), tokens_done=4, sampling=sampling(max_tokens=10))
+    first = join(0, blocks=(0, 1), num_computed_tokens=4, sampling=sampling(max_tokens=10))
     rows.apply(plan(1, joins=(first,), membership_checksum=checksum([(0, 70)])))
     return rows
 
@@ -47,7 +47,7 @@ def state(rows: Rows) -> tuple[object, ...]:
         rows.members,
         [rows.tokens(slot) for slot in slots],
         [rows.blocks(slot) for slot in slots],
-        [rows.tokens_done(slot) for slot in slots],
+        [rows.num_computed_tokens(slot) for slot in slots],
         [rows.is_idle(slot) for slot in slots],
         inputs.kv_slots.tolist(),
         inputs.sampling.temperature.tolist(),
@@ -56,7 +56,7 @@ def state(rows: Rows) -> tuple[object, ...]:
 
 def after(*joins: Join, **changes: Any) -> Plan:
     """Plan 2 on `occupied()`, with the right checksum unless it says otherwise."""
-    members = [(0, 70), *((item.slot, item.serial) for item in joins)]
+    members = [(0, 70), *((item.slot, item.sequence_id) for item in joins)]
     base = {"joins": joins, "membership_checksum": checksum(members)}
     return plan(2, **(base | changes))
 
@@ -75,7 +75,7 @@ def test_a_join_samples_by_its_own_wishes_alone() -> None:
     ]
     rows = Rows(LIMITS)
     for number, wish in enumerate(wishes, start=1):
-        joins = (join(0, serial=70, sampling=sampling(**wish)),)
+        joins = (join(0, sequence_id=70, sampling=sampling(**wish)),)
         leaves = (0,) if number > 1 else ()
         members = checksum([(0, 70)])
         counts = rows.apply(
@@ -103,7 +103,7 @@ WRONG: list[tuple[Plan, str]] = [
     (after(join(token_ids=())), "slot 1: the prompt is 1 to 0"),
     (after(join(prompt_tokens=0)), "the prompt is 1 to 5"),
     (after(join(prompt_tokens=6)), "the prompt is 1 to 5"),
-    (after(join(tokens_done=5)), "leave nothing to compute"),
+    (after(join(num_computed_tokens=5)), "leave nothing to compute"),
     (after(join(token_ids=(1, 2, 50))), "slot 1: the prompt"),
     (after(join(token_ids=(1, 2, 3, 4, 50))), "token id 50 is not in the vocabulary of 50"),
     (after(join(token_ids=(1,) * 20, prompt_tokens=20)), "20 known tokens leave none"),
@@ -111,7 +111,7 @@ WRONG: list[tuple[Plan, str]] = [
     (after(join(blocks=(8, 10))), "block 10 is not below 10"),
     (after(join(blocks=(8, 8))), "a block is listed twice"),
     (after(join(blocks=(2, 3, 4, 5, 6, 7))), "6 blocks are more than the 5"),
-    (after(join(blocks=(), tokens_done=1)), "1 tokens done do not fit 0 blocks"),
+    (after(join(blocks=(), num_computed_tokens=1)), "1 tokens done do not fit 0 blocks"),
     (after(join(sampling=sampling(temperature=NAN))), "temperature is a number"),
     (after(join(sampling=sampling(temperature=INF))), "temperature is a number"),
     (after(join(sampling=sampling(temperature=-0.1))), "temperature is a number"),
@@ -233,7 +233,9 @@ def test_a_slot_can_be_left_and_taken_in_one_plan() -> None:
     rows = occupied()
     rows.fail(0)
     rows.apply(
-        after(replace(join(0), serial=99), leaves=(0,), membership_checksum=100, chunks=((0, 5),))
+        after(
+            replace(join(0), sequence_id=99), leaves=(0,), membership_checksum=100, chunks=((0, 5),)
+        )
     )
     assert rows.members == ((0, 99),)
     assert not rows.is_idle(0)
@@ -258,8 +260,8 @@ def test_the_checksum_is_the_one_of_the_contract(
     assert checksum(members) == expected
     rows = Rows(LIMITS)
     joins = tuple(
-        join(slot, serial=serial, blocks=(2 * index, 2 * index + 1))
-        for index, (slot, serial) in enumerate(members)
+        join(slot, sequence_id=sequence_id, blocks=(2 * index, 2 * index + 1))
+        for index, (slot, sequence_id) in enumerate(members)
     )
     rows.apply(plan(1, joins=joins, membership_checksum=expected))
     assert sorted(rows.members) == sorted(members)

@@ -24,7 +24,7 @@ STOPS = (6, 7)
 class Row:
     """One row, in lists."""
 
-    serial: int
+    sequence_id: int
     tokens: list[int]
     prompt: int
     max_tokens: int
@@ -55,7 +55,7 @@ class RowsMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.rows, self.batch = Rows(LIMITS), Batch()
-        self.plan_id = self.serial = 0
+        self.plan_id = self.sequence_id = 0
 
     @rule(data=st.data())
     def plan_and_lease(self, data: st.DataObject) -> None:
@@ -67,7 +67,7 @@ class RowsMachine(RuleBasedStateMachine):
         lease_steps = data.draw(st.integers(1, 4))
         appends = self._grant(dict(chunks), lease_steps)
         self.plan_id += 1
-        members = [(slot, row.serial) for slot, row in self.batch.rows.items()]
+        members = [(slot, row.sequence_id) for slot, row in self.batch.rows.items()]
         counts = self.rows.apply(
             plan(
                 self.plan_id,
@@ -101,10 +101,10 @@ class RowsMachine(RuleBasedStateMachine):
     @invariant()
     def both_see_the_same(self) -> None:
         rows = self.batch.rows
-        assert self.rows.members == tuple((s, rows[s].serial) for s in sorted(rows))
+        assert self.rows.members == tuple((s, rows[s].sequence_id) for s in sorted(rows))
         for slot, row in rows.items():
             assert self.rows.tokens(slot) == tuple(row.tokens)
-            assert self.rows.tokens_done(slot) == row.done
+            assert self.rows.num_computed_tokens(slot) == row.done
             assert self.rows.blocks(slot) == row.blocks
             assert self.rows.is_idle(slot) == row.is_idle
 
@@ -119,7 +119,7 @@ class RowsMachine(RuleBasedStateMachine):
             prompt = data.draw(st.integers(1, len(tokens)))
             done = data.draw(st.integers(0, len(tokens) - 1))
             row = Row(
-                serial=self.serial,
+                sequence_id=self.sequence_id,
                 tokens=tokens,
                 prompt=prompt,
                 max_tokens=data.draw(st.integers(len(tokens) - prompt + 1, 9)),
@@ -128,7 +128,7 @@ class RowsMachine(RuleBasedStateMachine):
                 blocks=list(own[: -(-done // LIMITS.block_size)]),
                 done=done,
             )
-            self.serial += 1
+            self.sequence_id += 1
             joins.append(_join(slot, row))
             self.batch.rows[slot] = row
         return tuple(joins)
@@ -215,7 +215,7 @@ class RowsMachine(RuleBasedStateMachine):
             row = self.batch.rows[slot]
             output = len(row.tokens) - row.prompt
             assert inputs.sampling.position[index] == output
-            assert inputs.sampling.seed[index] == -row.serial
+            assert inputs.sampling.seed[index] == -row.sequence_id
             is_masked = bool(row.stops) and output < row.min_tokens
             forbidden = () if edits is None else edits.forbidden_ids[edits.forbidden_rows == index]
             assert tuple(forbidden) == (row.stops if is_masked else ())
@@ -224,17 +224,17 @@ class RowsMachine(RuleBasedStateMachine):
 def _join(slot: int, row: Row) -> Join:
     return Join(
         slot=slot,
-        serial=row.serial,
+        sequence_id=row.sequence_id,
         token_ids=tuple(row.tokens),
         prompt_tokens=row.prompt,
-        tokens_done=row.done,
+        num_computed_tokens=row.done,
         blocks=tuple(row.blocks),
         sampling=sampling(
             max_tokens=row.max_tokens,
             min_tokens=row.min_tokens,
             stop_token_ids=row.stops,
             # The upper half of the range arrives as negative numbers.
-            seed=-row.serial % (1 << 64),
+            seed=-row.sequence_id % (1 << 64),
         ),
     )
 
@@ -281,7 +281,7 @@ def test_a_late_result_leaves_no_trace_in_the_row_that_came_after() -> None:
     assert outcome.finished == ((0, FinishReason.STOP),)
     assert rows.tokens(0) == (3, 4, 5, 1)
     assert not rows.is_idle(0)
-    assert rows.tokens_done(0) == 3
+    assert rows.num_computed_tokens(0) == 3
 
 
 def test_a_row_that_stopped_forgets_the_steps_expected_since() -> None:
@@ -299,5 +299,5 @@ def test_a_row_that_stopped_forgets_the_steps_expected_since() -> None:
     outcome = rows.settle(second, absent)
     assert (outcome.slots, outcome.finished, outcome.errors) == ((), (), ())
     assert rows.tokens(0) == (1, 2, 6)
-    assert rows.tokens_done(0) == 2
+    assert rows.num_computed_tokens(0) == 2
     assert rows.is_idle(0)

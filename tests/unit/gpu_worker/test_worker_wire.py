@@ -51,13 +51,13 @@ sampling = st.builds(
 joins = st.builds(
     Join,
     slot=u32,
-    serial=u64,
+    sequence_id=u64,
     token_ids=ids,
     prompt_tokens=u32,
-    tokens_done=u32,
+    num_computed_tokens=u32,
     blocks=ids,
     sampling=sampling,
-    explain_from=u32,
+    prompt_logprobs_from=u32,
 )
 plans = st.builds(
     Plan,

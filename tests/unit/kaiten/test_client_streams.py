@@ -183,7 +183,7 @@ async def test_an_explained_prompt_is_part_of_the_answer(complete: Complete) -> 
         top_token_ids=[5, 6, 7, 8],
         top_logprobs=[-0.5, -1, -1.5, -2],
     )
-    prompt = pb.GenerationEvent(prompt=pb.PromptExplained(token_ids=[3, 4, 5], logprobs=told))
+    prompt = pb.GenerationEvent(prompt=pb.PromptWithLogprobs(token_ids=[3, 4, 5], logprobs=told))
     first: list[Step] = [accepted(), prompt, errors.Unavailable("gone")]
     second = [accepted(), prompt, delta(0, "abc"), finished(3), done(3)]
     async with ScriptedGateway(first, second) as gateway:

@@ -12,7 +12,7 @@ from protos.kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord
 from service_kit.errors import Unavailable
 from tests.support.play_leader import stopped
 
-SERIALS = (1, 2, 3)
+SEQUENCE_IDS = (1, 2, 3)
 
 
 class MemoryJournal:
@@ -20,7 +20,7 @@ class MemoryJournal:
 
     def __init__(self) -> None:
         self.records: list[JournalRecord] = []
-        self.outputs: dict[int, list[int]] = {serial: [] for serial in SERIALS}
+        self.outputs: dict[int, list[int]] = {sequence_id: [] for sequence_id in SEQUENCE_IDS}
         self.ended: set[int] = set()
         self.trimmed_seq = 0
         self.failures_left = 0
@@ -30,35 +30,35 @@ class MemoryJournal:
     def seq(self) -> int:
         return len(self.records)
 
-    def commit(self, serials: list[int], ending: list[int]) -> None:
+    def commit(self, sequence_ids: list[int], ending: list[int]) -> None:
         record = JournalRecord(seq=self.seq + 1)
-        for serial in serials:
-            if serial not in self.ended:
-                output = self.outputs[serial]
-                record.serials.append(serial)
+        for sequence_id in sequence_ids:
+            if sequence_id not in self.ended:
+                output = self.outputs[sequence_id]
+                record.sequence_ids.append(sequence_id)
                 record.positions.append(len(output))
-                record.token_ids.append(1000 * serial + len(output))
+                record.token_ids.append(1000 * sequence_id + len(output))
                 output.append(record.token_ids[-1])
-        for serial in ending:
-            if serial not in self.ended:
-                self.ended.add(serial)
-                record.finished.append(stopped(serial, len(self.outputs[serial])))
+        for sequence_id in ending:
+            if sequence_id not in self.ended:
+                self.ended.add(sequence_id)
+                record.finished.append(stopped(sequence_id, len(self.outputs[sequence_id])))
         self.records.append(record)
         self.arrived.set()
 
     async def leader(self) -> Lease | None:
         return None
 
-    async def history(self, serial: int, *, through_seq: int) -> History:
+    async def history(self, sequence_id: int, *, through_seq: int) -> History:
         if self.failures_left:
             self.failures_left -= 1
             raise Unavailable("away")
-        output = FoldedTokens(token_ids=self.outputs[serial])
-        ended = serial in self.ended
+        output = FoldedTokens(token_ids=self.outputs[sequence_id])
+        ended = sequence_id in self.ended
         # The journal moves on between the snapshot and its arrival.
         for _ in range(3):
             await asyncio.sleep(0)
-        return History(output, stopped(serial, len(output.token_ids)) if ended else None)
+        return History(output, stopped(sequence_id, len(output.token_ids)) if ended else None)
 
     async def journal_read(
         self, after_seq: int, *, block_ms: int, count: int
@@ -82,17 +82,17 @@ class Reader:
             list(positions), from_seq=from_seq, positions=positions if is_said else None
         )
         self.start = positions
-        self.got: dict[int, list[int]] = {serial: [] for serial in positions}
+        self.got: dict[int, list[int]] = {sequence_id: [] for sequence_id in positions}
         self.ended: set[int] = set()
 
     def take(self, update: Update) -> None:
-        got = self.got[update.serial]
-        assert update.serial not in self.ended, "nothing comes after the end"
+        got = self.got[update.sequence_id]
+        assert update.sequence_id not in self.ended, "nothing comes after the end"
         if update.token_ids:
-            assert update.position == self.start[update.serial] + len(got)
+            assert update.position == self.start[update.sequence_id] + len(got)
         got += update.token_ids
         if update.finished is not None:
-            self.ended.add(update.serial)
+            self.ended.add(update.sequence_id)
 
     async def read_to_the_end(self) -> None:
         async for update in self.subscription:
@@ -116,8 +116,8 @@ class Reader:
 ACTIONS = st.one_of(
     st.tuples(
         st.just("commit"),
-        st.lists(st.sampled_from(SERIALS), unique=True),
-        st.lists(st.sampled_from(SERIALS), max_size=1),
+        st.lists(st.sampled_from(SEQUENCE_IDS), unique=True),
+        st.lists(st.sampled_from(SEQUENCE_IDS), max_size=1),
     ),
     st.tuples(st.just("deliver"), st.integers(1, 5)),
     st.tuples(st.just("trim"), st.integers(0, 100)),
@@ -143,8 +143,8 @@ def test_every_subscriber_gets_every_token_once(
         journal.failures_left = failures
         await _read_to_the_end(journal, follower, readers, live_steps)
         for reader in readers:
-            for serial, start in reader.start.items():
-                assert reader.got[serial] == journal.outputs[serial][start:]
+            for sequence_id, start in reader.start.items():
+                assert reader.got[sequence_id] == journal.outputs[sequence_id][start:]
             assert reader.ended == reader.start.keys()
         assert follower.sequence_count == 0
 
@@ -176,9 +176,9 @@ def _interleave(
 def _subscribed(kind: str, journal: MemoryJournal, follower: Follower) -> Reader:
     """All of it, as a client that comes back; or what is new, as after reading the history."""
     if kind != "new":
-        return Reader(follower, 0, dict.fromkeys(SERIALS, 0), is_said=kind == "all")
-    live = [serial for serial in SERIALS if serial not in journal.ended]
-    known = {serial: len(journal.outputs[serial]) for serial in live}
+        return Reader(follower, 0, dict.fromkeys(SEQUENCE_IDS, 0), is_said=kind == "all")
+    live = [sequence_id for sequence_id in SEQUENCE_IDS if sequence_id not in journal.ended]
+    known = {sequence_id: len(journal.outputs[sequence_id]) for sequence_id in live}
     return Reader(follower, journal.seq, known, is_said=True)
 
 
@@ -188,9 +188,9 @@ async def _read_to_the_end(
     tail = asyncio.create_task(follower.run())
     reading = asyncio.gather(*(reader.read_to_the_end() for reader in readers))
     for _ in range(live_steps):
-        journal.commit(list(SERIALS), [])
+        journal.commit(list(SEQUENCE_IDS), [])
         await asyncio.sleep(0)
-    journal.commit([], list(SERIALS))
+    journal.commit([], list(SEQUENCE_IDS))
     await reading
     tail.cancel()
 
@@ -230,7 +230,7 @@ async def test_updates_coalesce_and_a_stop_string_cuts_what_is_pending() -> None
         follower.take(JournalRecord(seq=record.seq + 1, **_columns(record)))
     first = await anext(subscription)
     assert (first.position, len(first.token_ids), first.finished) == (0, 6, None)
-    late = JournalRecord(seq=8, serials=[1, 1], positions=[6, 7], token_ids=[5, 6])
+    late = JournalRecord(seq=8, sequence_ids=[1, 1], positions=[6, 7], token_ids=[5, 6])
     late.finished.append(stopped(1, 7))
     follower.take(late)
     last = await anext(subscription)
@@ -243,19 +243,19 @@ async def test_a_closed_subscription_leaves_nothing_and_ends() -> None:
     early = follower.subscribe([1, 2], from_seq=0)
     follower.take(JournalRecord(seq=1))
     placed = follower.subscribe([1, 2], from_seq=1)
-    follower.take(JournalRecord(seq=2, serials=[1], positions=[0], token_ids=[4]))
+    follower.take(JournalRecord(seq=2, sequence_ids=[1], positions=[0], token_ids=[4]))
     for subscription in (early, placed):
         subscription.close()
         subscription.close()
     assert follower.sequence_count == 0
-    follower.take(JournalRecord(seq=3, serials=[1], positions=[1], token_ids=[5]))
+    follower.take(JournalRecord(seq=3, sequence_ids=[1], positions=[1], token_ids=[5]))
     assert [update async for update in early] == []
     assert [update async for update in placed] == []
 
 
 def _columns(record: JournalRecord) -> dict[str, Any]:
     return {
-        "serials": record.serials,
+        "sequence_ids": record.sequence_ids,
         "positions": record.positions,
         "token_ids": record.token_ids,
     }

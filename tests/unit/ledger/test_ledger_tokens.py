@@ -8,10 +8,10 @@ from ledger import DamagedLedger, pieces_of
 from ledger.tokens import Outputs, cut, joined, tokens_of
 from protos.kaiten.v1.common_pb2 import PromptLogprobs, TokenLogprobs
 from protos.kaiten.v1.ledger_pb2 import (
-    ExplainedPrompt,
     FoldedTokens,
     JournalRecord,
     SequenceLogprobs,
+    StoredPromptLogprobs,
 )
 from tests.support.play_leader import stopped
 
@@ -20,19 +20,19 @@ from tests.support.play_leader import stopped
 def journals(draw: st.DrawFn) -> tuple[list[JournalRecord], dict[int, list[int]], set[int]]:
     """Records of up to four sequences, some of which want log-probabilities, and their outputs."""
     with_logprobs = draw(st.sets(st.integers(1, 4)))
-    outputs: dict[int, list[int]] = {serial: [] for serial in range(1, 5)}
+    outputs: dict[int, list[int]] = {sequence_id: [] for sequence_id in range(1, 5)}
     records = []
-    for seq, serials in enumerate(draw(st.lists(st.lists(st.integers(1, 4)), max_size=12)), 1):
+    for seq, sequence_ids in enumerate(draw(st.lists(st.lists(st.integers(1, 4)), max_size=12)), 1):
         record = JournalRecord(seq=seq)
-        for serial in serials:
+        for sequence_id in sequence_ids:
             token_id = draw(st.integers(0, 2**32 - 1))
-            record.serials.append(serial)
-            record.positions.append(len(outputs[serial]))
+            record.sequence_ids.append(sequence_id)
+            record.positions.append(len(outputs[sequence_id]))
             record.token_ids.append(token_id)
-            outputs[serial].append(token_id)
-            if serial in with_logprobs:
+            outputs[sequence_id].append(token_id)
+            if sequence_id in with_logprobs:
                 logprobs = TokenLogprobs(top_token_ids=[token_id])
-                record.logprobs.append(SequenceLogprobs(serial=serial, logprobs=logprobs))
+                record.logprobs.append(SequenceLogprobs(sequence_id=sequence_id, logprobs=logprobs))
         records.append(record)
     return records, outputs, with_logprobs
 
@@ -48,34 +48,34 @@ def test_fold_and_any_overlapping_tail_give_the_whole_output(
     # Two folds, appended as bytes: protobuf merges them.
     first, second = pieces_of(records[:middle]), pieces_of(records[middle:folded_seq])
     folded = {
-        serial: FoldedTokens.FromString(
-            first.get(serial, FoldedTokens()).SerializeToString()
-            + second.get(serial, FoldedTokens()).SerializeToString()
+        sequence_id: FoldedTokens.FromString(
+            first.get(sequence_id, FoldedTokens()).SerializeToString()
+            + second.get(sequence_id, FoldedTokens()).SerializeToString()
         )
-        for serial in expected
+        for sequence_id in expected
     }
     outputs = Outputs(folded)
     for record in records[tail_from:]:
         outputs.apply(record)
-    for serial, token_ids in expected.items():
-        output = outputs.tokens[serial]
+    for sequence_id, token_ids in expected.items():
+        output = outputs.tokens[sequence_id]
         assert list(output.token_ids) == token_ids
         tops = [entry.top_token_ids[0] for entry in output.logprobs]
-        assert tops == (token_ids if serial in with_logprobs else [])
+        assert tops == (token_ids if sequence_id in with_logprobs else [])
 
 
 def test_a_missing_token_is_damage_and_strangers_are_ignored() -> None:
     outputs = Outputs({1: FoldedTokens(token_ids=[5])})
-    outputs.apply(JournalRecord(seq=1, serials=[9], positions=[7], token_ids=[1]))
-    outputs.apply(JournalRecord(seq=2, serials=[1], positions=[3], token_ids=[1]))
-    outputs.apply(JournalRecord(seq=3, serials=[1], positions=[1], token_ids=[1]))
+    outputs.apply(JournalRecord(seq=1, sequence_ids=[9], positions=[7], token_ids=[1]))
+    outputs.apply(JournalRecord(seq=2, sequence_ids=[1], positions=[3], token_ids=[1]))
+    outputs.apply(JournalRecord(seq=3, sequence_ids=[1], positions=[1], token_ids=[1]))
     assert outputs.damaged == {1: "sequence 1 lacks tokens [1, 3) before journal record 2"}
     assert list(outputs.tokens[1].token_ids) == [5]
 
 
 def test_columns_of_different_length_are_refused() -> None:
     with pytest.raises(ValueError, match="zip"):
-        list(tokens_of(JournalRecord(serials=[1, 2], positions=[0], token_ids=[1, 2])))
+        list(tokens_of(JournalRecord(sequence_ids=[1, 2], positions=[0], token_ids=[1, 2])))
 
 
 @pytest.mark.parametrize(("output_tokens", "kept"), [(0, 0), (2, 2), (3, 3), (4, 3)])
@@ -98,9 +98,9 @@ def test_the_pieces_of_an_explained_prompt_make_one_run(lengths: list[int], k: i
             top_token_ids=range(position * k, (position + length) * k),
             top_logprobs=range(position * k, (position + length) * k),
         )
-        stored += ExplainedPrompt(runs=[run]).SerializeToString()
+        stored += StoredPromptLogprobs(runs=[run]).SerializeToString()
         position += length
-    whole = joined(ExplainedPrompt.FromString(stored))
+    whole = joined(StoredPromptLogprobs.FromString(stored))
     assert (whole.position, whole.token_count) == (1, sum(lengths))
     assert list(whole.logprobs) == list(range(1, position))
     assert list(whole.top_token_ids) == list(range(k, position * k))
@@ -111,4 +111,4 @@ def test_the_pieces_of_an_explained_prompt_make_one_run(lengths: list[int], k: i
 def test_a_prompt_with_a_hole_or_an_overlap_is_damage(starts: tuple[int, ...]) -> None:
     runs = [PromptLogprobs(position=start, token_count=2) for start in starts]
     with pytest.raises(DamagedLedger, match="are next"):
-        joined(ExplainedPrompt(runs=runs))
+        joined(StoredPromptLogprobs(runs=runs))

@@ -89,7 +89,7 @@ def test_a_submit_names_its_request_and_what_was_committed_of_it(
     )
     item = command_wire.input_to_proto(Submit(request=request), 3)
     assert item.submit == SubmitInput(
-        id="a:r", serial=9, committed_tokens=[2, 0] if outputs else []
+        id="a:r", sequence_id=9, committed_tokens=[2, 0] if outputs else []
     )
     assert command_wire.command_from_proto(item, lambda submit: request) == Submit(request=request)
 
@@ -116,7 +116,7 @@ def test_the_journal_is_told_the_decision_in_its_own_words(plan: Plan, digest: i
 @pytest.mark.parametrize("reason", [*FinishReason.values(), 77])
 @pytest.mark.parametrize("choice", [None, 0, 3])
 def test_a_cancel_cuts_only_for_a_stop_string(reason: int, choice: int | None) -> None:
-    record = CancelRecord(serial=5, output_tokens=3, choice=choice)
+    record = CancelRecord(sequence_id=5, output_tokens=3, choice=choice)
     record.reason = reason  # type: ignore[assignment]
     cut = command_wire.cancel_from_proto(record)
     assert cut.choice == choice

@@ -123,7 +123,7 @@ def one_seat() -> Cell:
 
 
 def seats(cell: Cell) -> list[int]:
-    """Serials in the order in which they were seated."""
+    """Sequence ids in the order in which they were seated."""
     return [sequence_id for plan in cell.finish() for sequence_id in plan.admitted]
 
 

@@ -63,10 +63,12 @@ def step(tracing: Tracing, *traceparents: str) -> str:
 
 
 def answer(tracing: Tracing, step: int, timings: StepTimings, *traceparents: str) -> None:
-    serials = list(range(len(traceparents)))
-    tokens = StepTokens(slots=serials, sequence_ids=serials, positions=serials, tokens=serials)
+    sequence_ids = list(range(len(traceparents)))
+    tokens = StepTokens(
+        slots=sequence_ids, sequence_ids=sequence_ids, positions=sequence_ids, tokens=sequence_ids
+    )
     result = StepResult(plan_id=3, step=step, timings=timings)
-    tracing.stepped("w1", result, tokens, lambda serial: traceparents[serial], 5_000_000)
+    tracing.stepped("w1", result, tokens, lambda sequence_id: traceparents[sequence_id], 5_000_000)
 
 
 def spans() -> tuple[Spans, InMemorySpanExporter]:
@@ -112,7 +114,7 @@ async def test_the_phases_of_a_request_follow_each_other_below_its_span(
     told: tuple[Tracing, InMemorySpanExporter],
 ) -> None:
     tracing, exporter = told
-    tracing.ended([over(Reason.LENGTH)], lambda serial: TRACE, 1000)
+    tracing.ended([over(Reason.LENGTH)], lambda sequence_id: TRACE, 1000)
     await until(lambda: len(exporter.get_finished_spans()) == 3, "three spans")
     spans = exporter.get_finished_spans()
     assert [span.name for span in spans] == ["kaiten.queue", "kaiten.prefill", "kaiten.decode"]

@@ -143,12 +143,12 @@ def plan_from_proto(message: PlanMessage, said: Plan) -> Plan:
 def join_from_proto(message: JoinMessage) -> Join:
     return Join(
         slot=message.slot,
-        sequence_id=message.serial,
+        sequence_id=message.sequence_id,
         tokens=tuple(message.token_ids),
         num_prompt_tokens=message.prompt_tokens,
-        num_computed_tokens=message.tokens_done,
+        num_computed_tokens=message.num_computed_tokens,
         blocks=tuple(message.blocks),
-        prompt_logprobs_from=message.explain_from,
+        prompt_logprobs_from=message.prompt_logprobs_from,
     )
 
 
@@ -332,7 +332,7 @@ def test_a_choice_differs_from_its_request_by_its_noise_only(
 @given(
     prompt=tokens_of(1),
     n=sizes(8),
-    serial=U64,
+    sequence_id=U64,
     max_tokens=sizes(),
     timeout_ms=st.integers(0, 10**9),
     priority=st.integers(-(2**31), 2**31 - 1),
@@ -341,7 +341,7 @@ def test_a_choice_differs_from_its_request_by_its_noise_only(
 def test_a_request_keeps_what_the_core_decides_by(
     prompt: tuple[int, ...],
     n: int,
-    serial: int,
+    sequence_id: int,
     max_tokens: int,
     timeout_ms: int,
     priority: int,
@@ -356,12 +356,12 @@ def test_a_request_keeps_what_the_core_decides_by(
         timeout_ms=timeout_ms,
         priority=priority,
     )
-    entry = InboxEntry(entry_id=f"{arrived_ms}-7", serial=serial, record=record)
+    entry = InboxEntry(entry_id=f"{arrived_ms}-7", sequence_id=sequence_id, record=record)
     request = wire.request_from_proto(entry, record)
     assert (request.id, request.tenant, request.sequence_id, request.n) == (
         "default:a",
         "default",
-        serial,
+        sequence_id,
         n,
     )
     assert (request.prompt, request.max_tokens, request.priority) == (prompt, max_tokens, priority)
@@ -375,7 +375,7 @@ def test_a_request_keeps_what_the_core_decides_by(
 
 def test_a_resumed_request_brings_its_outputs() -> None:
     record = SubmitRecord(n=2, prompt_token_ids=[1], sampling=RowSampling(max_tokens=4))
-    entry = InboxEntry(entry_id="5-0", serial=9, record=record)
+    entry = InboxEntry(entry_id="5-0", sequence_id=9, record=record)
     assert wire.request_from_proto(entry, record, ((1, 2), None)).outputs == ((1, 2), None)
 
 
@@ -383,7 +383,7 @@ def test_a_prompt_is_explained_from_where_it_was_only_if_that_is_wanted() -> Non
     wanting = RowSampling(max_tokens=4, prompt_logprobs=0)
     for sampling, right in ((wanting, (1, 3)), (RowSampling(max_tokens=4), (None, None))):
         record = SubmitRecord(n=1, prompt_token_ids=[1, 2, 3], sampling=sampling)
-        entry = InboxEntry(entry_id="5-0", serial=9, record=record)
+        entry = InboxEntry(entry_id="5-0", sequence_id=9, record=record)
         fresh = wire.request_from_proto(entry, record)
         resumed = wire.request_from_proto(entry, record, ((),), 3)
         assert (fresh.prompt_logprobs_from, resumed.prompt_logprobs_from) == right
@@ -430,16 +430,16 @@ def test_every_reason_has_its_number_and_none_is_unspecified() -> None:
     assert set(wire.REASON_FROM_PROTO) == numbers
 
 
-@given(serial=U64, reason=st.sampled_from(Reason), output_tokens=U32, error=NAMES)
+@given(sequence_id=U64, reason=st.sampled_from(Reason), output_tokens=U32, error=NAMES)
 def test_an_ending_says_who_why_and_where(
-    serial: int, reason: Reason, output_tokens: int, error: str
+    sequence_id: int, reason: Reason, output_tokens: int, error: str
 ) -> None:
     finished = Finished(
-        sequence_id=serial, reason=reason, num_output_tokens=output_tokens, error=error
+        sequence_id=sequence_id, reason=reason, num_output_tokens=output_tokens, error=error
     )
     message = wire.finished_to_proto(finished)
     read = Finished(
-        sequence_id=message.serial,
+        sequence_id=message.sequence_id,
         reason=wire.REASON_FROM_PROTO[message.reason],
         num_output_tokens=message.output_tokens,
         error=message.error,

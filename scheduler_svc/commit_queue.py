@@ -1,7 +1,7 @@
 """Commits to the ledger, in order, many per round trip, one round trip at a time.
 
-Step k+1 runs while step k is being committed. The term stops planning when too much piles up here,
-so an unreachable store pauses the streams and loses nothing.
+Step k+1 runs while step k is being committed. Nothing is planned while too much has piled
+up here, so an unreachable store pauses the streams and loses nothing.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class Fold:
     pieces: Mapping[int, FoldedTokens]
 
 
-class CommitPump:
+class CommitQueue:
     """The queue between the core's decisions and the durable record."""
 
     def __init__(
@@ -49,7 +49,7 @@ class CommitPump:
         self.committed_ns = clock.monotonic_ns()
 
     def __repr__(self) -> str:
-        return f"<CommitPump seq={self.committed_seq} backlog={self.backlog}>"
+        return f"<CommitQueue seq={self.committed_seq} backlog={self.backlog}>"
 
     @property
     def backlog(self) -> int:

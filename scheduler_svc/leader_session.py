@@ -1,12 +1,12 @@
-"""One leader's term: the loop between the ledger, the core and the workers.
+"""One leader's session: the loop between the ledger, the core and the workers.
 
 Everything that happens calls one short method here, which tells the core and asks for a turn. A
 turn asks the core for every plan it wants to make and hands them to the links. Nothing between
-reading and writing core state awaits, so there are no locks. What the core says goes to the pump,
-which commits it to the ledger in order; gateways show clients only what is committed.
+reading and writing core state awaits, so there are no locks. What the core says goes to the commit
+queue, and from there to the ledger in order; gateways show clients only what is committed.
 
-An error of our own, wherever it happens, ends the term: the core may be half changed. The lease is
-renewed only behind a turn, so a leader that decides nothing any more is replaced.
+An error of our own, wherever it happens, ends the leadership: the core may be half changed. The
+lease is renewed only behind a turn, so a leader that decides nothing any more is replaced.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from protos.kaiten.v1.common_pb2 import WorkerDescription
 from protos.kaiten.v1.ledger_pb2 import CancelRecord, CellRecord, SubmitRecord
 from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from scheduler_svc import wire
-from scheduler_svc.accepted import Accepted, AcceptedRequests
 from scheduler_svc.cell_record import describe_cell
 from scheduler_svc.command_wire import cancel_from_proto
+from scheduler_svc.commit_queue import CommitQueue
 from scheduler_svc.core.commands import (
     Cancel,
     Command,
@@ -43,7 +43,7 @@ from scheduler_svc.idle_check import IdleCheck
 from scheduler_svc.journal import Journal
 from scheduler_svc.links import WorkerLink
 from scheduler_svc.meters import Meters
-from scheduler_svc.pump import CommitPump
+from scheduler_svc.request_book import BookedRequest, RequestBook
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.tracing import Tracing
 from service_kit.clock import Clock
@@ -59,7 +59,7 @@ TICK_S_MAX = 0.25
 TICK_NS_COUNTED_MAX = 500_000_000
 
 
-class Term:
+class LeaderSession:
     """Leads one cell until it is fenced, told to stop, or the store is lost."""
 
     def __init__(
@@ -80,8 +80,8 @@ class Term:
         self._clock = clock
         self._meters = meters
         self._tracing = tracing
-        self._accepted = AcceptedRequests()
-        self._pump = CommitPump(ledger, leader, clock, self._on_commit)
+        self._requests = RequestBook()
+        self._commits = CommitQueue(ledger, leader, clock, self._on_commit)
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: dict[str, asyncio.Task[None]] = {}
         # Everything up to here is in the pieces that the next fold will take.
@@ -104,7 +104,7 @@ class Term:
         self._idle_check = IdleCheck(self.core)
 
     def __repr__(self) -> str:
-        return f"<Term epoch={self.leader.epoch} {self.core} {self._pump}>"
+        return f"<LeaderSession epoch={self.leader.epoch} {self.core} {self._commits}>"
 
     # Life
 
@@ -115,7 +115,7 @@ class Term:
         if (before := (await self._ledger.cell()).record) is not None:
             self._weights_digest = self._told_digest = before.weights_digest
         self._journal = Journal(
-            self._accepted, epoch=self.leader.epoch, journal_seq=recovered.journal_seq
+            self._requests, epoch=self.leader.epoch, journal_seq=recovered.journal_seq
         )
         self._tell(Configured(config=self._settings.core, policy=self._settings.policy))
         for entry in recovered.entries:
@@ -124,14 +124,14 @@ class Term:
             else:
                 self._cancel(entry.record)
         self._cursor = recovered.cursor
-        log.info("term.started", epoch=self.leader.epoch, resumed=self.core.live_count)
+        log.info("leadership.started", epoch=self.leader.epoch, resumed=self.core.live_count)
 
     async def run(self) -> None:
         """Lead. Raises OutOfOrder when somebody else leads, StoreLost, or cancels."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._take_turns(), name="turns")
-            tasks.create_task(self._pump.run(), name="pump")
+            tasks.create_task(self._commits.run(), name="commits")
             tasks.create_task(self._read_inbox(), name="inbox")
             tasks.create_task(self._renew(), name="renew")
             tasks.create_task(self._tick(), name="tick")
@@ -143,18 +143,18 @@ class Term:
         self._is_stopping = True
         while any(worker.flights for worker in self.core.workers.values()):
             await self._clock.sleep(0.01)
-        await self._pump.flushed()
+        await self._commits.flushed()
         await self._ledger.resign(self.leader)
 
     @property
     def journal_seq(self) -> int:
         """The newest record the ledger has acknowledged."""
-        return self._pump.committed_seq
+        return self._commits.committed_seq
 
     @property
     def commit_backlog(self) -> int:
         """Records that the ledger has not acknowledged yet."""
-        return self._pump.backlog
+        return self._commits.backlog
 
     def now_ns(self) -> int:
         """The ledger's clock, carried on by our own monotonic one: no node's wall clock matters."""
@@ -260,17 +260,17 @@ class Term:
         self._meters.stepped(len(outcome.tokens.tokens), result.timings)
         self._meters.ended(outcome.events)
         if self._tracing is not None:
-            of = self._accepted.traceparent
+            of = self._requests.traceparent
             self._tracing.stepped(link.worker_id, result, outcome.tokens, of, now_ns)
             self._tracing.ended(outcome.events, of, now_ns)
-        self._pump.put(self._journal.step(command, result, outcome, now_ns))
+        self._commits.put(self._journal.step(command, result, outcome, now_ns))
         self._wake()
 
     def _check_logprobs(self, link: WorkerLink, result: StepMessage) -> None:
         """Only where there are some, or some are due: a look at every row costs."""
-        if result.logprobs or result.prompt_logprobs or self._accepted.has_logprobs:
+        if result.logprobs or result.prompt_logprobs or self._requests.has_logprobs:
             rows = self.core.workers[link.worker_id].sequences_of(result.plan_id)
-            asked = {slot: self._accepted.asked(serial) for slot, serial in rows.items()}
+            asked = {slot: self._requests.asked(sequence_id) for slot, sequence_id in rows.items()}
             wire.check_logprobs(result, asked, link.worker.vocab_size)
 
     # The turn
@@ -285,7 +285,7 @@ class Term:
             self._wake()
 
     async def _take_turns(self) -> None:
-        """The loop. Whatever a turn raises ends the term."""
+        """The loop. Whatever a turn raises ends the leadership."""
         while True:
             await self._turn_asked.wait()
             self._turn_asked.clear()
@@ -295,8 +295,8 @@ class Term:
             self._turn_taken.set()
 
     @contextmanager
-    def called(self) -> "Iterator[Term]":
-        """For calls from outside: what we get wrong in one ends the term, as in a turn."""
+    def called(self) -> "Iterator[LeaderSession]":
+        """For calls from outside: what we get wrong in one ends the leadership, as in a turn."""
         try:
             yield self
         except OutOfOrder:
@@ -310,7 +310,7 @@ class Term:
         now_ns = self.now_ns()
         self._expire(now_ns)
         self._plan(now_ns)
-        self._pump.put(self._journal.overdue(now_ns))
+        self._commits.put(self._journal.overdue(now_ns))
         self._fold()
         if not self.core.live_count:
             self._idle_since_ns = self._clock.monotonic_ns()
@@ -325,7 +325,7 @@ class Term:
         """Ask for the plans of all workers that the core named, until it names none."""
         self._is_held_back = False
         while self._concerned and not self._is_stopping:
-            self._is_held_back = self._pump.backlog >= self._settings.uncommitted_steps_max
+            self._is_held_back = self._commits.backlog >= self._settings.uncommitted_steps_max
             if self._is_held_back:
                 return
             worker_id = next(iter(self._concerned))
@@ -339,7 +339,7 @@ class Term:
         if (plan := outcome.plan) is None:
             return
         self._concerned |= dict.fromkeys(outcome.workers)
-        samplings = [self._accepted.sampling(join.sequence_id) for join in plan.joins]
+        samplings = [self._requests.sampling(join.sequence_id) for join in plan.joins]
         leader = common_pb2.Leader(epoch=self.leader.epoch, nonce=self.leader.nonce)
         trace = self._tracing.planned(plan, now_ns) if self._tracing is not None else ""
         message = wire.plan_to_proto(plan, leader, samplings, trace)
@@ -349,41 +349,41 @@ class Term:
 
     def _fold(self) -> None:
         if self._journal.seq - self._fold_seq >= self._settings.fold_records:
-            self._pump.put_fold(self._fold_seq, self._accepted.next_fold())
+            self._commits.put_fold(self._fold_seq, self._requests.next_fold())
             self._fold_seq = self._journal.seq
 
     # Requests
 
     def _submit(self, entry: InboxEntry, record: SubmitRecord) -> None:
         """Take a new request in. Recovery may have seen the entry already."""
-        if entry.serial in self._accepted:
+        if entry.sequence_id in self._requests:
             return
-        self._accepted.add(Accepted(entry=entry, record=record))
+        self._requests.add(BookedRequest(entry=entry, record=record))
         request = wire.request_from_proto(entry, record)
         self._meters.took_in(len(request.prompt), is_new=True)
         self._tell(Submit(request=request))
 
     def _resume(self, entry: InboxEntry, record: SubmitRecord, recovered: Recovered) -> None:
         """Take a request in with whatever an earlier leader committed of it."""
-        accepted = Accepted(entry=entry, record=record)
-        self._accepted.add(accepted)
+        accepted = BookedRequest(entry=entry, record=record)
+        self._requests.add(accepted)
         outputs: list[tuple[int, ...] | None] = []
-        for serial in range(entry.serial, entry.serial + record.n):
-            output = recovered.tokens[serial]
-            self._accepted.recovered(serial, output, recovered.folded_counts[serial])
-            if serial in recovered.finished:
-                accepted.ended_before[serial] = (output, recovered.finished[serial])
-            outputs.append(None if serial in recovered.finished else tuple(output.token_ids))
-        explained = recovered.explained.get(entry.serial, 1)
-        request = wire.request_from_proto(entry, record, tuple(outputs), explained)
+        for sequence_id in range(entry.sequence_id, entry.sequence_id + record.n):
+            output = recovered.tokens[sequence_id]
+            self._requests.recovered(sequence_id, output, recovered.folded_counts[sequence_id])
+            if sequence_id in recovered.finished:
+                accepted.ended_before[sequence_id] = (output, recovered.finished[sequence_id])
+            outputs.append(None if sequence_id in recovered.finished else tuple(output.token_ids))
+        prompt_logprobs_from = recovered.prompt_logprobs_from.get(entry.sequence_id, 1)
+        request = wire.request_from_proto(entry, record, tuple(outputs), prompt_logprobs_from)
         self._meters.took_in(len(request.prompt), is_new=False)
         self._tell(Submit(request=request))
-        serials = range(entry.serial, entry.serial + record.n)
-        if damages := [recovered.damaged[s] for s in serials if s in recovered.damaged]:
+        sequence_ids = range(entry.sequence_id, entry.sequence_id + record.n)
+        if damages := [recovered.damaged[s] for s in sequence_ids if s in recovered.damaged]:
             # One request that cannot go on must not keep the others of its cell from it.
-            log.error("request.damaged", serial=entry.serial, reason=damages[0])
+            log.error("request.damaged", sequence_id=entry.sequence_id, reason=damages[0])
             error = f"the ledger is damaged, this request cannot go on: {damages[0]}"
-            self._tell(Cancel(sequence_id=entry.serial, reason=Reason.ERROR, error=error))
+            self._tell(Cancel(sequence_id=entry.sequence_id, reason=Reason.ERROR, error=error))
 
     def _cancel(self, record: CancelRecord) -> None:
         self._tell(cancel_from_proto(record))
@@ -396,8 +396,8 @@ class Term:
         self._journal.told(command, now_ns)
         self._meters.ended(outcome.events)
         if self._tracing is not None:
-            self._tracing.ended(outcome.events, self._accepted.traceparent, now_ns)
-        self._pump.put(self._journal.ended(outcome.events, now_ns))
+            self._tracing.ended(outcome.events, self._requests.traceparent, now_ns)
+        self._commits.put(self._journal.ended(outcome.events, now_ns))
         self._wake()
 
     def _lose(self, link: WorkerLink, reason: str, *, is_crash: bool | None) -> None:
@@ -496,5 +496,5 @@ class Term:
         """How long work has been runnable, on a worker that answers, without a commit."""
         if not self.core.live_count or not self.core.workers:
             return 0
-        since_ns = max(self._idle_since_ns, self._pump.committed_ns)
+        since_ns = max(self._idle_since_ns, self._commits.committed_ns)
         return max(0, (self._clock.monotonic_ns() - since_ns) // 1_000_000)

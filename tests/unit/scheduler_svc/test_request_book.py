@@ -6,20 +6,26 @@ from ledger import InboxEntry
 from protos.kaiten.v1.common_pb2 import TokenLogprobs
 from protos.kaiten.v1.ledger_pb2 import FoldedTokens, SubmitRecord
 from protos.kaiten.v1.worker_service_pb2 import RowSampling
-from scheduler_svc.accepted import Accepted, AcceptedRequests
+from scheduler_svc.request_book import BookedRequest, RequestBook
 
 
-def accepted(serial: int = 1, *, n: int = 1, logprobs: int = -1) -> Accepted:
-    record = SubmitRecord(id=f"r{serial}", n=n, sampling=RowSampling(seed=5, logprobs=logprobs))
-    return Accepted(entry=InboxEntry(entry_id="1-0", serial=serial, record=record), record=record)
+def accepted(sequence_id: int = 1, *, n: int = 1, logprobs: int = -1) -> BookedRequest:
+    record = SubmitRecord(
+        id=f"r{sequence_id}", n=n, sampling=RowSampling(seed=5, logprobs=logprobs)
+    )
+    return BookedRequest(
+        entry=InboxEntry(entry_id="1-0", sequence_id=sequence_id, record=record), record=record
+    )
 
 
-def folded(requests: AcceptedRequests) -> dict[int, list[int]]:
-    return {serial: list(piece.token_ids) for serial, piece in requests.next_fold().items()}
+def folded(requests: RequestBook) -> dict[int, list[int]]:
+    return {
+        sequence_id: list(piece.token_ids) for sequence_id, piece in requests.next_fold().items()
+    }
 
 
 def test_tokens_are_folded_one_call_late_and_once() -> None:
-    requests = AcceptedRequests()
+    requests = RequestBook()
     requests.add(accepted())
     requests.committed(1, 10)
     assert folded(requests) == {}
@@ -32,14 +38,14 @@ def test_tokens_are_folded_one_call_late_and_once() -> None:
 
 def test_what_an_earlier_leader_left_is_due_at_the_first_fold() -> None:
     """That fold trims the earlier leader's records, so it must take their tokens along."""
-    requests = AcceptedRequests()
+    requests = RequestBook()
     requests.add(accepted(logprobs=0))
     output = FoldedTokens(
         token_ids=[10, 11, 12], logprobs=[TokenLogprobs(logprob=-i) for i in range(3)]
     )
     requests.recovered(1, output, 1)
     requests.committed(1, 13)
-    requests.explained(1, TokenLogprobs(logprob=-3))
+    requests.add_logprobs(1, TokenLogprobs(logprob=-3))
     (piece,) = requests.next_fold().values()
     assert list(piece.token_ids) == [11, 12]
     assert [item.logprob for item in piece.logprobs] == [-1, -2]
@@ -48,26 +54,26 @@ def test_what_an_earlier_leader_left_is_due_at_the_first_fold() -> None:
 
 
 def test_nothing_is_due_where_all_was_folded() -> None:
-    requests = AcceptedRequests()
+    requests = RequestBook()
     requests.add(accepted())
     requests.recovered(1, FoldedTokens(token_ids=[10, 11]), 2)
     assert folded(requests) == {}
 
 
 def test_what_has_ended_is_not_folded() -> None:
-    requests = AcceptedRequests()
+    requests = RequestBook()
     requests.add(accepted(1))
     requests.add(accepted(4, n=2))
-    for serial in (1, 4, 5):
-        requests.committed(serial, serial)
+    for sequence_id in (1, 4, 5):
+        requests.committed(sequence_id, sequence_id)
     assert folded(requests) == {}
     requests.remove(4)
     assert folded(requests) == {1: [1]}
     assert 4 not in requests
 
 
-def test_a_choice_finds_its_sampling_by_its_own_serial() -> None:
-    requests = AcceptedRequests()
+def test_a_choice_finds_its_sampling_by_its_own_sequence_id() -> None:
+    requests = RequestBook()
     requests.add(accepted(1))
     requests.add(accepted(4, n=3))
     sampling = requests.sampling(6)
@@ -75,12 +81,12 @@ def test_a_choice_finds_its_sampling_by_its_own_serial() -> None:
     assert requests.sampling(1).choice == 0
 
 
-@pytest.mark.parametrize("serial", [0, 3, 7])
-def test_a_serial_of_nobody_is_an_error(serial: int) -> None:
+@pytest.mark.parametrize("sequence_id", [0, 3, 7])
+def test_a_sequence_id_of_nobody_is_an_error(sequence_id: int) -> None:
     """Not a search that never ends."""
-    requests = AcceptedRequests()
+    requests = RequestBook()
     requests.add(accepted(4, n=3))
     with pytest.raises(KeyError):
-        requests.traceparent(serial)
+        requests.traceparent(sequence_id)
     requests.remove(5)
     assert 4 not in requests

@@ -1,4 +1,4 @@
-"""One term on a real store, in this process: its loop, its lease, and whom it takes for silent."""
+"""A session on a real store, in this process: its loop, its lease, and whom it takes for silent."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,10 +14,10 @@ from scheduler_svc.core.commands import MakePlan, Submit
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Request
 from scheduler_svc.journal import INPUTS_MAX
+from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.links import WorkerLink
 from scheduler_svc.meters import Meters
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.term import Term
 from service_kit.clock import SystemClock
 from service_kit.metrics import Metrics
 from tests.support.answers import until
@@ -40,18 +40,20 @@ class JumpingClock(SystemClock):
 @asynccontextmanager
 async def leading(
     ledger: Ledger, clock: SystemClock | None = None, **changed: object
-) -> AsyncIterator[tuple[Term, "asyncio.Task[None]"]]:
-    """A term that leads, and the task that runs it."""
+) -> AsyncIterator[tuple[LeaderSession, "asyncio.Task[None]"]]:
+    """A leadership that leads, and the task that runs it."""
     clock = clock or SystemClock()
     settings = SchedulerSettings(lease_ttl_s=TTL_S, **changed)  # type: ignore[arg-type]
     leader = await Candidate(ledger, clock, TTL_S).campaign()
     meters = Meters(Metrics("scheduler", is_scraped=False).meter)
-    term = Term(ledger=ledger, leader=leader, settings=settings, clock=clock, meters=meters)
-    await term.recover()
-    running = asyncio.create_task(term.run())
-    await until(lambda: term._tasks is not None, "the term runs")
+    session = LeaderSession(
+        ledger=ledger, leader=leader, settings=settings, clock=clock, meters=meters
+    )
+    await session.recover()
+    running = asyncio.create_task(session.run())
+    await until(lambda: session._tasks is not None, "the leadership runs")
     try:
-        yield term, running
+        yield session, running
     finally:
         running.cancel()
         with suppress(asyncio.CancelledError, ExceptionGroup):
@@ -92,9 +94,9 @@ async def test_a_leader_that_takes_no_turns_is_not_renewed(ledger: Ledger) -> No
 async def test_an_error_in_a_turn_ends_the_term(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with leading(ledger) as (term, running):
+    async with leading(ledger) as (session, running):
         (task,) = [task for task in asyncio.all_tasks() if task.get_name() == "turns"]
-        monkeypatch.setattr(term, "_fold", _fail)
+        monkeypatch.setattr(session, "_fold", _fail)
         with pytest.raises(ExceptionGroup) as ended:
             await asyncio.wait_for(running, 60)
         assert task.done()
@@ -105,12 +107,12 @@ async def test_an_error_in_a_workers_call_ends_the_term_too(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gRPC would answer INTERNAL and go on, with a core that is half changed."""
-    async with leading(ledger) as (term, running):
-        term.register(NOWHERE, worker("w"))
-        term.link_opened(term.links["w"])
+    async with leading(ledger) as (session, running):
+        session.register(NOWHERE, worker("w"))
+        session.link_opened(session.links["w"])
         monkeypatch.setattr(Scheduler, "apply", _fail)
-        with pytest.raises(AssertionError), term.called():
-            term.heartbeat("w", is_draining=True)
+        with pytest.raises(AssertionError), session.called():
+            session.heartbeat("w", is_draining=True)
         with pytest.raises(ExceptionGroup) as ended:
             await asyncio.wait_for(running, 60)
         assert ended.value.subgroup(AssertionError) is not None
@@ -118,67 +120,67 @@ async def test_an_error_in_a_workers_call_ends_the_term_too(
 
 async def test_a_pause_of_ours_is_not_a_workers_silence(ledger: Ledger) -> None:
     clock = JumpingClock()
-    async with leading(ledger, clock, worker_timeout_ms=5000) as (term, _):
-        term.register(NOWHERE, worker("w"))
-        link = term.links["w"]
+    async with leading(ledger, clock, worker_timeout_ms=5000) as (session, _):
+        session.register(NOWHERE, worker("w"))
+        link = session.links["w"]
         clock.ahead_ns += 3_600_000_000_000
         await until(lambda: link.silent_ns, "a tick")
-        assert term.heartbeat("w", is_draining=False) is False
+        assert session.heartbeat("w", is_draining=False) is False
         assert link.silent_ns == 0
 
 
 async def test_a_worker_that_says_nothing_is_forgotten(ledger: Ledger) -> None:
-    async with leading(ledger, worker_timeout_ms=600) as (term, _):
-        term.register(NOWHERE, worker("w"))
-        await until(lambda: not term.links, "the worker is given up")
-        assert term.heartbeat("w", is_draining=False) is None
+    async with leading(ledger, worker_timeout_ms=600) as (session, _):
+        session.register(NOWHERE, worker("w"))
+        await until(lambda: not session.links, "the worker is given up")
+        assert session.heartbeat("w", is_draining=False) is None
 
 
-def break_off(term: Term, boot_id: str) -> WorkerLink:
+def break_off(session: LeaderSession, boot_id: str) -> WorkerLink:
     """A worker had a stream, and it broke under a request."""
-    term.register(NOWHERE, worker(boot_id))
-    link = term.links[boot_id]
-    term.link_opened(link)
+    session.register(NOWHERE, worker(boot_id))
+    link = session.links[boot_id]
+    session.link_opened(link)
     link._closed("UNAVAILABLE: reset", is_excused=False, is_refusal=False)
     assert link.broke
     return link
 
 
 async def test_a_worker_without_a_stream_that_is_still_heard_of_lives(ledger: Ledger) -> None:
-    async with leading(ledger, worker_timeout_ms=600) as (term, _):
-        link = break_off(term, "w")
+    async with leading(ledger, worker_timeout_ms=600) as (session, _):
+        link = break_off(session, "w")
 
         def is_judged() -> bool:
-            assert term.heartbeat("w", is_draining=False) is False
+            assert session.heartbeat("w", is_draining=False) is False
             return not link.broke
 
         await until(is_judged, "the verdict")
-        assert list(term.links) == ["w"]
+        assert list(session.links) == ["w"]
 
 
 async def test_another_process_at_its_address_says_that_a_worker_is_dead(ledger: Ledger) -> None:
-    async with leading(ledger) as (term, _):
-        break_off(term, "w")
+    async with leading(ledger) as (session, _):
+        break_off(session, "w")
         with capture_logs() as logs:
-            term.register(NOWHERE, worker("successor"))
+            session.register(NOWHERE, worker("successor"))
         (verdict,) = [entry for entry in logs if entry["event"] == "worker.judged"]
         assert (verdict["worker_id"], verdict["is_crash"]) == ("w", True)
         assert verdict["reason"] == "UNAVAILABLE: reset"
-        assert list(term.links) == ["successor"]
+        assert list(session.links) == ["successor"]
 
 
 async def test_what_the_core_is_told_is_recorded_though_nothing_comes_of_it(
     ledger: Ledger,
 ) -> None:
     """A worker whose stream opens and breaks for hours: not one record, beyond every bound."""
-    async with leading(ledger) as (term, _):
-        term.register(NOWHERE, worker("w"))
-        link = term.links["w"]
+    async with leading(ledger) as (session, _):
+        session.register(NOWHERE, worker("w"))
+        link = session.links["w"]
         # Asked first: the record may be there as soon as anybody awaits.
         before = await journal_seq(ledger)
         for _ in range(INPUTS_MAX):
-            term.link_opened(link)
-            term.link_closed(link, "broken", is_crash=None)
+            session.link_opened(link)
+            session.link_closed(link, "broken", is_crash=None)
 
         async def is_recorded() -> bool:
             return await journal_seq(ledger) > before
@@ -197,11 +199,11 @@ async def journal_seq(ledger: Ledger) -> int:
 
 
 async def test_a_result_is_a_sign_of_life(ledger: Ledger) -> None:
-    async with leading(ledger) as (term, _):
-        term.register(NOWHERE, worker("w"))
-        link = term.links["w"]
+    async with leading(ledger) as (session, _):
+        session.register(NOWHERE, worker("w"))
+        link = session.links["w"]
         link.silent_ns = 1
-        term.step_arrived(link, StepResult(boot_id="another"))
+        session.step_arrived(link, StepResult(boot_id="another"))
         assert link.silent_ns == 0
 
 
@@ -210,22 +212,22 @@ async def test_books_are_looked_through_once_a_minute_and_one_worker_a_turn(
 ) -> None:
     """A look at every block takes long, and in a quiet cell every request's end makes it idle."""
     clock = JumpingClock()
-    async with leading(ledger, clock, worker_timeout_ms=10**9) as (term, _):
+    async with leading(ledger, clock, worker_timeout_ms=10**9) as (session, _):
         for boot_id in ("v", "w"):
-            term.register(f"unix:/nowhere/{boot_id}", worker(boot_id))
-            term.link_opened(term.links[boot_id])
-        check = term._idle_check
+            session.register(f"unix:/nowhere/{boot_id}", worker(boot_id))
+            session.link_opened(session.links[boot_id])
+        check = session._idle_check
         await until(lambda: check._was_idle and not check._unchecked, "looked through")
         checked: list[str | None] = []
         monkeypatch.setattr(Scheduler, "check", lambda core, who=None: checked.append(who))
         for _ in range(5):
             check._was_idle = False  # as if a request had just ended
-            term._turn()
+            session._turn()
         assert checked == [], "it was less than a minute ago"
         clock.ahead_ns += 61_000_000_000
         check._was_idle = False
         for count in range(1, 4):
-            term._turn()
+            session._turn()
             assert len(checked) == count
         assert set(checked) == {None, "v", "w"}
 
@@ -235,16 +237,16 @@ async def test_a_worker_whose_step_is_overdue_is_given_nothing_until_it_answers(
 ) -> None:
     """Its heartbeats go on: only its step does not come back."""
     clock = JumpingClock()
-    async with leading(ledger, clock, worker_timeout_ms=10**9) as (term, _):
-        term.register(NOWHERE, worker("w"))
-        link = term.links["w"]
-        term.link_opened(link)
-        core_worker = term.core.workers["w"]
+    async with leading(ledger, clock, worker_timeout_ms=10**9) as (session, _):
+        session.register(NOWHERE, worker("w"))
+        link = session.links["w"]
+        session.link_opened(link)
+        core_worker = session.core.workers["w"]
         link.waited_ns = 10**15
         await until(lambda: not link.waited_ns, "a tick: it owes nothing")
         request = Request(id="r", sequence_id=1, prompt=(1,), max_tokens=9, arrived_ns=0)
-        term.core.apply(Submit(request=request), 0)
-        assert term.core.apply(MakePlan(worker_id="w"), 0).plan is not None
+        session.core.apply(Submit(request=request), 0)
+        assert session.core.apply(MakePlan(worker_id="w"), 0).plan is not None
         assert not core_worker.is_late
         link.waited_ns = 10**15
         await until(lambda: core_worker.is_late, "a tick: it owes a step")

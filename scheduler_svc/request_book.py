@@ -1,0 +1,117 @@
+"""The live requests as the ledger holds them: what the core does not need to decide."""
+
+from dataclasses import dataclass, field
+
+from ledger import InboxEntry
+from protos.kaiten.v1.common_pb2 import TokenLogprobs
+from protos.kaiten.v1.ledger_pb2 import FoldedTokens, SequenceFinished, SubmitRecord
+from protos.kaiten.v1.worker_service_pb2 import RowSampling
+from scheduler_svc.core.types import SequenceId
+from scheduler_svc.wire import sampling_of_choice
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class BookedRequest:
+    """One live request beside the core."""
+
+    entry: InboxEntry
+    record: SubmitRecord
+    # Choices that ended under an earlier leader, with their output.
+    ended_before: dict[SequenceId, tuple[FoldedTokens, SequenceFinished]] = field(
+        default_factory=dict
+    )
+
+
+class RequestBook:
+    """Live requests by sequence id. Holds, per sequence, what was committed since the last fold."""
+
+    def __init__(self) -> None:
+        # By every choice's sequence id.
+        self._by_sequence_id: dict[SequenceId, BookedRequest] = {}
+        self._unfolded: dict[SequenceId, FoldedTokens] = {}
+        self._logprobs: dict[SequenceId, list[TokenLogprobs]] = {}
+        self._pieces: dict[SequenceId, FoldedTokens] = {}
+
+    def __contains__(self, sequence_id: SequenceId) -> bool:
+        return sequence_id in self._by_sequence_id
+
+    def add(self, accepted: BookedRequest) -> None:
+        """A request is live from here to `remove`."""
+        for sequence_id in self._sequence_ids(accepted):
+            self._by_sequence_id[sequence_id] = accepted
+            self._unfolded[sequence_id] = FoldedTokens()
+            if accepted.record.sampling.logprobs >= 0:
+                self._logprobs[sequence_id] = []
+
+    def get(self, sequence_id: SequenceId) -> BookedRequest:
+        """By any choice's sequence id."""
+        return self._by_sequence_id[sequence_id]
+
+    def remove(self, sequence_id: SequenceId) -> None:
+        """The request is over: nothing of it is folded any more."""
+        for one in self._sequence_ids(self._by_sequence_id[sequence_id]):
+            del self._by_sequence_id[one], self._unfolded[one]
+            self._logprobs.pop(one, None)
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Somebody asked for log-probabilities of the output."""
+        return bool(self._logprobs)
+
+    def asked(self, sequence_id: SequenceId) -> RowSampling:
+        """What the request asked for, by any choice's sequence id."""
+        return self._by_sequence_id[sequence_id].record.sampling
+
+    def sampling(self, sequence_id: SequenceId) -> RowSampling:
+        """Of any choice, by its own sequence id."""
+        return sampling_of_choice(
+            self.asked(sequence_id),
+            sequence_id - self._by_sequence_id[sequence_id].entry.sequence_id,
+        )
+
+    def traceparent(self, sequence_id: SequenceId) -> str:
+        """Of the request's span, by any choice's sequence id; empty when it has none."""
+        return self._by_sequence_id[sequence_id].record.traceparent
+
+    def committed(self, sequence_id: SequenceId, token: int) -> None:
+        """One more token of a live sequence."""
+        self._unfolded[sequence_id].token_ids.append(token)
+
+    def add_logprobs(self, sequence_id: SequenceId, logprobs: TokenLogprobs) -> None:
+        """The log-probabilities of the token just committed."""
+        self._unfolded[sequence_id].logprobs.append(logprobs)
+        self._logprobs[sequence_id].append(logprobs)
+
+    def recovered(self, sequence_id: SequenceId, output: FoldedTokens, folded_count: int) -> None:
+        """Output of an earlier leader, of which so many tokens are folded already.
+
+        The rest is due at the first fold, which trims the records of the earlier leader.
+        """
+        piece = FoldedTokens(token_ids=output.token_ids[folded_count:])
+        if sequence_id in self._logprobs:
+            piece.logprobs.extend(output.logprobs[folded_count:])
+            self._logprobs[sequence_id].extend(output.logprobs)
+        if piece.token_ids:
+            self._pieces[sequence_id] = piece
+
+    def logprobs(self, sequence_id: SequenceId, count: int) -> list[TokenLogprobs]:
+        """Of the first `count` output tokens; empty when none were asked for."""
+        return self._logprobs.get(sequence_id, [])[:count]
+
+    def next_fold(self) -> dict[SequenceId, FoldedTokens]:
+        """What was unfolded at the call before this one, of sequences that are still live.
+
+        One call late on purpose: followers read the newest records from the journal, and a fold
+        trims the records it covers.
+        """
+        due = {
+            sequence_id: piece
+            for sequence_id, piece in self._pieces.items()
+            if sequence_id in self._unfolded
+        }
+        self._pieces = {sequence_id: p for sequence_id, p in self._unfolded.items() if p.token_ids}
+        self._unfolded.update((sequence_id, FoldedTokens()) for sequence_id in self._pieces)
+        return due
+
+    def _sequence_ids(self, accepted: BookedRequest) -> range:
+        return range(accepted.entry.sequence_id, accepted.entry.sequence_id + accepted.record.n)
