@@ -198,7 +198,7 @@ def _joins(rows: int, context: int, blocks: int, block_count: int) -> Plan:
             token_ids=range(5, 5 + context),
             prompt_tokens=1,
             num_computed_tokens=context - 1,
-            blocks=order[slot],
+            block_tables=[worker_service_pb2.BlockTable(blocks=order[slot])],
             sampling=GREEDY,
         )
         for slot in range(rows)

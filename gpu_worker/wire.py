@@ -59,10 +59,20 @@ def _join_from_proto(message: worker_service_pb2.Join) -> Join:
         token_ids=tuple(message.token_ids),
         prompt_tokens=message.prompt_tokens,
         num_computed_tokens=message.num_computed_tokens,
-        blocks=tuple(message.blocks),
+        blocks=_blocks_from_proto(message),
         sampling=_sampling_from_proto(message.sampling),
         prompt_logprobs_from=message.prompt_logprobs_from,
     )
+
+
+def _blocks_from_proto(message: worker_service_pb2.Join) -> tuple[int, ...]:
+    tables = message.block_tables
+    if len(tables) != 1 or tables[0].num_skipped_blocks:
+        raise InvalidPlan(
+            f"slot {message.slot}: block_tables: must be one, of every block: this worker has one "
+            "layer group, of full attention"
+        )
+    return tuple(tables[0].blocks)
 
 
 def _sampling_from_proto(message: worker_service_pb2.RowSampling) -> RowSampling:

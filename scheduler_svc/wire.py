@@ -22,6 +22,7 @@ from protos.kaiten.v1.ledger_pb2 import (
     SequenceFinished,
     SubmitRecord,
 )
+from protos.kaiten.v1.worker_service_pb2 import BlockTable as BlockTableMessage
 from protos.kaiten.v1.worker_service_pb2 import Join as JoinMessage
 from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
 from protos.kaiten.v1.worker_service_pb2 import RowSampling
@@ -237,7 +238,7 @@ def join_to_proto(join: Join, sampling: RowSampling) -> JoinMessage:
         token_ids=join.tokens,
         prompt_tokens=join.num_prompt_tokens,
         num_computed_tokens=join.num_computed_tokens,
-        blocks=join.blocks,
+        block_tables=[BlockTableMessage(blocks=join.blocks)],
         sampling=sampling,
         prompt_logprobs_from=join.prompt_logprobs_from,
     )

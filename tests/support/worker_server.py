@@ -181,7 +181,7 @@ def plan_to_proto(plan: Plan) -> Any:
                 token_ids=join.token_ids,
                 prompt_tokens=join.prompt_tokens,
                 num_computed_tokens=join.num_computed_tokens,
-                blocks=join.blocks,
+                block_tables=[worker_service_pb2.BlockTable(blocks=join.blocks)],
                 sampling=_sampling_to_proto(join.sampling),
                 prompt_logprobs_from=join.prompt_logprobs_from,
             )

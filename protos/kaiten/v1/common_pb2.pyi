@@ -15,12 +15,23 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
     FINISH_REASON_DEADLINE_EXCEEDED: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
+
+class Feature(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FEATURE_UNSPECIFIED: _ClassVar[Feature]
+    FEATURE_LOGPROBS: _ClassVar[Feature]
+    FEATURE_PROMPT_LOGPROBS: _ClassVar[Feature]
+    FEATURE_LOGITS_PROCESSORS: _ClassVar[Feature]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 FINISH_REASON_DEADLINE_EXCEEDED: FinishReason
 FINISH_REASON_ERROR: FinishReason
+FEATURE_UNSPECIFIED: Feature
+FEATURE_LOGPROBS: Feature
+FEATURE_PROMPT_LOGPROBS: Feature
+FEATURE_LOGITS_PROCESSORS: Feature
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "ignore_eos", "stop_token_ids", "logprobs", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs")
@@ -107,7 +118,7 @@ class Leader(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., nonce: _Optional[int] = ...) -> None: ...
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("boot_id", "model", "fingerprint", "architecture", "dtype", "device", "vocab_size", "context_tokens_max", "block_size", "block_count", "slots_max", "step_tokens_max", "mixed_tokens_max", "kv_dtype", "weights_digest", "tokenizer_digest")
+    __slots__ = ("boot_id", "model", "fingerprint", "architecture", "dtype", "device", "vocab_size", "context_tokens_max", "block_size", "block_count", "slots_max", "step_tokens_max", "mixed_tokens_max", "kv_dtype", "weights_digest", "tokenizer_digest", "capabilities")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +135,7 @@ class WorkerDescription(_message.Message):
     KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     model: str
     fingerprint: str
@@ -140,4 +152,25 @@ class WorkerDescription(_message.Message):
     kv_dtype: str
     weights_digest: str
     tokenizer_digest: str
-    def __init__(self, boot_id: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_tokens_max: _Optional[int] = ..., block_size: _Optional[int] = ..., block_count: _Optional[int] = ..., slots_max: _Optional[int] = ..., step_tokens_max: _Optional[int] = ..., mixed_tokens_max: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., weights_digest: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ...) -> None: ...
+    capabilities: Capabilities
+    def __init__(self, boot_id: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_tokens_max: _Optional[int] = ..., block_size: _Optional[int] = ..., block_count: _Optional[int] = ..., slots_max: _Optional[int] = ..., step_tokens_max: _Optional[int] = ..., mixed_tokens_max: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., weights_digest: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ...) -> None: ...
+
+class Capabilities(_message.Message):
+    __slots__ = ("slot_tokens_max", "layer_groups", "host_block_count", "plan_version", "features")
+    SLOT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    LAYER_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PLAN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    slot_tokens_max: int
+    layer_groups: _containers.RepeatedCompositeFieldContainer[LayerGroup]
+    host_block_count: int
+    plan_version: int
+    features: _containers.RepeatedScalarFieldContainer[Feature]
+    def __init__(self, slot_tokens_max: _Optional[int] = ..., layer_groups: _Optional[_Iterable[_Union[LayerGroup, _Mapping]]] = ..., host_block_count: _Optional[int] = ..., plan_version: _Optional[int] = ..., features: _Optional[_Iterable[_Union[Feature, str]]] = ...) -> None: ...
+
+class LayerGroup(_message.Message):
+    __slots__ = ("window_tokens",)
+    WINDOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    window_tokens: int
+    def __init__(self, window_tokens: _Optional[int] = ...) -> None: ...

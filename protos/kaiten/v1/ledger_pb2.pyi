@@ -132,7 +132,7 @@ class StepRecord(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., step: _Optional[int] = ..., timings: _Optional[_Union[_worker_service_pb2.StepTimings, _Mapping]] = ...) -> None: ...
 
 class CoreInput(_message.Message):
-    __slots__ = ("now_ns", "submit", "cancel", "worker_joined", "worker_lost", "plan", "result", "expire", "worker_draining", "configured", "worker_late")
+    __slots__ = ("now_ns", "submit", "cancel", "worker_joined", "worker_lost", "plan", "result", "expire", "worker_draining", "configured", "worker_late", "worker_changed")
     NOW_NS_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class CoreInput(_message.Message):
     WORKER_DRAINING_FIELD_NUMBER: _ClassVar[int]
     CONFIGURED_FIELD_NUMBER: _ClassVar[int]
     WORKER_LATE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_CHANGED_FIELD_NUMBER: _ClassVar[int]
     now_ns: int
     submit: SubmitInput
     cancel: CancelRecord
@@ -155,7 +156,8 @@ class CoreInput(_message.Message):
     worker_draining: WorkerDrainingInput
     configured: ConfiguredInput
     worker_late: WorkerLateInput
-    def __init__(self, now_ns: _Optional[int] = ..., submit: _Optional[_Union[SubmitInput, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoinedInput, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLostInput, _Mapping]] = ..., plan: _Optional[_Union[PlanInput, _Mapping]] = ..., result: _Optional[_Union[ResultInput, _Mapping]] = ..., expire: _Optional[_Union[ExpireInput, _Mapping]] = ..., worker_draining: _Optional[_Union[WorkerDrainingInput, _Mapping]] = ..., configured: _Optional[_Union[ConfiguredInput, _Mapping]] = ..., worker_late: _Optional[_Union[WorkerLateInput, _Mapping]] = ...) -> None: ...
+    worker_changed: WorkerChangedInput
+    def __init__(self, now_ns: _Optional[int] = ..., submit: _Optional[_Union[SubmitInput, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoinedInput, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLostInput, _Mapping]] = ..., plan: _Optional[_Union[PlanInput, _Mapping]] = ..., result: _Optional[_Union[ResultInput, _Mapping]] = ..., expire: _Optional[_Union[ExpireInput, _Mapping]] = ..., worker_draining: _Optional[_Union[WorkerDrainingInput, _Mapping]] = ..., configured: _Optional[_Union[ConfiguredInput, _Mapping]] = ..., worker_late: _Optional[_Union[WorkerLateInput, _Mapping]] = ..., worker_changed: _Optional[_Union[WorkerChangedInput, _Mapping]] = ...) -> None: ...
 
 class ConfiguredInput(_message.Message):
     __slots__ = ("policy", "lease_steps_max", "plans_in_flight_max", "prefill_tokens_min", "preemptions_max", "deaths_max", "misfit_wait_ns", "tenant_tokens_max")
@@ -218,6 +220,14 @@ class WorkerLateInput(_message.Message):
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class WorkerChangedInput(_message.Message):
+    __slots__ = ("worker_id", "worker")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    worker: _common_pb2.WorkerDescription
+    def __init__(self, worker_id: _Optional[str] = ..., worker: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ...) -> None: ...
 
 class PlanInput(_message.Message):
     __slots__ = ("worker_id", "plan_id", "lease_steps", "leave_slots", "admitted", "join_slots", "preempted", "chunk_tokens", "decode_rows", "blocks_free", "waiting", "digest")

@@ -34,7 +34,7 @@ class Open(_message.Message):
     def __init__(self, leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., boot_id: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("leader", "plan_id", "lease_steps", "leaves", "joins", "append_slots", "append_blocks", "copy_sources", "copy_targets", "chunk_slots", "chunk_tokens", "membership_checksum", "traceparent")
+    __slots__ = ("leader", "plan_id", "lease_steps", "leaves", "joins", "append_slots", "append_blocks", "append_groups", "replace_slots", "replace_indices", "replace_blocks", "replace_groups", "copy_sources", "copy_targets", "chunk_slots", "chunk_tokens", "membership_checksum", "traceparent", "slot_tokens_least", "slot_tokens_most", "expected_step_us")
     LEADER_FIELD_NUMBER: _ClassVar[int]
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -42,12 +42,20 @@ class Plan(_message.Message):
     JOINS_FIELD_NUMBER: _ClassVar[int]
     APPEND_SLOTS_FIELD_NUMBER: _ClassVar[int]
     APPEND_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    APPEND_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_INDICES_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_GROUPS_FIELD_NUMBER: _ClassVar[int]
     COPY_SOURCES_FIELD_NUMBER: _ClassVar[int]
     COPY_TARGETS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_SLOTS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_TOKENS_LEAST_FIELD_NUMBER: _ClassVar[int]
+    SLOT_TOKENS_MOST_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_STEP_US_FIELD_NUMBER: _ClassVar[int]
     leader: _common_pb2.Leader
     plan_id: int
     lease_steps: int
@@ -55,22 +63,30 @@ class Plan(_message.Message):
     joins: _containers.RepeatedCompositeFieldContainer[Join]
     append_slots: _containers.RepeatedScalarFieldContainer[int]
     append_blocks: _containers.RepeatedScalarFieldContainer[int]
+    append_groups: _containers.RepeatedScalarFieldContainer[int]
+    replace_slots: _containers.RepeatedScalarFieldContainer[int]
+    replace_indices: _containers.RepeatedScalarFieldContainer[int]
+    replace_blocks: _containers.RepeatedScalarFieldContainer[int]
+    replace_groups: _containers.RepeatedScalarFieldContainer[int]
     copy_sources: _containers.RepeatedScalarFieldContainer[int]
     copy_targets: _containers.RepeatedScalarFieldContainer[int]
     chunk_slots: _containers.RepeatedScalarFieldContainer[int]
     chunk_tokens: _containers.RepeatedScalarFieldContainer[int]
     membership_checksum: int
     traceparent: str
-    def __init__(self, leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., plan_id: _Optional[int] = ..., lease_steps: _Optional[int] = ..., leaves: _Optional[_Iterable[int]] = ..., joins: _Optional[_Iterable[_Union[Join, _Mapping]]] = ..., append_slots: _Optional[_Iterable[int]] = ..., append_blocks: _Optional[_Iterable[int]] = ..., copy_sources: _Optional[_Iterable[int]] = ..., copy_targets: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., membership_checksum: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    slot_tokens_least: int
+    slot_tokens_most: int
+    expected_step_us: int
+    def __init__(self, leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., plan_id: _Optional[int] = ..., lease_steps: _Optional[int] = ..., leaves: _Optional[_Iterable[int]] = ..., joins: _Optional[_Iterable[_Union[Join, _Mapping]]] = ..., append_slots: _Optional[_Iterable[int]] = ..., append_blocks: _Optional[_Iterable[int]] = ..., append_groups: _Optional[_Iterable[int]] = ..., replace_slots: _Optional[_Iterable[int]] = ..., replace_indices: _Optional[_Iterable[int]] = ..., replace_blocks: _Optional[_Iterable[int]] = ..., replace_groups: _Optional[_Iterable[int]] = ..., copy_sources: _Optional[_Iterable[int]] = ..., copy_targets: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., membership_checksum: _Optional[int] = ..., traceparent: _Optional[str] = ..., slot_tokens_least: _Optional[int] = ..., slot_tokens_most: _Optional[int] = ..., expected_step_us: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("slot", "sequence_id", "token_ids", "prompt_tokens", "num_computed_tokens", "blocks", "sampling", "prompt_logprobs_from")
+    __slots__ = ("slot", "sequence_id", "token_ids", "prompt_tokens", "num_computed_tokens", "block_tables", "sampling", "prompt_logprobs_from")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TABLES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FROM_FIELD_NUMBER: _ClassVar[int]
     slot: int
@@ -78,10 +94,18 @@ class Join(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_tokens: int
     num_computed_tokens: int
-    blocks: _containers.RepeatedScalarFieldContainer[int]
+    block_tables: _containers.RepeatedCompositeFieldContainer[BlockTable]
     sampling: RowSampling
     prompt_logprobs_from: int
-    def __init__(self, slot: _Optional[int] = ..., sequence_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ..., prompt_logprobs_from: _Optional[int] = ...) -> None: ...
+    def __init__(self, slot: _Optional[int] = ..., sequence_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ..., prompt_logprobs_from: _Optional[int] = ...) -> None: ...
+
+class BlockTable(_message.Message):
+    __slots__ = ("num_skipped_blocks", "blocks")
+    NUM_SKIPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_skipped_blocks: int
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_skipped_blocks: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RowSampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "choice", "max_tokens", "min_tokens", "stop_token_ids", "logprobs", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs")
@@ -142,12 +166,13 @@ class StepResults(_message.Message):
     def __init__(self, steps: _Optional[_Iterable[_Union[StepResult, _Mapping]]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("boot_id", "plan_id", "step", "slots", "token_ids", "logprobs", "finished", "errors", "is_last", "timings", "prompt_logprobs")
+    __slots__ = ("boot_id", "plan_id", "step", "slots", "token_ids", "token_counts", "logprobs", "finished", "errors", "is_last", "timings", "prompt_logprobs")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
@@ -159,13 +184,14 @@ class StepResult(_message.Message):
     step: int
     slots: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
+    token_counts: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
     finished: _containers.RepeatedCompositeFieldContainer[RowFinished]
     errors: _containers.RepeatedCompositeFieldContainer[RowError]
     is_last: bool
     timings: StepTimings
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[RowPromptLogprobs]
-    def __init__(self, boot_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[RowFinished, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., is_last: bool = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowPromptLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, boot_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[RowFinished, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., is_last: bool = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowPromptLogprobs, _Mapping]]] = ...) -> None: ...
 
 class RowPromptLogprobs(_message.Message):
     __slots__ = ("slot", "logprobs")

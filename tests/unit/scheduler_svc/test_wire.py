@@ -163,7 +163,7 @@ def test_a_step_is_read_as_it_was_written(step: StepResult) -> None:
 def test_a_row_is_explained_once() -> None:
     row = worker_service_pb2.RowPromptLogprobs(slot=3, logprobs=run_of(range(1, 4)))
     message = worker_service_pb2.StepResult(prompt_logprobs=[row, row])
-    with pytest.raises(ResultRejected, match="explained twice"):
+    with pytest.raises(ResultRejected, match="log-probabilities twice"):
         wire.step_from_proto("w", message)
 
 
