@@ -147,7 +147,7 @@ def join_from_proto(message: JoinMessage) -> Join:
         tokens=tuple(message.token_ids),
         num_prompt_tokens=message.prompt_tokens,
         num_computed_tokens=message.num_computed_tokens,
-        blocks=tuple(message.blocks),
+        blocks=tuple(message.block_tables[0].blocks),
         prompt_logprobs_from=message.prompt_logprobs_from,
     )
 
