@@ -208,6 +208,10 @@ class Rows:
         """Tokens per slot in a step after the first of a lease."""
         return self._columns.steady_counts()
 
+    def without_idle(self, counts: IntArray) -> IntArray:
+        """The same for a host that has read since that some of these rows have ended."""
+        return np.where(self._columns.is_idle, 0, counts)
+
     def step_inputs(self, counts: IntArray) -> StepInputs:
         """The ragged inputs of a step that computes counts[slot] tokens of each slot."""
         columns, block_size = self._columns, self.limits.block_size

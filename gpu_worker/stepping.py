@@ -156,6 +156,7 @@ class OneAhead:
         self._ready_ns = received_ns
         if self._rows.needs_last_tokens:
             self.land()
+            counts = self._rows.without_idle(counts)
         launched: _Launched | None = self._launch(plan, 0, counts, report)
         # What was in the air until now is of an older plan.
         self.land()

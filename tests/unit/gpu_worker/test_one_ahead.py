@@ -104,6 +104,28 @@ def test_the_same_plans_give_the_same_results(
     replay(model.one_ahead(), played, lambda: data.draw(st.booleans()))
 
 
+def test_who_stopped_in_the_air_is_not_in_a_step_that_waited_for_it(model: Model) -> None:
+    """The newcomer's bad words make the host read the older step first, which ended a row."""
+    alone = LateScheduler(LIMITS, lease_steps=5)
+    alone.submit([19, 18], sampling(max_tokens=5, temperature=0.9, seed=4))
+    play(model.in_turns(), alone, lambda: 5)
+    *before, last = alone.outputs[0]
+    assert last not in before
+    scheduler = LateScheduler(LIMITS, lease_steps=5)
+    scheduler.submit(
+        [19, 18], sampling(max_tokens=9, temperature=0.9, seed=4, stop_token_ids=(last,))
+    )
+    newcomers = iter([None, ([7], sampling(max_tokens=1, bad_words=((3,),)))])
+
+    def submit_newcomer() -> None:
+        if (newcomer := next(newcomers, None)) is not None:
+            scheduler.submit(*newcomer)
+
+    played = play(model.in_turns(), scheduler, lambda: 6, submit_newcomer)
+    assert [len(item.results) for item in played] == [5, 1, 1]
+    replay(model.one_ahead(), played, lambda: False)
+
+
 def test_warming_up_leaves_no_row_and_writes_nowhere(model: Model) -> None:
     device = model.resident()
     kinds: list[tuple[int, int]] = []
