@@ -122,6 +122,16 @@ async def _fail(context: Any, error: Exception, method: str) -> None:
         await context.abort(grpc.StatusCode.INTERNAL, f"internal error, id={error_id}", (NEVER,))
 
 
+async def _is_sent(context: Any, item: Any, method: str) -> bool:
+    """False: the call is over, by its client as a rule, and nobody is left to be told."""
+    try:
+        await context.write(item)
+    except grpc.aio.InternalError as error:
+        log.info("rpc.unsent", method=method, reason=str(error))
+        return False
+    return True
+
+
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """KaitenError becomes its status; anything else INTERNAL with an id that the log explains.
 
@@ -206,7 +216,8 @@ def _guarded(behaviour: Callable[..., Any], method: str) -> Callable[..., Awaita
                 cast(AsyncGenerator[Any, None], behaviour(request, context))
             ) as items:
                 async for item in items:
-                    await context.write(item)
+                    if not await _is_sent(context, item, method):
+                        return
         except Exception as error:
             await _fail(context, error, method)
 

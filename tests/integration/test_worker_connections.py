@@ -26,9 +26,12 @@ async def relayed(tmp_path: Path, flags: Flags) -> AsyncIterator[tuple[Cluster, 
 
 
 async def reset(cluster: Cluster, relay: Relay) -> None:
-    """Break it, and wait until the scheduler has noticed."""
+    """Break it once it is there, and wait until the scheduler has noticed."""
     (scheduler,) = cluster.schedulers
     before = len(cluster.events(scheduler, "worker.lost"))
+    await until(
+        lambda: len(cluster.events(scheduler, "worker.joined")) > before, "the worker is back"
+    )
     relay.reset()
     await until(
         lambda: len(cluster.events(scheduler, "worker.lost")) > before, "the break is noticed"

@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,10 +22,8 @@ WAIT_S = 10.0
 
 
 @asynccontextmanager
-async def serving(
-    behaviours: dict[str, Callable[..., Any]], **limits: Any
-) -> AsyncIterator[grpc.aio.Channel]:
-    """A server whose method /t.T/<kind> has the given behaviour; raw bytes in and out."""
+async def served(behaviours: dict[str, Callable[..., Any]], **limits: Any) -> AsyncIterator[str]:
+    """The address of a server whose method /t.T/<kind> has the given behaviour; raw bytes."""
     server = grpc_server.create_server(limits=grpc_server.ServerLimits(**limits))
     handlers = {
         kind: getattr(grpc, f"{kind}_rpc_method_handler")(behaviour)
@@ -33,10 +33,21 @@ async def serving(
     port = grpc_server.bind(server, "127.0.0.1", 0)
     await server.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield channel
+        yield f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
+
+
+@asynccontextmanager
+async def serving(
+    behaviours: dict[str, Callable[..., Any]], **limits: Any
+) -> AsyncIterator[grpc.aio.Channel]:
+    """A client of such a server."""
+    async with (
+        served(behaviours, **limits) as target,
+        grpc.aio.insecure_channel(target) as channel,
+    ):
+        yield channel
 
 
 def failing(error: Exception) -> dict[str, Callable[..., Any]]:
@@ -142,6 +153,47 @@ async def test_cancellation_passes_and_cleans_up_at_once(blocks_in_write: bool) 
             await asyncio.wait_for(ended.wait(), WAIT_S)
     assert kinds in ([asyncio.CancelledError], [GeneratorExit])
     assert not [entry for entry in logs if entry["event"] == "rpc.crashed"]
+
+
+async def test_who_leaves_while_a_write_waits_crashes_nothing() -> None:
+    """Write and cancellation are over at once, and the handler may hear of the write first."""
+    with capture_logs() as logs:
+        for _ in range(10):
+            await _leave_while_a_write_waits()
+    assert not [entry for entry in logs if entry["event"] == "rpc.crashed"]
+
+
+async def _leave_while_a_write_waits() -> None:
+    loop = asyncio.get_running_loop()
+    holds_up, has_left, ended = threading.Event(), threading.Event(), asyncio.Event()
+
+    def hold_up_the_loop() -> None:
+        holds_up.set()
+        assert has_left.wait(WAIT_S)
+        # Until the server's core, a thread of its own, has most likely heard.
+        time.sleep(0.03)
+
+    async def stream(_request: Any, _context: Any) -> AsyncIterator[bytes]:
+        try:
+            yield b"first"
+            loop.call_later(0.02, hold_up_the_loop)
+            while True:
+                yield b"x" * 1_000_000
+        finally:
+            ended.set()
+
+    def leave(target: str) -> None:
+        with grpc.insecure_channel(target) as channel:
+            rpc = channel.unary_stream("/t.T/unary_stream")(b"", timeout=WAIT_S)
+            assert next(rpc) == b"first"
+            assert holds_up.wait(WAIT_S)
+            rpc.cancel()
+            has_left.set()
+
+    async with served({"unary_stream": stream}) as target:
+        leaving = asyncio.create_task(asyncio.to_thread(leave, target))
+        await asyncio.wait_for(ended.wait(), WAIT_S)
+        await leaving
 
 
 async def test_an_unknown_method_is_unimplemented() -> None:
