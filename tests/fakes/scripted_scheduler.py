@@ -121,6 +121,7 @@ class ScriptedScheduler:
 
     @property
     def live_count(self) -> int:
+        """Requests whose end is not committed."""
         return len(self._requests)
 
     async def _renew(self) -> None:
@@ -186,6 +187,8 @@ class ScriptedScheduler:
         await self.ledger.commit_many(
             self._leader, [Commit(record, endings, prompt_logprobs=prompt_logprobs)]
         )
+        for ending in endings:
+            del self._requests[ending.sequence_id]
 
     def _advance(self, choice: _Choice, journal: JournalRecord) -> None:
         sampling = choice.record.sampling
@@ -223,16 +226,15 @@ class ScriptedScheduler:
         )
 
     def _endings(self, journal: JournalRecord) -> Sequence[RequestResult]:
-        """Tell what has ended; a request whose last choice has ended leaves with its result."""
+        """Tell what has ended; with its last choice a request's result."""
         endings = []
-        for sequence_id, request in list(self._requests.items()):
+        for request in self._requests.values():
             ended = [choice.finished for choice in request.choices if choice.finished is not None]
             fresh = [end for end in ended if end.sequence_id not in self._told]
             self._told.update(end.sequence_id for end in fresh)
             if len(ended) == len(request.choices):
                 fresh[-1].done.CopyFrom(_done(request))
                 endings.append(_ending(request))
-                del self._requests[sequence_id]
             journal.finished.extend(fresh)
         return endings
 
