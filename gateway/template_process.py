@@ -9,26 +9,20 @@ JSON. Control tokens' texts are looked for in the child too: that is work for ev
 
 import asyncio
 import json
-import resource
-import struct
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
-from gateway.control_texts import ControlTexts
-from gateway.template import ChatTemplate, TemplateFailed
+from gateway.template_child import LENGTH, frame
 from service_kit.errors import InvalidRequest, KaitenError, Unavailable
 
-MEMORY_BYTES_MAX: Final = 512 << 20
 # A child that imports and compiles longer than this is not coming.
 START_S_MAX: Final = 20.0
-LENGTH: Final = struct.Struct("<I")
 # Of a text as JSON: a control character takes six bytes, a piece of one character four.
 ESCAPED_MAX: Final = 6
 REPLY_HEAD_BYTES: Final = 64 << 10
-REASON_CHARS_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +52,7 @@ class TemplateProcess:
             "control_texts": list(control_texts),
             "text_bytes_max": limits.text_bytes_max,
         }
-        self._children = [_Child(_frame(setup), limits) for _ in range(limits.children)]
+        self._children = [_Child(frame(setup), limits) for _ in range(limits.children)]
         self._free: asyncio.Queue[_Child] = asyncio.Queue()
         for child in self._children:
             self._free.put_nowait(child)
@@ -71,7 +65,7 @@ class TemplateProcess:
 
         InvalidRequest when the template refuses or outgrows its limits.
         """
-        asked = _frame({"messages": list(messages), "options": dict(options or {})})
+        asked = frame({"messages": list(messages), "options": dict(options or {})})
         child = await self._free.get()
         # A frame half-way must be finished although its client may leave: the next frame would
         # answer the wrong question, and a new child for each that leaves would serve nobody else.
@@ -145,7 +139,7 @@ class _Child:
         if self.process is not None and self.process.returncode is None:
             return self.process
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "gateway.template_process"),
+            *(sys.executable, "-P", "-m", "gateway.template_child"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
@@ -177,73 +171,3 @@ async def _exchange(
         raise ValueError("reply too long")
     reply: dict[str, Any] = json.loads(await process.stdout.readexactly(length))
     return reply
-
-
-def _read(stream: BinaryIO) -> dict[str, Any] | None:
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    message: dict[str, Any] = json.loads(stream.read(LENGTH.unpack(head)[0]))
-    return message
-
-
-def _frame(message: Mapping[str, Any]) -> bytes:
-    # What is no character (a lone surrogate) is not let in; a template that makes one is told.
-    content = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
-    return LENGTH.pack(len(content)) + content
-
-
-class _Renderer:
-    """What a child does with a question."""
-
-    def __init__(self, setup: Mapping[str, Any]) -> None:
-        self._template = ChatTemplate(setup["source"], setup["names"])
-        self._controls = ControlTexts(setup["control_texts"])
-        self._text_bytes_max: int = setup["text_bytes_max"]
-
-    def answer(self, question: Mapping[str, Any]) -> bytes:
-        """A frame, whatever the template does, short of what ends the process."""
-        try:
-            return _frame({"pieces": self._pieces(question)})
-        except TemplateFailed as error:
-            reason = str(error)
-        except MemoryError:
-            reason = "it outgrew its memory"
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-        return _frame({"error": reason[:REASON_CHARS_MAX].encode("utf-8", "replace").decode()})
-
-    def _pieces(self, question: Mapping[str, Any]) -> list[str]:
-        messages = [{key: self._hide(item[key]) for key in item} for item in question["messages"]]
-        options = {name: self._hide(value) for name, value in question["options"].items()}
-        pieces = self._controls.split(self._template.render(messages, **options))
-        size_bytes = sum(len(piece.encode()) for piece in pieces)
-        if size_bytes > self._text_bytes_max:
-            limit = f"at most {self._text_bytes_max} bytes, got {size_bytes}"
-            raise TemplateFailed(f"the rendered prompt must have {limit}")
-        return pieces
-
-    def _hide(self, value: Any) -> Any:
-        return self._controls.hide(value) if isinstance(value, str) else value
-
-
-def main() -> None:
-    """The child: set up once, then one reply per question until stdin ends with the parent."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    questions, answers = sys.stdin.buffer, sys.stdout.buffer
-    setup = _read(questions)
-    if setup is None:
-        return
-    renderer = _Renderer(setup)
-    answers.write(_frame({}))
-    answers.flush()
-    while (question := _read(questions)) is not None:
-        answers.write(renderer.answer(question))
-        answers.flush()
-
-
-if __name__ == "__main__":
-    # SIGINT from a terminal reaches the whole group; the child ends when its stdin does.
-    with suppress(KeyboardInterrupt):
-        main()
