@@ -88,10 +88,14 @@ class Front:
     def limits(self) -> Limits:
         """The gateway's own limits with what the cell's workers can take."""
         worker = self.readiness.watch.worker
-        if worker is None or not worker.context_tokens_max:
+        if worker is None:
             return self._limits
-        context = min(self._limits.context_tokens_max, worker.context_tokens_max)
-        return replace(self._limits, context_tokens_max=context)
+        context = self._limits.context_tokens_max
+        return replace(
+            self._limits,
+            context_tokens_max=min(context, worker.context_tokens_max or context),
+            features=frozenset(worker.capabilities.features),
+        )
 
     @property
     def model(self) -> Model:

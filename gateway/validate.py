@@ -6,7 +6,7 @@ microseconds. `to_record` runs on the prompt's ids. Errors name the field, the r
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -14,7 +14,14 @@ from typing import Final
 from gateway.asks import Ask, ChatPrompt, SamplingAsk, TextPrompt, TokenPrompt
 from gateway.model_card import SamplingDefaults
 from gateway.tenants import PRIORITY_MAX, Tenant
-from protos.kaiten.v1.common_pb2 import TokenBias, TokenSequence
+from protos.kaiten.v1.common_pb2 import (
+    FEATURE_LOGITS_PROCESSORS,
+    FEATURE_LOGPROBS,
+    FEATURE_PROMPT_LOGPROBS,
+    Feature,
+    TokenBias,
+    TokenSequence,
+)
 from protos.kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
 from protos.kaiten.v1.worker_service_pb2 import RowSampling
 from service_kit.errors import InvalidRequest, NotFound, SeveralInvalid, TooLong
@@ -40,6 +47,22 @@ NUMBERS: Final = {
     "frequency_penalty": (-2.0, 2.0),
 }
 POSITIVES: Final = {"top_p": 1.0, "repetition_penalty": 2.0}
+# Of a SamplingAsk: what asks for a feature that not every worker has, unless it says this or None.
+FEATURES: Final[Mapping[str, tuple[Feature, object]]] = {
+    "logprobs": (FEATURE_LOGPROBS, None),
+    "prompt_logprobs": (FEATURE_PROMPT_LOGPROBS, None),
+    "repetition_penalty": (FEATURE_LOGITS_PROCESSORS, 1.0),
+    "presence_penalty": (FEATURE_LOGITS_PROCESSORS, 0.0),
+    "frequency_penalty": (FEATURE_LOGITS_PROCESSORS, 0.0),
+    "logit_bias": (FEATURE_LOGITS_PROCESSORS, ()),
+    "allowed_token_ids": (FEATURE_LOGITS_PROCESSORS, ()),
+    "bad_words": (FEATURE_LOGITS_PROCESSORS, ()),
+}
+ABILITIES: Final[Mapping[Feature, str]] = {
+    FEATURE_LOGPROBS: "give log-probabilities",
+    FEATURE_PROMPT_LOGPROBS: "give log-probabilities of a prompt",
+    FEATURE_LOGITS_PROCESSORS: "change logits before it samples",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +71,8 @@ class Limits:
 
     vocab_size: int
     context_tokens_max: int
+    # What some worker of the cell can do; others than the cell's own limits know of all.
+    features: frozenset[Feature] = frozenset(ABILITIES)
     choices_max: int = 16
     stops_max: int = 16
     stop_chars_max: int = 256
@@ -206,6 +231,8 @@ def _row_sampling(
     stops = dict.fromkeys((*eos, *asked.stop_token_ids))
     _check_something_is_left(asked, stops if min_tokens else (), limits)
     repetition = _or(asked.repetition_penalty, defaults.repetition_penalty)
+    # The model's own default may ask for what its workers cannot do.
+    _can_be_done("repetition_penalty", repetition, limits)
     return RowSampling(
         temperature=_or(asked.temperature, defaults.temperature),
         # Keeping the whole vocabulary is keeping all.
@@ -265,8 +292,16 @@ def _sampling_rules(asked: SamplingAsk, limits: Limits) -> Iterator[Rule]:
         bounds["max_tokens"] = (1, UINT32_MAX)
     for name, (least, most) in bounds.items():
         yield partial(_integer, f"sampling.{name}", getattr(asked, name), least, most)
+    for name in FEATURES:
+        yield partial(_can_be_done, name, getattr(asked, name), limits)
     count = limits.stop_token_ids_max
     yield partial(_token_ids, "sampling.stop_token_ids", asked.stop_token_ids, count, limits)
+
+
+def _can_be_done(name: str, value: object, limits: Limits) -> None:
+    feature, nothing = FEATURES[name]
+    if value is not None and value != nothing and feature not in limits.features:
+        raise InvalidRequest(f"sampling.{name}", f"no worker of this cell can {ABILITIES[feature]}")
 
 
 def integers(limits: Limits) -> dict[str, tuple[int, int]]:

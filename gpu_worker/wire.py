@@ -25,6 +25,13 @@ _REASONS: Final = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
 }
+# Of the plans that are read here.
+PLAN_VERSION: Final = 1
+FEATURES: Final = (
+    common_pb2.FEATURE_LOGPROBS,
+    common_pb2.FEATURE_PROMPT_LOGPROBS,
+    common_pb2.FEATURE_LOGITS_PROCESSORS,
+)
 
 
 def leader_from_proto(message: common_pb2.Leader) -> Leader:
@@ -33,6 +40,9 @@ def leader_from_proto(message: common_pb2.Leader) -> Leader:
 
 def plan_from_proto(message: worker_service_pb2.Plan) -> Plan:
     """Raise InvalidPlan naming the field whose shape is wrong."""
+    for field in ("slot_tokens_least", "slot_tokens_most"):
+        if (count := getattr(message, field)) > 1:
+            raise InvalidPlan(f"{field}: must be 0 or 1, got {count}: a step gives a row one token")
     return Plan(
         leader=leader_from_proto(message.leader),
         plan_id=message.plan_id,
@@ -170,4 +180,5 @@ def description_to_proto(description: Description) -> common_pb2.WorkerDescripti
         mixed_tokens_max=description.mixed_tokens_max,
         weights_digest=description.weights_digest,
         tokenizer_digest=description.tokenizer_digest,
+        capabilities=common_pb2.Capabilities(plan_version=PLAN_VERSION, features=FEATURES),
     )

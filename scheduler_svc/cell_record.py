@@ -32,4 +32,8 @@ def describe_cell(
     )
     if links:
         record.model.CopyFrom(links[0].worker)
+        # Gateways refuse only what no worker can do.
+        told = {feature for link in links for feature in link.worker.capabilities.features}
+        del record.model.capabilities.features[:]
+        record.model.capabilities.features.extend(sorted(told))
     return record

@@ -18,6 +18,7 @@ from protos.kaiten.v1.ledger_pb2 import (
     PlanInput,
     ResultInput,
     SubmitInput,
+    WorkerChangedInput,
     WorkerDrainingInput,
     WorkerJoinedInput,
     WorkerLateInput,
@@ -34,6 +35,7 @@ from scheduler_svc.core.commands import (
     MakePlan,
     StepDone,
     Submit,
+    WorkerChanged,
     WorkerDraining,
     WorkerJoined,
     WorkerLate,
@@ -126,12 +128,25 @@ def _configured_from(message: ConfiguredInput) -> Configured:
 
 
 def _worker_joined(command: WorkerJoined) -> WorkerJoinedInput:
-    worker = WorkerDescription(**_said(command.spec))
-    return WorkerJoinedInput(worker_id=command.worker_id, worker=worker)
+    return WorkerJoinedInput(worker_id=command.worker_id, worker=_described(command.spec))
 
 
 def _worker_joined_from(message: WorkerJoinedInput) -> WorkerJoined:
     return WorkerJoined(worker_id=message.worker_id, spec=wire.spec_from_proto(message.worker))
+
+
+def _worker_changed(command: WorkerChanged) -> WorkerChangedInput:
+    return WorkerChangedInput(worker_id=command.worker_id, worker=_described(command.spec))
+
+
+def _worker_changed_from(message: WorkerChangedInput) -> WorkerChanged:
+    return WorkerChanged(worker_id=message.worker_id, spec=wire.spec_from_proto(message.worker))
+
+
+def _described(spec: WorkerSpec) -> WorkerDescription:
+    told = _said(spec)
+    del told["slot_tokens_max"], told["features"]
+    return WorkerDescription(**told, capabilities=wire.capabilities_to_proto(spec))
 
 
 def _worker_lost(command: WorkerLost) -> WorkerLostInput:
@@ -156,6 +171,7 @@ def _step_done(command: StepDone) -> ResultInput:
         step=result.step,
         slots=result.slots,
         token_ids=result.tokens,
+        token_counts=result.token_counts,
         finished=[RowFinished(slot=s, reason=wire.REASON_TO_PROTO[why]) for s, why in finished],
         errors=[RowError(slot=s, message=error) for s, error in result.errors.items()],
         prompt_logprobs=[
@@ -182,6 +198,7 @@ _WRITERS: Final[Mapping[type, tuple[str, Callable[[Any], Any]]]] = {
     Cancel: ("cancel", _cancel),
     Expire: ("expire", lambda command: ExpireInput()),
     WorkerJoined: ("worker_joined", _worker_joined),
+    WorkerChanged: ("worker_changed", _worker_changed),
     WorkerDraining: (
         "worker_draining",
         lambda command: WorkerDrainingInput(worker_id=command.worker_id),
@@ -199,6 +216,7 @@ _READERS: Final[Mapping[str | None, Callable[[Any], Command]]] = {
     "cancel": cancel_from_proto,
     "expire": lambda message: Expire(),
     "worker_joined": _worker_joined_from,
+    "worker_changed": _worker_changed_from,
     "worker_draining": lambda message: WorkerDraining(worker_id=message.worker_id),
     "worker_late": lambda message: WorkerLate(worker_id=message.worker_id),
     "worker_lost": _worker_lost_from,

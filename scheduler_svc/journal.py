@@ -158,9 +158,10 @@ class Journal:
 
 
 def plan_digest(message: PlanMessage) -> int:
-    """Of the plan as sent, less leader and trace: equal decisions have equal digests."""
+    """Of the plan as sent, less leader, trace and guess: equal decisions have equal digests."""
     bare = PlanMessage()
     bare.CopyFrom(message)
     bare.ClearField("leader")
     bare.ClearField("traceparent")
+    bare.ClearField("expected_step_us")
     return crc32(bare.SerializeToString(deterministic=True))

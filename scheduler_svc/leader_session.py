@@ -18,7 +18,7 @@ import structlog
 from ledger import InboxEntry, Leader, Ledger, Recovered, StoreLost
 from protos.kaiten.v1 import common_pb2
 from protos.kaiten.v1.common_pb2 import WorkerDescription
-from protos.kaiten.v1.ledger_pb2 import CancelRecord, CellRecord, SubmitRecord
+from protos.kaiten.v1.ledger_pb2 import CellRecord, SubmitRecord
 from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from scheduler_svc import wire
 from scheduler_svc.cell_record import describe_cell
@@ -32,6 +32,7 @@ from scheduler_svc.core.commands import (
     MakePlan,
     StepDone,
     Submit,
+    WorkerChanged,
     WorkerDraining,
     WorkerJoined,
     WorkerLate,
@@ -40,19 +41,20 @@ from scheduler_svc.core.commands import (
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason, ResultRejected
 from scheduler_svc.idle_check import IdleCheck
+from scheduler_svc.inbox import entries_behind
 from scheduler_svc.journal import Journal
 from scheduler_svc.links import WorkerLink
+from scheduler_svc.membership import refuse_change, refuse_stranger
 from scheduler_svc.meters import Meters
 from scheduler_svc.request_book import BookedRequest, RequestBook
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.tracing import Tracing
+from scheduler_svc.worker_watch import Finding, look_at
 from service_kit.clock import Clock
 from service_kit.errors import OutOfOrder, Unavailable
 
 log = structlog.get_logger()
 
-INBOX_BLOCK_MS = 1_000
-INBOX_COUNT = 256
 RETRY_S = 0.2
 TICK_S_MAX = 0.25
 # A tick that comes later than this was held up by us, and so was whatever the workers said.
@@ -75,6 +77,7 @@ class LeaderSession:
         self.leader = leader
         self.links: dict[str, WorkerLink] = {}
         self.core = Scheduler()
+        self._leader = common_pb2.Leader(epoch=leader.epoch, nonce=leader.nonce)
         self._ledger = ledger
         self._settings = settings
         self._clock = clock
@@ -122,7 +125,7 @@ class LeaderSession:
             if isinstance(entry.record, SubmitRecord):
                 self._resume(entry, entry.record, recovered)
             else:
-                self._cancel(entry.record)
+                self._tell(cancel_from_proto(entry.record))
         self._cursor = recovered.cursor
         log.info("leadership.started", epoch=self.leader.epoch, resumed=self.core.live_count)
 
@@ -167,40 +170,40 @@ class LeaderSession:
         known = self.links.get(worker.boot_id)
         if known is not None and known.address == address:
             known.silent_ns = 0
+            self._describe(known, worker)
             return
-        self._refuse_stranger(worker)
+        others = [link.worker for link in self.links.values()]
+        refuse_stranger(worker, others, self.core.live_count, self._weights_digest)
         self._weights_digest = worker.weights_digest or self._weights_digest
         if known is not None:
             self.forget(worker.boot_id, "its address changed", is_crash=False)
         for link in list(self.links.values()):
             if link.address == address and not link.is_open:
                 self.forget(link.worker_id, "another process has its address")
-        leader = common_pb2.Leader(epoch=self.leader.epoch, nonce=self.leader.nonce)
-        link = WorkerLink(address=address, worker=worker, leader=leader, owner=self)
+        link = WorkerLink(address=address, worker=worker, leader=self._leader, owner=self)
         self.links[link.worker_id] = link
-        assert self._tasks is not None
-        self._link_tasks[link.worker_id] = self._tasks.create_task(self._run_link(link))
+        self._start(link)
         log.info("worker.registered", worker_id=link.worker_id, address=address)
 
-    def _refuse_stranger(self, worker: WorkerDescription) -> None:
-        """Neither beside other workers, nor for what was accepted when others were here."""
-        for link in self.links.values():
-            if link.worker.fingerprint != worker.fingerprint:
-                raise OutOfOrder(
-                    f"fingerprint {worker.fingerprint[:12]} of {worker.model!r} differs from "
-                    f"{link.worker.fingerprint[:12]} of {link.worker.model!r}: the workers of a "
-                    "cell need the same weights, config, dtype and KV dtype"
-                )
-        told = worker.weights_digest
-        if told and self.core.live_count and self._weights_digest not in ("", told):
-            raise OutOfOrder(
-                f"{self.core.live_count} live sequences were accepted for other weights "
-                f"({self._weights_digest[:12]}) than those of {worker.model!r} ({told[:12]}): let "
-                "workers of the former model end them, cancel them, or give this one another --cell"
-            )
+    def _describe(self, link: WorkerLink, worker: WorkerDescription) -> None:
+        """The same process again; what it can do in a step may be something else now."""
+        refuse_change(link.worker, worker)
+        spec, before = wire.spec_from_proto(worker), wire.spec_from_proto(link.worker)
+        link.describe(worker)
+        if spec != before and link.worker_id in self.core.workers:
+            log.info("worker.changed", worker_id=link.worker_id)
+            self._tell(WorkerChanged(worker_id=link.worker_id, spec=spec))
 
-    async def _run_link(self, link: WorkerLink) -> None:
+    def _start(self, link: WorkerLink, after: "asyncio.Task[None] | None" = None) -> None:
+        """Dial it, and again whenever the stream ends. `after`: once that one has let it go."""
+        assert self._tasks is not None
+        task = self._tasks.create_task(self._run_link(link, after))
+        self._link_tasks[link.worker_id] = task
+
+    async def _run_link(self, link: WorkerLink, after: "asyncio.Task[None] | None") -> None:
         """Nothing is computed with other weights before a successor of this leader would know."""
+        if after is not None:
+            await asyncio.wait({after})
         while self._told_digest != self._weights_digest and not await self._tell_cell():
             await self._clock.sleep(RETRY_S)
         await link.run()
@@ -246,7 +249,9 @@ class LeaderSession:
         try:
             if result.boot_id != link.worker_id:
                 raise ResultRejected(f"boot_id {result.boot_id!r} is another worker's")
-            wire.check_values(result, link.worker)
+            wire.check_values(
+                result, rows_max=link.worker.slots_max, tokens_max=link.step_tokens_max
+            )
             self._check_logprobs(link, result)
             step = wire.step_from_proto(link.worker_id, result)
             command = StepDone(result=step)
@@ -340,9 +345,13 @@ class LeaderSession:
             return
         self._concerned |= dict.fromkeys(outcome.workers)
         samplings = [self._requests.sampling(join.sequence_id) for join in plan.joins]
-        leader = common_pb2.Leader(epoch=self.leader.epoch, nonce=self.leader.nonce)
         trace = self._tracing.planned(plan, now_ns) if self._tracing is not None else ""
-        message = wire.plan_to_proto(plan, leader, samplings, trace)
+        most = self.core.workers[link.worker_id].spec.slot_tokens_max
+        message = wire.plan_to_proto(
+            plan, self._leader, samplings, slot_tokens_max=most, traceparent=trace
+        )
+        tokens = plan.chunk_tokens + plan.decode_rows * most
+        message.expected_step_us = link.expected_step_us(tokens)
         self._journal.planned(plan, message, now_ns)
         link.send(message)
         self._meters.planned(plan)
@@ -365,17 +374,9 @@ class LeaderSession:
 
     def _resume(self, entry: InboxEntry, record: SubmitRecord, recovered: Recovered) -> None:
         """Take a request in with whatever an earlier leader committed of it."""
-        accepted = BookedRequest(entry=entry, record=record)
-        self._requests.add(accepted)
-        outputs: list[tuple[int, ...] | None] = []
-        for sequence_id in range(entry.sequence_id, entry.sequence_id + record.n):
-            output = recovered.tokens[sequence_id]
-            self._requests.recovered(sequence_id, output, recovered.folded_counts[sequence_id])
-            if sequence_id in recovered.finished:
-                accepted.ended_before[sequence_id] = (output, recovered.finished[sequence_id])
-            outputs.append(None if sequence_id in recovered.finished else tuple(output.token_ids))
+        outputs = self._requests.resume(BookedRequest(entry=entry, record=record), recovered)
         prompt_logprobs_from = recovered.prompt_logprobs_from.get(entry.sequence_id, 1)
-        request = wire.request_from_proto(entry, record, tuple(outputs), prompt_logprobs_from)
+        request = wire.request_from_proto(entry, record, outputs, prompt_logprobs_from)
         self._meters.took_in(len(request.prompt), is_new=False)
         self._tell(Submit(request=request))
         sequence_ids = range(entry.sequence_id, entry.sequence_id + record.n)
@@ -384,9 +385,6 @@ class LeaderSession:
             log.error("request.damaged", sequence_id=entry.sequence_id, reason=damages[0])
             error = f"the ledger is damaged, this request cannot go on: {damages[0]}"
             self._tell(Cancel(sequence_id=entry.sequence_id, reason=Reason.ERROR, error=error))
-
-    def _cancel(self, record: CancelRecord) -> None:
-        self._tell(cancel_from_proto(record))
 
     def _tell(self, command: Command) -> None:
         """Apply a command, write it down, and say what ended by it."""
@@ -414,22 +412,11 @@ class LeaderSession:
     # Tasks
 
     async def _read_inbox(self) -> None:
-        while True:
-            try:
-                entries = await self._ledger.inbox_read(
-                    self._cursor, block_ms=INBOX_BLOCK_MS, count=INBOX_COUNT
-                )
-            except StoreLost:
-                raise
-            except Unavailable:
-                await self._clock.sleep(RETRY_S)
-                continue
-            for entry in entries:
-                self._cursor = entry.entry_id
-                if isinstance(entry.record, SubmitRecord):
-                    self._submit(entry, entry.record)
-                else:
-                    self._cancel(entry.record)
+        async for entry in entries_behind(self._ledger, self._cursor, self._clock):
+            if isinstance(entry.record, SubmitRecord):
+                self._submit(entry, entry.record)
+            else:
+                self._tell(cancel_from_proto(entry.record))
 
     async def _renew(self) -> None:
         """Say that this leader decides: each time after a turn taken since the time before."""
@@ -469,18 +456,29 @@ class LeaderSession:
 
     def _count_silence(self, passed_ns: int) -> None:
         timeout_ns = self._settings.worker_timeout_ms * 1_000_000
-        for link in list(self.links.values()):
-            worker = self.core.workers.get(link.worker_id)
-            link.pass_time(passed_ns, owes_a_step=worker is not None and bool(worker.flights))
-            if worker is not None and link.is_overdue and not worker.is_late:
-                log.warning("worker.late", worker_id=link.worker_id, waited_ns=link.waited_ns)
-                self._tell(WorkerLate(worker_id=link.worker_id))
-            if link.silent_ns > timeout_ns:
-                self.forget(link.worker_id, "no heartbeat")
-            elif link.broken_ns > 2 * timeout_ns:
-                # It has no stream, but it lives: had it died, it would be forgotten by now.
-                self._lose(link, link.broke, is_crash=False)
-                link.broke, link.broken_ns = "", 0
+        links, workers = list(self.links.values()), self.core.workers
+        for link, finding in look_at(links, workers, passed_ns=passed_ns, timeout_ns=timeout_ns):
+            match finding:
+                case Finding.LATE:
+                    log.warning("worker.late", worker_id=link.worker_id, waited_ns=link.waited_ns)
+                    self._tell(WorkerLate(worker_id=link.worker_id))
+                case Finding.HUNG:
+                    self._give_up(link)
+                case Finding.SILENT:
+                    self.forget(link.worker_id, finding.value)
+                case Finding.APART:
+                    self._lose(link, link.broke, is_crash=link.is_hung and not link.is_draining)
+                    link.broke, link.broken_ns = "", 0
+
+    def _give_up(self, link: WorkerLink) -> None:
+        """Its sequences go on elsewhere, and its stream is not heard any more. It is dialled anew,
+        and joins when its step has ended.
+        """
+        link.give_up(f"a step has not ended for {link.waited_ns / 1e9:.0f} s")
+        stream = self._link_tasks[link.worker_id]
+        stream.cancel()
+        self._lose(link, link.broke, is_crash=None)
+        self._start(link, after=stream)
 
     def cell(self) -> CellRecord:
         """What gateways are told with every renewal."""

@@ -41,6 +41,9 @@ REDIAL_S_FIRST, REDIAL_S_MAX = 0.05, 2.0
 # before the first has come back nobody knows how long one takes.
 STEPS_LATE = 8
 STEP_NS_LEAST, STEP_NS_FIRST = 2_000_000_000, 30_000_000_000
+# And after so many times that, or the operator's patience with a silent worker, whichever is
+# longer, it is not waited for any more.
+TIMES_HUNG = 4
 # A worker that contradicts its plans this often is not dialled again until it restarts.
 REJECTIONS_MAX = 3
 
@@ -79,11 +82,17 @@ class WorkerLink:
         # Why the stream broke, until it is open again; and since when, counted as silence is.
         self.broke = ""
         self.broken_ns = 0
+        # A step did not end, and it has not been open since.
+        self.is_hung = False
         self.is_draining = False
+        # What any of its descriptions said: a step of an older plan may be that large.
+        self.step_tokens_max = worker.step_tokens_max
         # For the answer to a step, counted as silence is; and how long a step may take.
         self.waited_ns = 0
         self.step_ns_max = STEP_NS_FIRST
         self._longest_us = 0
+        # By the magnitude (bit length) of what they computed: how long steps took of late.
+        self._took_us: dict[int, int] = {}
         self._leader = leader
         self._owner = owner
         self._stream: _Stream | None = None
@@ -108,6 +117,26 @@ class WorkerLink:
         """A step takes far longer than any of late."""
         return self.waited_ns > self.step_ns_max
 
+    def hung_ns(self, timeout_ns: int) -> int:
+        """How long to wait for a step before it is thought never to end."""
+        return max(timeout_ns, TIMES_HUNG * self.step_ns_max)
+
+    def describe(self, worker: WorkerDescription) -> None:
+        """It said anew what it can do in a step."""
+        self.worker = worker
+        self.step_tokens_max = max(self.step_tokens_max, worker.step_tokens_max)
+
+    def expected_step_us(self, tokens: int) -> int:
+        """What a step took of late that computed about as many tokens: as many binary digits. 0
+        when there was none. A smoothed guess, for readers; nothing is decided by it.
+        """
+        return self._took_us.get(tokens.bit_length(), 0)
+
+    def give_up(self, reason: str) -> None:
+        """Its step does not end. Whoever calls this ends the stream, and dials again."""
+        self.broke, self.broken_ns, self.waited_ns = reason, 0, 0
+        self.is_hung = True
+
     def pass_time(self, passed_ns: int, *, owes_a_step: bool) -> None:
         """So long we were listening, and nothing came."""
         self.silent_ns += passed_ns
@@ -120,6 +149,8 @@ class WorkerLink:
         took_us = timings.wait_us + timings.forward_us + timings.sample_us
         self._longest_us = max(took_us, self._longest_us * 63 // 64)
         self.step_ns_max = max(STEP_NS_LEAST, STEPS_LATE * 1000 * self._longest_us)
+        step_us, of = timings.forward_us + timings.sample_us, timings.tokens_computed.bit_length()
+        self._took_us[of] = (3 * self._took_us.get(of, step_us) + step_us) // 4
 
     def send(self, plan: Plan) -> None:
         """Queue a plan for the open stream; the number of plans in flight bounds the queue."""
@@ -181,7 +212,7 @@ class WorkerLink:
             if await _next(call, "opened") is None:
                 return
         self._stream = _Stream(plans=asyncio.Queue())
-        self.broke, self.broken_ns = "", 0
+        self.broke, self.broken_ns, self.is_hung = "", 0, False
         self._owner.link_opened(self)
         writing = asyncio.create_task(self._write(call, self._stream.plans))
         try:

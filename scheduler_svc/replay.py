@@ -115,7 +115,8 @@ class Replay:
 
     def _digest(self, plan: Plan) -> int:
         samplings = [self._samplings[join.sequence_id] for join in plan.joins]
-        return plan_digest(wire.plan_to_proto(plan, Leader(), samplings))
+        most = self._core.workers[plan.worker_id].spec.slot_tokens_max
+        return plan_digest(wire.plan_to_proto(plan, Leader(), samplings, slot_tokens_max=most))
 
     def _request(self, submit: SubmitInput) -> Request:
         """With what the records so far have committed of it."""

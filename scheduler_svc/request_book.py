@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ledger import InboxEntry
+from ledger import InboxEntry, Recovered
 from protos.kaiten.v1.common_pb2 import TokenLogprobs
 from protos.kaiten.v1.ledger_pb2 import FoldedTokens, SequenceFinished, SubmitRecord
 from protos.kaiten.v1.worker_service_pb2 import RowSampling
@@ -81,6 +81,20 @@ class RequestBook:
         """The log-probabilities of the token just committed."""
         self._unfolded[sequence_id].logprobs.append(logprobs)
         self._logprobs[sequence_id].append(logprobs)
+
+    def resume(
+        self, accepted: BookedRequest, recovered: Recovered
+    ) -> tuple[tuple[int, ...] | None, ...]:
+        """A request that an earlier leader took in; its output so far by choice, None: ended."""
+        self.add(accepted)
+        outputs: list[tuple[int, ...] | None] = []
+        for sequence_id in self._sequence_ids(accepted):
+            output = recovered.tokens[sequence_id]
+            self.recovered(sequence_id, output, recovered.folded_counts[sequence_id])
+            if sequence_id in recovered.finished:
+                accepted.ended_before[sequence_id] = (output, recovered.finished[sequence_id])
+            outputs.append(None if sequence_id in recovered.finished else tuple(output.token_ids))
+        return tuple(outputs)
 
     def recovered(self, sequence_id: SequenceId, output: FoldedTokens, folded_count: int) -> None:
         """Output of an earlier leader, of which so many tokens are folded already.

@@ -13,10 +13,14 @@ from protos.kaiten.v1.scheduler_service_pb2 import (
 from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceServicer
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.wire import PLAN_VERSION
 from service_kit.errors import InvalidRequest, NotLeader
 
 UINT32_MAX: Final = (1 << 32) - 1
 TEXT_CHARS_MAX: Final = 1024
+# Every sequence has KV places for so many in reserve.
+SLOT_TOKENS_MAX: Final = 256
+FEATURES_MAX: Final = 64
 # What the core takes for granted of a worker: with nothing to divide by or to seat it would end,
 # and it keeps books of every block and every slot.
 RANGES: Final = {
@@ -43,6 +47,7 @@ class Servicer(SchedulerServiceServicer):
         _check_texts(request)
         _check_ranges(request.worker)
         _check_budgets(request.worker)
+        _check_capabilities(request.worker.capabilities)
         with self._leading().called() as session:
             session.register(request.address, request.worker)
         return RegisterResponse(heartbeat_interval_ms=self._settings.heartbeat_interval_ms)
@@ -110,10 +115,28 @@ def _check_ranges(worker: common_pb2.WorkerDescription) -> None:
 
 def _check_budgets(worker: common_pb2.WorkerDescription) -> None:
     """InvalidRequest unless every kind of step has room for a prompt beside the rows."""
-    if worker.step_tokens_max <= worker.slots_max:
-        rule = f"must be more than slots_max, got {worker.step_tokens_max}"
+    most = worker.capabilities.slot_tokens_max or 1
+    if most > SLOT_TOKENS_MAX:
+        rule = f"must be at most {SLOT_TOKENS_MAX}, got {most}"
+        raise InvalidRequest("worker.capabilities.slot_tokens_max", rule)
+    rows, of = worker.slots_max * most, "slots_max" if most == 1 else f"{most} times slots_max"
+    if worker.step_tokens_max <= rows:
+        rule = f"must be more than {of}, got {worker.step_tokens_max}"
         raise InvalidRequest("worker.step_tokens_max", rule)
     mixed = worker.mixed_tokens_max
-    if mixed and not worker.slots_max < mixed <= worker.step_tokens_max:
-        rule = f"must be 0, or more than slots_max and at most step_tokens_max, got {mixed}"
+    if mixed and not rows < mixed <= worker.step_tokens_max:
+        rule = f"must be 0, or more than {of} and at most step_tokens_max, got {mixed}"
         raise InvalidRequest("worker.mixed_tokens_max", rule)
+
+
+def _check_capabilities(told: common_pb2.Capabilities) -> None:
+    """InvalidRequest for a worker that does not read the plans that are written here."""
+    if (count := len(told.features)) > FEATURES_MAX:
+        rule = f"must have at most {FEATURES_MAX}, got {count}"
+        raise InvalidRequest("worker.capabilities.features", rule)
+    if (version := told.plan_version) < PLAN_VERSION:
+        rule = (
+            f"must be at least {PLAN_VERSION}, got {version}: this scheduler writes plans that the "
+            "worker does not read; update the worker first"
+        )
+        raise InvalidRequest("worker.capabilities.plan_version", rule)

@@ -1,16 +1,22 @@
 """Protos to core values and back. Nothing else here, and no proto goes deeper."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import repeat
 from typing import Final
 
 from ledger import InboxEntry
 from protos.kaiten.v1.common_pb2 import (
+    FEATURE_LOGITS_PROCESSORS,
+    FEATURE_LOGPROBS,
+    FEATURE_PROMPT_LOGPROBS,
     FINISH_REASON_CANCELLED,
     FINISH_REASON_DEADLINE_EXCEEDED,
     FINISH_REASON_ERROR,
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
+    Capabilities,
     Leader,
     PromptLogprobs,
     TokenLogprobs,
@@ -30,6 +36,7 @@ from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from scheduler_svc.core.outcome import Finished, Join, Plan, RequestOver
 from scheduler_svc.core.requests import Tenant
 from scheduler_svc.core.types import (
+    Feature,
     Reason,
     Request,
     ResultRejected,
@@ -46,6 +53,13 @@ REASON_TO_PROTO: Final = {
     Reason.ERROR: FINISH_REASON_ERROR,
 }
 REASON_FROM_PROTO: Final = {number: reason for reason, number in REASON_TO_PROTO.items()}
+FEATURE_TO_PROTO: Final = {
+    Feature.LOGPROBS: FEATURE_LOGPROBS,
+    Feature.PROMPT_LOGPROBS: FEATURE_PROMPT_LOGPROBS,
+    Feature.LOGITS_PROCESSORS: FEATURE_LOGITS_PROCESSORS,
+}
+# Of the plans that are written here; a worker says which it reads.
+PLAN_VERSION: Final = 1
 # What a worker may say of a row by itself.
 ROW_REASONS: Final = {FINISH_REASON_STOP: Reason.STOP, FINISH_REASON_LENGTH: Reason.LENGTH}
 
@@ -84,6 +98,7 @@ def request_from_proto(
         priority=record.priority,
         tenant=record.tenant,
         tenant_tokens_max=record.tenant_tokens_max or None,
+        needs=needs_of(record.sampling),
         outputs=outputs,
         prompt_logprobs_from=prompt_logprobs_from
         if record.sampling.HasField("prompt_logprobs")
@@ -91,8 +106,28 @@ def request_from_proto(
     )
 
 
+def needs_of(sampling: RowSampling) -> frozenset[Feature]:
+    """What a worker must be able to do to sample like this."""
+    rules = (
+        # 0 was written by whoever did not know the field.
+        sampling.repetition_penalty not in (0, 1),
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.logit_bias,
+        sampling.allowed_token_ids,
+        sampling.bad_words,
+    )
+    wanted = {
+        Feature.LOGPROBS: sampling.logprobs >= 0,
+        Feature.PROMPT_LOGPROBS: sampling.HasField("prompt_logprobs"),
+        Feature.LOGITS_PROCESSORS: any(rules),
+    }
+    return frozenset(feature for feature, is_wanted in wanted.items() if is_wanted)
+
+
 def spec_from_proto(worker: WorkerDescription) -> WorkerSpec:
-    """What the core needs of a worker."""
+    """What the core needs of a worker. A feature of a later version is nothing to it."""
+    told = worker.capabilities
     return WorkerSpec(
         fingerprint=worker.fingerprint,
         block_size=worker.block_size,
@@ -102,6 +137,16 @@ def spec_from_proto(worker: WorkerDescription) -> WorkerSpec:
         mixed_tokens_max=worker.mixed_tokens_max or None,
         vocab_size=worker.vocab_size,
         context_tokens_max=worker.context_tokens_max or None,
+        slot_tokens_max=told.slot_tokens_max or 1,
+        features=frozenset(each for each, n in FEATURE_TO_PROTO.items() if n in told.features),
+    )
+
+
+def capabilities_to_proto(spec: WorkerSpec) -> Capabilities:
+    """As `spec_from_proto` reads them."""
+    return Capabilities(
+        slot_tokens_max=spec.slot_tokens_max,
+        features=[n for each, n in FEATURE_TO_PROTO.items() if each in spec.features],
     )
 
 
@@ -127,6 +172,7 @@ def step_from_proto(worker_id: str, message: StepMessage) -> StepResult:
         step=message.step,
         slots=tuple(message.slots),
         tokens=tuple(message.token_ids),
+        token_counts=tuple(message.token_counts),
         finished=finished,
         errors=errors,
         prompt_logprobs=prompt_logprobs,
@@ -138,7 +184,7 @@ def _positions(run: PromptLogprobs) -> range:
     return range(run.position, run.position + run.token_count)
 
 
-def check_values(message: StepMessage, worker: WorkerDescription) -> None:
+def check_values(message: StepMessage, *, rows_max: int, tokens_max: int) -> None:
     """Raise ResultRejected for figures and texts that no step of this worker can have.
 
     Nothing is decided by them, but they are stored, counted and traced.
@@ -148,8 +194,8 @@ def check_values(message: StepMessage, worker: WorkerDescription) -> None:
         ("wait_us", STEP_US_MAX),
         ("forward_us", STEP_US_MAX),
         ("sample_us", STEP_US_MAX),
-        ("tokens_computed", worker.step_tokens_max),
-        ("rows", worker.slots_max),
+        ("tokens_computed", tokens_max),
+        ("rows", rows_max),
     ):
         if (value := getattr(timings, field)) > most:
             raise ResultRejected(f"timings.{field}: must be at most {most}, got {value}")
@@ -164,22 +210,29 @@ def check_values(message: StepMessage, worker: WorkerDescription) -> None:
 def check_logprobs(
     message: StepMessage, asked: Mapping[SlotIndex, RowSampling], vocab_size: int
 ) -> None:
-    """Raise ResultRejected unless each row comes with the log-probabilities it asked for, no other.
+    """Raise ResultRejected unless each row comes with the log-probabilities it asked for, no other:
+    one run per token.
 
     `asked`: by slot, of every row that is still there; what is said of others is not used.
     """
-    told = {row.slot: row.logprobs for row in message.logprobs}
-    due = {slot for slot in message.slots if slot in asked and asked[slot].logprobs >= 0}
-    if len(told) < len(message.logprobs) or told.keys() & asked.keys() != due:
-        slots = [row.slot for row in message.logprobs]
+    counts = message.token_counts or repeat(1)
+    told = Counter(row.slot for row in message.logprobs if row.slot in asked)
+    due = {
+        slot: count
+        for slot, count in zip(message.slots, counts, strict=False)
+        if slot in asked and asked[slot].logprobs >= 0
+    }
+    if told != due:
         raise ResultRejected(
-            f"log-probabilities of slots {sorted(slots)}, expected of {sorted(due)}"
+            f"log-probabilities of slots {sorted(told.elements())}, expected of "
+            f"{sorted(Counter(due).elements())}"
         )
-    for slot in due:
-        run = told[slot]
-        _check_tops(slot, run, 1, asked[slot].logprobs, vocab_size)
-        if not (math.isfinite(run.logprob) and run.logprob <= LOGPROB_MAX):
-            raise ResultRejected(f"slot {slot}: {run.logprob} is no log-probability")
+    for said in message.logprobs:
+        if said.slot in due:
+            _check_tops(said.slot, said.logprobs, 1, asked[said.slot].logprobs, vocab_size)
+            logprob = said.logprobs.logprob
+            if not (math.isfinite(logprob) and logprob <= LOGPROB_MAX):
+                raise ResultRejected(f"slot {said.slot}: {logprob} is no log-probability")
     for row in message.prompt_logprobs:
         if (sampling := asked.get(row.slot)) is not None:
             told_of, count = row.logprobs, row.logprobs.token_count
@@ -210,10 +263,19 @@ def _check_tops(
 
 
 def plan_to_proto(
-    plan: Plan, leader: Leader, samplings: Iterable[RowSampling], traceparent: str = ""
+    plan: Plan,
+    leader: Leader,
+    samplings: Iterable[RowSampling],
+    traceparent: str = "",
+    *,
+    slot_tokens_max: int = 1,
 ) -> PlanMessage:
-    """`samplings` is parallel to the plan's joins."""
+    """`samplings` is parallel to the plan's joins; `slot_tokens_max` is what blocks were granted
+    for.
+    """
     return PlanMessage(
+        slot_tokens_least=1 if slot_tokens_max > 1 else 0,
+        slot_tokens_most=slot_tokens_max if slot_tokens_max > 1 else 0,
         leader=leader,
         plan_id=plan.plan_id,
         lease_steps=plan.lease_steps,

@@ -54,6 +54,17 @@ class WorkerJoined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerChanged:
+    """What it can do in a step has changed; slots, blocks and model have not.
+
+    Sequences that it can serve no more go on elsewhere, or wait for a worker that can.
+    """
+
+    worker_id: str
+    spec: WorkerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDraining:
     """Give it nothing new."""
 
@@ -98,6 +109,7 @@ Command = (
     | Cancel
     | Expire
     | WorkerJoined
+    | WorkerChanged
     | WorkerDraining
     | WorkerLate
     | WorkerLost

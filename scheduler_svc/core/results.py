@@ -4,6 +4,8 @@ A row of a result counts only while the residency that the plan was made for las
 computed for a sequence that has left meanwhile never happened.
 """
 
+from itertools import repeat
+
 from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.outcome import Event, StepTokens
 from scheduler_svc.core.requests import LiveRequest, Sequence
@@ -17,6 +19,7 @@ def check_result(worker: Worker, result: StepResult) -> Flight:
     """The in-flight plan that the result belongs to, and is in all points an answer to."""
     flight = _expected_flight(worker, result)
     _check_slots(flight, result)
+    _check_counts(worker, flight, result)
     _check_tokens(worker, result)
     _check_ends(flight, result)
     _check_prompt_logprobs(flight, result)
@@ -35,8 +38,8 @@ def _expected_flight(worker: Worker, result: StepResult) -> Flight:
 def _check_slots(flight: Flight, result: StepResult) -> None:
     """Every slot that is to sample has a token or an error, once, and no other has one."""
     answered = set(result.slots)
-    if len(result.slots) != len(answered) or len(result.slots) != len(result.tokens):
-        raise ResultRejected(f"plan {result.plan_id}: slots repeated or without a token")
+    if len(result.slots) != len(answered):
+        raise ResultRejected(f"plan {result.plan_id}: slots repeated")
     if answered & result.errors.keys() or not result.finished.keys() <= answered:
         raise ResultRejected(
             f"plan {result.plan_id}: a slot both failed and sampled, or ended unsampled"
@@ -50,6 +53,20 @@ def _check_slots(flight: Flight, result: StepResult) -> None:
         )
 
 
+def _check_counts(worker: Worker, flight: Flight, result: StepResult) -> None:
+    """A row that decodes is given one token or more, as many as the worker may; any other one."""
+    counts = result.token_counts
+    if sum(counts) != len(result.tokens) if counts else len(result.slots) != len(result.tokens):
+        raise ResultRejected(f"plan {result.plan_id}: slots without a token, or tokens left over")
+    if len(counts) not in (0, len(result.slots)):
+        raise ResultRejected(f"plan {result.plan_id}: {len(counts)} token counts, not one per slot")
+    for slot, count in zip(result.slots, counts, strict=False):
+        is_chunk = result.step == 0 and slot in flight.chunks
+        most = 1 if is_chunk else worker.spec.slot_tokens_max
+        if not 1 <= count <= most:
+            raise ResultRejected(f"slot {slot} was given {count} tokens, not 1 to {most}")
+
+
 def _check_tokens(worker: Worker, result: StepResult) -> None:
     if result.finished and not set(result.finished.values()) <= {Reason.STOP, Reason.LENGTH}:
         raise ResultRejected(f"plan {result.plan_id}: a row ends for stop or length only")
@@ -60,20 +77,22 @@ def _check_tokens(worker: Worker, result: StepResult) -> None:
 
 def _check_ends(flight: Flight, result: StepResult) -> None:
     """A sequence ends for length exactly at its last token."""
-    lasting = [
-        slot
-        for slot in result.slots
-        if len((one := flight.members[slot].sequence).tokens) + 1 >= one.tokens_max
-    ]
+    lasting = {
+        slot: excess
+        for slot, count in zip(result.slots, result.token_counts or repeat(1), strict=False)
+        if (excess := len((one := flight.members[slot].sequence).tokens) + count - one.tokens_max)
+        >= 0
+    }
     for slot in dict.fromkeys([*lasting, *result.finished]):
         if (sequence := _resident(flight, slot)) is None:
             continue
         reason = result.finished.get(slot)
         allowed = (Reason.LENGTH, Reason.STOP) if slot in lasting else (None, Reason.STOP)
-        if reason not in allowed:
+        if reason not in allowed or lasting.get(slot, 0) > 0:
+            count = sequence.num_output_tokens + [*result.token_slots].count(slot)
             raise ResultRejected(
-                f"sequence {sequence.sequence_id} has {sequence.num_output_tokens + 1} output "
-                f"tokens and was reported {reason.value if reason else 'running'}"
+                f"sequence {sequence.sequence_id} has {count} output tokens and was reported "
+                f"{reason.value if reason else 'running'}"
             )
 
 
@@ -109,17 +128,16 @@ def book_result(
     members = flight.members
     rows = [
         (slot, sequence, token)
-        for slot, token in zip(result.slots, result.tokens, strict=True)
+        for slot, token in zip(result.token_slots, result.tokens, strict=True)
         if (sequence := members[slot].sequence).residency is members[slot]
     ]
     out = StepTokens(
         slots=[slot for slot, _, _ in rows],
         sequence_ids=[sequence.sequence_id for _, sequence, _ in rows],
-        positions=[len(sequence.tokens) - sequence.num_prompt_tokens for _, sequence, _ in rows],
+        positions=_book_tokens(cell, worker, rows, now_ns, is_optional=result.step > 0),
         tokens=[token for _, _, token in rows],
         prompt_logprobs=prompt_logprobs,
     )
-    _book_tokens(cell, worker, rows, now_ns, is_optional=result.step > 0)
     worker.advance(flight, {*result.finished, *result.errors}, is_last=result.is_last)
     events: list[Event] = []
     for slot, reason in result.finished.items():
@@ -154,11 +172,16 @@ def _book_tokens(
     now_ns: int,
     *,
     is_optional: bool,
-) -> None:
+) -> list[int]:
+    """Where in its output each token stands. Of a step that was certain, only a row's first was."""
+    positions: list[int] = []
+    before: Sequence | None = None
     for _, sequence, token in rows:
-        sequence.tokens.append(token)
+        tokens = sequence.tokens
+        positions.append(len(tokens) - sequence.num_prompt_tokens)
+        tokens.append(token)
         computed = sequence.advance(1)
-        if is_optional:
+        if is_optional or sequence is before:
             sequence.num_scheduled_tokens += 1
             sequence.num_tokens = num_tokens = sequence.num_tokens + 1
             worker.num_finishing += num_tokens == sequence.tokens_max
@@ -168,6 +191,8 @@ def _book_tokens(
         live.tenant.served += 1
         if live.first_token_ns is None or live.siblings:
             _book_first_token(cell, live, now_ns)
+        before = sequence
+    return positions
 
 
 def _book_first_token(cell: CellState, live: LiveRequest, now_ns: int) -> None:

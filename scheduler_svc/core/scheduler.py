@@ -20,6 +20,7 @@ from scheduler_svc.core.commands import (
     MakePlan,
     StepDone,
     Submit,
+    WorkerChanged,
     WorkerDraining,
     WorkerJoined,
     WorkerLate,
@@ -30,7 +31,7 @@ from scheduler_svc.core.outcome import Event, Outcome
 from scheduler_svc.core.planner.plan import make_plan
 from scheduler_svc.core.requests import LiveRequest, Sequence, State
 from scheduler_svc.core.results import book_result, check_result
-from scheduler_svc.core.types import Config, Reason, Request, SequenceId
+from scheduler_svc.core.types import Config, Feature, Reason, Request, SequenceId
 from scheduler_svc.core.waiting import WaitingQueue
 from scheduler_svc.core.workers import Worker
 
@@ -178,6 +179,19 @@ class Scheduler:
                 self._cell.end(live, Reason.ERROR, now_ns, events, misfit)
         return self._outcome(events)
 
+    def _worker_changed(self, command: WorkerChanged, now_ns: int) -> Outcome:
+        worker = self.workers[command.worker_id]
+        worker.change(command.spec)
+        self._cell.touch(worker.id)
+        for sequence in worker.members:
+            if not worker.can_hold(sequence):
+                self._cell.preempt(worker, sequence)
+        for live in self._cell.live.values():
+            if self._misfit(live) is None:
+                live.misfit_ns = None
+        self._await_fit(now_ns)
+        return self._outcome()
+
     def _worker_draining(self, command: WorkerDraining, now_ns: int) -> Outcome:
         self.workers[command.worker_id].is_draining = True
         return self._outcome()
@@ -252,11 +266,15 @@ class Scheduler:
             heapq.heapify(self._deadlines)
 
     def _misfit(self, live: LiveRequest) -> str | None:
-        """Why no worker can ever hold its sequences, which all need the same places, or None."""
+        """Why no worker can ever hold its sequences, which all need the same, or None."""
         sequence, workers = live.sequences[0], self.workers.values()
         if not workers or any(worker.can_hold(sequence) for worker in workers):
             return None
-        largest = max(worker.spec.places_max for worker in workers)
+        able = [worker.spec.places_max for worker in workers if worker.can_do(sequence)]
+        if not able:
+            needs = ", ".join(need.value for need in Feature if need in live.request.needs)
+            return f"the request needs {needs}, and no worker can do all of it"
+        largest = max(able)
         return (
             f"prompt and max_tokens need KV for {sequence.kv.places_max} tokens, "
             f"the largest worker holds {largest}"
@@ -276,6 +294,7 @@ _HANDLERS: Final[dict[type, Callable[[Scheduler, Any, int], Outcome]]] = {
     Cancel: Scheduler._cancel,
     Expire: Scheduler._expire,
     WorkerJoined: Scheduler._worker_joined,
+    WorkerChanged: Scheduler._worker_changed,
     WorkerDraining: Scheduler._worker_draining,
     WorkerLate: Scheduler._worker_late,
     WorkerLost: Scheduler._worker_lost,

@@ -1,8 +1,9 @@
 """The values that commands and outcomes are made of. Frozen, plain, the same on every side."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain, repeat
 
 SequenceId = int
 SlotIndex = int
@@ -17,6 +18,15 @@ class Reason(Enum):
     CANCELLED = "cancelled"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     ERROR = "error"
+
+
+class Feature(Enum):
+    """What a request may want and not every worker can do."""
+
+    LOGPROBS = "logprobs"
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    # Penalties, biases, allowed tokens and bad words.
+    LOGITS_PROCESSORS = "logits_processors"
 
 
 class ResultRejected(Exception):
@@ -72,6 +82,8 @@ class Request:
     # What the tenant may have running from now on, as its newest request says; None: what
     # `Config.tenant_tokens_max` says.
     tenant_tokens_max: int | None = None
+    # A worker that lacks one of them never runs it.
+    needs: frozenset[Feature] = frozenset()
     # Output committed before this core existed, per choice; None for a choice that has ended.
     outputs: tuple[tuple[int, ...] | None, ...] = ()
     # Log-probabilities of the prompt's own tokens are wanted from this position on: 1
@@ -106,10 +118,13 @@ class WorkerSpec:
     context_tokens_max: int | None = None
     # Tokens of a step in which somebody decodes; None: `step_tokens_max`.
     mixed_tokens_max: int | None = None
+    # Tokens that a step may give a row that decodes. It always gives one at least.
+    slot_tokens_max: int = 1
+    features: frozenset[Feature] = frozenset()
 
     def __post_init__(self) -> None:
-        assert min(self.block_size, self.block_count, self.slots_max) >= 1
-        assert self.step_tokens_max >= self.mixed_budget > self.slots_max, (
+        assert min(self.block_size, self.block_count, self.slots_max, self.slot_tokens_max) >= 1
+        assert self.step_tokens_max >= self.mixed_budget > self.slots_max * self.slot_tokens_max, (
             "decode rows must leave room for a prefill"
         )
 
@@ -135,8 +150,16 @@ class StepResult:
     step: int
     slots: tuple[SlotIndex, ...]
     tokens: tuple[int, ...]
+    # How many of the tokens each slot was given, one after the other. Empty: one each.
+    token_counts: tuple[int, ...] = ()
     finished: Mapping[SlotIndex, Reason] = field(default_factory=dict)
     errors: Mapping[SlotIndex, str] = field(default_factory=dict)
     # Prompt positions, of rows that advanced a chunk.
     prompt_logprobs: Mapping[SlotIndex, range] = field(default_factory=dict)
     is_last: bool = False
+
+    @property
+    def token_slots(self) -> Iterable[SlotIndex]:
+        """Of each token."""
+        repeated = map(repeat, self.slots, self.token_counts)
+        return chain.from_iterable(repeated) if self.token_counts else self.slots

@@ -8,7 +8,7 @@ written before (docs/adr/0002).
 
 import heapq
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler_svc.core.kv import KVManager
 from scheduler_svc.core.requests import Residency, Sequence
@@ -100,6 +100,12 @@ class Worker:
         """Steps in flight that may or may not happen."""
         return sum(flight.optional_steps for flight in self.flights)
 
+    def tokens_ahead(self, lease_steps: int) -> int:
+        """With a plan of so many steps: tokens of a sequence that may come beyond `num_tokens`."""
+        optional, certain = self.optional_steps + lease_steps - 1, self.first_steps_unanswered + 1
+        most = self.spec.slot_tokens_max
+        return optional * most + certain * (most - 1)
+
     @property
     def members(self) -> list[Sequence]:
         """Every sequence that the worker's death would interrupt."""
@@ -113,9 +119,13 @@ class Worker:
                 return {r.slot: r.sequence.sequence_id for r in there}
         return {}
 
+    def can_do(self, sequence: Sequence) -> bool:
+        """Whether it has every feature that the request needs."""
+        return sequence.live.request.needs <= self.spec.features
+
     def can_hold(self, sequence: Sequence) -> bool:
-        """Whether the sequence fits pool and context at its longest."""
-        return sequence.kv.places_max <= self.spec.places_max
+        """Whether it can do it, and the sequence fits pool and context at its longest."""
+        return sequence.kv.places_max <= self.spec.places_max and self.can_do(sequence)
 
     # Commands. `CellState` calls those that take a slot or give it up.
 
@@ -131,6 +141,13 @@ class Worker:
             self.prefills[slot] = sequence
         self.checksum += slot_checksum(slot, sequence.sequence_id)
         return slot
+
+    def change(self, spec: WorkerSpec) -> None:
+        """Budgets and features may change while plans are in flight, and nothing else."""
+        step, mixed, features = spec.step_tokens_max, spec.mixed_tokens_max, spec.features
+        same = replace(self.spec, step_tokens_max=step, mixed_tokens_max=mixed, features=features)
+        assert spec == same, f"{spec} is another worker than {self.spec}"
+        self.spec = spec
 
     def vacate(self, sequence: Sequence) -> None:
         """Take the slot back; the worker is told with the next plan."""

@@ -6,7 +6,7 @@ Of the model it reads config.json only. Every step takes `step_ms` plus `row_us`
 `token_us` per token; the token at an output position is a pure function of (sequence id, position)
 and never ends a sequence, so a whole output is known without a run (`mock_token_ids`).
 Log-probabilities asked for are all -1, those of a prompt minus their position. It can be told to
-lie and to die of a token.
+lie, to hang and to die of a token, and to give a row several tokens per step.
 """
 
 import itertools
@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -37,14 +37,24 @@ from gpu_worker.device import (
 from gpu_worker.kv_cache import room_on_cpu, size_pool
 from gpu_worker.loading import Loaded, model_name, pool_request, row_limits
 from gpu_worker.model_config import read_config
+from gpu_worker.plans import Description
 from gpu_worker.plans import StepResult as StepReport
 from gpu_worker.process import WorkerProcess
 from gpu_worker.settings import WorkerSettings
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH, PromptLogprobs, TokenLogprobs
+from protos.kaiten.v1.common_pb2 import (
+    FINISH_REASON_LENGTH,
+    Feature,
+    PromptLogprobs,
+    TokenLogprobs,
+    WorkerDescription,
+)
 from protos.kaiten.v1.worker_service_pb2 import StepResult
 from service_kit import lifecycle, logs
 from service_kit.settings import load as load_settings
+from tests.fakes.several_tokens import give_several
 
+ALL_FEATURES = "LOGPROBS,PROMPT_LOGPROBS,LOGITS_PROCESSORS"
+NOWHERE = Path("/nonexistent")
 TokenFunction = Callable[[npt.NDArray[np.uint64], IntArray], IntArray]
 
 
@@ -59,6 +69,9 @@ class MockSettings(WorkerSettings):
     lie: str = Field(default="none", description="what the results get wrong: one of LIES")
     lie_after_steps: int = Field(default=20, ge=0, description="results told truly before")
     poison_token: int = Field(default=-1, description="a step that computes it kills the process")
+    slot_tokens: int = Field(default=1, ge=1, description="tokens that a step gives a row, at most")
+    features: str = Field(default=ALL_FEATURES, description="what it can do")
+    hang_if: Path = Field(default=NOWHERE, description="no step ends while this file is there")
 
 
 class MockDevice:
@@ -149,6 +162,8 @@ def load_mock(settings: WorkerSettings) -> Loaded:
     def delay_s(step: StepInputs) -> float:
         if (step.token_ids == settings.poison_token).any():
             os.kill(os.getpid(), signal.SIGKILL)
+        while settings.hang_if.exists():
+            time.sleep(0.01)
         per_row, per_token = settings.row_us * 1e-6, settings.token_us * 1e-6
         return settings.step_ms / 1000 + step.row_count * per_row + step.token_count * per_token
 
@@ -243,12 +258,30 @@ def tell_lies(kind: str, after_steps: int) -> None:
     wire.result_to_proto = lie
 
 
+def announce(features: str) -> None:
+    """From now on this process describes itself as having these, and no other."""
+    describe = wire.description_to_proto
+    names = [f"FEATURE_{name}" for name in features.split(",") if name]
+    told = cast("list[Feature]", [*map(Feature.Value, names)])
+
+    def announced(description: Description) -> WorkerDescription:
+        message = describe(description)
+        del message.capabilities.features[:]
+        message.capabilities.features.extend(told)
+        return message
+
+    wire.description_to_proto = announced
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """As `gpu_worker.main.main`."""
 
     def build() -> WorkerProcess:
         settings = load_settings(MockSettings, "worker", argv)
         logs.configure("worker", settings.log_level)
+        announce(settings.features)
+        if settings.slot_tokens > 1:
+            give_several(settings.slot_tokens)
         if settings.lie != "none":
             tell_lies(settings.lie, settings.lie_after_steps)
         return WorkerProcess(settings, load_mock)

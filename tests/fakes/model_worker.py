@@ -16,6 +16,8 @@ from scheduler_svc.core.types import Reason, StepResult, WorkerSpec
 MASK = (1 << 61) - 1
 STOP_TOKEN = 0
 STOP_EVERY = 40
+# What no digest is.
+WRONG = -1
 
 
 def digest(previous: int, token: int) -> int:
@@ -30,6 +32,12 @@ def next_token(prefix_digest: int, sequence_id: int, vocab_size: int, stop_every
     if stop_every and (mixed >> 20) % stop_every == 0:
         return STOP_TOKEN
     return 1 + (mixed >> 24) % (vocab_size - 1)
+
+
+def tokens_given(sequence_id: int, position: int, most: int) -> int:
+    """By the step that begins at an output position: 1 to `most`."""
+    mixed = (sequence_id * 1_000_003 + position) * 0x9E3779B97F4A7C15 & MASK
+    return 1 + (mixed >> 30) % most
 
 
 def expected_output(
@@ -129,14 +137,16 @@ class ModelWorker:
 
     def _run(self, plan: Plan) -> StepResult:
         chunks = dict(plan.chunks) if self.steps_done == 0 else {}
-        slots, tokens, finished, errors, prompt_logprobs, computed = [], [], {}, {}, {}, 0
+        slots, tokens, counts, finished, errors, prompt_logprobs = [], [], [], {}, {}, {}
+        computed = 0
         is_mixed = any(row.gap == 1 and not row.is_finished for row in self.rows.values())
         for slot, row in self.rows.items():
             count = chunks.get(slot, 1 if row.gap == 1 else 0)
             if count == 0 or row.is_finished:
                 continue
             assert count <= row.gap
-            computed += count
+            drafted = 0 if slot in chunks else self._drafted(row)
+            computed += count + drafted
             if row.sequence_id in self.bad_sequence_ids:
                 errors[slot] = "logits are not finite"
                 row.is_finished = True
@@ -150,10 +160,10 @@ class ModelWorker:
             ):
                 prompt_logprobs[slot] = positions
             if row.gap == 0:
-                token = self._next_token(state, row)
-                row.tokens.append(token)
+                given = self._sample(state, row, drafted)
                 slots.append(slot)
-                tokens.append(token)
+                tokens += given
+                counts.append(len(given))
                 if (reason := self._end(row)) is not None:
                     finished[slot] = reason
         budget = self.spec.mixed_budget if is_mixed else self.spec.step_tokens_max
@@ -164,6 +174,7 @@ class ModelWorker:
             step=self.steps_done,
             slots=tuple(slots),
             tokens=tuple(tokens),
+            token_counts=tuple(counts) if self.spec.slot_tokens_max > 1 else (),
             finished=finished,
             errors=errors,
             prompt_logprobs=prompt_logprobs,
@@ -174,6 +185,26 @@ class ModelWorker:
         if result.is_last:
             self.plan = None
         return result
+
+    def _drafted(self, row: Row) -> int:
+        """Tokens tried beside the one that is certain, as far as the output goes on."""
+        left = row.max_tokens - (len(row.tokens) - row.num_prompt_tokens)
+        return min(self.spec.slot_tokens_max, left) - 1
+
+    def _sample(self, state: int, row: Row, drafted: int) -> list[int]:
+        """The next tokens. KV of the other drafts was written too: it is wrong."""
+        end = row.num_computed_tokens + drafted
+        position = len(row.tokens) - row.num_prompt_tokens
+        accepted = tokens_given(row.sequence_id, position, drafted + 1) - 1
+        given = [self._next_token(state, row)]
+        row.tokens.append(given[0])
+        while len(given) <= accepted and given[-1] != STOP_TOKEN:
+            given.append(self._next_token(self._compute(row, 1), row))
+            row.tokens.append(given[-1])
+        size = self.spec.block_size
+        for place in range(row.num_computed_tokens, end):
+            self.kv[row.blocks[place // size], place % size] = WRONG
+        return given
 
     def _next_token(self, state: int, row: Row) -> int:
         return next_token(state, row.sequence_id, self.spec.vocab_size, self.stop_every)

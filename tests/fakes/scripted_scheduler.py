@@ -12,6 +12,11 @@ from dataclasses import dataclass, field
 from ledger import Commit, Leader, Ledger
 from ledger.types import InboxEntry
 from protos.kaiten.v1.common_pb2 import (
+    FEATURE_LOGITS_PROCESSORS,
+    FEATURE_LOGPROBS,
+    FEATURE_PROMPT_LOGPROBS,
+    Capabilities,
+    Feature,
     FinishReason,
     PromptLogprobs,
     TokenLogprobs,
@@ -30,6 +35,8 @@ from protos.kaiten.v1.ledger_pb2 import (
     SubmitRecord,
 )
 
+# Of the worker that is not there: all.
+FEATURES = (FEATURE_LOGPROBS, FEATURE_PROMPT_LOGPROBS, FEATURE_LOGITS_PROCESSORS)
 Script = Callable[[SubmitRecord, int], Iterator[int]]
 
 
@@ -66,6 +73,7 @@ class ScriptedScheduler:
         context_tokens_max: int = 256,
         tokens_per_step: int = 1,
         step_s: float = 0.0,
+        features: Sequence[Feature] = FEATURES,
     ) -> None:
         self.ledger = ledger
         self.script = script
@@ -81,6 +89,7 @@ class ScriptedScheduler:
                 dtype="float32",
                 vocab_size=vocab_size,
                 context_tokens_max=context_tokens_max,
+                capabilities=Capabilities(features=features),
             ),
             workers_ready=1,
         )

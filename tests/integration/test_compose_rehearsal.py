@@ -16,7 +16,7 @@ from redis.exceptions import AuthenticationError
 
 from kaiten.client import Client
 from kaiten.keygen import mint
-from protos.kaiten.v1.common_pb2 import WorkerDescription
+from protos.kaiten.v1.common_pb2 import Capabilities, WorkerDescription
 from protos.kaiten.v1.scheduler_service_pb2 import (
     GetStateRequest,
     GetStateResponse,
@@ -94,6 +94,7 @@ def refusal_of(standby: Container) -> str:
         step_tokens_max=2,
         context_tokens_max=2,
         vocab_size=1,
+        capabilities=Capabilities(plan_version=1),
     )
     with grpc.insecure_channel(standby.address(50052)) as channel:
         try:

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from ledger import Candidate, Ledger
-from protos.kaiten.v1.common_pb2 import Leader, WorkerDescription
+from protos.kaiten.v1.common_pb2 import Capabilities, Leader, WorkerDescription
 from protos.kaiten.v1.worker_service_pb2 import StepResult, StepTimings
 from scheduler_svc.core.commands import MakePlan, Submit
 from scheduler_svc.core.scheduler import Scheduler
@@ -64,9 +65,14 @@ def _fail(*_: object, **__: object) -> None:
     raise AssertionError("on purpose")
 
 
-def worker(boot_id: str) -> WorkerDescription:
+def worker(boot_id: str, **told: Any) -> WorkerDescription:
     return WorkerDescription(
-        boot_id=boot_id, block_size=16, block_count=4, slots_max=4, step_tokens_max=8
+        boot_id=boot_id,
+        block_size=16,
+        block_count=4,
+        slots_max=4,
+        step_tokens_max=8,
+        capabilities=Capabilities(plan_version=1, **told),
     )
 
 

@@ -25,6 +25,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         room=st.sampled_from([1, 5, 40]),
         mixed_room=st.sampled_from([None, 1, 5]),
         tenant_tokens=st.sampled_from([None, None, 1, 30]),
+        slot_tokens=st.sampled_from([1, 1, 2, 5]),
     )
     def start(
         self,
@@ -36,6 +37,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         room: int,
         mixed_room: int | None,
         tenant_tokens: int | None,
+        slot_tokens: int,
     ) -> None:
         self.cell = Cell(
             policy=policy,
@@ -44,12 +46,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefill_tokens=4,
             tenant_tokens=tenant_tokens,
         )
+        rows = slots * slot_tokens
         self.spec = spec(
             block_size=block_size,
             blocks=PLACES // block_size,
             slots=slots,
-            step_tokens=slots + room,
-            mixed_tokens=None if mixed_room is None else slots + min(room, mixed_room),
+            step_tokens=rows + room,
+            mixed_tokens=None if mixed_room is None else rows + min(room, mixed_room),
+            slot_tokens=slot_tokens,
             vocab_size=50,
         )
         self.born = 0

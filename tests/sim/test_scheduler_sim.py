@@ -24,7 +24,7 @@ from scheduler_svc.core.commands import (
     WorkerJoined,
     WorkerLost,
 )
-from scheduler_svc.core.outcome import Finished, Outcome, RequestOver
+from scheduler_svc.core.outcome import Finished, Outcome, RequestOver, StepTokens
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Config, Reason, Request, StepResult, WorkerSpec
 from tests.fakes.model_worker import ModelWorker, expected_output
@@ -57,6 +57,7 @@ class World:
     concerned: set[str] = field(default_factory=set)
 
     tenants: tuple[str, ...] = ("a", "b", "b", "c")
+    slot_tokens_max: int = 1
 
     def __post_init__(self) -> None:
         self.rng = rng = random.Random(self.seed)
@@ -84,14 +85,16 @@ class World:
         self.born += 1
         slots = self.rng.choice([1, 4, 8])
         room = self.rng.choice([1, 7, 64])
+        rows = slots * self.slot_tokens_max
         spec = WorkerSpec(
             fingerprint="f",
             block_size=self.block_size,
             block_count=self.places // self.block_size,
             slots_max=slots,
-            step_tokens_max=slots + room,
-            mixed_tokens_max=self.rng.choice([None, slots + 1, slots + room]),
+            step_tokens_max=rows + room,
+            mixed_tokens_max=self.rng.choice([None, rows + 1, rows + room]),
             vocab_size=VOCAB_SIZE,
+            slot_tokens_max=self.slot_tokens_max,
         )
         worker = ModelWorker(
             f"w{self.born}", spec, self.max_tokens_of, bad_sequence_ids=self.bad_sequence_ids
@@ -277,8 +280,8 @@ class World:
         assert prompt_logprobs == right or not any(over.outputs)
 
 
-def simulate(seed: int) -> World:
-    world = World(seed)
+def simulate(seed: int, slot_tokens_max: int = 1) -> World:
+    world = World(seed, slot_tokens_max=slot_tokens_max)
     world.run(turns=150, requests=30)
     world.drain()
     world.judge()
@@ -291,6 +294,13 @@ SEEDS = int(os.environ.get("KAITEN_TEST_SIM_SEEDS", "100"))
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_every_seed_drains_with_the_right_outputs(seed: int) -> None:
     simulate(seed)
+
+
+@pytest.mark.parametrize("seed", range(1000, 1000 + SEEDS // 2))
+def test_several_tokens_per_step_bring_the_same_outputs(seed: int) -> None:
+    world = simulate(seed, slot_tokens_max=2 + seed % 4)
+    steps = [item for item in world.trace if isinstance(item, StepTokens)]
+    assert any(len(set(step.sequence_ids)) < len(step.sequence_ids) for step in steps)
 
 
 def test_same_seed_same_decisions() -> None:

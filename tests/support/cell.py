@@ -1,6 +1,7 @@
 """A scheduler core and its model workers, small enough to read a test by."""
 
 import pickle
+from collections.abc import Iterable
 
 from scheduler_svc.core.commands import (
     Cancel,
@@ -17,7 +18,7 @@ from scheduler_svc.core.commands import (
 from scheduler_svc.core.outcome import Event, Finished, Outcome, Plan, RequestOver, StepTokens
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Config, Reason, Request, StepResult, WorkerSpec
+from scheduler_svc.core.types import Config, Feature, Reason, Request, StepResult, WorkerSpec
 from scheduler_svc.core.workers import Worker
 from tests.fakes.model_worker import ModelWorker, expected_output
 
@@ -34,6 +35,8 @@ def spec(
     vocab_size: int = 1000,
     fingerprint: str = "model",
     context: int | None = None,
+    slot_tokens: int = 1,
+    features: Iterable[Feature] = Feature,
 ) -> WorkerSpec:
     """A worker with plenty of everything but what the test says."""
     return WorkerSpec(
@@ -41,10 +44,12 @@ def spec(
         block_size=block_size,
         block_count=blocks,
         slots_max=slots,
-        step_tokens_max=slots + 64 if step_tokens is None else step_tokens,
+        step_tokens_max=slots * slot_tokens + 64 if step_tokens is None else step_tokens,
         mixed_tokens_max=mixed_tokens,
         vocab_size=vocab_size,
         context_tokens_max=context,
+        slot_tokens_max=slot_tokens,
+        features=frozenset(features),
     )
 
 
@@ -133,6 +138,7 @@ class Cell:
         deadline_ns: int | None = None,
         outputs: tuple[tuple[int, ...] | None, ...] = (),
         prompt_logprobs_from: int | None = None,
+        needs: Iterable[Feature] = (),
     ) -> int:
         """A request with that prompt, or with a prompt of its own of that length; its id."""
         sequence_id = self.next_sequence_id
@@ -152,6 +158,7 @@ class Cell:
             priority=priority,
             outputs=outputs,
             prompt_logprobs_from=prompt_logprobs_from,
+            needs=frozenset(needs),
         )
         self.requests[sequence_id] = request
         for choice in range(n):

@@ -65,11 +65,13 @@ class Draft:
             self._appends += [(slot, block) for block in self.worker.kv.extend(sequence.kv, count)]
 
     def admit(self, admission: Admission) -> None:
-        """A slot, and blocks for all known tokens."""
+        """A slot, and blocks for all that its first step may write."""
         if admission.needs_reclaim:
             self.reclaim()
         sequence, kv = admission.sequence, self.worker.kv
         kv.allocate(sequence.kv, admission.hits)
+        places = len(sequence.tokens) + self.worker.spec.slot_tokens_max - 1
+        kv.extend(sequence.kv, kv.shortfall(sequence.kv, places))
         num_computed_tokens = len(admission.hits) * kv.block_size
         if (copy := self._fork(sequence)) is not None:
             self._copies.append(copy)

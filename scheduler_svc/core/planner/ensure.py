@@ -2,8 +2,8 @@
 whatever cost.
 
     num_tokens   [ known once the steps that are certain are answered ..)
-    ahead                                      [ steps that may happen ..)
-    places       [ a KV place for each ..................................)
+    ahead                                      [ tokens that may come ..)
+    places       [ a KV place for each .................................)
 
 """
 
@@ -29,7 +29,7 @@ def ensure_blocks(draft: Draft) -> None:
 
 def growth_of(worker: Worker, lease_steps: int) -> Growth:
     """Whose tables are too short for a plan of so many steps, and by how many blocks."""
-    ahead = worker.optional_steps + lease_steps - 1
+    ahead = worker.tokens_ahead(lease_steps)
     return [
         (sequence, count)
         for sequence in worker.running.values()

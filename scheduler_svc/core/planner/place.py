@@ -47,7 +47,8 @@ def why_closed(cell: CellState, worker: Worker) -> Why | None:
 def _has_budget(cell: CellState, worker: Worker) -> bool:
     """One more prefill can be promised its minimum of every step, whoever decodes beside it."""
     prefills = len(worker.prefills)
-    budget = worker.spec.mixed_budget - (len(worker.running) - prefills)
+    decodes = len(worker.running) - prefills
+    budget = worker.spec.mixed_budget - decodes * worker.spec.slot_tokens_max
     return budget >= (prefills + 1) * min(cell.config.prefill_tokens_min, budget)
 
 
@@ -83,6 +84,7 @@ def admission_view(
     """`saved`: blocks a cached prefix spares; `freed`: blocks that could be free besides."""
     kv, preemptions_max = worker.kv, cell.config.preemptions_max
     worst = kv.blocks_for(sequence.kv.places_max)
+    first_step = len(sequence.tokens) + worker.spec.slot_tokens_max - 1
     is_reserved = sequence.num_preemptions >= preemptions_max
     reserved = [s for s in worker.running.values() if s.num_preemptions >= preemptions_max]
     return AdmissionView(
@@ -90,7 +92,7 @@ def admission_view(
         joining=joining,
         block_count=kv.block_count,
         blocks_free=kv.free_count + freed,
-        blocks_now=kv.blocks_for(len(sequence.tokens)) - saved,
+        blocks_now=kv.blocks_for(min(first_step, sequence.kv.places_max)) - saved,
         blocks_worst=worst - saved,
         worst_case_need=kv.worst_case_need,
         was_preempted=sequence.num_preemptions > 0,

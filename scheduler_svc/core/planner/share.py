@@ -12,12 +12,15 @@ def share(draft: Draft) -> dict[SlotIndex, int]:
         return {}
     prefills = sorted(worker.prefills.items(), key=lambda item: cell.waiting.key(item[1]))
     decodes, spec = len(worker.running) - len(prefills), worker.spec
+    for_decodes = decodes * spec.slot_tokens_max
+    budget = spec.mixed_budget - for_decodes if decodes else spec.step_tokens_max
     counts = cell.policy.mix(
         MixView(
             gaps=tuple(sequence.gap for _, sequence in prefills),
-            budget=spec.mixed_budget - decodes if decodes else spec.step_tokens_max,
-            minimum=cell.config.prefill_tokens_min,
+            budget=budget,
+            # Less where a budget has shrunk since they were admitted.
+            minimum=min(cell.config.prefill_tokens_min, budget // len(prefills)),
         )
     )
-    assert all(counts), "admitted only where its minimum can be promised"
+    assert min(counts) > 0, "every slot has room for a token"
     return {slot: count for (slot, _), count in zip(prefills, counts, strict=True)}

@@ -18,6 +18,7 @@ from scheduler_svc.core.commands import (
     MakePlan,
     StepDone,
     Submit,
+    WorkerChanged,
     WorkerDraining,
     WorkerJoined,
     WorkerLate,
@@ -25,7 +26,7 @@ from scheduler_svc.core.commands import (
 )
 from scheduler_svc.core.outcome import Plan
 from scheduler_svc.core.policy.presets import POLICIES
-from scheduler_svc.core.types import Config, Reason, Request, WorkerSpec
+from scheduler_svc.core.types import Config, Feature, Reason, Request, WorkerSpec
 from tests.unit.scheduler_svc.test_wire import NAMES, U32, U64, plans, sizes, steps
 
 cancels = st.builds(
@@ -46,15 +47,18 @@ specs = st.builds(
     block_count=sizes(),
     slots_max=sizes(100),
     step_tokens_max=st.integers(1000, 2000),
-    mixed_tokens_max=st.none() | st.integers(101, 1000),
+    mixed_tokens_max=st.none() | st.integers(901, 1000),
     vocab_size=U32,
     context_tokens_max=st.none() | sizes(),
+    slot_tokens_max=sizes(9),
+    features=st.frozensets(st.sampled_from(Feature)),
 )
 COMMANDS: dict[type, st.SearchStrategy[Command]] = {
     Configured: st.builds(Configured, config=configs, policy=st.sampled_from(list(POLICIES))),
     Cancel: cancels,
     Expire: st.just(Expire()),
     WorkerJoined: st.builds(WorkerJoined, worker_id=NAMES, spec=specs),
+    WorkerChanged: st.builds(WorkerChanged, worker_id=NAMES, spec=specs),
     WorkerDraining: st.builds(WorkerDraining, worker_id=NAMES),
     WorkerLost: st.builds(
         WorkerLost, worker_id=NAMES, is_crash=st.none() | st.booleans(), reason=NAMES

@@ -2,8 +2,9 @@
 
 import pytest
 
-from protos.kaiten.v1.common_pb2 import WorkerDescription
+from protos.kaiten.v1.common_pb2 import FEATURE_LOGPROBS, Capabilities, WorkerDescription
 from protos.kaiten.v1.scheduler_service_pb2 import RegisterRequest
+from scheduler_svc import servicer
 from scheduler_svc.servicer import Servicer
 from scheduler_svc.settings import SchedulerSettings
 from service_kit.errors import InvalidRequest, NotLeader
@@ -16,10 +17,11 @@ SOUND = {
     "step_tokens_max": 20,
     "mixed_tokens_max": 0,
     "vocab_size": 300,
+    "capabilities": Capabilities(plan_version=1),
 }
 
 
-async def register(**changed: int | str) -> None:
+async def register(**changed: int | str | Capabilities) -> None:
     worker = WorkerDescription(**({"boot_id": "b"} | SOUND | changed))  # type: ignore[arg-type]
     await Servicer(SchedulerSettings()).Register(RegisterRequest(address="a", worker=worker), None)
 
@@ -70,3 +72,38 @@ async def test_every_step_needs_room_for_a_prompt_beside_the_rows(
 async def test_budgets_with_room_are_taken(mixed_tokens: int) -> None:
     with pytest.raises(NotLeader):
         await register(mixed_tokens_max=mixed_tokens)
+
+
+@pytest.mark.parametrize(
+    ("told", "match"),
+    [
+        (Capabilities(), r"plan_version: must be at least 1, got 0: this scheduler writes plans"),
+        (Capabilities(plan_version=1, slot_tokens_max=257), "slot_tokens_max: must be at most 256"),
+        (
+            Capabilities(plan_version=1, slot_tokens_max=3),
+            "must be more than 3 times slots_max",
+        ),
+        (
+            Capabilities(plan_version=1, features=[FEATURE_LOGPROBS] * 65),
+            "must have at most 64",
+        ),
+    ],
+)
+async def test_capabilities_that_cannot_be_planned_with_are_refused(
+    told: Capabilities, match: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=match):
+        await register(capabilities=told)
+
+
+async def test_a_worker_that_reads_later_plans_too_is_taken() -> None:
+    with pytest.raises(NotLeader):
+        await register(capabilities=Capabilities(plan_version=2, slot_tokens_max=2))
+
+
+async def test_a_worker_of_an_older_plan_is_refused_once_the_leader_writes_a_newer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(servicer, "PLAN_VERSION", 2)
+    with pytest.raises(InvalidRequest, match="must be at least 2, got 1"):
+        await register()

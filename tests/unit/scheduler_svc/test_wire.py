@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from protos.kaiten.v1.common_pb2 import (
     FinishReason,
     Leader,
     PromptLogprobs,
+    TokenBias,
     TokenLogprobs,
+    TokenSequence,
     WorkerDescription,
 )
 from protos.kaiten.v1.ledger_pb2 import SubmitRecord
@@ -24,7 +27,7 @@ from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
 from protos.kaiten.v1.worker_service_pb2 import RowLogprobs, RowSampling
 from scheduler_svc import wire
 from scheduler_svc.core.outcome import Finished, Join, Plan, RequestOver
-from scheduler_svc.core.types import Reason, ResultRejected, StepResult, WorkerSpec
+from scheduler_svc.core.types import Feature, Reason, ResultRejected, StepResult, WorkerSpec
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -81,12 +84,16 @@ plans = st.builds(
 @st.composite
 def steps(draw: st.DrawFn) -> StepResult:
     rows = draw(st.dictionaries(SLOT, TOKEN, max_size=8))
+    counts = draw(st.just(()) | st.just(tuple(1 + slot % 3 for slot in rows)))
     return StepResult(
         worker_id=draw(NAMES),
         plan_id=draw(U64),
         step=draw(U32),
         slots=tuple(rows),
-        tokens=tuple(rows.values()),
+        tokens=tuple(
+            chain.from_iterable(map(repeat, rows.values(), counts or repeat(1, len(rows))))
+        ),
+        token_counts=counts,
         finished=draw(st.dictionaries(st.sampled_from(sorted(rows) or [0]), ROW_REASON)),
         errors=draw(st.dictionaries(SLOT, NAMES, max_size=3)),
         prompt_logprobs=draw(
@@ -104,6 +111,7 @@ def step_to_proto(step: StepResult) -> worker_service_pb2.StepResult:
         step=step.step,
         slots=step.slots,
         token_ids=step.tokens,
+        token_counts=step.token_counts,
         finished=[
             worker_service_pb2.RowFinished(slot=slot, reason=wire.REASON_TO_PROTO[reason])
             for slot, reason in step.finished.items()
@@ -211,6 +219,55 @@ def test_each_row_has_the_log_probabilities_it_asked_for(
 
 
 @pytest.mark.parametrize(
+    ("rows", "match"),
+    [
+        ([told(), told(own=-2.0)], ""),
+        ([told()], r"of slots \[3\], expected of \[3, 3\]"),
+        ([told(), told(), told()], r"of slots \[3, 3, 3\], expected of \[3, 3\]"),
+        ([told(), told(own=NAN)], "nan is no log-probability"),
+    ],
+)
+def test_each_token_of_a_row_has_its_log_probabilities(rows: list[RowLogprobs], match: str) -> None:
+    asked = {slot: RowSampling(logprobs=count) for slot, count in ((3, 1), (4, -1))}
+    message = worker_service_pb2.StepResult(
+        slots=[3, 4], token_ids=[1, 1, 1], token_counts=[2, 1], logprobs=rows
+    )
+    judge(lambda: wire.check_logprobs(message, asked, 300), match)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "needs"),
+    [
+        (RowSampling(logprobs=-1), []),
+        (RowSampling(logprobs=-1, repetition_penalty=1, top_k=3, stop_token_ids=[1]), []),
+        (RowSampling(logprobs=0), [Feature.LOGPROBS]),
+        (RowSampling(logprobs=-1, prompt_logprobs=0), [Feature.PROMPT_LOGPROBS]),
+        (RowSampling(logprobs=-1, repetition_penalty=1.5), [Feature.LOGITS_PROCESSORS]),
+        (RowSampling(logprobs=-1, presence_penalty=-1), [Feature.LOGITS_PROCESSORS]),
+        (RowSampling(logprobs=-1, frequency_penalty=1), [Feature.LOGITS_PROCESSORS]),
+        (RowSampling(logprobs=-1, logit_bias=[TokenBias()]), [Feature.LOGITS_PROCESSORS]),
+        (RowSampling(logprobs=-1, allowed_token_ids=[0]), [Feature.LOGITS_PROCESSORS]),
+        (
+            RowSampling(logprobs=2, bad_words=[TokenSequence()]),
+            [Feature.LOGPROBS, Feature.LOGITS_PROCESSORS],
+        ),
+    ],
+)
+def test_what_a_request_needs_follows_from_its_sampling(
+    sampling: RowSampling, needs: list[Feature]
+) -> None:
+    assert wire.needs_of(sampling) == frozenset(needs)
+
+
+def test_an_older_worker_can_do_nothing_else_and_a_later_feature_is_nothing_to_us() -> None:
+    worker = WorkerDescription(block_size=1, block_count=1, slots_max=1, step_tokens_max=2)
+    plain = wire.spec_from_proto(worker)
+    assert (plain.features, plain.slot_tokens_max) == (frozenset(), 1)
+    worker.capabilities.features.extend([common_pb2.FEATURE_LOGPROBS, 77])  # type: ignore[list-item]
+    assert wire.spec_from_proto(worker).features == {Feature.LOGPROBS}
+
+
+@pytest.mark.parametrize(
     ("count", "own", "tops", "beside", "match"),
     [
         (2, [-1, NAN], [5, 5], [-1, NAN], ""),
@@ -238,9 +295,6 @@ def test_explained_positions_come_with_their_values(
     wire.check_logprobs(message, {}, 300)
 
 
-WORKER = WorkerDescription(slots_max=8, step_tokens_max=64)
-
-
 @pytest.mark.parametrize(
     ("field", "most"),
     [
@@ -255,14 +309,14 @@ def test_a_step_computes_and_takes_what_a_step_can(field: str, most: int) -> Non
     message = worker_service_pb2.StepResult()
     for value, match in ((most, ""), (most + 1, f"timings.{field}: must be at most {most}, got")):
         setattr(message.timings, field, value)
-        judge(lambda: wire.check_values(message, WORKER), match)
+        judge(partial(wire.check_values, message, rows_max=8, tokens_max=64), match)
 
 
 def test_an_error_is_told_in_a_few_words() -> None:
     for count, match in ((4096, ""), (4097, "slot 2: its error has 4097 characters, 4096")):
         row = worker_service_pb2.RowError(slot=2, message="x" * count)
         message = worker_service_pb2.StepResult(errors=[row])
-        judge(partial(wire.check_values, message, WORKER), match)
+        judge(partial(wire.check_values, message, rows_max=8, tokens_max=64), match)
 
 
 def judge(check: Callable[[], None], match: str) -> None:
