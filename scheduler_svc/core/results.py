@@ -4,8 +4,6 @@ A row of a result counts only while the residency that the plan was made for las
 computed for a sequence that has left meanwhile never happened.
 """
 
-from itertools import repeat
-
 from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.outcome import Event, StepTokens
 from scheduler_svc.core.requests import LiveRequest, Sequence
@@ -21,7 +19,7 @@ def check_result(worker: Worker, result: StepResult) -> Flight:
     _check_slots(flight, result)
     _check_counts(worker, flight, result)
     _check_tokens(worker, result)
-    _check_ends(flight, result)
+    _check_ends(worker, flight, result)
     _check_prompt_logprobs(flight, result)
     return flight
 
@@ -75,21 +73,23 @@ def _check_tokens(worker: Worker, result: StepResult) -> None:
         raise ResultRejected(f"plan {result.plan_id}: a token is not in [0, {vocab_size})")
 
 
-def _check_ends(flight: Flight, result: StepResult) -> None:
+def _check_ends(worker: Worker, flight: Flight, result: StepResult) -> None:
     """A sequence ends for length exactly at its last token."""
-    lasting = {
-        slot: excess
-        for slot, count in zip(result.slots, result.token_counts or repeat(1), strict=False)
-        if (excess := len((one := flight.members[slot].sequence).tokens) + count - one.tokens_max)
-        >= 0
-    }
-    for slot in dict.fromkeys([*lasting, *result.finished]):
+    most = worker.spec.slot_tokens_max
+    near = [
+        slot
+        for slot in result.slots
+        if len((one := flight.members[slot].sequence).tokens) + most >= one.tokens_max
+    ]
+    counts = dict(zip(result.slots, result.token_counts, strict=False))
+    for slot in dict.fromkeys([*near, *result.finished]):
         if (sequence := _resident(flight, slot)) is None:
             continue
+        count = sequence.num_output_tokens + counts.get(slot, 1)
+        left = sequence.tokens_max - sequence.num_prompt_tokens - count
         reason = result.finished.get(slot)
-        allowed = (Reason.LENGTH, Reason.STOP) if slot in lasting else (None, Reason.STOP)
-        if reason not in allowed or lasting.get(slot, 0) > 0:
-            count = sequence.num_output_tokens + [*result.token_slots].count(slot)
+        allowed = (None, Reason.STOP) if left > 0 else (Reason.LENGTH, Reason.STOP)
+        if left < 0 or reason not in allowed:
             raise ResultRejected(
                 f"sequence {sequence.sequence_id} has {count} output tokens and was reported "
                 f"{reason.value if reason else 'running'}"

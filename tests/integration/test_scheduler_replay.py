@@ -108,9 +108,13 @@ async def busy_mix(recording: Recording) -> None:
         await recording.submit(max_tokens=20, logprobs=1)
 
 
-async def test_a_busy_mixed_journal_replays_to_the_same_decisions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slot_tokens", [1, 4])
+async def test_a_busy_mixed_journal_replays_to_the_same_decisions(
+    tmp_path: Path, slot_tokens: int
+) -> None:
+    worker_flags = {**WORKER_FLAGS, "slot_tokens": slot_tokens}
     async with Cluster(
-        tmp_path, workers=2, worker_flags=WORKER_FLAGS, scheduler_flags=SCHEDULER_FLAGS
+        tmp_path, workers=2, worker_flags=worker_flags, scheduler_flags=SCHEDULER_FLAGS
     ) as cluster:
         recording = Recording(cluster)
         await busy_mix(recording)
@@ -122,13 +126,15 @@ async def test_a_busy_mixed_journal_replays_to_the_same_decisions(tmp_path: Path
         comparisons = list(await recording.compare())
         assert_all_equal(comparisons)
         plans = [compared for compared in comparisons if compared.what.startswith("plan")]
-        assert len(plans) == count_inputs(records)["plan"] > 100
+        assert len(plans) == count_inputs(records)["plan"] > 100 // slot_tokens
         assert set(count_inputs(records)) - {"worker_late"} == {
             *("configured", "submit", "cancel", "expire", "plan", "result"),
             *("worker_joined", "worker_lost", "worker_draining"),
         }
         inputs = [item.plan for record in records for item in record.inputs]
         assert any(plan.preempted for plan in inputs), "the pools are small enough to preempt"
+        several = [len(set(record.sequence_ids)) < len(record.sequence_ids) for record in records]
+        assert any(several) == (slot_tokens > 1)
 
 
 async def test_a_journal_of_several_terms_replays_with_a_core_each(tmp_path: Path) -> None:
