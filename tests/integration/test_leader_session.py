@@ -9,7 +9,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from ledger import Candidate, Ledger
-from protos.kaiten.v1.common_pb2 import Capabilities, Leader, WorkerDescription
+from protos.kaiten.v1.common_pb2 import (
+    FEATURE_LOGPROBS,
+    FEATURE_PROMPT_LOGPROBS,
+    Capabilities,
+    Leader,
+    WorkerDescription,
+)
 from protos.kaiten.v1.worker_service_pb2 import StepResult, StepTimings
 from scheduler_svc.core.commands import MakePlan, Submit
 from scheduler_svc.core.scheduler import Scheduler
@@ -19,7 +25,9 @@ from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.links import WorkerLink
 from scheduler_svc.meters import Meters
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.wire import spec_from_proto
 from service_kit.clock import SystemClock
+from service_kit.errors import OutOfOrder
 from service_kit.metrics import Metrics
 from tests.support.answers import until
 
@@ -256,6 +264,103 @@ async def test_a_worker_whose_step_is_overdue_is_given_nothing_until_it_answers(
         assert not core_worker.is_late
         link.waited_ns = 10**15
         await until(lambda: core_worker.is_late, "a tick: it owes a step")
+
+
+async def test_a_worker_that_describes_itself_anew(ledger: Ledger) -> None:
+    """What it can do in a step may change; what its blocks and slots are may not."""
+    async with leading(ledger) as (session, _):
+        first = worker("w")
+        session.register(NOWHERE, first)
+        session.link_opened(session.links["w"])
+        core_worker = session.core.workers["w"]
+        before = session._journal._inputs[:]
+        session.register(NOWHERE, first)
+        assert session._journal._inputs == before, "nothing new"
+        for change in (
+            {"step_tokens_max": 64},
+            {"step_tokens_max": 64, "mixed_tokens_max": 9},
+            {"capabilities": Capabilities(plan_version=1, features=[FEATURE_LOGPROBS])},
+        ):
+            told = WorkerDescription()
+            told.CopyFrom(first)
+            told.MergeFrom(WorkerDescription(**change))  # type: ignore[arg-type]
+            session.register(NOWHERE, told)
+            assert core_worker.spec == spec_from_proto(told)
+            assert session.links["w"].worker == told
+            assert session.cell().model == told
+            assert session._journal._inputs[-1].worker_changed.worker_id == "w"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"slots_max": 5}, r"worker\.slots_max was 4 and is 5: "),
+        ({"block_count": 5}, r"worker\.block_count was 4 and is 5"),
+        ({"block_size": 5}, r"worker\.block_size was 16 and is 5"),
+        ({"fingerprint": "x"}, r"worker\.fingerprint was  and is x"),
+        ({"vocab_size": 5}, r"worker\.vocab_size was 0 and is 5"),
+        (
+            {"capabilities": Capabilities(slot_tokens_max=2)},
+            r"worker\.capabilities\.slot_tokens_max was 0 and is 2",
+        ),
+    ],
+)
+async def test_a_worker_that_becomes_another_is_refused_by_field(
+    ledger: Ledger, change: dict[str, Any], says: str
+) -> None:
+    async with leading(ledger) as (session, _):
+        first = worker("w")
+        session.register(NOWHERE, first)
+        session.link_opened(session.links["w"])
+        told = WorkerDescription()
+        told.CopyFrom(first)
+        told.MergeFrom(WorkerDescription(**change))
+        with pytest.raises(OutOfOrder, match=says):
+            session.register(NOWHERE, told)
+        assert session.links["w"].worker == first
+
+
+async def test_gateways_are_told_what_some_worker_can_do(ledger: Ledger) -> None:
+    async with leading(ledger) as (session, _):
+        session.register(NOWHERE, worker("v", features=[FEATURE_LOGPROBS]))
+        session.register("127.0.0.1:10", worker("w", features=[FEATURE_PROMPT_LOGPROBS]))
+        assert list(session.cell().model.capabilities.features) == [
+            FEATURE_LOGPROBS,
+            FEATURE_PROMPT_LOGPROBS,
+        ]
+        assert not session.links["v"].worker.capabilities.features[1:], (
+            "the worker's own is as it was"
+        )
+
+
+async def test_a_hung_worker_gives_its_sequences_up_and_is_judged(ledger: Ledger) -> None:
+    """It lives, for all we hear. Nobody answers where it is dialled, so it hangs still."""
+    clock = JumpingClock()
+    async with leading(ledger, clock, worker_timeout_ms=1_000) as (session, _):
+        session.register(NOWHERE, worker("w"))
+        link = session.links["w"]
+        session.link_opened(link)
+        request = Request(id="r", sequence_id=1, prompt=(1,), max_tokens=9, arrived_ns=0)
+        session.core.apply(Submit(request=request), 0)
+        assert session.core.apply(MakePlan(worker_id="w"), 0).plan is not None
+        link.waited_ns = 10**15
+        with capture_logs() as logs:
+
+            def is_said(event: str) -> list[Any]:
+                session.heartbeat("w", is_draining=False)
+                return [entry for entry in logs if entry["event"] == event]
+
+            await until(lambda: is_said("worker.lost"), "its sequences are taken back")
+            (lost,) = is_said("worker.lost")
+            assert lost["is_crash"] is None
+            assert "a step has not ended for 1000000 s" in lost["reason"]
+            assert [s.sequence_id for s in session.core.waiting] == [1]
+            assert list(session.links) == ["w"], "it is dialled on"
+            await until(lambda: is_said("worker.judged"), "the verdict")
+            (judged,) = is_said("worker.judged")
+            assert judged["is_crash"] is True
+        session.link_opened(link)
+        assert "w" in session.core.workers, "and it may come back"
 
 
 def test_how_long_a_step_may_take_follows_from_the_longest_of_late() -> None:
