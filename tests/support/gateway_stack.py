@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,10 @@ from gateway.model_card import ModelCard
 from gateway.settings import GatewaySettings
 from ledger import Ledger
 from protos.kaiten.v1 import inference_service_pb2 as pb
+from protos.kaiten.v1.common_pb2 import Feature
 from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from protos.kaiten.v1.model_service_pb2_grpc import ModelServiceStub
-from tests.fakes.scripted_scheduler import Script, ScriptedScheduler, echo
+from tests.fakes.scripted_scheduler import FEATURES, Script, ScriptedScheduler, echo
 from tests.support.tokenizers import write_model_folder
 
 MODEL = "tiny"
@@ -138,6 +139,7 @@ async def running_stack(
     script: Script = echo,
     tokens_per_step: int = 1,
     step_s: float = 0.0,
+    features: Sequence[Feature] = FEATURES,
     **changes: Any,
 ) -> AsyncIterator[Stack]:
     """Gateway and scheduler, ready to serve."""
@@ -153,6 +155,7 @@ async def running_stack(
                 vocab_size=gateway.card.vocab_size,
                 tokens_per_step=tokens_per_step,
                 step_s=step_s,
+                features=features,
             )
             async with scheduler:
                 readiness = gateway.service.front.readiness

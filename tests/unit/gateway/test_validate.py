@@ -28,6 +28,38 @@ TENANT = Tenant(name="t", running_tokens_max=500)
 MODEL = Model(name="m", eos_token_ids=(2, 3), defaults=SamplingDefaults(temperature=0.5, top_k=9))
 
 
+def test_what_no_worker_can_do_is_refused_by_field() -> None:
+    can_nothing = replace(LIMITS, features=frozenset())
+    for name, (wanted, neutral) in {
+        "logprobs": (0, None),
+        "prompt_logprobs": (0, None),
+        "repetition_penalty": (1.1, 1.0),
+        "presence_penalty": (0.1, 0.0),
+        "frequency_penalty": (-0.1, 0.0),
+        "logit_bias": (((1, 1.0),), ()),
+        "allowed_token_ids": ((1,), ()),
+        "bad_words": (((1,),), ()),
+    }.items():
+        wants = ask(sampling=SamplingAsk(**{name: wanted}))
+        check(wants, LIMITS, MODEL.name)
+        with pytest.raises(
+            InvalidRequest, match=rf"^sampling\.{name}: no worker of this cell can "
+        ):
+            check(wants, can_nothing, MODEL.name)
+        check(ask(sampling=SamplingAsk(**{name: neutral})), can_nothing, MODEL.name)
+
+
+def test_a_models_own_penalty_needs_a_worker_that_can() -> None:
+    limits = replace(LIMITS, features=frozenset())
+    defaults = SamplingDefaults(temperature=0.5, top_k=9, repetition_penalty=1.2)
+    model = replace(MODEL, defaults=defaults)
+    rest: dict[str, Any] = {"limits": limits, "model": model, "tenant": TENANT, "seed": 7}
+    with pytest.raises(InvalidRequest, match=r"^sampling\.repetition_penalty: no worker of this"):
+        to_record(ask(), (1, 2), **rest)
+    plain = ask(sampling=SamplingAsk(repetition_penalty=1.0))
+    assert to_record(plain, (1, 2), **rest).sampling.repetition_penalty == 1.0
+
+
 def record_of(ask: Ask, prompt_ids: tuple[int, ...] = (1, 2, 3)) -> SubmitRecord:
     check(ask, LIMITS, MODEL.name)
     return to_record(ask, prompt_ids, limits=LIMITS, model=MODEL, tenant=TENANT, seed=77)

@@ -92,6 +92,14 @@ def test_columns_must_be_parallel(columns: dict[str, Any]) -> None:
         wire.plan_from_proto(worker_service_pb2.Plan(**columns))
 
 
+@pytest.mark.parametrize("field", ["slot_tokens_least", "slot_tokens_most"])
+def test_a_step_gives_a_row_one_token(field: str) -> None:
+    for count in (0, 1):
+        wire.plan_from_proto(worker_service_pb2.Plan(**{field: count}))  # type: ignore[arg-type]
+    with pytest.raises(InvalidPlan, match=f"^{field}: must be 0 or 1, got 2"):
+        wire.plan_from_proto(worker_service_pb2.Plan(**{field: 2}))  # type: ignore[arg-type]
+
+
 tokens = st.lists(st.tuples(u32, u32), max_size=4)
 logprobs = st.builds(
     lambda slot, logprob, top: RowLogprobs(
