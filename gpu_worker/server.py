@@ -199,8 +199,9 @@ async def _read(requests: AsyncIterator[worker_service_pb2.ExecuteRequest], stre
         async for request in requests:
             if request.WhichOneof("message") != "plan":
                 raise OutOfOrder("after Open a stream carries plans only")
-            stream.tracing.planned(request.plan.plan_id, request.plan.traceparent)
-            stream.submit(wire.plan_from_proto(request.plan))
+            plan = request.plan
+            stream.tracing.planned(plan.plan_id, plan.traceparent, plan.expected_step_us)
+            stream.submit(wire.plan_from_proto(plan))
     except OutOfOrder as error:
         stream.end(error)
     else:

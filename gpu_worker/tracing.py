@@ -19,12 +19,12 @@ class StepTracing:
     def __init__(self, spans: Spans | None) -> None:
         self._spans = spans
         # Plans that may still be answered, oldest first.
-        self._plans: deque[tuple[int, str]] = deque()
+        self._plans: deque[tuple[int, str, int]] = deque()
 
-    def planned(self, plan_id: int, traceparent: str) -> None:
+    def planned(self, plan_id: int, traceparent: str, expected_step_us: int) -> None:
         """A plan came."""
         if self._spans is not None and traceparent:
-            self._plans.append((plan_id, traceparent))
+            self._plans.append((plan_id, traceparent, expected_step_us))
 
     def stepped(self, result: StepResult) -> None:
         """A step of it was computed, just now."""
@@ -32,14 +32,14 @@ class StepTracing:
             self._plans.popleft()
         if self._spans is None or not self._plans or self._plans[0][0] != result.plan_id:
             return
-        traceparent = self._plans[0][1]
+        _, traceparent, expected_us = self._plans[0]
         is_slow = result.timings.forward_us >= SLOW_STEP_US
         # The last two digits are the flags: only what is kept is worth parsing.
         if (is_slow or traceparent.endswith("01")) and (context := context_of(traceparent)):
-            _put(self._spans, context, result)
+            _put(self._spans, context, result, expected_us if result.step == 0 else 0)
 
 
-def _put(spans: Spans, plan: SpanContext, result: StepResult) -> None:
+def _put(spans: Spans, plan: SpanContext, result: StepResult, expected_us: int) -> None:
     timings, now_ns = result.timings, time.time_ns()
     spans.put(
         "kaiten.worker.step",
@@ -55,5 +55,7 @@ def _put(spans: Spans, plan: SpanContext, result: StepResult) -> None:
             "kaiten.worker.forward_us": timings.forward_us,
             "kaiten.worker.sample_us": timings.sample_us,
             "kaiten.worker.wait_us": timings.wait_us,
+            # By the leader, of a plan's first step; 0: it did not know.
+            "kaiten.worker.expected_us": expected_us,
         },
     )

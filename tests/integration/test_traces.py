@@ -144,3 +144,23 @@ def test_nothing_of_a_prompt_is_in_any_span(stack: Seen) -> None:
     told = " ".join(str(span) for span in list(stack.collector.spans.values()))
     assert stack.collector.spans
     assert "chef" not in told.lower()
+
+
+def test_a_plan_says_what_its_step_is_expected_to_take(stack: Seen) -> None:
+    """The leader has seen steps as large before: the worker's span has its guess."""
+
+    def guesses() -> list[int]:
+        generate(
+            stack,
+            f"00-5af7651916cd43dd8448eb211c80319c-{PARENT}-01",
+            sampling=SamplingParams(max_tokens=40, ignore_eos=True),
+        )
+        return [
+            attribute.value.int_value
+            for span in stack.collector.named("kaiten.worker.step")
+            for attribute in span.attributes
+            if attribute.key == "kaiten.worker.expected_us" and attribute.value.int_value > 0
+        ]
+
+    wait_until(guesses, "a plan for a step of a known size")
+    assert max(guesses()) < 60_000_000

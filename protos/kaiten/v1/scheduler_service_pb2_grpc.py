@@ -58,9 +58,10 @@ class SchedulerServiceServicer(object):
 
     def Register(self, request, context):
         """Sent by a worker when it is ready, and again whenever a heartbeat is answered with must_register.
-        A repeat with the same boot_id and address changes nothing. FAILED_PRECONDITION from a standby
-        (the leader's address, if known, in the message) and when the model's fingerprint differs from the cell's, or its
-        weights from those for which live requests were accepted.
+        A repeat with the same boot_id and address may bring other step budgets and features, and changes nothing else.
+        FAILED_PRECONDITION from a standby (the leader's address, if known, in the message), when the model's fingerprint
+        differs from the cell's, or its weights from those for which live requests were accepted, and when anything else of a
+        known worker has changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
