@@ -283,7 +283,7 @@ async def test_a_worker_that_describes_itself_anew(ledger: Ledger) -> None:
         ):
             told = WorkerDescription()
             told.CopyFrom(first)
-            told.MergeFrom(WorkerDescription(**change))  # type: ignore[arg-type]
+            told.MergeFrom(WorkerDescription(**change))
             session.register(NOWHERE, told)
             assert core_worker.spec == spec_from_proto(told)
             assert session.links["w"].worker == told

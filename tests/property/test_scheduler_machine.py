@@ -1,10 +1,13 @@
 """The scheduler and its model workers under any sequence of commands."""
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from scheduler_svc.core.types import Reason
+from scheduler_svc.core.commands import WorkerChanged
+from scheduler_svc.core.types import Feature, Reason, WorkerSpec
 from tests.support.cell import Cell, spec
 
 MOST_WORKERS = 3
@@ -68,6 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         patience_ns=st.sampled_from([None, None, None, 5, 50]),
         is_bad=st.sampled_from([False, False, False, True]),
         prompt_logprobs_from=st.sampled_from([None, None, 1]),
+        needs=st.sampled_from([(), (), (Feature.LOGPROBS,)]),
     )
     def submit(
         self,
@@ -78,6 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         patience_ns: int | None,
         is_bad: bool,
         prompt_logprobs_from: int | None,
+        needs: tuple[Feature, ...],
     ) -> None:
         deadline_ns = None if patience_ns is None else self.cell.now_ns + patience_ns
         sequence_id = self.cell.submit(
@@ -87,6 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             tenant=tenant,
             deadline_ns=deadline_ns,
             prompt_logprobs_from=prompt_logprobs_from,
+            needs=needs,
         )
         if is_bad:
             self.cell.bad_sequence_ids.add(sequence_id)
@@ -137,6 +143,29 @@ class SchedulerMachine(RuleBasedStateMachine):
     def reconnect(self) -> None:
         self.cell.join(self.unjudged.pop(), self.spec)
 
+    @precondition(lambda self: self.cell.workers)
+    @rule(data=st.data(), features=st.sampled_from([(), tuple(Feature)]))
+    def change(self, data: st.DataObject, features: tuple[Feature, ...]) -> None:
+        """Within what the worker was born with: plans in flight were made for that."""
+        worker_id = data.draw(st.sampled_from(list(self.cell.workers)))
+        least = self.spec.slots_max * self.spec.slot_tokens_max + 1
+        step_tokens = data.draw(st.integers(least, self.spec.step_tokens_max))
+        mixed = self.spec.mixed_tokens_max
+        if mixed is not None:
+            mixed = data.draw(st.integers(least, min(mixed, step_tokens)))
+        self.change_to(
+            worker_id,
+            replace(
+                self.spec,
+                step_tokens_max=step_tokens,
+                mixed_tokens_max=mixed,
+                features=frozenset(features),
+            ),
+        )
+
+    def change_to(self, worker_id: str, spec: WorkerSpec) -> None:
+        self.cell.apply(WorkerChanged(worker_id=worker_id, spec=spec))
+
     @precondition(lambda self: len(self.cell.workers) < MOST_WORKERS)
     @rule()
     def join(self) -> None:
@@ -150,6 +179,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.join()
         while self.unjudged:
             self.judge(is_crash=False)
+        for worker_id in self.cell.workers:
+            self.change_to(worker_id, self.spec)
         self.cell.finish()
         assert len(self.cell.overs) == len(self.cell.requests)
         for sequence_id, ending in self.cell.endings.items():

@@ -104,7 +104,15 @@ class Cell:
         if isinstance(command, MakePlan):
             assert outcome.plan is None or command.worker_id in self.concerned
             self.concerned.discard(command.worker_id)
+            if outcome.plan is not None:
+                self.see_joins(outcome.plan)
         self.concerned |= set(outcome.workers)
+
+    def see_joins(self, plan: Plan) -> None:
+        """Nobody joins a worker that lacks what the request needs."""
+        worker = self.worker(plan.worker_id)
+        for join in plan.joins:
+            assert worker.running[join.slot].live.request.needs <= worker.spec.features
 
     def join(self, worker_id: str, worker_spec: WorkerSpec) -> None:
         """A worker with an empty batch."""

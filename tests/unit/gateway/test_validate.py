@@ -30,7 +30,7 @@ MODEL = Model(name="m", eos_token_ids=(2, 3), defaults=SamplingDefaults(temperat
 
 def test_what_no_worker_can_do_is_refused_by_field() -> None:
     can_nothing = replace(LIMITS, features=frozenset())
-    for name, (wanted, neutral) in {
+    asks: dict[str, tuple[Any, Any]] = {
         "logprobs": (0, None),
         "prompt_logprobs": (0, None),
         "repetition_penalty": (1.1, 1.0),
@@ -39,7 +39,8 @@ def test_what_no_worker_can_do_is_refused_by_field() -> None:
         "logit_bias": (((1, 1.0),), ()),
         "allowed_token_ids": ((1,), ()),
         "bad_words": (((1,),), ()),
-    }.items():
+    }
+    for name, (wanted, neutral) in asks.items():
         wants = ask(sampling=SamplingAsk(**{name: wanted}))
         check(wants, LIMITS, MODEL.name)
         with pytest.raises(
