@@ -6,7 +6,7 @@ Of the model it reads config.json only. Every step takes `step_ms` plus `row_us`
 `token_us` per token; the token at an output position is a pure function of (sequence id, position)
 and never ends a sequence, so a whole output is known without a run (`mock_token_ids`).
 Log-probabilities asked for are all -1, those of a prompt minus their position. It can be told to
-lie, to hang and to die of a token, and to give a row several tokens per step.
+lie, to die of a token, to wait at a position, and to give a row several tokens per step.
 """
 
 import itertools
@@ -54,7 +54,6 @@ from service_kit.settings import load as load_settings
 from tests.fakes.several_tokens import give_several
 
 ALL_FEATURES = "LOGPROBS,PROMPT_LOGPROBS,LOGITS_PROCESSORS"
-NOWHERE = Path("/nonexistent")
 TokenFunction = Callable[[npt.NDArray[np.uint64], IntArray], IntArray]
 
 
@@ -71,7 +70,10 @@ class MockSettings(WorkerSettings):
     poison_token: int = Field(default=-1, description="a step that computes it kills the process")
     slot_tokens: int = Field(default=1, ge=1, description="tokens that a step gives a row, at most")
     features: str = Field(default=ALL_FEATURES, description="what it can do")
-    hang_if: Path = Field(default=NOWHERE, description="no step ends while this file is there")
+    gates: Path | None = Field(
+        default=None,
+        description="a step that computes position 7 waits while gates/7 is there, any for gates/any",
+    )
 
 
 class MockDevice:
@@ -159,11 +161,15 @@ def load_mock(settings: WorkerSettings) -> Loaded:
     # Nothing is allocated, so any pool fits.
     pool = size_pool(config, torch.float32, pool_request(settings), room_on_cpu(1 << 60))
 
+    def is_held(step: StepInputs) -> bool:
+        names = [] if settings.gates is None else [gate.name for gate in settings.gates.iterdir()]
+        return any(name == "any" or (step.positions == int(name)).any() for name in names)
+
     def delay_s(step: StepInputs) -> float:
+        while is_held(step):
+            time.sleep(0.005)
         if (step.token_ids == settings.poison_token).any():
             os.kill(os.getpid(), signal.SIGKILL)
-        while settings.hang_if.exists():
-            time.sleep(0.01)
         per_row, per_token = settings.row_us * 1e-6, settings.token_us * 1e-6
         return settings.step_ms / 1000 + step.row_count * per_row + step.token_count * per_token
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from ledger import Ledger
-from tests.support.gateway_stack import Stack, running_stack
+from tests.support.gateway_stack import WAIT_S, Stack, running_stack
 
 
 @pytest.fixture
@@ -37,5 +37,5 @@ async def stack(
 @pytest.fixture
 async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the stack's HTTP door."""
-    async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=WAIT_S) as client:
         yield client

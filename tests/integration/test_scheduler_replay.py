@@ -19,7 +19,7 @@ from protos.kaiten.v1.common_pb2 import (
 from protos.kaiten.v1.ledger_pb2 import JournalRecord, SubmitRecord
 from scheduler_svc.replay import Compared, Replay
 from tests.support.answers import Answer, until
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, Flags
 
 # Nothing is trimmed. Pools so small that rows are preempted, steps so small that prompts are cut.
 SCHEDULER_FLAGS = {"fold_records": 1_000_000}
@@ -30,8 +30,13 @@ WORKER_FLAGS = {
     "block_size": 4,
     "kv_blocks": 60,
     "context_tokens": 200,
-    "drain_s": 0.2,
+    "drain_s": 3.0,
 }
+
+
+def workers_at(folder: Path) -> Flags:
+    """Of a cluster in this folder whose workers can be held."""
+    return {**WORKER_FLAGS, "gates": folder / "gates"}
 
 
 class Recording:
@@ -41,15 +46,16 @@ class Recording:
         self.cluster = cluster
         self.entries: list[InboxEntry] = []
         self._cursor = "0-0"
+        cluster.gates()
 
     async def submit(self, **options: Any) -> Answer:
-        answer = await self.cluster.submit(**options)
-        for entry in await self.cluster.ledger.inbox_read(self._cursor, block_ms=1, count=100):
-            self._cursor = entry.entry_id
-            self.entries.append(entry)
-        assert any(e.sequence_id == answer.sequence_id for e in self.entries), (
-            "too late to see the body"
-        )
+        # Or the request might be over, and its body gone, before it is read.
+        with self.cluster.held():
+            answer = await self.cluster.submit(**options)
+            for entry in await self.cluster.ledger.inbox_read(self._cursor, block_ms=1, count=100):
+                self._cursor = entry.entry_id
+                self.entries.append(entry)
+        assert any(entry.sequence_id == answer.sequence_id for entry in self.entries)
         return answer
 
     async def journal_seq(self) -> int:
@@ -88,13 +94,15 @@ async def busy_mix(recording: Recording) -> None:
     """Everything a request can be or suffer, on two workers of which one dies and one drains."""
     cluster = recording.cluster
     shared = [11 + i for i in range(30)]
-    for index in range(10):
-        prompt = [*shared, 900 + index]
-        await recording.submit(max_tokens=30 + index, prompt=prompt, n=1 + index % 3)
+    # More at once than the pools hold.
+    with cluster.held():
+        for index in range(10):
+            prompt = [*shared, 900 + index]
+            await recording.submit(max_tokens=30 + index, prompt=prompt, n=1 + index % 3)
+        queued = [await recording.submit(prompt_tokens=90, max_tokens=40) for _ in range(6)]
+        await cluster.ledger.cancel(queued[4].record.id)
     late = await recording.submit(max_tokens=120, timeout_ms=300)
-    queued = [await recording.submit(prompt_tokens=90, max_tokens=40) for _ in range(6)]
     await cluster.answers[0].has_tokens(3)
-    await cluster.ledger.cancel(queued[4].record.id)
     cluster.workers[0].kill()
     cluster.workers[0].start()
     await cluster.answers[1].has_tokens(10)
@@ -112,7 +120,7 @@ async def busy_mix(recording: Recording) -> None:
 async def test_a_busy_mixed_journal_replays_to_the_same_decisions(
     tmp_path: Path, slot_tokens: int
 ) -> None:
-    worker_flags = {**WORKER_FLAGS, "slot_tokens": slot_tokens}
+    worker_flags = {**workers_at(tmp_path), "slot_tokens": slot_tokens}
     async with Cluster(
         tmp_path, workers=2, worker_flags=worker_flags, scheduler_flags=SCHEDULER_FLAGS
     ) as cluster:
@@ -139,7 +147,7 @@ async def test_a_busy_mixed_journal_replays_to_the_same_decisions(
 
 async def test_a_journal_of_several_terms_replays_with_a_core_each(tmp_path: Path) -> None:
     async with Cluster(
-        tmp_path, worker_flags=WORKER_FLAGS, scheduler_flags=SCHEDULER_FLAGS
+        tmp_path, worker_flags=workers_at(tmp_path), scheduler_flags=SCHEDULER_FLAGS
     ) as cluster:
         recording = Recording(cluster)
         for index in range(6):
@@ -163,10 +171,13 @@ async def test_a_journal_of_several_terms_replays_with_a_core_each(tmp_path: Pat
 
 async def test_the_static_policy_replays_too(tmp_path: Path) -> None:
     flags = {**SCHEDULER_FLAGS, "policy": "static"}
-    async with Cluster(tmp_path, worker_flags=WORKER_FLAGS, scheduler_flags=flags) as cluster:
+    async with Cluster(
+        tmp_path, worker_flags=workers_at(tmp_path), scheduler_flags=flags
+    ) as cluster:
         recording = Recording(cluster)
-        for index in range(12):
-            await recording.submit(max_tokens=10 + index)
+        with cluster.held():
+            for index in range(12):
+                await recording.submit(max_tokens=10 + index)
         await cluster.all_done()
         assert_all_equal(await recording.compare())
         others = await recording.compare("fcfs")

@@ -1,7 +1,7 @@
 """The store dies, freezes, is flushed, or comes last: streams pause, and go on or start anew."""
 
 import asyncio
-import time
+from itertools import pairwise
 from pathlib import Path
 
 from ledger import StoreLost
@@ -20,41 +20,50 @@ def assert_all_gold(answers: list[Answer]) -> None:
 
 
 async def test_kill_the_store_mid_stream_and_start_it_again(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, worker_flags=STEADY) as cluster:
+    flags = {**STEADY, "gates": tmp_path / "gates"}
+    async with Cluster(tmp_path, worker_flags=flags) as cluster:
+        cluster.gates(100)
         answers = await cluster.submit_many(8, max_tokens=150, n=2)
         for answer in answers:
             await answer.has_tokens(5)
         cluster.store.kill()
         await until(lambda: silence_s(answers) > 0.5, "silence")
         assert not any(answer.is_over for answer in answers)
+        cluster.open_gates()
         cluster.store.start()
         await cluster.all_done()
         assert_all_gold(answers)
 
 
 async def test_a_store_that_is_away_while_requests_wait_in_the_queue(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, worker_flags={"slots": 1, "step_ms": 5}) as cluster:
+    # Nothing is trimmed.
+    scheduler_flags = {"fold_records": 1_000_000}
+    async with Cluster(
+        tmp_path, scheduler_flags=scheduler_flags, worker_flags={"slots": 1, "step_ms": 5}
+    ) as cluster:
         answers = await cluster.submit_many(20, max_tokens=10)
         cluster.store.kill()
         cluster.store.start()
         await cluster.all_done()
         assert_all_gold(answers)
-        order = sorted(answers, key=lambda answer: answer.heard_s[-1])
-        assert order == answers, "first come, first served"
+        records = await cluster.ledger.journal_read(0, block_ms=1, count=10_000)
+        ended = [ending.sequence_id for record in records for ending in record.finished]
+        assert ended == [answer.sequence_id for answer in answers], "first come, first served"
 
 
 async def test_a_frozen_store_pauses_everybody(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, schedulers=2, worker_flags=STEADY) as cluster:
+    # Longer than a scheduler is put aside for.
+    scheduler_flags = {"lease_ttl_s": 4.0}
+    async with Cluster(
+        tmp_path, schedulers=2, scheduler_flags=scheduler_flags, worker_flags=STEADY
+    ) as cluster:
         answers = await cluster.submit_many(8, max_tokens=150)
         for answer in answers:
             await answer.has_tokens(5)
         lease = await cluster.ledger.leader()
         with cluster.store.paused():
-            await until(lambda: silence_s(answers) > 0.3, "what was on its way to arrive")
-            counts = [answer.token_count for answer in answers]
             # Longer than the lease: whoever cannot ask must not conclude anything.
-            await until(lambda: silence_s(answers) > 1.5, "silence")
-            assert [answer.token_count for answer in answers] == counts
+            await until(lambda: silence_s(answers) > 4.5, "silence")
         await cluster.all_done()
         assert_all_gold(answers)
         now = await cluster.ledger.leader()
@@ -64,17 +73,17 @@ async def test_a_frozen_store_pauses_everybody(tmp_path: Path) -> None:
 
 
 async def test_planning_held_back_by_the_store_goes_on_with_its_answer(tmp_path: Path) -> None:
-    """Not with the next tick: a step would then take as long as that."""
+    """Not with the next tick: every step would then take as long as that."""
     tokens = 100
     scheduler_flags = {"uncommitted_steps_max": 1, "lease_steps_max": 1}
     async with Cluster(
         tmp_path, scheduler_flags=scheduler_flags, worker_flags={"step_ms": 1}
     ) as cluster:
         answer = await cluster.submit(max_tokens=tokens)
-        await answer.has_tokens(1)
-        began_s = time.monotonic()
         await cluster.all_done()
-        assert time.monotonic() - began_s < (tokens - 1) * TICK_S_MAX
+        gaps_s = sorted(after - before for before, after in pairwise(answer.heard_s))
+        # Some may; a busy machine holds up others, and those that are read together have no gap.
+        assert gaps_s[len(gaps_s) // 2] < TICK_S_MAX / 2
         assert_all_gold([answer])
 
 
@@ -84,7 +93,7 @@ def silence_s(answers: list[Answer]) -> float:
 
 async def test_a_flushed_store_ends_the_term_and_a_new_one_serves(tmp_path: Path) -> None:
     async with Cluster(tmp_path, worker_flags=STEADY) as cluster:
-        lost = await cluster.submit_many(4, max_tokens=400)
+        lost = await cluster.submit_many(4, max_tokens=900)
         for answer in lost:
             await answer.has_tokens(5)
         await cluster.flush()

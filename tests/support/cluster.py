@@ -14,8 +14,8 @@ import asyncio
 import itertools
 import json
 import shutil
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -41,12 +41,14 @@ from tests.support.store_server import StoreServer
 LEASE_TTL_S = 2.0
 Flags = Mapping[str, object]
 
-# Impatient, so that a story of failures is short.
+# Impatient with schedulers, so that a story of failures is short. A worker is silent by being put
+# aside for seconds, too: a story of a frozen one says how long that may take.
 SCHEDULER_FLAGS: Flags = {
     "lease_ttl_s": LEASE_TTL_S,
     "heartbeat_interval_ms": 100,
-    "worker_timeout_ms": 1500,
+    "worker_timeout_ms": 20_000,
 }
+IMPATIENT: Flags = {"worker_timeout_ms": 1500}
 WORKER_FLAGS: Flags = {"model": CHECKPOINT, "slots": 16, "step_ms": 2.6, "kv_blocks": 512}
 
 
@@ -96,6 +98,35 @@ class Cluster:
             self.add_scheduler(scheduler_flags or {}, scheduler_module)
         for _ in range(workers):
             self.add_worker(worker_flags or {})
+
+    def gates(self, *positions: object) -> Path:
+        """Where mock workers are told to wait before they compute any of these positions.
+
+        A story that ends a process in the middle of something needs no luck then: until a gate is
+        removed nothing goes beyond it.
+        """
+        folder = self.folder / "gates"
+        folder.mkdir(parents=True, exist_ok=True)
+        for position in positions:
+            (folder / str(position)).touch()
+        return folder
+
+    def open_gates(self) -> None:
+        """Everybody goes on."""
+        for gate in self.gates().iterdir():
+            gate.unlink()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No worker that was told of the gates begins a step. A block in a block is fine."""
+        gate = self.gates() / "any"
+        is_outer = not gate.exists()
+        gate.touch()
+        try:
+            yield
+        finally:
+            if is_outer:
+                gate.unlink()
 
     def hold_port(self) -> HeldPort:
         """For one of the processes, for as long as the cluster stands."""
@@ -264,6 +295,7 @@ class Cluster:
         return None
 
     async def state_of(self, address: str) -> GetStateResponse | None:
+        """None: it did not answer, which one that is put aside does not either. Ask again."""
         try:
             async with grpc.aio.insecure_channel(address) as channel:
                 stub = SchedulerServiceStub(channel)
@@ -273,12 +305,18 @@ class Cluster:
             return None
 
     async def leader(self) -> ServiceProcess:
-        """The scheduler process that leads."""
-        for address, process in zip(self.scheduler_addresses, self.schedulers, strict=True):
-            state = await self.state_of(address)
-            if state is not None and state.is_leader:
-                return process
-        raise AssertionError("nobody leads")
+        """The scheduler process that leads, as soon as one says that it does."""
+        found: list[ServiceProcess] = []
+
+        async def is_found() -> bool:
+            for address, process in zip(self.scheduler_addresses, self.schedulers, strict=True):
+                state = await self.state_of(address)
+                if state is not None and state.is_leader:
+                    found.append(process)
+            return bool(found)
+
+        await until(is_found, "a leader")
+        return found[0]
 
     def events(self, process: ServiceProcess, event: str) -> list[dict[str, Any]]:
         """Log lines of that name."""

