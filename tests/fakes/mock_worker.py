@@ -72,7 +72,7 @@ class MockSettings(WorkerSettings):
     features: str = Field(default=ALL_FEATURES, description="what it can do")
     gates: Path | None = Field(
         default=None,
-        description="a step that computes position 7 waits while gates/7 is there, any for gates/any",
+        description="a step of position 7 waits while gates/7 is there, any while gates/any is",
     )
 
 

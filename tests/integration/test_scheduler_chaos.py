@@ -8,7 +8,7 @@ import pytest
 
 from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
 from tests.support.answers import Answer, until
-from tests.support.cluster import LEASE_TTL_S, Cluster
+from tests.support.cluster import IMPATIENT, LEASE_TTL_S, Cluster
 from tests.support.processes import ServiceProcess
 
 FAULTS = 5
@@ -24,7 +24,11 @@ async def test_every_story_ends_well(tmp_path: Path, seed: int) -> None:
         schedulers=2,
         workers=2,
         worker_flags={"step_ms": 10},
-        scheduler_flags={"fold_records": rng.choice((5, 50, 500)), "lease_ttl_s": LEASE_TTL_S / 2},
+        scheduler_flags={
+            **IMPATIENT,
+            "fold_records": rng.choice((5, 50, 500)),
+            "lease_ttl_s": LEASE_TTL_S / 2,
+        },
     ) as cluster:
         for index in range(14):
             await cluster.submit(

@@ -1,7 +1,5 @@
 """The scheduler on real processes with all well: requests in, tokens out, bounds and ends."""
 
-import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -48,10 +46,7 @@ async def test_who_waits_is_told_in_order(tmp_path: Path) -> None:
             told[:] = [] if record is None else record.waiting_sequence_ids
             return len(told) == 3
 
-        give_up_at = time.monotonic() + 20
-        while not await is_told():
-            assert time.monotonic() < give_up_at, told
-            await asyncio.sleep(0.02)
+        await until(is_told, "all three are told of")
         assert told == [answer.sequence_id for answer in answers]
         for answer in answers:
             await cluster.ledger.cancel(answer.record.id)
@@ -72,9 +67,17 @@ async def test_sixty_four_ragged_requests_on_two_workers(tmp_path: Path) -> None
 
 async def test_too_few_blocks_for_all_preempts_and_loses_nothing(tmp_path: Path) -> None:
     worker_flags = {"kv_blocks": 16, "block_size": 4, "context_tokens": 64}
-    async with Cluster(tmp_path, worker_flags=worker_flags) as cluster:
+    async with Cluster(tmp_path, workers=0) as cluster:
+        # All are there before anybody runs, or each might be over before the next one comes.
         answers = await cluster.submit_many(8, prompt_tokens=9, max_tokens=30)
         too_long = await cluster.submit(prompt_tokens=20, max_tokens=45)
+
+        async def all_wait() -> bool:
+            state = await cluster.state()
+            return state is not None and state.waiting == 9
+
+        await until(all_wait, "nine in the queue")
+        cluster.add_worker(worker_flags).start()
         await cluster.all_done()
         assert all_reasons(answers) == {LENGTH}
         results = [await cluster.ledger.result(answer.record.id) for answer in answers]
@@ -85,7 +88,9 @@ async def test_too_few_blocks_for_all_preempts_and_loses_nothing(tmp_path: Path)
 
 async def test_old_tokens_are_folded_and_still_read(tmp_path: Path) -> None:
     """With a fold every few records the journal stays short, and who comes late sees everything."""
-    async with Cluster(tmp_path, scheduler_flags={"fold_records": 5}) as cluster:
+    fold, uncommitted = 5, 8
+    scheduler_flags = {"fold_records": fold, "uncommitted_steps_max": uncommitted}
+    async with Cluster(tmp_path, scheduler_flags=scheduler_flags) as cluster:
         answer = await cluster.submit(max_tokens=200, logprobs=0)
         await answer.has_tokens(150)
         lease = await cluster.ledger.leader()
@@ -94,18 +99,21 @@ async def test_old_tokens_are_folded_and_still_read(tmp_path: Path) -> None:
         assert len(history.output.token_ids) >= 150
         assert len(history.output.logprobs) == len(history.output.token_ids)
         records = await cluster.ledger.journal_read(0, block_ms=1, count=1000)
-        assert len(records) <= 2 * 5 + 10
+        # One fold due and one on its way, and what a slow store is given at once behind either. A
+        # worker goes on by itself for a lease of 8 steps in each of 2 plans.
+        assert len(records) <= 2 * (fold + uncommitted + 2 * 8) < 150
 
 
 async def test_the_queue_is_bounded_and_choices_count(tmp_path: Path) -> None:
     limits = LedgerLimits(requests_max=4)
-    async with Cluster(tmp_path, worker_flags={"step_ms": 20}, limits=limits) as cluster:
+    async with Cluster(tmp_path, workers=0, limits=limits) as cluster:
         await cluster.submit(n=3, max_tokens=20)
         with pytest.raises(Overloaded, match="too many live requests"):
             await cluster.submit(n=2)
         await cluster.submit(max_tokens=5)
         with pytest.raises(Overloaded):
             await cluster.submit()
+        cluster.add_worker({}).start()
         await cluster.all_done()
         await cluster.submit(n=4, max_tokens=2)
 
@@ -113,8 +121,8 @@ async def test_the_queue_is_bounded_and_choices_count(tmp_path: Path) -> None:
 async def test_a_cancel_finds_a_request_wherever_it_is(tmp_path: Path) -> None:
     worker_flags = {"slots": 1, "step_ms": 10}
     async with Cluster(tmp_path, worker_flags=worker_flags) as cluster:
-        running = await cluster.submit(max_tokens=500)
-        queued = await cluster.submit(max_tokens=500)
+        running = await cluster.submit(max_tokens=900)
+        queued = await cluster.submit(max_tokens=900)
         last = await cluster.submit(max_tokens=5)
         await running.has_tokens(3)
         assert await cluster.ledger.cancel(queued.record.id)
@@ -125,18 +133,21 @@ async def test_a_cancel_finds_a_request_wherever_it_is(tmp_path: Path) -> None:
         assert await cluster.ledger.cancel(running.record.id)
         await running.done()
         assert running.reasons == [FINISH_REASON_CANCELLED]
-        assert 3 <= running.token_count < 500
+        assert 3 <= running.token_count < 900
         await last.done()
         assert not await cluster.ledger.cancel(running.record.id)
 
 
 async def test_a_stop_found_downstream_cuts_one_choice_to_the_token(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, worker_flags={"step_ms": 10}) as cluster:
+    async with Cluster(tmp_path, worker_flags={"gates": tmp_path / "gates"}) as cluster:
+        cluster.gates(30)
         answer = await cluster.submit(n=2, max_tokens=60)
         await until(lambda: len(answer.outputs[answer.sequence_id + 1]) >= 9, "nine tokens")
         await cluster.ledger.cancel(
             answer.record.id, choice=1, reason=FINISH_REASON_STOP, output_tokens=7
         )
+        await until(lambda: answer.endings, "the end of a choice")
+        cluster.open_gates()
         await answer.done()
         assert answer.reasons == [LENGTH, FINISH_REASON_STOP]
         assert len(answer.outputs[answer.sequence_id + 1]) == 7
@@ -148,9 +159,10 @@ async def test_a_stop_found_downstream_cuts_one_choice_to_the_token(tmp_path: Pa
 async def test_deadlines_end_queued_and_running_requests(tmp_path: Path) -> None:
     worker_flags = {"slots": 1, "step_ms": 10}
     async with Cluster(tmp_path, worker_flags=worker_flags) as cluster:
-        running = await cluster.submit(max_tokens=900, timeout_ms=700)
+        # Longer than anybody is put aside for, shorter than its tokens take.
+        running = await cluster.submit(max_tokens=900, timeout_ms=4000)
         queued = await cluster.submit(max_tokens=900, timeout_ms=300)
-        late = await cluster.submit(max_tokens=5, timeout_ms=10_000)
+        late = await cluster.submit(max_tokens=5, timeout_ms=100_000)
         await queued.done()
         assert not running.is_over
         assert queued.reasons == [FINISH_REASON_DEADLINE_EXCEEDED]

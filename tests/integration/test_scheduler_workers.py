@@ -8,7 +8,7 @@ import pytest
 from protos.kaiten.v1.common_pb2 import FINISH_REASON_ERROR, FINISH_REASON_LENGTH
 from tests.fakes.mock_worker import LIES
 from tests.support.answers import Answer, until
-from tests.support.cluster import Cluster
+from tests.support.cluster import IMPATIENT, Cluster
 
 LENGTH = FINISH_REASON_LENGTH
 # A mock worker never samples what ends a sequence: only a prompt can hold it.
@@ -30,7 +30,7 @@ async def test_kill_a_worker_mid_decode_and_another_goes_on(tmp_path: Path, gath
         cluster.workers[0].kill()
         await cluster.all_done()
         assert_all_gold(answers)
-        assert cluster.events(cluster.schedulers[0], "worker.lost")
+        await until(lambda: cluster.events(cluster.schedulers[0], "worker.lost"), "the loss")
 
 
 async def test_kill_the_only_worker_and_start_it_again(tmp_path: Path) -> None:
@@ -61,7 +61,9 @@ async def test_kill_a_worker_in_the_middle_of_a_prompt(tmp_path: Path) -> None:
 
 
 async def test_a_frozen_worker_is_given_up_and_welcome_back(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, workers=2, worker_flags={"step_ms": 5}) as cluster:
+    async with Cluster(
+        tmp_path, workers=2, worker_flags={"step_ms": 5}, scheduler_flags=IMPATIENT
+    ) as cluster:
         answers = await cluster.submit_many(8, max_tokens=120)
         for answer in answers:
             await answer.has_tokens(5)
@@ -103,7 +105,7 @@ async def test_a_hung_worker_keeps_nobody_waiting_for_ever(tmp_path: Path) -> No
 
 async def test_a_draining_worker_hands_its_work_over(tmp_path: Path) -> None:
     """More work than the drain has time for: it exits in time and others finish what it began."""
-    worker_flags = {"step_ms": 5, "drain_s": 0.5}
+    worker_flags = {"step_ms": 10, "drain_s": 0.5}
     async with Cluster(tmp_path, workers=2, worker_flags=worker_flags) as cluster:
         answers = await cluster.submit_many(8, max_tokens=400)
         for answer in answers:
@@ -176,8 +178,9 @@ async def test_a_worker_with_another_model_is_refused_with_the_reason(tmp_path: 
 
 async def test_what_was_accepted_for_one_model_waits_for_it(tmp_path: Path) -> None:
     """Its worker and its leader are gone, another model comes: it serves when nothing is live."""
-    flags = {"weights_digest": "one", "step_ms": 4}
+    flags = {"weights_digest": "one", "step_ms": 4, "gates": tmp_path / "gates"}
     async with Cluster(tmp_path, worker_flags=flags) as cluster:
+        cluster.gates(100)
         answers = await cluster.submit_many(4, max_tokens=200)
         for answer in answers:
             await answer.has_tokens(3)
@@ -199,6 +202,7 @@ async def test_what_was_accepted_for_one_model_waits_for_it(tmp_path: Path) -> N
 
         await until(is_refused, "the leader's refusal")
         assert not cluster.events(second, "worker.registered")
+        cluster.open_gates()
         first.start()
         await cluster.all_done()
         assert_all_gold(answers)
