@@ -121,7 +121,7 @@ async def test_stored_requests_are_of_the_document_s_form(http: httpx.AsyncClien
     path = "/v1/requests/{id}"
     named = (await http.post("/v1/completions", json=TEXT | {"background": True})).json()["id"]
     url = path.replace("{id}", named)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await http.get(url)).json()["status"] != "completed":
             check_reply(document, "get", path, await http.get(url))
     check_reply(document, "get", path, await http.get(url))

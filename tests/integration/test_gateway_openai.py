@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -105,7 +106,7 @@ async def test_the_sync_client_works_too(stack: Stack) -> None:
 
     def ask() -> tuple[str | None, str]:
         url = f"{stack.gateway.http_url}/v1"
-        with OpenAI(base_url=url, api_key="any", max_retries=0, timeout=10) as client:
+        with OpenAI(base_url=url, api_key="any", max_retries=0, timeout=60) as client:
             whole = client.chat.completions.create(model=MODEL, messages=USER)
             with client.chat.completions.create(model=MODEL, messages=USER, stream=True) as stream:
                 parts = [chunk.choices[0].delta.content or "" for chunk in stream]
@@ -201,11 +202,21 @@ async def test_sse_framing(stack: Stack, http: httpx.AsyncClient) -> None:
 
 
 async def test_one_chunk_per_token_while_the_client_keeps_up(stack: Stack) -> None:
-    stack.scheduler.step_s = 0.01
-    stack.says("one two three four")
+    """It keeps up: each token comes when it has the one before."""
+    tokens, scheduler = stack.gateway.ids("one two three four"), stack.scheduler
+
+    def script(_record: object, _choice: int) -> Iterator[int]:
+        for token in (*tokens, stack.gateway.card.eos_token_ids[0]):
+            scheduler.is_open.clear()
+            yield token
+
+    scheduler.script = script
     stream = await stack.gateway.openai.completions.create(model=MODEL, prompt="x", stream=True)
-    texts = [chunk.choices[0].text async for chunk in stream]
-    assert len([text for text in texts if text]) >= len(stack.gateway.ids("one two three four")) - 2
+    texts = []
+    async for chunk in stream:
+        texts.append(chunk.choices[0].text)
+        scheduler.is_open.set()
+    assert len([text for text in texts if text]) == len(tokens)
 
 
 async def test_an_error_in_mid_stream_is_an_event(stack: Stack) -> None:
@@ -231,6 +242,8 @@ async def test_a_disconnect_cancels(
     stack: Stack, http: httpx.AsyncClient, is_streaming: bool
 ) -> None:
     body = {"model": MODEL, "prompt": "x", "stream": is_streaming, "ignore_eos": True}
+    # So that it does not end by itself before it is missed.
+    body["max_tokens"] = 200
     stack.scheduler.step_s = 0.02
 
     async def post() -> None:

@@ -94,7 +94,9 @@ async def test_overload_is_asked_again(stack: Stack) -> None:
     async with default_client(stack) as (client, sent):
         first = asyncio.create_task(client.completions.create(model=MODEL, prompt="x"))
         await until(lambda: stack.gateway.service.front._active != {}, "the first is live")
-        second = asyncio.create_task(client.completions.create(model=MODEL, prompt="y"))
+        # More tries than it is shipped with: the first one's place may take a moment to be free.
+        patient = client.with_options(max_retries=50)
+        second = asyncio.create_task(patient.completions.create(model=MODEL, prompt="y"))
         await until(lambda: len(sent) >= 3, "the second one's second try")
         stack.scheduler.is_open.set()
         await asyncio.gather(first, second)

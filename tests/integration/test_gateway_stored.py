@@ -24,7 +24,7 @@ def chunks_of(text: str) -> list[dict[str, Any]]:
 
 async def attach(stack: Stack, request_id: str, **fields: Any) -> list[pb.GenerationEvent]:
     request = pb.AttachRequest(request_id=request_id, **fields)
-    call = stack.gateway.inference.Attach(request, timeout=10)
+    call = stack.gateway.inference.Attach(request, timeout=60)
     return [response.event async for response in call]
 
 
@@ -54,7 +54,7 @@ async def test_a_forged_cursor_is_data_loss_and_ends_nothing(stack: Stack) -> No
     request = pb.GenerateRequest(
         text="hello", request_id="live", return_cursors=True, keep_running=True
     )
-    call = stack.gateway.inference.Generate(request, timeout=20)
+    call = stack.gateway.inference.Generate(request, timeout=60)
     cursor = b""
     async for response in call:
         if response.event.HasField("delta") and response.event.delta.position > 2:
@@ -195,11 +195,13 @@ async def cancelled(stack: Stack, count: int) -> None:
 
 
 async def test_cancel_and_delete(stack: Stack, http: httpx.AsyncClient) -> None:
-    stack.scheduler.step_s = 0.01
     for index, (method, suffix) in enumerate((("DELETE", ""), ("POST", "/cancel"))):
         body = {"prompt": "x", "background": True, "ignore_eos": True}
+        stack.scheduler.is_open.clear()
+        await until(lambda: stack.scheduler.is_parked, "a scheduler that stands still")
         url = f"/v1/requests/{(await http.post('/v1/completions', json=body)).json()['id']}"
         assert (await http.request(method, url + suffix)).json()["was_live"] is True
+        stack.scheduler.is_open.set()
         await cancelled(stack, index + 1)
         assert (await http.request(method, url + suffix)).json()["was_live"] is False
         seen = (await http.get(url)).json()
@@ -226,7 +228,7 @@ async def test_a_live_request_tells_its_place_in_the_queue(
 ) -> None:
     stack.scheduler.is_open.clear()
     request = pb.GenerateRequest(text="x", request_id="q", sampling=SamplingParams(max_tokens=50))
-    call = stack.gateway.inference.Generate(request, timeout=20)
+    call = stack.gateway.inference.Generate(request, timeout=60)
     await anext(aiter(call))
     stack.scheduler.cell.running = 3
     stack.scheduler.cell.waiting_sequence_ids.extend([77, 1])
