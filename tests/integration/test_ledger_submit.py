@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from ledger import Ledger, LedgerLimits, Load, TenantBounds
+from ledger import InboxEntry, Ledger, LedgerLimits, Load, TenantBounds
 from protos.kaiten.v1.common_pb2 import FinishReason
 from protos.kaiten.v1.ledger_pb2 import CancelRecord, SubmitRecord
 from service_kit.errors import (
@@ -235,7 +235,13 @@ async def test_inbox_read_continues_at_the_cursor_and_wakes_on_arrival(ledger: L
     await ledger.submit(submit_record("a"), b"h")
     (first,) = await ledger.inbox_read("0-0", block_ms=10)
     assert await ledger.inbox_read(first.entry_id, block_ms=10) == []
-    waiting = asyncio.create_task(ledger.inbox_read(first.entry_id, block_ms=4000))
+
+    async def read() -> list[InboxEntry]:
+        while not (entries := await ledger.inbox_read(first.entry_id, block_ms=4000)):
+            pass
+        return entries
+
+    waiting = asyncio.create_task(read())
     await ledger.submit(submit_record("b"), b"h")
     (second,) = await asyncio.wait_for(waiting, 60)
     assert second.record.id == "b"

@@ -104,7 +104,8 @@ async def test_who_never_says_anything_is_not_waited_for() -> None:
 
 async def test_half_a_second_header_is_not_waited_for() -> None:
     """After an answer uvicorn's own clock runs, which any byte stops."""
-    async with listening(SHORT) as port:
+    # Longer than whoever sends is put aside between two lines.
+    async with listening(ConnectionLimits(headers_s_max=3.0, body_s_max=0.1)) as port:
         reply = await told(port, GET, b"GET / HT")
         assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
         assert reply.count(b"HTTP/1.1 408") == 1
@@ -125,10 +126,10 @@ async def test_a_request_that_is_all_there_has_all_the_time() -> None:
         await answers.wait()
         await app(scope, receive, send)
 
-    server = HttpServer(slow, "127.0.0.1", 0, ConnectionLimits(headers_s_max=0.2, body_s_max=0.2))
+    server = HttpServer(slow, "127.0.0.1", 0, ConnectionLimits(headers_s_max=2.0, body_s_max=2.0))
     port = server.bind()
     await server.start()
-    asyncio.get_running_loop().call_later(1.0, answers.set)
+    asyncio.get_running_loop().call_later(2.5, answers.set)
     reply = await told(port, GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
     assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
     await server.stop()

@@ -38,7 +38,7 @@ async def test_a_plain_stub_with_the_file_repeats_what_no_gateway_took() -> None
         ScriptedGateway([away], [away], WHOLE) as gateway,
         grpc.aio.insecure_channel(gateway.address, options=options) as channel,
     ):
-        call = InferenceServiceStub(channel).Generate(pb.GenerateRequest(text="x"), timeout=10)
+        call = InferenceServiceStub(channel).Generate(pb.GenerateRequest(text="x"), timeout=60)
         events = [response.event async for response in call]
         assert events[-1].HasField("done")
         assert len(gateway.calls) == 3
@@ -50,7 +50,7 @@ async def test_an_overload_is_not_repeated_behind_the_callers_back() -> None:
         ScriptedGateway([Overloaded("full", 0.01)], WHOLE) as gateway,
         grpc.aio.insecure_channel(gateway.address, options=options) as channel,
     ):
-        call = InferenceServiceStub(channel).Generate(pb.GenerateRequest(text="x"), timeout=10)
+        call = InferenceServiceStub(channel).Generate(pb.GenerateRequest(text="x"), timeout=60)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             [response async for response in call]
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED

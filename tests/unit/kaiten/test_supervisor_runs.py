@@ -15,7 +15,7 @@ from kaiten.supervisor import RESTART_S_MAX, restart_s
 from tests.support.toy_stack import NAMES
 
 ROOT = Path(__file__).parents[3]
-WAIT_S = 30
+WAIT_S = 120
 
 
 class Run:
