@@ -9,7 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, Final
 
-from protos.kaiten.v1.common_pb2 import PromptLogprobs, WorkerDescription
+from protos.kaiten.v1.common_pb2 import (
+    Capabilities,
+    LayerGroup,
+    PromptLogprobs,
+    WorkerDescription,
+)
 from protos.kaiten.v1.ledger_pb2 import (
     CancelRecord,
     ConfiguredInput,
@@ -126,7 +131,9 @@ def _configured_from(message: ConfiguredInput) -> Configured:
 
 
 def _worker_joined(command: WorkerJoined) -> WorkerJoinedInput:
-    worker = WorkerDescription(**_said(command.spec))
+    said = _said(command.spec)
+    groups = [LayerGroup(window_tokens=window or 0) for window in said.pop("windows")]
+    worker = WorkerDescription(**said, capabilities=Capabilities(layer_groups=groups))
     return WorkerJoinedInput(worker_id=command.worker_id, worker=worker)
 
 

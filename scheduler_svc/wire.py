@@ -102,6 +102,8 @@ def spec_from_proto(worker: WorkerDescription) -> WorkerSpec:
         mixed_tokens_max=worker.mixed_tokens_max or None,
         vocab_size=worker.vocab_size,
         context_tokens_max=worker.context_tokens_max or None,
+        windows=tuple(each.window_tokens or None for each in worker.capabilities.layer_groups)
+        or (None,),
     )
 
 
@@ -219,8 +221,9 @@ def plan_to_proto(
         lease_steps=plan.lease_steps,
         leaves=plan.leaves,
         joins=map(join_to_proto, plan.joins, samplings),
-        append_slots=[slot for slot, _ in plan.appends],
-        append_blocks=[block for _, block in plan.appends],
+        append_slots=[slot for slot, _, _ in plan.appends],
+        append_blocks=[block for _, block, _ in plan.appends],
+        append_groups=_groups([group for _, _, group in plan.appends]),
         copy_sources=[source for source, _ in plan.copies],
         copy_targets=[target for _, target in plan.copies],
         chunk_slots=[slot for slot, _ in plan.chunks],
@@ -228,6 +231,11 @@ def plan_to_proto(
         membership_checksum=plan.checksum,
         traceparent=traceparent,
     )
+
+
+def _groups(groups: list[int]) -> list[int]:
+    """Nothing, where all are of the first."""
+    return groups if any(groups) else []
 
 
 def join_to_proto(join: Join, sampling: RowSampling) -> JoinMessage:
@@ -238,7 +246,10 @@ def join_to_proto(join: Join, sampling: RowSampling) -> JoinMessage:
         token_ids=join.tokens,
         prompt_tokens=join.num_prompt_tokens,
         num_computed_tokens=join.num_computed_tokens,
-        block_tables=[BlockTableMessage(blocks=join.blocks)],
+        block_tables=[
+            BlockTableMessage(num_skipped_blocks=count, blocks=blocks)
+            for count, blocks in join.block_tables
+        ],
         sampling=sampling,
         prompt_logprobs_from=join.prompt_logprobs_from,
     )

@@ -106,9 +106,13 @@ class WorkerSpec:
     context_tokens_max: int | None = None
     # Tokens of a step in which somebody decodes; None: `step_tokens_max`.
     mixed_tokens_max: int | None = None
+    # By layer group: a token attends to so many newest tokens, itself included; None: to all.
+    windows: tuple[int | None, ...] = (None,)
 
     def __post_init__(self) -> None:
         assert min(self.block_size, self.block_count, self.slots_max) >= 1
+        assert self.windows
+        assert all(window is None or window >= 1 for window in self.windows)
         assert self.step_tokens_max >= self.mixed_budget > self.slots_max, (
             "decode rows must leave room for a prefill"
         )
@@ -117,13 +121,6 @@ class WorkerSpec:
     def mixed_budget(self) -> int:
         """Tokens of a step in which somebody decodes, and waits for the others' prompts."""
         return self.step_tokens_max if self.mixed_tokens_max is None else self.mixed_tokens_max
-
-    @property
-    def places_max(self) -> int:
-        """KV places of the longest sequence it can hold; a sequence's last token needs none."""
-        places = self.block_count * self.block_size
-        limit = self.context_tokens_max
-        return places if limit is None else min(places, limit - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,9 @@ class Worker:
         self.id = worker_id
         self.spec = spec
         self.kv = KVManager(spec)
+        # KV places of the longest sequence it can hold; a sequence's last token needs none.
+        limit = spec.context_tokens_max
+        self.places_max = min(self.kv.places_max, limit - 1) if limit else self.kv.places_max
         self.running: dict[SlotIndex, Sequence] = {}
         # Of those, the ones with more than one token to go.
         self.prefills: dict[SlotIndex, Sequence] = {}
@@ -115,7 +118,7 @@ class Worker:
 
     def can_hold(self, sequence: Sequence) -> bool:
         """Whether the sequence fits pool and context at its longest."""
-        return sequence.kv.places_max <= self.spec.places_max
+        return sequence.kv.places_max <= self.places_max
 
     # Commands. `CellState` calls those that take a slot or give it up.
 
@@ -144,13 +147,18 @@ class Worker:
         self.leaves.append(slot)
         self.checksum -= slot_checksum(slot, sequence.sequence_id)
 
-    def reclaim(self) -> None:
-        """Take the blocks of those that are retiring.
+    def reclaim(self) -> bool:
+        """Take the blocks of those that are retiring, and what only steps in flight attend to;
+        whether any is free now that was not.
 
         Unasked, they live to be committed, and can be found as a prefix.
         """
+        free_count = self.kv.free_count
         for sequence in self.retiring.values():
             self.kv.release(sequence.kv)
+        for sequence in self.running.values() if self.kv.has_windows else ():
+            self.kv.trim(sequence.kv, sequence.num_scheduled_tokens)
+        return self.kv.free_count > free_count
 
     def schedule(self, chunks: dict[SlotIndex, int], lease_steps: int) -> None:
         """A plan is on its way: the next token, or chunk of a prompt, of everybody it is for is
@@ -211,7 +219,8 @@ class Worker:
             assert 0 <= sequence.num_computed_tokens <= sequence.num_scheduled_tokens
             assert sequence.num_scheduled_tokens < sequence.num_tokens
             assert len(sequence.tokens) <= sequence.num_tokens
-            assert self.kv.shortfall(sequence.kv, sequence.num_scheduled_tokens) == 0
+            places = min(sequence.num_scheduled_tokens, sequence.kv.places_max)
+            assert places <= sequence.kv.capacity
         for sequence in self.members:
             assert sequence.residency is not None
             assert sequence.residency.worker_id == self.id

@@ -34,6 +34,7 @@ def spec(
     vocab_size: int = 1000,
     fingerprint: str = "model",
     context: int | None = None,
+    windows: tuple[int | None, ...] = (None,),
 ) -> WorkerSpec:
     """A worker with plenty of everything but what the test says."""
     return WorkerSpec(
@@ -45,6 +46,7 @@ def spec(
         mixed_tokens_max=mixed_tokens,
         vocab_size=vocab_size,
         context_tokens_max=context,
+        windows=windows,
     )
 
 

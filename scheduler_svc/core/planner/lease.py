@@ -15,7 +15,7 @@ def lease(draft: Draft, chunks: dict[SlotIndex, int]) -> int:
     if any(sequence.gap > chunks[slot] for slot, sequence in worker.prefills.items()):
         draft.pass_over("lease", Why.PREFILL)
         return 1
-    steps = _steps_wanted(draft)
+    steps = min(_steps_wanted(draft), worker.kv.ahead_max - worker.optional_steps + 1)
     while steps > 1:
         growth = growth_of(worker, steps)
         if is_possible(worker, growth):

@@ -38,7 +38,7 @@ def make_plan(
         if (admission := choose(draft)) is None:
             return None, tuple(draft.passed_over)
         if admission.needs_reclaim:
-            draft.reclaim()
+            worker.reclaim()
     retire(draft)
     ensure_blocks(draft)
     admit(draft)

@@ -49,6 +49,7 @@ specs = st.builds(
     mixed_tokens_max=st.none() | st.integers(101, 1000),
     vocab_size=U32,
     context_tokens_max=st.none() | sizes(),
+    windows=st.lists(st.none() | sizes(), min_size=1, max_size=3).map(tuple),
 )
 COMMANDS: dict[type, st.SearchStrategy[Command]] = {
     Configured: st.builds(Configured, config=configs, policy=st.sampled_from(list(POLICIES))),

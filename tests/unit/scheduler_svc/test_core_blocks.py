@@ -2,8 +2,8 @@
 
 import pytest
 
-from scheduler_svc.core import kv as kv_module
-from scheduler_svc.core.kv import (
+from scheduler_svc.core import blocks as blocks_module
+from scheduler_svc.core.blocks import (
     BlockKey,
     BlockPool,
     block_keys,
@@ -30,7 +30,8 @@ def test_a_join_brings_blocks_for_every_known_token(prompt: int, blocks: int) ->
     cell = Cell(spec(block_size=4), lease=1)
     cell.submit(prompt, 6)
     (join,) = cell.must_plan().joins
-    assert len(join.blocks) == blocks
+    ((skipped, held),) = join.block_tables
+    assert (skipped, len(held)) == (0, blocks)
     cell.finish()
 
 
@@ -212,7 +213,7 @@ def test_tenants_never_share_and_a_tenant_shares_with_itself() -> None:
 
 
 def test_a_hash_collision_is_detected_by_comparing_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_module, "chain_hash", lambda parent, content: b"always the same")
+    monkeypatch.setattr(blocks_module, "chain_hash", lambda parent, content: b"always the same")
     cell = Cell(spec(block_size=4))
     cell.submit((1, 2, 3, 4, 5))
     cell.finish()

@@ -312,12 +312,13 @@ def test_choices_fork_from_the_first_ones_prompt() -> None:
     assert cell.running() == [sequence_id]
     cell.step()
     plan = cell.must_plan()
-    source = cell.sequence(sequence_id).kv.blocks
+    (source,) = cell.sequence(sequence_id).kv.blocks
     assert plan.admitted == (sequence_id + 1, sequence_id + 2)
     for join, (copied, target) in zip(plan.joins, plan.copies, strict=True):
         assert join.num_computed_tokens == 9
-        assert join.blocks[:2] == tuple(source[:2])
-        assert (copied, target) == (source[2], join.blocks[2])
+        ((_, blocks),) = join.block_tables
+        assert blocks[:2] == tuple(source[:2])
+        assert (copied, target) == (source[2], blocks[2])
     assert plan.chunks == ()
     cell.finish()
     assert len({tuple(cell.outputs[sequence_id + choice]) for choice in range(3)}) == 3

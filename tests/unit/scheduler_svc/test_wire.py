@@ -57,9 +57,12 @@ joins = st.builds(
     tokens=tokens_of(1),
     num_prompt_tokens=U32,
     num_computed_tokens=U32,
-    blocks=st.lists(U32, max_size=4).map(tuple),
+    block_tables=st.lists(
+        st.tuples(U32, st.lists(U32, max_size=4).map(tuple)), min_size=1, max_size=3
+    ).map(tuple),
     prompt_logprobs_from=U32,
 )
+GROUP = st.sampled_from([0, 0, 1, 2])
 plans = st.builds(
     Plan,
     worker_id=NAMES,
@@ -67,7 +70,7 @@ plans = st.builds(
     lease_steps=sizes(64),
     leaves=st.lists(SLOT, max_size=4).map(tuple),
     joins=st.lists(joins, max_size=3).map(tuple),
-    appends=pairs(SLOT),
+    appends=st.lists(st.tuples(SLOT, U32, GROUP), max_size=4).map(tuple),
     copies=pairs(U32),
     chunks=pairs(SLOT, sizes(65536)),
     checksum=U64,
@@ -133,7 +136,14 @@ def plan_from_proto(message: PlanMessage, said: Plan) -> Plan:
         lease_steps=message.lease_steps,
         leaves=tuple(message.leaves),
         joins=tuple(map(join_from_proto, message.joins)),
-        appends=tuple(zip(message.append_slots, message.append_blocks, strict=True)),
+        appends=tuple(
+            zip(
+                message.append_slots,
+                message.append_blocks,
+                message.append_groups or [0] * len(message.append_slots),
+                strict=True,
+            )
+        ),
         copies=tuple(zip(message.copy_sources, message.copy_targets, strict=True)),
         chunks=tuple(zip(message.chunk_slots, message.chunk_tokens, strict=True)),
         checksum=message.membership_checksum,
@@ -147,7 +157,9 @@ def join_from_proto(message: JoinMessage) -> Join:
         tokens=tuple(message.token_ids),
         num_prompt_tokens=message.prompt_tokens,
         num_computed_tokens=message.num_computed_tokens,
-        blocks=tuple(message.block_tables[0].blocks),
+        block_tables=tuple(
+            (table.num_skipped_blocks, tuple(table.blocks)) for table in message.block_tables
+        ),
         prompt_logprobs_from=message.prompt_logprobs_from,
     )
 
