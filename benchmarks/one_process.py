@@ -70,6 +70,7 @@ def to_worker(plan: Plan, output_of: Callable[[int], int]) -> plans.Plan:
             for join in plan.joins
         ),
         appends=tuple((slot, block) for slot, block, _ in plan.appends),
+        replacements=tuple((slot, at, block) for slot, at, block, _ in plan.replacements),
         copies=plan.copies,
         chunks=plan.chunks,
         membership_checksum=plan.checksum,

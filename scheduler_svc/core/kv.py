@@ -7,7 +7,8 @@ it runs fills and empties it:
     allocate  blocks for the tokens known now, beginning with those found
     fork      the partly filled blocks that a further choice copies instead of computing them
     extend    blocks for tokens to come
-    commit    full blocks whose content is certain are cached: they can be looked up from now on
+    commit    full blocks whose content is certain are cached: they can be looked up from now on,
+              and of two that are equal one is given back
     trim      what no token to come attends to
     release   everything back
 
@@ -250,17 +251,28 @@ class KVManager:
         self._has_changed(table)
         return taken
 
-    def commit(self, table: BlockTable, num_computed_tokens: int) -> None:
-        """Cache the blocks that are full of computed, committed tokens, and trim the table."""
+    def commit(self, table: BlockTable, num_computed_tokens: int) -> list[tuple[int, int]]:
+        """Cache the blocks that are full of computed, committed tokens, and trim the table.
+
+        Where a block of equal content is cached already, that takes the place of the table's own,
+        which is given back: groups and indices of those.
+        """
+        replaced: list[tuple[int, int]] = []
         full = min(num_computed_tokens, table.capacity) // self.block_size
         if full > table.num_cached_blocks:
             self._compute_keys(table, full)
             for group, blocks in enumerate(table.blocks):
                 start = max(table.num_cached_blocks, table.num_skipped_blocks[group])
                 for index in range(start, full):
-                    self._pool.cache(blocks[index], table.keys[index], group)
+                    own = blocks[index]
+                    cached = blocks[index] = self._pool.cache(own, table.keys[index], group)
+                    if cached != own:
+                        self._pool.hold([cached])
+                        self._pool.free([own])
+                        replaced.append((group, index))
             table.num_cached_blocks = full
         self.trim(table, num_computed_tokens)
+        return replaced
 
     def trim(self, table: BlockTable, num_tokens: int) -> None:
         """Give back blocks to which no token after the first `num_tokens` attends."""

@@ -5,6 +5,9 @@ from enum import Enum
 
 from scheduler_svc.core.types import BlockId, Reason, SequenceId, SlotIndex
 
+# Slot, the block's index in the slot's table, the block that takes its place, layer group.
+Replacement = tuple[SlotIndex, int, BlockId, int]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
@@ -32,6 +35,8 @@ class Plan:
     joins: tuple[Join, ...]
     # Slot, block, and its layer group.
     appends: tuple[tuple[SlotIndex, BlockId, int], ...]
+    # Of blocks that are given back for others of equal content.
+    replacements: tuple[Replacement, ...]
     copies: tuple[tuple[BlockId, BlockId], ...]
     chunks: tuple[tuple[SlotIndex, int], ...]
     checksum: int

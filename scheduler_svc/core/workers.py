@@ -10,7 +10,8 @@ import heapq
 from collections import deque
 from dataclasses import dataclass
 
-from scheduler_svc.core.kv import KVManager
+from scheduler_svc.core.kv import NO_BLOCK, KVManager
+from scheduler_svc.core.outcome import Replacement
 from scheduler_svc.core.requests import Residency, Sequence
 from scheduler_svc.core.types import SequenceId, SlotIndex, WorkerSpec
 
@@ -68,6 +69,8 @@ class Worker:
         self._slots_free = list(range(spec.slots_max))
         # Of those who run, for the next plan to remember.
         self._residents: dict[SlotIndex, Residency] = {}
+        # Layer groups and indices of the blocks that have given way to others of equal content.
+        self._replaced: list[tuple[Residency, int, int]] = []
 
     def __repr__(self) -> str:
         flights = len(self.flights)
@@ -159,6 +162,22 @@ class Worker:
         for sequence in self.running.values() if self.kv.has_windows else ():
             self.kv.trim(sequence.kv, sequence.num_scheduled_tokens)
         return self.kv.free_count > free_count
+
+    def commit(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        """Cache what is certain; the worker is told with the next plan of the blocks replaced."""
+        for group, index in self.kv.commit(sequence.kv, num_computed_tokens):
+            assert sequence.residency is not None
+            self._replaced.append((sequence.residency, group, index))
+
+    def take_replacements(self) -> tuple[Replacement, ...]:
+        """For the next plan, of those that will still be there."""
+        replaced, self._replaced = self._replaced, []
+        return tuple(
+            (one.slot, index, block, group)
+            for one, group, index in replaced
+            if self._residents.get(one.slot) is one
+            and (block := one.sequence.kv.blocks[group][index]) != NO_BLOCK
+        )
 
     def schedule(self, chunks: dict[SlotIndex, int], lease_steps: int) -> None:
         """A plan is on its way: the next token, or chunk of a prompt, of everybody it is for is

@@ -120,6 +120,8 @@ class ModelWorker:
             )
         for slot, block, group in plan.appends:
             self.rows[slot].blocks[group].append(block)
+        for slot, index, block, group in plan.replacements:
+            self._replace(self.rows[slot], index, block, group)
         for source, target in plan.copies:
             for offset in range(size):
                 if (source, offset) in self.kv:
@@ -128,6 +130,16 @@ class ModelWorker:
         assert members & ((1 << 64) - 1) == plan.checksum, "membership differs"
         self._check_tables()
         self.plan, self.steps_done = plan, 0
+
+    def _replace(self, row: Row, index: int, block: int, group: int) -> None:
+        """Only by a block of equal content."""
+        size, own = self.spec.block_size, row.blocks[group][index]
+        assert own is not None
+        assert own != block
+        assert (index + 1) * size <= row.num_computed_tokens, "a block that is not full"
+        for offset in range(size):
+            assert self.kv[own, offset] == self.kv[block, offset], "a block of other content"
+        row.blocks[group][index] = block
 
     def _run(self, plan: Plan) -> StepResult:
         chunks = dict(plan.chunks) if self.steps_done == 0 else {}

@@ -73,6 +73,8 @@ class KVMachine(RuleBasedStateMachine):
         )
         self.owners: list[Owner] = []
         self.memory: dict[tuple[int, int], object] = {}
+        # What the next plan will tell.
+        self.replaced: list[tuple[Owner, int, int]] = []
         # Nobody was let in but by the worst case of all.
         self.is_reserved = True
 
@@ -103,7 +105,24 @@ class KVMachine(RuleBasedStateMachine):
 
     def answer(self, owner: Owner, count: int) -> None:
         owner.num_computed = min(owner.num_scheduled, owner.num_computed + count)
-        self.kv.commit(owner.table, owner.num_computed)
+        for group, index in self.kv.commit(owner.table, owner.num_computed):
+            self.replaced.append((owner, group, index))
+            assert index * self.size < owner.num_computed
+
+    def tell(self) -> None:
+        """A plan: what it gives away is written from now on, and nobody reads it there any more."""
+        for owner, group, index in self.replaced:
+            if owner in self.owners and (block := owner.table.blocks[group][index]) != NO_BLOCK:
+                own = owner.mirror[group][index]
+                for offset in range(self.size):
+                    right = (group, owner.prefix(index * self.size + offset + 1))
+                    assert self.memory[block, offset] == self.memory[own, offset] == right
+                owner.mirror[group][index] = block
+        self.replaced.clear()
+        for owner in self.owners:
+            for blocks, mirror in zip(owner.table.blocks, owner.mirror, strict=True):
+                pairs = zip(blocks, mirror, strict=True)
+                assert all(block in (NO_BLOCK, known) for block, known in pairs)
 
     def owner(self, data: st.DataObject) -> Owner:
         return data.draw(st.sampled_from(self.owners))
@@ -116,6 +135,7 @@ class KVMachine(RuleBasedStateMachine):
         need, worst = self.kv.cost(table, hits, set())
         if need > (free := self.kv.free_count):
             return None
+        self.tell()
         self.is_reserved &= worst + self.kv.worst_case_need <= free
         self.kv.allocate(table, hits)
         assert self.kv.free_count == free - need
@@ -215,6 +235,7 @@ class KVMachine(RuleBasedStateMachine):
             assert worst > self.block_count, "each at its longest, they fit"
             assert not self.is_reserved
             return
+        self.tell()
         held = {block for o in self.owners for blocks in o.table.blocks for block in blocks}
         for group, block in self.kv.extend(table, counts):
             assert block not in held, "new blocks are nobody's"

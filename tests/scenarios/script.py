@@ -175,6 +175,7 @@ class Script:
             for join in plan.joins
         ]
         parts += [f"append {slot}:{block}" for slot, block, _ in plan.appends]
+        parts += [f"replace {slot}[{at}]:{block}" for slot, at, block, _ in plan.replacements]
         parts += [f"copy {source}>{target}" for source, target in plan.copies]
         parts += [f"chunk {slot}:{count}" for slot, count in plan.chunks]
         parts.append(f"decode {plan.decode_rows}")

@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from scheduler_svc.core.commands import (
     WorkerJoined,
     WorkerLost,
 )
-from scheduler_svc.core.outcome import Finished, Join, Outcome, Plan, RequestOver
+from scheduler_svc.core.outcome import Finished, Outcome, RequestOver
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Config, Reason, Request, StepResult, WorkerSpec
 from tests.fakes.model_worker import ModelWorker, expected_output
@@ -39,6 +39,8 @@ class World:
     """One simulated cell: everything random comes from the seed."""
 
     seed: int
+    # Of the layer groups of every worker.
+    windows: tuple[int | None, ...] = (None,)
     rng: random.Random = field(init=False)
     now_ns: int = 0
     outputs: dict[int, list[int]] = field(default_factory=dict)
@@ -87,11 +89,12 @@ class World:
         spec = WorkerSpec(
             fingerprint="f",
             block_size=self.block_size,
-            block_count=self.places // self.block_size,
+            block_count=self.places // self.block_size * len(self.windows),
             slots_max=slots,
             step_tokens_max=slots + room,
             mixed_tokens_max=self.rng.choice([None, slots + 1, slots + room]),
             vocab_size=VOCAB_SIZE,
+            windows=self.windows,
         )
         worker = ModelWorker(
             f"w{self.born}", spec, self.max_tokens_of, bad_sequence_ids=self.bad_sequence_ids
@@ -277,8 +280,8 @@ class World:
         assert prompt_logprobs == right or not any(over.outputs)
 
 
-def simulate(seed: int) -> World:
-    world = World(seed)
+def simulate(seed: int, windows: tuple[int | None, ...] = (None,)) -> World:
+    world = World(seed, windows)
     world.run(turns=150, requests=30)
     world.drain()
     world.judge()
@@ -293,6 +296,14 @@ def test_every_seed_drains_with_the_right_outputs(seed: int) -> None:
     simulate(seed)
 
 
+@pytest.mark.parametrize("windows", [(None, 12), (5, 30), (1, None, None)], ids=str)
+@pytest.mark.parametrize("seed", range(SEEDS // 10))
+def test_workers_of_several_layer_groups_drain_too(
+    seed: int, windows: tuple[int | None, ...]
+) -> None:
+    simulate(seed, windows)
+
+
 def test_same_seed_same_decisions() -> None:
     assert all(simulate(seed).trace == simulate(seed).trace for seed in range(10))
 
@@ -305,11 +316,6 @@ def plain(value: Any) -> Any:
         return [(key, plain(item)) for key, item in value.items()]
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if isinstance(value, Join):
-        # One layer group has one table.
-        value = replace(value, block_tables=value.block_tables[0][1])  # type: ignore[arg-type]
-    if isinstance(value, Plan):
-        value = replace(value, appends=[append[:2] for append in value.appends])  # type: ignore[arg-type]
     if is_dataclass(value):
         # The endings of a step stand behind it.
         names = [item.name for item in fields(value) if item.name != "events"]

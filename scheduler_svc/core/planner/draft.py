@@ -115,6 +115,7 @@ class Draft:
             leaves=leaves,
             joins=tuple(self.joins),
             appends=tuple(self._appends),
+            replacements=worker.take_replacements(),
             copies=tuple(self._copies),
             chunks=tuple(chunks.items()),
             checksum=worker.checksum & CHECKSUM_MASK,

@@ -27,6 +27,7 @@ def plan(*, preempted: tuple[int, ...] = ()) -> Plan:
         leaves=(),
         joins=(),
         appends=((0, 7, 0),),
+        replacements=(),
         copies=(),
         chunks=((1, 16),),
         checksum=0,

@@ -71,6 +71,7 @@ plans = st.builds(
     leaves=st.lists(SLOT, max_size=4).map(tuple),
     joins=st.lists(joins, max_size=3).map(tuple),
     appends=st.lists(st.tuples(SLOT, U32, GROUP), max_size=4).map(tuple),
+    replacements=st.lists(st.tuples(SLOT, U32, U32, GROUP), max_size=4).map(tuple),
     copies=pairs(U32),
     chunks=pairs(SLOT, sizes(65536)),
     checksum=U64,
@@ -141,6 +142,15 @@ def plan_from_proto(message: PlanMessage, said: Plan) -> Plan:
                 message.append_slots,
                 message.append_blocks,
                 message.append_groups or [0] * len(message.append_slots),
+                strict=True,
+            )
+        ),
+        replacements=tuple(
+            zip(
+                message.replace_slots,
+                message.replace_indices,
+                message.replace_blocks,
+                message.replace_groups or [0] * len(message.replace_slots),
                 strict=True,
             )
         ),
