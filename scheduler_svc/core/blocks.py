@@ -124,16 +124,12 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def cache(self, block: BlockId, key: BlockKey, group: int = 0) -> BlockId:
-        """A held block is full and committed: it can be found by its key from now on, unless one of
-        equal content is found already; the one that is.
-        """
+        """A held block is full and committed. The block that is found by its key from now on."""
         assert self._refs[block] > 0, f"block {block} cached but not held"
-        if (cached := self.get(key, group)) is not None:
-            return cached
-        if (group, key[0]) not in self._block_of and block not in self._key_of:
-            self._block_of[group, key[0]] = block
+        cached = self._block_of.setdefault((group, key[0]), block)
+        if cached == block:
             self._key_of[block] = group, key
-        return block
+        return cached if self._key_of[cached][1] == key else block
 
     def _forget(self, block: BlockId) -> None:
         if (known := self._key_of.pop(block, None)) is not None:

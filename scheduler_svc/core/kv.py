@@ -70,10 +70,7 @@ class BlockTable:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Hits:
-    """Cached blocks that a table can start from, by layer group, and the tokens that they spare.
-
-    Of a sliding group only those to which the tokens to come attend.
-    """
+    """Tokens to spare, and by layer group the cached blocks that those to come attend to."""
 
     num_tokens: int
     blocks: list[list[BlockId]]
@@ -93,15 +90,8 @@ class LayerGroup:
         """Blocks at the front to which no token after the first `num_tokens` attends."""
         return max(0, num_tokens - self.window + 1) // self.block_size
 
-    def num_blocks(self, num_scheduled_tokens: int, num_tokens: int, ahead: int = 0) -> int:
-        """Blocks from the front for what the next step may compute, and for `ahead` tokens more."""
-        places = min(num_tokens, num_scheduled_tokens + self.step_tokens_max) + ahead
-        return blocks_for(places, self.block_size)
-
     def num_blocks_max(self, places_max: int) -> int:
-        """Blocks that a sequence of so many KV places holds at once: wherever in a block the
-        oldest token begins to which the next one attends.
-        """
+        """Blocks that so many KV places need at once, wherever in a block the window begins."""
         places = self.block_size - 1 + self.window - 1 + 2 * self.step_tokens_max
         return blocks_for(min(places_max, places), self.block_size)
 
@@ -124,8 +114,12 @@ class KVManager:
         self._sliding = [i for i, window in enumerate(spec.windows) if window is not None]
         self.group_count = len(self._groups)
         self.has_windows = bool(self._sliding)
-        # More than this beyond what the next step may compute must not be asked for.
+        # Tokens beyond the next step's that may be asked for.
         self.ahead_max = spec.step_tokens_max if self._sliding else _ENDLESS
+        # KV places of the longest sequence that it can hold; a sequence's last token needs none.
+        size, context_max = spec.block_size, spec.context_tokens_max or _ENDLESS
+        fits = bisect_right(range(_ENDLESS), self.block_count, key=lambda n: self.worst(n * size))
+        self.places_max = min((fits - 1) * size, context_max - 1)
         self._layout = (spec.fingerprint, spec.block_size)
         self._pool = BlockPool(block_count=spec.block_count, block_size=spec.block_size)
 
@@ -139,22 +133,12 @@ class KVManager:
         """Blocks nobody holds, cached ones included."""
         return self._pool.free_count
 
-    @property
-    def places_max(self) -> int:
-        """KV places of the longest sequence that the blocks can hold alone."""
-        size = self.block_size
-        fits = bisect_right(range(_ENDLESS), self.block_count, key=lambda n: self.worst(n * size))
-        return (fits - 1) * size
-
     def worst(self, places_max: int) -> int:
         """Blocks that a sequence of so many KV places holds at once."""
         return sum(group.num_blocks_max(places_max) for group in self._groups)
 
     def lookup(self, table: BlockTable, num_tokens: int) -> Hits:
-        """Of the first `num_tokens` tokens at most, as many full blocks as every group can spare.
-
-        A sliding group needs only those of the window before what is to be computed.
-        """
+        """The longest hit of `num_tokens` tokens at most that every group has its part of."""
         count = num_tokens // self.block_size
         self._compute_keys(table, count)
         keys, found = table.keys[:count], [list[BlockId]() for _ in self._groups]
@@ -173,34 +157,27 @@ class KVManager:
     def cost(
         self, table: BlockTable, hits: Hits | None, freed: AbstractSet[BlockId]
     ) -> tuple[int, int]:
-        """Free blocks that a table takes to start from `hits`, and at its longest.
-
-        Those that somebody else holds are spared, in a sliding group only while its window is
-        there. `freed`: blocks that are about to be free.
+        """Free blocks that a table takes to start from `hits`, and at its longest, when a window
+        has passed those that it shares. `freed`: blocks that are about to be free.
         """
-        hits = hits or Hits(0, [[] for _ in self._groups])
+        start, found = (hits.num_tokens, hits.blocks) if hits else (0, [[]] * self.group_count)
         now, worst = 0, self.worst(table.places_max)
-        for index, (group, blocks) in enumerate(zip(self._groups, hits.blocks, strict=True)):
+        for index, group in enumerate(self._groups):
+            blocks, places = found[index], min(len(table.tokens), start + group.step_tokens_max)
             saved = len(blocks) - self._pool.free_among(blocks) - sum(b in freed for b in blocks)
-            now += group.num_blocks(hits.num_tokens, len(table.tokens)) - saved
-            now -= group.num_skipped_blocks(hits.num_tokens)
+            now += blocks_for(places, self.block_size) - group.num_skipped_blocks(start) - saved
             worst -= saved if index in self._full else 0
         return now, worst
 
     def shortfall(
         self, table: BlockTable, num_scheduled_tokens: int, num_tokens: int, ahead: int
     ) -> list[int]:
-        """Blocks that the table lacks, by group, for what the next step may compute and `ahead`
-        tokens more, or for its longest.
-        """
-        longest = blocks_for(table.places_max, self.block_size)
-        return [
-            max(
-                0,
-                min(group.num_blocks(num_scheduled_tokens, num_tokens, ahead), longest) - len(have),
-            )
-            for group, have in zip(self._groups, table.blocks, strict=True)
-        ]
+        """Blocks that the table lacks, by group, for the next step and `ahead` tokens more."""
+        size, counts = self.block_size, []
+        for group, blocks in zip(self._groups, table.blocks, strict=True):
+            places = min(num_tokens, num_scheduled_tokens + group.step_tokens_max) + ahead
+            counts.append(max(0, blocks_for(min(places, table.places_max), size) - len(blocks)))
+        return counts
 
     def freed_by(self, tables: Iterable[BlockTable]) -> set[BlockId]:
         """Blocks that would be free if these tables were released."""
@@ -211,25 +188,23 @@ class KVManager:
     def allocate(self, table: BlockTable, hits: Hits) -> None:
         """Fill an empty table with blocks for its tokens, beginning with those of `hits`."""
         assert not table.blocks
-        for found in hits.blocks:
-            self._pool.hold(found)
         for group, found in zip(self._groups, hits.blocks, strict=True):
+            self._pool.hold(found)
             skipped = group.num_skipped_blocks(hits.num_tokens)
-            count = group.num_blocks(hits.num_tokens, len(table.tokens)) - skipped - len(found)
-            table.blocks.append([NO_BLOCK] * skipped + found + self._pool.take(count))
+            table.blocks.append([NO_BLOCK] * skipped + found)
             table.num_skipped_blocks.append(skipped)
         table.num_cached_blocks = hits.num_tokens // self.block_size
-        self._has_changed(table)
+        self._set_commit_at(table)
         table.may_grow = True
         self.worst_case_need += self._worst_case_need(table)
+        self.extend(table, self.shortfall(table, hits.num_tokens, len(table.tokens), 0))
 
     def fork(
         self, parent: BlockTable, child: BlockTable, num_tokens: int
     ) -> list[tuple[BlockId, BlockId]]:
         """Sources and targets of the copies that bring `num_tokens` tokens of the parent's KV.
 
-        None when there is nothing to copy, when the child does not start from all the full blocks
-        before it, or when a window has passed it.
+        None unless the child starts from all full blocks before, and no window has passed them.
         """
         full, rest = divmod(num_tokens, self.block_size)
         if not rest or child.num_cached_blocks != full or max(parent.num_skipped_blocks) > full:
@@ -237,25 +212,20 @@ class KVManager:
         pairs = zip(parent.blocks, child.blocks, strict=True)
         return [(source[full], target[full]) for source, target in pairs]
 
-    def extend(self, table: BlockTable, counts: list[int]) -> list[tuple[int, BlockId]]:
-        """So many more blocks by group, each with its group. The caller has seen that they are
-        free.
-        """
-        taken = []
-        for group, count in enumerate(counts):
-            blocks = self._pool.take(count)
-            table.blocks[group] += blocks
-            taken += [(group, block) for block in blocks]
+    def extend(self, table: BlockTable, counts: list[int]) -> list[list[BlockId]]:
+        """So many more blocks by group. The caller has seen that they are free."""
+        taken = [self._pool.take(count) for count in counts]
+        for blocks, more in zip(table.blocks, taken, strict=True):
+            blocks += more
         for group in self._full:
             self.worst_case_need -= counts[group]
-        self._has_changed(table)
+        table.capacity = min(map(len, table.blocks)) * self.block_size
         return taken
 
     def commit(self, table: BlockTable, num_computed_tokens: int) -> list[tuple[int, int]]:
         """Cache the blocks that are full of computed, committed tokens, and trim the table.
 
-        Where a block of equal content is cached already, that takes the place of the table's own,
-        which is given back: groups and indices of those.
+        Groups and indices of those that have given way to cached ones of equal content.
         """
         replaced: list[tuple[int, int]] = []
         full = min(num_computed_tokens, table.capacity) // self.block_size
@@ -271,7 +241,9 @@ class KVManager:
                         self._pool.free([own])
                         replaced.append((group, index))
             table.num_cached_blocks = full
-        self.trim(table, num_computed_tokens)
+        if self.has_windows:
+            self.trim(table, num_computed_tokens)
+        self._set_commit_at(table)
         return replaced
 
     def trim(self, table: BlockTable, num_tokens: int) -> None:
@@ -283,7 +255,6 @@ class KVManager:
                 self._pool.free(blocks[start:end])
                 blocks[start:end] = [NO_BLOCK] * (end - start)
                 table.num_skipped_blocks[group] = end
-        self._has_changed(table)
 
     def close(self, table: BlockTable) -> None:
         """The table will not be extended any more; what it holds it keeps."""
@@ -309,7 +280,7 @@ class KVManager:
     # Inside
 
     def _counts(self, index: int, keys: list[BlockKey]) -> set[int]:
-        """So many blocks from the front the group can spare."""
+        """Possible lengths of a hit, in blocks, as far as the group is concerned."""
         group, counts, run = self._groups[index], {0}, 0
         for count, key in enumerate(keys, start=1):
             run = 0 if self._pool.get(key, index) is None else run + 1
@@ -318,14 +289,11 @@ class KVManager:
         return counts
 
     def _worst_case_need(self, table: BlockTable) -> int:
-        """A sliding group may need its most at any time: what the window has passed is not free
-        while somebody else holds it.
-        """
+        """Of a sliding group all: what it gives back is not free while somebody else holds it."""
         return self.worst(table.places_max) - sum(len(table.blocks[i]) for i in self._full)
 
-    def _has_changed(self, table: BlockTable) -> None:
+    def _set_commit_at(self, table: BlockTable) -> None:
         size = self.block_size
-        table.capacity = min(map(len, table.blocks), default=0) * size
         table.commit_at = (table.num_cached_blocks + 1) * size
         for group in self._sliding if table.blocks else ():
             passed_at = (table.num_skipped_blocks[group] + 1) * size + self._groups[group].window

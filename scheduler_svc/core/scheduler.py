@@ -256,7 +256,7 @@ class Scheduler:
         sequence, workers = live.sequences[0], self.workers.values()
         if not workers or any(worker.can_hold(sequence) for worker in workers):
             return None
-        largest = max(worker.places_max for worker in workers)
+        largest = max(worker.kv.places_max for worker in workers)
         return (
             f"prompt and max_tokens need KV for {sequence.kv.places_max} tokens, "
             f"the largest worker holds {largest}"

@@ -111,8 +111,7 @@ class WorkerSpec:
 
     def __post_init__(self) -> None:
         assert min(self.block_size, self.block_count, self.slots_max) >= 1
-        assert self.windows
-        assert all(window is None or window >= 1 for window in self.windows)
+        assert min(1 if window is None else window for window in self.windows) >= 1
         assert self.step_tokens_max >= self.mixed_budget > self.slots_max, (
             "decode rows must leave room for a prefill"
         )

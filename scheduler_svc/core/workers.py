@@ -49,9 +49,6 @@ class Worker:
         self.id = worker_id
         self.spec = spec
         self.kv = KVManager(spec)
-        # KV places of the longest sequence it can hold; a sequence's last token needs none.
-        limit = spec.context_tokens_max
-        self.places_max = min(self.kv.places_max, limit - 1) if limit else self.kv.places_max
         self.running: dict[SlotIndex, Sequence] = {}
         # Of those, the ones with more than one token to go.
         self.prefills: dict[SlotIndex, Sequence] = {}
@@ -121,7 +118,7 @@ class Worker:
 
     def can_hold(self, sequence: Sequence) -> bool:
         """Whether the sequence fits pool and context at its longest."""
-        return sequence.kv.places_max <= self.places_max
+        return sequence.kv.places_max <= self.kv.places_max
 
     # Commands. `CellState` calls those that take a slot or give it up.
 

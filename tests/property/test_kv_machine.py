@@ -237,9 +237,11 @@ class KVMachine(RuleBasedStateMachine):
             return
         self.tell()
         held = {block for o in self.owners for blocks in o.table.blocks for block in blocks}
-        for group, block in self.kv.extend(table, counts):
-            assert block not in held, "new blocks are nobody's"
-            owner.mirror[group].append(block)
+        taken = self.kv.extend(table, counts)
+        assert list(map(len, taken)) == counts
+        for mirror, blocks in zip(owner.mirror, taken, strict=True):
+            assert not held & set(blocks), "new blocks are nobody's"
+            mirror += blocks
         assert not any(self.kv.shortfall(table, owner.num_scheduled, len(table.tokens), ahead))
         next_step = min(len(table.tokens), owner.num_scheduled + self.step_tokens)
         assert table.capacity >= min(next_step + ahead, table.places_max)

@@ -59,8 +59,8 @@ class Draft:
         for sequence, counts in growth:
             assert sequence.residency is not None
             slot = sequence.residency.slot
-            for group, block in self.worker.kv.extend(sequence.kv, counts):
-                self._appends.append((slot, block, group))
+            for group, blocks in enumerate(self.worker.kv.extend(sequence.kv, counts)):
+                self._appends += [(slot, block, group) for block in blocks]
 
     def admit(self, admission: Admission) -> None:
         """A slot, and blocks for known tokens."""

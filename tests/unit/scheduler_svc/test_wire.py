@@ -436,6 +436,14 @@ def test_a_worker_is_taken_at_its_word(fields: dict[str, object]) -> None:
     fields |= {"step_tokens_max": 2048, "mixed_tokens_max": 1500}
     spec = wire.spec_from_proto(WorkerDescription(boot_id="b", **fields))  # type: ignore[arg-type]
     assert spec == WorkerSpec(**fields)  # type: ignore[arg-type]
+    assert spec.windows == (None,)
+
+
+def test_a_worker_says_which_layers_have_a_window() -> None:
+    worker = WorkerDescription(block_size=1, block_count=1, slots_max=1, step_tokens_max=9)
+    for window in (0, 512, 0):
+        worker.capabilities.layer_groups.add(window_tokens=window)
+    assert wire.spec_from_proto(worker).windows == (None, 512, None)
 
 
 def test_a_worker_that_names_no_budget_for_mixed_steps_has_one_for_all() -> None:
