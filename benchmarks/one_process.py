@@ -63,13 +63,14 @@ def to_worker(plan: Plan, output_of: Callable[[int], int]) -> plans.Plan:
                 token_ids=join.tokens,
                 prompt_tokens=join.num_prompt_tokens,
                 num_computed_tokens=join.num_computed_tokens,
-                blocks=join.blocks,
+                blocks=join.block_tables[0][1],
                 sampling=greedy(output_of(join.sequence_id)),
                 prompt_logprobs_from=join.prompt_logprobs_from,
             )
             for join in plan.joins
         ),
-        appends=plan.appends,
+        appends=tuple((slot, block) for slot, block, _ in plan.appends),
+        replacements=tuple((slot, at, block) for slot, at, block, _ in plan.replacements),
         copies=plan.copies,
         chunks=plan.chunks,
         membership_checksum=plan.checksum,

@@ -100,7 +100,10 @@ def draft_plan(
     draft = columns.copy()
     _leave(draft, plan, limits)
     _join(draft, plan, limits)
-    _append(draft, plan, limits, blocks_of)
+    tables = _Tables(plan, blocks_of)
+    # First, as a row may be appended a block that it gives up.
+    _replace(draft, plan, limits, tables)
+    _append(draft, plan, limits, tables)
     _check_copies(plan, limits)
     counts = _first_counts(draft, plan, limits)
     _check_budget(counts, limits)
@@ -216,10 +219,40 @@ def _check_rules(row: str, sampling: RowSampling, limits: RowLimits) -> None:
         _check_token_ids(row, token_ids, limits)
 
 
-def _append(
-    draft: Columns, plan: Plan, limits: RowLimits, blocks_of: Callable[[int], list[int]]
-) -> None:
-    held = {join.slot: set(join.blocks) for join in plan.joins}
+class _Tables(dict[int, list[int]]):
+    """The block tables of the rows that the plan touches, by slot."""
+
+    def __init__(self, plan: Plan, blocks_of: Callable[[int], list[int]]) -> None:
+        super().__init__({join.slot: list(join.blocks) for join in plan.joins})
+        self._blocks_of = blocks_of
+
+    def __missing__(self, slot: int) -> list[int]:
+        table = self[slot] = self._blocks_of(slot)
+        return table
+
+
+def _replace(draft: Columns, plan: Plan, limits: RowLimits, tables: _Tables) -> None:
+    for slot, index, block in plan.replacements:
+        _check_slot(slot, limits)
+        _check_block(block, limits)
+        require(
+            bool(draft.is_member[slot]), f"slot {slot} has a block replaced but nobody is in it"
+        )
+        table, done = tables[slot], int(draft.done[slot])
+        require(
+            index < len(table),
+            f"slot {slot} has {len(table)} blocks, number {index} is to be replaced",
+        )
+        require(
+            (index + 1) * limits.block_size <= done,
+            f"slot {slot}: block number {index} is to be replaced with {done} tokens done",
+        )
+        require(block not in table, f"slot {slot} already has block {block}")
+        table[index] = block
+
+
+def _append(draft: Columns, plan: Plan, limits: RowLimits, tables: _Tables) -> None:
+    held: dict[int, set[int]] = {}
     for slot, block in plan.appends:
         _check_slot(slot, limits)
         _check_block(block, limits)
@@ -229,7 +262,7 @@ def _append(
             f"slot {slot} has all the {limits.blocks_per_row} blocks of the context",
         )
         if slot not in held:
-            held[slot] = set(blocks_of(slot))
+            held[slot] = set(tables[slot])
         require(block not in held[slot], f"slot {slot} already has block {block}")
         held[slot].add(block)
         draft.held[slot] += 1

@@ -79,6 +79,9 @@ class Plan:
     joins: tuple[Join, ...]
     # (slot, block): the block becomes the next one of the slot's row.
     appends: tuple[tuple[int, int], ...]
+    # (slot, index, block): the block, of equal content, takes the place of the row's block number
+    # `index`.
+    replacements: tuple[tuple[int, int, int], ...] = ()
     # (source, target) blocks, copied before the first step.
     copies: tuple[tuple[int, int], ...]
     # (slot, tokens) computed in the first step.

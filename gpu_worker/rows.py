@@ -118,6 +118,8 @@ class Rows:
             self._write_join(join)
             self._joined[join.slot] = plan.plan_id
             held[join.slot] = len(join.blocks)
+        for slot, index, block in plan.replacements:
+            self._blocks[slot, index] = block
         for slot, block in plan.appends:
             count = held.get(slot, int(self._columns.held[slot]))
             self._blocks[slot, count] = block
@@ -190,6 +192,7 @@ class Rows:
             first.setdefault(slot, int(self._columns.held[slot]) - count)
         spans = [(slot, start, int(self._columns.held[slot])) for slot, start in first.items()]
         width = self.limits.blocks_per_row
+        spans += [(slot, index, index + 1) for slot, index, _ in plan.replacements]
         places = [np.arange(slot * width + start, slot * width + end) for slot, start, end in spans]
         blocks = [self._blocks[slot, start:end] for slot, start, end in spans]
         return (

@@ -43,6 +43,8 @@ def plan_from_proto(message: worker_service_pb2.Plan) -> Plan:
     for field in ("slot_tokens_least", "slot_tokens_most"):
         if (count := getattr(message, field)) > 1:
             raise InvalidPlan(f"{field}: must be 0 or 1, got {count}: a step gives a row one token")
+    _check_groups("append_groups", message.append_groups, len(message.append_slots))
+    _check_groups("replace_groups", message.replace_groups, len(message.replace_slots))
     return Plan(
         leader=leader_from_proto(message.leader),
         plan_id=message.plan_id,
@@ -50,6 +52,7 @@ def plan_from_proto(message: worker_service_pb2.Plan) -> Plan:
         leaves=tuple(message.leaves),
         joins=tuple(map(_join_from_proto, message.joins)),
         appends=_pairs("append_slots, append_blocks", message.append_slots, message.append_blocks),
+        replacements=_replacements(message),
         copies=_pairs("copy_sources, copy_targets", message.copy_sources, message.copy_targets),
         chunks=_pairs("chunk_slots, chunk_tokens", message.chunk_slots, message.chunk_tokens),
         membership_checksum=message.membership_checksum,
@@ -60,6 +63,19 @@ def _pairs(names: str, left: Sequence[int], right: Sequence[int]) -> tuple[tuple
     if len(left) != len(right):
         raise InvalidPlan(f"{names} must be parallel, but have {len(left)} and {len(right)} items")
     return tuple(zip(left, right, strict=True))
+
+
+def _replacements(message: worker_service_pb2.Plan) -> tuple[tuple[int, int, int], ...]:
+    at = _pairs("replace_slots, replace_indices", message.replace_slots, message.replace_indices)
+    pairs = _pairs("replace_slots, replace_blocks", message.replace_slots, message.replace_blocks)
+    return tuple((slot, index, block) for (slot, index), (_, block) in zip(at, pairs, strict=True))
+
+
+def _check_groups(name: str, groups: Sequence[int], count: int) -> None:
+    if groups and (any(groups) or len(groups) != count):
+        raise InvalidPlan(
+            f"{name} must be empty, or {count} zeros: this worker has one layer group"
+        )
 
 
 def _join_from_proto(message: worker_service_pb2.Join) -> Join:

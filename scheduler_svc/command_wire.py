@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, Final
 
-from protos.kaiten.v1.common_pb2 import PromptLogprobs, WorkerDescription
+from protos.kaiten.v1.common_pb2 import (
+    PromptLogprobs,
+    WorkerDescription,
+)
 from protos.kaiten.v1.ledger_pb2 import (
     CancelRecord,
     ConfiguredInput,
@@ -145,7 +148,7 @@ def _worker_changed_from(message: WorkerChangedInput) -> WorkerChanged:
 
 def _described(spec: WorkerSpec) -> WorkerDescription:
     told = _said(spec)
-    del told["slot_tokens_max"], told["features"]
+    del told["slot_tokens_max"], told["features"], told["windows"]
     return WorkerDescription(**told, capabilities=wire.capabilities_to_proto(spec))
 
 

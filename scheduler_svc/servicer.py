@@ -31,6 +31,8 @@ RANGES: Final = {
     # A prompt token and an output token.
     "context_tokens_max": (2, UINT32_MAX),
 }
+# Every sequence has a block table for each.
+LAYER_GROUPS_MAX: Final = 64
 
 
 class Servicer(SchedulerServiceServicer):
@@ -111,6 +113,9 @@ def _check_ranges(worker: common_pb2.WorkerDescription) -> None:
     for field, (least, most) in RANGES.items():
         if not least <= (value := getattr(worker, field)) <= most:
             raise InvalidRequest(f"worker.{field}", f"must be in [{least}, {most}], got {value}")
+    if (count := len(worker.capabilities.layer_groups)) > LAYER_GROUPS_MAX:
+        rule = f"must be at most {LAYER_GROUPS_MAX}, got {count}"
+        raise InvalidRequest("worker.capabilities.layer_groups", rule)
 
 
 def _check_budgets(worker: common_pb2.WorkerDescription) -> None:

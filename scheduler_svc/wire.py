@@ -17,6 +17,7 @@ from protos.kaiten.v1.common_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
     Capabilities,
+    LayerGroup,
     Leader,
     PromptLogprobs,
     TokenLogprobs,
@@ -139,6 +140,7 @@ def spec_from_proto(worker: WorkerDescription) -> WorkerSpec:
         context_tokens_max=worker.context_tokens_max or None,
         slot_tokens_max=told.slot_tokens_max or 1,
         features=frozenset(each for each, n in FEATURE_TO_PROTO.items() if n in told.features),
+        windows=tuple(each.window_tokens or None for each in told.layer_groups) or (None,),
     )
 
 
@@ -147,6 +149,7 @@ def capabilities_to_proto(spec: WorkerSpec) -> Capabilities:
     return Capabilities(
         slot_tokens_max=spec.slot_tokens_max,
         features=[n for each, n in FEATURE_TO_PROTO.items() if each in spec.features],
+        layer_groups=[LayerGroup(window_tokens=window or 0) for window in spec.windows],
     )
 
 
@@ -281,8 +284,13 @@ def plan_to_proto(
         lease_steps=plan.lease_steps,
         leaves=plan.leaves,
         joins=map(join_to_proto, plan.joins, samplings),
-        append_slots=[slot for slot, _ in plan.appends],
-        append_blocks=[block for _, block in plan.appends],
+        append_slots=[slot for slot, _, _ in plan.appends],
+        append_blocks=[block for _, block, _ in plan.appends],
+        append_groups=_groups([group for _, _, group in plan.appends]),
+        replace_slots=[slot for slot, _, _, _ in plan.replacements],
+        replace_indices=[index for _, index, _, _ in plan.replacements],
+        replace_blocks=[block for _, _, block, _ in plan.replacements],
+        replace_groups=_groups([group for _, _, _, group in plan.replacements]),
         copy_sources=[source for source, _ in plan.copies],
         copy_targets=[target for _, target in plan.copies],
         chunk_slots=[slot for slot, _ in plan.chunks],
@@ -290,6 +298,11 @@ def plan_to_proto(
         membership_checksum=plan.checksum,
         traceparent=traceparent,
     )
+
+
+def _groups(groups: list[int]) -> list[int]:
+    """Nothing, where all are of the first."""
+    return groups if any(groups) else []
 
 
 def join_to_proto(join: Join, sampling: RowSampling) -> JoinMessage:
@@ -300,7 +313,10 @@ def join_to_proto(join: Join, sampling: RowSampling) -> JoinMessage:
         token_ids=join.tokens,
         prompt_tokens=join.num_prompt_tokens,
         num_computed_tokens=join.num_computed_tokens,
-        block_tables=[BlockTableMessage(blocks=join.blocks)],
+        block_tables=[
+            BlockTableMessage(num_skipped_blocks=count, blocks=blocks)
+            for count, blocks in join.block_tables
+        ],
         sampling=sampling,
         prompt_logprobs_from=join.prompt_logprobs_from,
     )

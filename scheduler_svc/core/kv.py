@@ -1,58 +1,40 @@
-"""The KV manager of one worker: who holds which blocks, and which prefixes they still remember.
+"""The KV manager of one worker: the block tables of its sequences.
 
 The only place that knows blocks. A sequence has a `BlockTable`; the `KVManager` of the worker where
 it runs fills and empties it:
 
     lookup    blocks of earlier sequences that begin with the same tokens
-    allocate  blocks for every token known now, beginning with those found
-    fork      the partly filled block that a further choice copies instead of computing it
+    allocate  blocks for the tokens known now, beginning with those found
+    fork      the partly filled blocks that a further choice copies instead of computing them
     extend    blocks for tokens to come
-    commit    full blocks whose content is certain are cached: they can be looked up from now on
+    commit    full blocks whose content is certain are cached: they can be looked up from now on,
+              and of two that are equal one is given back
+    trim      what no token to come attends to
     release   everything back
 
-A block is held (ref count >= 1) or free. A cached block keeps its hash after it is freed, so that a
-later sequence with the same prefix can claim it; the least recently freed is forgotten first.
+Layers of one attention kind are a group, and a table has blocks for each group, all of one pool. In
+a group of full attention they stay to the end. A sliding window passes over its blocks: those
+behind it are given back, and none are taken before the next step may need them.
+
+    [ given back ..)[ window ......)[ one step's tokens ..)[ steps that may happen ..)
+                                    ^ num_scheduled_tokens
 """
 
-import hashlib
-from array import array
-from collections import OrderedDict
+from bisect import bisect_right
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from scheduler_svc.core.blocks import BlockKey, BlockPool, block_keys, blocks_for, root_hash
 from scheduler_svc.core.types import BlockId, WorkerSpec
 
 # What prefix hashes are made for: the worker's fingerprint and block size.
 Layout = tuple[str, int]
-# A full block's hash, and its tokens packed: a hit compares them, so that a collision cannot leak
-# content.
-BlockKey = tuple[bytes, bytes]
-
-
-def blocks_for(tokens: int, block_size: int) -> int:
-    """Blocks that hold `tokens` KV places (ceiling division)."""
-    return -(-tokens // block_size)
-
-
-def root_hash(fingerprint: str, tenant: str) -> bytes:
-    """Where a chain of prefix hashes starts: nothing is shared across models or tenants."""
-    return hashlib.sha256(f"{fingerprint}\0{tenant}".encode()).digest()
-
-
-def chain_hash(parent: bytes, content: bytes) -> bytes:
-    """SHA-256 over the parent's hash and one block's tokens (vLLM's automatic prefix caching)."""
-    return hashlib.sha256(parent + content).digest()
-
-
-def block_keys(root: bytes, tokens: Items[int], block_size: int) -> list[BlockKey]:
-    """Of every full block of tokens; `root` is the hash of what comes before them."""
-    keys: list[BlockKey] = []
-    for start in range(0, len(tokens) - block_size + 1, block_size):
-        content = array("I", tokens[start : start + block_size]).tobytes()
-        root = chain_hash(root, content)
-        keys.append((root, content))
-    return keys
+# In place of a block that was given back.
+NO_BLOCK: BlockId = -1
+# More tokens or blocks than anything has.
+_ENDLESS = 1 << 40
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -64,11 +46,14 @@ class BlockTable:
     tenant: str
     # KV places of the longest it can become: the last token's KV is never needed.
     places_max: int
-    blocks: list[BlockId] = field(default_factory=list)
-    # KV places that the blocks have.
+    # By layer group: all blocks from the front, and how many of those were given back.
+    blocks: list[list[BlockId]] = field(default_factory=list)
+    num_skipped_blocks: list[int] = field(default_factory=list)
+    # KV places that the blocks have, or had, in every group.
     capacity: int = 0
-    # So many blocks from the front are cached, and so many computed tokens make one more.
+    # So many blocks from the front are cached, or were.
     num_cached_blocks: int = 0
+    # So many computed tokens make one more, or one that a window has passed.
     commit_at: int = 0
     # It counts in `worst_case_need`.
     may_grow: bool = False
@@ -76,103 +61,40 @@ class BlockTable:
     keys: list[BlockKey] = field(default_factory=list)
     layout: Layout | None = None
 
-
-class BlockPool:
-    """Ref-counted blocks with a prefix cache over the free ones.
-
-    Invariant: every block is either in the free queue or has a ref count, never both; `check()`
-    proves it.
-    """
-
-    def __init__(self, *, block_count: int, block_size: int) -> None:
-        self.block_count = block_count
-        self.block_size = block_size
-        self._refs = [0] * block_count
-        self._free: OrderedDict[BlockId, None] = OrderedDict.fromkeys(range(block_count))
-        self._block_of: dict[bytes, BlockId] = {}
-        self._key_of: dict[BlockId, BlockKey] = {}
-
-    def __repr__(self) -> str:
-        return f"<BlockPool {self.free_count}/{self.block_count} free, {len(self._key_of)} cached>"
-
     @property
-    def free_count(self) -> int:
-        """Blocks nobody holds, cached ones included."""
-        return len(self._free)
+    def parts(self) -> tuple[tuple[int, tuple[BlockId, ...]], ...]:
+        """By layer group: how many blocks were given back, and those that it holds."""
+        counts = zip(self.num_skipped_blocks, self.blocks, strict=True)
+        return tuple((count, tuple(blocks[count:])) for count, blocks in counts)
 
-    def take(self, count: int) -> list[BlockId]:
-        """Hold `count` blocks of unspecified content. The caller has seen that so many are free."""
-        assert count <= len(self._free), f"{count} blocks taken, {len(self._free)} free"
-        taken = []
-        for _ in range(count):
-            block, _ = self._free.popitem(last=False)
-            self._forget(block)
-            self._refs[block] = 1
-            taken.append(block)
-        return taken
 
-    def find(self, keys: Iterable[BlockKey]) -> list[BlockId]:
-        """Blocks that hold the longest cached run of `keys`; nothing is held yet."""
-        found: list[BlockId] = []
-        for key in keys:
-            block = self._block_of.get(key[0])
-            if block is None or self._key_of[block] != key:
-                break
-            found.append(block)
-        return found
+@dataclass(frozen=True, eq=False, slots=True)
+class Hits:
+    """Tokens to spare, and by layer group the cached blocks that those to come attend to."""
 
-    def free_among(self, blocks: Iterable[BlockId]) -> int:
-        """How many of `blocks` are free: holding them costs that many free blocks."""
-        return sum(self._refs[block] == 0 for block in blocks)
+    num_tokens: int
+    blocks: list[list[BlockId]]
 
-    def freed_by(self, tables: Iterable[Items[BlockId]]) -> set[BlockId]:
-        """Blocks that would become free if nobody held them for these tables any more."""
-        held: dict[BlockId, int] = {}
-        for blocks in tables:
-            for block in blocks:
-                held[block] = held.get(block, 0) + 1
-        return {block for block, count in held.items() if self._refs[block] == count}
 
-    def hold(self, blocks: Iterable[BlockId]) -> None:
-        """Add one holder to each."""
-        for block in blocks:
-            if self._refs[block] == 0:
-                del self._free[block]
-            self._refs[block] += 1
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """What a sequence needs in one layer group. Full attention is a window without an end."""
 
-    def free(self, blocks: Items[BlockId]) -> None:
-        """Drop one holder of each.
+    # A token attends to so many newest tokens, itself included.
+    window: int
+    # So many tokens a step may compute of a sequence, and so many `ahead` of that may be asked for.
+    step_tokens_max: int
+    ahead_max: int
+    block_size: int
 
-        The tail goes first: a prefix is worth more than what follows it.
-        """
-        for block in reversed(blocks):
-            assert self._refs[block] > 0, f"block {block} given back but not held"
-            self._refs[block] -= 1
-            if self._refs[block] == 0:
-                self._free[block] = None
-                if block not in self._key_of:
-                    self._free.move_to_end(block, last=False)
+    def num_skipped_blocks(self, num_tokens: int) -> int:
+        """Blocks at the front to which no token after the first `num_tokens` attends."""
+        return max(0, num_tokens - self.window + 1) // self.block_size
 
-    def cache(self, block: BlockId, key: BlockKey) -> None:
-        """A held block is full and committed: it can be found by its key from now on."""
-        assert self._refs[block] > 0, f"block {block} cached but not held"
-        if key[0] not in self._block_of and block not in self._key_of:
-            self._block_of[key[0]] = block
-            self._key_of[block] = key
-
-    def _forget(self, block: BlockId) -> None:
-        if (key := self._key_of.pop(block, None)) is not None:
-            del self._block_of[key[0]]
-
-    def check(self, tables: Iterable[Items[BlockId]]) -> None:
-        """Raise AssertionError when the books do not balance with the tables that hold blocks."""
-        held = [0] * self.block_count
-        for blocks in tables:
-            for block in blocks:
-                held[block] += 1
-        assert held == self._refs
-        assert all((self._refs[b] == 0) == (b in self._free) for b in range(self.block_count))
-        assert {key[0]: block for block, key in self._key_of.items()} == self._block_of
+    def num_blocks_max(self, places_max: int) -> int:
+        """Blocks that so many KV places need at once, wherever in a block the window begins."""
+        places = self.block_size - 1 + self.window - 1 + self.step_tokens_max + self.ahead_max
+        return blocks_for(min(places_max, places), self.block_size)
 
 
 class KVManager:
@@ -183,6 +105,23 @@ class KVManager:
         self.block_count = spec.block_count
         # Blocks that the tables may still come to need, each at its longest.
         self.worst_case_need = 0
+        ahead_max = spec.step_tokens_max * spec.slot_tokens_max
+        self._groups = [
+            LayerGroup(_ENDLESS, _ENDLESS, _ENDLESS, spec.block_size)
+            if window is None
+            else LayerGroup(window, spec.step_tokens_max, ahead_max, spec.block_size)
+            for window in spec.windows
+        ]
+        self._full = [i for i, window in enumerate(spec.windows) if window is None]
+        self._sliding = [i for i, window in enumerate(spec.windows) if window is not None]
+        self.group_count = len(self._groups)
+        self.has_windows = bool(self._sliding)
+        # Tokens beyond the next step's that may be asked for.
+        self.ahead_max = ahead_max if self._sliding else _ENDLESS
+        # KV places of the longest sequence that it can hold; a sequence's last token needs none.
+        size, context_max = spec.block_size, spec.context_tokens_max or _ENDLESS
+        fits = bisect_right(range(_ENDLESS), self.block_count, key=lambda n: self.worst(n * size))
+        self.places_max = min((fits - 1) * size, context_max - 1)
         self._layout = (spec.fingerprint, spec.block_size)
         self._pool = BlockPool(block_count=spec.block_count, block_size=spec.block_size)
 
@@ -196,74 +135,130 @@ class KVManager:
         """Blocks nobody holds, cached ones included."""
         return self._pool.free_count
 
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold `tokens` KV places."""
-        return blocks_for(tokens, self.block_size)
+    def worst(self, places_max: int) -> int:
+        """Blocks that a sequence of so many KV places holds at once."""
+        return sum(group.num_blocks_max(places_max) for group in self._groups)
 
-    def lookup(self, table: BlockTable, num_tokens: int) -> list[BlockId]:
-        """The longest run of cached full blocks with the first `num_tokens` tokens at most."""
+    def lookup(self, table: BlockTable, num_tokens: int) -> Hits:
+        """The longest hit of `num_tokens` tokens at most that every group has its part of."""
         count = num_tokens // self.block_size
         self._compute_keys(table, count)
-        return self._pool.find(table.keys[:count])
+        keys, found = table.keys[:count], [list[BlockId]() for _ in self._groups]
+        for index in self._full:
+            found[index] = self._pool.find(keys, index)
+            keys = keys[: len(found[index])]
+        counts = [self._counts(index, keys) for index in self._sliding]
+        count = max(set.intersection(*counts)) if counts else len(keys)
+        for index in self._full:
+            del found[index][count:]
+        for index in self._sliding:
+            start = self._groups[index].num_skipped_blocks(count * self.block_size)
+            found[index] = self._pool.find(keys[start:count], index)
+        return Hits(count * self.block_size, found)
 
-    def saved_by(self, hits: list[BlockId], freed: set[BlockId]) -> int:
-        """Free blocks that a table spares by starting from `hits`: those that somebody else holds.
-
-        `freed`: blocks that are about to be free.
+    def cost(
+        self, table: BlockTable, hits: Hits | None, freed: AbstractSet[BlockId], ahead: int = 0
+    ) -> tuple[int, int]:
+        """Free blocks that a table takes to start from `hits`, and at its longest, when a window
+        has passed those that it shares. `freed`: blocks that are about to be free; `ahead`: tokens
+        beyond those known now.
         """
-        return len(hits) - self._pool.free_among(hits) - sum(block in freed for block in hits)
+        start, found = (hits.num_tokens, hits.blocks) if hits else (0, [[]] * self.group_count)
+        now, worst = 0, self.worst(table.places_max)
+        for index, group in enumerate(self._groups):
+            blocks, places = found[index], min(len(table.tokens), start + group.step_tokens_max)
+            places = min(places + ahead, table.places_max)
+            saved = len(blocks) - self._pool.free_among(blocks) - sum(b in freed for b in blocks)
+            now += blocks_for(places, self.block_size) - group.num_skipped_blocks(start) - saved
+            worst -= saved if index in self._full else 0
+        return now, worst
 
-    def shortfall(self, table: BlockTable, places: int) -> int:
-        """Blocks that the table lacks for `places` KV places, or for its longest."""
-        return max(0, self.blocks_for(min(places, table.places_max)) - len(table.blocks))
+    def shortfall(
+        self, table: BlockTable, num_scheduled_tokens: int, num_tokens: int, ahead: int
+    ) -> list[int]:
+        """Blocks that the table lacks, by group, for the next step and `ahead` tokens more."""
+        size, counts = self.block_size, []
+        for group, blocks in zip(self._groups, table.blocks, strict=True):
+            places = min(num_tokens, num_scheduled_tokens + group.step_tokens_max) + ahead
+            counts.append(max(0, blocks_for(min(places, table.places_max), size) - len(blocks)))
+        return counts
 
     def freed_by(self, tables: Iterable[BlockTable]) -> set[BlockId]:
         """Blocks that would be free if these tables were released."""
-        return self._pool.freed_by(table.blocks for table in tables)
+        return self._pool.freed_by(blocks for table in tables for _, blocks in table.parts)
 
     # Commands
 
-    def allocate(self, table: BlockTable, hits: list[BlockId]) -> None:
-        """Fill an empty table with blocks for all its tokens, the first of them cached `hits`."""
+    def allocate(self, table: BlockTable, hits: Hits, ahead: int = 0) -> None:
+        """Fill an empty table with blocks for its tokens and `ahead` more, `hits` first."""
         assert not table.blocks
-        self._pool.hold(hits)
-        fresh = self._pool.take(self.blocks_for(len(table.tokens)) - len(hits))
-        table.blocks = hits + fresh
-        table.capacity = len(table.blocks) * self.block_size
-        self._set_cached(table, len(hits))
+        for group, found in zip(self._groups, hits.blocks, strict=True):
+            self._pool.hold(found)
+            skipped = group.num_skipped_blocks(hits.num_tokens)
+            table.blocks.append([NO_BLOCK] * skipped + found)
+            table.num_skipped_blocks.append(skipped)
+        table.num_cached_blocks = hits.num_tokens // self.block_size
+        self._set_commit_at(table)
         table.may_grow = True
         self.worst_case_need += self._worst_case_need(table)
+        self.extend(table, self.shortfall(table, hits.num_tokens, len(table.tokens), ahead))
 
     def fork(
         self, parent: BlockTable, child: BlockTable, num_tokens: int
-    ) -> tuple[BlockId, BlockId] | None:
-        """Source and target of the block copy that brings `num_tokens` tokens of the parent's KV.
+    ) -> list[tuple[BlockId, BlockId]]:
+        """Sources and targets of the copies that bring `num_tokens` tokens of the parent's KV.
 
-        None when there is nothing to copy, or when the child does not start from all the full
-        blocks before it.
+        None unless the child starts from all full blocks before, and no window has passed them.
         """
         full, rest = divmod(num_tokens, self.block_size)
-        if not rest or child.num_cached_blocks != full:
-            return None
-        return parent.blocks[full], child.blocks[full]
+        if not rest or child.num_cached_blocks != full or max(parent.num_skipped_blocks) > full:
+            return []
+        pairs = zip(parent.blocks, child.blocks, strict=True)
+        return [(source[full], target[full]) for source, target in pairs]
 
-    def extend(self, table: BlockTable, count: int) -> list[BlockId]:
-        """So many more blocks. The caller has seen that they are free."""
-        blocks = self._pool.take(count)
-        table.blocks += blocks
-        table.capacity = len(table.blocks) * self.block_size
-        self.worst_case_need -= len(blocks)
-        return blocks
+    def extend(self, table: BlockTable, counts: list[int]) -> list[list[BlockId]]:
+        """So many more blocks by group. The caller has seen that they are free."""
+        taken = [self._pool.take(count) for count in counts]
+        for blocks, more in zip(table.blocks, taken, strict=True):
+            blocks += more
+        for group in self._full:
+            self.worst_case_need -= counts[group]
+        table.capacity = min(map(len, table.blocks)) * self.block_size
+        return taken
 
-    def commit(self, table: BlockTable, num_computed_tokens: int) -> None:
-        """Cache the blocks that are full of computed, committed tokens."""
-        full = min(num_computed_tokens // self.block_size, len(table.blocks))
-        if full <= table.num_cached_blocks:
-            return
-        self._compute_keys(table, full)
-        for index in range(table.num_cached_blocks, full):
-            self._pool.cache(table.blocks[index], table.keys[index])
-        self._set_cached(table, full)
+    def commit(self, table: BlockTable, num_computed_tokens: int) -> list[tuple[int, int]]:
+        """Cache the blocks that are full of computed, committed tokens, and trim the table.
+
+        Groups and indices of those that have given way to cached ones of equal content.
+        """
+        replaced: list[tuple[int, int]] = []
+        full = min(num_computed_tokens, table.capacity) // self.block_size
+        if full > table.num_cached_blocks:
+            self._compute_keys(table, full)
+            for group, blocks in enumerate(table.blocks):
+                start = max(table.num_cached_blocks, table.num_skipped_blocks[group])
+                for index in range(start, full):
+                    own = blocks[index]
+                    cached = blocks[index] = self._pool.cache(own, table.keys[index], group)
+                    if cached != own:
+                        self._pool.hold([cached])
+                        self._pool.free([own])
+                        replaced.append((group, index))
+            table.num_cached_blocks = full
+        if self.has_windows:
+            self.trim(table, num_computed_tokens)
+        self._set_commit_at(table)
+        return replaced
+
+    def trim(self, table: BlockTable, num_tokens: int) -> None:
+        """Give back blocks to which no token after the first `num_tokens` attends."""
+        for group in self._sliding if table.blocks else ():
+            blocks, start = table.blocks[group], table.num_skipped_blocks[group]
+            end = min(self._groups[group].num_skipped_blocks(num_tokens), len(blocks))
+            if end > start:
+                self._pool.free(blocks[start:end])
+                blocks[start:end] = [NO_BLOCK] * (end - start)
+                table.num_skipped_blocks[group] = end
 
     def close(self, table: BlockTable) -> None:
         """The table will not be extended any more; what it holds it keeps."""
@@ -274,25 +269,39 @@ class KVManager:
     def release(self, table: BlockTable) -> None:
         """Give everything back; of an empty table, nothing."""
         self.close(table)
-        self._pool.free(table.blocks)
-        table.blocks, table.capacity = [], 0
+        for _, blocks in table.parts:
+            self._pool.free(blocks)
+        table.blocks, table.num_skipped_blocks, table.capacity = [], [], 0
 
     def check(self, tables: Items[BlockTable]) -> None:
         """Raise AssertionError unless exactly these tables hold blocks here."""
-        self._pool.check(table.blocks for table in tables)
+        self._pool.check(blocks for table in tables for _, blocks in table.parts)
         open_tables = [table for table in tables if table.may_grow]
         assert self.worst_case_need == sum(map(self._worst_case_need, open_tables))
         for table in tables:
-            assert table.capacity == len(table.blocks) * self.block_size
+            assert table.capacity == min(map(len, table.blocks), default=0) * self.block_size
 
     # Inside
 
-    def _worst_case_need(self, table: BlockTable) -> int:
-        return self.blocks_for(table.places_max) - len(table.blocks)
+    def _counts(self, index: int, keys: list[BlockKey]) -> set[int]:
+        """Possible lengths of a hit, in blocks, as far as the group is concerned."""
+        group, counts, run = self._groups[index], {0}, 0
+        for count, key in enumerate(keys, start=1):
+            run = 0 if self._pool.get(key, index) is None else run + 1
+            if run >= count - group.num_skipped_blocks(count * self.block_size):
+                counts.add(count)
+        return counts
 
-    def _set_cached(self, table: BlockTable, count: int) -> None:
-        table.num_cached_blocks = count
-        table.commit_at = (count + 1) * self.block_size
+    def _worst_case_need(self, table: BlockTable) -> int:
+        """Of a sliding group all: what it gives back is not free while somebody else holds it."""
+        return self.worst(table.places_max) - sum(len(table.blocks[i]) for i in self._full)
+
+    def _set_commit_at(self, table: BlockTable) -> None:
+        size = self.block_size
+        table.commit_at = (table.num_cached_blocks + 1) * size
+        for group in self._sliding if table.blocks else ():
+            passed_at = (table.num_skipped_blocks[group] + 1) * size + self._groups[group].window
+            table.commit_at = min(table.commit_at, passed_at - 1)
 
     def _compute_keys(self, table: BlockTable, count: int) -> None:
         """Of the first `count` blocks of tokens at least, all full; once per layout."""

@@ -5,17 +5,21 @@ from enum import Enum
 
 from scheduler_svc.core.types import BlockId, Reason, SequenceId, SlotIndex
 
+# Slot, the block's index in the slot's table, the block that takes its place, layer group.
+Replacement = tuple[SlotIndex, int, BlockId, int]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """A sequence takes a slot, with blocks for all its known tokens."""
+    """A sequence takes a slot, with blocks for what it is to compute first."""
 
     slot: SlotIndex
     sequence_id: SequenceId
     tokens: tuple[int, ...]
     num_prompt_tokens: int
     num_computed_tokens: int
-    blocks: tuple[BlockId, ...]
+    # By layer group: how many blocks at the front no token to come attends to, and the others.
+    block_tables: tuple[tuple[int, tuple[BlockId, ...]], ...]
     # Prompt logprobs are wanted from this position on; `num_prompt_tokens`: none.
     prompt_logprobs_from: int
 
@@ -29,7 +33,10 @@ class Plan:
     lease_steps: int
     leaves: tuple[SlotIndex, ...]
     joins: tuple[Join, ...]
-    appends: tuple[tuple[SlotIndex, BlockId], ...]
+    # Slot, block, and its layer group.
+    appends: tuple[tuple[SlotIndex, BlockId, int], ...]
+    # Of blocks that are given back for others of equal content.
+    replacements: tuple[Replacement, ...]
     copies: tuple[tuple[BlockId, BlockId], ...]
     chunks: tuple[tuple[SlotIndex, int], ...]
     checksum: int

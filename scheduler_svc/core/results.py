@@ -161,7 +161,7 @@ def _book_chunks(worker: Worker, flight: Flight, result: StepResult) -> dict[Slo
             sequence.live.prompt_logprobs_done = result.prompt_logprobs[slot].stop
             prompt_logprobs[slot] = sequence.sequence_id
         computed = sequence.advance(count - (slot in flight.sampling))
-        worker.kv.commit(sequence.kv, computed)
+        worker.commit(sequence, computed)
     return prompt_logprobs
 
 
@@ -186,7 +186,7 @@ def _book_tokens(
             sequence.num_tokens = num_tokens = sequence.num_tokens + 1
             worker.num_finishing += num_tokens == sequence.tokens_max
         if computed >= sequence.kv.commit_at:
-            worker.kv.commit(sequence.kv, computed)
+            worker.commit(sequence, computed)
         live = sequence.live
         live.tenant.served += 1
         if live.first_token_ns is None or live.siblings:

@@ -270,7 +270,7 @@ class Scheduler:
         sequence, workers = live.sequences[0], self.workers.values()
         if not workers or any(worker.can_hold(sequence) for worker in workers):
             return None
-        able = [worker.spec.places_max for worker in workers if worker.can_do(sequence)]
+        able = [worker.kv.places_max for worker in workers if worker.can_do(sequence)]
         if not able:
             needs = ", ".join(need.value for need in Feature if need in live.request.needs)
             return f"the request needs {needs}, and no worker can do all of it"

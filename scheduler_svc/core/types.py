@@ -121,9 +121,12 @@ class WorkerSpec:
     # Tokens that a step may give a row that decodes. It always gives one at least.
     slot_tokens_max: int = 1
     features: frozenset[Feature] = frozenset()
+    # By layer group: a token attends to so many newest tokens, itself included; None: to all.
+    windows: tuple[int | None, ...] = (None,)
 
     def __post_init__(self) -> None:
         assert min(self.block_size, self.block_count, self.slots_max, self.slot_tokens_max) >= 1
+        assert min(1 if window is None else window for window in self.windows) >= 1
         assert self.step_tokens_max >= self.mixed_budget > self.slots_max * self.slot_tokens_max, (
             "decode rows must leave room for a prefill"
         )
@@ -132,13 +135,6 @@ class WorkerSpec:
     def mixed_budget(self) -> int:
         """Tokens of a step in which somebody decodes, and waits for the others' prompts."""
         return self.step_tokens_max if self.mixed_tokens_max is None else self.mixed_tokens_max
-
-    @property
-    def places_max(self) -> int:
-        """KV places of the longest sequence it can hold; a sequence's last token needs none."""
-        places = self.block_count * self.block_size
-        limit = self.context_tokens_max
-        return places if limit is None else min(places, limit - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

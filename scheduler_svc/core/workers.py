@@ -10,7 +10,8 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, replace
 
-from scheduler_svc.core.kv import KVManager
+from scheduler_svc.core.kv import NO_BLOCK, KVManager
+from scheduler_svc.core.outcome import Replacement
 from scheduler_svc.core.requests import Residency, Sequence
 from scheduler_svc.core.types import SequenceId, SlotIndex, WorkerSpec
 
@@ -65,6 +66,8 @@ class Worker:
         self._slots_free = list(range(spec.slots_max))
         # Of those who run, for the next plan to remember.
         self._residents: dict[SlotIndex, Residency] = {}
+        # Layer groups and indices of the blocks that have given way to others of equal content.
+        self._replaced: list[tuple[Residency, int, int]] = []
 
     def __repr__(self) -> str:
         flights = len(self.flights)
@@ -106,6 +109,12 @@ class Worker:
         most = self.spec.slot_tokens_max
         return optional * most + certain * (most - 1)
 
+    def lease_steps_max(self, plans_in_flight_max: int) -> int:
+        """Of the next plan, so that no plan has to ask for more ahead than the blocks are for."""
+        most = self.spec.slot_tokens_max
+        certain = (plans_in_flight_max + 1) * (most - 1)
+        return max(1, (self.kv.ahead_max - certain) // most - self.optional_steps + 1)
+
     @property
     def members(self) -> list[Sequence]:
         """Every sequence that the worker's death would interrupt."""
@@ -125,7 +134,7 @@ class Worker:
 
     def can_hold(self, sequence: Sequence) -> bool:
         """Whether it can do it, and the sequence fits pool and context at its longest."""
-        return sequence.kv.places_max <= self.spec.places_max and self.can_do(sequence)
+        return sequence.kv.places_max <= self.kv.places_max and self.can_do(sequence)
 
     # Commands. `CellState` calls those that take a slot or give it up.
 
@@ -161,13 +170,34 @@ class Worker:
         self.leaves.append(slot)
         self.checksum -= slot_checksum(slot, sequence.sequence_id)
 
-    def reclaim(self) -> None:
-        """Take the blocks of those that are retiring.
+    def reclaim(self) -> bool:
+        """Take the blocks of those that are retiring, and what only steps in flight attend to;
+        whether any is free now that was not.
 
         Unasked, they live to be committed, and can be found as a prefix.
         """
+        free_count = self.kv.free_count
         for sequence in self.retiring.values():
             self.kv.release(sequence.kv)
+        for sequence in self.running.values() if self.kv.has_windows else ():
+            self.kv.trim(sequence.kv, sequence.num_scheduled_tokens)
+        return self.kv.free_count > free_count
+
+    def commit(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        """Cache what is certain; the worker is told with the next plan of the blocks replaced."""
+        for group, index in self.kv.commit(sequence.kv, num_computed_tokens):
+            assert sequence.residency is not None
+            self._replaced.append((sequence.residency, group, index))
+
+    def take_replacements(self) -> tuple[Replacement, ...]:
+        """For the next plan, of those that will still be there."""
+        replaced, self._replaced = self._replaced, []
+        return tuple(
+            (one.slot, index, block, group)
+            for one, group, index in replaced
+            if self._residents.get(one.slot) is one
+            and (block := one.sequence.kv.blocks[group][index]) != NO_BLOCK
+        )
 
     def schedule(self, chunks: dict[SlotIndex, int], lease_steps: int) -> None:
         """A plan is on its way: the next token, or chunk of a prompt, of everybody it is for is
@@ -228,7 +258,8 @@ class Worker:
             assert 0 <= sequence.num_computed_tokens <= sequence.num_scheduled_tokens
             assert sequence.num_scheduled_tokens < sequence.num_tokens
             assert len(sequence.tokens) <= sequence.num_tokens
-            assert self.kv.shortfall(sequence.kv, sequence.num_scheduled_tokens) == 0
+            places = min(sequence.num_scheduled_tokens, sequence.kv.places_max)
+            assert places <= sequence.kv.capacity
         for sequence in self.members:
             assert sequence.residency is not None
             assert sequence.residency.worker_id == self.id

@@ -66,7 +66,8 @@ class Row:
     tokens: list[int]
     num_prompt_tokens: int
     max_tokens: int
-    blocks: list[int]
+    # By layer group, from the front; None: given back.
+    blocks: list[list[int | None]]
     num_computed_tokens: int
     # Prompt logprobs are wanted from this position on.
     prompt_logprobs_from: int
@@ -88,7 +89,8 @@ class ModelWorker:
     # Sequences whose logits are not finite.
     bad_sequence_ids: set[int] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)
-    kv: dict[tuple[int, int], int] = field(default_factory=dict)
+    # By block and offset: the layer group that has written there, and the digest.
+    kv: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     inbox: deque[Plan] = field(default_factory=deque)
     plan: Plan | None = None
     steps_done: int = 0
@@ -120,20 +122,32 @@ class ModelWorker:
                 tokens=list(join.tokens),
                 num_prompt_tokens=join.num_prompt_tokens,
                 max_tokens=self.max_tokens_of[join.sequence_id],
-                blocks=list(join.blocks),
+                blocks=[[None] * count + list(blocks) for count, blocks in join.block_tables],
                 num_computed_tokens=join.num_computed_tokens,
                 prompt_logprobs_from=join.prompt_logprobs_from,
             )
-        for slot, block in plan.appends:
-            self.rows[slot].blocks.append(block)
+        for slot, block, group in plan.appends:
+            self.rows[slot].blocks[group].append(block)
+        for slot, index, block, group in plan.replacements:
+            self._replace(self.rows[slot], index, block, group)
         for source, target in plan.copies:
             for offset in range(size):
                 if (source, offset) in self.kv:
                     self.kv[target, offset] = self.kv[source, offset]
         members = sum((row.sequence_id + 1) * (2 * slot + 1) for slot, row in self.rows.items())
         assert members & ((1 << 64) - 1) == plan.checksum, "membership differs"
-        assert all(0 <= b < self.spec.block_count for row in self.rows.values() for b in row.blocks)
+        self._check_tables()
         self.plan, self.steps_done = plan, 0
+
+    def _replace(self, row: Row, index: int, block: int, group: int) -> None:
+        """Only by a block of equal content."""
+        size, own = self.spec.block_size, row.blocks[group][index]
+        assert own is not None
+        assert own != block
+        assert (index + 1) * size <= row.num_computed_tokens, "a block that is not full"
+        for offset in range(size):
+            assert self.kv[own, offset] == self.kv[block, offset], "a block of other content"
+        row.blocks[group][index] = block
 
     def _run(self, plan: Plan) -> StepResult:
         chunks = dict(plan.chunks) if self.steps_done == 0 else {}
@@ -201,28 +215,40 @@ class ModelWorker:
         while len(given) <= accepted and given[-1] != STOP_TOKEN:
             given.append(self._next_token(self._compute(row, 1), row))
             row.tokens.append(given[-1])
-        size = self.spec.block_size
-        for place in range(row.num_computed_tokens, end):
-            self.kv[row.blocks[place // size], place % size] = WRONG
+        for group in range(len(row.blocks)):
+            for position in range(row.num_computed_tokens, end):
+                self.kv[self._place(row, group, position)] = group, WRONG
         return given
 
     def _next_token(self, state: int, row: Row) -> int:
         return next_token(state, row.sequence_id, self.spec.vocab_size, self.stop_every)
 
     def _compute(self, row: Row, count: int) -> int:
-        size = self.spec.block_size
-        state = 0
-        for position, token in enumerate(row.tokens[: row.num_computed_tokens + count]):
+        state, done = 0, row.num_computed_tokens
+        for position, token in enumerate(row.tokens[: done + count]):
             state = digest(state, token)
-            place = (row.blocks[position // size], position % size)
-            if position < row.num_computed_tokens:
-                assert self.kv[place] == state, (
-                    f"{row.sequence_id}: foreign KV at position {position}"
-                )
-            else:
-                self.kv[place] = state
+            for group, window in enumerate(self.spec.windows):
+                if position >= done:
+                    self.kv[self._place(row, group, position)] = group, state
+                elif window is None or position > done - window:
+                    # The first token of the step attends to it.
+                    assert self.kv[self._place(row, group, position)] == (group, state), (
+                        f"{row.sequence_id}: foreign KV at position {position} in group {group}"
+                    )
         row.num_computed_tokens += count
         return state
+
+    def _place(self, row: Row, group: int, position: int) -> tuple[int, int]:
+        index, offset = divmod(position, self.spec.block_size)
+        block = row.blocks[group][index]
+        assert block is not None, f"{row.sequence_id}: block {index} of group {group} was skipped"
+        return block, offset
+
+    def _check_tables(self) -> None:
+        for row in self.rows.values():
+            assert len(row.blocks) == len(self.spec.windows)
+            for blocks in row.blocks:
+                assert all(b is None or 0 <= b < self.spec.block_count for b in blocks)
 
     def _end(self, row: Row) -> Reason | None:
         if row.tokens[-1] == STOP_TOKEN:

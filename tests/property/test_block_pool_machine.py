@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler_svc.core.kv import BlockPool, block_keys, root_hash
+from scheduler_svc.core.blocks import BlockPool, block_keys, root_hash
 
 BLOCK_COUNT = 7
 BLOCK_SIZE = 2

@@ -171,10 +171,11 @@ class Script:
             parts.append(f"leave {' '.join(map(str, plan.leaves))}")
         parts += [
             f"join {join.slot}={self.name_of[join.sequence_id]} done {join.num_computed_tokens}/"
-            f"{len(join.tokens)} blocks {' '.join(map(str, join.blocks))}"
+            f"{len(join.tokens)} blocks {' '.join(map(str, join.block_tables[0][1]))}"
             for join in plan.joins
         ]
-        parts += [f"append {slot}:{block}" for slot, block in plan.appends]
+        parts += [f"append {slot}:{block}" for slot, block, _ in plan.appends]
+        parts += [f"replace {slot}[{at}]:{block}" for slot, at, block, _ in plan.replacements]
         parts += [f"copy {source}>{target}" for source, target in plan.copies]
         parts += [f"chunk {slot}:{count}" for slot, count in plan.chunks]
         parts.append(f"decode {plan.decode_rows}")

@@ -39,6 +39,8 @@ class World:
     """One simulated cell: everything random comes from the seed."""
 
     seed: int
+    # Of the layer groups of every worker.
+    windows: tuple[int | None, ...] = (None,)
     rng: random.Random = field(init=False)
     now_ns: int = 0
     outputs: dict[int, list[int]] = field(default_factory=dict)
@@ -89,12 +91,13 @@ class World:
         spec = WorkerSpec(
             fingerprint="f",
             block_size=self.block_size,
-            block_count=self.places // self.block_size,
+            block_count=self.places // self.block_size * len(self.windows),
             slots_max=slots,
             step_tokens_max=rows + room,
             mixed_tokens_max=self.rng.choice([None, rows + 1, rows + room]),
             vocab_size=VOCAB_SIZE,
             slot_tokens_max=self.slot_tokens_max,
+            windows=self.windows,
         )
         worker = ModelWorker(
             f"w{self.born}", spec, self.max_tokens_of, bad_sequence_ids=self.bad_sequence_ids
@@ -280,8 +283,10 @@ class World:
         assert prompt_logprobs == right or not any(over.outputs)
 
 
-def simulate(seed: int, slot_tokens_max: int = 1) -> World:
-    world = World(seed, slot_tokens_max=slot_tokens_max)
+def simulate(
+    seed: int, *, slot_tokens_max: int = 1, windows: tuple[int | None, ...] = (None,)
+) -> World:
+    world = World(seed, slot_tokens_max=slot_tokens_max, windows=windows)
     world.run(turns=150, requests=30)
     world.drain()
     world.judge()
@@ -301,6 +306,15 @@ def test_several_tokens_per_step_bring_the_same_outputs(seed: int) -> None:
     world = simulate(seed, slot_tokens_max=2 + seed % 4)
     steps = [item for item in world.trace if isinstance(item, StepTokens)]
     assert any(len(set(step.sequence_ids)) < len(step.sequence_ids) for step in steps)
+
+
+@pytest.mark.parametrize("windows", [(None, 12), (5, 30), (1, None, None)], ids=str)
+@pytest.mark.parametrize("seed", range(SEEDS // 10))
+def test_workers_of_several_layer_groups_drain_too(
+    seed: int, windows: tuple[int | None, ...]
+) -> None:
+    simulate(seed, windows=windows)
+    simulate(seed, windows=windows, slot_tokens_max=3)
 
 
 def test_same_seed_same_decisions() -> None:

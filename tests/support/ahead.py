@@ -143,6 +143,51 @@ class LateScheduler(MiniScheduler):
             self.unheard.append((slot, self.running[slot]))
 
 
+@dataclass
+class ReplacingScheduler(LateScheduler):
+    """Has a full block of every row copied, as far as blocks are free, and with the next plan the
+    copy takes its place; the block itself may be given away by that very plan.
+    """
+
+    # Row, index, and the copy that was made.
+    copied: list[tuple[Any, int, int]] = field(default_factory=list)
+    given_up: set[int] = field(default_factory=set)
+
+    def next_plan(self) -> Plan | None:
+        slots = {id(row): slot for slot, row in self.running.items()}
+        replaced, self.copied = self.copied, []
+        for row, index, block in replaced:
+            own = row.blocks[index]
+            row.blocks[index] = block
+            if id(row) in slots:
+                # Lowest first in line.
+                self._free.append(own)
+                self.given_up.add(own)
+            else:
+                # It has left meanwhile, with its own.
+                self._free.append(block)
+        done = {slot: (row, row.done) for slot, row in self.running.items()}
+        made = super().next_plan()
+        if made is None:
+            return None
+        copies = []
+        for slot, (row, tokens) in done.items():
+            full = tokens // self.limits.block_size
+            if self.running.get(slot) is row and full and len(self._free) > self._promised():
+                block, index = self._free.pop(0), made.plan_id % full
+                copies.append((row.blocks[index], block))
+                self.copied.append((row, index, block))
+        return dataclasses.replace(
+            made,
+            copies=tuple(copies),
+            replacements=tuple(
+                (slots[id(row)], index, block)
+                for row, index, block in replaced
+                if id(row) in slots and self.running.get(slots[id(row)]) is row
+            ),
+        )
+
+
 def play(
     stepper: Stepper,
     scheduler: MiniScheduler,

@@ -37,6 +37,7 @@ def spec(
     context: int | None = None,
     slot_tokens: int = 1,
     features: Iterable[Feature] = Feature,
+    windows: tuple[int | None, ...] = (None,),
 ) -> WorkerSpec:
     """A worker with plenty of everything but what the test says."""
     return WorkerSpec(
@@ -50,6 +51,7 @@ def spec(
         context_tokens_max=context,
         slot_tokens_max=slot_tokens,
         features=frozenset(features),
+        windows=windows,
     )
 
 

@@ -1,5 +1,6 @@
 """Admit: whether the one that is this worker's to take may start now."""
 
+from scheduler_svc.core.kv import Hits
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.planner.draft import Admission, Draft
 from scheduler_svc.core.planner.place import admission_view, place
@@ -44,16 +45,7 @@ def _try(draft: Draft, sequence: Sequence) -> tuple[Admission, Why | None]:
     return Admission(sequence=sequence, hits=hits, needs_reclaim=bool(freed)), why
 
 
-def _why_not(
-    draft: Draft, sequence: Sequence, hits: list[BlockId], freed: set[BlockId]
-) -> Why | None:
-    worker = draft.worker
-    view = admission_view(
-        draft.cell,
-        worker,
-        sequence,
-        joining=len(draft.joins),
-        saved=worker.kv.saved_by(hits, freed),
-        freed=len(freed),
-    )
+def _why_not(draft: Draft, sequence: Sequence, hits: Hits, freed: set[BlockId]) -> Why | None:
+    joining = len(draft.joins)
+    view = admission_view(draft.cell, draft.worker, sequence, joining, hits, freed)
     return draft.cell.policy.admission(view)

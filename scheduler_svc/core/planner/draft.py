@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from scheduler_svc.core.cell import CellState
+from scheduler_svc.core.kv import Hits
 from scheduler_svc.core.outcome import Join, PassedOver, Plan, Why
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.types import BlockId, SequenceId, SlotIndex
@@ -10,8 +11,8 @@ from scheduler_svc.core.workers import CHECKSUM_MASK, Worker
 
 # Of one plan; behind somebody who fits another worker only there may be thousands more.
 PASSED_OVER_MAX = 32
-# Sequences whose block tables are too short, and by how many blocks.
-Growth = list[tuple[Sequence, int]]
+# Sequences whose block tables are too short, and by how many blocks of each layer group.
+Growth = list[tuple[Sequence, list[int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,7 @@ class Admission:
     """Who joins, from which cached blocks, and whether those that are retiring must give theirs."""
 
     sequence: Sequence
-    hits: list[BlockId]
+    hits: Hits
     needs_reclaim: bool
 
 
@@ -33,7 +34,7 @@ class Draft:
         self.joins: list[Join] = []
         self.passed_over: list[PassedOver] = []
         self._now_ns = now_ns
-        self._appends: list[tuple[SlotIndex, BlockId]] = []
+        self._appends: list[tuple[SlotIndex, BlockId, int]] = []
         self._copies: list[tuple[BlockId, BlockId]] = []
 
     def pass_over(self, stage: str, why: Why, sequence_id: SequenceId | None = None) -> None:
@@ -47,10 +48,6 @@ class Draft:
         """The slot is free from this plan on; the last token is on its way."""
         self.cell.retire(self.worker, sequence)
 
-    def reclaim(self) -> None:
-        """The blocks of those that are retiring are free from this plan on."""
-        self.worker.reclaim()
-
     def preempt(self, sequence: Sequence) -> None:
         """Back into the queue, for want of blocks."""
         self.cell.preempt(self.worker, sequence)
@@ -59,22 +56,21 @@ class Draft:
 
     def extend(self, growth: Growth) -> None:
         """Blocks for those whose tables are too short. The caller has seen that they are free."""
-        for sequence, count in growth:
+        for sequence, counts in growth:
             assert sequence.residency is not None
             slot = sequence.residency.slot
-            self._appends += [(slot, block) for block in self.worker.kv.extend(sequence.kv, count)]
+            for group, blocks in enumerate(self.worker.kv.extend(sequence.kv, counts)):
+                self._appends += [(slot, block, group) for block in blocks]
 
     def admit(self, admission: Admission) -> None:
-        """A slot, and blocks for all that its first step may write."""
+        """A slot, and blocks for what its first step may write."""
         if admission.needs_reclaim:
-            self.reclaim()
-        sequence, kv = admission.sequence, self.worker.kv
-        kv.allocate(sequence.kv, admission.hits)
-        places = len(sequence.tokens) + self.worker.spec.slot_tokens_max - 1
-        kv.extend(sequence.kv, kv.shortfall(sequence.kv, places))
-        num_computed_tokens = len(admission.hits) * kv.block_size
-        if (copy := self._fork(sequence)) is not None:
-            self._copies.append(copy)
+            self.worker.reclaim()
+        sequence, table = admission.sequence, admission.sequence.kv
+        self.worker.kv.allocate(table, admission.hits, self.worker.spec.slot_tokens_max - 1)
+        num_computed_tokens = admission.hits.num_tokens
+        if copies := self._fork(sequence):
+            self._copies += copies
             num_computed_tokens = len(sequence.tokens) - 1
         slot = self.cell.admit(self.worker, sequence, num_computed_tokens, self._now_ns)
         self.joins.append(
@@ -84,13 +80,13 @@ class Draft:
                 tokens=tuple(sequence.tokens),
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 num_computed_tokens=num_computed_tokens,
-                blocks=tuple(sequence.kv.blocks),
+                block_tables=table.parts,
                 prompt_logprobs_from=sequence.live.prompt_logprobs_done,
             )
         )
 
-    def _fork(self, sequence: Sequence) -> tuple[BlockId, BlockId] | None:
-        """A block copy that spares all of the prompt but its last token, if the first choice has
+    def _fork(self, sequence: Sequence) -> list[tuple[BlockId, BlockId]]:
+        """Block copies that spare all of the prompt but its last token, if the first choice has
         computed it here.
         """
         first = sequence.live.sequences[0]
@@ -101,7 +97,7 @@ class Draft:
             and first.num_computed_tokens >= sequence.num_prompt_tokens
         )
         if not can_fork:
-            return None
+            return []
         return self.worker.kv.fork(first.kv, sequence.kv, sequence.num_prompt_tokens - 1)
 
     # The plan itself
@@ -119,6 +115,7 @@ class Draft:
             leaves=leaves,
             joins=tuple(self.joins),
             appends=tuple(self._appends),
+            replacements=worker.take_replacements(),
             copies=tuple(self._copies),
             chunks=tuple(chunks.items()),
             checksum=worker.checksum & CHECKSUM_MASK,

@@ -14,12 +14,11 @@ from scheduler_svc.core.workers import Worker
 
 
 def ensure_blocks(draft: Draft) -> None:
-    """First from those that are retiring, then from victims."""
+    """First from those that nobody will miss, then from victims."""
     cell, worker = draft.cell, draft.worker
     growth = growth_of(worker, lease_steps=1)
     while not is_possible(worker, growth):
-        if any(sequence.kv.blocks for sequence in worker.retiring.values()):
-            draft.reclaim()
+        if worker.reclaim():
             continue
         assert len(worker.running) > 1, "one sequence alone was admitted only if it fits"
         draft.preempt(victim(cell, worker))
@@ -29,18 +28,18 @@ def ensure_blocks(draft: Draft) -> None:
 
 def growth_of(worker: Worker, lease_steps: int) -> Growth:
     """Whose tables are too short for a plan of so many steps, and by how many blocks."""
-    ahead = worker.tokens_ahead(lease_steps)
+    ahead, shortfall = worker.tokens_ahead(lease_steps), worker.kv.shortfall
     return [
-        (sequence, count)
-        for sequence in worker.running.values()
-        if sequence.num_tokens + ahead > sequence.kv.capacity
-        and (count := worker.kv.shortfall(sequence.kv, sequence.num_tokens + ahead))
+        (one, counts)
+        for one in worker.running.values()
+        if one.num_tokens + ahead > one.kv.capacity
+        and any(counts := shortfall(one.kv, one.num_scheduled_tokens, one.num_tokens, ahead))
     ]
 
 
 def is_possible(worker: Worker, growth: Growth) -> bool:
     """Enough blocks are free."""
-    return sum(count for _, count in growth) <= worker.kv.free_count
+    return sum(sum(counts) for _, counts in growth) <= worker.kv.free_count
 
 
 def victim(cell: CellState, worker: Worker) -> Sequence:

@@ -15,7 +15,8 @@ def lease(draft: Draft, chunks: dict[SlotIndex, int]) -> int:
     if any(sequence.gap > chunks[slot] for slot, sequence in worker.prefills.items()):
         draft.pass_over("lease", Why.PREFILL)
         return 1
-    steps = _steps_wanted(draft)
+    longest = worker.lease_steps_max(draft.cell.config.plans_in_flight_max)
+    steps = min(_steps_wanted(draft), longest)
     while steps > 1:
         growth = growth_of(worker, steps)
         if is_possible(worker, growth):

@@ -1,13 +1,16 @@
 """Place: who of those who wait is this worker's to take."""
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from scheduler_svc.core.cell import CellState
+from scheduler_svc.core.kv import Hits
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.planner.draft import Draft
 from scheduler_svc.core.policy.admission import AdmissionView
 from scheduler_svc.core.policy.placement import PlacementView
 from scheduler_svc.core.requests import Sequence
+from scheduler_svc.core.types import BlockId
 from scheduler_svc.core.workers import Worker
 
 
@@ -76,28 +79,28 @@ def admission_view(
     cell: CellState,
     worker: Worker,
     sequence: Sequence,
-    *,
     joining: int = 0,
-    saved: int = 0,
-    freed: int = 0,
+    hits: Hits | None = None,
+    freed: AbstractSet[BlockId] = frozenset(),
 ) -> AdmissionView:
-    """`saved`: blocks a cached prefix spares; `freed`: blocks that could be free besides."""
+    """`hits`: a cached prefix to start from; `freed`: blocks that could be free besides."""
     kv, preemptions_max = worker.kv, cell.config.preemptions_max
-    worst = kv.blocks_for(sequence.kv.places_max)
-    first_step = len(sequence.tokens) + worker.spec.slot_tokens_max - 1
+    ahead = worker.spec.slot_tokens_max - 1
+    blocks_now, blocks_worst = kv.cost(sequence.kv, hits, freed, ahead)
     is_reserved = sequence.num_preemptions >= preemptions_max
     reserved = [s for s in worker.running.values() if s.num_preemptions >= preemptions_max]
     return AdmissionView(
         running=len(worker.running) - joining,
         joining=joining,
         block_count=kv.block_count,
-        blocks_free=kv.free_count + freed,
-        blocks_now=kv.blocks_for(min(first_step, sequence.kv.places_max)) - saved,
-        blocks_worst=worst - saved,
+        blocks_free=kv.free_count + len(freed),
+        blocks_now=blocks_now,
+        blocks_worst=blocks_worst,
+        group_count=kv.group_count,
         worst_case_need=kv.worst_case_need,
         was_preempted=sequence.num_preemptions > 0,
         is_reserved=is_reserved,
-        blocks_reserved=worst + sum(kv.blocks_for(s.kv.places_max) for s in reserved)
+        blocks_reserved=sum(kv.worst(s.kv.places_max) for s in [sequence, *reserved])
         if is_reserved
         else 0,
     )

@@ -1,12 +1,5 @@
 """The stages of a plan, in order.
 
-    retire   who is certain to finish gives up the slot
-    ensure   blocks for the next step of those who stay, preempting if they are short
-    place    who of those who wait is this worker's to take
-    admit    whether it may start now
-    share    the step's token budget among prefills
-    lease    how many steps the worker may run on its own
-
 Each stage is a function over the draft. It looks at the cell as the stages before have left it,
 chooses by a rule of the policy, and has the draft make the move; whom it passed over, and why, it
 writes down too. Whether there is to be a plan is a question asked first, so that no move is ever
@@ -38,7 +31,7 @@ def make_plan(
         if (admission := choose(draft)) is None:
             return None, tuple(draft.passed_over)
         if admission.needs_reclaim:
-            draft.reclaim()
+            worker.reclaim()
     retire(draft)
     ensure_blocks(draft)
     admit(draft)

@@ -20,6 +20,8 @@ class AdmissionView:
     # come to need, each at its longest.
     blocks_worst: int
     worst_case_need: int
+    # Blocks that a sequence takes at a block border.
+    group_count: int
     # It was preempted before, and too often to be preempted again.
     was_preempted: bool
     is_reserved: bool
@@ -30,15 +32,15 @@ class AdmissionView:
 def whenever_it_fits(view: AdmissionView) -> Why | None:
     """Continuous batching: a slot is taken as soon as it is free.
 
-    One block stays free per sequence in the batch, so that the newcomer does not preempt at the
-    next block border; two for one that was preempted, or it would soon be again. Those that may
-    not be preempted again are never more than the pool holds at their longest: the others, who
-    are preempted for them, need not wait.
+    One block of each layer group stays free per sequence in the batch, so that the newcomer does
+    not preempt at the next block border; two for one that was preempted, or it would soon be again.
+    Those that may not be preempted again are never more than the pool holds at their longest: the
+    others, who are preempted for them, need not wait.
     """
     if view.is_reserved and view.blocks_reserved > view.block_count:
         return Why.RESERVED
     is_wary = view.was_preempted and not view.is_reserved
-    spare = (view.running + view.joining) * (2 if is_wary else 1)
+    spare = (view.running + view.joining) * view.group_count * (2 if is_wary else 1)
     return None if view.blocks_now + spare <= view.blocks_free else Why.BLOCKS
 
 

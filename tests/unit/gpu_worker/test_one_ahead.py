@@ -14,7 +14,7 @@ from gpu_worker.step_graphs import graph_sizes
 from gpu_worker.trial_steps import largest_step
 from gpu_worker.warm_up import warm_up
 from kernels import dispatch
-from tests.support.ahead import LateScheduler, Model, play, replay
+from tests.support.ahead import LateScheduler, Model, ReplacingScheduler, play, replay
 from tests.support.mini_scheduler import sampling
 from tests.support.random_model import write_random_model
 
@@ -102,6 +102,36 @@ def test_the_same_plans_give_the_same_results(
     )
     assert len(scheduler.reasons) == len(asked)
     replay(model.one_ahead(), played, lambda: data.draw(st.booleans()))
+
+
+@given(asked=requests, lease=st.integers(1, 6), data=st.data())
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+def test_replaced_blocks_change_no_token(
+    model: Model, asked: list[tuple[list[int], RowSampling]], lease: int, data: st.DataObject
+) -> None:
+    plain = LateScheduler(LIMITS, lease_steps=lease)
+    replacing = ReplacingScheduler(LIMITS, lease_steps=lease)
+    for prompt, wanted in asked:
+        plain.submit(prompt, wanted)
+        replacing.submit(prompt, wanted)
+    cut = st.integers(1, 8)
+    play(model.in_turns(), plain, lambda: data.draw(cut))
+    played = play(model.in_turns(), replacing, lambda: data.draw(cut))
+    assert replacing.outputs == plain.outputs
+    assert replacing.reasons == plain.reasons
+    replay(model.one_ahead(), played, lambda: data.draw(st.booleans()))
+
+
+def test_blocks_are_replaced_indeed(model: Model) -> None:
+    scheduler = ReplacingScheduler(LIMITS, lease_steps=2)
+    for seed in range(4):
+        scheduler.submit(range(10), sampling(max_tokens=12, seed=seed))
+    played = play(model.in_turns(), scheduler, lambda: 8)
+    replaced = [one for item in played for one in item.plan.replacements]
+    assert len(replaced) > 8
+    # What a row has given up is soon written by others.
+    appended = {block for item in played[1:] for _, block in item.plan.appends}
+    assert appended & scheduler.given_up
 
 
 def test_who_stopped_in_the_air_is_not_in_a_step_that_waited_for_it(model: Model) -> None:

@@ -151,6 +151,15 @@ WRONG: list[tuple[Plan, str]] = [
     (after(appends=((0, 2), (0, 2))), "slot 0 already has block 2"),
     (after(join(), appends=((1, 9),)), "slot 1 already has block 9"),
     (after(appends=tuple((0, block) for block in (2, 3, 4, 5))), "has all the 5 blocks"),
+    (after(replacements=((4, 0, 2),)), "slot 4 is not below 4"),
+    (after(replacements=((0, 0, 10),)), "block 10 is not below 10"),
+    (after(replacements=((1, 0, 2),)), "slot 1 has a block replaced but nobody is in it"),
+    (after(replacements=((0, 2, 3),)), "slot 0 has 2 blocks, number 2 is to be replaced"),
+    (after(replacements=((0, 1, 3),)), "block number 1 is to be replaced with 4 tokens done"),
+    (after(replacements=((0, 0, 1),)), "slot 0 already has block 1"),
+    (after(replacements=((0, 0, 0),)), "slot 0 already has block 0"),
+    (after(join(), replacements=((1, 0, 3),)), "is to be replaced with 0 tokens done"),
+    (after(appends=((0, 2),), replacements=((0, 0, 2),)), "slot 0 already has block 2"),
     (after(copies=((10, 1),)), "block 10 is not below 10"),
     (after(copies=((1, 10),)), "block 10 is not below 10"),
     (after(copies=((1, 3), (2, 3))), "two copies have the same target"),
@@ -195,6 +204,16 @@ def test_a_lease_may_use_every_place_up_to_the_limit() -> None:
     rows.apply(
         plan(1, joins=(tight,), chunks=((0, 5),), lease_steps=4096, membership_checksum=members)
     )
+
+
+def test_a_row_may_be_appended_the_block_that_it_has_given_up() -> None:
+    rows = occupied()
+    rows.apply(after(replacements=((0, 0, 5),), appends=((0, 0),)))
+    assert rows.blocks(0) == [5, 1, 0]
+    rows = occupied()
+    joined = join(num_computed_tokens=4)
+    rows.apply(after(joined, replacements=((1, 0, 5),), appends=((1, 8), (0, 3))))
+    assert (rows.blocks(0), rows.blocks(1)) == ([0, 1, 3], [5, 9, 8])
 
 
 def test_a_row_whose_prompt_is_not_all_computed_rests_for_the_lease() -> None:

@@ -65,6 +65,7 @@ class RowsMachine(RuleBasedStateMachine):
         joins = self._draw_joins(data)
         chunks = self._draw_chunks(data)
         lease_steps = data.draw(st.integers(1, 4))
+        replacements = self._replace(data)
         appends = self._grant(dict(chunks), lease_steps)
         self.plan_id += 1
         members = [(slot, row.sequence_id) for slot, row in self.batch.rows.items()]
@@ -75,6 +76,7 @@ class RowsMachine(RuleBasedStateMachine):
                 leaves=leaves,
                 joins=joins,
                 appends=appends,
+                replacements=replacements,
                 chunks=chunks,
                 membership_checksum=checksum(members),
             )
@@ -146,6 +148,18 @@ class RowsMachine(RuleBasedStateMachine):
 
     def _live(self, chunks: dict[int, int]) -> dict[int, int]:
         return {s: count for s, count in chunks.items() if not self.batch.rows[s].is_idle}
+
+    def _replace(self, data: st.DataObject) -> tuple[tuple[int, int, int], ...]:
+        """Full blocks of some rows give way to others."""
+        replacements = []
+        for slot, row in self.batch.rows.items():
+            full = row.done // LIMITS.block_size
+            spare = [b for b in range(slot * 5, slot * 5 + 5) if b not in row.blocks]
+            if full and spare and data.draw(st.integers(0, 3)) == 0:
+                index = data.draw(st.integers(0, full - 1))
+                row.blocks[index] = data.draw(st.sampled_from(spare))
+                replacements.append((slot, index, row.blocks[index]))
+        return tuple(replacements)
 
     def _grant(self, chunks: dict[int, int], lease_steps: int) -> tuple[tuple[int, int], ...]:
         """Blocks for the worst case of the lease."""

@@ -67,6 +67,7 @@ plans = st.builds(
     leaves=ids,
     joins=st.lists(joins, max_size=3).map(tuple),
     appends=pairs,
+    replacements=st.lists(st.tuples(u32, u32, u32), max_size=3).map(tuple),
     copies=pairs,
     chunks=pairs,
     membership_checksum=u64,
@@ -85,6 +86,8 @@ def test_a_plan_round_trips(plan: Plan) -> None:
         {"append_slots": [1], "append_blocks": []},
         {"copy_sources": [1], "copy_targets": [1, 2]},
         {"chunk_slots": [], "chunk_tokens": [3]},
+        {"replace_slots": [1], "replace_indices": [], "replace_blocks": [1]},
+        {"replace_slots": [1], "replace_indices": [2], "replace_blocks": []},
     ],
 )
 def test_columns_must_be_parallel(columns: dict[str, Any]) -> None:
@@ -98,6 +101,25 @@ def test_a_step_gives_a_row_one_token(field: str) -> None:
         wire.plan_from_proto(worker_service_pb2.Plan(**{field: count}))  # type: ignore[arg-type]
     with pytest.raises(InvalidPlan, match=f"^{field}: must be 0 or 1, got 2"):
         wire.plan_from_proto(worker_service_pb2.Plan(**{field: 2}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("append", {"append_slots": [1], "append_blocks": [2]}),
+        ("replace", {"replace_slots": [1], "replace_indices": [0], "replace_blocks": [2]}),
+    ],
+)
+def test_the_only_layer_group_may_be_named_and_no_other(name: str, columns: dict[str, Any]) -> None:
+    def read(groups: list[int]) -> Plan:
+        fields: dict[str, Any] = columns | {f"{name}_groups": groups}
+        message = worker_service_pb2.Plan(**fields)
+        return wire.plan_from_proto(message)
+
+    assert read([0]) == read([])
+    for wrong in ([1], [0, 0]):
+        with pytest.raises(InvalidPlan, match=f"{name}_groups must be empty, or 1 zeros"):
+            read(wrong)
 
 
 tokens = st.lists(st.tuples(u32, u32), max_size=4)

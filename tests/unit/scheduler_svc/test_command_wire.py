@@ -52,6 +52,7 @@ specs = st.builds(
     context_tokens_max=st.none() | sizes(),
     slot_tokens_max=sizes(9),
     features=st.frozensets(st.sampled_from(Feature)),
+    windows=st.lists(st.none() | sizes(), min_size=1, max_size=3).map(tuple),
 )
 COMMANDS: dict[type, st.SearchStrategy[Command]] = {
     Configured: st.builds(Configured, config=configs, policy=st.sampled_from(list(POLICIES))),

@@ -33,8 +33,8 @@ def test_blocks_of_the_departed_stay_theirs_when_they_would_not_be_enough() -> N
         cell.must_plan()
     free = cell.worker().kv.free_count
     (retiring,) = cell.worker().retiring.values()
-    held = list(retiring.kv.blocks)
+    held = retiring.kv.parts
     assert held
     assert cell.plan() is None
-    assert (retiring.kv.blocks, cell.worker().kv.free_count) == (held, free)
+    assert (retiring.kv.parts, cell.worker().kv.free_count) == (held, free)
     cell.finish()

@@ -64,7 +64,7 @@ def test_a_row_that_decodes_from_its_first_step_has_places_for_the_most() -> Non
     cell.step()
     (join,) = cell.must_plan().joins
     assert (join.num_computed_tokens, len(join.tokens)) == (6, 7)
-    assert len(join.blocks) * 4 >= 7 + MOST - 1
+    assert len(join.block_tables[0][1]) * 4 >= 7 + MOST - 1
     cell.finish()
 
 

@@ -73,6 +73,7 @@ def view(**changes: int) -> AdmissionView:
         "blocks_now": 4,
         "blocks_worst": 6,
         "worst_case_need": 1,
+        "group_count": 1,
         "was_preempted": False,
         "is_reserved": False,
         "blocks_reserved": 0,

@@ -312,12 +312,13 @@ def test_choices_fork_from_the_first_ones_prompt() -> None:
     assert cell.running() == [sequence_id]
     cell.step()
     plan = cell.must_plan()
-    source = cell.sequence(sequence_id).kv.blocks
+    (source,) = cell.sequence(sequence_id).kv.blocks
     assert plan.admitted == (sequence_id + 1, sequence_id + 2)
     for join, (copied, target) in zip(plan.joins, plan.copies, strict=True):
         assert join.num_computed_tokens == 9
-        assert join.blocks[:2] == tuple(source[:2])
-        assert (copied, target) == (source[2], join.blocks[2])
+        ((_, blocks),) = join.block_tables
+        assert blocks[:2] == tuple(source[:2])
+        assert (copied, target) == (source[2], blocks[2])
     assert plan.chunks == ()
     cell.finish()
     assert len({tuple(cell.outputs[sequence_id + choice]) for choice in range(3)}) == 3
@@ -351,21 +352,21 @@ def test_siblings_on_another_worker_compute_the_prompt_themselves() -> None:
     assert not any(plan.copies for plan in plans)
 
 
-def test_a_sibling_copies_nothing_when_the_blocks_before_the_copy_are_gone() -> None:
+def test_a_sibling_finds_the_prompt_though_the_twin_that_computed_it_first_is_gone() -> None:
     cell = Cell(spec(block_size=4, blocks=16, slots=2))
     prompt = tuple(range(1, 11))
     cell.next_sequence_id = 10
     twin, first = cell.submit(prompt, 30), cell.submit(prompt, 20, n=2)
-    cell.turn()  # both compute the prompt: the twin's blocks are the ones that are found
+    cell.turn()  # both compute the prompt, and the blocks found from now on are the twin's
     cell.next_sequence_id = 1
     large = cell.submit(40, 1)
     cell.cancel(twin)
-    plans = cell.turns(4)  # the large one takes the twin's blocks; the sibling gets its seat
+    plans = cell.turns(4)  # the sibling gets the twin's seat, and the first holds its blocks
     assert large in cell.endings
     plans += cell.finish()
     (join,) = (join for plan in plans for join in plan.joins if join.sequence_id == first + 1)
-    assert join.num_computed_tokens == 4
-    assert not any(plan.copies for plan in plans)
+    assert join.num_computed_tokens == 9
+    assert [len(plan.copies) for plan in plans if plan.copies] == [1]
 
 
 def test_a_sibling_copies_nothing_from_a_first_choice_that_starts_over() -> None:

@@ -47,6 +47,15 @@ async def test_a_worker_with_a_megabyte_of_name_is_refused(field: str) -> None:
         await register(**{field: "x" * (1 << 20)})
 
 
+async def test_a_worker_with_more_layer_groups_than_layers_is_refused() -> None:
+    worker = WorkerDescription(**({"boot_id": "b"} | SOUND))  # type: ignore[arg-type]
+    for _ in range(65):
+        worker.capabilities.layer_groups.add()
+    request = RegisterRequest(address="a", worker=worker)
+    with pytest.raises(InvalidRequest, match=r"layer_groups: must be at most 64, got 65"):
+        await Servicer(SchedulerSettings()).Register(request, None)
+
+
 async def test_a_context_without_room_for_an_answer_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"worker\.context_tokens_max: must be in \[2, "):
         await register(context_tokens_max=1)

@@ -60,9 +60,12 @@ joins = st.builds(
     tokens=tokens_of(1),
     num_prompt_tokens=U32,
     num_computed_tokens=U32,
-    blocks=st.lists(U32, max_size=4).map(tuple),
+    block_tables=st.lists(
+        st.tuples(U32, st.lists(U32, max_size=4).map(tuple)), min_size=1, max_size=3
+    ).map(tuple),
     prompt_logprobs_from=U32,
 )
+GROUP = st.sampled_from([0, 0, 1, 2])
 plans = st.builds(
     Plan,
     worker_id=NAMES,
@@ -70,7 +73,8 @@ plans = st.builds(
     lease_steps=sizes(64),
     leaves=st.lists(SLOT, max_size=4).map(tuple),
     joins=st.lists(joins, max_size=3).map(tuple),
-    appends=pairs(SLOT),
+    appends=st.lists(st.tuples(SLOT, U32, GROUP), max_size=4).map(tuple),
+    replacements=st.lists(st.tuples(SLOT, U32, U32, GROUP), max_size=4).map(tuple),
     copies=pairs(U32),
     chunks=pairs(SLOT, sizes(65536)),
     checksum=U64,
@@ -141,7 +145,23 @@ def plan_from_proto(message: PlanMessage, said: Plan) -> Plan:
         lease_steps=message.lease_steps,
         leaves=tuple(message.leaves),
         joins=tuple(map(join_from_proto, message.joins)),
-        appends=tuple(zip(message.append_slots, message.append_blocks, strict=True)),
+        appends=tuple(
+            zip(
+                message.append_slots,
+                message.append_blocks,
+                message.append_groups or [0] * len(message.append_slots),
+                strict=True,
+            )
+        ),
+        replacements=tuple(
+            zip(
+                message.replace_slots,
+                message.replace_indices,
+                message.replace_blocks,
+                message.replace_groups or [0] * len(message.replace_slots),
+                strict=True,
+            )
+        ),
         copies=tuple(zip(message.copy_sources, message.copy_targets, strict=True)),
         chunks=tuple(zip(message.chunk_slots, message.chunk_tokens, strict=True)),
         checksum=message.membership_checksum,
@@ -155,7 +175,9 @@ def join_from_proto(message: JoinMessage) -> Join:
         tokens=tuple(message.token_ids),
         num_prompt_tokens=message.prompt_tokens,
         num_computed_tokens=message.num_computed_tokens,
-        blocks=tuple(message.block_tables[0].blocks),
+        block_tables=tuple(
+            (table.num_skipped_blocks, tuple(table.blocks)) for table in message.block_tables
+        ),
         prompt_logprobs_from=message.prompt_logprobs_from,
     )
 
@@ -468,6 +490,14 @@ def test_a_worker_is_taken_at_its_word(fields: dict[str, object]) -> None:
     fields |= {"step_tokens_max": 2048, "mixed_tokens_max": 1500}
     spec = wire.spec_from_proto(WorkerDescription(boot_id="b", **fields))  # type: ignore[arg-type]
     assert spec == WorkerSpec(**fields)  # type: ignore[arg-type]
+    assert spec.windows == (None,)
+
+
+def test_a_worker_says_which_layers_have_a_window() -> None:
+    worker = WorkerDescription(block_size=1, block_count=1, slots_max=1, step_tokens_max=9)
+    for window in (0, 512, 0):
+        worker.capabilities.layer_groups.add(window_tokens=window)
+    assert wire.spec_from_proto(worker).windows == (None, 512, None)
 
 
 def test_a_worker_that_names_no_budget_for_mixed_steps_has_one_for_all() -> None:
