@@ -4,7 +4,7 @@ The model is the memory itself: what each place of each block was last filled wi
 layer group, written and read by the tables of a worker, which are told of changes with the next
 plan only.
 
-    KAITEN_TEST_KV_HISTORIES=10000 python -m pytest tests/property/test_kv_machine.py
+    KAITEN_TEST_KV_HISTORIES=10000 python -m pytest --timeout 0 tests/property/test_kv_machine.py
 
 tries more histories than usual.
 """
