@@ -182,7 +182,6 @@ class Scheduler:
     def _worker_changed(self, command: WorkerChanged, now_ns: int) -> Outcome:
         worker = self.workers[command.worker_id]
         worker.change(command.spec)
-        self._cell.touch(worker.id)
         for sequence in worker.members:
             if not worker.can_hold(sequence):
                 self._cell.preempt(worker, sequence)

@@ -113,7 +113,10 @@ def test_what_the_last_worker_cannot_do_any_more_waits_until_it_can_again() -> N
     assert cell.waiting() == [sequence_id]
     change(cell, features=frozenset(Feature))
     cell.now_ns += cell.scheduler.config.misfit_wait_ns
+    change(cell, features=frozenset())
     cell.expire()
+    assert cell.waiting() == [sequence_id], "it begins to wait anew"
+    change(cell, features=frozenset(Feature))
     cell.finish()
     assert cell.reason(sequence_id) is Reason.LENGTH
 

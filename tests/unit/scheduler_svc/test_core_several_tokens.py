@@ -80,6 +80,33 @@ def test_a_mixed_step_counts_a_row_that_decodes_as_the_most() -> None:
     cell.finish()
 
 
+def test_another_prompt_is_let_in_where_the_rows_that_decode_leave_it_its_minimum() -> None:
+    """Of twelve tokens beside a row that decodes nine are left: too few for two times six."""
+    cell = Cell(
+        spec(slot_tokens=MOST, slots=3, step_tokens=20, mixed_tokens=13),
+        lease=1,
+        in_flight=1,
+        prefill_tokens=6,
+    )
+    cell.submit(3, 30)
+    cell.turn()
+    cell.submit(60, 5)
+    cell.turn()
+    cell.submit(60, 5)
+    assert cell.must_plan().joins == ()
+    cell.step()
+    cell.finish()
+
+
+def test_who_fills_the_pool_at_its_longest_is_let_in() -> None:
+    """Its first step could write beyond, if it had that many tokens to go."""
+    cell = Cell(spec(slot_tokens=MOST, block_size=4, blocks=2))
+    cell.submit(7, 2)
+    assert cell.must_plan().joins
+    cell.step()
+    cell.finish()
+
+
 @pytest.mark.parametrize(
     ("tokens", "finished"),
     [
