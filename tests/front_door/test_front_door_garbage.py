@@ -142,7 +142,7 @@ def send_until_closed(address: str, raw: Callable[[int], bytes], times: int) -> 
     received = bytearray()
     with frames.connect(address) as connection:
         connection.sendall(frames.hello())
-        connection.settimeout(5.0)
+        connection.settimeout(60.0)
         try:
             for index in range(times):
                 connection.sendall(raw(index))

@@ -15,7 +15,7 @@ from tests.support.answers import until
 from tests.support.cluster import Cluster, is_answering
 from tests.support.processes import GATEWAY
 
-WAIT_S = 60
+WAIT_S = 200
 
 
 @asynccontextmanager

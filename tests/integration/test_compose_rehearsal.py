@@ -80,8 +80,14 @@ def leader_of(project: Rehearsal) -> Container:
     def leads(scheduler: Container) -> bool:
         return scheduler.is_alive and state_of(scheduler).is_leader
 
-    project.wait(lambda: any(map(leads, project.containers("scheduler"))), "leader")
-    return next(filter(leads, project.containers("scheduler")))
+    found: list[Container] = []
+
+    def is_found() -> bool:
+        found.extend(filter(leads, project.containers("scheduler")))
+        return bool(found)
+
+    project.wait(is_found, "leader")
+    return found[0]
 
 
 def refusal_of(standby: Container) -> str:
@@ -165,10 +171,10 @@ def test_a_full_store_refuses_what_is_new_and_ends_what_runs(project: Rehearsal)
 def test_a_second_worker_needs_no_configuration(project: Rehearsal) -> None:
     project.up({"worker": 2, "scheduler": 2})
     first, second = (worker.address(50053) for worker in project.containers("worker"))
-    leader = leader_of(project)
 
     def connected() -> set[str]:
-        return {worker.address for worker in state_of(leader).workers if worker.is_connected}
+        state = state_of(leader_of(project))
+        return {worker.address for worker in state.workers if worker.is_connected}
 
     project.wait(lambda: connected() == {first, second}, "two workers")
     assert say(project)

@@ -67,8 +67,8 @@ async def abandon(cell: Cell, count: int, *, after_tokens: bool) -> None:
         await asyncio.gather(*(visit() for _ in range(count)))
 
 
-def endless() -> SamplingParams:
-    return SamplingParams(max_tokens=400, ignore_eos=True, temperature=1)
+def endless(tokens: int = 1000) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=1)
 
 
 def balance(page: Scrape) -> tuple[float, float]:
@@ -78,6 +78,8 @@ def balance(page: Scrape) -> tuple[float, float]:
 
 
 def settled(cell: Cell) -> Scrape:
+    # Before the scheduler has heard of a request nothing of it is live, either.
+    wait_until(lambda: not cell.problem(), "an idle cell")
     wait_until(lambda: cell.scheduler_says()("kaiten_requests_live") == 0, "nothing is live")
     wait_until(lambda: cell.gateway_says()("kaiten_gateway_requests_live") == 0, "nobody follows")
     return cell.scheduler_says()
@@ -149,7 +151,7 @@ def test_the_books_balance_over_a_killed_worker(cell: Cell) -> None:
 
             async def visit() -> int:
                 tokens = 0
-                request = pb.GenerateRequest(text="The chef", sampling=endless())
+                request = pb.GenerateRequest(text="The chef", sampling=endless(400))
                 async for response in stub.Generate(request, timeout=WAIT_S):
                     tokens += response.event.delta.token_count
                     has_begun.set()

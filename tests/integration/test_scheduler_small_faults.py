@@ -26,7 +26,7 @@ from tests.support.answers import until
 from tests.support.play_leader import PlayLeader, submit_record
 from tests.support.relay import Relay
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @asynccontextmanager

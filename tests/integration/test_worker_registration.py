@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gpu_worker import registration
 from gpu_worker.draft import RowLimits
 from gpu_worker.process import WorkerProcess
+from kaiten.ports import HeldPort
 from protos.kaiten.v1 import (
     scheduler_service_pb2,
     scheduler_service_pb2_grpc,
@@ -30,7 +31,13 @@ from tests.fakes.mock_worker import MockSettings, load_mock
 from tests.support.random_model import write_random_model
 from tests.support.worker_server import description
 
-WAIT_S = 20.0
+WAIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that takes a second is no leader to leave here: the scheduler is on the same loop."""
+    monkeypatch.setattr(registration, "_RPC_S_MAX", WAIT_S)
 
 
 @dataclass
@@ -141,7 +148,8 @@ async def test_it_registers_again_when_the_scheduler_comes_back(model: Path) -> 
     # A scheduler that has just started knows nobody.
     first, second = FakeScheduler(), FakeScheduler(must_register=True)
     async with AsyncExitStack() as stack:
-        async with scheduler_at(first) as port:
+        port = stack.enter_context(HeldPort()).number
+        async with scheduler_at(first, port):
             await stack.enter_async_context(worker(model, port))
             await first.until(lambda: len(first.heartbeats) >= 1)
         async with scheduler_at(second, port):

@@ -139,7 +139,7 @@ class Container:
             env=self._environment(),
             cwd=self._rehearsal.folder,
             capture_output=True,
-            timeout=30,
+            timeout=START_S,
             check=False,
         )
         return checked.returncode == 0
