@@ -188,15 +188,18 @@ async def test_a_launch_refused_for_one_request_fails_no_other(tmp_path: Path) -
         AsyncClient(stack.target, resume_s=0) as client,
     ):
         expected = await undisturbed(client)
-        crowd = Crowd(client)
-        await crowd.is_under_way()
-        for _ in range(3):
-            refused = await client.complete(token_ids=[7, REFUSED_TOKEN, 9], max_tokens=5)
-            (choice,) = refused.choices
-            assert choice.finish_reason == "error"
-            assert choice.error == "the step failed for this row: RuntimeError"
-        assert not any(task.done() for task in crowd.tasks)
-        assert outputs(await crowd.completions()) == expected
+        is_beside = False
+        # Once more if this process was put aside until the others were done.
+        while not is_beside:
+            crowd = Crowd(client)
+            await crowd.is_under_way()
+            for _ in range(3):
+                refused = await client.complete(token_ids=[7, REFUSED_TOKEN, 9], max_tokens=5)
+                (choice,) = refused.choices
+                assert choice.finish_reason == "error"
+                assert choice.error == "the step failed for this row: RuntimeError"
+            is_beside = not any(task.done() for task in crowd.tasks)
+            assert outputs(await crowd.completions()) == expected
         (worker,) = stack.cluster.workers
         assert worker.is_alive
         assert worker.log().count('"step.failed"') >= 3

@@ -6,7 +6,7 @@ same.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -28,19 +28,42 @@ SLOTS = 8
 
 @asynccontextmanager
 async def serving(
-    tmp_path: Path, model: Path, *, worker: Flags | None = None, scheduler: Flags | None = None
+    tmp_path: Path, model: Path, *, worker: Flags | None = None
 ) -> AsyncIterator[AsyncClient]:
     """A client of a whole stack. Leaving checks that the cell is idle with every block free."""
-    async with Cluster(tmp_path, workers=0, scheduler_flags=scheduler) as cluster:
+    async with standing(tmp_path, model, worker or {}) as (_, client):
+        yield client
+
+
+@asynccontextmanager
+async def standing(
+    tmp_path: Path, model: Path, worker: Flags
+) -> AsyncIterator[tuple[Cluster, AsyncClient]]:
+    """The same with its processes."""
+    async with Cluster(tmp_path, workers=0) as cluster:
         flags = {"model": model, "dtype": "fp32", "slots": SLOTS, "threads": 1, "block_size": 4}
-        cluster.add_worker({**flags, "kv_blocks": 1024, **(worker or {})}, WORKER).start()
+        cluster.add_worker({**flags, "kv_blocks": 1024, **worker}, WORKER).start()
         port = cluster.hold_port()
         gateway = {"redis_url": cluster.store.url, "model": model, "grpc_port": port.number}
         cluster.add("gateway", GATEWAY, {**gateway, "http_port": 0}).start()
         await cluster.ready(workers=1)
         await until(lambda: is_answering(port.address), "a ready gateway")
         async with AsyncClient(port.address) as client:
-            yield client
+            yield cluster, client
+
+
+async def at_once(cluster: Cluster, asking: Sequence[Awaitable[Completion]]) -> list[Completion]:
+    """The worker begins when all are in the queue: who comes one by one is never preempted."""
+    cluster.workers[0].kill()
+    answers = asyncio.gather(*asking)
+
+    async def all_wait() -> bool:
+        state = await cluster.state()
+        return state is not None and state.waiting >= len(asking)
+
+    await until(all_wait, "everybody in the queue")
+    cluster.workers[0].start()
+    return await answers
 
 
 async def ask(client: AsyncClient, prompt: Sequence[int], **options: object) -> Completion:
@@ -99,8 +122,8 @@ async def test_preemption_changes_nothing(
     crowd_answers: dict[str, list[oracle.Answer]],
 ) -> None:
     # The longest needs (60 + 24) / 4 = 21 blocks: two long ones never fit together.
-    async with serving(tmp_path, folders[name], worker={"kv_blocks": 24}) as client:
-        completions = await ask_all(client)
+    async with standing(tmp_path, folders[name], {"kv_blocks": 24}) as (cluster, client):
+        completions = await at_once(cluster, [ask(client, prompt) for prompt in CROWD])
     assert_same(completions, crowd_answers[name])
     assert sum(completion.timings.preemptions for completion in completions) >= 10
 
@@ -130,8 +153,8 @@ async def test_kv_in_fp8_says_the_same_however_it_is_cut(
         whole = await ask_all(client)
         again = await ask_all(client)
     little: Flags = {**fp8, "kv_blocks": 24, "step_tokens": SLOTS + 7}
-    async with serving(tmp_path / "cut", folders[name], worker=little) as client:
-        cut = await ask_all(client)
+    async with standing(tmp_path / "cut", folders[name], little) as (cluster, client):
+        cut = await at_once(cluster, [ask(client, prompt) for prompt in CROWD])
     outputs = [[each.choices[0].token_ids for each in asked] for asked in (whole, again, cut)]
     assert outputs == [outputs[0]] * 3
     assert sum(completion.usage.cached_tokens for completion in again) > 500

@@ -10,7 +10,13 @@ import pytest
 from kaiten.errors import InvalidRequestError
 from kaiten.results import Completion
 from tests.parity.conftest import CROWD
-from tests.parity.test_stack_parity import LOGPROB_ERROR_MAX, ask, serving
+from tests.parity.test_stack_parity import (
+    LOGPROB_ERROR_MAX,
+    ask,
+    at_once,
+    serving,
+    standing,
+)
 
 MODEL: Final = "qwen2-gqa-tied"
 EVERYTHING: Final[dict[str, Any]] = {
@@ -36,9 +42,9 @@ async def test_penalties_and_seeds_survive_preemption(
     options = {**EVERYTHING, "n": 2}
     said = []
     for name, flags in {"roomy": {}, "cramped": {"kv_blocks": 24}}.items():
-        async with serving(tmp_path / name, folders[MODEL], worker=flags) as client:
+        async with standing(tmp_path / name, folders[MODEL], flags) as (cluster, client):
             asked = [ask(client, p, seed=at, **options) for at, p in enumerate(CROWD[:24])]
-            said.append(await asyncio.gather(*asked))
+            said.append(await at_once(cluster, asked))
     roomy, cramped = said
     assert sum(completion.timings.preemptions for completion in cramped) >= 5
     assert not any(completion.timings.preemptions for completion in roomy)
