@@ -138,6 +138,11 @@ def long_request(client: OpenAI, **more: Any) -> Any:
     )
 
 
+def unread_stream(client: OpenAI) -> Any:
+    """More than fits between here and there: it does not end before it is read."""
+    return long_request(client, stream=True, n=8, logprobs=20)
+
+
 def test_a_timeout_of_the_client_cancels(client: OpenAI, whole_stack: WholeStack) -> None:
     with pytest.raises(openai.APITimeoutError):
         long_request(client, timeout=0.1)
@@ -181,13 +186,20 @@ async def test_leaving_an_async_stream_cancels(
 
 
 async def test_a_cancelled_task_cancels(async_client: AsyncOpenAI, whole_stack: WholeStack) -> None:
-    asked = asyncio.create_task(
-        async_client.completions.create(
-            model=MODEL, prompt="The chef", max_tokens=900, extra_body={"ignore_eos": True}
+    is_cancelled = False
+    # Once more if it was over before anybody looked.
+    while not is_cancelled:
+        asked = asyncio.create_task(
+            async_client.completions.create(
+                model=MODEL, prompt="The chef", max_tokens=900, extra_body={"ignore_eos": True}
+            )
         )
-    )
-    await asyncio.to_thread(wait_until, lambda: whole_stack.state().running, "it runs")
-    asked.cancel()
+
+        def has_begun(asked: "asyncio.Task[Any]" = asked) -> bool:
+            return bool(whole_stack.state().running) or asked.done()
+
+        await asyncio.to_thread(wait_until, has_begun, "it runs")
+        is_cancelled = asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
     await asyncio.to_thread(wait_until, lambda: not whole_stack.problem(), "an idle cell")
@@ -198,7 +210,7 @@ def test_the_rate_limit_says_when_to_come_back(
 ) -> None:
     door = another_door(streams_max=1)
     with OpenAI(base_url=door.openai, api_key="any", max_retries=0, timeout=60) as client:
-        with long_request(client, stream=True) as stream:
+        with unread_stream(client) as stream:
             next(iter(stream))
             with pytest.raises(openai.RateLimitError) as caught:
                 client.completions.create(model=MODEL, prompt="x")
@@ -259,7 +271,7 @@ def test_a_gateway_that_restarts(another_door: Callable[..., Door]) -> None:
 def test_a_gateway_that_dies_in_mid_stream(another_door: Callable[..., Door]) -> None:
     door = another_door()
     with OpenAI(base_url=door.openai, api_key="any", max_retries=0, timeout=60) as client:
-        stream = long_request(client, stream=True)
+        stream = unread_stream(client)
         next(iter(stream))
         door.process.kill()
         with pytest.raises(openai.APIConnectionError):

@@ -115,7 +115,7 @@ def test_nothing_is_needed_that_only_services_need(missing: str, imported: str) 
 
 
 def played(
-    folder: Path, names: Sequence[str], *, due_s: float = 30, seconds: int = 30
+    folder: Path, names: Sequence[str], *, due_s: float = 280, seconds: int = 100
 ) -> dict[str, Any]:
     """What is reported of parts that end as they are named."""
     script = folder / "played.py"
@@ -124,7 +124,7 @@ def played(
         command=[sys.executable, str(script)], environment=os.environ, folder=folder, times=1
     )
     report = Report(folder, {"device": "none", "commit": "", "day": "", "versions": {}})
-    parts = [Part(name=name, seconds=1 if name == "hangs" else seconds) for name in names]
+    parts = [Part(name=name, seconds=5 if name == "hangs" else seconds) for name in names]
     in_turn(parts, start, report, time.monotonic() + due_s)
     found: dict[str, Any] = json.loads((folder / "gpu.json").read_text())
     assert found == report.found
@@ -140,7 +140,7 @@ def test_a_part_that_ends_badly_stops_no_other_and_what_it_said_stays(tmp_path: 
         "fails": "failed",
         "second": "done",
         "dies": "failed",
-        "hangs": "stopped after 1 s",
+        "hangs": "stopped after 5 s",
         "last": "done",
     }
     assert [row["what"] for row in found["rows"]] == list(names)
@@ -168,7 +168,7 @@ def test_a_part_that_overruns_ends_with_what_it_started(tmp_path: Path) -> None:
     """A grandchild, too: its end closes the pipe that it holds."""
     os.mkfifo(tmp_path / "held")
     pipe = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
-    assert played(tmp_path, ["hangs"])["parts"][0]["state"] == "stopped after 1 s"
+    assert played(tmp_path, ["hangs"])["parts"][0]["state"] == "stopped after 5 s"
     os.set_blocking(pipe, True)
     assert os.read(pipe, 1) == b""
     os.close(pipe)
