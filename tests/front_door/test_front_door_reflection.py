@@ -104,11 +104,12 @@ def test_every_method_is_called(curl: Curl, whole_stack: WholeStack) -> None:
 
 def test_health_by_reflection(curl: Curl) -> None:
     for service in ("", INFERENCE, MODELS):
+
+        def is_serving(name: str = service) -> bool:
+            return curl.call(HEALTH, "Check", {"service": name}) == [SERVING]
+
         # A look at the store that took long is a moment of not serving.
-        wait_until(
-            lambda name=service: curl.call(HEALTH, "Check", {"service": name}) == [SERVING],
-            f"{service or 'everything'} is served",
-        )
+        wait_until(is_serving, f"{service or 'everything'} is served")
     with pytest.raises(grpc.RpcError) as caught:
         curl.call(HEALTH, "Check", {"service": "nobody"})
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
