@@ -180,10 +180,8 @@ class LeaderSession:
         for link in list(self.links.values()):
             if link.address == address and not link.is_open:
                 self.forget(link.worker_id, "another process has its address")
-        link = WorkerLink(address=address, worker=worker, leader=self._leader, owner=self)
-        self.links[link.worker_id] = link
-        self._start(link)
-        log.info("worker.registered", worker_id=link.worker_id, address=address)
+        self._start(WorkerLink(address=address, worker=worker, leader=self._leader, owner=self))
+        log.info("worker.registered", worker_id=worker.boot_id, address=address)
 
     def _describe(self, link: WorkerLink, worker: WorkerDescription) -> None:
         """The same process again; what it can do in a step may be something else now."""
@@ -197,8 +195,13 @@ class LeaderSession:
     def _start(self, link: WorkerLink, after: "asyncio.Task[None] | None" = None) -> None:
         """Dial it, and again whenever the stream ends. `after`: once that one has let it go."""
         assert self._tasks is not None
-        task = self._tasks.create_task(self._run_link(link, after))
-        self._link_tasks[link.worker_id] = task
+        dialling = self._run_link(link, after)
+        try:
+            self._link_tasks[link.worker_id] = self._tasks.create_task(dialling)
+        except RuntimeError:
+            dialling.close()
+            raise OutOfOrder("this leadership is just ending") from None
+        self.links[link.worker_id] = link
 
     async def _run_link(self, link: WorkerLink, after: "asyncio.Task[None] | None") -> None:
         """Nothing is computed with other weights before a successor of this leader would know."""
@@ -471,9 +474,7 @@ class LeaderSession:
                     link.broke, link.broken_ns = "", 0
 
     def _give_up(self, link: WorkerLink) -> None:
-        """Its sequences go on elsewhere, and its stream is not heard any more. It is dialled anew,
-        and joins when its step has ended.
-        """
+        """Its sequences go on elsewhere; it is dialled anew, and joins when its step has ended."""
         link.give_up(f"a step has not ended for {link.waited_ns / 1e9:.0f} s")
         stream = self._link_tasks[link.worker_id]
         stream.cancel()

@@ -105,7 +105,32 @@ async def test_a_leader_that_takes_no_turns_is_not_renewed(ledger: Ledger) -> No
         await asyncio.wait_for(rival, 60)
 
 
-async def test_an_error_in_a_turn_ends_the_term(
+async def test_nobody_joins_a_leadership_that_is_ending(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One part has failed, and another takes its time to end."""
+    is_told, may_end = asyncio.Event(), asyncio.Event()
+
+    async def lingering(_: LeaderSession) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_told.set()
+            await may_end.wait()
+
+    monkeypatch.setattr(LeaderSession, "_tick", lingering)
+    async with leading(ledger) as (session, running):
+        monkeypatch.setattr(session, "_fold", _fail)
+        await asyncio.wait_for(is_told.wait(), 60)
+        with pytest.raises(OutOfOrder, match="this leadership is just ending"), session.called():
+            session.register(NOWHERE, worker("w"))
+        assert not session.links
+        may_end.set()
+        with pytest.raises(ExceptionGroup):
+            await asyncio.wait_for(running, 60)
+
+
+async def test_an_error_in_a_turn_ends_the_leadership(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with leading(ledger) as (session, running):
@@ -117,7 +142,7 @@ async def test_an_error_in_a_turn_ends_the_term(
         assert ended.value.subgroup(AssertionError) is not None
 
 
-async def test_an_error_in_a_workers_call_ends_the_term_too(
+async def test_an_error_in_a_workers_call_ends_the_leadership_too(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gRPC would answer INTERNAL and go on, with a core that is half changed."""

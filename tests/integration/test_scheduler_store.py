@@ -91,7 +91,7 @@ def silence_s(answers: list[Answer]) -> float:
     return min(answer.silence_s for answer in answers)
 
 
-async def test_a_flushed_store_ends_the_term_and_a_new_one_serves(tmp_path: Path) -> None:
+async def test_a_flushed_store_ends_the_leadership_and_a_new_one_serves(tmp_path: Path) -> None:
     async with Cluster(tmp_path, worker_flags=STEADY) as cluster:
         lost = await cluster.submit_many(4, max_tokens=900)
         for answer in lost:
