@@ -49,13 +49,13 @@ class BlockPool:
     proves it.
     """
 
-    def __init__(self, *, block_count: int, block_size: int) -> None:
+    def __init__(self, *, block_count: int, block_size: int, group_count: int = 1) -> None:
         self.block_count = block_count
         self.block_size = block_size
         self._refs = [0] * block_count
         self._free: OrderedDict[BlockId, None] = OrderedDict.fromkeys(range(block_count))
         # By layer group and hash.
-        self._block_of: dict[tuple[int, bytes], BlockId] = {}
+        self._block_of: list[dict[bytes, BlockId]] = [{} for _ in range(group_count)]
         self._key_of: dict[BlockId, tuple[int, BlockKey]] = {}
 
     def __repr__(self) -> str:
@@ -79,7 +79,7 @@ class BlockPool:
 
     def get(self, key: BlockKey, group: int = 0) -> BlockId | None:
         """The block that is cached under a key; nothing is held yet."""
-        block = self._block_of.get((group, key[0]))
+        block = self._block_of[group].get(key[0])
         return None if block is None or self._key_of[block][1] != key else block
 
     def find(self, keys: Iterable[BlockKey], group: int = 0) -> list[BlockId]:
@@ -126,15 +126,16 @@ class BlockPool:
     def cache(self, block: BlockId, key: BlockKey, group: int = 0) -> BlockId:
         """A held block is full and committed. The block that is found by its key from now on."""
         assert self._refs[block] > 0, f"block {block} cached but not held"
-        cached = self._block_of.setdefault((group, key[0]), block)
+        cached = self._block_of[group].setdefault(key[0], block)
         if cached == block:
             self._key_of[block] = group, key
+            return block
         return cached if self._key_of[cached][1] == key else block
 
     def _forget(self, block: BlockId) -> None:
         if (known := self._key_of.pop(block, None)) is not None:
             group, key = known
-            del self._block_of[group, key[0]]
+            del self._block_of[group][key[0]]
 
     def check(self, tables: Iterable[Items[BlockId]]) -> None:
         """Raise AssertionError when the books do not balance with the tables that hold blocks."""
@@ -144,5 +145,6 @@ class BlockPool:
                 held[block] += 1
         assert held == self._refs
         assert all((self._refs[b] == 0) == (b in self._free) for b in range(self.block_count))
-        found = {(group, key[0]): block for block, (group, key) in self._key_of.items()}
-        assert found == self._block_of
+        for group, found in enumerate(self._block_of):
+            known = {key[0]: block for block, (of, key) in self._key_of.items() if of == group}
+            assert found == known

@@ -123,7 +123,9 @@ class KVManager:
         fits = bisect_right(range(_ENDLESS), self.block_count, key=lambda n: self.worst(n * size))
         self.places_max = min((fits - 1) * size, context_max - 1)
         self._layout = (spec.fingerprint, spec.block_size)
-        self._pool = BlockPool(block_count=spec.block_count, block_size=spec.block_size)
+        self._pool = BlockPool(
+            block_count=spec.block_count, block_size=spec.block_size, group_count=self.group_count
+        )
 
     def __repr__(self) -> str:
         return repr(self._pool)

@@ -134,10 +134,11 @@ def book_result(
     out = StepTokens(
         slots=[slot for slot, _, _ in rows],
         sequence_ids=[sequence.sequence_id for _, sequence, _ in rows],
-        positions=_book_tokens(cell, worker, rows, now_ns, is_optional=result.step > 0),
+        positions=_positions(rows, has_runs=bool(result.token_counts)),
         tokens=[token for _, _, token in rows],
         prompt_logprobs=prompt_logprobs,
     )
+    _book_tokens(cell, worker, rows, now_ns, is_optional=result.step > 0)
     worker.advance(flight, {*result.finished, *result.errors}, is_last=result.is_last)
     events: list[Event] = []
     for slot, reason in result.finished.items():
@@ -148,6 +149,15 @@ def book_result(
             cell.finish(ended, Reason.ERROR, now_ns, events, error)
     cell.waiting.settle()
     return out, events
+
+
+def _positions(rows: list[tuple[SlotIndex, Sequence, int]], *, has_runs: bool) -> list[int]:
+    """Where in its output each token will stand. In a run, each stands behind the one before."""
+    positions = [len(sequence.tokens) - sequence.num_prompt_tokens for _, sequence, _ in rows]
+    for index in range(1, len(rows)) if has_runs else ():
+        if rows[index][1] is rows[index - 1][1]:
+            positions[index] = positions[index - 1] + 1
+    return positions
 
 
 def _book_chunks(worker: Worker, flight: Flight, result: StepResult) -> dict[SlotIndex, SequenceId]:
@@ -172,14 +182,11 @@ def _book_tokens(
     now_ns: int,
     *,
     is_optional: bool,
-) -> list[int]:
-    """Where in its output each token stands. Of a step that was certain, only a row's first was."""
-    positions: list[int] = []
+) -> None:
+    """Of a step that was certain, only a row's first token was."""
     before: Sequence | None = None
     for _, sequence, token in rows:
-        tokens = sequence.tokens
-        positions.append(len(tokens) - sequence.num_prompt_tokens)
-        tokens.append(token)
+        sequence.tokens.append(token)
         computed = sequence.advance(1)
         if is_optional or sequence is before:
             sequence.num_scheduled_tokens += 1
@@ -192,7 +199,6 @@ def _book_tokens(
         if live.first_token_ns is None or live.siblings:
             _book_first_token(cell, live, now_ns)
         before = sequence
-    return positions
 
 
 def _book_first_token(cell: CellState, live: LiveRequest, now_ns: int) -> None:
