@@ -406,7 +406,7 @@ def test_a_hit_is_the_longest_that_every_group_has(group: int, index: int, hit: 
 
 
 def test_groups_do_not_find_each_others_blocks() -> None:
-    pool, (key,) = BlockPool(block_count=4, block_size=2), keys((1, 2), 2)
+    pool, (key,) = BlockPool(block_count=4, block_size=2, group_count=2), keys((1, 2), 2)
     first, second = pool.take(2)
     pool.cache(first, key, 0)
     assert pool.get(key, 1) is None
