@@ -25,7 +25,7 @@ BLOCK_COUNT = 7
 PROMPTS = ([1] * 9, [1, 1, 2] * 3, [2, 1] * 5)
 WINDOWS = ((None,), (None,), (None, 3), (2, 5), (1, None), (4, None, 2))
 FEWER = st.sampled_from([0, 0, 0, 1])
-HISTORIES = int(os.environ.get("KAITEN_TEST_KV_HISTORIES", "100"))
+HISTORIES = int(os.environ.get("KAITEN_TEST_KV_HISTORIES", "60"))
 
 
 @dataclass(eq=False)

@@ -79,7 +79,7 @@ requests = st.lists(
 
 
 @given(asked=requests, lease=st.integers(1, 6), chunk=st.sampled_from([3, 1000]), data=st.data())
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_same_plans_give_the_same_results(
     model: Model,
     asked: list[tuple[list[int], RowSampling]],

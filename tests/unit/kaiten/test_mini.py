@@ -123,7 +123,7 @@ def chats() -> list[list[dict[str, str]]]:
 @pytest.fixture(scope="module")
 def questions() -> list[str]:
     rng = random.Random(77)
-    return [*ASKED, *(grammar.question(rng)[0] for _ in range(56))]
+    return [*ASKED, *(grammar.question(rng)[0] for _ in range(28))]
 
 
 @pytest.fixture(scope="module")
