@@ -6,6 +6,7 @@ import pytest
 
 from scheduler_svc.core.commands import MakePlan, WorkerChanged
 from scheduler_svc.core.outcome import PassedOver, Why
+from scheduler_svc.core.planner.draft import PASSED_OVER_MAX
 from scheduler_svc.core.types import Feature, Reason
 from tests.support.cell import Cell, spec
 
@@ -29,6 +30,14 @@ def test_why_a_worker_passes_it_over() -> None:
     assert outcome.plan is not None
     assert outcome.plan.admitted == (other,)
     assert PassedOver("place", Why.TOO_LARGE, one) in outcome.passed_over
+
+
+def test_of_a_crowd_that_is_passed_over_some_are_named() -> None:
+    cell = Cell(spec(features=()), spec())
+    for _ in range(PASSED_OVER_MAX + 9):
+        cell.submit(3, 9, needs=[LOGPROBS])
+    cell.submit(3, 9)
+    assert len(cell.apply(MakePlan(worker_id="w1")).passed_over) == PASSED_OVER_MAX
 
 
 @pytest.mark.parametrize(
