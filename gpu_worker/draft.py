@@ -290,7 +290,7 @@ def _first_counts(draft: Columns, plan: Plan, limits: RowLimits) -> IntArray:
         if draft.is_idle[slot]:
             continue
         gap = int(draft.known[slot] - draft.done[slot])
-        require(1 <= tokens <= gap, f"slot {slot}: a chunk of {tokens} tokens for a gap of {gap}")
+        require(0 <= tokens <= gap, f"slot {slot}: a chunk of {tokens} tokens for a gap of {gap}")
         counts[slot] = tokens
     return counts
 

@@ -45,7 +45,7 @@ from scheduler_svc.core.commands import (
     WorkerLost,
 )
 from scheduler_svc.core.outcome import Plan
-from scheduler_svc.core.types import Config, Reason, Request, StepResult, WorkerSpec
+from scheduler_svc.core.types import Config, Reason, Request, Rules, StepResult, WorkerSpec
 
 # How a replay finds the request that a Submit names.
 RequestOf = Callable[[SubmitInput], Request]
@@ -114,20 +114,26 @@ def _cancel(command: Cancel) -> CancelRecord:
     )
 
 
-def _said(values: Config | WorkerSpec) -> dict[str, Any]:
+def _said(values: Config | Rules | WorkerSpec) -> dict[str, Any]:
     """Field by field; what is None stays unset."""
     named = ((field.name, getattr(values, field.name)) for field in fields(values))
     return {name: value for name, value in named if value is not None}
 
 
-def _configured(command: Configured) -> ConfiguredInput:
-    return ConfiguredInput(policy=command.policy, **_said(command.config))
+def configured_to_proto(command: Configured) -> ConfiguredInput:
+    """Every knob, and the rules that are named."""
+    said = _said(command.config) | _said(command.rules)
+    said["tenant_weights"] = dict(command.config.tenant_weights)
+    return ConfiguredInput(policy=command.policy, **said)
 
 
 def _configured_from(message: ConfiguredInput) -> Configured:
-    values: dict[str, Any] = {field.name: getattr(message, field.name) for field in fields(Config)}
-    values["tenant_tokens_max"] = message.tenant_tokens_max or None
-    return Configured(config=Config(**values), policy=message.policy)
+    """What is not there is as by default: no value of a setting is 0."""
+    values = {field.name: getattr(message, field.name) for field in fields(Config)}
+    values["tenant_weights"] = tuple(sorted(message.tenant_weights.items()))
+    rules = Rules(**{field.name: getattr(message, field.name) for field in fields(Rules)})
+    config = Config(**{name: value for name, value in values.items() if value})
+    return Configured(config=config, policy=message.policy, rules=rules)
 
 
 def _worker_joined(command: WorkerJoined) -> WorkerJoinedInput:
@@ -196,7 +202,7 @@ def _step_done_from(message: ResultInput) -> StepDone:
 
 
 _WRITERS: Final[Mapping[type, tuple[str, Callable[[Any], Any]]]] = {
-    Configured: ("configured", _configured),
+    Configured: ("configured", configured_to_proto),
     Submit: ("submit", _submit),
     Cancel: ("cancel", _cancel),
     Expire: ("expire", lambda command: ExpireInput()),

@@ -27,7 +27,6 @@ from scheduler_svc.commit_queue import CommitQueue
 from scheduler_svc.core.commands import (
     Cancel,
     Command,
-    Configured,
     Expire,
     MakePlan,
     StepDone,
@@ -74,14 +73,12 @@ class LeaderSession:
         meters: Meters,
         tracing: Tracing | None = None,
     ) -> None:
-        self.leader = leader
+        self.leader, self.settings = leader, settings
         self.links: dict[str, WorkerLink] = {}
         self.core = Scheduler()
         self._leader = common_pb2.Leader(epoch=leader.epoch, nonce=leader.nonce)
         self._ledger = ledger
-        self._settings = settings
-        self._clock = clock
-        self._meters = meters
+        self._clock, self._meters = clock, meters
         self._tracing = tracing
         self._requests = RequestBook()
         self._commits = CommitQueue(ledger, leader, clock, self._on_commit)
@@ -120,7 +117,7 @@ class LeaderSession:
         self._journal = Journal(
             self._requests, epoch=self.leader.epoch, journal_seq=recovered.journal_seq
         )
-        self._tell(Configured(config=self._settings.core, policy=self._settings.policy))
+        self._tell(self.settings.configured)
         for entry in recovered.entries:
             if isinstance(entry.record, SubmitRecord):
                 self._resume(entry, entry.record, recovered)
@@ -164,6 +161,11 @@ class LeaderSession:
         return self._clock.monotonic_ns() + self._clock_offset_ns
 
     # What happens
+
+    def configure(self, settings: SchedulerSettings) -> None:
+        """Decide by this from now on, as long as this leader leads; its journal says so."""
+        self._tell(settings.configured)
+        self.settings = settings
 
     def register(self, address: str, worker: WorkerDescription) -> None:
         """A worker announced itself. OutOfOrder when it serves something else than the cell."""
@@ -333,7 +335,7 @@ class LeaderSession:
         """Ask for the plans of all workers that the core named, until it names none."""
         self._is_held_back = False
         while self._concerned and not self._is_stopping:
-            self._is_held_back = self._commits.backlog >= self._settings.uncommitted_steps_max
+            self._is_held_back = self._commits.backlog >= self.settings.uncommitted_steps_max
             if self._is_held_back:
                 return
             worker_id = next(iter(self._concerned))
@@ -360,7 +362,7 @@ class LeaderSession:
         self._meters.planned(plan)
 
     def _fold(self) -> None:
-        if self._journal.seq - self._fold_seq >= self._settings.fold_records:
+        if self._journal.seq - self._fold_seq >= self.settings.fold_records:
             self._commits.put_fold(self._fold_seq, self._requests.next_fold())
             self._fold_seq = self._journal.seq
 
@@ -428,7 +430,7 @@ class LeaderSession:
             self._wake()
             await self._turn_taken.wait()
             await self._tell_cell()
-            await self._clock.sleep(self._settings.lease_ttl_s / 6)
+            await self._clock.sleep(self.settings.lease_ttl_s / 6)
 
     async def _tell_cell(self) -> bool:
         """Renew once. One at a time: an older record must not come last."""
@@ -458,7 +460,7 @@ class LeaderSession:
             self._wake()
 
     def _count_silence(self, passed_ns: int) -> None:
-        timeout_ns = self._settings.worker_timeout_ms * 1_000_000
+        timeout_ns = self.settings.worker_timeout_ms * 1_000_000
         links, workers = list(self.links.values()), self.core.workers
         for link, finding in look_at(links, workers, passed_ns=passed_ns, timeout_ns=timeout_ns):
             match finding:

@@ -26,7 +26,7 @@ from scheduler_svc.command_wire import command_from_proto
 from scheduler_svc.core.commands import Command, Configured
 from scheduler_svc.core.outcome import Event, Finished, Plan
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Request, SequenceId
+from scheduler_svc.core.types import Request, Rules, SequenceId
 from scheduler_svc.journal import plan_digest
 
 Token = tuple[SequenceId, int, int]
@@ -65,7 +65,8 @@ class _Outputs:
 class Replay:
     """Replays the records it is fed, in order from the first of the journal.
 
-    `policy`: decide by that one, whatever was configured, and see what it would have changed.
+    `policy`: decide by that one and all its rules, whatever was configured, and see what it would
+    have changed.
     """
 
     def __init__(self, entries: Iterable[InboxEntry], policy: str | None = None) -> None:
@@ -102,7 +103,7 @@ class Replay:
     def _command(self, item: CoreInput) -> Command:
         command = command_from_proto(item, self._request)
         if isinstance(command, Configured) and self._policy is not None:
-            return replace(command, policy=self._policy)
+            return replace(command, policy=self._policy, rules=Rules())
         return command
 
     def _compare_plan(self, seq: int, recorded: PlanInput, plan: Plan | None) -> Compared:

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from protos.kaiten.v1 import common_pb2
 from protos.kaiten.v1.scheduler_service_pb2 import (
+    ConfigureResponse,
     GetStateResponse,
     HeartbeatResponse,
     RegisterRequest,
@@ -11,6 +12,7 @@ from protos.kaiten.v1.scheduler_service_pb2 import (
     WorkerState,
 )
 from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceServicer
+from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.wire import PLAN_VERSION
@@ -71,9 +73,15 @@ class Servicer(SchedulerServiceServicer):
             journal_seq=self.session.journal_seq,
             waiting=len(core.waiting),
             running=core.running_count,
-            policy=self._settings.policy,
+            policy=self.session.settings.policy,
             workers=[self._worker(self.session, worker_id) for worker_id in self.session.links],
         )
+
+    async def Configure(self, request: Any, context: Any) -> ConfigureResponse:
+        with self._leading().called() as session:
+            settings = session.settings.changed(request.settings)
+            session.configure(settings)
+        return ConfigureResponse(configured=configured_to_proto(settings.configured))
 
     def _leading(self) -> LeaderSession:
         if self.session is None:

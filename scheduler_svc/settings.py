@@ -4,11 +4,10 @@ from typing import Literal
 
 from pydantic import Field, SecretStr
 
-from scheduler_svc.core.types import Config
-from service_kit.settings import Settings
+from scheduler_svc.scheduling import SchedulingSettings
 
 
-class SchedulerSettings(Settings):
+class SchedulerSettings(SchedulingSettings):
     """Flags, environment (KAITEN_SCHEDULER_…) and TOML keys of `kaiten scheduler`."""
 
     redis_url: SecretStr = Field(
@@ -30,36 +29,6 @@ class SchedulerSettings(Settings):
         description="host:port told to workers; default: where it is bound, or its address on the"
         " route to the store when bound to 0.0.0.0",
     )
-    policy: Literal["fair", "fcfs", "priority", "static"] = Field(
-        default="fair", description="who runs first"
-    )
-    tenant_tokens_max: int = Field(
-        default=0,
-        ge=0,
-        description="running tokens of a tenant whose keys file entry names no bound; 0: no bound",
-    )
-    lease_steps_max: int = Field(
-        default=8, ge=1, le=64, description="steps a worker may run on by itself"
-    )
-    plans_in_flight_max: int = Field(
-        default=2, ge=1, le=4, description="plans sent ahead of the first answer"
-    )
-    prefill_tokens_min: int = Field(
-        default=16, ge=1, description="tokens of every step a waiting prefill gets at least"
-    )
-    preemptions_max: int = Field(
-        default=3, ge=1, description="preemptions of a sequence; then others give way to it"
-    )
-    deaths_max: int = Field(
-        default=2,
-        ge=1,
-        description="worker deaths without progress of a request: then it is tried alone",
-    )
-    misfit_wait_s: float = Field(
-        default=30.0,
-        ge=0.001,
-        description="a request that only fits a lost worker waits this long for one like it",
-    )
     lease_ttl_s: float = Field(
         default=3.0, gt=0.1, description="a silent leader is replaced after this long"
     )
@@ -79,19 +48,7 @@ class SchedulerSettings(Settings):
     drain_s: float = Field(default=10.0, gt=0, description="limit of a drain after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    def model_post_init(self, _context: object) -> None:
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
         if self.heartbeat_interval_ms >= self.worker_timeout_ms:
             raise ValueError("heartbeat_interval_ms must be less than worker_timeout_ms")
-
-    @property
-    def core(self) -> Config:
-        """What of it the core decides by."""
-        return Config(
-            lease_steps_max=self.lease_steps_max,
-            plans_in_flight_max=self.plans_in_flight_max,
-            prefill_tokens_min=self.prefill_tokens_min,
-            preemptions_max=self.preemptions_max,
-            deaths_max=self.deaths_max,
-            misfit_wait_ns=int(self.misfit_wait_s * 1e9),
-            tenant_tokens_max=self.tenant_tokens_max or None,
-        )

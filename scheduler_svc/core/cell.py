@@ -9,9 +9,9 @@ of `CellState`, so that queue, slots, blocks and state change together.
 """
 
 from scheduler_svc.core.outcome import Event, Finished, RequestOver
-from scheduler_svc.core.policy.presets import POLICIES
+from scheduler_svc.core.policy.presets import POLICIES, policy_of
 from scheduler_svc.core.requests import LiveRequest, Sequence, State
-from scheduler_svc.core.types import Config, Reason, SequenceId, SlotIndex
+from scheduler_svc.core.types import Config, Reason, Rules, SequenceId, SlotIndex
 from scheduler_svc.core.waiting import WaitingQueue
 from scheduler_svc.core.workers import Worker
 
@@ -41,10 +41,10 @@ class CellState:
             touched |= {w.id: None for w in self.workers.values() if w.is_open}
         return tuple(worker_id for worker_id in touched if worker_id in self.workers)
 
-    def configure(self, config: Config, policy: str) -> None:
+    def configure(self, config: Config, policy: str, rules: Rules) -> None:
         """Decide by this from now on; nobody is thrown out."""
-        self.policy, self.config = POLICIES[policy], config
-        self.waiting.configure(self.policy.order, config.tenant_tokens_max)
+        self.policy, self.config = policy_of(policy, rules, config), config
+        self.waiting.configure(self.policy.order, config)
         self._touched = dict.fromkeys(self.workers)
 
     # A sequence moves

@@ -3,17 +3,29 @@
 The journal writes them down, a replay reads them back, simulation and tests make them up.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from scheduler_svc.core.types import Config, Reason, Request, SequenceId, StepResult, WorkerSpec
+from scheduler_svc.core.types import (
+    Config,
+    Reason,
+    Request,
+    Rules,
+    SequenceId,
+    StepResult,
+    WorkerSpec,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configured:
-    """Decide by this from now on. `policy` is a name in `policy.presets.POLICIES`."""
+    """Decide by this from now on: the policy of that name, but for the rules that are named.
+
+    ValueError, with nothing changed, for what there is not and for what contradicts itself.
+    """
 
     config: Config
     policy: str
+    rules: Rules = field(default_factory=Rules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,8 @@ class Sequence:
     # Since then: workers that died under it, and those lost of which nobody knows yet whether.
     deaths: int = 0
     unjudged: set[str] = field(default_factory=set)
+    # Its place in the queue, as of when it began to wait.
+    queue_key: "Key" = ()
 
     def __repr__(self) -> str:
         computed = f"{self.num_computed_tokens}/{len(self.tokens)}"
@@ -192,8 +194,12 @@ class Tenant:
     num_running: int = 0
     # Of its running sequences, each at its longest.
     tokens_running: int = 0
-    # Sorted by the policy's order, which is unique and constant while a sequence waits.
+    # Its part of what is served, where the policy's order is fair.
+    weight: int = 1
+    # Sorted by the policy's order, which is unique and taken when a sequence begins to wait.
     queue: list[tuple["Key", Sequence]] = field(default_factory=list)
+    # The same sorted by arrival, where a longest wait is promised.
+    arrivals: list["Arrival"] = field(default_factory=list)
     # The length of the queue, when it may move.
     num_admissible: int = 0
     # Its entry in the heap of the waiting queue; None: it is throttled, or nothing waits.
@@ -202,12 +208,18 @@ class Tenant:
     @property
     def is_throttled(self) -> bool:
         """What waits first would exceed the bound. One sequence alone may always run."""
-        if self.tokens_max is None or not self.num_running or not self.queue:
+        return bool(self.queue) and self.would_exceed(self.queue[0][1])
+
+    def would_exceed(self, sequence: Sequence) -> bool:
+        """One more that runs would be beyond the bound."""
+        if self.tokens_max is None or not self.num_running:
             return False
-        return self.tokens_running + self.queue[0][1].tokens_max > self.tokens_max
+        return self.tokens_running + sequence.tokens_max > self.tokens_max
 
 
 Key = tuple[int, ...]
+# When its request arrived; ids are unique, so sequences are never compared.
+Arrival = tuple[int, SequenceId, Sequence]
 # What a tenant's head is compared by: its share of service, then the order of its first sequence.
 # No two are equal, so tenants are never compared.
 Head = tuple[int, Key, Tenant]

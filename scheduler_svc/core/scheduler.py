@@ -248,7 +248,7 @@ class Scheduler:
         return self._outcome(events, tokens=tokens)
 
     def _configured(self, command: Configured, now_ns: int) -> Outcome:
-        self._cell.configure(command.config, command.policy)
+        self._cell.configure(command.config, command.policy, command.rules)
         return self._outcome()
 
     # Inside

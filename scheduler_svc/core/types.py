@@ -9,6 +9,8 @@ SequenceId = int
 SlotIndex = int
 BlockId = int
 
+TENANT_WEIGHT_MAX = 1000
+
 
 class Reason(Enum):
     """Why a sequence ended."""
@@ -56,12 +58,45 @@ class Config:
     misfit_wait_ns: int = 30_000_000_000
     # Running tokens of a tenant whose requests name no bound of their own; None: no bound.
     tenant_tokens_max: int | None = None
+    # What the rules of a policy are made with (`policy.rules`). Waiting that a step of priority is
+    # worth, and a token: of work for the order `shortest`, of cached prefix for `prefix`.
+    priority_worth_ns: int = 5_000_000_000
+    token_worth_ns: int = 10_000_000
+    # Who has waited longer goes first, whatever the order; None: nobody.
+    wait_ns_max: int | None = None
+    # Prompts of more tokens are long, and so many of them are computed at once on a worker.
+    long_prefill_tokens: int | None = None
+    long_prefills_max: int | None = None
+    # Of the cadence `interval`: steps between two admissions; waiting per 1000 running from which
+    # the queue is looked at; steps after which it is anyway.
+    schedule_interval_steps: int | None = None
+    waiting_served_permille: int | None = None
+    waiting_steps_max: int | None = None
+    # Shares of tenants under fair orders, by name; of all others 1.
+    tenant_weights: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name} must be at least 1")
+        for tenant, weight in self.tenant_weights:
+            if not 1 <= weight <= TENANT_WEIGHT_MAX:
+                raise ValueError(
+                    f"tenant_weights: {tenant!r} must weigh 1 to {TENANT_WEIGHT_MAX}, got {weight}"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The six rules of a policy as an operator names them (`policy.rules`); empty: the policy's."""
+
+    placement: str = ""
+    order: str = ""
+    victim: str = ""
+    admission: str = ""
+    mix: str = ""
+    cadence: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

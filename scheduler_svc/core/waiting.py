@@ -7,8 +7,8 @@ tenant that has nothing running is never throttled, so nobody waits for ever.
 
 Among tenants this is start-time fair queueing, as far as the policy cares: each has a counter of
 the tokens it was served (of a prompt when it is first admitted, of the output as they are
-committed), and whoever comes back to the queue starts no lower than the virtual time, which is
-where the tenant admitted last stood.
+committed), which counts by the tenant's weight, and whoever comes back to the queue starts no lower
+than the virtual time, which is where the tenant admitted last stood.
 """
 
 import heapq
@@ -18,11 +18,13 @@ from itertools import islice
 from operator import itemgetter
 
 from scheduler_svc.core.policy.order import Order
-from scheduler_svc.core.requests import Head, Key, Sequence, State, Tenant
-from scheduler_svc.core.types import Request
+from scheduler_svc.core.requests import Arrival, Head, Key, Sequence, State, Tenant
+from scheduler_svc.core.types import Config, Request
 
 # Tenants with nothing live whose counter is remembered; the longest away is forgotten.
 IDLE_TENANTS_MAX = 1024
+# A tenant's service by its weight is a whole number: as good as exact for weights up to 1000.
+WEIGHT_UNIT = 720_720
 _key = itemgetter(0)
 
 
@@ -32,12 +34,14 @@ class WaitingQueue:
     Every command leaves the heap with a current head on top, so that questions change nothing.
     """
 
-    def __init__(self, order: Order, tenant_tokens_max: int | None = None) -> None:
+    def __init__(self, order: Order) -> None:
         self.tenants: dict[str, Tenant] = {}
         # Sequences in queues that may move.
         self.num_admissible = 0
         self._order = order
-        self._tokens_max = tenant_tokens_max
+        self._tokens_max: int | None = None
+        self._wait_ns_max: int | None = None
+        self._weights: dict[str, int] = {}
         self._heap: list[Head] = []
         self._count = 0
         # What the tenant admitted last had been served before.
@@ -56,6 +60,20 @@ class WaitingQueue:
 
     # Questions
 
+    def overdue(self, now_ns: int) -> list[Sequence]:
+        """Of each tenant that may move, who has waited longest, if longer than is promised."""
+        if self._wait_ns_max is None:
+            return []
+        since_ns = now_ns - self._wait_ns_max
+        oldest = [t.arrivals[0] for t in self.tenants.values() if t.head is not None]
+        return [arrival[-1] for arrival in sorted(a for a in oldest if a[0] <= since_ns)]
+
+    def next_up(self, now_ns: int) -> Iterator[Sequence]:
+        """Who may be admitted next, those first who have waited longer than is promised."""
+        first = self.overdue(now_ns)
+        yield from first
+        yield from (s for s in self.in_order() if s not in first) if first else self.in_order()
+
     def in_order(self) -> Iterator[Sequence]:
         """Who may be admitted next; those behind are for when the ones before do not fit."""
         if not self._heap:
@@ -66,13 +84,18 @@ class WaitingQueue:
 
     def key(self, sequence: Sequence) -> Key:
         """A sequence's place among others, waiting or running."""
-        return (self._order.share(sequence.live.tenant.served), *self._order.key(sequence))
+        tenant = sequence.live.tenant
+        return (self._share(tenant, tenant.served), *self._order.key(sequence))
 
-    def configure(self, order: Order, tenant_tokens_max: int | None) -> None:
+    def configure(self, order: Order, config: Config) -> None:
         """Sort everybody anew."""
-        self._order, self._tokens_max = order, tenant_tokens_max
+        self._order, self._tokens_max = order, config.tenant_tokens_max
+        self._wait_ns_max, self._weights = config.wait_ns_max, dict(config.tenant_weights)
         for tenant in self.tenants.values():
-            tenant.queue = sorted((order.key(s), s) for _, s in tenant.queue)
+            waiting, tenant.queue, tenant.arrivals = tenant.queue, [], []
+            tenant.weight = self._weights.get(tenant.name, 1)
+            for _, sequence in waiting:
+                self._insert(sequence)
             self._update(tenant)
 
     # Requests come and go
@@ -82,6 +105,7 @@ class WaitingQueue:
         tenant = self.tenants.get(request.tenant)
         if tenant is None:
             tenant = Tenant(request.tenant, self._idle_tenants.pop(request.tenant, 0))
+            tenant.weight = self._weights.get(tenant.name, 1)
             self.tenants[tenant.name] = tenant
         tenant.num_requests += 1
         tenant.tokens_max_asked = request.tenant_tokens_max
@@ -94,7 +118,7 @@ class WaitingQueue:
         if tenant.num_requests:
             return
         del self.tenants[tenant.name]
-        if tenant.served > self._virtual_time:
+        if _weighted(tenant, tenant.served) > self._virtual_time:
             self._idle_tenants[tenant.name] = tenant.served
             if len(self._idle_tenants) > IDLE_TENANTS_MAX:
                 del self._idle_tenants[next(iter(self._idle_tenants))]
@@ -105,18 +129,20 @@ class WaitingQueue:
         """Put a sequence where its key says."""
         tenant = sequence.live.tenant
         if not tenant.queue:
-            tenant.served = max(tenant.served, self._virtual_time)
-        insort(tenant.queue, (self._order.key(sequence), sequence), key=_key)
+            tenant.served = max(tenant.served, self._virtual_time * tenant.weight // WEIGHT_UNIT)
+        self._insert(sequence)
         self._count += 1
         self._update(tenant)
 
     def remove(self, sequence: Sequence) -> bool:
         """Take a sequence out; False when it was not waiting."""
         tenant = sequence.live.tenant
-        index = bisect_left(tenant.queue, self._order.key(sequence), key=_key)
+        index = bisect_left(tenant.queue, sequence.queue_key, key=_key)
         if index == len(tenant.queue) or tenant.queue[index][1] is not sequence:
             return False
         del tenant.queue[index]
+        if self._wait_ns_max is not None:
+            del tenant.arrivals[bisect_left(tenant.arrivals, _arrival(sequence))]
         self._count -= 1
         self._update(tenant)
         return True
@@ -127,7 +153,7 @@ class WaitingQueue:
         """
         tenant = sequence.live.tenant
         self.remove(sequence)
-        self._virtual_time = max(self._virtual_time, tenant.served)
+        self._virtual_time = max(self._virtual_time, _weighted(tenant, tenant.served))
         if sequence.state is State.WAITING:
             tenant.served += len(sequence.tokens) - num_computed_tokens
         tenant.num_running += 1
@@ -148,7 +174,7 @@ class WaitingQueue:
             tenant = head[2]
             if tenant.head is not head:
                 heapq.heappop(self._heap)
-            elif head[0] < self._order.share(tenant.served):
+            elif head[0] < self._share(tenant, tenant.served):
                 tenant.head = self._head_of(tenant)
                 assert tenant.head is not None
                 heapq.heapreplace(self._heap, tenant.head)
@@ -171,10 +197,20 @@ class WaitingQueue:
 
     # Inside
 
+    def _share(self, tenant: Tenant, served: int) -> int:
+        return self._order.share(_weighted(tenant, served))
+
+    def _insert(self, sequence: Sequence) -> None:
+        tenant = sequence.live.tenant
+        sequence.queue_key = self._order.key(sequence)
+        insort(tenant.queue, (sequence.queue_key, sequence), key=_key)
+        if self._wait_ns_max is not None:
+            insort(tenant.arrivals, _arrival(sequence))
+
     def _head_of(self, tenant: Tenant) -> Head | None:
         if tenant.is_throttled or not tenant.queue:
             return None
-        return (self._order.share(tenant.served), tenant.queue[0][0], tenant)
+        return (self._share(tenant, tenant.served), tenant.queue[0][0], tenant)
 
     def _update(self, tenant: Tenant) -> None:
         """Something of the tenant has changed: whether it is throttled, or who is first in it."""
@@ -195,8 +231,8 @@ class WaitingQueue:
 
     def _merged(self, tenants: Iterable[Tenant], *, is_charged: bool = True) -> Iterator[Sequence]:
         """Queues merged by their heads; charged: as if everybody was admitted as they come."""
-        share = self._order.share
-        heap = [(share(t.served), t.queue[0][0], t.served, 0, t) for t in tenants]
+        share = self._share
+        heap = [(share(t, t.served), t.queue[0][0], t.served, 0, t) for t in tenants]
         heapq.heapify(heap)
         while heap:
             _, _, served, index, tenant = heap[0]
@@ -206,7 +242,16 @@ class WaitingQueue:
                 served += len(sequence.tokens)
             index += 1
             if index < len(tenant.queue):
-                head = (share(served), tenant.queue[index][0], served, index, tenant)
+                head = (share(tenant, served), tenant.queue[index][0], served, index, tenant)
                 heapq.heapreplace(heap, head)
             else:
                 heapq.heappop(heap)
+
+
+def _weighted(tenant: Tenant, served: int) -> int:
+    """What service counts, among tenants of other weights."""
+    return served * WEIGHT_UNIT // tenant.weight
+
+
+def _arrival(sequence: Sequence) -> Arrival:
+    return (sequence.live.request.arrived_ns, sequence.sequence_id, sequence)

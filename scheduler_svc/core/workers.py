@@ -63,6 +63,8 @@ class Worker:
         self.is_late = False
         self.plan_id = 0
         self.checksum = 0
+        # Answered since somebody joined last.
+        self.steps_since_join = 0
         self._slots_free = list(range(spec.slots_max))
         # Of those who run, for the next plan to remember.
         self._residents: dict[SlotIndex, Residency] = {}
@@ -146,6 +148,7 @@ class Worker:
         sequence.num_computed_tokens = sequence.num_scheduled_tokens = num_computed_tokens
         sequence.num_tokens = len(sequence.tokens)
         self.running[slot] = sequence
+        self.steps_since_join = 0
         if sequence.gap > 1:
             self.prefills[slot] = sequence
         self.checksum += slot_checksum(slot, sequence.sequence_id)
@@ -201,9 +204,9 @@ class Worker:
 
     def schedule(self, chunks: dict[SlotIndex, int], lease_steps: int) -> None:
         """A plan is on its way: the next token, or chunk of a prompt, of everybody it is for is
-        certain to come.
+        certain to come. A chunk of 0 tokens: who decodes sits its first step out.
         """
-        waiting: set[SlotIndex] = set()
+        waiting = {slot for slot, count in chunks.items() if not count}
         for slot, sequence in list(self.prefills.items()):
             count, gap = chunks.get(slot, 0), sequence.gap
             if count < gap:
@@ -225,7 +228,7 @@ class Worker:
                 plan_id=self.plan_id,
                 lease_steps=lease_steps,
                 members=self._residents.copy(),
-                chunks=chunks,
+                chunks={slot: count for slot, count in chunks.items() if count},
                 sampling=self.running.keys() - waiting,
             )
         )
@@ -240,6 +243,7 @@ class Worker:
             for other in self.flights:
                 if other.members.get(slot) is member:
                     other.sampling.discard(slot)
+        self.steps_since_join += 1
         if is_last or flight.answered == flight.lease_steps:
             self.flights.popleft()
 

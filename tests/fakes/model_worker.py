@@ -153,7 +153,10 @@ class ModelWorker:
         chunks = dict(plan.chunks) if self.steps_done == 0 else {}
         slots, tokens, counts, finished, errors, prompt_logprobs = [], [], [], {}, {}, {}
         computed = 0
-        is_mixed = any(row.gap == 1 and not row.is_finished for row in self.rows.values())
+        is_mixed = any(
+            row.gap == 1 and not row.is_finished and chunks.get(slot, 1) > 0
+            for slot, row in self.rows.items()
+        )
         for slot, row in self.rows.items():
             count = chunks.get(slot, 1 if row.gap == 1 else 0)
             if count == 0 or row.is_finished:

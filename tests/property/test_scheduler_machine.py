@@ -1,6 +1,7 @@
 """The scheduler and its model workers under any sequence of commands."""
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from scheduler_svc.core.commands import WorkerChanged
 from scheduler_svc.core.types import Feature, Reason, WorkerSpec
 from tests.support.cell import Cell, spec
+from tests.support.combinations import allowed, merged
 
 MOST_WORKERS = 3
 PLACES = 32
@@ -21,6 +23,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         policy=st.sampled_from(["fair", "fcfs", "priority", "static"]),
+        knobs=st.sampled_from([{}, *map(merged, allowed())]),
         lease=st.sampled_from([1, 2, 8]),
         in_flight=st.integers(1, 3),
         block_size=st.sampled_from([1, 2, 4]),
@@ -33,6 +36,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(
         self,
         policy: str,
+        knobs: dict[str, Any],
         lease: int,
         in_flight: int,
         block_size: int,
@@ -48,6 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             in_flight=in_flight,
             prefill_tokens=4,
             tenant_tokens=tenant_tokens,
+            **knobs,
         )
         rows = slots * slot_tokens
         self.spec = spec(

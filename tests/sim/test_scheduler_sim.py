@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,11 @@ from scheduler_svc.core.commands import (
     WorkerLost,
 )
 from scheduler_svc.core.outcome import Finished, Outcome, RequestOver, StepTokens
+from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Config, Reason, Request, StepResult, WorkerSpec
+from scheduler_svc.core.types import Config, Reason, Request, Rules, StepResult, WorkerSpec
 from tests.fakes.model_worker import ModelWorker, expected_output
+from tests.support.combinations import covering, split
 
 VOCAB_SIZE = 50
 # By seed: how much was decided, and a digest of it.
@@ -60,6 +62,8 @@ class World:
 
     tenants: tuple[str, ...] = ("a", "b", "b", "c")
     slot_tokens_max: int = 1
+    # Rules and values in place of the seed's policy.
+    knobs: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.rng = rng = random.Random(self.seed)
@@ -81,7 +85,11 @@ class World:
         )
         policy = rng.choice(["fair", "fair", "fcfs", "fcfs", "priority", "static"])
         self.scheduler = Scheduler()
-        self.scheduler.apply(Configured(config=config, policy=policy), now_ns=0)
+        rules = Rules()
+        if self.knobs is not None:
+            rules, values = split(self.knobs)
+            config, policy = replace(config, **values), "fcfs"
+        self.scheduler.apply(Configured(config=config, policy=policy, rules=rules), now_ns=0)
 
     def add_worker(self) -> None:
         self.born += 1
@@ -175,7 +183,10 @@ class World:
 
     def apply(self, command: Command) -> Outcome:
         """Through the one door; the trace is what came of it."""
+        overdue = self.scheduler.waiting.overdue(self.now_ns)
         outcome = self.scheduler.apply(command, self.now_ns)
+        if overdue and outcome.plan is not None and outcome.plan.joins:
+            self.check_promise(overdue, outcome)
         if isinstance(command, MakePlan):
             assert outcome.plan is None or command.worker_id in self.concerned
             self.concerned.discard(command.worker_id)
@@ -190,6 +201,15 @@ class World:
                 assert event.sequence_id not in self.endings, "exactly one terminal event"
                 self.endings[event.sequence_id] = event
         return outcome
+
+    def check_promise(self, overdue: list[Sequence], outcome: Outcome) -> None:
+        """Nobody joins before one who has waited longer than is promised, and can join here."""
+        assert outcome.plan is not None
+        first = outcome.plan.joins[0].sequence_id
+        arrived_ns = {r.sequence_id + c: r.arrived_ns for r in self.requests for c in range(r.n)}
+        before = [s for s in overdue if s.live.request.arrived_ns < arrived_ns[first]]
+        over = {item.sequence_id for item in outcome.passed_over}
+        assert all(s.sequence_id in over for s in before)
 
     def listen(self, result: StepResult, outcome: Outcome) -> None:
         """Write down what a step brought, each position after the one before."""
@@ -284,9 +304,13 @@ class World:
 
 
 def simulate(
-    seed: int, *, slot_tokens_max: int = 1, windows: tuple[int | None, ...] = (None,)
+    seed: int,
+    knobs: Mapping[str, Any] | None = None,
+    *,
+    slot_tokens_max: int = 1,
+    windows: tuple[int | None, ...] = (None,),
 ) -> World:
-    world = World(seed, slot_tokens_max=slot_tokens_max, windows=windows)
+    world = World(seed, knobs=knobs, slot_tokens_max=slot_tokens_max, windows=windows)
     world.run(turns=150, requests=30)
     world.drain()
     world.judge()
@@ -315,6 +339,17 @@ def test_workers_of_several_layer_groups_drain_too(
 ) -> None:
     simulate(seed, windows=windows)
     simulate(seed, windows=windows, slot_tokens_max=3)
+
+
+COMBINATIONS = list(covering())
+
+
+@pytest.mark.parametrize("index", range(len(COMBINATIONS)))
+def test_every_pair_of_rules_drains_with_the_right_outputs(index: int) -> None:
+    """KAITEN_TEST_SIM_SEEDS asks for more seeds than two per combination."""
+    for seed in range(max(2, SEEDS // 50)):
+        more = {"slot_tokens_max": 3, "windows": (None, 12)} if (index + seed) % 4 == 0 else {}
+        simulate(1000 * index + seed, COMBINATIONS[index], **more)
 
 
 def test_same_seed_same_decisions() -> None:

@@ -2,6 +2,8 @@
 
 import pickle
 from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
 
 from scheduler_svc.core.commands import (
     Cancel,
@@ -18,7 +20,7 @@ from scheduler_svc.core.commands import (
 from scheduler_svc.core.outcome import Event, Finished, Outcome, Plan, RequestOver, StepTokens
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Config, Feature, Reason, Request, StepResult, WorkerSpec
+from scheduler_svc.core.types import Config, Feature, Reason, Request, Rules, StepResult, WorkerSpec
 from scheduler_svc.core.workers import Worker
 from tests.fakes.model_worker import ModelWorker, expected_output
 
@@ -66,12 +68,17 @@ class Cell:
         in_flight: int = 2,
         prefill_tokens: int = 16,
         tenant_tokens: int | None = None,
+        **knobs: Any,
     ) -> None:
+        """`knobs`: rules by kind, and other values of the config."""
+        kinds = {field.name for field in fields(Rules)}
+        rules = Rules(**{name: value for name, value in knobs.items() if name in kinds})
         config = Config(
             lease_steps_max=lease,
             plans_in_flight_max=in_flight,
             prefill_tokens_min=prefill_tokens,
             tenant_tokens_max=tenant_tokens,
+            **{name: value for name, value in knobs.items() if name not in kinds},
         )
         self.scheduler = Scheduler()
         self.now_ns = 0
@@ -87,7 +94,7 @@ class Cell:
         self.next_sequence_id = 1
         # Workers that may need a plan.
         self.concerned: set[str] = set()
-        self.apply(Configured(config=config, policy=policy))
+        self.apply(Configured(config=config, policy=policy, rules=rules))
         for number, worker_spec in enumerate(specs, start=1):
             self.join(f"w{number}", worker_spec)
 

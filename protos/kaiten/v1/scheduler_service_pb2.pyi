@@ -1,4 +1,5 @@
 from protos.kaiten.v1 import common_pb2 as _common_pb2
+from protos.kaiten.v1 import ledger_pb2 as _ledger_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -6,6 +7,25 @@ from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class ConfigureRequest(_message.Message):
+    __slots__ = ("settings",)
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    settings: _containers.ScalarMap[str, str]
+    def __init__(self, settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ConfigureResponse(_message.Message):
+    __slots__ = ("configured",)
+    CONFIGURED_FIELD_NUMBER: _ClassVar[int]
+    configured: _ledger_pb2.ConfiguredInput
+    def __init__(self, configured: _Optional[_Union[_ledger_pb2.ConfiguredInput, _Mapping]] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("address", "worker")

@@ -50,6 +50,11 @@ class SchedulerServiceStub(object):
                 request_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.GetStateRequest.SerializeToString,
                 response_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.GetStateResponse.FromString,
                 _registered_method=True)
+        self.Configure = channel.unary_unary(
+                '/kaiten.v1.SchedulerService/Configure',
+                request_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.ConfigureRequest.SerializeToString,
+                response_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.ConfigureResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -81,6 +86,14 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Configure(self, request, context):
+        """Decide otherwise from now on. INVALID_ARGUMENT, with nothing changed, for what there is not and for what contradicts
+        itself: the message says what would do. The journal has it; the next leader decides by its own flags.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -98,6 +111,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetState,
                     request_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.GetStateRequest.FromString,
                     response_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.GetStateResponse.SerializeToString,
+            ),
+            'Configure': grpc.unary_unary_rpc_method_handler(
+                    servicer.Configure,
+                    request_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.ConfigureRequest.FromString,
+                    response_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.ConfigureResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -182,6 +200,33 @@ class SchedulerService(object):
             '/kaiten.v1.SchedulerService/GetState',
             kaiten_dot_v1_dot_scheduler__service__pb2.GetStateRequest.SerializeToString,
             kaiten_dot_v1_dot_scheduler__service__pb2.GetStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Configure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaiten.v1.SchedulerService/Configure',
+            kaiten_dot_v1_dot_scheduler__service__pb2.ConfigureRequest.SerializeToString,
+            kaiten_dot_v1_dot_scheduler__service__pb2.ConfigureResponse.FromString,
             options,
             channel_credentials,
             insecure,

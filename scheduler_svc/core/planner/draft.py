@@ -33,7 +33,7 @@ class Draft:
         self.preempted: list[SequenceId] = []
         self.joins: list[Join] = []
         self.passed_over: list[PassedOver] = []
-        self._now_ns = now_ns
+        self.now_ns = now_ns
         self._appends: list[tuple[SlotIndex, BlockId, int]] = []
         self._copies: list[tuple[BlockId, BlockId]] = []
 
@@ -72,7 +72,7 @@ class Draft:
         if copies := self._fork(sequence):
             self._copies += copies
             num_computed_tokens = len(sequence.tokens) - 1
-        slot = self.cell.admit(self.worker, sequence, num_computed_tokens, self._now_ns)
+        slot = self.cell.admit(self.worker, sequence, num_computed_tokens, self.now_ns)
         self.joins.append(
             Join(
                 slot=slot,
@@ -105,7 +105,8 @@ class Draft:
     def seal(self, chunks: dict[SlotIndex, int], lease_steps: int) -> Plan:
         """Send it on its way."""
         worker = self.worker
-        decode_rows = len(worker.running) - len(worker.prefills)
+        sit_out = list(chunks.values()).count(0)
+        decode_rows = len(worker.running) - len(worker.prefills) - sit_out
         worker.schedule(chunks, lease_steps)
         leaves, worker.leaves = tuple(worker.leaves), []
         return Plan(

@@ -3,16 +3,20 @@
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.planner.draft import Draft
 from scheduler_svc.core.planner.ensure import growth_of, is_possible
-from scheduler_svc.core.policy.cadence import CadenceView
+from scheduler_svc.core.planner.place import is_looked_at
+from scheduler_svc.core.policy.cadence import LeaseView
 from scheduler_svc.core.types import SlotIndex
 
 
 def lease(draft: Draft, chunks: dict[SlotIndex, int]) -> int:
-    """As many as the policy wants and blocks are free for; one while a prefill goes on."""
+    """As many as the policy wants and blocks are free for; one while a prefill goes on, or rows
+    sit out.
+    """
     worker = draft.worker
     if not worker.running:
         return 1
-    if any(sequence.gap > chunks[slot] for slot, sequence in worker.prefills.items()):
+    goes_on = any(sequence.gap > chunks.get(slot, 0) for slot, sequence in worker.prefills.items())
+    if goes_on or 0 in chunks.values():
         draft.pass_over("lease", Why.PREFILL)
         return 1
     longest = worker.lease_steps_max(draft.cell.config.plans_in_flight_max)
@@ -30,14 +34,14 @@ def lease(draft: Draft, chunks: dict[SlotIndex, int]) -> int:
 def _steps_wanted(draft: Draft) -> int:
     cell, worker = draft.cell, draft.worker
     steps_to_end = min(s.tokens_max - s.num_tokens for s in worker.running.values())
-    steps = cell.policy.cadence(
-        CadenceView(
-            waiting=len(cell.waiting),
+    steps = cell.policy.cadence.lease_steps(
+        LeaseView(
+            waiting=len(cell.waiting) if is_looked_at(cell, worker, draft.now_ns) else 0,
             steps_to_end=steps_to_end - worker.optional_steps,
             plans_in_flight_max=cell.config.plans_in_flight_max,
             lease_steps_max=cell.config.lease_steps_max,
         )
     )
-    if steps < cell.config.lease_steps_max:
+    if steps < cell.config.lease_steps_max and cell.waiting:
         draft.pass_over("lease", Why.END_IS_NEAR)
     return steps

@@ -2,16 +2,22 @@
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from itertools import islice
 
 from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.kv import Hits
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.planner.draft import Draft
 from scheduler_svc.core.policy.admission import AdmissionView
+from scheduler_svc.core.policy.cadence import QueueView
+from scheduler_svc.core.policy.order import LOOK_AHEAD
 from scheduler_svc.core.policy.placement import PlacementView
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.types import BlockId
 from scheduler_svc.core.workers import Worker
+
+# Long prompts that a look at the queue passes over, at most, to find a short one.
+LONGS_PASSED_OVER_MAX = 64
 
 
 def place(draft: Draft) -> Iterator[Sequence]:
@@ -19,32 +25,90 @@ def place(draft: Draft) -> Iterator[Sequence]:
     cell, worker = draft.cell, draft.worker
     if not cell.waiting:
         return
-    if (why := why_closed(cell, worker)) is not None:
+    if (why := why_closed(cell, worker, draft.now_ns)) is not None:
         draft.pass_over("place", why)
         return
-    for sequence in cell.waiting.in_order():
-        if not worker.can_hold(sequence):
-            draft.pass_over("place", Why.TOO_LARGE, sequence.sequence_id)
-        elif sequence.is_awaiting_verdict:
-            # Or it might go through all workers before the first is known dead.
-            draft.pass_over("place", Why.VERDICT, sequence.sequence_id)
-        elif sequence.is_suspect and any(s.is_suspect for s in worker.members):
-            # One at a time, so that the next death has one name.
-            draft.pass_over("place", Why.SUSPECT, sequence.sequence_id)
-        elif len(worker.running) < cell.policy.placement(_view(cell, worker, sequence)):
+    longs = 0
+    for sequence in _candidates(draft):
+        if (why := _why_not_this(cell, worker, sequence)) is not None:
+            draft.pass_over("place", why, sequence.sequence_id)
+            longs += why is Why.LONG_PREFILL
+            if longs == LONGS_PASSED_OVER_MAX:
+                return
+        elif len(worker.running) < cell.policy.placement(_view(draft, sequence)):
             yield sequence
         else:
             draft.pass_over("place", Why.ANOTHER_WORKER, sequence.sequence_id)
             return
 
 
-def why_closed(cell: CellState, worker: Worker) -> Why | None:
+def _why_not_this(cell: CellState, worker: Worker, sequence: Sequence) -> Why | None:
+    """Why those behind it may be looked at, and not this one."""
+    if not worker.can_hold(sequence):
+        return Why.TOO_LARGE
+    if sequence.is_awaiting_verdict:
+        # Or it might go through all workers before the first is known dead.
+        return Why.VERDICT
+    if sequence.is_suspect and any(s.is_suspect for s in worker.members):
+        # One at a time, so that the next death has one name.
+        return Why.SUSPECT
+    if sequence.live.tenant.would_exceed(sequence):
+        return Why.TENANT
+    return Why.LONG_PREFILL if _is_one_long_too_many(cell, worker, sequence) else None
+
+
+def _candidates(draft: Draft) -> Iterator[Sequence]:
+    """In the queue's order. Where cached tokens are worth some waiting, the first few, of one
+    tenant if the order is fair, go by that too.
+    """
+    cell, worker = draft.cell, draft.worker
+    queue, worth_ns = cell.waiting.next_up(draft.now_ns), cell.policy.order.prefix_worth_ns
+    if worth_ns and not cell.waiting.overdue(draft.now_ns):
+
+        def rank(sequence: Sequence) -> int:
+            hits = worker.kv.lookup(sequence.kv, sequence.max_cached_tokens)
+            return sequence.live.request.arrived_ns - hits.num_tokens * worth_ns
+
+        few = list(islice(queue, LOOK_AHEAD))
+        is_fair = cell.policy.order.share(1) > 0
+        near = [s for s in few if not is_fair or s.live.tenant is few[0].live.tenant]
+        yield from sorted(near, key=rank)
+        yield from (s for s in few if s not in near)
+    yield from queue
+
+
+def is_looked_at(cell: CellState, worker: Worker, now_ns: int) -> bool:
+    """Whether the cadence has the worker look at the queue."""
+    looks = cell.policy.cadence.looks
+    if looks is None or not worker.running or cell.waiting.overdue(now_ns):
+        return True
+    return looks(
+        QueueView(
+            waiting=len(cell.waiting),
+            running=len(worker.running),
+            steps_since_join=worker.steps_since_join,
+        )
+    )
+
+
+def _is_one_long_too_many(cell: CellState, worker: Worker, sequence: Sequence) -> bool:
+    """As many long prompts as may be are being computed, and this would be another."""
+    tokens = cell.config.long_prefill_tokens
+    if tokens is None or len(sequence.tokens) <= tokens:
+        return False
+    longs = sum(len(other.tokens) > tokens for other in worker.prefills.values())
+    return longs >= (cell.config.long_prefills_max or 1)
+
+
+def why_closed(cell: CellState, worker: Worker, now_ns: int) -> Why | None:
     """Why nobody can join this worker, whoever it is; None: somebody might."""
     if worker.is_draining or worker.is_late:
         return Why.DRAINING if worker.is_draining else Why.LATE
     if worker.slots_free == 0:
         return Why.NO_SLOT
-    return None if _has_budget(cell, worker) else Why.NO_BUDGET
+    if not _has_budget(cell, worker):
+        return Why.NO_BUDGET
+    return None if is_looked_at(cell, worker, now_ns) else Why.CADENCE
 
 
 def _has_budget(cell: CellState, worker: Worker) -> bool:
@@ -55,11 +119,12 @@ def _has_budget(cell: CellState, worker: Worker) -> bool:
     return budget >= (prefills + 1) * min(cell.config.prefill_tokens_min, budget)
 
 
-def _view(cell: CellState, worker: Worker, sequence: Sequence) -> PlacementView:
+def _view(draft: Draft, sequence: Sequence) -> PlacementView:
+    cell, worker = draft.cell, draft.worker
     others = [
         len(other.running)
         for other in cell.workers.values()
-        if other is not worker and _could_start(cell, other, sequence)
+        if other is not worker and _could_start(cell, other, sequence, draft.now_ns)
     ]
     return PlacementView(
         running=len(worker.running),
@@ -68,9 +133,11 @@ def _view(cell: CellState, worker: Worker, sequence: Sequence) -> PlacementView:
     )
 
 
-def _could_start(cell: CellState, worker: Worker, sequence: Sequence) -> bool:
+def _could_start(cell: CellState, worker: Worker, sequence: Sequence, now_ns: int) -> bool:
     """Without a look at its cached prefixes: that costs as much as admitting it."""
-    if why_closed(cell, worker) is not None or not worker.can_hold(sequence):
+    if why_closed(cell, worker, now_ns) is not None or not worker.can_hold(sequence):
+        return False
+    if _is_one_long_too_many(cell, worker, sequence):
         return False
     return cell.policy.admission(admission_view(cell, worker, sequence)) is None
 
@@ -88,7 +155,8 @@ def admission_view(
     ahead = worker.spec.slot_tokens_max - 1
     blocks_now, blocks_worst = kv.cost(sequence.kv, hits, freed, ahead)
     is_reserved = sequence.num_preemptions >= preemptions_max
-    reserved = [s for s in worker.running.values() if s.num_preemptions >= preemptions_max]
+    running = worker.running.values()
+    reserved = [s for s in running if s.num_preemptions >= preemptions_max] if is_reserved else []
     return AdmissionView(
         running=len(worker.running) - joining,
         joining=joining,
@@ -103,4 +171,7 @@ def admission_view(
         blocks_reserved=sum(kv.worst(s.kv.places_max) for s in [sequence, *reserved])
         if is_reserved
         else 0,
+        priority=sequence.live.request.priority,
+        steps_to_batch_end=max((s.tokens_max - s.num_scheduled_tokens for s in running), default=1)
+        - 1,
     )

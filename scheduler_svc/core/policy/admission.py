@@ -27,6 +27,9 @@ class AdmissionView:
     is_reserved: bool
     # All blocks of it and of those like it in the batch, each at its longest; 0: it is not.
     blocks_reserved: int
+    # Of the candidate's request; and until the batch is certain to have ended, at its longest.
+    priority: int
+    steps_to_batch_end: int
 
 
 def whenever_it_fits(view: AdmissionView) -> Why | None:
@@ -44,12 +47,36 @@ def whenever_it_fits(view: AdmissionView) -> Why | None:
     return None if view.blocks_now + spare <= view.blocks_free else Why.BLOCKS
 
 
+def guaranteed_no_evict(view: AdmissionView) -> Why | None:
+    """Everybody's longest is reserved: nobody is ever preempted (TensorRT-LLM's
+    GUARANTEED_NO_EVICT).
+    """
+    fits = view.blocks_worst + view.worst_case_need <= view.blocks_free
+    return None if fits else Why.WORST_CASE
+
+
+def safety_margin(view: AdmissionView, *, permille: int) -> Why | None:
+    """As `whenever_it_fits`, and so much of the pool stays free for the batch to grow into
+    (transformers' FIFO scheduler). An empty batch needs no margin.
+    """
+    if (why := whenever_it_fits(view)) is not None or not view.running + view.joining:
+        return why
+    margin = -(-view.block_count * permille // 1000)
+    return None if view.blocks_now + margin <= view.blocks_free else Why.MARGIN
+
+
+def wait_for_batch_end(view: AdmissionView, *, steps: int, priority: int) -> Why | None:
+    """As `whenever_it_fits`, but a batch that is sure to end within so many steps is waited for, so
+    that the next one starts together. Who is more urgent than `priority` joins at once.
+    """
+    if view.running and view.steps_to_batch_end <= steps and view.priority <= priority:
+        return Why.BATCH
+    return whenever_it_fits(view)
+
+
 def when_all_are_done(view: AdmissionView) -> Why | None:
     """Static batching, the old way.
 
     Fill an empty batch, reserve the worst case, run until all are done.
     """
-    if view.running:
-        return Why.BATCH
-    fits = view.blocks_worst + view.worst_case_need <= view.blocks_free
-    return None if fits else Why.WORST_CASE
+    return Why.BATCH if view.running else guaranteed_no_evict(view)

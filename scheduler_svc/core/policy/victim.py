@@ -17,6 +17,6 @@ def newest_of_the_largest(sequence: Sequence) -> tuple[int, ...]:
     return (sequence.live.tenant.tokens_running, sequence.sequence_id)
 
 
-def least_urgent(sequence: Sequence) -> tuple[int, ...]:
-    """Whoever would be the last in the queue."""
-    return by_priority(sequence)
+def least_urgent(sequence: Sequence, worth_ns: int) -> tuple[int, ...]:
+    """Whoever would be the last in a queue by priority."""
+    return by_priority(sequence, worth_ns)

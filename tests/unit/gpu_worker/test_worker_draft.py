@@ -167,7 +167,7 @@ WRONG: list[tuple[Plan, str]] = [
     (after(copies=((1, 1),)), "block 1 is the target of a copy and a source"),
     (after(chunks=((4, 1),)), "slot 4 is not below 4"),
     (after(chunks=((1, 1),)), "slot 1 has a chunk but nobody is in it"),
-    (after(join(), chunks=((1, 0),)), "a chunk of 0 tokens for a gap of 5"),
+    (after(join(), chunks=((1, -1),)), "a chunk of -1 tokens for a gap of 5"),
     (after(join(), chunks=((1, 6),)), "a chunk of 6 tokens for a gap of 5"),
     (after(chunks=((0, 2),)), "a chunk of 2 tokens for a gap of 1"),
     (after(join(), chunks=((1, 2), (1, 2))), "slot 1 has two chunks"),
@@ -285,3 +285,12 @@ def test_the_checksum_is_the_one_of_the_contract(
     rows.apply(plan(1, joins=joins, membership_checksum=expected))
     assert sorted(rows.members) == sorted(members)
     assert np.all(rows.steady_counts() == 0)
+
+
+def test_a_chunk_of_no_tokens_sits_the_first_step_out() -> None:
+    rows = occupied()
+    counts = rows.apply(after(join(), chunks=((0, 0), (1, 5))))
+    assert counts.tolist() == [0, 5, 0, 0]
+    step = rows.step_inputs(counts)
+    assert (step.slots.tolist(), step.token_count) == ([1], 5)
+    assert rows.steady_counts().tolist()[0] == 1, "and no other"

@@ -25,8 +25,7 @@ from scheduler_svc.core.commands import (
     WorkerLost,
 )
 from scheduler_svc.core.outcome import Plan
-from scheduler_svc.core.policy.presets import POLICIES
-from scheduler_svc.core.types import Config, Feature, Reason, Request, WorkerSpec
+from scheduler_svc.core.types import Config, Feature, Reason, Request, Rules, WorkerSpec
 from tests.unit.scheduler_svc.test_wire import NAMES, U32, U64, plans, sizes, steps
 
 cancels = st.builds(
@@ -36,10 +35,13 @@ cancels = st.builds(
     reason=st.sampled_from([Reason.CANCELLED, Reason.ERROR]),
     error=NAMES,
 ) | st.builds(Cancel, sequence_id=U64, reason=st.just(Reason.STOP), num_output_tokens=U32)
+weights = st.dictionaries(NAMES, st.integers(1, 1000), max_size=3)
 configs = st.builds(
     Config,
-    **{field.name: sizes() for field in dataclasses.fields(Config)},
+    **{f.name: sizes() for f in dataclasses.fields(Config) if f.name != "tenant_weights"},
+    tenant_weights=weights.map(lambda of: tuple(sorted(of.items()))),
 ) | st.just(Config())
+rules = st.builds(Rules, **{field.name: NAMES for field in dataclasses.fields(Rules)})
 specs = st.builds(
     WorkerSpec,
     fingerprint=NAMES,
@@ -55,7 +57,7 @@ specs = st.builds(
     windows=st.lists(st.none() | sizes(), min_size=1, max_size=3).map(tuple),
 )
 COMMANDS: dict[type, st.SearchStrategy[Command]] = {
-    Configured: st.builds(Configured, config=configs, policy=st.sampled_from(list(POLICIES))),
+    Configured: st.builds(Configured, config=configs, policy=NAMES, rules=rules),
     Cancel: cancels,
     Expire: st.just(Expire()),
     WorkerJoined: st.builds(WorkerJoined, worker_id=NAMES, spec=specs),

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from scheduler_svc.core.outcome import Plan
-from scheduler_svc.core.policy.order import PRIORITY_WORTH_NS
-from scheduler_svc.core.types import Reason
+from scheduler_svc.core.types import Config, Reason
 from tests.support.cell import Cell, spec
 
 
@@ -430,7 +429,7 @@ def test_a_steady_stream_of_urgent_requests_starves_nobody() -> None:
     patient = cell.submit(3, 5)
     for _ in range(40):
         cell.submit(3, 5, priority=1)
-        cell.now_ns += PRIORITY_WORTH_NS // 10
+        cell.now_ns += Config().priority_worth_ns // 10
         cell.turns(6)
         if patient in cell.endings:
             break

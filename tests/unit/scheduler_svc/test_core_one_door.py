@@ -97,6 +97,6 @@ def test_a_bound_at_run_time_counts_for_tenants_that_named_none() -> None:
 def test_an_unknown_policy_is_refused_by_name_and_changes_nothing() -> None:
     cell = Cell(spec())
     before = cell.snapshot()
-    with pytest.raises(KeyError, match="shortest"):
+    with pytest.raises(ValueError, match="--policy shortest: choose one of fair, fcfs"):
         cell.scheduler.apply(Configured(config=Config(lease_steps_max=3), policy="shortest"), 0)
     assert pickle.dumps(cell.scheduler) == before

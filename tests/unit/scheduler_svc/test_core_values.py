@@ -77,6 +77,8 @@ def view(**changes: int) -> AdmissionView:
         "was_preempted": False,
         "is_reserved": False,
         "blocks_reserved": 0,
+        "priority": 0,
+        "steps_to_batch_end": 5,
     }
     return AdmissionView(**values | changes)  # type: ignore[arg-type]
 
@@ -127,7 +129,7 @@ def test_static_batching_joins_an_empty_batch_only(candidate: AdmissionView, fit
 )
 def test_a_setting_below_one_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be at least 1"):
-        Config(**{name: 0})
+        Config(**{name: 0})  # type: ignore[arg-type]
 
 
 def test_a_request_says_what_is_wrong_with_it() -> None:
