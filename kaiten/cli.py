@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal, NoReturn
 from cyclopts import App, Group, Parameter
 
 from kaiten.api_key import ApiKeyFile, api_key
+from kaiten.scheduling import Scheduling
 
 # What each role's command becomes. They take their own flags, see `kaiten gateway --help`.
 SERVICES: Final = {"gateway": "gateway", "scheduler": "scheduler_svc", "worker": "gpu_worker"}
@@ -34,7 +35,9 @@ app.command(
 
 Address = Annotated[str, Parameter(help="host:port of a gateway's gRPC API")]
 Model = Annotated[str | None, Parameter(help="folder or hub id; default: the shipped one")]
-Policy = Annotated[Literal["fair", "fcfs", "priority", "static"], Parameter(help="who runs next")]
+Policy = Annotated[
+    Literal["fair", "fcfs", "priority", "static"] | None, Parameter(help="who runs next")
+]
 MixedStepMs = Annotated[
     float | None, Parameter(help="how long prompts may hold up those who decode, per step")
 ]
@@ -78,7 +81,8 @@ def serve(
     dtype: Annotated[Literal["auto", "bf16", "fp32"], Parameter(help="computed in")] = "auto",
     weight_dtype: WeightDtype = "auto",
     kv_dtype: KvDtype = "auto",
-    policy: Policy = "fair",
+    policy: Policy = None,
+    scheduling: Annotated[Scheduling | None, Parameter(name="*")] = None,
     workers: Annotated[int, Parameter(help="worker processes")] = 1,
     served_model_name: Annotated[str | None, Parameter(help="default: the folder or id")] = None,
     data_dir: Annotated[Path, Parameter(help="the store's files, logs and lock")] = Path(".kaiten"),
@@ -110,6 +114,7 @@ def serve(
             weight_dtype=weight_dtype,
             kv_dtype=kv_dtype,
             policy=policy,
+            scheduling=scheduling or Scheduling(),
             workers=workers,
             redis_url=redis_url,
             cell=cell,

@@ -16,6 +16,7 @@ from kaiten.errors import StartError
 from kaiten.health import is_serving
 from kaiten.model_source import ModelSource
 from kaiten.ports import LOOPBACK, HeldPort, claim
+from kaiten.scheduling import Scheduling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class ServeOptions:
     dtype: str = "auto"
     weight_dtype: str = "auto"
     kv_dtype: str = "auto"
-    policy: str = "fair"
+    policy: str | None = None
+    scheduling: Scheduling = field(default_factory=Scheduling)
     workers: int = 1
     redis_url: str | None = field(default=None, repr=False)
     cell: str = "0"
@@ -141,8 +143,9 @@ def _scheduler(options: ServeOptions, redis_url: str, address: str) -> ChildSpec
         options,
         "scheduler",
         address,
-        *("scheduler_svc", "--cell", options.cell, "--policy", options.policy),
+        *("scheduler_svc", "--cell", options.cell),
         *("--grpc-host", host, "--grpc-port", port),
+        *_flags({"--policy": options.policy, **options.scheduling.flags()}),
         environ={"KAITEN_SCHEDULER_REDIS_URL": redis_url},
     )
 

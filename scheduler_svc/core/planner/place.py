@@ -25,7 +25,10 @@ def place(draft: Draft) -> Iterator[Sequence]:
     cell, worker = draft.cell, draft.worker
     if not cell.waiting:
         return
-    if (why := why_closed(cell, worker, draft.now_ns)) is not None:
+    why = why_closed(cell, worker)
+    if why is None and not draft.joins and not is_looked_at(cell, worker, draft.now_ns):
+        why = Why.CADENCE
+    if why is not None:
         draft.pass_over("place", why)
         return
     longs = 0
@@ -78,7 +81,7 @@ def _candidates(draft: Draft) -> Iterator[Sequence]:
 
 
 def is_looked_at(cell: CellState, worker: Worker, now_ns: int) -> bool:
-    """Whether the cadence has the worker look at the queue."""
+    """Whether the cadence has the worker look at the queue; whoever else joins then joins too."""
     looks = cell.policy.cadence.looks
     if looks is None or not worker.running or cell.waiting.overdue(now_ns):
         return True
@@ -100,15 +103,13 @@ def _is_one_long_too_many(cell: CellState, worker: Worker, sequence: Sequence) -
     return longs >= (cell.config.long_prefills_max or 1)
 
 
-def why_closed(cell: CellState, worker: Worker, now_ns: int) -> Why | None:
+def why_closed(cell: CellState, worker: Worker) -> Why | None:
     """Why nobody can join this worker, whoever it is; None: somebody might."""
     if worker.is_draining or worker.is_late:
         return Why.DRAINING if worker.is_draining else Why.LATE
     if worker.slots_free == 0:
         return Why.NO_SLOT
-    if not _has_budget(cell, worker):
-        return Why.NO_BUDGET
-    return None if is_looked_at(cell, worker, now_ns) else Why.CADENCE
+    return None if _has_budget(cell, worker) else Why.NO_BUDGET
 
 
 def _has_budget(cell: CellState, worker: Worker) -> bool:
@@ -135,9 +136,9 @@ def _view(draft: Draft, sequence: Sequence) -> PlacementView:
 
 def _could_start(cell: CellState, worker: Worker, sequence: Sequence, now_ns: int) -> bool:
     """Without a look at its cached prefixes: that costs as much as admitting it."""
-    if why_closed(cell, worker, now_ns) is not None or not worker.can_hold(sequence):
+    if why_closed(cell, worker) is not None or not worker.can_hold(sequence):
         return False
-    if _is_one_long_too_many(cell, worker, sequence):
+    if _is_one_long_too_many(cell, worker, sequence) or not is_looked_at(cell, worker, now_ns):
         return False
     return cell.policy.admission(admission_view(cell, worker, sequence)) is None
 

@@ -1,0 +1,56 @@
+"""How iterations are decided: flags of `kaiten serve` that are the scheduler's own."""
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduling:
+    """None leaves the scheduler its default; it says what is wrong with the others."""
+
+    preset: Annotated[
+        Literal["reading", "chat", "writing", "batch", "static"] | None,
+        Parameter(help="values for a workload, see docs/scheduling.md"),
+    ] = None
+    order: Annotated[str | None, Parameter(help="who goes first")] = None
+    victim: Annotated[str | None, Parameter(help="who is preempted")] = None
+    admission: Annotated[str | None, Parameter(help="who may start")] = None
+    mix: Annotated[str | None, Parameter(help="how prompts and decodes share a step")] = None
+    cadence: Annotated[str | None, Parameter(help="when the batch is re-decided")] = None
+    schedule_interval_steps: Annotated[
+        int | None, Parameter(help="steps between two admissions")
+    ] = None
+    waiting_served_ratio: Annotated[
+        float | None, Parameter(help="look at the queue above so many waiting per running")
+    ] = None
+    max_waiting_steps: Annotated[
+        int | None, Parameter(help="or after so many steps without an admission")
+    ] = None
+    max_wait_ms: Annotated[float | None, Parameter(help="who has waited longer goes first")] = None
+    long_prefill_tokens: Annotated[
+        int | None, Parameter(help="prompts of more tokens are long")
+    ] = None
+    long_prefills_max: Annotated[
+        int | None, Parameter(help="long prompts computed at once on a worker")
+    ] = None
+    prefill_tokens_min: Annotated[
+        int | None, Parameter(help="tokens of every step a waiting prompt gets at least")
+    ] = None
+    lease_steps_max: Annotated[
+        int | None, Parameter(help="steps a worker may run on by itself")
+    ] = None
+    priority_worth_ms: Annotated[
+        float | None, Parameter(help="waiting that a step of priority is worth")
+    ] = None
+    token_worth_ms: Annotated[
+        float | None, Parameter(help="waiting that a token is worth, with shortest and prefix")
+    ] = None
+    tenant_weights: Annotated[
+        str | None, Parameter(help="shares under fair orders, TENANT=WEIGHT,…")
+    ] = None
+
+    def flags(self) -> dict[str, object]:
+        """As the scheduler takes them; None: not given."""
+        return {f"--{f.name.replace('_', '-')}": getattr(self, f.name) for f in fields(self)}
