@@ -78,8 +78,9 @@ class Servicer(SchedulerServiceServicer):
         )
 
     async def Configure(self, request: Any, context: Any) -> ConfigureResponse:
+        # What is refused is no error of the leader's.
+        settings = self._leading().settings.changed(request.settings)
         with self._leading().called() as session:
-            settings = session.settings.changed(request.settings)
             session.configure(settings)
         return ConfigureResponse(configured=configured_to_proto(settings.configured))
 

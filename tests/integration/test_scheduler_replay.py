@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from ledger import InboxEntry
@@ -17,6 +18,8 @@ from protos.kaiten.v1.common_pb2 import (
     FINISH_REASON_STOP,
 )
 from protos.kaiten.v1.ledger_pb2 import JournalRecord, SubmitRecord
+from protos.kaiten.v1.scheduler_service_pb2 import ConfigureRequest
+from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from scheduler_svc.replay import Compared, Replay
 from tests.support.answers import Answer, until
 from tests.support.cluster import Cluster, Flags
@@ -190,3 +193,35 @@ def test_an_input_of_a_later_version_is_not_passed_over() -> None:
     body = InboxEntry(entry_id="1-0", sequence_id=1, record=SubmitRecord(n=1))
     with pytest.raises(ValueError, match="does not know"):
         list(Replay([body]).feed(record))
+
+
+async def test_what_an_operator_changes_at_run_time_is_replayed(tmp_path: Path) -> None:
+    """Decodes sit steps out, the queue is looked at now and then: by flags, and then otherwise."""
+    flags = {**SCHEDULER_FLAGS, "mix": "prefill_first", "order": "fair:shortest"}
+    async with Cluster(
+        tmp_path, worker_flags=workers_at(tmp_path), scheduler_flags=flags
+    ) as cluster:
+        recording = Recording(cluster)
+        with cluster.held():
+            for index in range(8):
+                await recording.submit(max_tokens=30 + index)
+        states = {a: await cluster.state_of(a) for a in cluster.scheduler_addresses}
+        (leader,) = (a for a, state in states.items() if state is not None and state.is_leader)
+        async with grpc.aio.insecure_channel(leader) as channel:
+            stub = SchedulerServiceStub(channel)
+            before = await recording.journal_seq()
+            with pytest.raises(grpc.aio.AioRpcError, match="choose one of chunked") as caught:
+                await stub.Configure(ConfigureRequest(settings={"mix": "orca"}))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            chosen = {"mix": "", "cadence": "interval", "schedule_interval_steps": "3"}
+            answer = await stub.Configure(ConfigureRequest(settings=chosen))
+            assert (answer.configured.cadence, answer.configured.mix) == ("interval", "")
+            assert answer.configured.order == "fair:shortest"
+        for index in range(8):
+            await recording.submit(max_tokens=10 + index)
+        await cluster.all_done()
+        records = await recording.journal()
+        told = [i.configured for r in records for i in r.inputs if i.HasField("configured")]
+        assert [one.mix for one in told] == ["prefill_first", ""]
+        assert records[-1].seq > before
+        assert_all_equal(await recording.compare())

@@ -81,7 +81,7 @@ def test_a_whole_prompt_has_a_step_beside_decodes_or_for_itself(
 
 
 def test_short_prompts_pass_by_as_many_long_ones_as_may_be() -> None:
-    knobs = {"long_prefill_tokens": 10, "long_prefills_max": 1}
+    knobs: dict[str, Any] = {"long_prefill_tokens": 10, "long_prefills_max": 1}
     cell = Cell(spec(slots=4, step_tokens=12), lease=1, in_flight=1, prefill_tokens=1, **knobs)
     first, second, short = cell.submit(30, 4), cell.submit(30, 4), cell.submit(3, 4)
     assert cell.must_plan().admitted == (first, short)
