@@ -35,9 +35,6 @@ app.command(
 
 Address = Annotated[str, Parameter(help="host:port of a gateway's gRPC API")]
 Model = Annotated[str | None, Parameter(help="folder or hub id; default: the shipped one")]
-Policy = Annotated[
-    Literal["fair", "fcfs", "priority", "static"] | None, Parameter(help="who runs next")
-]
 MixedStepMs = Annotated[
     float | None, Parameter(help="how long prompts may hold up those who decode, per step")
 ]
@@ -81,7 +78,6 @@ def serve(
     dtype: Annotated[Literal["auto", "bf16", "fp32"], Parameter(help="computed in")] = "auto",
     weight_dtype: WeightDtype = "auto",
     kv_dtype: KvDtype = "auto",
-    policy: Policy = None,
     scheduling: Annotated[Scheduling | None, Parameter(name="*")] = None,
     workers: Annotated[int, Parameter(help="worker processes")] = 1,
     served_model_name: Annotated[str | None, Parameter(help="default: the folder or id")] = None,
@@ -113,7 +109,6 @@ def serve(
             dtype=dtype,
             weight_dtype=weight_dtype,
             kv_dtype=kv_dtype,
-            policy=policy,
             scheduling=scheduling or Scheduling(),
             workers=workers,
             redis_url=redis_url,

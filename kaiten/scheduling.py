@@ -10,6 +10,9 @@ from cyclopts import Parameter
 class Scheduling:
     """None leaves the scheduler its default; it says what is wrong with the others."""
 
+    policy: Annotated[
+        Literal["fair", "fcfs", "priority", "static"] | None, Parameter(help="who runs next")
+    ] = None
     preset: Annotated[
         Literal["reading", "chat", "writing", "batch", "static"] | None,
         Parameter(help="values for a workload, see docs/scheduling.md"),

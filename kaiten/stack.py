@@ -31,7 +31,6 @@ class ServeOptions:
     dtype: str = "auto"
     weight_dtype: str = "auto"
     kv_dtype: str = "auto"
-    policy: str | None = None
     scheduling: Scheduling = field(default_factory=Scheduling)
     workers: int = 1
     redis_url: str | None = field(default=None, repr=False)
@@ -145,7 +144,7 @@ def _scheduler(options: ServeOptions, redis_url: str, address: str) -> ChildSpec
         address,
         *("scheduler_svc", "--cell", options.cell),
         *("--grpc-host", host, "--grpc-port", port),
-        *_flags({"--policy": options.policy, **options.scheduling.flags()}),
+        *_flags(options.scheduling.flags()),
         environ={"KAITEN_SCHEDULER_REDIS_URL": redis_url},
     )
 

@@ -98,8 +98,7 @@ class LeaderSession:
         # Workers that may need a plan, as the core said.
         self._concerned: dict[str, None] = {}
         # Some were not asked in the last turn because too much is uncommitted.
-        self._is_held_back = False
-        self._is_stopping = False
+        self._is_held_back = self._is_stopping = False
         self._idle_since_ns = clock.monotonic_ns()
         self._idle_check = IdleCheck(self.core)
 

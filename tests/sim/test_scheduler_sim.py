@@ -348,8 +348,11 @@ COMBINATIONS = list(covering())
 def test_every_pair_of_rules_drains_with_the_right_outputs(index: int) -> None:
     """KAITEN_TEST_SIM_SEEDS asks for more seeds than two per combination."""
     for seed in range(max(2, SEEDS // 50)):
-        more = {"slot_tokens_max": 3, "windows": (None, 12)} if (index + seed) % 4 == 0 else {}
-        simulate(1000 * index + seed, COMBINATIONS[index], **more)
+        knobs, number = COMBINATIONS[index], 1000 * index + seed
+        if (index + seed) % 4:
+            simulate(number, knobs)
+        else:
+            simulate(number, knobs, slot_tokens_max=3, windows=(None, 12))
 
 
 def test_same_seed_same_decisions() -> None:

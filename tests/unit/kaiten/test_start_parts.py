@@ -19,6 +19,7 @@ from kaiten import display, log_reading, model_source, ready, serve, store
 from kaiten.child import Child, ChildSpec
 from kaiten.errors import StartError
 from kaiten.model_source import ModelSource
+from kaiten.scheduling import Scheduling
 from kaiten.stack import ServeOptions, Stack, planned_stack
 from protos.kaiten.v1 import common_pb2, model_service_pb2
 
@@ -255,7 +256,7 @@ def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
             dtype="fp32",
             weight_dtype="int8",
             kv_dtype="fp8",
-            policy="static",
+            scheduling=Scheduling(policy="static", order="fcfs"),
             slots=4,
         )
     )
@@ -264,7 +265,8 @@ def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
     scheduler, gateway = flags(stack, "scheduler"), flags(stack, "gateway")
     assert spec_of(stack, "scheduler").environ == {"KAITEN_SCHEDULER_REDIS_URL": stack.redis_url}
     assert spec_of(stack, "gateway").environ == {"KAITEN_GATEWAY_REDIS_URL": stack.redis_url}
-    assert scheduler["--policy"] == "static"
+    assert (scheduler["--policy"], scheduler["--order"]) == ("static", "fcfs")
+    assert "--preset" not in scheduler, "the scheduler has its own default"
     assert gateway["--grpc-port"] == stack.grpc_address.rsplit(":", 1)[1]
     assert gateway["--http-port"] == stack.http_url.rsplit(":", 1)[1]
     for index in (0, 1):

@@ -7,6 +7,7 @@ draws anew.
 
 import re
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ class Drawing:
 
     def figures(self) -> str:
         first = [steps[0] + 1 - CROWD[letter][0] for letter, steps in self.tokens.items()]
-        gaps = [b - a for s in self.tokens.values() for a, b in zip(s, s[1:], strict=False)]
+        gaps = [b - a for s in self.tokens.values() for a, b in pairwise(s)]
         return (
             f"{self.steps} steps, {self.plans} plans; first token after "
             f"{sum(first) / len(first):.1f} steps, {max(first)} at most; "
