@@ -85,6 +85,8 @@ class MiniScheduler:
     limits: RowLimits
     chunk_tokens: int = 1 << 30
     lease_steps: int = 1
+    # While there are prompts, who decodes sits the first step of each plan out.
+    decodes_wait: bool = False
     # Sequence id, tokens known, how many of them are the prompt.
     waiting: deque[tuple[int, list[int], int, RowSampling]] = field(default_factory=deque)
     running: dict[int, _Running] = field(default_factory=dict)
@@ -186,6 +188,8 @@ class MiniScheduler:
             if row.gap > 1 and count > 0:
                 chunks.append((slot, count))
                 budget -= count
+        if chunks and self.decodes_wait:
+            chunks += [(slot, 0) for slot, row in self.running.items() if row.gap == 1]
         return tuple(chunks)
 
     def _appends(self, chunks: dict[int, int]) -> tuple[tuple[int, int], ...]:

@@ -78,16 +78,23 @@ requests = st.lists(
 )
 
 
-@given(asked=requests, lease=st.integers(1, 6), chunk=st.sampled_from([3, 1000]), data=st.data())
+@given(
+    asked=requests,
+    lease=st.integers(1, 6),
+    chunk=st.sampled_from([3, 1000]),
+    waits=st.booleans(),
+    data=st.data(),
+)
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_same_plans_give_the_same_results(
     model: Model,
     asked: list[tuple[list[int], RowSampling]],
     lease: int,
     chunk: int,
+    waits: bool,
     data: st.DataObject,
 ) -> None:
-    scheduler = LateScheduler(LIMITS, chunk_tokens=chunk, lease_steps=lease)
+    scheduler = LateScheduler(LIMITS, chunk_tokens=chunk, lease_steps=lease, decodes_wait=waits)
     for prompt, wanted in asked:
         scheduler.submit(prompt, wanted)
     left = [4]
@@ -120,6 +127,23 @@ def test_replaced_blocks_change_no_token(
     assert replacing.outputs == plain.outputs
     assert replacing.reasons == plain.reasons
     replay(model.one_ahead(), played, lambda: data.draw(st.booleans()))
+
+
+def test_who_decodes_sits_out_while_there_are_prompts(model: Model) -> None:
+    plain = LateScheduler(LIMITS, chunk_tokens=4, lease_steps=2)
+    waiting = LateScheduler(LIMITS, chunk_tokens=4, lease_steps=2, decodes_wait=True)
+    for scheduler in (plain, waiting):
+        for length in (2, 17, 9, 13):
+            scheduler.submit(range(length), sampling(max_tokens=9))
+    play(model.in_turns(), plain, lambda: 8)
+    played = play(model.in_turns(), waiting, lambda: 1)
+    firsts = [dict(item.plan.chunks) for item in played]
+    assert any({0, 4} <= set(chunks.values()) for chunks in firsts), "some sit out beside a chunk"
+    for chunks, item in zip(firsts, played, strict=True):
+        resting = {slot for slot, count in chunks.items() if not count}
+        assert not resting & set(item.results[0].outcome.slots)
+    assert waiting.outputs == plain.outputs
+    replay(model.one_ahead(), played, lambda: True)
 
 
 def test_blocks_are_replaced_indeed(model: Model) -> None:

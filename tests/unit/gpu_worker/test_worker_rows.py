@@ -84,6 +84,7 @@ class RowsMachine(RuleBasedStateMachine):
         # A plan may be cut short after any step.
         for step in range(data.draw(st.integers(1, lease_steps))):
             expected = self.batch.runnable() | (self._live(dict(chunks)) if step == 0 else {})
+            expected = {slot: count for slot, count in expected.items() if count}
             assert {s: n for s, n in enumerate(counts.tolist()) if n} == expected
             self._step(data, expected)
             counts = self.rows.steady_counts()
@@ -144,6 +145,8 @@ class RowsMachine(RuleBasedStateMachine):
             if count > 0:
                 chunks.append((slot, count))
                 budget -= 0 if row.is_idle else count - 1
+            elif data.draw(st.integers(0, 3)) == 0:
+                chunks.append((slot, 0))
         return tuple(chunks)
 
     def _live(self, chunks: dict[int, int]) -> dict[int, int]:
