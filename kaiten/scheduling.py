@@ -8,20 +8,37 @@ from cyclopts import Parameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduling:
-    """None leaves the scheduler its default; it says what is wrong with the others."""
+    """None leaves the scheduler its default; it says what is wrong with the others.
+
+    What there is to choose from, and what it costs, is in docs/scheduling.md.
+    """
 
     policy: Annotated[
-        Literal["fair", "fcfs", "priority", "static"] | None, Parameter(help="who runs next")
+        Literal["fair", "fcfs", "priority", "static"] | None,
+        Parameter(help="who runs next, and who gives way; default: fair"),
     ] = None
     preset: Annotated[
         Literal["reading", "chat", "writing", "batch", "static"] | None,
         Parameter(help="values for a workload, see docs/scheduling.md"),
     ] = None
-    order: Annotated[str | None, Parameter(help="who goes first")] = None
-    victim: Annotated[str | None, Parameter(help="who is preempted")] = None
-    admission: Annotated[str | None, Parameter(help="who may start")] = None
-    mix: Annotated[str | None, Parameter(help="how prompts and decodes share a step")] = None
-    cadence: Annotated[str | None, Parameter(help="when the batch is re-decided")] = None
+    order: Annotated[
+        str | None,
+        Parameter(help="who goes first: fair, fcfs, priority, shortest, deadline or prefix"),
+    ] = None
+    victim: Annotated[str | None, Parameter(help="who is preempted: newest, largest_tenant, …")] = (
+        None
+    )
+    admission: Annotated[
+        str | None, Parameter(help="who may start: max_utilization, guaranteed_no_evict, …")
+    ] = None
+    mix: Annotated[
+        str | None,
+        Parameter(help="prompts beside decodes: chunked, merged_prefill or prefill_first"),
+    ] = None
+    cadence: Annotated[
+        str | None,
+        Parameter(help="when the batch is re-decided: on_change, every_step or interval"),
+    ] = None
     schedule_interval_steps: Annotated[
         int | None, Parameter(help="steps between two admissions")
     ] = None

@@ -55,8 +55,9 @@ def test_help_names_every_command() -> None:
 def test_serve_shows_its_defaults() -> None:
     code, said = kaiten("serve", "--help")
     assert code == 0
-    for default in ("50051", "8000", "127.0.0.1", ".kaiten", "fair"):
+    for default in ("50051", "8000", "127.0.0.1", ".kaiten"):
         assert f"[default: {default}]" in said
+    assert "default: fair" in said
 
 
 @pytest.mark.parametrize(
