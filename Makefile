@@ -57,8 +57,8 @@ protos: setup  ## rewrite the stubs from the .proto files
 protos-check: setup  ## are the checked-in stubs fresh?
 	$(BIN)/python protos/generate.py --check
 
-test: setup  ## every test, on all cores: 6 to 8 minutes on two
-	@echo "about 3,900 tests in $$($(PYTHON) -c 'import os; print(2 * os.cpu_count())') processes with real stores and services: 6 to 8 minutes on two cores."
+test: setup  ## every test, on all cores: 7 to 9 minutes on two
+	@echo "about 4,300 tests in $$($(PYTHON) -c 'import os; print(2 * os.cpu_count())') processes with real stores and services: 7 to 9 minutes on two cores."
 	@echo "One folder, with output as it comes: $(BIN)/python -m pytest tests/unit -x"
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
