@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from scheduler_svc.core.outcome import Plan
+from scheduler_svc.core.commands import MakePlan
+from scheduler_svc.core.outcome import PassedOver, Plan, Why
 from scheduler_svc.core.policy.presets import POLICIES
-from scheduler_svc.core.types import Config, Request
+from scheduler_svc.core.types import Config, Feature, Request
 from scheduler_svc.core.waiting import IDLE_TENANTS_MAX, WaitingQueue
 from tests.support.cell import Cell, spec
 
@@ -54,6 +55,19 @@ def test_a_small_request_does_not_overtake_a_large_one_of_its_tenant() -> None:
     first, large, small = (cell.submit(3, size, tenant="acme") for size in (5, 15, 1))
     cell.turn()
     assert (cell.running(), cell.waiting()) == ([first], [large, small])
+    cell.finish()
+
+
+def test_who_stands_behind_one_for_another_worker_keeps_to_the_bound_too() -> None:
+    cell = Cell(spec(features=()), spec(), tenant_tokens=40)
+    first = cell.submit(3, 9, tenant="acme")
+    assert cell.must_plan("w1").admitted == (first,)
+    # 12 tokens run. The next one's 8 could run too, but not here; the one behind has 33.
+    cell.submit(3, 5, tenant="acme", needs=[Feature.LOGPROBS])
+    large = cell.submit(3, 30, tenant="acme")
+    outcome = cell.apply(MakePlan(worker_id="w1"))
+    assert outcome.plan is None or not outcome.plan.joins
+    assert PassedOver("place", Why.TENANT, large) in outcome.passed_over
     cell.finish()
 
 
