@@ -173,6 +173,5 @@ def admission_view(
         if is_reserved
         else 0,
         priority=sequence.live.request.priority,
-        steps_to_batch_end=max((s.tokens_max - s.num_scheduled_tokens for s in running), default=1)
-        - 1,
+        steps_to_batch_end=lambda: max(s.tokens_max - s.num_scheduled_tokens for s in running) - 1,
     )

@@ -1,5 +1,6 @@
 """Admission: may the sequence whose turn it is start on this worker now? None, or why not."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler_svc.core.outcome import Why
@@ -27,9 +28,10 @@ class AdmissionView:
     is_reserved: bool
     # All blocks of it and of those like it in the batch, each at its longest; 0: it is not.
     blocks_reserved: int
-    # Of the candidate's request; and until the batch is certain to have ended, at its longest.
+    # Of the candidate's request.
     priority: int
-    steps_to_batch_end: int
+    # Until the batch is certain to have ended; a look at every row, for rules that ask.
+    steps_to_batch_end: Callable[[], int]
 
 
 def whenever_it_fits(view: AdmissionView) -> Why | None:
@@ -69,7 +71,7 @@ def wait_for_batch_end(view: AdmissionView, *, steps: int, priority: int) -> Why
     """As `whenever_it_fits`, but a batch that is sure to end within so many steps is waited for, so
     that the next one starts together. Who is more urgent than `priority` joins at once.
     """
-    if view.running and view.steps_to_batch_end <= steps and view.priority <= priority:
+    if view.running and view.priority <= priority and view.steps_to_batch_end() <= steps:
         return Why.BATCH
     return whenever_it_fits(view)
 

@@ -79,8 +79,9 @@ def view(**changes: int) -> AdmissionView:
         "blocks_reserved": 0,
         "priority": 0,
         "steps_to_batch_end": 5,
-    }
-    return AdmissionView(**values | changes)  # type: ignore[arg-type]
+    } | changes
+    steps = values.pop("steps_to_batch_end")
+    return AdmissionView(**values, steps_to_batch_end=lambda: steps)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
