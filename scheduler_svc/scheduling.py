@@ -22,6 +22,10 @@ UNITS: Final[Mapping[str, tuple[str, int]]] = {
     "max_waiting_steps": ("waiting_steps_max", 1),
 }
 
+# A day, and more than anybody counts: the journal has room for them.
+MS_MAX = 86_400_000
+COUNT_MAX = 1 << 30
+
 
 class SchedulingSettings(Settings):
     """Which rules decide, and what they are made with; docs/scheduling.md has what each is for."""
@@ -53,36 +57,44 @@ class SchedulingSettings(Settings):
         default="", description="when the batch is re-decided: on_change, every_step, interval"
     )
     priority_worth_ms: float = Field(
-        default=5000.0, ge=0.001, description="waiting that a step of priority is worth"
+        default=5000.0, ge=0.001, le=MS_MAX, description="waiting that a step of priority is worth"
     )
     token_worth_ms: float = Field(
         default=10.0,
         ge=0.001,
+        le=MS_MAX,
         description="waiting that a token is worth: to compute (shortest) or cached (prefix)",
     )
     max_wait_ms: float = Field(
-        default=0.0, ge=0, description="who has waited longer goes first; 0: nobody"
+        default=0.0, ge=0, le=MS_MAX, description="who has waited longer goes first; 0: nobody"
     )
     tenant_weights: tuple[str, ...] = Field(
         default=(), description="shares under fair orders, TENANT=WEIGHT; all others weigh 1"
     )
     long_prefill_tokens: int = Field(
-        default=0, ge=0, description="prompts of more tokens are long; 0: none is"
+        default=0, ge=0, le=COUNT_MAX, description="prompts of more tokens are long; 0: none is"
     )
     long_prefills_max: int = Field(
-        default=0, ge=0, description="long prompts computed at once on a worker; 0: no bound"
+        default=0,
+        ge=0,
+        le=COUNT_MAX,
+        description="long prompts computed at once on a worker; 0: no bound",
     )
     schedule_interval_steps: int = Field(
-        default=0, ge=0, description="steps between two admissions, with --cadence interval"
+        default=0,
+        ge=0,
+        le=COUNT_MAX,
+        description="steps between two admissions, with --cadence interval",
     )
     waiting_served_ratio: float = Field(
         default=0.0,
         ge=0,
+        le=1e6,
         description="with --cadence interval, look at the queue when waiting exceeds so many times"
         " running",
     )
     max_waiting_steps: int = Field(
-        default=0, ge=0, description="or after so many steps without an admission"
+        default=0, ge=0, le=COUNT_MAX, description="or after so many steps without an admission"
     )
     tenant_tokens_max: int = Field(
         default=0,
