@@ -35,10 +35,12 @@ def chain_hash(parent: bytes, content: bytes) -> bytes:
 def block_keys(root: bytes, tokens: Items[int], block_size: int) -> list[BlockKey]:
     """Of every full block of tokens; `root` is the hash of what comes before them."""
     keys: list[BlockKey] = []
-    for start in range(0, len(tokens) - block_size + 1, block_size):
-        content = array("I", tokens[start : start + block_size]).tobytes()
-        root = chain_hash(root, content)
-        keys.append((root, content))
+    packed = array("I", tokens)
+    content, size = packed.tobytes(), block_size * packed.itemsize
+    for start in range(0, len(content) - size + 1, size):
+        block = content[start : start + size]
+        root = chain_hash(root, block)
+        keys.append((root, block))
     return keys
 
 

@@ -72,6 +72,8 @@ class CellState:
 
     def preempt(self, worker: Worker, sequence: Sequence) -> None:
         """From its slot back into the queue; committed tokens stay, KV does not."""
+        if sequence.milestone:
+            sequence.furthest = max(sequence.furthest, sequence.num_computed_tokens)
         self._release(worker, sequence)
         sequence.move(State.PREEMPTED)
         self.waiting.add(sequence)

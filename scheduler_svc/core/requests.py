@@ -56,7 +56,9 @@ class Sequence:
     num_scheduled_tokens: int = 0
     num_tokens: int = 0
     num_preemptions: int = 0
-    # KV places that were ever computed of it.
+    # So many computed tokens bring more to book than a token; 0 until a residency's first answer.
+    milestone: int = 0
+    # Tokens that were ever computed of it on workers that it has left.
     furthest: int = 0
     # Since then: workers that died under it, and those lost of which nobody knows yet whether.
     deaths: int = 0
@@ -115,17 +117,15 @@ class Sequence:
         end = min(self.num_computed_tokens + count, self.num_prompt_tokens - 1) + 1
         return range(max(self.num_computed_tokens + 1, self.live.prompt_logprobs_done), end)
 
-    def advance(self, count: int) -> int:
-        """The KV of `count` more tokens is answered; of how many in all. Further than ever clears
-        its record.
-        """
-        self.num_computed_tokens = computed = self.num_computed_tokens + count
-        if computed > self.furthest:
-            self.furthest = computed
-            if self.deaths or self.unjudged:
+    def pass_milestone(self) -> None:
+        """Further than ever clears its record; then the next milestone is its table's."""
+        self.milestone = self.kv.commit_at
+        if self.deaths or self.unjudged:
+            if self.num_computed_tokens > self.furthest:
                 self.deaths = 0
                 self.unjudged.clear()
-        return computed
+            else:
+                self.milestone = min(self.milestone, self.furthest + 1)
 
     def move(self, state: State) -> None:
         """The only way a state changes."""

@@ -4,9 +4,11 @@ A row of a result counts only while the residency that the plan was made for las
 computed for a sequence that has left meanwhile never happened.
 """
 
+from itertools import pairwise
+
 from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.outcome import Event, StepTokens
-from scheduler_svc.core.requests import LiveRequest, Sequence
+from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.types import Reason, ResultRejected, SequenceId, SlotIndex, StepResult
 from scheduler_svc.core.workers import Flight, Worker
 
@@ -125,20 +127,23 @@ def book_result(
 ) -> tuple[StepTokens, list[Event]]:
     """What a checked result means to the world."""
     prompt_logprobs = _book_chunks(worker, flight, result) if result.step == 0 else {}
-    members = flight.members
     rows = [
-        (slot, sequence, token)
+        (slot, one.sequence, token)
         for slot, token in zip(result.token_slots, result.tokens, strict=True)
-        if (sequence := members[slot].sequence).residency is members[slot]
+        if (one := flight.members[slot]).sequence.residency is one
     ]
     out = StepTokens(
         slots=[slot for slot, _, _ in rows],
         sequence_ids=[sequence.sequence_id for _, sequence, _ in rows],
-        positions=_positions(rows, has_runs=bool(result.token_counts)),
+        positions=_book_tokens(cell, worker, rows, now_ns),
         tokens=[token for _, _, token in rows],
         prompt_logprobs=prompt_logprobs,
     )
-    _book_tokens(cell, worker, rows, now_ns, is_optional=result.step > 0)
+    # Of a step that was certain, only a row's first token was.
+    if result.step > 0:
+        worker.expect(sequence for _, sequence, _ in rows)
+    elif result.token_counts:
+        worker.expect(after[1] for before, after in pairwise(rows) if after[1] is before[1])
     worker.advance(flight, {*result.finished, *result.errors}, is_last=result.is_last)
     events: list[Event] = []
     for slot, reason in result.finished.items():
@@ -151,15 +156,6 @@ def book_result(
     return out, events
 
 
-def _positions(rows: list[tuple[SlotIndex, Sequence, int]], *, has_runs: bool) -> list[int]:
-    """Where in its output each token will stand. In a run, each stands behind the one before."""
-    positions = [len(sequence.tokens) - sequence.num_prompt_tokens for _, sequence, _ in rows]
-    for index in range(1, len(rows)) if has_runs else ():
-        if rows[index][1] is rows[index - 1][1]:
-            positions[index] = positions[index - 1] + 1
-    return positions
-
-
 def _book_chunks(worker: Worker, flight: Flight, result: StepResult) -> dict[SlotIndex, SequenceId]:
     """Of a chunk that samples, the last token is booked with what it sampled."""
     prompt_logprobs: dict[SlotIndex, SequenceId] = {}
@@ -170,40 +166,28 @@ def _book_chunks(worker: Worker, flight: Flight, result: StepResult) -> dict[Slo
         if slot in result.prompt_logprobs:
             sequence.live.prompt_logprobs_done = result.prompt_logprobs[slot].stop
             prompt_logprobs[slot] = sequence.sequence_id
-        computed = sequence.advance(count - (slot in flight.sampling))
-        worker.commit(sequence, computed)
+        sequence.num_computed_tokens += count - (slot in flight.sampling)
+        worker.commit(sequence)
     return prompt_logprobs
 
 
 def _book_tokens(
-    cell: CellState,
-    worker: Worker,
-    rows: list[tuple[SlotIndex, Sequence, int]],
-    now_ns: int,
-    *,
-    is_optional: bool,
-) -> None:
-    """Of a step that was certain, only a row's first token was."""
-    before: Sequence | None = None
+    cell: CellState, worker: Worker, rows: list[tuple[SlotIndex, Sequence, int]], now_ns: int
+) -> list[int]:
+    """Where in its output each token stands. All tokens before it are computed."""
+    positions = []
     for _, sequence, token in rows:
-        sequence.tokens.append(token)
-        computed = sequence.advance(1)
-        if is_optional or sequence is before:
-            sequence.num_scheduled_tokens += 1
-            sequence.num_tokens = num_tokens = sequence.num_tokens + 1
-            worker.num_finishing += num_tokens == sequence.tokens_max
-        if computed >= sequence.kv.commit_at:
-            worker.commit(sequence, computed)
-        live = sequence.live
+        tokens, live = sequence.tokens, sequence.live
+        sequence.num_computed_tokens = computed = len(tokens)
+        tokens.append(token)
+        positions.append(computed - sequence.num_prompt_tokens)
+        if computed >= sequence.milestone:
+            worker.commit(sequence)
         live.tenant.served += 1
-        if live.first_token_ns is None or live.siblings:
-            _book_first_token(cell, live, now_ns)
-        before = sequence
-
-
-def _book_first_token(cell: CellState, live: LiveRequest, now_ns: int) -> None:
-    live.first_token_ns = live.first_token_ns or now_ns
-    cell.queue_siblings(live)
+        if live.first_token_ns is None:
+            live.first_token_ns = now_ns
+            cell.queue_siblings(live)
+    return positions
 
 
 def _resident(flight: Flight, slot: SlotIndex) -> Sequence | None:

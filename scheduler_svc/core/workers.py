@@ -8,6 +8,7 @@ written before (docs/adr/0002).
 
 import heapq
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from scheduler_svc.core.kv import NO_BLOCK, KVManager
@@ -52,8 +53,8 @@ class Worker:
         self.running: dict[SlotIndex, Sequence] = {}
         # Of those, the ones with more than one token to go.
         self.prefills: dict[SlotIndex, Sequence] = {}
-        # And how many of them are certain to finish with the steps in flight.
-        self.num_finishing = 0
+        # And those that are certain to finish with the steps in flight.
+        self.finishing: dict[SlotIndex, Sequence] = {}
         # Certain to finish, and their slot is already free.
         self.retiring: dict[SequenceId, Sequence] = {}
         self.flights: deque[Flight] = deque()
@@ -146,7 +147,7 @@ class Worker:
         sequence.residency = Residency(sequence=sequence, worker_id=self.id, slot=slot)
         self._residents[slot] = sequence.residency
         sequence.num_computed_tokens = sequence.num_scheduled_tokens = num_computed_tokens
-        sequence.num_tokens = len(sequence.tokens)
+        sequence.num_tokens, sequence.milestone = len(sequence.tokens), 0
         self.running[slot] = sequence
         self.steps_since_join = 0
         if sequence.gap > 1:
@@ -168,7 +169,7 @@ class Worker:
         del self.running[slot]
         del self._residents[slot]
         self.prefills.pop(slot, None)
-        self.num_finishing -= sequence.is_certain_to_finish
+        self.finishing.pop(slot, None)
         heapq.heappush(self._slots_free, slot)
         self.leaves.append(slot)
         self.checksum -= slot_checksum(slot, sequence.sequence_id)
@@ -186,11 +187,12 @@ class Worker:
             self.kv.trim(sequence.kv, sequence.num_scheduled_tokens)
         return self.kv.free_count > free_count
 
-    def commit(self, sequence: Sequence, num_computed_tokens: int) -> None:
+    def commit(self, sequence: Sequence) -> None:
         """Cache what is certain; the worker is told with the next plan of the blocks replaced."""
-        for group, index in self.kv.commit(sequence.kv, num_computed_tokens):
+        for group, index in self.kv.commit(sequence.kv, sequence.num_computed_tokens):
             assert sequence.residency is not None
             self._replaced.append((sequence.residency, group, index))
+        sequence.pass_milestone()
 
     def take_replacements(self) -> tuple[Replacement, ...]:
         """For the next plan, of those that will still be there."""
@@ -217,11 +219,7 @@ class Worker:
                 sequence.num_scheduled_tokens += count - 1
             if gap - count <= 1:
                 del self.prefills[slot]
-        for slot, sequence in self.running.items():
-            if slot not in waiting:
-                sequence.num_scheduled_tokens += 1
-                sequence.num_tokens = num_tokens = sequence.num_tokens + 1
-                self.num_finishing += num_tokens == sequence.tokens_max
+        self.expect(s for slot, s in self.running.items() if slot not in waiting)
         self.plan_id += 1
         self.flights.append(
             Flight(
@@ -232,6 +230,15 @@ class Worker:
                 sampling=self.running.keys() - waiting,
             )
         )
+
+    def expect(self, sequences: Iterable[Sequence]) -> None:
+        """One more token of each is certain, or has come."""
+        for sequence in sequences:
+            sequence.num_scheduled_tokens += 1
+            sequence.num_tokens = num_tokens = sequence.num_tokens + 1
+            if num_tokens == sequence.tokens_max:
+                assert sequence.residency is not None
+                self.finishing[sequence.residency.slot] = sequence
 
     def advance(self, flight: Flight, ended: set[SlotIndex], *, is_last: bool) -> None:
         """A step was answered: older plans are over, and those that ended answer no more."""
@@ -254,7 +261,7 @@ class Worker:
         assert len(self.running) + len(self._slots_free) == self.spec.slots_max
         assert self.checksum == sum(slot_checksum(slot, s.sequence_id) for slot, s in running)
         assert self.prefills == {slot: s for slot, s in running if s.gap > 1}
-        assert self.num_finishing == sum(s.is_certain_to_finish for _, s in running)
+        assert self.finishing == {slot: s for slot, s in running if s.is_certain_to_finish}
         for slot, sequence in running:
             assert sequence.residency is not None
             assert sequence.residency.slot == slot

@@ -51,6 +51,6 @@ def why_none(cell: CellState, worker: Worker) -> Why | None:
 
 def is_due(worker: Worker) -> bool:
     """Something changed in the batch, a prefill has tokens left, or the lease runs low."""
-    if worker.leaves or worker.num_finishing or worker.prefills:
+    if worker.leaves or worker.finishing or worker.prefills:
         return True
     return bool(worker.running) and worker.is_lease_low

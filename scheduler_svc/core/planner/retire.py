@@ -7,8 +7,5 @@ from scheduler_svc.core.planner.draft import Draft
 
 def retire(draft: Draft) -> None:
     """Everybody who is certain to finish with the steps in flight."""
-    worker = draft.worker
-    if not worker.num_finishing:
-        return
-    for sequence in [s for s in worker.running.values() if s.is_certain_to_finish]:
+    for sequence in list(draft.worker.finishing.values()):
         draft.retire(sequence)
