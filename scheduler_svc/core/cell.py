@@ -122,10 +122,9 @@ class CellState:
 
     def _release(self, worker: Worker, sequence: Sequence) -> None:
         """The sequence is no longer this worker's: finished, preempted or cancelled."""
-        if worker.retiring.pop(sequence.sequence_id, None) is None:
+        if sequence.sequence_id not in worker.retiring:
             self._vacate(worker, sequence)
-        worker.kv.release(sequence.kv)
-        sequence.residency = None
+        worker.release(sequence)
 
     def _vacate(self, worker: Worker, sequence: Sequence) -> None:
         self.touch(worker.id)

@@ -4,7 +4,7 @@ A row of a result counts only while the residency that the plan was made for las
 computed for a sequence that has left meanwhile never happened.
 """
 
-from itertools import pairwise
+from itertools import compress, pairwise
 
 from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.outcome import Event, StepTokens
@@ -77,14 +77,8 @@ def _check_tokens(worker: Worker, result: StepResult) -> None:
 
 def _check_ends(worker: Worker, flight: Flight, result: StepResult) -> None:
     """A sequence ends for length exactly at its last token."""
-    most = worker.spec.slot_tokens_max
-    near = [
-        slot
-        for slot in result.slots
-        if len((one := flight.members[slot].sequence).tokens) + most >= one.tokens_max
-    ]
     counts = dict(zip(result.slots, result.token_counts, strict=False))
-    for slot in dict.fromkeys([*near, *result.finished]):
+    for slot in dict.fromkeys([*_near_the_end(worker, flight, result), *result.finished]):
         if (sequence := _resident(flight, slot)) is None:
             continue
         count = sequence.num_output_tokens + counts.get(slot, 1)
@@ -98,16 +92,31 @@ def _check_ends(worker: Worker, flight: Flight, result: StepResult) -> None:
             )
 
 
+def _near_the_end(worker: Worker, flight: Flight, result: StepResult) -> list[SlotIndex]:
+    """Slots whose last token may be among those that came. Where one of each is all that can have
+    come, and was certain to, they are known.
+    """
+    members, most = flight.members, worker.spec.slot_tokens_max
+    if result.step == 0 and most == 1:
+        ending = [one.residency for one in (*worker.finishing.values(), *worker.retiring.values())]
+        slots = [one.slot for one in ending if one and members.get(one.slot) is one]
+        return [slot for slot in slots if slot in flight.sampling and slot not in result.errors]
+    return [
+        slot
+        for slot in result.slots
+        if len((one := members[slot].sequence).tokens) + most >= one.tokens_max
+    ]
+
+
 def _check_prompt_logprobs(flight: Flight, result: StepResult) -> None:
     """Of every chunk exactly the prompt positions whose log-probabilities it was to bring."""
     expected: dict[SlotIndex, range] = {}
     for slot, count in flight.chunks.items() if result.step == 0 else ():
-        residency = flight.members[slot]
-        if residency.sequence.residency is not residency:
+        if (sequence := _resident(flight, slot)) is None:
             # It never happened, so nobody knows what it had done.
             positions = result.prompt_logprobs.get(slot)
         elif slot not in result.errors:
-            positions = residency.sequence.prompt_logprobs_of(count)
+            positions = sequence.prompt_logprobs_of(count)
         else:
             positions = None
         if positions:
@@ -127,23 +136,23 @@ def book_result(
 ) -> tuple[StepTokens, list[Event]]:
     """What a checked result means to the world."""
     prompt_logprobs = _book_chunks(worker, flight, result) if result.step == 0 else {}
-    rows = [
-        (slot, one.sequence, token)
-        for slot, token in zip(result.token_slots, result.tokens, strict=True)
-        if (one := flight.members[slot]).sequence.residency is one
-    ]
+    slots, tokens = list(result.token_slots), list(result.tokens)
+    if flight.gone:
+        there = [slot not in flight.gone for slot in slots]
+        slots, tokens = list(compress(slots, there)), list(compress(tokens, there))
+    sequences = [flight.members[slot].sequence for slot in slots]
     out = StepTokens(
-        slots=[slot for slot, _, _ in rows],
-        sequence_ids=[sequence.sequence_id for _, sequence, _ in rows],
-        positions=_book_tokens(cell, worker, rows, now_ns),
-        tokens=[token for _, _, token in rows],
+        slots=slots,
+        sequence_ids=[sequence.sequence_id for sequence in sequences],
+        positions=_book_tokens(cell, worker, sequences, tokens, now_ns),
+        tokens=tokens,
         prompt_logprobs=prompt_logprobs,
     )
     # Of a step that was certain, only a row's first token was.
     if result.step > 0:
-        worker.expect(sequence for _, sequence, _ in rows)
+        worker.expect(sequences)
     elif result.token_counts:
-        worker.expect(after[1] for before, after in pairwise(rows) if after[1] is before[1])
+        worker.expect(after for before, after in pairwise(sequences) if after is before)
     worker.advance(flight, {*result.finished, *result.errors}, is_last=result.is_last)
     events: list[Event] = []
     for slot, reason in result.finished.items():
@@ -172,14 +181,14 @@ def _book_chunks(worker: Worker, flight: Flight, result: StepResult) -> dict[Slo
 
 
 def _book_tokens(
-    cell: CellState, worker: Worker, rows: list[tuple[SlotIndex, Sequence, int]], now_ns: int
+    cell: CellState, worker: Worker, sequences: list[Sequence], tokens: list[int], now_ns: int
 ) -> list[int]:
     """Where in its output each token stands. All tokens before it are computed."""
     positions = []
-    for _, sequence, token in rows:
-        tokens, live = sequence.tokens, sequence.live
-        sequence.num_computed_tokens = computed = len(tokens)
-        tokens.append(token)
+    for sequence, token in zip(sequences, tokens, strict=True):
+        known, live = sequence.tokens, sequence.live
+        sequence.num_computed_tokens = computed = len(known)
+        known.append(token)
         positions.append(computed - sequence.num_prompt_tokens)
         if computed >= sequence.milestone:
             worker.commit(sequence)
@@ -192,6 +201,4 @@ def _book_tokens(
 
 def _resident(flight: Flight, slot: SlotIndex) -> Sequence | None:
     """Who has the slot since the plan was made; None: it has left."""
-    residency = flight.members[slot]
-    sequence = residency.sequence
-    return sequence if sequence.residency is residency else None
+    return None if slot in flight.gone else flight.members[slot].sequence

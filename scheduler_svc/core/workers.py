@@ -9,7 +9,7 @@ written before (docs/adr/0002).
 import heapq
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from scheduler_svc.core.kv import NO_BLOCK, KVManager
 from scheduler_svc.core.outcome import Replacement
@@ -35,6 +35,8 @@ class Flight:
     chunks: dict[SlotIndex, int]
     # Slots that the next result of this plan must answer for: no more, no fewer.
     sampling: set[SlotIndex]
+    # Members that have left since: what is computed for them never happened.
+    gone: set[SlotIndex] = field(default_factory=set)
     answered: int = 0
 
     @property
@@ -127,8 +129,8 @@ class Worker:
         """Who had which slot in a plan in flight, of those that are still there."""
         for flight in self.flights:
             if flight.plan_id == plan_id:
-                there = [r for r in flight.members.values() if r.sequence.residency is r]
-                return {r.slot: r.sequence.sequence_id for r in there}
+                members = flight.members.items()
+                return {s: r.sequence.sequence_id for s, r in members if s not in flight.gone}
         return {}
 
     def can_do(self, sequence: Sequence) -> bool:
@@ -173,6 +175,16 @@ class Worker:
         heapq.heappush(self._slots_free, slot)
         self.leaves.append(slot)
         self.checksum -= slot_checksum(slot, sequence.sequence_id)
+
+    def release(self, sequence: Sequence) -> None:
+        """It has no slot any more: nothing of it is left here."""
+        residency, sequence.residency = sequence.residency, None
+        assert residency is not None
+        for flight in self.flights:
+            if flight.members.get(residency.slot) is residency:
+                flight.gone.add(residency.slot)
+        self.retiring.pop(sequence.sequence_id, None)
+        self.kv.release(sequence.kv)
 
     def reclaim(self) -> bool:
         """Take the blocks of those that are retiring, and what only steps in flight attend to;

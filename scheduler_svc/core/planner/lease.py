@@ -33,7 +33,7 @@ def lease(draft: Draft, chunks: dict[SlotIndex, int]) -> int:
 
 def _steps_wanted(draft: Draft) -> int:
     cell, worker = draft.cell, draft.worker
-    steps_to_end = min(s.tokens_max - s.num_tokens for s in worker.running.values())
+    steps_to_end = min([s.tokens_max - s.num_tokens for s in worker.running.values()])
     steps = cell.policy.cadence.lease_steps(
         LeaseView(
             waiting=len(cell.waiting) if is_looked_at(cell, worker, draft.now_ns) else 0,

@@ -1,13 +1,12 @@
 """Admission: may the sequence whose turn it is start on this worker now? None, or why not."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler_svc.core.outcome import Why
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionView:
+class AdmissionView(NamedTuple):
     """What an admission rule may look at: a candidate and the worker it would join."""
 
     # Sequences that ran before this plan, and those that this plan has admitted.

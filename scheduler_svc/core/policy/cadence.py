@@ -7,10 +7,10 @@ the cadence. An empty batch, and who has waited longer than is promised, are not
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseView:
+class LeaseView(NamedTuple):
     """What decides how long a lease is."""
 
     # Who might join; 0 while the queue is not looked at.
@@ -21,8 +21,7 @@ class LeaseView:
     lease_steps_max: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueView:
+class QueueView(NamedTuple):
     """What decides whether the queue is looked at."""
 
     waiting: int

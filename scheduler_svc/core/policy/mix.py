@@ -1,10 +1,10 @@
 """Mix: how prefill and decode share the token budget of a step."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixView:
+class MixView(NamedTuple):
     """What a mix rule may look at: a step in which somebody has more than one token to go."""
 
     # Tokens to go of those who have more than one, in the queue's order.

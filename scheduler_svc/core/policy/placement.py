@@ -1,10 +1,9 @@
 """Placement: which worker. A worker asks, and a rule says how many sequences it may run."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementView:
+class PlacementView(NamedTuple):
     """What a placement rule may look at."""
 
     # Sequences that run on the worker that asks, and on each other that could start the candidate.
