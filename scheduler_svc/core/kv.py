@@ -180,6 +180,9 @@ class KVManager:
     ) -> list[int]:
         """Blocks that the table lacks, by group, for the next step and `ahead` tokens more."""
         size, counts = self.block_size, []
+        if not self.has_windows:
+            count = blocks_for(min(num_tokens + ahead, table.places_max), size)
+            return [max(0, count - len(table.blocks[0]))] * self.group_count
         for group, blocks in zip(self._groups, table.blocks, strict=True):
             places = min(num_tokens, num_scheduled_tokens + group.step_tokens_max) + ahead
             counts.append(max(0, blocks_for(min(places, table.places_max), size) - len(blocks)))
@@ -223,8 +226,7 @@ class KVManager:
         taken = [self._pool.take(count) for count in counts]
         for blocks, more in zip(table.blocks, taken, strict=True):
             blocks += more
-        for group in self._full:
-            self.worst_case_need -= counts[group]
+        self.worst_case_need -= sum([counts[group] for group in self._full])
         table.capacity = min(map(len, table.blocks)) * self.block_size
         return taken
 

@@ -81,11 +81,6 @@ class Sequence:
         return self.num_tokens - self.num_scheduled_tokens
 
     @property
-    def is_certain_to_finish(self) -> bool:
-        """The steps in flight bring its last token, whatever they sample."""
-        return self.num_tokens >= self.tokens_max
-
-    @property
     def is_suspect(self) -> bool:
         """Workers died under it, or may have, again and again, and it never got any further."""
         return self.deaths + len(self.unjudged) >= self.live.deaths_max

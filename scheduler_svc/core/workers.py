@@ -68,7 +68,8 @@ class Worker:
         self.checksum = 0
         # Answered since somebody joined last.
         self.steps_since_join = 0
-        self._slots_free = list(range(spec.slots_max))
+        # A heap.
+        self.slots_free = list(range(spec.slots_max))
         # Of those who run, for the next plan to remember.
         self._residents: dict[SlotIndex, Residency] = {}
         # Layer groups and indices of the blocks that have given way to others of equal content.
@@ -81,14 +82,9 @@ class Worker:
     # Questions
 
     @property
-    def slots_free(self) -> int:
-        """Slots a new sequence could take."""
-        return len(self._slots_free)
-
-    @property
     def is_open(self) -> bool:
         """Somebody might join."""
-        return bool(self._slots_free) and not self.is_draining and not self.is_late
+        return bool(self.slots_free) and not self.is_draining and not self.is_late
 
     @property
     def first_steps_unanswered(self) -> int:
@@ -145,7 +141,7 @@ class Worker:
 
     def admit(self, sequence: Sequence, num_computed_tokens: int) -> SlotIndex:
         """Give the lowest free slot to a sequence whose blocks are allocated."""
-        slot = heapq.heappop(self._slots_free)
+        slot = heapq.heappop(self.slots_free)
         sequence.residency = Residency(sequence=sequence, worker_id=self.id, slot=slot)
         self._residents[slot] = sequence.residency
         sequence.num_computed_tokens = sequence.num_scheduled_tokens = num_computed_tokens
@@ -172,7 +168,7 @@ class Worker:
         del self._residents[slot]
         self.prefills.pop(slot, None)
         self.finishing.pop(slot, None)
-        heapq.heappush(self._slots_free, slot)
+        heapq.heappush(self.slots_free, slot)
         self.leaves.append(slot)
         self.checksum -= slot_checksum(slot, sequence.sequence_id)
 
@@ -231,7 +227,7 @@ class Worker:
                 sequence.num_scheduled_tokens += count - 1
             if gap - count <= 1:
                 del self.prefills[slot]
-        self.expect(s for slot, s in self.running.items() if slot not in waiting)
+        self.expect([s for slot, s in self.running.items() if slot not in waiting])
         self.plan_id += 1
         self.flights.append(
             Flight(
@@ -270,10 +266,10 @@ class Worker:
         """Raise AssertionError when the books do not balance."""
         self.kv.check([sequence.kv for sequence in self.members])
         running = self.running.items()
-        assert len(self.running) + len(self._slots_free) == self.spec.slots_max
+        assert len(self.running) + len(self.slots_free) == self.spec.slots_max
         assert self.checksum == sum(slot_checksum(slot, s.sequence_id) for slot, s in running)
         assert self.prefills == {slot: s for slot, s in running if s.gap > 1}
-        assert self.finishing == {slot: s for slot, s in running if s.is_certain_to_finish}
+        assert self.finishing == {slot: s for slot, s in running if s.num_tokens >= s.tokens_max}
         for slot, sequence in running:
             assert sequence.residency is not None
             assert sequence.residency.slot == slot

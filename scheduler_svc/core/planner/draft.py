@@ -60,7 +60,8 @@ class Draft:
             assert sequence.residency is not None
             slot = sequence.residency.slot
             for group, blocks in enumerate(self.worker.kv.extend(sequence.kv, counts)):
-                self._appends += [(slot, block, group) for block in blocks]
+                for block in blocks:
+                    self._appends.append((slot, block, group))
 
     def admit(self, admission: Admission) -> None:
         """A slot, and blocks for what its first step may write."""

@@ -107,7 +107,7 @@ def why_closed(cell: CellState, worker: Worker) -> Why | None:
     """Why nobody can join this worker, whoever it is; None: somebody might."""
     if worker.is_draining or worker.is_late:
         return Why.DRAINING if worker.is_draining else Why.LATE
-    if worker.slots_free == 0:
+    if not worker.slots_free:
         return Why.NO_SLOT
     return None if _has_budget(cell, worker) else Why.NO_BUDGET
 

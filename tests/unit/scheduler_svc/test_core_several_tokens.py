@@ -168,9 +168,9 @@ def test_what_came_early_is_certain_for_the_plan_behind_it() -> None:
     cell = decoding(max_tokens=6, in_flight=2)
     cell.must_plan()
     cell.must_plan()
-    assert not cell.sequence(1).is_certain_to_finish
+    assert not cell.scheduler.workers["w1"].finishing
     cell.commit(given(cell, (5, 6, 7, 8)))
-    assert cell.sequence(1).is_certain_to_finish
+    assert cell.scheduler.workers["w1"].finishing
     assert cell.must_plan().leaves == (0,), "its slot goes to the next, its last token is in flight"
     cell.commit(given(cell, (9,), finished={0: Reason.LENGTH}))
     assert cell.outputs[1][1:] == [5, 6, 7, 8, 9]
