@@ -185,8 +185,8 @@ def raise_if_late(generation: Generation) -> None:
     """A request that ran out of time ends as DEADLINE_EXCEEDED, after all its events."""
     ends = [choice.end for choice in generation.choices if choice.end is not None]
     late = FinishReason.FINISH_REASON_DEADLINE_EXCEEDED
-    if any(end.reason == late for end in ends):
-        raise DeadlineExceeded(late_phase(ends, generation.done_message))
+    if reasons := [end.error for end in ends if end.reason == late]:
+        raise DeadlineExceeded(late_phase(ends, generation.done_message), reasons[0])
 
 
 def late_phase(ends: list[Finished], done: DoneMessage | None) -> str:

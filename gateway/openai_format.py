@@ -419,7 +419,8 @@ def _as_error(finished: Finished) -> KaitenError:
     if finished.reason == FinishReason.FINISH_REASON_CANCELLED:
         return Cancelled()
     if finished.reason == FinishReason.FINISH_REASON_DEADLINE_EXCEEDED:
-        return DeadlineExceeded("decode" if finished.output_tokens else "queue or prefill")
+        phase = "decode" if finished.output_tokens else "queue or prefill"
+        return DeadlineExceeded(phase, finished.error)
     return Failed(finished.error or "the system could not compute this choice")
 
 

@@ -49,6 +49,9 @@ class Scheduling:
         int | None, Parameter(help="or after so many steps without an admission")
     ] = None
     max_wait_ms: Annotated[float | None, Parameter(help="who has waited longer goes first")] = None
+    itl_target_ms: Annotated[
+        float | None, Parameter(help="how long a step of prompts beside decodes may take")
+    ] = None
     long_prefill_tokens: Annotated[
         int | None, Parameter(help="prompts of more tokens are long")
     ] = None

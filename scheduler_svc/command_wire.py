@@ -27,7 +27,12 @@ from protos.kaiten.v1.ledger_pb2 import (
     WorkerLateInput,
     WorkerLostInput,
 )
-from protos.kaiten.v1.worker_service_pb2 import RowError, RowFinished, RowPromptLogprobs
+from protos.kaiten.v1.worker_service_pb2 import (
+    RowError,
+    RowFinished,
+    RowPromptLogprobs,
+    StepTimings,
+)
 from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from scheduler_svc import wire
 from scheduler_svc.core.commands import (
@@ -188,6 +193,7 @@ def _step_done(command: StepDone) -> ResultInput:
             for s, run in result.prompt_logprobs.items()
         ],
         is_last=result.is_last,
+        timings=StepTimings(forward_us=result.step_us) if result.step_us else None,
     )
     return ResultInput(worker_id=result.worker_id, step=step)
 

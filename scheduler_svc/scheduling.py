@@ -19,6 +19,7 @@ UNITS: Final[Mapping[str, tuple[str, int]]] = {
     "token_worth_ms": ("token_worth_ns", 1_000_000),
     "max_wait_ms": ("wait_ns_max", 1_000_000),
     "waiting_served_ratio": ("waiting_served_permille", 1000),
+    "itl_target_ms": ("itl_target_us", 1000),
     "max_waiting_steps": ("waiting_steps_max", 1),
 }
 
@@ -95,6 +96,13 @@ class SchedulingSettings(Settings):
     )
     max_waiting_steps: int = Field(
         default=0, ge=0, le=COUNT_MAX, description="or after so many steps without an admission"
+    )
+    itl_target_ms: float = Field(
+        default=0.0,
+        ge=0,
+        le=MS_MAX,
+        description="how long a step may take in which some decode while prompts are computed;"
+        " 0: as long as the worker's --mixed-step-ms allows",
     )
     tenant_tokens_max: int = Field(
         default=0,

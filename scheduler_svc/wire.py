@@ -178,6 +178,7 @@ def step_from_proto(worker_id: str, message: StepMessage) -> StepResult:
         token_counts=tuple(message.token_counts),
         finished=finished,
         errors=errors,
+        step_us=message.timings.forward_us + message.timings.sample_us,
         prompt_logprobs=prompt_logprobs,
         is_last=message.is_last,
     )

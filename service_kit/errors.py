@@ -95,10 +95,14 @@ class Overloaded(KaitenError):
 
 
 class DeadlineExceeded(KaitenError):
-    """The request's time ran out; `phase` says where, e.g. "queued" or "decode"."""
+    """The request's time ran out, or is known not to suffice; `phase` says where, e.g. "queued" or
+    "decode".
+    """
 
-    def __init__(self, phase: str) -> None:
-        super().__init__(f"deadline exceeded in phase {phase!r}")
+    def __init__(self, phase: str, reason: str = "") -> None:
+        super().__init__(
+            f"deadline exceeded in phase {phase!r}" + (f": {reason}" if reason else "")
+        )
         self.phase = phase
 
 

@@ -136,6 +136,13 @@ def book_result(
 ) -> tuple[StepTokens, list[Event]]:
     """What a checked result means to the world."""
     prompt_logprobs = _book_chunks(worker, flight, result) if result.step == 0 else {}
+    chunks = flight.chunks if result.step == 0 else {}
+    if result.step_us:
+        worker.cost.observe(
+            result.step_us,
+            decodes=len(flight.sampling) - sum(slot in flight.sampling for slot in chunks),
+            prompt_tokens=sum(chunks.values()),
+        )
     slots, tokens = list(result.token_slots), list(result.tokens)
     if flight.gone:
         there = [slot not in flight.gone for slot in slots]

@@ -121,6 +121,8 @@ class Scheduler:
         cell.live[request.sequence_id] = live
         if request.deadline_ns is not None:
             self._add_deadline(request.deadline_ns, request.sequence_id)
+            if least_ns := self._first_token_ns(live):
+                self._add_deadline(request.deadline_ns - least_ns, request.sequence_id)
         for sequence in live.sequences:
             if request.outputs and request.outputs[sequence.choice] is None:
                 # Before this core existed; its ending is known elsewhere.
@@ -156,6 +158,8 @@ class Scheduler:
             deadline_ns = live.request.deadline_ns
             if deadline_ns is not None and deadline_ns <= now_ns:
                 self._cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, "")
+            elif (hopeless := self._hopeless(live, now_ns)) is not None:
+                self._cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, hopeless)
             elif live.misfit_ns is not None and live.misfit_ns <= now_ns:
                 live.misfit_ns = None
                 if (misfit := self._misfit(live)) is not None:
@@ -259,10 +263,34 @@ class Scheduler:
     def _add_deadline(self, deadline_ns: int, sequence_id: SequenceId) -> None:
         heapq.heappush(self._deadlines, (deadline_ns, sequence_id))
         # Most requests end long before: forget theirs, or the heap grows with the traffic.
-        if len(self._deadlines) > 2 * self.live_count:
+        if len(self._deadlines) > 4 * self.live_count:
             live = self._cell.live
             self._deadlines = [entry for entry in self._deadlines if entry[1] in live]
             heapq.heapify(self._deadlines)
+
+    def _first_token_ns(self, live: LiveRequest) -> int:
+        """The least that its prompt takes, but for what is cached; 0: who knows. Half of what a
+        worker's steps of late say: others may have shared them.
+        """
+        sequence, least_us = live.sequences[0], []
+        for worker in self.workers.values():
+            if worker.can_hold(sequence):
+                hits = worker.kv.lookup(sequence.kv, sequence.max_cached_tokens)
+                least_us.append(worker.cost.prefill_us(len(sequence.tokens) - hits.num_tokens))
+        return min(least_us, default=0) * 1000 // 2
+
+    def _hopeless(self, live: LiveRequest, now_ns: int) -> str | None:
+        """Why its first token cannot come before its deadline, whatever is done now, or None."""
+        deadline_ns = live.request.deadline_ns
+        if deadline_ns is None or live.admitted_ns is not None:
+            return None
+        left_ns, least_ns = deadline_ns - now_ns, self._first_token_ns(live)
+        if least_ns <= left_ns:
+            return None
+        return (
+            f"the prompt of {len(live.request.prompt)} tokens takes {least_ns // 1_000_000} ms or "
+            f"more, and only {left_ns // 1_000_000} ms were left until the deadline"
+        )
 
     def _misfit(self, live: LiveRequest) -> str | None:
         """Why no worker can ever hold its sequences, which all need the same, or None."""

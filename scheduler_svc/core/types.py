@@ -72,6 +72,9 @@ class Config:
     schedule_interval_steps: int | None = None
     waiting_served_permille: int | None = None
     waiting_steps_max: int | None = None
+    # How long a step may take in which some decode beside a prompt; None: as long as the worker
+    # allows.
+    itl_target_us: int | None = None
     # Shares of tenants under fair orders, by name; of all others 1.
     tenant_weights: tuple[tuple[str, int], ...] = ()
 
@@ -185,6 +188,8 @@ class StepResult:
     token_counts: tuple[int, ...] = ()
     finished: Mapping[SlotIndex, Reason] = field(default_factory=dict)
     errors: Mapping[SlotIndex, str] = field(default_factory=dict)
+    # What it took, waiting aside; 0: not told.
+    step_us: int = 0
     # Prompt positions, of rows that advanced a chunk.
     prompt_logprobs: Mapping[SlotIndex, range] = field(default_factory=dict)
     is_last: bool = False

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from scheduler_svc.core.cost import StepCost
 from scheduler_svc.core.kv import NO_BLOCK, KVManager
 from scheduler_svc.core.outcome import Replacement
 from scheduler_svc.core.requests import Residency, Sequence
@@ -52,6 +53,7 @@ class Worker:
         self.id = worker_id
         self.spec = spec
         self.kv = KVManager(spec)
+        self.cost = StepCost()
         self.running: dict[SlotIndex, Sequence] = {}
         # Of those, the ones with more than one token to go.
         self.prefills: dict[SlotIndex, Sequence] = {}

@@ -108,7 +108,12 @@ class World:
             windows=self.windows,
         )
         worker = ModelWorker(
-            f"w{self.born}", spec, self.max_tokens_of, bad_sequence_ids=self.bad_sequence_ids
+            f"w{self.born}",
+            spec,
+            self.max_tokens_of,
+            bad_sequence_ids=self.bad_sequence_ids,
+            # Whoever has a deadline can hardly make it then: it is a few ns away.
+            token_us=100 if "itl_target_us" in (self.knobs or {}) else 0,
         )
         self.workers[worker.id] = worker
         self.apply(WorkerJoined(worker_id=worker.id, spec=spec))

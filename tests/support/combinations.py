@@ -29,6 +29,7 @@ CHOICES: Mapping[str, tuple[dict[str, Any], ...]] = {
     ),
     "mix": (
         {"mix": "chunked"},
+        {"mix": "chunked", "itl_target_us": 1000},
         {"mix": "merged_prefill"},
         {"mix": "prefill_first"},
         {"mix": "chunked", "long_prefill_tokens": 8, "long_prefills_max": 1},

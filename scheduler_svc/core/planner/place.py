@@ -8,6 +8,7 @@ from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.kv import Hits
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.planner.draft import Draft
+from scheduler_svc.core.planner.share import prompt_budget
 from scheduler_svc.core.policy.admission import AdmissionView
 from scheduler_svc.core.policy.cadence import QueueView
 from scheduler_svc.core.policy.order import LOOK_AHEAD
@@ -114,10 +115,8 @@ def why_closed(cell: CellState, worker: Worker) -> Why | None:
 
 def _has_budget(cell: CellState, worker: Worker) -> bool:
     """One more prefill can be promised its minimum of every step, whoever decodes beside it."""
-    prefills = len(worker.prefills)
-    decodes = len(worker.running) - prefills
-    budget = worker.spec.mixed_budget - decodes * worker.spec.slot_tokens_max
-    return budget >= (prefills + 1) * min(cell.config.prefill_tokens_min, budget)
+    budget = prompt_budget(cell, worker)
+    return budget >= (len(worker.prefills) + 1) * min(cell.config.prefill_tokens_min, budget)
 
 
 def _view(draft: Draft, sequence: Sequence) -> PlacementView:

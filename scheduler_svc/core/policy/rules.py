@@ -14,6 +14,7 @@ from scheduler_svc.core.policy.cadence import Cadence
 from scheduler_svc.core.policy.order import Order
 from scheduler_svc.core.types import Config, Rules
 
+ITL_TARGET_US_MIN = 1000
 # How a rule is made of the knobs, and of the arguments after its name.
 Maker = Callable[..., Any]
 
@@ -193,6 +194,16 @@ REFUSED: Final = (
         lambda rules, config: bool(config.long_prefill_tokens) != bool(config.long_prefills_max),
         "--long-prefill-tokens says which prompts are long, --long-prefills-max how many of them "
         "are computed at once: give both, or neither",
+    ),
+    Refusal(
+        lambda rules, config: config.itl_target_us and not _is(rules.mix, "chunked"),
+        "--itl-target-ms says how large the chunks of --mix chunked are: choose that, or leave it "
+        "out",
+    ),
+    Refusal(
+        lambda rules, config: config.itl_target_us and config.itl_target_us < ITL_TARGET_US_MIN,
+        "--itl-target-ms is less than 1: no step is so short, and every prompt would be computed "
+        "in the smallest chunks; give 20 or more on a GPU, 100 or more on a CPU, or leave it out",
     ),
     Refusal(
         lambda rules, config: config.tenant_weights and not _is(rules.order, "fair"),

@@ -25,9 +25,14 @@ def test_every_knob_reaches_the_core() -> None:
     """Each value of the core is set by some setting, in its own unit."""
     given = load(
         *("--order=fair:priority", "--victim=newest", "--admission=safety_margin:0.2"),
-        *("--mix=merged_prefill", "--cadence=interval", "--placement=even_share"),
+        *("--mix=chunked", "--cadence=interval", "--placement=even_share"),
         *("--schedule-interval-steps=4", "--waiting-served-ratio=1.2", "--max-waiting-steps=20"),
-        *("--long-prefill-tokens=900", "--long-prefills-max=2", "--max-wait-ms=1500"),
+        *(
+            "--itl-target-ms=2.5",
+            "--long-prefill-tokens=900",
+            "--long-prefills-max=2",
+            "--max-wait-ms=1500",
+        ),
         *("--priority-worth-ms=7", "--token-worth-ms=3.5", "--tenant-weights=b=2,a=3"),
         *("--lease-steps-max=9", "--plans-in-flight-max=3", "--prefill-tokens-min=17"),
         *("--preemptions-max=5", "--deaths-max=4", "--misfit-wait-s=2", "--tenant-tokens-max=77"),
@@ -48,6 +53,7 @@ def test_every_knob_reaches_the_core() -> None:
         schedule_interval_steps=4,
         waiting_served_permille=1200,
         waiting_steps_max=20,
+        itl_target_us=2500,
         tenant_weights=(("a", 3), ("b", 2)),
     )
     default = Config()
@@ -57,7 +63,7 @@ def test_every_knob_reaches_the_core() -> None:
         order="fair:priority",
         victim="newest",
         admission="safety_margin:0.2",
-        mix="merged_prefill",
+        mix="chunked",
         cadence="interval",
     )
 

@@ -1,0 +1,151 @@
+"""What steps take, and what follows: how large a chunk is, and which deadline cannot be kept."""
+
+import pytest
+
+from scheduler_svc.core.cost import StepCost
+from scheduler_svc.core.outcome import Finished
+from scheduler_svc.core.types import Reason
+from tests.support.cell import Cell, spec
+
+TOKEN_US = 100
+
+
+def test_nothing_is_known_of_a_worker_that_has_answered_nothing() -> None:
+    cost = StepCost()
+    assert cost.decode_us(8) == 0
+    assert cost.prefill_us(1000) == 0
+    assert cost.prompt_tokens_in(50_000, decodes=8) is None
+
+
+def test_the_fit_finds_what_the_steps_were_made_of() -> None:
+    """Rows that decode and prompt tokens, each at its own price."""
+    cost = StepCost()
+    for step in range(200):
+        rows, tokens = 8 + step % 8, step * 37 % 256
+        cost.observe(3000 + 40 * tokens, decodes=rows, prompt_tokens=tokens)
+    assert cost.decode_us(8) == pytest.approx(3000, rel=0.01)
+    assert cost.prefill_us(1000) == pytest.approx(40_000, rel=0.01)
+    assert cost.prompt_tokens_in(13_000, decodes=12) == pytest.approx(250, rel=0.01)
+
+
+def test_fewer_rows_stand_in_for_more_that_were_not_seen() -> None:
+    cost = StepCost()
+    cost.observe(2000, decodes=3, prompt_tokens=0)
+    assert [cost.decode_us(rows) for rows in (1, 2, 3, 4, 64)] == [0, 2000, 2000, 2000, 2000]
+
+
+def test_the_fit_follows_a_drift_and_forgets_an_outlier() -> None:
+    cost = StepCost()
+    cost.observe(1000, decodes=4, prompt_tokens=0)
+    cost.observe(64_000, decodes=4, prompt_tokens=0)
+    for _ in range(60):
+        cost.observe(2000, decodes=4, prompt_tokens=0)
+    assert cost.decode_us(4) == pytest.approx(2000, rel=0.05)
+
+
+def test_a_step_that_is_faster_than_its_decodes_alone_costs_no_less_than_nothing() -> None:
+    cost = StepCost()
+    cost.observe(5000, decodes=4, prompt_tokens=0)
+    cost.observe(4000, decodes=4, prompt_tokens=16)
+    assert cost.prefill_us(1000) == 0
+    fits = cost.prompt_tokens_in(6000, decodes=4)
+    assert fits is not None
+    assert fits > 1_000_000, "only the worker's own bound counts"
+
+
+def running(target_us: int | None, *, token_us: int = TOKEN_US) -> Cell:
+    """One sequence decodes on a worker that takes so long for each token of a step."""
+    cell = Cell(
+        spec(blocks=400, slots=8, step_tokens=264, mixed_tokens=136),
+        lease=1,
+        in_flight=1,
+        itl_target_us=target_us,
+    )
+    cell.workers["w1"].token_us = token_us
+    cell.submit(20, 150)
+    cell.turns(3)
+    return cell
+
+
+def chunk_tokens(cell: Cell, prompt: int) -> list[int]:
+    """Prompt tokens of each step until one of a new prompt's choices decodes."""
+    cell.submit(prompt, 3)
+    chunks: list[int] = []
+    while sum(chunks) < prompt:
+        chunks.append(sum(plan.chunk_tokens for plan in cell.turn()))
+    return chunks
+
+
+def test_a_target_sizes_the_chunks_beside_decodes() -> None:
+    """3 ms, of which the row that decodes takes 0.1, and each prompt token as much."""
+    assert chunk_tokens(running(None), 300) == [135, 135, 30]
+    assert set(chunk_tokens(running(3000), 290)) == {29}
+
+
+def test_a_target_that_nothing_can_meet_leaves_every_prefill_its_minimum() -> None:
+    assert set(chunk_tokens(running(1000, token_us=5000), 160)) == {16}
+
+
+def test_the_bound_of_the_worker_holds_whatever_the_target() -> None:
+    assert chunk_tokens(running(10_000_000), 300) == [135, 135, 30]
+
+
+def test_where_nobody_decodes_the_step_is_as_large_as_it_may_be() -> None:
+    cell = running(3000)
+    cell.cancel(1)
+    assert chunk_tokens(cell, 500) == [264, 236]
+
+
+def test_a_worker_that_tells_no_times_is_bounded_by_tokens() -> None:
+    assert chunk_tokens(running(3000, token_us=0), 300) == [135, 135, 30]
+
+
+# A prompt of 1000 tokens takes 100 ms at the pace of the steps so far, and half of it at best.
+PROMPT, LEAST_NS = 1000, 50_000_000
+
+
+def with_deadline(left_ns: int) -> tuple[Cell, int]:
+    """Somebody waits whose deadline is in so long, behind one that has the only slot."""
+    cell = Cell(spec(blocks=400, slots=1, step_tokens=264))
+    cell.workers["w1"].token_us = TOKEN_US
+    cell.submit(20, 400)
+    cell.turns(3)
+    return cell, cell.submit(PROMPT, 3, deadline_ns=cell.now_ns + left_ns)
+
+
+def test_who_cannot_make_its_deadline_is_refused_before_prefill() -> None:
+    cell, late = with_deadline(LEAST_NS + 10_000_000)
+    assert cell.expire() == ()
+    woken_ns = cell.scheduler.next_deadline_ns()
+    assert woken_ns is not None
+    cell.now_ns = woken_ns + 1
+    assert cell.requests[late].deadline_ns == pytest.approx(cell.now_ns + LEAST_NS, rel=0.02)
+    ending, _ = cell.expire()
+    assert isinstance(ending, Finished)
+    assert (ending.sequence_id, ending.reason) == (late, Reason.DEADLINE_EXCEEDED)
+    assert ending.error == (
+        "the prompt of 1000 tokens takes 50 ms or more, and only 49 ms were left until the deadline"
+    )
+
+
+def test_who_was_let_in_is_not_judged_any_more() -> None:
+    cell, late = with_deadline(LEAST_NS + 10_000_000)
+    cell.cancel(1)
+    cell.turn()
+    woken_ns = cell.scheduler.next_deadline_ns()
+    assert woken_ns is not None
+    cell.now_ns = woken_ns + 1
+    assert cell.expire() == ()
+    cell.finish()
+    assert cell.endings[late].reason is Reason.LENGTH
+
+
+def test_a_deadline_without_a_fit_is_only_kept_or_missed() -> None:
+    cell = Cell(spec(blocks=400, slots=1, step_tokens=264))
+    cell.submit(20, 400)
+    cell.turns(3)
+    late = cell.submit(PROMPT, 3, deadline_ns=cell.now_ns + 10)
+    assert cell.expire() == ()
+    cell.now_ns += 10
+    cell.expire()
+    assert cell.endings[late].error == ""
