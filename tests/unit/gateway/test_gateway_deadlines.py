@@ -9,7 +9,6 @@ from gateway.generation import Finished
 from gateway.grpc_api import raise_if_late
 from gateway.openai_format import reason_of
 from protos.kaiten.v1.common_pb2 import FinishReason
-
 from service_kit.errors import DeadlineExceeded
 
 LATE = FinishReason.FINISH_REASON_DEADLINE_EXCEEDED
