@@ -18,6 +18,8 @@ from scheduler_svc.core.requests import Residency, Sequence
 from scheduler_svc.core.types import SequenceId, SlotIndex, WorkerSpec
 
 CHECKSUM_MASK = (1 << 64) - 1
+# From a step's result until the plan that answers it is there, a busy scheduler's time included.
+PLAN_US = 10_000
 
 
 def slot_checksum(slot: SlotIndex, sequence_id: SequenceId) -> int:
@@ -95,11 +97,15 @@ class Worker:
 
     @property
     def is_lease_low(self) -> bool:
-        """Of its newest plan the worker has half or less to run by itself, or a step, or none."""
+        """Of its newest plan the worker has half or less to run by itself, or a step, or none. Not
+        yet half where steps are known to be so long that the next plan comes in time all the same.
+        """
         if not self.flights:
             return True
         newest = self.flights[-1]
-        return newest.lease_steps - newest.answered <= max(1, newest.lease_steps // 2)
+        left, half = newest.lease_steps - newest.answered, newest.lease_steps // 2
+        step_us = self.cost.decode_us(len(self.running))
+        return left <= max(1, min(half, -(-PLAN_US // step_us)) if step_us else half)
 
     @property
     def optional_steps(self) -> int:

@@ -41,12 +41,13 @@ class Cadence:
 def until_an_end_is_near(view: LeaseView) -> int:
     """A whole lease, but while somebody waits no further than the first end that is certain.
 
-    The last plans before that are of one step, as many as may be in flight: so that the end is
-    known one plan ahead, and the slot goes to the next at the very next step (`planner.retire`).
+    What is left to it are plans of one step, one fewer than may be in flight: the last of them is
+    on its way while the lease ends, so that the end is certain before it comes, and the slot goes
+    to the next at the very next step (`planner.retire`).
     """
     if not view.waiting:
         return view.lease_steps_max
-    steps = view.steps_to_end - view.plans_in_flight_max
+    steps = view.steps_to_end - (view.plans_in_flight_max - 1)
     return max(1, min(view.lease_steps_max, steps))
 
 

@@ -1,5 +1,7 @@
 """What steps take, and what follows: how large a chunk is, and which deadline cannot be kept."""
 
+from itertools import pairwise
+
 import pytest
 
 from scheduler_svc.core.cost import StepCost
@@ -131,7 +133,7 @@ def test_who_cannot_make_its_deadline_is_refused_before_prefill() -> None:
 def test_who_was_let_in_is_not_judged_any_more() -> None:
     cell, late = with_deadline(LEAST_NS + 10_000_000)
     cell.cancel(1)
-    cell.turn()
+    assert len(cell.must_plan().joins) == 1
     woken_ns = cell.scheduler.next_deadline_ns()
     assert woken_ns is not None
     cell.now_ns = woken_ns + 1
@@ -149,3 +151,38 @@ def test_a_deadline_without_a_fit_is_only_kept_or_missed() -> None:
     cell.now_ns += 10
     cell.expire()
     assert cell.endings[late].error == ""
+
+
+@pytest.mark.parametrize(
+    ("token_us", "gap"),
+    [
+        pytest.param(0, 4, id="half of the lease where nothing is known"),
+        pytest.param(500, 4, id="no later for steps of 1 ms"),
+        pytest.param(2000, 5, id="3 steps of 4 ms before it ends"),
+        pytest.param(50_000, 7, id="a long step before it ends"),
+    ],
+)
+def test_a_lease_is_renewed_when_the_next_plan_could_come_too_late(token_us: int, gap: int) -> None:
+    cell = Cell(spec(), lease=8)
+    cell.workers["w1"].token_us = token_us
+    cell.submit(3, 400)
+    cell.submit(3, 400)
+    cell.turns(40)
+    turns = [bool(cell.turn()) for _ in range(80)]
+    planned = [turn for turn, has_plan in enumerate(turns) if has_plan]
+    assert {after - before for before, after in pairwise(planned)} == {gap}
+
+
+def test_few_plans_while_the_pool_keeps_the_queue_waiting() -> None:
+    """16 rows of some 300 tokens each, as many blocks as they need, and always somebody behind
+    them; steps of 16 ms.
+    """
+    worker = spec(blocks=16 * 24, block_size=16, slots=32, step_tokens=544)
+    cell = Cell(worker, admission="guaranteed_no_evict")
+    cell.workers["w1"].token_us = 1000
+    for number in range(64):
+        cell.submit(64, 350 - number * 37 % 100)
+    cell.turns(200)
+    plans = sum(len(cell.turns(1)) for _ in range(600))
+    assert len(cell.scheduler.waiting) > 0
+    assert plans <= 0.3 * 600

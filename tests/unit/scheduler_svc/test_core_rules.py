@@ -82,9 +82,18 @@ def test_an_interval_ends_by_steps_or_by_a_long_queue(
     assert found is looks
 
 
-def test_leases() -> None:
-    lease = LeaseView(waiting=1, steps_to_end=6, plans_in_flight_max=2, lease_steps_max=8)
-    assert cadence.until_an_end_is_near(lease) == 4
+@pytest.mark.parametrize(
+    ("waiting", "steps_to_end", "in_flight", "steps"),
+    [(1, 6, 2, 5), (1, 6, 1, 6), (1, 6, 3, 4), (1, 1, 3, 1), (1, 20, 2, 8), (0, 1, 2, 8)],
+)
+def test_leases(waiting: int, steps_to_end: int, in_flight: int, steps: int) -> None:
+    lease = LeaseView(
+        waiting=waiting,
+        steps_to_end=steps_to_end,
+        plans_in_flight_max=in_flight,
+        lease_steps_max=8,
+    )
+    assert cadence.until_an_end_is_near(lease) == steps
     assert cadence.one_step(lease) == 1
 
 

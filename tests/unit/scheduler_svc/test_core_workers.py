@@ -481,3 +481,21 @@ def test_a_worker_that_owes_nothing_is_not_late() -> None:
     sequence_id = cell.submit(3, 5)
     cell.finish()
     assert cell.reason(sequence_id) is Reason.LENGTH
+
+
+def test_tokens_spared_by_a_prefix_hit_are_no_progress_to_be_beaten() -> None:
+    """Its first worker had most of the prompt cached, and died of it before it answered anything.
+    The second gets less far than that: further than ever all the same.
+    """
+    cell = Cell(spec(block_size=4))
+    cell.submit(tuple(range(1, 41)), 1)
+    cell.finish()
+    cell.submit(tuple(range(1, 50)), 5)
+    assert cell.must_plan().joins[0].num_computed_tokens == 40
+    cell.kill("w1")
+    cell.join("w2", spec(block_size=4, slots=2, step_tokens=20))
+    (poison,) = cell.scheduler.waiting
+    assert poison.deaths == 1
+    assert cell.must_plan("w2").chunk_tokens == 20
+    cell.step("w2")
+    assert poison.deaths == 0
