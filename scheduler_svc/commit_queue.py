@@ -13,6 +13,7 @@ import structlog
 
 from ledger import Commit, Leader, Ledger, StoreLost
 from protos.kaiten.v1.ledger_pb2 import FoldedTokens
+from scheduler_svc.archiving import Archive
 from service_kit.clock import Clock
 from service_kit.errors import Unavailable
 
@@ -34,12 +35,18 @@ class CommitQueue:
     """The queue between the core's decisions and the durable record."""
 
     def __init__(
-        self, ledger: Ledger, leader: Leader, clock: Clock, on_progress: Callable[[], None]
+        self,
+        ledger: Ledger,
+        leader: Leader,
+        clock: Clock,
+        on_progress: Callable[[], None],
+        archive: Archive | None = None,
     ) -> None:
         self._ledger = ledger
         self._leader = leader
         self._clock = clock
         self._on_progress = on_progress
+        self._archive = archive
         self._queue: deque[Commit | Fold] = deque()
         self._has_work = asyncio.Event()
         self._is_flushed = asyncio.Event()
@@ -97,6 +104,9 @@ class CommitQueue:
         self.committed_seq = batch[-1].record.seq
         self.committed_ns = self._clock.monotonic_ns()
         self._drop(len(batch))
+        if self._archive is not None:
+            for commit in batch:
+                self._archive.record(commit.record)
 
     def _append(self, item: Commit | Fold) -> None:
         self._queue.append(item)

@@ -1,5 +1,6 @@
 """Everything an operator can set on a scheduler."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SecretStr
@@ -44,6 +45,19 @@ class SchedulerSettings(SchedulingSettings):
     )
     worker_timeout_ms: int = Field(
         default=5000, ge=100, description="a worker this long silent is forgotten"
+    )
+    archive_dir: Path | None = Field(
+        default=None, description="keep every decision in files here; default: keep none"
+    )
+    archive_prompts: bool = Field(
+        default=True,
+        description="with the tokens of prompts and outputs; else lengths and hashes of blocks",
+    )
+    archive_mb: int = Field(
+        default=1024, ge=8, le=1 << 30, description="MiB of archive; the oldest of it is deleted"
+    )
+    archive_hours: float = Field(
+        default=168.0, ge=0.01, le=1e6, description="and what is older than so many hours"
     )
     drain_s: float = Field(default=10.0, gt=0, description="limit of a drain after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = "info"

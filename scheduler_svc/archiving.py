@@ -1,0 +1,84 @@
+"""The archive of a leadership: what a leader writes beside the ledger, and where."""
+
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import quote
+
+import structlog
+
+from ledger import InboxEntry, Leader
+from protos.kaiten.v1.archive_pb2 import ArchiveHeader
+from protos.kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SubmitRecord
+from scheduler_svc.command_wire import configured_to_proto
+from scheduler_svc.settings import SchedulerSettings
+from service_kit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ledger.archive import ArchiveWriter
+
+log = structlog.get_logger()
+
+MIB = 1 << 20
+
+
+class Archive(Protocol):
+    """What a leadership tells its archive. Neither call waits or raises."""
+
+    def request(
+        self, entry: InboxEntry, record: SubmitRecord, outputs: Sequence[FoldedTokens | None] = ()
+    ) -> None: ...
+
+    def record(self, record: JournalRecord) -> None: ...
+
+
+def check(settings: SchedulerSettings) -> None:
+    """ConfigError for an archive that could not be written here."""
+    if settings.archive_dir is None:
+        return
+    try:
+        import_module("ledger.archive")
+    except ImportError:
+        raise ConfigError(
+            "--archive-dir needs the package backports.zstd. Fix: pip install 'kaiten[scheduler]',"
+            " or leave the flag out"
+        ) from None
+
+
+def folder_of(settings: SchedulerSettings) -> Path | None:
+    """Where this scheduler keeps what it decided for its cell; None: nowhere."""
+    if settings.archive_dir is None:
+        return None
+    return settings.archive_dir / f"cell-{quote(settings.cell, safe='')}"
+
+
+def begin(settings: SchedulerSettings, leader: Leader) -> "ArchiveWriter | None":
+    """The archive of this leadership; None when none is kept."""
+    folder = folder_of(settings)
+    if folder is None:
+        return None
+    from ledger.archive import ArchiveBounds, ArchiveWriter
+
+    header = ArchiveHeader(
+        version=version("kaiten"),
+        cell=settings.cell,
+        epoch=leader.epoch,
+        journal_seq=leader.journal_seq,
+        configured=configured_to_proto(settings.configured),
+        has_tokens=settings.archive_prompts,
+        unix_ns=time.time_ns(),
+    )
+    bounds = ArchiveBounds(
+        bytes_max=settings.archive_mb * MIB, age_s_max=settings.archive_hours * 3600
+    )
+    return ArchiveWriter(folder, header, bounds, _tell)
+
+
+def _tell(trouble: str) -> None:
+    if trouble:
+        log.error("archive.gap", reason=trouble)
+    else:
+        log.info("archive.goes_on")
