@@ -14,7 +14,12 @@ from kaiten.api_key import ApiKeyFile, api_key
 from kaiten.scheduling import Scheduling
 
 # What each role's command becomes. They take their own flags, see `kaiten gateway --help`.
-SERVICES: Final = {"gateway": "gateway", "scheduler": "scheduler_svc", "worker": "gpu_worker"}
+SERVICES: Final = {
+    "gateway": "gateway",
+    "scheduler": "scheduler_svc",
+    "worker": "gpu_worker",
+    "archive": "ledger.archive",
+}
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 INTERRUPTED: Final = 130
 
@@ -67,6 +72,18 @@ KvDtype = Annotated[
 ]
 
 
+ArchiveMb = Annotated[
+    int, Parameter(help="MiB of past decisions to keep for `kaiten archive`; 0 keeps none")
+]
+ArchivePrompts = Annotated[
+    bool,
+    Parameter(
+        negative="--no-archive-prompts",
+        help="with the tokens of prompts and outputs, or with their lengths alone",
+    ),
+]
+
+
 @app.command
 def serve(
     model: Model = None,
@@ -79,6 +96,8 @@ def serve(
     weight_dtype: WeightDtype = "auto",
     kv_dtype: KvDtype = "auto",
     scheduling: Annotated[Scheduling | None, Parameter(name="*")] = None,
+    archive_mb: ArchiveMb = 256,
+    archive_prompts: ArchivePrompts = True,
     workers: Annotated[int, Parameter(help="worker processes")] = 1,
     served_model_name: Annotated[str | None, Parameter(help="default: the folder or id")] = None,
     data_dir: Annotated[Path, Parameter(help="the store's files, logs and lock")] = Path(".kaiten"),
@@ -110,6 +129,8 @@ def serve(
             weight_dtype=weight_dtype,
             kv_dtype=kv_dtype,
             scheduling=scheduling or Scheduling(),
+            archive_mb=archive_mb,
+            archive_prompts=archive_prompts,
             workers=workers,
             redis_url=redis_url,
             cell=cell,
@@ -234,6 +255,12 @@ def doctor(
 Rest = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 
 
+@app.command(group=USE, help_flags=[], version_flags=[])
+def archive(*arguments: Rest) -> NoReturn:
+    """Read what schedulers have decided: ls, cat, verify. Flags: `kaiten archive --help`."""
+    become("archive", arguments)
+
+
 @app.command(group=PARTS, help_flags=[], version_flags=[])
 def gateway(*arguments: Rest) -> NoReturn:
     """The front door: gRPC and OpenAI HTTP. Flags: `kaiten gateway --help`."""
@@ -253,7 +280,7 @@ def worker(*arguments: Rest) -> NoReturn:
 
 
 def become(role: str, arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by a service. Its parent sees one process, and signals reach it."""
+    """Replace this process by another. Its parent sees one process, and signals reach it."""
     # -P keeps the current folder off the path: a file named gateway.py there must not be run.
     os.execv(sys.executable, [sys.executable, "-P", "-m", SERVICES[role], *arguments])
 

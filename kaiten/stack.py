@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Final
 
 from kaiten import store
 from kaiten.child import ChildSpec
@@ -17,6 +18,9 @@ from kaiten.health import is_serving
 from kaiten.model_source import ModelSource
 from kaiten.ports import LOOPBACK, HeldPort, claim
 from kaiten.scheduling import Scheduling
+
+# The scheduler takes no less.
+ARCHIVE_MB_MIN: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,8 @@ class ServeOptions:
     weight_dtype: str = "auto"
     kv_dtype: str = "auto"
     scheduling: Scheduling = field(default_factory=Scheduling)
+    archive_mb: int = 256
+    archive_prompts: bool = True
     workers: int = 1
     redis_url: str | None = field(default=None, repr=False)
     cell: str = "0"
@@ -49,6 +55,10 @@ class ServeOptions:
         """StartError for what no service would refuse by itself."""
         if self.workers < 1:
             raise StartError(f"--workers must be at least 1, got {self.workers}")
+        if self.archive_mb and self.archive_mb < ARCHIVE_MB_MIN:
+            raise StartError(
+                f"--archive-mb must be 0 or at least {ARCHIVE_MB_MIN}, got {self.archive_mb}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +134,7 @@ def _store(options: ServeOptions) -> tuple[tuple[ChildSpec, ...], str]:
     requests that were accepted for one model must not be resumed by another."""
     if options.redis_url is not None:
         return (), options.redis_url
-    folder = options.data_dir / f"store-{_slug(options.model.name)}-{options.model.digest[:12]}"
+    folder = _folder(options, "store")
     folder.mkdir(parents=True, exist_ok=True)
     socket = store.socket_path(folder)
     spec = ChildSpec(
@@ -145,8 +155,17 @@ def _scheduler(options: ServeOptions, redis_url: str, address: str) -> ChildSpec
         *("scheduler_svc", "--cell", options.cell),
         *("--grpc-host", host, "--grpc-port", port),
         *_flags(options.scheduling.flags()),
+        *_archive(options),
         environ={"KAITEN_SCHEDULER_REDIS_URL": redis_url},
     )
+
+
+def _archive(options: ServeOptions) -> tuple[str, ...]:
+    if not options.archive_mb:
+        return ()
+    kept = ("--archive-dir", str(_folder(options, "archive")))
+    bound = ("--archive-mb", str(options.archive_mb))
+    return (*kept, *bound, *(() if options.archive_prompts else ("--no-archive-prompts",)))
 
 
 def _worker(options: ServeOptions, name: str, address: str, scheduler_address: str) -> ChildSpec:
@@ -213,6 +232,11 @@ def _flags(given: Mapping[str, object]) -> tuple[str, ...]:
     """Those that somebody gave."""
     named = ((flag, str(value)) for flag, value in given.items() if value is not None)
     return tuple(chain.from_iterable(named))
+
+
+def _folder(options: ServeOptions, kind: str) -> Path:
+    """One per model, by what it holds."""
+    return options.data_dir / f"{kind}-{_slug(options.model.name)}-{options.model.digest[:12]}"
 
 
 def _log(options: ServeOptions, name: str) -> Path:

@@ -1,7 +1,8 @@
 """The archive of a leadership: what a leader writes beside the ledger, and where."""
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -11,11 +12,12 @@ from urllib.parse import quote
 import structlog
 
 from ledger import InboxEntry, Leader
-from protos.kaiten.v1.archive_pb2 import ArchiveHeader
+from protos.kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
 from protos.kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SubmitRecord
+from protos.kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
 from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.settings import SchedulerSettings
-from service_kit.errors import ConfigError
+from service_kit.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
     from ledger.archive import ArchiveWriter
@@ -75,6 +77,26 @@ def begin(settings: SchedulerSettings, leader: Leader) -> "ArchiveWriter | None"
         bytes_max=settings.archive_mb * MIB, age_s_max=settings.archive_hours * 3600
     )
     return ArchiveWriter(folder, header, bounds, _tell)
+
+
+async def read(
+    settings: SchedulerSettings, request: ReadArchiveRequest
+) -> AsyncIterator[Sequence[ArchiveEntry]]:
+    """What is wanted of all this scheduler has written. NotFound: it keeps no archive."""
+    folder = folder_of(settings)
+    if folder is None:
+        raise NotFound("an archive of this scheduler (--archive-dir)")
+    from ledger.archive import Cursor, Wanted, chunks
+
+    wanted = Wanted(
+        after=Cursor(request.after_epoch, request.after_seq),
+        since_ns=request.since_unix_ns,
+        until_ns=request.until_unix_ns,
+        id=request.id,
+    )
+    found = chunks([folder], wanted)
+    while (entries := await asyncio.to_thread(next, found, None)) is not None:
+        yield entries
 
 
 def _tell(trouble: str) -> None:

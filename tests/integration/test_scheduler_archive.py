@@ -1,9 +1,15 @@
 """What a scheduler keeps of its decisions: everything committed, readable and replayed tomorrow."""
 
+import asyncio
 import signal
+import sys
 from pathlib import Path
 
-from ledger.archive import Wanted, entries, segments, verify
+import grpc
+import pytest
+
+from ledger.archive import Cursor, Wanted, entries, segments, verify
+from ledger.archive.remote import remote_entries
 from protos.kaiten.v1.ledger_pb2 import JournalRecord
 from scheduler_svc.replay import Compared, Skipped, replay_archive
 from tests.support.answers import until
@@ -83,9 +89,10 @@ async def test_leaders_of_several_minds_are_replayed_from_the_archive(tmp_path: 
     assert all(by_seq[seq].epoch == segments([archive])[1].epoch for seq in missing)
     assert len([problem for problem in verify([archive]) if not problem.is_told]) == bool(missing)
     decided = list(replay_archive(entries([archive])))
-    assert not [one for one in decided if isinstance(one, Skipped)]
-    assert all(isinstance(one, Compared) and one.is_equal for one in decided)
-    assert len([one for one in decided if "plan" in one.what]) > 100
+    compared = [one for one in decided if isinstance(one, Compared)]
+    assert len(compared) == len(decided)
+    assert all(one.is_equal for one in compared)
+    assert len([one for one in compared if "plan" in one.what]) > 100
     headers = [segment.header for segment in segments([archive])]
     assert [header.configured.policy for header in headers] == ["fair", "priority", "fair"]
     assert [header.configured.mix for header in headers] == ["prefill_first", "", ""]
@@ -119,6 +126,57 @@ async def test_a_disk_that_refuses_stops_no_stream_and_leaves_a_marked_gap(
     assert [problem.is_told for problem in verify([archive])] == [True]
     (skipped,) = replay_archive(entries([archive]))
     assert isinstance(skipped, Skipped)
+
+
+async def test_every_scheduler_serves_what_it_wrote_and_they_are_merged(tmp_path: Path) -> None:
+    """Also who only stands by; the same as the files say, from any cursor."""
+    folders = [tmp_path / "one", tmp_path / "other"]
+    cluster = Cluster(tmp_path, schedulers=2, scheduler_flags=UNTRIMMED)
+    for scheduler, folder in zip(cluster.schedulers, folders, strict=True):
+        scheduler.argv += ["--archive-dir", str(folder)]
+    async with cluster:
+        await more_work(cluster)
+        leader = await cluster.leader()
+        leader.send(signal.SIGTERM)
+        leader.join()
+        await until(lambda: any(answer.is_over for answer in cluster.answers), "another leader")
+        await cluster.all_done()
+        last = (await journal_of(cluster))[-1].seq
+        leader.start()
+        await until(lambda: [r.seq for r in records_of(tmp_path)][-1:] == [last], "all of it")
+        addresses = cluster.scheduler_addresses
+        await until(lambda: cluster.state_of(addresses[cluster.schedulers.index(leader)]), "back")
+        written = list(entries(folders))
+        told = await asyncio.to_thread(lambda: list(remote_entries(addresses, Wanted())))
+        assert told == written
+        assert len({entry.header.epoch for entry in told if entry.HasField("header")}) == 2
+        middle = records_of(tmp_path)[len(records_of(tmp_path)) // 2]
+        behind = Wanted(after=Cursor(middle.epoch, middle.seq))
+        told = await asyncio.to_thread(lambda: list(remote_entries(addresses, behind)))
+        assert [entry.record.seq for entry in told if entry.HasField("record")] == list(
+            range(middle.seq + 1, last + 1)
+        )
+        shown = await kaiten_archive("cat", *(f"--address={a}" for a in addresses))
+        assert len(shown.splitlines()) == len(written)
+
+
+async def test_a_scheduler_that_keeps_none_says_so(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        with pytest.raises(grpc.RpcError, match="--archive-dir") as caught:
+            await asyncio.to_thread(
+                lambda: list(remote_entries(cluster.scheduler_addresses, Wanted()))
+            )
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def kaiten_archive(*arguments: str) -> str:
+    """What the command says."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ledger.archive", *arguments), stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    assert process.returncode == 0
+    return said.decode()
 
 
 async def test_an_archive_without_tokens_has_none(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The archive: what was handed over is read again, over tears, gaps and bounds."""
 
 import errno
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from ledger.archive import (
     writer,
 )
 from ledger.archive import segment as segment_files
+from ledger.archive.__main__ import main
 from protos.kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
 from protos.kaiten.v1.ledger_pb2 import (
     ConfiguredInput,
@@ -115,7 +117,7 @@ def test_what_was_handed_over_is_read_in_order(tmp_path: Path) -> None:
     told = [record(101, (1, 2)), record(102, (1, 2))]
     with archive_of(tmp_path) as archive:
         take_in(archive, entry(1))
-        archive.request(entry(2, n=2), entry(2, n=2).record, [FoldedTokens(token_ids=[4, 5]), None])
+        take_in(archive, entry(2, n=2), [FoldedTokens(token_ids=[4, 5]), None])
         for each in told:
             archive.record(each)
     found = list(entries([tmp_path]))
@@ -383,3 +385,41 @@ def test_a_hash_follows_a_resumed_output_and_not_one_with_a_hole(tmp_path: Path)
 def until(condition: Callable[[], bool]) -> None:
     while not condition():
         threading.Event().wait(0.001)
+
+
+def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str]]:
+    code = main(arguments)
+    return code, capsys.readouterr().out.splitlines()
+
+
+def test_the_command_lists_shows_and_verifies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with archive_of(tmp_path) as archive:
+        for index in range(4):
+            take_in(archive, entry(index))
+            archive.record(record(101 + index, (index,)))
+    code, lines = said_by(capsys, "ls", str(tmp_path))
+    assert code == 0
+    assert "epoch 7 segment 0, cell 0, kaiten 0.2.0, fair, with tokens" in lines[0]
+    assert "records 101 to 104, 1970-01-01T00:01:41Z to 1970-01-01T00:01:44Z" in lines[0]
+    code, lines = said_by(capsys, "cat", str(tmp_path), "--id", "t:2")
+    assert [*json.loads(lines[2])] == ["record"]
+    assert len(lines) == 3
+    assert len(said_by(capsys, "cat", str(tmp_path), "--after", "7:102")[1]) == 5
+    times = ("--since", "1970-01-01T00:01:42Z", "--until", "1970-01-01T00:01:43Z")
+    code, lines = said_by(capsys, "cat", str(tmp_path), *times)
+    assert sum('"record"' in line for line in lines) == 1
+    assert said_by(capsys, "verify", str(tmp_path)) == (0, ["1 segments were read"])
+    (segment,) = segments([tmp_path])
+    os.truncate(segment.path, segment.path.stat().st_size - 1)
+    code, lines = said_by(capsys, "verify", str(tmp_path))
+    assert code == 1
+    assert "torn" in lines[0]
+
+
+def test_the_command_says_what_it_cannot_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ls", str(tmp_path / "nowhere")]) == 2
+    assert "no such folder" in capsys.readouterr().err
