@@ -64,6 +64,9 @@ class Journal:
         assert tokens is not None
         if not tokens.sequence_ids and not outcome.events and not tokens.prompt_logprobs:
             return None
+        if tokens.tokens == list(command.result.tokens):
+            # Each token stands once in a record: `command_from_proto` takes them from there.
+            self._inputs[-1].result.step.ClearField("token_ids")
         for sequence_id, token in zip(tokens.sequence_ids, tokens.tokens, strict=True):
             self._requests.committed(sequence_id, token)
         record = JournalRecord(

@@ -7,7 +7,7 @@ every ending again, and says of each what was recorded and what it got. A new ep
 which resumes from what the records before had committed. Pure: records in, comparisons out.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -129,7 +129,7 @@ class Replay:
         events: list[Event] = []
         tokens: list[Token] = []
         for item in record.inputs:
-            outcome = self._core.apply(self._command(item), item.now_ns)
+            outcome = self._core.apply(self._command(item, record.token_ids), item.now_ns)
             events += outcome.events
             if (step := outcome.tokens) is not None:
                 tokens += zip(step.sequence_ids, step.positions, step.tokens, strict=True)
@@ -143,8 +143,8 @@ class Replay:
             if ending.HasField("done"):
                 self._forget(ending.sequence_id)
 
-    def _command(self, item: CoreInput) -> Command:
-        command = command_from_proto(item, self._request)
+    def _command(self, item: CoreInput, record_tokens: Sequence[int]) -> Command:
+        command = command_from_proto(item, self._request, record_tokens)
         if isinstance(command, Configured) and self._policy is not None:
             return replace(command, policy=self._policy, rules=Rules())
         return command
