@@ -26,7 +26,7 @@ PAGE_ENTRIES: Final = 256
 
 def commit_call(store: Store, leader: Leader, commit: Commit) -> Call:
     """Keys and arguments of one commit, in the order commit.lua states."""
-    record, endings, prompt_logprobs = commit
+    record, endings, prompt_logprobs, data = commit
     keys = store.keys
     ending_sequence_ids = {
         sequence_id for result in endings for sequence_id in sequence_ids_of(result)
@@ -39,7 +39,7 @@ def commit_call(store: Store, leader: Leader, commit: Commit) -> Call:
         leader.epoch,
         leader.nonce,
         record.seq,
-        record.SerializeToString(),
+        data or record.SerializeToString(),
         store.limits.result_ttl_s,
         len(prompt_logprobs),
         len(goes_on),

@@ -178,6 +178,8 @@ class Commit(NamedTuple):
     endings: Sequence[RequestResult] = ()
     # The next positions of prompts, by the request's first sequence id.
     prompt_logprobs: Mapping[int, PromptLogprobs] = MappingProxyType({})
+    # The record serialized, for all who write it; empty: nobody has done it yet.
+    data: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,7 @@ class CommitQueue:
         self._drop(len(batch))
         if self._archive is not None:
             for commit in batch:
-                self._archive.record(commit.record)
+                self._archive.record(commit.record, commit.data)
 
     def _append(self, item: Commit | Fold) -> None:
         self._queue.append(item)

@@ -126,7 +126,7 @@ class Journal:
                 endings.append(self._ending(event, record.finished[-1]))
         record.inputs.extend(self._inputs)
         self._inputs.clear()
-        return Commit(record, endings)
+        return Commit(record, endings, data=record.SerializeToString())
 
     def _ending(self, over: RequestOver, last: SequenceFinished) -> RequestResult:
         """Put the result together; `last`, the choice that ended last, says that all is done."""

@@ -26,8 +26,8 @@ from protos.kaiten.v1.archive_pb2 import (
 )
 from protos.kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SubmitRecord
 
-# What a killed process loses of its archive. Chunks of less compress badly.
-FLUSH_S: Final = 0.25
+# What a killed process loses of its archive. Chunks of less cost more, of time and of bytes.
+FLUSH_S: Final = 0.5
 # Raw; a chunk is closed above it.
 CHUNK_BYTES: Final = 1 << 20
 QUEUE_BYTES_MAX: Final = 32 << 20
@@ -92,7 +92,7 @@ class ArchiveWriter:
         self._queue: deque[_Item | ArchiveGap] = deque()
         self._bytes = 0
         self._wake = threading.Condition()
-        self._is_closed = False
+        self._is_closed = self._is_idle = False
         # Of the last record written, for chunks that have none.
         self._seq, self._unix_ns = header.journal_seq, header.unix_ns
         # What could not be written, to be said first as soon as anything can be.
@@ -123,9 +123,10 @@ class ArchiveWriter:
         told.submit.CopyFrom(record)
         self._put(_Item(_REQUEST, told.SerializeToString()))
 
-    def record(self, record: JournalRecord) -> None:
-        """This was committed. In order, without holes."""
-        self._put(_Item(_RECORD, record.SerializeToString(), record.seq, record.unix_ns))
+    def record(self, record: JournalRecord, data: bytes = b"") -> None:
+        """This was committed, in order, without holes. `data`: itself, serialized already."""
+        data = data or record.SerializeToString()
+        self._put(_Item(_RECORD, data, record.seq, record.unix_ns))
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write what was handed over, if the disk does; nothing is taken any more."""
@@ -142,11 +143,10 @@ class ArchiveWriter:
             if self._bytes + size > QUEUE_BYTES_MAX:
                 self._drop(item)
                 return
-            is_first = not self._queue
             is_full = self._bytes < CHUNK_BYTES <= self._bytes + size
             self._queue.append(item)
             self._bytes += size
-            if is_first or is_full:
+            if self._is_idle or is_full:
                 self._wake.notify()
 
     def _drop(self, item: _Item) -> None:
@@ -164,9 +164,9 @@ class ArchiveWriter:
             items = self._next()
             if items:
                 self._write(items)
-            elif self._is_closed:
+            elif self._is_closed and not self._queue:
                 break
-            else:
+            elif not self._queue:
                 with suppress(OSError):
                     self._prune(0)
         self._close_file()
@@ -174,9 +174,13 @@ class ArchiveWriter:
     def _next(self) -> list[_Item | ArchiveGap]:
         """What the next chunk is of; nothing once in a while, and at the end."""
         with self._wake:
-            if not self._wake.wait_for(lambda: self._queue or self._is_closed, PRUNE_S):
-                return []
             self._wake.wait_for(lambda: self._bytes >= CHUNK_BYTES or self._is_closed, FLUSH_S)
+            if not self._queue:
+                # While records come, nobody is woken for the first of them.
+                self._is_idle = True
+                self._wake.wait_for(lambda: self._queue or self._is_closed, PRUNE_S)
+                self._is_idle = False
+                return []
             items: list[_Item | ArchiveGap] = []
             taken = 0
             while self._queue and taken < CHUNK_BYTES:
