@@ -72,18 +72,6 @@ KvDtype = Annotated[
 ]
 
 
-ArchiveMb = Annotated[
-    int, Parameter(help="MiB of past decisions to keep for `kaiten archive`; 0 keeps none")
-]
-ArchivePrompts = Annotated[
-    bool,
-    Parameter(
-        negative="--no-archive-prompts",
-        help="with the tokens of prompts and outputs, or with their lengths alone",
-    ),
-]
-
-
 @app.command
 def serve(
     model: Model = None,
@@ -96,8 +84,6 @@ def serve(
     weight_dtype: WeightDtype = "auto",
     kv_dtype: KvDtype = "auto",
     scheduling: Annotated[Scheduling | None, Parameter(name="*")] = None,
-    archive_mb: ArchiveMb = 256,
-    archive_prompts: ArchivePrompts = True,
     workers: Annotated[int, Parameter(help="worker processes")] = 1,
     served_model_name: Annotated[str | None, Parameter(help="default: the folder or id")] = None,
     data_dir: Annotated[Path, Parameter(help="the store's files, logs and lock")] = Path(".kaiten"),
@@ -129,8 +115,6 @@ def serve(
             weight_dtype=weight_dtype,
             kv_dtype=kv_dtype,
             scheduling=scheduling or Scheduling(),
-            archive_mb=archive_mb,
-            archive_prompts=archive_prompts,
             workers=workers,
             redis_url=redis_url,
             cell=cell,

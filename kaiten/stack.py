@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Final
 
 from kaiten import store
 from kaiten.child import ChildSpec
@@ -18,9 +17,6 @@ from kaiten.health import is_serving
 from kaiten.model_source import ModelSource
 from kaiten.ports import LOOPBACK, HeldPort, claim
 from kaiten.scheduling import Scheduling
-
-# The scheduler takes no less.
-ARCHIVE_MB_MIN: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +32,6 @@ class ServeOptions:
     weight_dtype: str = "auto"
     kv_dtype: str = "auto"
     scheduling: Scheduling = field(default_factory=Scheduling)
-    archive_mb: int = 256
-    archive_prompts: bool = True
     workers: int = 1
     redis_url: str | None = field(default=None, repr=False)
     cell: str = "0"
@@ -55,10 +49,6 @@ class ServeOptions:
         """StartError for what no service would refuse by itself."""
         if self.workers < 1:
             raise StartError(f"--workers must be at least 1, got {self.workers}")
-        if self.archive_mb and self.archive_mb < ARCHIVE_MB_MIN:
-            raise StartError(
-                f"--archive-mb must be 0 or at least {ARCHIVE_MB_MIN}, got {self.archive_mb}"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,17 +145,9 @@ def _scheduler(options: ServeOptions, redis_url: str, address: str) -> ChildSpec
         *("scheduler_svc", "--cell", options.cell),
         *("--grpc-host", host, "--grpc-port", port),
         *_flags(options.scheduling.flags()),
-        *_archive(options),
+        *options.scheduling.archive_flags(_folder(options, "archive")),
         environ={"KAITEN_SCHEDULER_REDIS_URL": redis_url},
     )
-
-
-def _archive(options: ServeOptions) -> tuple[str, ...]:
-    if not options.archive_mb:
-        return ()
-    kept = ("--archive-dir", str(_folder(options, "archive")))
-    bound = ("--archive-mb", str(options.archive_mb))
-    return (*kept, *bound, *(() if options.archive_prompts else ("--no-archive-prompts",)))
 
 
 def _worker(options: ServeOptions, name: str, address: str, scheduler_address: str) -> ChildSpec:
