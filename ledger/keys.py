@@ -32,7 +32,7 @@ class Keys:
 
     @property
     def journal(self) -> str:
-        """Stream: one entry "<seq>-0" per commit, trimmed up to the fold."""
+        """Stream: one entry "<seq>-0" per commit, trimmed at most up to the fold."""
         return f"{self.prefix}journal"
 
     @property

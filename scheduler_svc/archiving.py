@@ -69,6 +69,7 @@ def begin(settings: SchedulerSettings, leader: Leader) -> "ArchiveWriter | None"
         cell=settings.cell,
         epoch=leader.epoch,
         journal_seq=leader.journal_seq,
+        after_seq=leader.journal_seq,
         configured=configured_to_proto(settings.configured),
         has_tokens=settings.archive_prompts,
         unix_ns=time.time_ns(),

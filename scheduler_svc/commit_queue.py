@@ -14,6 +14,8 @@ import structlog
 from ledger import Commit, Leader, Ledger, StoreLost
 from protos.kaiten.v1.ledger_pb2 import FoldedTokens
 from scheduler_svc.archiving import Archive
+from scheduler_svc.journal_window import JournalWindow
+from scheduler_svc.settings import SchedulerSettings
 from service_kit.clock import Clock
 from service_kit.errors import Unavailable
 
@@ -25,9 +27,10 @@ RETRY_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """Tokens of live sequences up to a record, to be moved out of the journal."""
+    """Tokens of live sequences up to a record, to be moved out of the journal, which is trimmed."""
 
     through_seq: int
+    trim_seq: int
     pieces: Mapping[int, FoldedTokens]
 
 
@@ -38,6 +41,7 @@ class CommitQueue:
         self,
         ledger: Ledger,
         leader: Leader,
+        settings: SchedulerSettings,
         clock: Clock,
         on_progress: Callable[[], None],
         archive: Archive | None = None,
@@ -52,6 +56,12 @@ class CommitQueue:
         self._is_flushed = asyncio.Event()
         self._is_flushed.set()
         self.committed_seq = leader.journal_seq
+        self._window = JournalWindow(
+            keep_ns=int(settings.journal_s * 1e9),
+            bytes_max=settings.journal_mb << 20,
+            first_seq=leader.journal_seq,
+            now_ns=clock.monotonic_ns(),
+        )
         # On the clock's monotonic time: when the ledger last acknowledged something.
         self.committed_ns = clock.monotonic_ns()
 
@@ -66,11 +76,13 @@ class CommitQueue:
     def put(self, commit: Commit | None) -> None:
         """Commit this after everything before it. None is nothing to say."""
         if commit is not None:
+            self._window.put(commit.record.seq, len(commit.data))
             self._append(commit)
 
     def put_fold(self, through_seq: int, pieces: Mapping[int, FoldedTokens]) -> None:
         """Fold after the records it covers are committed."""
-        self._append(Fold(through_seq=through_seq, pieces=pieces))
+        trim_seq = self._window.trim_seq(through_seq, self._clock.monotonic_ns())
+        self._append(Fold(through_seq=through_seq, trim_seq=trim_seq, pieces=pieces))
 
     async def flushed(self) -> None:
         """Wait until everything put so far is acknowledged."""
@@ -92,7 +104,9 @@ class CommitQueue:
         """One round trip. What is sent leaves the queue only when it is acknowledged."""
         first = self._queue[0]
         if isinstance(first, Fold):
-            await self._ledger.fold(self._leader, first.through_seq, first.pieces)
+            await self._ledger.fold(
+                self._leader, first.through_seq, first.pieces, trim_seq=first.trim_seq
+            )
             self._drop(1)
             return
         batch: list[Commit] = []

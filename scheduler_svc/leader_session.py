@@ -82,7 +82,7 @@ class LeaderSession:
         self._ledger, self._tracing = ledger, tracing
         self._clock, self._meters = clock, meters
         self._requests = RequestBook(archive)
-        self._commits = CommitQueue(ledger, leader, clock, self._on_commit, archive)
+        self._commits = CommitQueue(ledger, leader, settings, clock, self._on_commit, archive)
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: dict[str, asyncio.Task[None]] = {}
         # Everything up to here is in the pieces that the next fold will take.

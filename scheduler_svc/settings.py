@@ -39,6 +39,12 @@ class SchedulerSettings(SchedulingSettings):
     fold_records: int = Field(
         default=256, ge=1, description="journal records between two folds of old tokens"
     )
+    journal_s: float = Field(
+        default=30.0, ge=0, le=86_400, description="a gateway that is away for less misses nothing"
+    )
+    journal_mb: int = Field(
+        default=64, ge=0, le=1 << 20, description="MiB of journal kept for that at most"
+    )
     result_ttl_s: int = Field(default=600, ge=1, description="how long finished results are kept")
     heartbeat_interval_ms: int = Field(
         default=500, ge=50, le=3_600_000, description="asked of workers"

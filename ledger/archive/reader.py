@@ -222,8 +222,8 @@ class _Check:
     def _begins(self, header: ArchiveHeader) -> Iterator[tuple[str, bool]]:
         if header.epoch == self._epoch:
             return
-        if self._epoch and header.journal_seq > self._seq:
-            yield f"records {self._seq + 1} to {header.journal_seq} were never written", False
+        if self._epoch and header.after_seq > self._seq:
+            yield f"records {self._seq + 1} to {header.after_seq} were never written", False
         self._epoch, self._seq = header.epoch, header.journal_seq
         self._is_told = header.segment > 0
         if self._is_told:

@@ -42,6 +42,7 @@ def header(epoch: int = 7, journal_seq: int = 100, *, has_tokens: bool = True) -
         cell="0",
         epoch=epoch,
         journal_seq=journal_seq,
+        after_seq=journal_seq,
         configured=ConfiguredInput(policy="fair"),
         has_tokens=has_tokens,
         unix_ns=journal_seq * SECOND,
