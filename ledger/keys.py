@@ -37,7 +37,7 @@ class Keys:
 
     @property
     def load(self) -> str:
-        """Hash: live choices and live prompt tokens."""
+        """Hash: live choices and prompt tokens, and bytes of stored results by when they leave."""
         return f"{self.prefix}load"
 
     def request(self, id: str) -> str:

@@ -42,6 +42,7 @@ UNBOUNDED = 2**53
 REFUSALS = {
     b"FULL_REQUESTS": ("too many live requests", "cell", "requests_max"),
     b"FULL_TOKENS": ("too many live prompt tokens", "cell", "prompt_tokens_max"),
+    b"FULL_RESULTS": ("too many bytes of results are kept", "cell", "results_bytes_max"),
     b"TENANT_REQUESTS": ("too many live requests of tenant", "tenant", "requests_max"),
     b"TENANT_TOKENS": ("too many live prompt tokens of tenant", "tenant", "prompt_tokens_max"),
 }
@@ -88,6 +89,7 @@ class Submissions:
                 record.tenant,
                 _least(UNBOUNDED, bounds.requests_max),
                 _least(UNBOUNDED, bounds.prompt_tokens_max),
+                limits.results_bytes_max,
             ),
         )
         if verdict == b"OTHER":
