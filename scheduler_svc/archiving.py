@@ -57,7 +57,7 @@ def folder_of(settings: SchedulerSettings) -> Path | None:
     return settings.archive_dir / f"cell-{quote(settings.cell, safe='')}"
 
 
-def begin(settings: SchedulerSettings, leader: Leader) -> "ArchiveWriter | None":
+def begin(settings: SchedulerSettings, leader: Leader, store: str) -> "ArchiveWriter | None":
     """The archive of this leadership; None when none is kept."""
     folder = folder_of(settings)
     if folder is None:
@@ -67,6 +67,7 @@ def begin(settings: SchedulerSettings, leader: Leader) -> "ArchiveWriter | None"
     header = ArchiveHeader(
         version=version("kaiten"),
         cell=settings.cell,
+        store=store,
         epoch=leader.epoch,
         journal_seq=leader.journal_seq,
         after_seq=leader.journal_seq,

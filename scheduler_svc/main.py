@@ -118,7 +118,7 @@ class SchedulerProcess:
             self._ledger, self._clock, self._settings.lease_ttl_s, address=await self._address()
         )
         leader = await self._campaign(candidate)
-        archive = archiving.begin(self._settings, leader)
+        archive = archiving.begin(self._settings, leader, await self._ledger.store_id())
         session = LeaderSession(
             ledger=self._ledger,
             leader=leader,

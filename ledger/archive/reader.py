@@ -4,6 +4,7 @@ A leadership is one scheduler's, so segments of several schedulers are merged by
 same segment in two folders is read once.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,13 +192,14 @@ class _Request:
 
 def verify(folders: Iterable[Path]) -> Iterator[Problem]:
     """Read everything; what is damaged, torn, marked as missing, or missing without a mark."""
-    check = _Check()
+    checks: defaultdict[tuple[str, str], _Check] = defaultdict(_Check)
     for segment in segments(folders):
+        check = checks[segment.header.store, segment.header.cell]
         yield from (Problem(segment.path, what, is_told) for what, is_told in check.of(segment))
 
 
 class _Check:
-    """Where the records read so far end."""
+    """Where the records of a cell read so far end."""
 
     def __init__(self) -> None:
         self._epoch = self._seq = 0

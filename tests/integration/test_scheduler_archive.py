@@ -96,6 +96,7 @@ async def test_leaders_of_several_minds_are_replayed_from_the_archive(tmp_path: 
     headers = [segment.header for segment in segments([archive])]
     assert [header.configured.policy for header in headers] == ["fair", "priority", "fair"]
     assert [header.configured.mix for header in headers] == ["prefill_first", "", ""]
+    assert len({header.store for header in headers} - {""}) == 1
     others = replay_archive(entries([archive]), policy="static")
     assert not all(isinstance(one, Compared) and one.is_equal for one in others)
 

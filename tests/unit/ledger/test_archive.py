@@ -318,6 +318,16 @@ def test_archives_of_several_schedulers_are_one(tmp_path: Path) -> None:
     assert not problem.is_told
 
 
+def test_archives_of_several_stores_may_lie_in_one_folder(tmp_path: Path) -> None:
+    """As those of two models under one `kaiten serve`: neither misses what is the other's."""
+    for epoch, store, seq in ((7, "a", 101), (8, "b", 900), (9, "a", 102)):
+        head = header(epoch, seq - 1)
+        head.store = store
+        with archive_of(tmp_path / store, head) as archive:
+            archive.record(record(seq, epoch=epoch))
+    assert not list(verify([tmp_path]))
+
+
 def test_a_later_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "FORMAT", 2)
     write_records(tmp_path, 1)
