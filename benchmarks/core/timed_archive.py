@@ -4,7 +4,6 @@ For `bench_archive`; started as a scheduler is. The figures lie beside the archi
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from functools import wraps
 from pathlib import Path
@@ -52,7 +51,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     """As `scheduler_svc.main.main`."""
     timed(ArchiveWriter)
     return scheduler.main(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
