@@ -36,6 +36,7 @@ RETRY_AFTER_S = 1.0
 NO_BOUNDS = TenantBounds()
 # A millisecond or two; a tail has hundreds, and the streams go on meanwhile.
 RECORDS_AT_ONCE = 16
+RESULTS_AT_ONCE = 32
 # More than any counter reaches, and still exact in Lua.
 UNBOUNDED = 2**53
 # What submit.lua refuses with: the reason, whose bound it is, and which.
@@ -218,27 +219,33 @@ class Submissions:
             outputs.apply(JournalRecord.FromString(record))
             if index % RECORDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
+        over = {
+            one: state[0].decode() for one, state in states.items() if state[0] and state[1] >= 0
+        }
+        results = await self._results(tuple(dict.fromkeys(over.values())))
         found: dict[int, History | Exception] = {}
-        for sequence_id, (owner, _, _, ended) in states.items():
+        for sequence_id, (*_, ended) in states.items():
             try:
-                if owner is None:
-                    raise NotFound(f"sequence {sequence_id}")
                 if sequence_id in live:
                     found[sequence_id] = _history_of(sequence_id, outputs, ended)
                 else:
-                    found[sequence_id] = await self._history_of_finished(
-                        owner.decode(), sequence_id
+                    found[sequence_id] = _history_in(
+                        results.get(over.get(sequence_id, "")), sequence_id
                     )
             except (NotFound, DamagedLedger) as error:
                 found[sequence_id] = error
         return found
 
-    async def _history_of_finished(self, id: str, sequence_id: int) -> History:
-        stored = await self.result(id)
-        if stored is None:
-            raise NotFound(f"sequence {sequence_id}")
-        choice = stored.choices[sequence_id - stored.sequence_id]
-        return History(cut(choice.output, choice.finished), choice.finished)
+    async def _results(self, ids: Sequence[str]) -> dict[str, RequestResult]:
+        """Of those that are kept."""
+        found = {}
+        for start in range(0, len(ids), RESULTS_AT_ONCE):
+            some = ids[start : start + RESULTS_AT_ONCE]
+            stored = await self._store.read([("GET", self._store.keys.result(id)) for id in some])
+            for id, result in zip(some, stored, strict=True):
+                if result is not None:
+                    found[id] = RequestResult.FromString(result)
+        return found
 
     async def journal_read(
         self, after_seq: int, *, block_ms: int, count: int
@@ -283,6 +290,14 @@ class Submissions:
         """The cell's clock: the store's own, so that every process reads the same one."""
         (found,) = await self._store.commands((("TIME",),))
         return int(found[0]) * 1_000_000_000 + int(found[1]) * 1000
+
+
+def _history_in(stored: RequestResult | None, sequence_id: int) -> History:
+    """Of a finished request."""
+    if stored is None:
+        raise NotFound(f"sequence {sequence_id}")
+    choice = stored.choices[sequence_id - stored.sequence_id]
+    return History(cut(choice.output, choice.finished), choice.finished)
 
 
 def _history_of(sequence_id: int, outputs: Outputs, ended: bytes | None) -> History:
