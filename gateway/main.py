@@ -177,6 +177,7 @@ def _ledger_limits(config: GatewaySettings) -> LedgerLimits:
     return LedgerLimits(
         requests_max=config.requests_max,
         prompt_tokens_max=config.prompt_tokens_max,
+        results_bytes_max=config.results_mb << 20,
         allow_everysec=config.allow_everysec,
     )
 

@@ -123,6 +123,9 @@ class GatewaySettings(Settings):
     prompt_tokens_max: int = Field(
         default=4_000_000, ge=1, description="live prompt tokens of the whole cell"
     )
+    results_mb: int = Field(
+        default=512, ge=1, le=1 << 30, description="MiB of finished results that the store keeps"
+    )
     allow_everysec: bool = Field(
         default=False, description="accept a store with appendfsync everysec, which may lose work"
     )

@@ -14,7 +14,12 @@ from kaiten.api_key import ApiKeyFile, api_key
 from kaiten.scheduling import Scheduling
 
 # What each role's command becomes. They take their own flags, see `kaiten gateway --help`.
-SERVICES: Final = {"gateway": "gateway", "scheduler": "scheduler_svc", "worker": "gpu_worker"}
+SERVICES: Final = {
+    "gateway": "gateway",
+    "scheduler": "scheduler_svc",
+    "worker": "gpu_worker",
+    "archive": "ledger.archive",
+}
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 INTERRUPTED: Final = 130
 
@@ -234,6 +239,12 @@ def doctor(
 Rest = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 
 
+@app.command(group=USE, help_flags=[], version_flags=[])
+def archive(*arguments: Rest) -> NoReturn:
+    """Read what schedulers have decided: ls, cat, verify. Flags: `kaiten archive --help`."""
+    become("archive", arguments)
+
+
 @app.command(group=PARTS, help_flags=[], version_flags=[])
 def gateway(*arguments: Rest) -> NoReturn:
     """The front door: gRPC and OpenAI HTTP. Flags: `kaiten gateway --help`."""
@@ -253,7 +264,7 @@ def worker(*arguments: Rest) -> NoReturn:
 
 
 def become(role: str, arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by a service. Its parent sees one process, and signals reach it."""
+    """Replace this process by another. Its parent sees one process, and signals reach it."""
     # -P keeps the current folder off the path: a file named gateway.py there must not be run.
     os.execv(sys.executable, [sys.executable, "-P", "-m", SERVICES[role], *arguments])
 

@@ -1,6 +1,7 @@
-"""How iterations are decided: flags of `kaiten serve` that are the scheduler's own."""
+"""How iterations are decided, and what is kept of it: flags of `kaiten serve` for its scheduler."""
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -74,6 +75,28 @@ class Scheduling:
         str | None, Parameter(help="shares under fair orders, TENANT=WEIGHT,…")
     ] = None
 
+    archive_mb: Annotated[
+        int, Parameter(help="MiB of past decisions to keep for `kaiten archive`; 0 keeps none")
+    ] = 256
+    archive_prompts: Annotated[
+        bool,
+        Parameter(
+            negative="--no-archive-prompts",
+            help="with the tokens of prompts and outputs, or with their lengths alone",
+        ),
+    ] = True
+
     def flags(self) -> dict[str, object]:
         """As the scheduler takes them; None: not given."""
-        return {f"--{f.name.replace('_', '-')}": getattr(self, f.name) for f in fields(self)}
+        return {
+            f"--{f.name.replace('_', '-')}": getattr(self, f.name)
+            for f in fields(self)
+            if not f.name.startswith("archive_")
+        }
+
+    def archive_flags(self, folder: Path) -> tuple[str, ...]:
+        """Of the archive, to be kept in this folder."""
+        if not self.archive_mb:
+            return ()
+        kept = ("--archive-dir", str(folder), "--archive-mb", str(self.archive_mb))
+        return kept if self.archive_prompts else (*kept, "--no-archive-prompts")

@@ -124,7 +124,7 @@ def _store(options: ServeOptions) -> tuple[tuple[ChildSpec, ...], str]:
     requests that were accepted for one model must not be resumed by another."""
     if options.redis_url is not None:
         return (), options.redis_url
-    folder = options.data_dir / f"store-{_slug(options.model.name)}-{options.model.digest[:12]}"
+    folder = _folder(options, "store")
     folder.mkdir(parents=True, exist_ok=True)
     socket = store.socket_path(folder)
     spec = ChildSpec(
@@ -145,6 +145,7 @@ def _scheduler(options: ServeOptions, redis_url: str, address: str) -> ChildSpec
         *("scheduler_svc", "--cell", options.cell),
         *("--grpc-host", host, "--grpc-port", port),
         *_flags(options.scheduling.flags()),
+        *options.scheduling.archive_flags(_folder(options, "archive")),
         environ={"KAITEN_SCHEDULER_REDIS_URL": redis_url},
     )
 
@@ -213,6 +214,11 @@ def _flags(given: Mapping[str, object]) -> tuple[str, ...]:
     """Those that somebody gave."""
     named = ((flag, str(value)) for flag, value in given.items() if value is not None)
     return tuple(chain.from_iterable(named))
+
+
+def _folder(options: ServeOptions, kind: str) -> Path:
+    """One per model, by what it holds."""
+    return options.data_dir / f"{kind}-{_slug(options.model.name)}-{options.model.digest[:12]}"
 
 
 def _log(options: ServeOptions, name: str) -> Path:

@@ -26,7 +26,7 @@ PAGE_ENTRIES: Final = 256
 
 def commit_call(store: Store, leader: Leader, commit: Commit) -> Call:
     """Keys and arguments of one commit, in the order commit.lua states."""
-    record, endings, prompt_logprobs = commit
+    record, endings, prompt_logprobs, data = commit
     keys = store.keys
     ending_sequence_ids = {
         sequence_id for result in endings for sequence_id in sequence_ids_of(result)
@@ -39,7 +39,7 @@ def commit_call(store: Store, leader: Leader, commit: Commit) -> Call:
         leader.epoch,
         leader.nonce,
         record.seq,
-        record.SerializeToString(),
+        data or record.SerializeToString(),
         store.limits.result_ttl_s,
         len(prompt_logprobs),
         len(goes_on),
@@ -126,10 +126,15 @@ class Commits:
             _refuse(reply, leader, f"commit {commit.record.seq}")
 
     async def fold(
-        self, leader: Leader, through_seq: int, pieces: Mapping[int, FoldedTokens]
+        self,
+        leader: Leader,
+        through_seq: int,
+        pieces: Mapping[int, FoldedTokens],
+        *,
+        trim_seq: int | None = None,
     ) -> None:
-        """Append each live sequence's tokens of records (last fold, through_seq] and trim these
-        records.
+        """Append each live sequence's tokens of records (last fold, through_seq] and trim records
+        through `trim_seq`; None: all that are folded.
 
         A repeat is OK. After Unavailable repeat the same fold: it may have been applied.
         """
@@ -137,6 +142,7 @@ class Commits:
         from_seq = await self._folded_seq(leader)
         call_keys = [keys.lease, keys.journal]
         args: list[Argument] = [leader.epoch, leader.nonce, from_seq, through_seq]
+        args.append(through_seq if trim_seq is None else trim_seq)
         for sequence_id, piece in pieces.items():
             call_keys += [keys.tokens(sequence_id), keys.sequence(sequence_id)]
             args.append(piece.SerializeToString())
@@ -249,8 +255,10 @@ class Commits:
         return folded, ended
 
     async def _journal(self) -> Iterable[JournalRecord]:
+        """What is not folded."""
         records: list[JournalRecord] = []
-        start = "-"
+        (folded_seq,) = await self._store.read((("HGET", self._store.keys.lease, "folded_seq"),))
+        start = f"({int(folded_seq or 0)}-0"
         while True:
             (page,) = await self._store.read(
                 (("XRANGE", self._store.keys.journal, start, "+", "COUNT", PAGE_ENTRIES),)

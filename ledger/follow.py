@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
+from ledger.shared_history import RETRY_WAIT_S_FIRST, RETRY_WAIT_S_MAX, Histories, SharedHistory
 from ledger.subscription import Pending, Subscription
 from ledger.tokens import tokens_of
-from ledger.types import DamagedLedger, History, Lease, StoreLost
+from ledger.types import Lease, StoreLost
 from protos.kaiten.v1.ledger_pb2 import JournalRecord
 from service_kit.errors import Unavailable
 
@@ -24,16 +25,12 @@ from service_kit.errors import Unavailable
 RECENT_RECORDS: Final = 64
 BATCH_RECORDS: Final = 256
 BLOCK_MS: Final = 1000
-RETRY_WAIT_S_FIRST: Final = 0.02
-RETRY_WAIT_S_MAX: Final = 1.0
 
 
-class Journal(Protocol):
+class Journal(Histories, Protocol):
     """What a follower needs of the ledger."""
 
     async def leader(self) -> Lease | None: ...
-
-    async def history(self, sequence_id: int, *, through_seq: int) -> History: ...
 
     async def journal_read(
         self, after_seq: int, *, block_ms: int, count: int
@@ -47,6 +44,7 @@ class Follower:
         self._journal = ledger
         self.is_connected = False
         self._passed_seq: int | None = None
+        self._history = SharedHistory(ledger, lambda: self._passed_seq or 0)
         self._recent: deque[JournalRecord] = deque(maxlen=recent_records)
         # Several subscriptions may follow one sequence.
         self._pending: dict[int, tuple[Pending, ...]] = {}
@@ -123,7 +121,7 @@ class Follower:
         pending.late = []
         pending.has_hole = False
         try:
-            history = await self._history(pending.sequence_id)
+            history = await self._history.of(pending.sequence_id)
         except BaseException:
             pending.late, pending.has_hole = None, True
             raise
@@ -137,17 +135,6 @@ class Follower:
             pending.take_token(*token)
         if history.finished is not None:
             pending.finished = history.finished
-
-    async def _history(self, sequence_id: int) -> History:
-        wait_s = RETRY_WAIT_S_FIRST
-        while True:
-            try:
-                return await self._journal.history(sequence_id, through_seq=self._passed_seq or 0)
-            except (StoreLost, DamagedLedger):
-                raise
-            except Unavailable:
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, RETRY_WAIT_S_MAX)
 
     async def run(self) -> None:
         """Tail the journal until cancelled. An unreachable store only pauses; StoreLost ends it."""

@@ -32,12 +32,12 @@ class Keys:
 
     @property
     def journal(self) -> str:
-        """Stream: one entry "<seq>-0" per commit, trimmed up to the fold."""
+        """Stream: one entry "<seq>-0" per commit, trimmed at most up to the fold."""
         return f"{self.prefix}journal"
 
     @property
     def load(self) -> str:
-        """Hash: live choices and live prompt tokens."""
+        """Hash: live choices and prompt tokens, and bytes of stored results by when they leave."""
         return f"{self.prefix}load"
 
     def request(self, id: str) -> str:

@@ -42,6 +42,10 @@ class Ledger(Submissions, Leadership, Commits):
         """The names of this cell's keys, for operators' tools."""
         return self._store.keys
 
+    async def store_id(self) -> str:
+        """Which store this is: another one, or the same flushed, has another."""
+        return (await self._store.nonce()).decode()
+
     async def check(self) -> StoreInfo:
         """Is this a store to trust requests to? ConfigError names the rule and the fix.
 

@@ -1,5 +1,8 @@
 """The gateway's side: submit, cancel, and look at requests, results and the cell."""
 
+import asyncio
+from collections.abc import Sequence
+
 from ledger import scripts
 from ledger.store import Store
 from ledger.tokens import Outputs, cut, joined
@@ -31,12 +34,16 @@ from service_kit.errors import AlreadyExists, InvalidRequest, NotFound, Overload
 # What a full queue tells clients: about the time some request of a busy cell takes to end.
 RETRY_AFTER_S = 1.0
 NO_BOUNDS = TenantBounds()
+# A millisecond or two; a tail has hundreds, and the streams go on meanwhile.
+RECORDS_AT_ONCE = 16
+RESULTS_AT_ONCE = 32
 # More than any counter reaches, and still exact in Lua.
 UNBOUNDED = 2**53
 # What submit.lua refuses with: the reason, whose bound it is, and which.
 REFUSALS = {
     b"FULL_REQUESTS": ("too many live requests", "cell", "requests_max"),
     b"FULL_TOKENS": ("too many live prompt tokens", "cell", "prompt_tokens_max"),
+    b"FULL_RESULTS": ("too many bytes of results are kept", "cell", "results_bytes_max"),
     b"TENANT_REQUESTS": ("too many live requests of tenant", "tenant", "requests_max"),
     b"TENANT_TOKENS": ("too many live prompt tokens of tenant", "tenant", "prompt_tokens_max"),
 }
@@ -83,6 +90,7 @@ class Submissions:
                 record.tenant,
                 _least(UNBOUNDED, bounds.requests_max),
                 _least(UNBOUNDED, bounds.prompt_tokens_max),
+                limits.results_bytes_max,
             ),
         )
         if verdict == b"OTHER":
@@ -183,41 +191,61 @@ class Submissions:
         return joined(StoredPromptLogprobs.FromString(stored or b""))
 
     async def history(self, sequence_id: int, *, through_seq: int) -> History:
-        """Everything of one sequence up to at least journal record through_seq, from position 0.
+        """Of one sequence, see `histories`. Raises what is wrong with it."""
+        found = (await self.histories((sequence_id,), through_seq=through_seq))[sequence_id]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
-        What was folded or ended since may be in it too; positions tell. NotFound when no longer
-        kept.
+    async def histories(
+        self, sequence_ids: Sequence[int], *, through_seq: int
+    ) -> dict[int, History | Exception]:
+        """Everything of some sequences up to at least journal record through_seq, from position 0.
+
+        What was folded or ended since may be in it too; positions tell. Instead of a history:
+        NotFound when it is no longer kept, DamagedLedger when it has a hole. The journal is read
+        once for all of them.
         """
         keys = self._store.keys
-        owner, ttl_ms, folded, ended, tail = await self._store.read(
-            (
-                ("GET", keys.sequence(sequence_id)),
-                ("PTTL", keys.sequence(sequence_id)),
-                ("GET", keys.tokens(sequence_id)),
-                ("GET", keys.finished(sequence_id)),
-                ("XRANGE", keys.journal, "-", f"{through_seq}-0"),
-            )
-        )
-        if owner is None:
-            raise NotFound(f"sequence {sequence_id}")
-        if ttl_ms >= 0:
-            return await self._history_of_finished(owner.decode(), sequence_id)
-        outputs = Outputs({sequence_id: FoldedTokens.FromString(folded or b"")})
-        for _, (_, record) in tail:
+        call_keys = [keys.lease, keys.journal]
+        for sequence_id in sequence_ids:
+            call_keys.append(keys.sequence(sequence_id))
+            call_keys += [keys.tokens(sequence_id), keys.finished(sequence_id)]
+        _, tail, *stored = await self._store.script(scripts.HISTORY, call_keys, (through_seq,))
+        states = dict(zip(sequence_ids, stored, strict=True))
+        live = {one: state for one, state in states.items() if state[0] and state[1] < 0}
+        outputs = Outputs({one: FoldedTokens.FromString(live[one][2] or b"") for one in live})
+        for index, (_, (_, record)) in enumerate(tail if live else ()):
             outputs.apply(JournalRecord.FromString(record))
-        if sequence_id in outputs.damaged:
-            raise DamagedLedger(outputs.damaged[sequence_id])
-        finished = outputs.finished.get(sequence_id)
-        if finished is None and ended is not None:
-            finished = SequenceFinished.FromString(ended)
-        return History(cut(outputs.tokens[sequence_id], finished), finished)
+            if index % RECORDS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        over = {
+            one: state[0].decode() for one, state in states.items() if state[0] and state[1] >= 0
+        }
+        results = await self._results(tuple(dict.fromkeys(over.values())))
+        found: dict[int, History | Exception] = {}
+        for sequence_id, (*_, ended) in states.items():
+            try:
+                if sequence_id in live:
+                    found[sequence_id] = _history_of(sequence_id, outputs, ended)
+                else:
+                    found[sequence_id] = _history_in(
+                        results.get(over.get(sequence_id, "")), sequence_id
+                    )
+            except (NotFound, DamagedLedger) as error:
+                found[sequence_id] = error
+        return found
 
-    async def _history_of_finished(self, id: str, sequence_id: int) -> History:
-        stored = await self.result(id)
-        if stored is None:
-            raise NotFound(f"sequence {sequence_id}")
-        choice = stored.choices[sequence_id - stored.sequence_id]
-        return History(cut(choice.output, choice.finished), choice.finished)
+    async def _results(self, ids: Sequence[str]) -> dict[str, RequestResult]:
+        """Of those that are kept."""
+        found = {}
+        for start in range(0, len(ids), RESULTS_AT_ONCE):
+            some = ids[start : start + RESULTS_AT_ONCE]
+            stored = await self._store.read([("GET", self._store.keys.result(id)) for id in some])
+            for id, result in zip(some, stored, strict=True):
+                if result is not None:
+                    found[id] = RequestResult.FromString(result)
+        return found
 
     async def journal_read(
         self, after_seq: int, *, block_ms: int, count: int
@@ -262,6 +290,24 @@ class Submissions:
         """The cell's clock: the store's own, so that every process reads the same one."""
         (found,) = await self._store.commands((("TIME",),))
         return int(found[0]) * 1_000_000_000 + int(found[1]) * 1000
+
+
+def _history_in(stored: RequestResult | None, sequence_id: int) -> History:
+    """Of a finished request."""
+    if stored is None:
+        raise NotFound(f"sequence {sequence_id}")
+    choice = stored.choices[sequence_id - stored.sequence_id]
+    return History(cut(choice.output, choice.finished), choice.finished)
+
+
+def _history_of(sequence_id: int, outputs: Outputs, ended: bytes | None) -> History:
+    """Of a live sequence."""
+    if sequence_id in outputs.damaged:
+        raise DamagedLedger(outputs.damaged[sequence_id])
+    finished = outputs.finished.get(sequence_id)
+    if finished is None and ended is not None:
+        finished = SequenceFinished.FromString(ended)
+    return History(cut(outputs.tokens[sequence_id], finished), finished)
 
 
 def _overloaded(verdict: bytes, bound: int, live: int, tenant: str) -> Overloaded:

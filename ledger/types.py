@@ -51,6 +51,8 @@ class LedgerLimits:
     requests_max: int = 4096
     prompt_tokens_max: int = 4_000_000
     result_ttl_s: int = 600
+    # Of results that are kept for that long; with more, nothing new is accepted.
+    results_bytes_max: int = 512 << 20
     connections_max: int = 32
     connect_timeout_s: float = 2.0
     operation_timeout_s: float = 5.0
@@ -65,6 +67,7 @@ class LedgerLimits:
     def __post_init__(self) -> None:
         _require(self.requests_max >= 1, "requests_max must be at least 1")
         _require(self.prompt_tokens_max >= 1, "prompt_tokens_max must be at least 1")
+        _require(self.results_bytes_max >= 1, "results_bytes_max must be at least 1")
         _require(
             1 <= self.result_ttl_s <= RESULT_TTL_S_MAX,
             f"result_ttl_s must be in [1, {RESULT_TTL_S_MAX}], got {self.result_ttl_s}",
@@ -178,6 +181,8 @@ class Commit(NamedTuple):
     endings: Sequence[RequestResult] = ()
     # The next positions of prompts, by the request's first sequence id.
     prompt_logprobs: Mapping[int, PromptLogprobs] = MappingProxyType({})
+    # The record serialized, for all who write it; empty: nobody has done it yet.
+    data: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

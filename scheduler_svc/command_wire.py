@@ -5,8 +5,8 @@ entry, and how much of its output was committed; what `MakePlan` decided stands 
 reader needs no replay to see it.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, Final
 
 from protos.kaiten.v1.common_pb2 import (
@@ -62,11 +62,18 @@ def input_to_proto(command: Command, now_ns: int) -> CoreInput:
     return CoreInput(now_ns=now_ns, **{name: write(command)})
 
 
-def command_from_proto(item: CoreInput, request_of: RequestOf) -> Command:
-    """ValueError for an input that only a later version knows."""
+def command_from_proto(
+    item: CoreInput, request_of: RequestOf, record_tokens: Sequence[int] = ()
+) -> Command:
+    """`record_tokens`: of the record that the input stands in.
+
+    ValueError for an input that only a later version knows.
+    """
     name = item.WhichOneof("input")
     if name == "submit":
         return Submit(request=request_of(item.submit))
+    if name == "result":
+        return _step_done_from(item.result, record_tokens)
     if name not in _READERS:
         raise ValueError(f"the journal has an input this version does not know: {name}")
     return _READERS[name](getattr(item, name))
@@ -202,8 +209,10 @@ def _positions(run: range) -> PromptLogprobs:
     return PromptLogprobs(position=run.start, token_count=len(run))
 
 
-def _step_done_from(message: ResultInput) -> StepDone:
+def _step_done_from(message: ResultInput, record_tokens: Sequence[int]) -> StepDone:
     result: StepResult = wire.step_from_proto(message.worker_id, message.step)
+    if result.slots and not result.tokens:
+        result = replace(result, tokens=tuple(record_tokens))
     return StepDone(result=result)
 
 
@@ -235,6 +244,5 @@ _READERS: Final[Mapping[str | None, Callable[[Any], Command]]] = {
     "worker_draining": lambda message: WorkerDraining(worker_id=message.worker_id),
     "worker_late": lambda message: WorkerLate(worker_id=message.worker_id),
     "worker_lost": _worker_lost_from,
-    "result": _step_done_from,
     "plan": lambda message: MakePlan(worker_id=message.worker_id),
 }

@@ -64,6 +64,9 @@ class Journal:
         assert tokens is not None
         if not tokens.sequence_ids and not outcome.events and not tokens.prompt_logprobs:
             return None
+        if tokens.tokens == list(command.result.tokens):
+            # Each token stands once in a record: `command_from_proto` takes them from there.
+            self._inputs[-1].result.step.ClearField("token_ids")
         for sequence_id, token in zip(tokens.sequence_ids, tokens.tokens, strict=True):
             self._requests.committed(sequence_id, token)
         record = JournalRecord(
@@ -123,7 +126,7 @@ class Journal:
                 endings.append(self._ending(event, record.finished[-1]))
         record.inputs.extend(self._inputs)
         self._inputs.clear()
-        return Commit(record, endings)
+        return Commit(record, endings, data=record.SerializeToString())
 
     def _ending(self, over: RequestOver, last: SequenceFinished) -> RequestResult:
         """Put the result together; `last`, the choice that ended last, says that all is done."""

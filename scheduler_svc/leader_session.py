@@ -21,6 +21,7 @@ from protos.kaiten.v1.common_pb2 import WorkerDescription
 from protos.kaiten.v1.ledger_pb2 import CellRecord, SubmitRecord
 from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from scheduler_svc import wire
+from scheduler_svc.archiving import Archive
 from scheduler_svc.cell_record import describe_cell
 from scheduler_svc.command_wire import cancel_from_proto
 from scheduler_svc.commit_queue import CommitQueue
@@ -72,16 +73,16 @@ class LeaderSession:
         clock: Clock,
         meters: Meters,
         tracing: Tracing | None = None,
+        archive: Archive | None = None,
     ) -> None:
         self.leader, self.settings = leader, settings
         self.links: dict[str, WorkerLink] = {}
         self.core = Scheduler()
         self._leader = common_pb2.Leader(epoch=leader.epoch, nonce=leader.nonce)
-        self._ledger = ledger
+        self._ledger, self._tracing = ledger, tracing
         self._clock, self._meters = clock, meters
-        self._tracing = tracing
-        self._requests = RequestBook()
-        self._commits = CommitQueue(ledger, leader, clock, self._on_commit)
+        self._requests = RequestBook(archive)
+        self._commits = CommitQueue(ledger, leader, settings, clock, self._on_commit, archive)
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: dict[str, asyncio.Task[None]] = {}
         # Everything up to here is in the pieces that the next fold will take.
@@ -90,10 +91,9 @@ class LeaderSession:
         self._turn_taken = asyncio.Event()
         # Of our own, in a call that nobody but its caller would hear of.
         self._error: Exception | None = None
-        # Of the workers for which the live requests were accepted; empty: not known.
-        self._weights_digest = ""
-        # The same as the ledger has it.
-        self._told_digest = ""
+        # Of the workers for which the live requests were accepted; empty: not known. And the same
+        # as the ledger has it.
+        self._weights_digest = self._told_digest = ""
         self._renewing = asyncio.Lock()
         # Workers that may need a plan, as the core said.
         self._concerned: dict[str, None] = {}

@@ -9,6 +9,7 @@ import structlog
 
 from ledger import Candidate, Leader, Ledger, LedgerLimits, StoreLost
 from protos.kaiten.v1.scheduler_service_pb2_grpc import add_SchedulerServiceServicer_to_server
+from scheduler_svc import archiving
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.meters import Meters
 from scheduler_svc.servicer import Servicer
@@ -35,6 +36,7 @@ class SchedulerProcess:
         self.drain_s = chosen.drain_s
         self._settings = chosen
         self._clock = SystemClock()
+        archiving.check(chosen)
         self._servicer = Servicer(chosen)
         self._ledger: Ledger | None = None
         self._is_draining = False
@@ -116,6 +118,7 @@ class SchedulerProcess:
             self._ledger, self._clock, self._settings.lease_ttl_s, address=await self._address()
         )
         leader = await self._campaign(candidate)
+        archive = archiving.begin(self._settings, leader, await self._ledger.store_id())
         session = LeaderSession(
             ledger=self._ledger,
             leader=leader,
@@ -123,6 +126,7 @@ class SchedulerProcess:
             clock=self._clock,
             meters=self._meters,
             tracing=self._tracing(),
+            archive=archive,
         )
         self._meters.leads(session)
         try:
@@ -134,6 +138,8 @@ class SchedulerProcess:
             self._servicer.session = None
             self._meters.leads(None)
             await self._resign(leader)
+            if archive is not None:
+                await asyncio.to_thread(archive.close)
 
     async def _resign(self, leader: Leader) -> None:
         """However a leadership ended, a standby may lead at once. Nothing of it runs any more."""

@@ -1,4 +1,5 @@
-"""Replay a journal through a fresh core: the same inputs must bring the same decisions.
+"""Replay a journal, or an archive, through a fresh core: the same inputs must bring the same
+decisions.
 
 A record holds what the core was told since the record before it, and what came of it. Given the
 bodies of the requests (the journal names them by sequence id only), a replay makes every plan and
@@ -6,11 +7,12 @@ every ending again, and says of each what was recorded and what it got. A new ep
 which resumes from what the records before had committed. Pure: records in, comparisons out.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from ledger import InboxEntry
+from protos.kaiten.v1.archive_pb2 import ArchivedRequest, ArchiveEntry, ArchiveHeader
 from protos.kaiten.v1.common_pb2 import Leader
 from protos.kaiten.v1.ledger_pb2 import (
     CoreInput,
@@ -46,6 +48,15 @@ class Compared:
         return self.recorded == self.replayed
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A leadership of an archive that cannot be replayed from here to its end, and why."""
+
+    epoch: int
+    seq: int
+    why: str
+
+
 @dataclass(slots=True)
 class _Outputs:
     """What the records so far have committed."""
@@ -58,6 +69,10 @@ class _Outputs:
             self.tokens.setdefault(sequence_id, []).append(token)
         self.ended.update(ending.sequence_id for ending in record.finished)
 
+    def forget(self, sequence_id: SequenceId) -> None:
+        self.tokens.pop(sequence_id, None)
+        self.ended.discard(sequence_id)
+
     def of(self, sequence_id: SequenceId) -> tuple[int, ...] | None:
         return None if sequence_id in self.ended else tuple(self.tokens.get(sequence_id, ()))
 
@@ -69,17 +84,42 @@ class Replay:
     have changed.
     """
 
-    def __init__(self, entries: Iterable[InboxEntry], policy: str | None = None) -> None:
+    def __init__(self, entries: Iterable[InboxEntry] = (), policy: str | None = None) -> None:
         self._policy = policy
-        self._bodies: dict[SequenceId, tuple[InboxEntry, SubmitRecord]] = {
-            entry.sequence_id: (entry, entry.record)
-            for entry in entries
-            if isinstance(entry.record, SubmitRecord)
-        }
-        self._samplings = dict(_samplings(self._bodies))
+        self._bodies: dict[SequenceId, tuple[InboxEntry, SubmitRecord]] = {}
+        # First sequence ids by those of every choice.
+        self._first_ids: dict[SequenceId, SequenceId] = {}
         self._outputs = _Outputs()
         self._core = Scheduler()
         self._epoch = 0
+        for entry in entries:
+            if isinstance(entry.record, SubmitRecord):
+                self._take_in(entry, entry.record)
+
+    def take_in(self, request: ArchivedRequest) -> None:
+        """A request of an archive, with what was committed of it before its leader."""
+        submit = request.submit
+        entry = InboxEntry(
+            entry_id=request.entry_id, sequence_id=request.sequence_id, record=submit
+        )
+        self._take_in(entry, submit)
+        for sequence_id, choice in enumerate(request.choices, request.sequence_id):
+            self._outputs.tokens[sequence_id] = list(choice.token_ids)
+            if choice.is_finished:
+                self._outputs.ended.add(sequence_id)
+
+    def _take_in(self, entry: InboxEntry, record: SubmitRecord) -> None:
+        self._bodies[entry.sequence_id] = (entry, record)
+        for choice in range(record.n):
+            self._first_ids[entry.sequence_id + choice] = entry.sequence_id
+
+    def _forget(self, last: SequenceId) -> None:
+        """The request of this choice is over."""
+        first = self._first_ids[last]
+        _, record = self._bodies.pop(first)
+        for sequence_id in range(first, first + record.n):
+            del self._first_ids[sequence_id]
+            self._outputs.forget(sequence_id)
 
     def feed(self, record: JournalRecord) -> Iterator[Compared]:
         """Every plan of the record, then its tokens, then its endings."""
@@ -89,7 +129,7 @@ class Replay:
         events: list[Event] = []
         tokens: list[Token] = []
         for item in record.inputs:
-            outcome = self._core.apply(self._command(item), item.now_ns)
+            outcome = self._core.apply(self._command(item, record.token_ids), item.now_ns)
             events += outcome.events
             if (step := outcome.tokens) is not None:
                 tokens += zip(step.sequence_ids, step.positions, step.tokens, strict=True)
@@ -99,9 +139,12 @@ class Replay:
         yield Compared(seq=record.seq, what="tokens", recorded=recorded, replayed=tokens)
         yield _compare_endings(record, events)
         self._outputs.take(record)
+        for ending in record.finished:
+            if ending.HasField("done"):
+                self._forget(ending.sequence_id)
 
-    def _command(self, item: CoreInput) -> Command:
-        command = command_from_proto(item, self._request)
+    def _command(self, item: CoreInput, record_tokens: Sequence[int]) -> Command:
+        command = command_from_proto(item, self._request, record_tokens)
         if isinstance(command, Configured) and self._policy is not None:
             return replace(command, policy=self._policy, rules=Rules())
         return command
@@ -115,9 +158,13 @@ class Replay:
         )
 
     def _digest(self, plan: Plan) -> int:
-        samplings = [self._samplings[join.sequence_id] for join in plan.joins]
+        samplings = [self._sampling(join.sequence_id) for join in plan.joins]
         most = self._core.workers[plan.worker_id].spec.slot_tokens_max
         return plan_digest(wire.plan_to_proto(plan, Leader(), samplings, slot_tokens_max=most))
+
+    def _sampling(self, sequence_id: SequenceId) -> RowSampling:
+        first = self._first_ids[sequence_id]
+        return wire.sampling_of_choice(self._bodies[first][1].sampling, sequence_id - first)
 
     def _request(self, submit: SubmitInput) -> Request:
         """With what the records so far have committed of it."""
@@ -129,12 +176,40 @@ class Replay:
         return wire.request_from_proto(entry, record, outputs, submit.prompt_logprobs_from or 1)
 
 
-def _samplings(
-    bodies: Mapping[SequenceId, tuple[InboxEntry, SubmitRecord]],
-) -> Iterator[tuple[SequenceId, RowSampling]]:
-    for sequence_id, (_, record) in bodies.items():
-        for choice in range(record.n):
-            yield sequence_id + choice, wire.sampling_of_choice(record.sampling, choice)
+def replay_archive(
+    entries: Iterable[ArchiveEntry], policy: str | None = None
+) -> Iterator[Compared | Skipped]:
+    """Every decision that is there from the beginning of its leadership on.
+
+    A core is what all commands since then have made of it, so behind a gap nothing can be compared
+    until the next leadership begins.
+    """
+    replay = Replay(policy=policy)
+    epoch, seq, is_lost = 0, 0, False
+    for entry in entries:
+        why = ""
+        kind = entry.WhichOneof("entry")
+        if kind == "header" and entry.header.epoch != epoch:
+            epoch, seq, is_lost = entry.header.epoch, entry.header.journal_seq, False
+            why = _why_not(entry.header)
+        elif is_lost:
+            continue
+        elif kind == "request":
+            replay.take_in(entry.request)
+        elif kind == "record" and entry.record.seq == seq + 1:
+            seq += 1
+            yield from replay.feed(entry.record)
+        elif kind in ("record", "gap"):
+            why = entry.gap.reason or "records are missing"
+        if why:
+            is_lost = True
+            yield Skipped(epoch=epoch, seq=seq, why=why)
+
+
+def _why_not(header: ArchiveHeader) -> str:
+    if header.segment:
+        return "its beginning is gone"
+    return "" if header.has_tokens else "it was written without tokens"
 
 
 def _compare_endings(record: JournalRecord, events: Iterable[Event]) -> Compared:

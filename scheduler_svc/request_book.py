@@ -6,6 +6,7 @@ from ledger import InboxEntry, Recovered
 from protos.kaiten.v1.common_pb2 import TokenLogprobs
 from protos.kaiten.v1.ledger_pb2 import FoldedTokens, SequenceFinished, SubmitRecord
 from protos.kaiten.v1.worker_service_pb2 import RowSampling
+from scheduler_svc.archiving import Archive
 from scheduler_svc.core.types import SequenceId
 from scheduler_svc.wire import sampling_of_choice
 
@@ -25,7 +26,8 @@ class BookedRequest:
 class RequestBook:
     """Live requests by sequence id. Holds, per sequence, what was committed since the last fold."""
 
-    def __init__(self) -> None:
+    def __init__(self, archive: Archive | None = None) -> None:
+        self._archive = archive
         # By every choice's sequence id.
         self._by_sequence_id: dict[SequenceId, BookedRequest] = {}
         self._unfolded: dict[SequenceId, FoldedTokens] = {}
@@ -37,6 +39,11 @@ class RequestBook:
 
     def add(self, accepted: BookedRequest) -> None:
         """A request is live from here to `remove`."""
+        if self._archive is not None:
+            self._archive.request(accepted.entry, accepted.record)
+        self._add(accepted)
+
+    def _add(self, accepted: BookedRequest) -> None:
         for sequence_id in self._sequence_ids(accepted):
             self._by_sequence_id[sequence_id] = accepted
             self._unfolded[sequence_id] = FoldedTokens()
@@ -86,15 +93,17 @@ class RequestBook:
         self, accepted: BookedRequest, recovered: Recovered
     ) -> tuple[tuple[int, ...] | None, ...]:
         """A request that an earlier leader took in; its output so far by choice, None: ended."""
-        self.add(accepted)
-        outputs: list[tuple[int, ...] | None] = []
+        self._add(accepted)
+        outputs: list[FoldedTokens | None] = []
         for sequence_id in self._sequence_ids(accepted):
             output = recovered.tokens[sequence_id]
             self.recovered(sequence_id, output, recovered.folded_counts[sequence_id])
             if sequence_id in recovered.finished:
                 accepted.ended_before[sequence_id] = (output, recovered.finished[sequence_id])
-            outputs.append(None if sequence_id in recovered.finished else tuple(output.token_ids))
-        return tuple(outputs)
+            outputs.append(None if sequence_id in recovered.finished else output)
+        if self._archive is not None:
+            self._archive.request(accepted.entry, accepted.record, outputs)
+        return tuple(None if output is None else tuple(output.token_ids) for output in outputs)
 
     def recovered(self, sequence_id: SequenceId, output: FoldedTokens, folded_count: int) -> None:
         """Output of an earlier leader, of which so many tokens are folded already.

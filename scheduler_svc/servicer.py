@@ -1,5 +1,6 @@
 """SchedulerService: workers announce themselves here, and operators look in."""
 
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from protos.kaiten.v1 import common_pb2
@@ -7,16 +8,19 @@ from protos.kaiten.v1.scheduler_service_pb2 import (
     ConfigureResponse,
     GetStateResponse,
     HeartbeatResponse,
+    ReadArchiveResponse,
     RegisterRequest,
     RegisterResponse,
     WorkerState,
 )
 from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceServicer
+from scheduler_svc import archiving
 from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.wire import PLAN_VERSION
 from service_kit.errors import InvalidRequest, NotLeader
+from service_kit.grpc_health import AtMost
 
 UINT32_MAX: Final = (1 << 32) - 1
 TEXT_CHARS_MAX: Final = 1024
@@ -35,6 +39,8 @@ RANGES: Final = {
 }
 # Every sequence has a block table for each.
 LAYER_GROUPS_MAX: Final = 64
+# Each holds a segment in memory.
+ARCHIVE_READERS_MAX: Final = 4
 
 
 class Servicer(SchedulerServiceServicer):
@@ -44,6 +50,7 @@ class Servicer(SchedulerServiceServicer):
         self.session: LeaderSession | None = None
         self.leader_address = ""
         self._settings = settings
+        self._readers = AtMost(ARCHIVE_READERS_MAX, "readers of the archive")
 
     async def Register(self, request: Any, context: Any) -> RegisterResponse:
         if not request.address or not request.worker.boot_id:
@@ -83,6 +90,11 @@ class Servicer(SchedulerServiceServicer):
         with self._leading().called() as session:
             session.configure(settings)
         return ConfigureResponse(configured=configured_to_proto(settings.configured))
+
+    async def ReadArchive(self, request: Any, context: Any) -> AsyncIterator[ReadArchiveResponse]:
+        with self._readers:
+            async for entries in archiving.read(self._settings, request):
+                yield ReadArchiveResponse(entries=entries)
 
     def _leading(self) -> LeaderSession:
         if self.session is None:

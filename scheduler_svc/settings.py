@@ -1,5 +1,6 @@
 """Everything an operator can set on a scheduler."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SecretStr
@@ -38,12 +39,31 @@ class SchedulerSettings(SchedulingSettings):
     fold_records: int = Field(
         default=256, ge=1, description="journal records between two folds of old tokens"
     )
+    journal_s: float = Field(
+        default=30.0, ge=0, le=86_400, description="a gateway that is away for less misses nothing"
+    )
+    journal_mb: int = Field(
+        default=64, ge=0, le=1 << 20, description="MiB of journal kept for that at most"
+    )
     result_ttl_s: int = Field(default=600, ge=1, description="how long finished results are kept")
     heartbeat_interval_ms: int = Field(
         default=500, ge=50, le=3_600_000, description="asked of workers"
     )
     worker_timeout_ms: int = Field(
         default=5000, ge=100, description="a worker this long silent is forgotten"
+    )
+    archive_dir: Path | None = Field(
+        default=None, description="keep every decision in files here; default: keep none"
+    )
+    archive_prompts: bool = Field(
+        default=True,
+        description="with the tokens of prompts and outputs; else lengths and hashes of blocks",
+    )
+    archive_mb: int = Field(
+        default=1024, ge=8, le=1 << 30, description="MiB of archive; the oldest of it is deleted"
+    )
+    archive_hours: float = Field(
+        default=168.0, ge=0.01, le=1e6, description="and what is older than so many hours"
     )
     drain_s: float = Field(default=10.0, gt=0, description="limit of a drain after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -26,6 +26,19 @@ local function release(tenant, n, prompt_tokens)
   end
 end
 
+-- Bytes of results by when they leave: ten fields, each of an eighth of the TTL and used again behind its end.
+local now, ttl = tonumber(redis.call('TIME')[1]), tonumber(ARGV[6])
+local function store_bytes(bytes)
+  local span = math.ceil(ttl / 8)
+  local leaves = (math.floor((now + ttl) / span) + 1) * span
+  local field = 'results:' .. string.format('%.0f', (leaves / span) % 10)
+  local last, others = string.match(redis.call('HGET', KEYS[5], field) or '', '(%d+) (%d+)')
+  if last and tonumber(last) > now then
+    bytes, leaves = bytes + tonumber(others), math.max(leaves, tonumber(last))
+  end
+  redis.call('HSET', KEYS[5], field, string.format('%.0f %.0f', leaves, bytes))
+end
+
 local pieces, finishes, endings = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local first_ending_key, first_ending_arg = 6 + pieces + finishes, 10 + pieces + finishes
 local known = {}
@@ -48,6 +61,8 @@ for i = 1, endings do
   -- Gone or ended already: its counters are released, only the journal record counts.
   if known[i][1] and not known[i][5] then
     redis.call('SET', KEYS[key + 1], ARGV[arg + 2], 'EX', ARGV[6])
+    -- Result and request name the id; what Redis itself needs for a key was measured.
+    store_bytes(#ARGV[arg + 2] + 2 * #KEYS[key] + 500 + 150 * n)
     redis.call('HSET', KEYS[key], 'finished', '1')
     redis.call('EXPIRE', KEYS[key], ARGV[6])
     redis.call('EXPIRE', KEYS[key + 2], ARGV[6])

@@ -4,9 +4,9 @@
 -- KEYS  meta, inbox, load, lease, request:<id>
 -- ARGV  1 store nonce, 2 body hash, 3 n, 4 prompt tokens, 5 choices at most, 6 prompt tokens at most,
 --       7 InboxRecord, 8 RenderOptions, 9 id, 10 prefix of the sequence:<sequence id> keys,
---       11 tenant, 12 choices and 13 prompt tokens of the tenant at most
+--       11 tenant, 12 choices and 13 prompt tokens of the tenant at most, 14 bytes of stored results at most
 -- reply {NEW | OLD, first sequence id, journal seq at acceptance} | {OTHER}: same id, another body
---       | {FULL_REQUESTS | FULL_TOKENS | TENANT_REQUESTS | TENANT_TOKENS, live now} | {STORE_LOST}
+--       | {FULL_REQUESTS | FULL_TOKENS | TENANT_REQUESTS | TENANT_TOKENS, live now} | {FULL_RESULTS, bytes} | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
 local known = redis.call('HMGET', KEYS[5], 'hash', 'sequence_id', 'accepted_seq')
 if known[1] then
@@ -23,6 +23,13 @@ if choices_theirs + n > tonumber(ARGV[12]) then return {'TENANT_REQUESTS', choic
 if tokens_theirs + prompt_tokens > tonumber(ARGV[13]) then return {'TENANT_TOKENS', tokens_theirs} end
 if choices_live + n > tonumber(ARGV[5]) then return {'FULL_REQUESTS', choices_live} end
 if tokens_live + prompt_tokens > tonumber(ARGV[6]) then return {'FULL_TOKENS', tokens_live} end
+local results, now_s = 0, tonumber(redis.call('TIME')[1])
+for _, stored in ipairs(redis.call('HMGET', KEYS[3], 'results:0', 'results:1', 'results:2', 'results:3', 'results:4',
+    'results:5', 'results:6', 'results:7', 'results:8', 'results:9')) do
+  local leaves, bytes = string.match(stored or '', '(%d+) (%d+)')
+  if leaves and tonumber(leaves) > now_s then results = results + tonumber(bytes) end
+end
+if results > tonumber(ARGV[14]) then return {'FULL_RESULTS', results} end
 local seq = redis.call('HGET', KEYS[4], 'journal_seq') or '0'
 
 local sequence_id = redis.call('HINCRBY', KEYS[1], 'sequence_id', n) - n + 1

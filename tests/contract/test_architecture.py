@@ -88,8 +88,8 @@ def test_no_service_unpickles_or_evaluates() -> None:
 @pytest.mark.parametrize(
     ("module", "banned"),
     [
-        ("gateway.main", {"torch", "triton", "transformers"}),
-        ("scheduler_svc.main", {"torch", "triton", "transformers", "tokenizers"}),
+        ("gateway.main", {"torch", "triton", "transformers", "ledger.archive"}),
+        ("scheduler_svc.main", {"torch", "triton", "transformers", "tokenizers", "ledger.archive"}),
         ("kaiten.client", {"torch", "redis", "tokenizers"}),
         ("gpu_worker.main", {"transformers", "redis"}),
         ("kernels", {"torch", "triton"}),

@@ -9,6 +9,7 @@ from google.protobuf.descriptor import EnumDescriptor, FileDescriptor
 
 from protos.generate import stale
 from protos.kaiten.v1 import (
+    archive_pb2,
     common_pb2,
     inference_service_pb2,
     ledger_pb2,
@@ -20,6 +21,7 @@ from protos.kaiten.v1 import (
 FILES: list[FileDescriptor] = [
     module.DESCRIPTOR
     for module in (
+        archive_pb2,
         common_pb2,
         inference_service_pb2,
         ledger_pb2,

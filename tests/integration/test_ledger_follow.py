@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from ledger import Follower, Ledger, LedgerLimits, Subscription
+from ledger import Follower, History, Ledger, LedgerLimits, Subscription
 from service_kit.errors import NotFound
 from tests.support.play_leader import (
     PlayLeader,
@@ -115,6 +115,44 @@ async def test_many_subscribers_of_many_requests(ledger: Ledger) -> None:
             outputs = await asyncio.wait_for(task, 60)
             assert outputs == {sequence_id: [step * sequence_id for step in range(30)]}
         assert follower.sequence_count == 0
+
+
+async def test_a_thousand_clients_that_come_back_read_the_journal_a_few_times(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside streams that go on; some of what they want is folded, some in the journal."""
+    submitted = [await ledger.submit(submit_record(f"r{index}"), b"h") for index in range(64)]
+    sequence_ids = [one.sequence_id for one in submitted]
+    leader = await PlayLeader.elected(ledger)
+    for token in range(20):
+        await leader.step({one: [token + one] for one in sequence_ids})
+    await leader.fold(9, sequence_ids)
+    reads: list[int] = []
+    histories = ledger.histories
+
+    async def counted(asked: Sequence[int], *, through_seq: int) -> dict[int, History | Exception]:
+        reads.append(len(asked))
+        return await histories(asked, through_seq=through_seq)
+
+    monkeypatch.setattr(ledger, "histories", counted)
+    async with following(ledger) as follower:
+        back = [
+            follower.subscribe([one], from_seq=0, positions={one: index % 15})
+            for index, one in enumerate(sequence_ids * 16)
+        ]
+        reading = [asyncio.create_task(tokens_of(each)) for each in back]
+        for token in range(20, 25):
+            await leader.step({one: [token + one] for one in sequence_ids})
+        for index, one in enumerate(sequence_ids):
+            await leader.finish(f"r{index}", one)
+        for index, tokens in enumerate(await asyncio.gather(*reading)):
+            assert tokens == leader.outputs[sequence_ids[index % 64]][index % 15 :]
+    assert 64 <= sum(reads) <= 200
+    assert len(reads) <= 10
+
+
+async def tokens_of(subscription: Subscription) -> list[int]:
+    return [token async for update in subscription for token in update.token_ids]
 
 
 async def test_what_is_no_longer_kept_is_not_found_rather_than_waited_for(

@@ -144,6 +144,9 @@ async def test_a_busy_mixed_journal_replays_to_the_same_decisions(
         }
         inputs = [item.plan for record in records for item in record.inputs]
         assert any(plan.preempted for plan in inputs), "the pools are small enough to preempt"
+        told = [(r, i.result.step) for r in records for i in r.inputs if i.HasField("result")]
+        is_twice = [bool(r.token_ids) and r.token_ids == step.token_ids for r, step in told]
+        assert not any(is_twice), "each token stands once in a record"
         several = [len(set(record.sequence_ids)) < len(record.sequence_ids) for record in records]
         assert any(several) == (slot_tokens > 1)
 

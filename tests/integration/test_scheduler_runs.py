@@ -86,19 +86,30 @@ async def test_too_few_blocks_for_all_preempts_and_loses_nothing(tmp_path: Path)
         assert "the largest worker holds 63" in too_long.endings[too_long.sequence_id].error
 
 
-async def test_old_tokens_are_folded_and_still_read(tmp_path: Path) -> None:
-    """With a fold every few records the journal stays short, and who comes late sees everything."""
+@pytest.mark.parametrize("journal_s", [0, 30])
+async def test_old_tokens_are_folded_and_still_read(tmp_path: Path, journal_s: int) -> None:
+    """With a fold every few records the journal stays short, unless it is to stay for a while; who
+    comes late sees everything.
+    """
     fold, uncommitted = 5, 8
-    scheduler_flags = {"fold_records": fold, "uncommitted_steps_max": uncommitted}
+    scheduler_flags = {
+        "fold_records": fold,
+        "uncommitted_steps_max": uncommitted,
+        "journal_s": journal_s,
+    }
     async with Cluster(tmp_path, scheduler_flags=scheduler_flags) as cluster:
         answer = await cluster.submit(max_tokens=200, logprobs=0)
         await answer.has_tokens(150)
         lease = await cluster.ledger.leader()
         assert lease is not None
         history = await cluster.ledger.history(answer.sequence_id, through_seq=lease.journal_seq)
+        assert lease.folded_seq > 100
         assert len(history.output.token_ids) >= 150
         assert len(history.output.logprobs) == len(history.output.token_ids)
         records = await cluster.ledger.journal_read(0, block_ms=1, count=1000)
+        if journal_s:
+            assert records[0].seq == 1
+            return
         # One fold due and one on its way, and what a slow store is given at once behind either. A
         # worker goes on by itself for a lease of 8 steps in each of 2 plans.
         assert len(records) <= 2 * (fold + uncommitted + 2 * 8) < 150

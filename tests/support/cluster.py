@@ -41,10 +41,12 @@ from tests.support.store_server import StoreServer
 LEASE_TTL_S = 2.0
 Flags = Mapping[str, object]
 
-# Impatient with schedulers, so that a story of failures is short. A worker is silent by being put
+# Impatient with schedulers, so that a story of failures is short, and with followers, so that those
+# who were away have something to catch up with. A worker is silent by being put
 # aside for seconds, too: a story of a frozen one says how long that may take.
 SCHEDULER_FLAGS: Flags = {
     "lease_ttl_s": LEASE_TTL_S,
+    "journal_s": 0,
     "heartbeat_interval_ms": 100,
     "worker_timeout_ms": 20_000,
 }

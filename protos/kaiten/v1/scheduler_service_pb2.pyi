@@ -1,3 +1,4 @@
+from protos.kaiten.v1 import archive_pb2 as _archive_pb2
 from protos.kaiten.v1 import common_pb2 as _common_pb2
 from protos.kaiten.v1 import ledger_pb2 as _ledger_pb2
 from google.protobuf.internal import containers as _containers
@@ -7,6 +8,26 @@ from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class ReadArchiveRequest(_message.Message):
+    __slots__ = ("after_epoch", "after_seq", "since_unix_ns", "until_unix_ns", "id")
+    AFTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQ_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    after_epoch: int
+    after_seq: int
+    since_unix_ns: int
+    until_unix_ns: int
+    id: str
+    def __init__(self, after_epoch: _Optional[int] = ..., after_seq: _Optional[int] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., id: _Optional[str] = ...) -> None: ...
+
+class ReadArchiveResponse(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[_archive_pb2.ArchiveEntry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[_archive_pb2.ArchiveEntry, _Mapping]]] = ...) -> None: ...
 
 class ConfigureRequest(_message.Message):
     __slots__ = ("settings",)

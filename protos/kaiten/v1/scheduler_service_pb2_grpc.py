@@ -55,6 +55,11 @@ class SchedulerServiceStub(object):
                 request_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.ConfigureRequest.SerializeToString,
                 response_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.ConfigureResponse.FromString,
                 _registered_method=True)
+        self.ReadArchive = channel.unary_stream(
+                '/kaiten.v1.SchedulerService/ReadArchive',
+                request_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadArchiveRequest.SerializeToString,
+                response_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadArchiveResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -94,6 +99,15 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadArchive(self, request, context):
+        """What this scheduler has written to its archive while it led, oldest first, and then the end: whoever wants more asks
+        again behind what it got. A standby answers too. Every leadership is one scheduler's, so that the answers of several
+        are merged by epoch. NOT_FOUND: it keeps none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -116,6 +130,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.Configure,
                     request_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.ConfigureRequest.FromString,
                     response_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.ConfigureResponse.SerializeToString,
+            ),
+            'ReadArchive': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadArchive,
+                    request_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadArchiveRequest.FromString,
+                    response_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadArchiveResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -227,6 +246,33 @@ class SchedulerService(object):
             '/kaiten.v1.SchedulerService/Configure',
             kaiten_dot_v1_dot_scheduler__service__pb2.ConfigureRequest.SerializeToString,
             kaiten_dot_v1_dot_scheduler__service__pb2.ConfigureResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadArchive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kaiten.v1.SchedulerService/ReadArchive',
+            kaiten_dot_v1_dot_scheduler__service__pb2.ReadArchiveRequest.SerializeToString,
+            kaiten_dot_v1_dot_scheduler__service__pb2.ReadArchiveResponse.FromString,
             options,
             channel_credentials,
             insecure,

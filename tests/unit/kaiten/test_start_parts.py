@@ -305,6 +305,16 @@ def test_a_store_of_somebody_else_is_not_started(tmp_path: Path) -> None:
     assert flags(stack, "scheduler")["--cell"] == "7"
 
 
+def test_past_decisions_are_kept_within_a_bound_unless_nobody_wants_them(tmp_path: Path) -> None:
+    told = flags(plan_stack(options(tmp_path)), "scheduler")
+    assert Path(told["--archive-dir"]).parent == tmp_path
+    assert told["--archive-mb"] == "256"
+    none = plan_stack(options(tmp_path, scheduling=Scheduling(archive_mb=0)))
+    assert "--archive-dir" not in flags(none, "scheduler")
+    bare = plan_stack(options(tmp_path, scheduling=Scheduling(archive_prompts=False)))
+    assert spec_of(bare, "scheduler").command[-1] == "--no-archive-prompts"
+
+
 @pytest.mark.parametrize("flag", ["--grpc-port", "--http-port"])
 def test_a_taken_port_is_noticed_before_anything_starts(tmp_path: Path, flag: str) -> None:
     field = flag.strip("-").replace("-", "_")

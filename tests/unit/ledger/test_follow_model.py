@@ -1,7 +1,7 @@
 """Any interleaving of commits, folds, deliveries and subscriptions: no gap, no repeat, one end."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ledger import Follower, History, Lease, Update
 from protos.kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord
 from service_kit.errors import Unavailable
-from tests.support.play_leader import stopped
+from tests.support.play_leader import eventually, stopped
 
 SEQUENCE_IDS = (1, 2, 3)
 
@@ -23,7 +23,7 @@ class MemoryJournal:
         self.outputs: dict[int, list[int]] = {sequence_id: [] for sequence_id in SEQUENCE_IDS}
         self.ended: set[int] = set()
         self.trimmed_seq = 0
-        self.failures_left = 0
+        self.failures_left = self.reads = 0
         self.arrived = asyncio.Event()
 
     @property
@@ -49,16 +49,22 @@ class MemoryJournal:
     async def leader(self) -> Lease | None:
         return None
 
-    async def history(self, sequence_id: int, *, through_seq: int) -> History:
+    async def histories(
+        self, sequence_ids: Sequence[int], *, through_seq: int
+    ) -> dict[int, History | Exception]:
         if self.failures_left:
             self.failures_left -= 1
             raise Unavailable("away")
-        output = FoldedTokens(token_ids=self.outputs[sequence_id])
-        ended = sequence_id in self.ended
+        self.reads += 1
+        found = dict[int, History | Exception]()
+        for sequence_id in sequence_ids:
+            output = FoldedTokens(token_ids=self.outputs[sequence_id])
+            end = stopped(sequence_id, len(output.token_ids)) if sequence_id in self.ended else None
+            found[sequence_id] = History(output, end)
         # The journal moves on between the snapshot and its arrival.
         for _ in range(3):
             await asyncio.sleep(0)
-        return History(output, stopped(sequence_id, len(output.token_ids)) if ended else None)
+        return found
 
     async def journal_read(
         self, after_seq: int, *, block_ms: int, count: int
@@ -251,6 +257,28 @@ async def test_a_closed_subscription_leaves_nothing_and_ends() -> None:
     follower.take(JournalRecord(seq=3, sequence_ids=[1], positions=[1], token_ids=[5]))
     assert [update async for update in early] == []
     assert [update async for update in placed] == []
+
+
+async def test_a_thousand_holes_are_filled_by_a_few_reads() -> None:
+    """Everybody who comes back at once shares a read; one who gives up hurts none."""
+    journal = MemoryJournal()
+    follower = Follower(journal)
+    tail = asyncio.create_task(follower.run())
+    for _ in range(300):
+        journal.commit([1, 2, 3], [])
+    await eventually(lambda: follower.is_connected)
+    readers = [
+        Reader(follower, 0, dict.fromkeys(SEQUENCE_IDS, 0), is_said=True) for _ in range(333)
+    ]
+    reading = [asyncio.create_task(reader.read_to_the_end()) for reader in readers]
+    await asyncio.sleep(0)
+    reading[0].cancel()
+    await eventually(lambda: all(reader.got[3] for reader in readers[1:]))
+    assert journal.reads <= 6
+    journal.commit([], [1, 2, 3])
+    await asyncio.gather(*reading[1:])
+    assert all(reader.got == journal.outputs for reader in readers[1:])
+    tail.cancel()
 
 
 def _columns(record: JournalRecord) -> dict[str, Any]:

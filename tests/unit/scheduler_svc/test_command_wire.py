@@ -83,6 +83,14 @@ def test_what_is_written_is_read(command: Command, now_ns: int) -> None:
     assert command_wire.command_from_proto(item, never) == command
 
 
+@given(command=COMMANDS[StepDone])
+def test_tokens_that_are_the_records_are_taken_from_there(command: StepDone) -> None:
+    item = command_wire.input_to_proto(command, 1)
+    item.result.step.ClearField("token_ids")
+    read = command_wire.command_from_proto(item, never, command.result.tokens)
+    assert read == command or not command.result.slots
+
+
 def test_every_command_is_tried() -> None:
     assert {*COMMANDS, Submit} == set(Command.__args__)
 

@@ -1,0 +1,86 @@
+"""Finished results are bounded by the bytes they take: beyond, nothing new is accepted."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from ledger import Ledger, LedgerLimits
+from service_kit.errors import Overloaded
+from tests.support.play_leader import PlayLeader, submit_record
+from tests.support.store_server import StoreServer
+
+RESULTS = 300
+
+
+async def run_one(ledger: Ledger, leader: PlayLeader, id: str, tokens: int = 20) -> None:
+    submitted = await ledger.submit(submit_record(id), b"h")
+    await leader.step({submitted.sequence_id: list(range(1000, 1000 + tokens))})
+    await leader.finish(id, submitted.sequence_id)
+
+
+async def counted(client: Redis, ledger: Ledger) -> int:
+    named = [f"results:{index}" for index in range(10)]
+    return sum(int(one.split()[1]) for one in await client.hmget(ledger.keys.load, named) if one)
+
+
+async def test_more_results_than_there_is_room_for_are_refused_until_some_leave(
+    redis_url: str, cell: str
+) -> None:
+    limits = LedgerLimits(result_ttl_s=1, results_bytes_max=10_000)
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
+    leader = await PlayLeader.elected(ledger)
+    waiting = await ledger.submit(submit_record("accepted before"), b"h")
+
+    async def run_many() -> None:
+        for index in range(1000):
+            await run_one(ledger, leader, f"r{index}")
+
+    with pytest.raises(Overloaded, match=r"results are kept.*results_bytes_max 10000") as caught:
+        await run_many()
+    assert caught.value.live is not None
+    assert 10_000 < caught.value.live < 12_000
+    # What was accepted ends all the same.
+    await leader.finish("accepted before", waiting.sequence_id)
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await run_one(ledger, leader, "later")
+                break
+            except Overloaded:
+                await asyncio.sleep(0.01)
+    await ledger.close()
+
+
+@pytest.mark.parametrize(("tokens", "n"), [(1, 1), (20, 1), (500, 1), (3, 4)])
+async def test_what_is_counted_is_what_the_store_needs(tmp_path: Path, tokens: int, n: int) -> None:
+    """Never much less, or a store within the bound would be full; and not twice as much."""
+    server = StoreServer(tmp_path)
+    server.start()
+    try:
+        ledger = await Ledger.connect(server.url, limits=LedgerLimits(result_ttl_s=3600))
+        leader = await PlayLeader.elected(ledger)
+        async with Redis.from_url(server.url) as client:
+
+            async def used() -> int:
+                return int((await client.info("memory"))["used_memory_dataset"])
+
+            await run_one(ledger, leader, "first")
+            before, told = await used(), await counted(client, ledger)
+            for index in range(RESULTS):
+                id = f"00000000-0000-0000-0000-{index:012d}"
+                submitted = await ledger.submit(submit_record(id, n=n), b"h" * 32)
+                ids = range(submitted.sequence_id, submitted.sequence_id + n)
+                await leader.step({one: list(range(10_000, 10_000 + tokens)) for one in ids})
+                await leader.finish(id, submitted.sequence_id, n=n)
+                if index % 100 == 0:
+                    await leader.fold(leader.seq, [])
+            await leader.fold(leader.seq, [])
+            grown, told = await used() - before, await counted(client, ledger) - told
+        await ledger.close()
+    finally:
+        server.close()
+    assert 0.5 < grown / told < 1.1, (
+        f"{grown / RESULTS:.0f} bytes each, {told / RESULTS:.0f} counted"
+    )

@@ -1,0 +1,200 @@
+"""What a scheduler keeps of its decisions: everything committed, readable and replayed tomorrow."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from ledger.archive import Cursor, Wanted, entries, segments, verify
+from ledger.archive.remote import remote_entries
+from protos.kaiten.v1.ledger_pb2 import JournalRecord
+from scheduler_svc.replay import Compared, Skipped, replay_archive
+from tests.support.answers import until
+from tests.support.cluster import SCHEDULER_FLAGS, Cluster, argv_of
+from tests.support.processes import ServiceProcess
+
+# Nothing is trimmed, so that the journal can be compared with.
+UNTRIMMED = {"fold_records": 1_000_000}
+WORKER_FLAGS = {
+    "step_ms": 4,
+    "slots": 8,
+    "step_tokens": 40,
+    "block_size": 4,
+    "kv_blocks": 60,
+    "context_tokens": 200,
+}
+
+
+def records_of(folder: Path, wanted: Wanted | None = None) -> list[JournalRecord]:
+    found = entries([folder], wanted or Wanted())
+    return [entry.record for entry in found if entry.HasField("record")]
+
+
+async def journal_of(cluster: Cluster) -> list[JournalRecord]:
+    records: list[JournalRecord] = []
+    while page := await cluster.ledger.journal_read(
+        records[-1].seq if records else 0, block_ms=1, count=256
+    ):
+        records += page
+    return records
+
+
+def start_with(cluster: Cluster, process: ServiceProcess, **flags: object) -> None:
+    """The same scheduler by other flags."""
+    port = cluster.scheduler_addresses[0].rpartition(":")[2]
+    base = {"redis_url": cluster.store.url, "grpc_port": port, **SCHEDULER_FLAGS, **UNTRIMMED}
+    process.argv = argv_of({**base, **flags})
+    process.start()
+
+
+async def more_work(cluster: Cluster) -> None:
+    """Of several choices, preempted and cut; some of it outlives its leader."""
+    for index in range(8):
+        await cluster.submit(prompt_tokens=20 + index, max_tokens=60 + index, n=1 + index % 2)
+    for answer in cluster.answers[-2:]:
+        await answer.has_tokens(3)
+
+
+async def test_leaders_of_several_minds_are_replayed_from_the_archive(tmp_path: Path) -> None:
+    """Every decision again, bit for bit, though each leader decided by other flags."""
+    archive = tmp_path / "archive"
+    async with Cluster(
+        tmp_path,
+        worker_flags=WORKER_FLAGS,
+        scheduler_flags={**UNTRIMMED, "archive_dir": archive, "mix": "prefill_first"},
+    ) as cluster:
+        (scheduler,) = cluster.schedulers
+        await more_work(cluster)
+        scheduler.send(signal.SIGTERM)
+        scheduler.join()
+        start_with(cluster, scheduler, archive_dir=archive, policy="priority")
+        await more_work(cluster)
+        await until(lambda: len({one.epoch for one in records_of(archive)}) == 2, "its records")
+        scheduler.kill()
+        start_with(cluster, scheduler, archive_dir=archive, order="shortest", lease_steps_max=1)
+        await more_work(cluster)
+        await cluster.all_done()
+        journal = await journal_of(cluster)
+        scheduler.send(signal.SIGTERM)
+        scheduler.join()
+        found = records_of(archive)
+        cluster.is_checked = False
+    by_seq = {record.seq: record for record in journal}
+    assert all(by_seq[record.seq] == record for record in found)
+    # The one that was killed took its last quarter of a second along, and that is noticed.
+    missing = set(by_seq) - {record.seq for record in found}
+    assert all(by_seq[seq].epoch == segments([archive])[1].epoch for seq in missing)
+    assert len([problem for problem in verify([archive]) if not problem.is_told]) == bool(missing)
+    decided = list(replay_archive(entries([archive])))
+    compared = [one for one in decided if isinstance(one, Compared)]
+    assert len(compared) == len(decided)
+    assert all(one.is_equal for one in compared)
+    assert len([one for one in compared if "plan" in one.what]) > 100
+    headers = [segment.header for segment in segments([archive])]
+    assert [header.configured.policy for header in headers] == ["fair", "priority", "fair"]
+    assert [header.configured.mix for header in headers] == ["prefill_first", "", ""]
+    assert len({header.store for header in headers} - {""}) == 1
+    others = replay_archive(entries([archive]), policy="static")
+    assert not all(isinstance(one, Compared) and one.is_equal for one in others)
+
+
+async def test_a_disk_that_refuses_stops_no_stream_and_leaves_a_marked_gap(
+    tmp_path: Path,
+) -> None:
+    archive = tmp_path / "archive"
+    # A file where the folder should be, as good as a full disk.
+    archive.touch()
+    flags = {**UNTRIMMED, "archive_dir": archive}
+    async with Cluster(tmp_path, scheduler_flags=flags) as cluster:
+        (scheduler,) = cluster.schedulers
+        await cluster.submit_many(4, max_tokens=40)
+        await cluster.all_done()
+        await until(lambda: cluster.events(scheduler, "archive.gap"), "the gap in the log")
+        refused = (await journal_of(cluster))[-1].seq
+        archive.unlink()
+        await cluster.submit(max_tokens=10)
+        await cluster.all_done()
+        await until(lambda: cluster.events(scheduler, "archive.goes_on"), "the archive")
+        last = (await journal_of(cluster))[-1].seq
+        await until(lambda: [r.seq for r in records_of(archive)][-1:] == [last], "all of it")
+    (gap,) = (entry.gap for entry in entries([archive]) if entry.HasField("gap"))
+    assert gap.first_seq == 1
+    assert gap.last_seq <= refused
+    assert gap.requests == 4
+    assert [problem.is_told for problem in verify([archive])] == [True]
+    (skipped,) = replay_archive(entries([archive]))
+    assert isinstance(skipped, Skipped)
+
+
+async def test_every_scheduler_serves_what_it_wrote_and_they_are_merged(tmp_path: Path) -> None:
+    """Also who only stands by; the same as the files say, from any cursor."""
+    folders = [tmp_path / "one", tmp_path / "other"]
+    cluster = Cluster(tmp_path, schedulers=2, scheduler_flags=UNTRIMMED)
+    for scheduler, folder in zip(cluster.schedulers, folders, strict=True):
+        scheduler.argv += ["--archive-dir", str(folder)]
+    async with cluster:
+        await more_work(cluster)
+        leader = await cluster.leader()
+        leader.send(signal.SIGTERM)
+        leader.join()
+        await until(lambda: any(answer.is_over for answer in cluster.answers), "another leader")
+        await cluster.all_done()
+        last = (await journal_of(cluster))[-1].seq
+        leader.start()
+        await until(lambda: [r.seq for r in records_of(tmp_path)][-1:] == [last], "all of it")
+        addresses = cluster.scheduler_addresses
+        await until(lambda: cluster.state_of(addresses[cluster.schedulers.index(leader)]), "back")
+        written = list(entries(folders))
+        told = await asyncio.to_thread(lambda: list(remote_entries(addresses, Wanted())))
+        assert told == written
+        assert len({entry.header.epoch for entry in told if entry.HasField("header")}) == 2
+        middle = records_of(tmp_path)[len(records_of(tmp_path)) // 2]
+        behind = Wanted(after=Cursor(middle.epoch, middle.seq))
+        told = await asyncio.to_thread(lambda: list(remote_entries(addresses, behind)))
+        assert [entry.record.seq for entry in told if entry.HasField("record")] == list(
+            range(middle.seq + 1, last + 1)
+        )
+        shown = await kaiten_archive("cat", *(f"--address={a}" for a in addresses))
+        assert len(shown.splitlines()) == len(written)
+
+
+async def test_a_scheduler_that_keeps_none_says_so(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        with pytest.raises(grpc.RpcError, match="--archive-dir") as caught:
+            await asyncio.to_thread(
+                lambda: list(remote_entries(cluster.scheduler_addresses, Wanted()))
+            )
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def kaiten_archive(*arguments: str) -> str:
+    """What the command says."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ledger.archive", *arguments), stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    assert process.returncode == 0
+    return said.decode()
+
+
+async def test_an_archive_without_tokens_has_none(tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    cluster = Cluster(tmp_path, scheduler_flags={"archive_dir": archive})
+    cluster.schedulers[0].argv.append("--no-archive-prompts")
+    async with cluster:
+        answer = await cluster.submit(prompt_tokens=40, max_tokens=40, logprobs=1)
+        await cluster.all_done()
+        await until(lambda: any(one.finished for one in records_of(archive)), "the end")
+    found = list(entries([archive]))
+    (request,) = (entry.request for entry in found if entry.HasField("request"))
+    assert (request.prompt_tokens, len(request.block_hashes)) == (40, 2)
+    assert len([entry for entry in found if entry.HasField("block")]) == 3
+    assert not request.submit.prompt_token_ids
+    assert not any(record.token_ids or record.logprobs for record in records_of(archive))
+    assert sum(len(record.positions) for record in records_of(archive)) == answer.token_count
+    (skipped,) = replay_archive(iter(found))
+    assert isinstance(skipped, Skipped)
+    assert "without tokens" in skipped.why

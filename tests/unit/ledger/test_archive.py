@@ -1,0 +1,436 @@
+"""The archive: what was handed over is read again, over tears, gaps and bounds."""
+
+import errno
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ledger import InboxEntry
+from ledger.archive import (
+    ArchiveBounds,
+    ArchiveWriter,
+    Cursor,
+    Wanted,
+    entries,
+    segments,
+    verify,
+    writer,
+)
+from ledger.archive import segment as segment_files
+from ledger.archive.__main__ import main
+from protos.kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
+from protos.kaiten.v1.ledger_pb2 import (
+    ConfiguredInput,
+    FoldedTokens,
+    JournalRecord,
+    SequenceFinished,
+    SubmitRecord,
+)
+
+BOUNDS = ArchiveBounds(bytes_max=64 << 20, age_s_max=3600.0)
+SECOND = 1_000_000_000
+
+
+def header(epoch: int = 7, journal_seq: int = 100, *, has_tokens: bool = True) -> ArchiveHeader:
+    return ArchiveHeader(
+        version="0.2.0",
+        cell="0",
+        epoch=epoch,
+        journal_seq=journal_seq,
+        after_seq=journal_seq,
+        configured=ConfiguredInput(policy="fair"),
+        has_tokens=has_tokens,
+        unix_ns=journal_seq * SECOND,
+    )
+
+
+def record(seq: int, sequence_ids: Sequence[int] = (1,), epoch: int = 7) -> JournalRecord:
+    """Of one token each, a second behind the one before."""
+    return JournalRecord(
+        seq=seq,
+        epoch=epoch,
+        unix_ns=seq * SECOND,
+        sequence_ids=sequence_ids,
+        positions=[seq] * len(sequence_ids),
+        token_ids=[seq * 7 % 1000] * len(sequence_ids),
+    )
+
+
+def entry(sequence_id: int, prompt: Sequence[int] = (5, 6, 7), n: int = 1) -> InboxEntry:
+    submit = SubmitRecord(
+        id=f"t:{sequence_id}", tenant="t", n=n, prompt_token_ids=prompt, timeout_ms=1
+    )
+    return InboxEntry(entry_id="17-0", sequence_id=sequence_id, record=submit)
+
+
+def take_in(
+    archive: ArchiveWriter, one: InboxEntry, outputs: Sequence[FoldedTokens | None] = ()
+) -> None:
+    assert isinstance(one.record, SubmitRecord)
+    archive.request(one, one.record, outputs)
+
+
+@contextmanager
+def archive_of(folder: Path, head: ArchiveHeader | None = None) -> Iterator[ArchiveWriter]:
+    """One that is closed, and so written, behind the block."""
+    archive = ArchiveWriter(folder, head or header(), BOUNDS)
+    yield archive
+    archive.close()
+
+
+def seqs(folder: Path, wanted: Wanted | None = None) -> list[int]:
+    found = entries([folder], wanted or Wanted())
+    return [each.record.seq for each in found if each.HasField("record")]
+
+
+def kinds(found: Iterator[ArchiveEntry]) -> list[str | None]:
+    return [each.WhichOneof("entry") for each in found]
+
+
+def write_records(folder: Path, count: int, *, is_apart: bool = False) -> list[JournalRecord]:
+    """`is_apart`: a chunk each."""
+    told = [record(101 + index) for index in range(count)]
+    with archive_of(folder) as archive:
+        for each in told:
+            archive.record(each)
+            if is_apart:
+                until_written(archive)
+    return told
+
+
+def until_written(archive: ArchiveWriter) -> None:
+    """The queue was taken; what is handed over now is another chunk's."""
+    while archive._queue:
+        threading.Event().wait(0.001)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "FLUSH_S", 0.001)
+
+
+def test_what_was_handed_over_is_read_in_order(tmp_path: Path) -> None:
+    told = [record(101, (1, 2)), record(102, (1, 2))]
+    with archive_of(tmp_path) as archive:
+        take_in(archive, entry(1))
+        take_in(archive, entry(2, n=2), [FoldedTokens(token_ids=[4, 5]), None])
+        for each in told:
+            archive.record(each)
+    found = list(entries([tmp_path]))
+    assert kinds(iter(found)) == ["header", "request", "request", "record", "record"]
+    assert (found[0].header.version, found[0].header.configured.policy) == ("0.2.0", "fair")
+    assert found[1].request.submit == entry(1).record
+    assert found[1].request.entry_id == "17-0"
+    resumed = found[2].request.choices
+    assert [(list(c.token_ids), c.is_finished) for c in resumed] == [([4, 5], False), ([], True)]
+    assert [each.record for each in found[3:]] == told
+    assert not list(verify([tmp_path]))
+
+
+def test_files_are_nobody_elses(tmp_path: Path) -> None:
+    write_records(tmp_path / "new", 1)
+    (segment,) = segments([tmp_path])
+    assert segment.path.stat().st_mode & 0o077 == 0
+    assert segment.path.parent.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_cursor_by_record_by_time_and_by_request(tmp_path: Path, is_apart: bool) -> None:
+    with archive_of(tmp_path) as archive:
+        for index in range(10):
+            take_in(archive, entry(index))
+            archive.record(record(101 + index, (index,)))
+            if is_apart:
+                until_written(archive)
+    assert seqs(tmp_path) == list(range(101, 111))
+    assert seqs(tmp_path, Wanted(after=Cursor(7, 107))) == [108, 109, 110]
+    assert seqs(tmp_path, Wanted(after=Cursor(8, 0))) == []
+    assert seqs(tmp_path, Wanted(since_ns=105 * SECOND, until_ns=108 * SECOND)) == [105, 106, 107]
+    behind = list(entries([tmp_path], Wanted(after=Cursor(7, 108))))
+    # The request that the next record knows of comes along.
+    assert kinds(iter(behind)) == ["header", "request", "record", "request", "record"]
+    assert behind[1].request.sequence_id == 8
+    of_one = list(entries([tmp_path], Wanted(id="t:4")))
+    assert kinds(iter(of_one)) == ["header", "request", "record"]
+    assert of_one[2].record.seq == 105
+
+
+def test_a_request_is_told_of_by_every_record_that_names_it(tmp_path: Path) -> None:
+    told = [record(101 + index, (9,)) for index in range(7)]
+    told[1].inputs.add().submit.sequence_id = 5
+    told[2].inputs.add().plan.admitted.append(6)
+    told[3].inputs.add().plan.preempted.append(5)
+    told[4].inputs.add().cancel.sequence_id = 5
+    told[5].finished.append(SequenceFinished(sequence_id=6))
+    with archive_of(tmp_path) as archive:
+        take_in(archive, entry(5, n=2))
+        for each in told:
+            archive.record(each)
+    assert seqs(tmp_path, Wanted(id="t:5")) == [102, 103, 104, 105, 106]
+
+
+def test_a_torn_segment_is_read_up_to_the_tear(tmp_path: Path) -> None:
+    """Wherever the file ends: every chunk that is whole, and no other."""
+    write_records(tmp_path, 6, is_apart=True)
+    (segment,) = segments([tmp_path])
+    whole = segment.path.read_bytes()
+    ends = [0]
+    for part in segment_files.read(whole):
+        assert isinstance(part, segment_files.Chunk)
+        ends.append(ends[-1] + segment_files.HEAD_BYTES + len(part.payload))
+    assert len(ends) == 8
+    for size in range(ends[1], len(whole)):
+        segment.path.write_bytes(whole[:size])
+        count = sum(end <= size for end in ends[2:])
+        assert seqs(tmp_path) == list(range(101, 101 + count))
+    (problem,) = verify([tmp_path])
+    assert "torn" in problem.what
+
+
+def test_a_damaged_chunk_costs_itself_and_is_told(tmp_path: Path) -> None:
+    write_records(tmp_path, 6, is_apart=True)
+    (segment,) = segments([tmp_path])
+    whole = bytearray(segment.path.read_bytes())
+    third = [m for m in range(len(whole)) if whole[m : m + 4] == segment_files.MARK][3]
+    for offset in (2, 6, 9, segment_files.HEAD_BYTES + 3):
+        hurt = bytearray(whole)
+        hurt[third + offset] ^= 0x10
+        segment.path.write_bytes(hurt)
+        assert seqs(tmp_path) == [101, 102, 104, 105, 106]
+        assert kinds(entries([tmp_path]))[3] == "gap"
+        assert [problem.is_told for problem in verify([tmp_path])] == [False, False]
+
+
+def test_a_disk_that_is_full_costs_no_record_but_those_it_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a chunk is written, then none; what is missing is said where it is missing."""
+    said: list[str] = []
+    room = [1 << 30]
+    real = os.write
+
+    def write(file: int, data: bytes) -> int:
+        if room[0] <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = real(file, bytes(data[: room[0]]))
+        room[0] -= count
+        return count
+
+    monkeypatch.setattr(os, "write", write)
+    archive = ArchiveWriter(tmp_path, header(), BOUNDS, said.append)
+    archive.record(record(101))
+    until(lambda: seqs(tmp_path) == [101])
+    room[0] = 30
+    take_in(archive, entry(3))
+    archive.record(record(102))
+    until(lambda: said == ["No space left on device"])
+    archive.record(record(103))
+    until(lambda: archive.dropped == 3)
+    room[0] = 1 << 30
+    archive.record(record(104))
+    archive.close()
+    assert said == ["No space left on device", ""]
+    assert seqs(tmp_path) == [101, 104]
+    (gap,) = (each.gap for each in entries([tmp_path]) if each.HasField("gap"))
+    assert (gap.first_seq, gap.last_seq, gap.requests) == (102, 103, 1)
+    assert len(segments([tmp_path])) == 1, "a full disk is not littered with beginnings"
+    assert [problem.is_told for problem in verify([tmp_path])] == [True]
+
+
+def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit the queue meanwhile is dropped, and marked."""
+    monkeypatch.setattr(writer, "QUEUE_BYTES_MAX", 10 * len(record(999).SerializeToString()))
+    gate, is_in = threading.Event(), threading.Event()
+    real = writer._write_all
+
+    def hang(file: int, data: bytes) -> None:
+        is_in.set()
+        gate.wait()
+        real(file, data)
+
+    monkeypatch.setattr(writer, "_write_all", hang)
+    archive = ArchiveWriter(tmp_path, header(), BOUNDS)
+    archive.record(record(101))
+    is_in.wait()
+    for seq in range(102, 200):
+        archive.record(record(seq))
+    assert archive.dropped == 88
+    gate.set()
+    until_written(archive)
+    archive.record(record(200))
+    archive.close()
+    assert seqs(tmp_path) == [*range(101, 112), 200]
+    (gap,) = (each.gap for each in entries([tmp_path]) if each.HasField("gap"))
+    assert (gap.first_seq, gap.last_seq, gap.reason) == (112, 199, writer.TOO_SLOW)
+
+
+def test_segments_are_bounded_in_bytes_and_each_has_its_header(tmp_path: Path) -> None:
+    bounds = ArchiveBounds(bytes_max=64 << 10, age_s_max=3600.0)
+    archive = ArchiveWriter(tmp_path, header(), bounds)
+    noise = iter(lambda: os.urandom(1000), None)
+    most = 0
+    for seq in range(101, 401):
+        told = record(seq)
+        told.inputs.add().worker_lost.reason = next(noise).hex()
+        archive.record(told)
+        until_written(archive)
+        most = max(most, sum(path.stat().st_size for path in tmp_path.iterdir()))
+    archive.close()
+    assert 32 << 10 < most <= 64 << 10
+    kept = segments([tmp_path])
+    assert 3 < len(kept) <= 10
+    assert {each.header.configured.policy for each in kept} == {"fair"}
+    found = seqs(tmp_path)
+    assert found == list(range(found[0], 401))
+    (problem,) = verify([tmp_path])
+    assert problem.is_told
+    assert "beginning" in problem.what
+
+
+def test_what_is_too_old_goes_and_nothing_else_in_the_folder(tmp_path: Path) -> None:
+    write_records(tmp_path, 1)
+    (old,) = segments([tmp_path])
+    (tmp_path / "notes.txt").touch()
+    for path in tmp_path.iterdir():
+        os.utime(path, (1, 1))
+    with archive_of(tmp_path, header(8, 101)) as archive:
+        archive.record(record(102, epoch=8))
+    assert [each.epoch for each in segments([tmp_path])] == [8]
+    assert (tmp_path / "notes.txt").exists()
+    assert not old.path.exists()
+
+
+def test_archives_of_several_schedulers_are_one(tmp_path: Path) -> None:
+    """Read in the order of their leaderships; a missing end is noticed by the next leader's."""
+    for folder, epoch, seq in (("a", 7, 101), ("b", 8, 102), ("a", 9, 104)):
+        with archive_of(tmp_path / folder, header(epoch, seq - 1)) as archive:
+            archive.record(record(seq, epoch=epoch))
+    both = [tmp_path / "b", tmp_path / "a", tmp_path / "a"]
+    found = [each.record for each in entries(both) if each.HasField("record")]
+    assert [(each.epoch, each.seq) for each in found] == [(7, 101), (8, 102), (9, 104)]
+    (problem,) = verify(both)
+    assert problem.what == "records 103 to 103 were never written"
+    assert not problem.is_told
+
+
+def test_archives_of_several_stores_may_lie_in_one_folder(tmp_path: Path) -> None:
+    """As those of two models under one `kaiten serve`: neither misses what is the other's."""
+    for epoch, store, seq in ((7, "a", 101), (8, "b", 900), (9, "a", 102)):
+        head = header(epoch, seq - 1)
+        head.store = store
+        with archive_of(tmp_path / store, head) as archive:
+            archive.record(record(seq, epoch=epoch))
+    assert not list(verify([tmp_path]))
+
+
+def test_a_later_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "FORMAT", 2)
+    write_records(tmp_path, 1)
+    with pytest.raises(ValueError, match="format 2 is of a later version"):
+        segments([tmp_path])
+
+
+PROMPT = list(range(40))
+
+
+def redacted(folder: Path) -> list[ArchiveEntry]:
+    """Two requests with 32 prompt tokens in common; the first has an output of 30 tokens."""
+    with archive_of(folder, header(has_tokens=False)) as archive:
+        take_in(archive, entry(1, PROMPT))
+        take_in(archive, entry(2, [*PROMPT[:35], 9999]))
+        for position in range(30):
+            told = record(101 + position, (1,))
+            told.positions[:] = [position]
+            told.inputs.add().result.step.token_ids.append(told.token_ids[0])
+            archive.record(told)
+    return list(entries([folder]))
+
+
+def test_without_tokens_there_are_lengths_and_hashes_of_blocks(tmp_path: Path) -> None:
+    found = redacted(tmp_path)
+    first, second = (each.request for each in found if each.HasField("request"))
+    assert (first.prompt_tokens, second.prompt_tokens) == (40, 36)
+    assert len(first.block_hashes) == 2
+    assert first.block_hashes == second.block_hashes
+    assert not first.submit.prompt_token_ids
+    blocks = [each.block for each in found if each.HasField("block")]
+    # 8 tokens of the prompt and 24 of the output are two more.
+    assert [(each.sequence_id, each.index) for each in blocks] == [(1, 2), (1, 3)]
+    records = [each.record for each in found if each.HasField("record")]
+    assert [each.positions[0] for each in records] == list(range(30))
+    assert not any(each.token_ids for each in records)
+    assert not any(item.result.step.token_ids for each in records for item in each.inputs)
+
+
+def test_hashes_do_not_compare_beyond_a_leadership(tmp_path: Path) -> None:
+    one, other = (redacted(tmp_path / name) for name in "ab")
+    assert one[1].request.block_hashes != other[1].request.block_hashes
+
+
+def test_a_hash_follows_a_resumed_output_and_not_one_with_a_hole(tmp_path: Path) -> None:
+    with archive_of(tmp_path, header(has_tokens=False)) as archive:
+        resumed = FoldedTokens(token_ids=range(15))
+        take_in(archive, entry(1, [1]), [resumed])
+        take_in(archive, entry(2, [1, *range(15)]))
+        take_in(archive, entry(3, [1] * 15))
+        missed = record(101, (3,))
+        missed.positions[:] = [5]
+        archive.record(missed)
+        for position in range(15, 31):
+            told = record(87 + position, (1,))
+            told.positions[:] = [position]
+            archive.record(told)
+    found = list(entries([tmp_path]))
+    assert [each.block.sequence_id for each in found if each.HasField("block")] == [1]
+    resumed_request, same = (each.request for each in found[1:3])
+    assert resumed_request.choices[0].tokens == 15
+    assert not resumed_request.choices[0].token_ids
+    assert len(same.block_hashes) == 1
+
+
+def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        threading.Event().wait(0.001)
+
+
+def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str]]:
+    code = main(arguments)
+    return code, capsys.readouterr().out.splitlines()
+
+
+def test_the_command_lists_shows_and_verifies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with archive_of(tmp_path) as archive:
+        for index in range(4):
+            take_in(archive, entry(index))
+            archive.record(record(101 + index, (index,)))
+    code, lines = said_by(capsys, "ls", str(tmp_path))
+    assert code == 0
+    assert "epoch 7 segment 0, cell 0, kaiten 0.2.0, fair, with tokens" in lines[0]
+    assert "records 101 to 104, 1970-01-01T00:01:41Z to 1970-01-01T00:01:44Z" in lines[0]
+    code, lines = said_by(capsys, "cat", str(tmp_path), "--id", "t:2")
+    assert [*json.loads(lines[2])] == ["record"]
+    assert len(lines) == 3
+    assert len(said_by(capsys, "cat", str(tmp_path), "--after", "7:102")[1]) == 5
+    times = ("--since", "1970-01-01T00:01:42Z", "--until", "1970-01-01T00:01:43Z")
+    code, lines = said_by(capsys, "cat", str(tmp_path), *times)
+    assert sum('"record"' in line for line in lines) == 1
+    assert said_by(capsys, "verify", str(tmp_path)) == (0, ["1 segments were read"])
+    (segment,) = segments([tmp_path])
+    os.truncate(segment.path, segment.path.stat().st_size - 1)
+    code, lines = said_by(capsys, "verify", str(tmp_path))
+    assert code == 1
+    assert "torn" in lines[0]
+
+
+def test_the_command_says_what_it_cannot_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ls", str(tmp_path / "nowhere")]) == 2
+    assert "no such folder" in capsys.readouterr().err

@@ -1,0 +1,192 @@
+"""An hour of three leaders, in mock time, decided again from its archive: bit for bit."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from ledger import Commit, InboxEntry, Recovered
+from ledger.archive import ArchiveBounds, ArchiveWriter, entries, segments
+from protos.kaiten.v1.archive_pb2 import ArchiveHeader
+from protos.kaiten.v1.common_pb2 import Leader as LeaderMessage
+from protos.kaiten.v1.ledger_pb2 import FoldedTokens, SequenceFinished, SubmitRecord
+from protos.kaiten.v1.worker_service_pb2 import RowSampling
+from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
+from scheduler_svc import wire
+from scheduler_svc.command_wire import configured_to_proto
+from scheduler_svc.core.commands import Command, MakePlan, StepDone, Submit, WorkerJoined
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.journal import Journal
+from scheduler_svc.replay import Compared, replay_archive
+from scheduler_svc.request_book import BookedRequest, RequestBook
+from scheduler_svc.settings import SchedulerSettings
+from tests.fakes.model_worker import ModelWorker
+from tests.support.cell import spec
+
+SECOND = 1_000_000_000
+HOUR_S = 3600
+# So few blocks that rows are preempted, and so small steps that prompts are cut.
+WORKER = spec(blocks=60, slots=8, step_tokens=24)
+MINDS = (
+    SchedulerSettings(mix="prefill_first"),
+    SchedulerSettings(policy="priority", lease_steps_max=2),
+    SchedulerSettings(policy="fcfs", order="shortest", plans_in_flight_max=1),
+)
+BOUNDS = ArchiveBounds(bytes_max=64 << 20, age_s_max=3600.0)
+
+
+class World:
+    """What outlives a leader: the clock, and what the ledger has of every request."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now_ns = SECOND
+        self.seq = 0
+        self.entries: dict[int, InboxEntry] = {}
+        self.tokens: dict[int, FoldedTokens] = {}
+        self.finished: dict[int, SequenceFinished] = {}
+        self.max_tokens_of: dict[int, int] = {}
+        self.preempted = self.resumed = 0
+
+    def accept(self, rng: random.Random) -> InboxEntry:
+        """A request of somebody."""
+        sequence_id = 1 + len(self.max_tokens_of)
+        prompt = [rng.randrange(1000) for _ in range(rng.randint(3, 60))]
+        record = SubmitRecord(
+            id=f"t:{sequence_id}",
+            tenant=rng.choice("ab"),
+            n=rng.randint(1, 2),
+            prompt_token_ids=prompt,
+            sampling=RowSampling(max_tokens=rng.randint(2, 40), logprobs=-1),
+            priority=rng.randint(0, 2),
+            timeout_ms=rng.choice((0, 0, 0, 30_000)),
+        )
+        entry = InboxEntry(
+            entry_id=f"{self.now_ns // 1_000_000}-0", sequence_id=sequence_id, record=record
+        )
+        for choice in range(record.n):
+            self.tokens[sequence_id + choice] = FoldedTokens()
+            self.max_tokens_of[sequence_id + choice] = record.sampling.max_tokens
+        self.entries[sequence_id] = entry
+        return entry
+
+    def commit(self, commit: Commit) -> None:
+        record = commit.record
+        self.seq = record.seq
+        for sequence_id, token in zip(record.sequence_ids, record.token_ids, strict=True):
+            self.tokens[sequence_id].token_ids.append(token)
+        for ending in record.finished:
+            self.finished[ending.sequence_id] = ending
+        for result in commit.endings:
+            del self.entries[result.sequence_id]
+
+    def recovered(self) -> Recovered:
+        """As a new leader finds it."""
+        return Recovered(
+            entries=tuple(self.entries.values()),
+            tokens=self.tokens,
+            folded_counts={one: len(output.token_ids) for one, output in self.tokens.items()},
+            finished=self.finished,
+            prompt_logprobs_from={},
+            journal_seq=self.seq,
+            cursor="0-0",
+            damaged={},
+        )
+
+
+class Leader:
+    """One leadership without a loop: a step a second."""
+
+    def __init__(self, world: World, epoch: int, settings: SchedulerSettings) -> None:
+        header = ArchiveHeader(
+            epoch=epoch,
+            journal_seq=world.seq,
+            after_seq=world.seq,
+            configured=configured_to_proto(settings.configured),
+            has_tokens=True,
+        )
+        self.world = world
+        self.archive = ArchiveWriter(world.folder, header, BOUNDS)
+        self.book = RequestBook(self.archive)
+        self.journal = Journal(self.book, epoch=epoch, journal_seq=world.seq)
+        self.core = Scheduler()
+        self.worker = ModelWorker(
+            "w", WORKER, world.max_tokens_of, stop_every=0, bad_sequence_ids=set()
+        )
+        self.tell(settings.configured)
+        for entry in list(world.entries.values()):
+            world.resumed += 1
+            self.take_in(entry, world.recovered())
+        self.tell(WorkerJoined(worker_id="w", spec=WORKER))
+
+    def take_in(self, entry: InboxEntry, recovered: Recovered | None = None) -> None:
+        assert isinstance(entry.record, SubmitRecord)
+        booked = BookedRequest(entry=entry, record=entry.record)
+        outputs: tuple[tuple[int, ...] | None, ...] = ()
+        if recovered is None:
+            self.book.add(booked)
+        else:
+            outputs = self.book.resume(booked, recovered)
+        request = wire.request_from_proto(entry, entry.record, outputs=outputs)
+        self.tell(Submit(request=request))
+
+    def tell(self, command: Command) -> None:
+        outcome = self.core.apply(command, self.world.now_ns)
+        self.journal.told(command, self.world.now_ns)
+        self.put(self.journal.ended(outcome.events, self.world.now_ns))
+
+    def put(self, commit: Commit | None) -> None:
+        if commit is not None:
+            self.world.commit(commit)
+            self.archive.record(commit.record, commit.data)
+
+    def second(self) -> None:
+        """Whatever is planned, and one step."""
+        now_ns = self.world.now_ns = self.world.now_ns + SECOND
+        outcome = self.core.apply(MakePlan(worker_id="w"), now_ns)
+        if (plan := outcome.plan) is not None:
+            samplings = [self.book.sampling(join.sequence_id) for join in plan.joins]
+            message = wire.plan_to_proto(plan, LeaderMessage(), samplings)
+            self.journal.planned(plan, message, now_ns)
+            self.worker.send(plan)
+            self.world.preempted += len(plan.preempted)
+        if (result := self.worker.step()) is not None:
+            command = StepDone(result=result)
+            told = StepMessage(plan_id=result.plan_id, step=result.step)
+            outcome = self.core.apply(command, now_ns)
+            self.put(self.journal.step(command, told, outcome, now_ns))
+
+
+def lead_for_an_hour(folder: Path) -> World:
+    """Each mind for twenty minutes; what is live when one ends goes on under the next."""
+    world, rng = World(folder), random.Random(7)
+    for epoch, settings in enumerate(MINDS, start=1):
+        leader = Leader(world, epoch, settings)
+        for second in range(HOUR_S // len(MINDS)):
+            # Somebody in every fifth second, and nobody in the last minute of the hour.
+            if rng.random() < 0.2 and (epoch < len(MINDS) or second < 1000):
+                leader.take_in(world.accept(rng))
+            leader.second()
+        leader.archive.close(60.0)
+    return world
+
+
+def compared(folder: Path, policy: str | None = None) -> Iterator[Compared]:
+    for one in replay_archive(entries([folder]), policy):
+        assert isinstance(one, Compared), one
+        yield one
+
+
+def test_a_recorded_hour_is_decided_again(tmp_path: Path) -> None:
+    world = lead_for_an_hour(tmp_path)
+    assert world.resumed > 3
+    assert world.preempted > 20
+    records = [one.record for one in entries([tmp_path]) if one.HasField("record")]
+    assert [record.seq for record in records] == list(range(1, world.seq + 1))
+    assert records[-1].unix_ns - records[0].unix_ns > 3000 * SECOND
+    decisions = list(compared(tmp_path))
+    assert [one for one in decisions if not one.is_equal] == []
+    assert sum("plan" in one.what for one in decisions) > 1000
+    assert not all(one.is_equal for one in compared(tmp_path, policy="static"))
+    assert [one.header.configured.policy for one in segments([tmp_path])] == [
+        settings.policy for settings in MINDS
+    ]
