@@ -6,6 +6,7 @@ backoff, at the leader's address when the answer names it and otherwise at the n
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import grpc
@@ -21,8 +22,8 @@ log = structlog.get_logger()
 
 # An answer takes a millisecond. A leader silent for this long may be frozen and have a successor.
 _RPC_S_MAX: Final = 1.0
-_BACKOFF_S_MIN: Final = 0.1
 # Small, because it is part of every fail-over: a new leader has nothing to run on until we find it.
+_BACKOFF_S_MIN: Final = 0.025
 _BACKOFF_S_MAX: Final = 0.5
 # More than reach the longest wait. Without a bound the 1024th failure in a row overflows a float.
 _DOUBLINGS_MAX: Final = 8
@@ -59,6 +60,7 @@ class Registrar:
         self._was_registered = False
         self._is_draining = asyncio.Event()
         self._is_drained = asyncio.Event()
+        self._is_asked = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Registrar {','.join(self._schedulers)} registered={self._is_registered}>"
@@ -73,9 +75,14 @@ class Registrar:
         A worker that lost its registration a moment ago may still have work: it asks again too.
         """
         self._is_draining.set()
+        self.ask_now()
         if not self._was_registered:
             return
         await self._is_drained.wait()
+
+    def ask_now(self) -> None:
+        """The leader's stream ended: it may have a successor, who has nothing to run on."""
+        self._is_asked.set()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -132,15 +139,13 @@ class Registrar:
                 return
 
     async def _pause(self, interval_s: float) -> None:
-        """An interval, cut short by the beginning of the drain; quick polls during it."""
+        """An interval, cut short when there is a reason to ask; quick polls while draining."""
         if self._is_draining.is_set():
-            await asyncio.sleep(min(interval_s, _DRAIN_POLL_S))
-            return
-        try:
+            interval_s = min(interval_s, _DRAIN_POLL_S)
+        with suppress(TimeoutError):
             async with asyncio.timeout(interval_s):
-                await self._is_draining.wait()
-        except TimeoutError:
-            return
+                await self._is_asked.wait()
+        self._is_asked.clear()
 
     def _note(self, scheduler: str, error: grpc.aio.AioRpcError, failures: int) -> None:
         self._is_registered = False

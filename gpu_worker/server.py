@@ -7,7 +7,7 @@ FAILED_PRECONDITION; the leader's next stream is a full resync.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -109,6 +109,8 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         gather_s: float = 0.0,
     ) -> None:
         """`spans` None: nobody listens. `gather_s`: see `Gathering`."""
+        # Called when a leader's stream has ended and no newer one has taken over.
+        self.on_stream_end: Callable[[], None] | None = None
         self._engine = engine
         self._meters = meters
         self._spans = spans
@@ -134,6 +136,8 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
             with suppress(asyncio.CancelledError):
                 await reader
             self._engine.close(stream)
+            if stream is self._stream and self.on_stream_end is not None:
+                self.on_stream_end()
 
     def end_stream(self) -> None:
         """End the leader's stream, if there is one: the worker goes away."""

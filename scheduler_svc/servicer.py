@@ -1,7 +1,10 @@
 """SchedulerService: workers announce themselves here, and operators look in."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from ledger import Leader
 from protos.kaiten.v1 import common_pb2
 from protos.kaiten.v1.scheduler_service_pb2 import (
     ConfigureResponse,
@@ -9,6 +12,7 @@ from protos.kaiten.v1.scheduler_service_pb2 import (
     HeartbeatResponse,
     RegisterRequest,
     RegisterResponse,
+    StandByResponse,
     WorkerState,
 )
 from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceServicer
@@ -17,6 +21,7 @@ from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.wire import PLAN_VERSION
 from service_kit.errors import InvalidRequest, NotLeader
+from service_kit.grpc_health import AtMost
 
 UINT32_MAX: Final = (1 << 32) - 1
 TEXT_CHARS_MAX: Final = 1024
@@ -35,6 +40,7 @@ RANGES: Final = {
 }
 # Every sequence has a block table for each.
 LAYER_GROUPS_MAX: Final = 64
+STANDBYS_MAX: Final = 64
 
 
 class Servicer(SchedulerServiceServicer):
@@ -44,6 +50,18 @@ class Servicer(SchedulerServiceServicer):
         self.session: LeaderSession | None = None
         self.leader_address = ""
         self._settings = settings
+        self._leader: Leader | None = None
+        self._is_over = asyncio.Event()
+        self._standbys = AtMost(STANDBYS_MAX, "standbys")
+
+    def begin(self, leader: Leader) -> None:
+        """We were elected. Who stands by may know; workers may come when there is a session."""
+        self._leader, self._is_over = leader, asyncio.Event()
+
+    def end(self) -> None:
+        """We lead no more."""
+        self.session = self._leader = None
+        self._is_over.set()
 
     async def Register(self, request: Any, context: Any) -> RegisterResponse:
         if not request.address or not request.worker.boot_id:
@@ -63,13 +81,21 @@ class Servicer(SchedulerServiceServicer):
             return HeartbeatResponse(must_register=True)
         return HeartbeatResponse(is_drained=is_drained)
 
+    async def StandBy(self, request: Any, context: Any) -> AsyncIterator[StandByResponse]:
+        with self._standbys:
+            if (leader := self._leader) is None:
+                raise NotLeader(self.leader_address)
+            is_over = self._is_over
+            yield StandByResponse(leader=_leader(leader))
+            await is_over.wait()
+
     async def GetState(self, request: Any, context: Any) -> GetStateResponse:
         if self.session is None:
             return GetStateResponse(is_leader=False, policy=self._settings.policy)
         leader, core = self.session.leader, self.session.core
         return GetStateResponse(
             is_leader=True,
-            leader=common_pb2.Leader(epoch=leader.epoch, nonce=leader.nonce),
+            leader=_leader(leader),
             journal_seq=self.session.journal_seq,
             waiting=len(core.waiting),
             running=core.running_count,
@@ -103,6 +129,10 @@ class Servicer(SchedulerServiceServicer):
             state.block_count = worker.kv.block_count
             state.plans_in_flight = len(worker.flights)
         return state
+
+
+def _leader(leader: Leader) -> common_pb2.Leader:
+    return common_pb2.Leader(epoch=leader.epoch, nonce=leader.nonce)
 
 
 def _check_texts(request: RegisterRequest) -> None:

@@ -30,7 +30,7 @@ class SchedulerSettings(SchedulingSettings):
         " route to the store when bound to 0.0.0.0",
     )
     lease_ttl_s: float = Field(
-        default=3.0, gt=0.1, description="a silent leader is replaced after this long"
+        default=1.5, gt=0.1, description="a silent leader is replaced after this long"
     )
     uncommitted_steps_max: int = Field(
         default=32, ge=1, description="steps computed ahead of the ledger before planning pauses"

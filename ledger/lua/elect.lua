@@ -1,14 +1,15 @@
 #!lua flags=allow-oom
--- Take the lease if it is still as the candidate saw it, or if nobody holds it.
+-- Take the lease if nobody holds it, or if it is still as the candidate saw it: of that epoch, and not renewed since,
+-- unless that leader is known to have ended.
 -- KEYS  meta, lease
--- ARGV  1 store nonce, 2 candidate's nonce, 3 address, 4 epoch seen, 5 renew_seq seen ("" and "": saw none)
+-- ARGV  1 store nonce, 2 candidate's nonce, 3 address, 4 epoch seen ("": none), 5 renew_seq seen ("": its leader has ended)
 -- reply {OK, epoch, journal seq} (also for a repeat) | {HELD, epoch} | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
 local lease = redis.call('HMGET', KEYS[2], 'epoch', 'nonce', 'renew_seq', 'journal_seq')
 local epoch, seq = lease[1] or '0', lease[4] or '0'
 if lease[2] == ARGV[2] then return {'OK', epoch, seq} end
 local is_free = not lease[2] or lease[2] == ''
-local is_as_seen = lease[1] == ARGV[4] and lease[3] == ARGV[5]
+local is_as_seen = lease[1] == ARGV[4] and (ARGV[5] == '' or lease[3] == ARGV[5])
 if not is_free and not is_as_seen then return {'HELD', epoch} end
 
 -- A fresh store starts above every epoch of its predecessor, or workers would refuse its leaders as stale:

@@ -42,6 +42,21 @@ async def test_a_lease_that_moved_since_it_was_seen_cannot_be_stolen(ledger: Led
     assert view.record.waiting == 3
 
 
+async def test_of_a_leader_that_has_ended_no_renewal_counts_but_its_successors_do(
+    ledger: Ledger,
+) -> None:
+    """What it sent before it died may arrive after anybody looked."""
+    first = await ledger.elect("here", 7)
+    assert first is not None
+    seen = await ledger.leader()
+    await ledger.renew(first, CellRecord())
+    second = await ledger.elect("there", 8, seen=seen, has_ended=True)
+    assert second is not None
+    # The same news once more, too late: somebody else leads by now.
+    assert await ledger.elect("elsewhere", 9, seen=seen, has_ended=True) is None
+    assert await ledger.elect("elsewhere", 9, has_ended=True) is None
+
+
 async def test_of_two_candidates_exactly_one_leads_until_it_resigns(
     redis_url: str, cell: str
 ) -> None:

@@ -26,7 +26,7 @@ from protos.kaiten.v1 import common_pb2 as kaiten_dot_v1_dot_common__pb2
 from protos.kaiten.v1 import ledger_pb2 as kaiten_dot_v1_dot_ledger__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!kaiten/v1/scheduler_service.proto\x12\tkaiten.v1\x1a\x16kaiten/v1/common.proto\x1a\x16kaiten/v1/ledger.proto\"\x80\x01\n\x10\x43onfigureRequest\x12;\n\x08settings\x18\x01 \x03(\x0b\x32).kaiten.v1.ConfigureRequest.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"C\n\x11\x43onfigureResponse\x12.\n\nconfigured\x18\x01 \x01(\x0b\x32\x1a.kaiten.v1.ConfiguredInput\"P\n\x0fRegisterRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12,\n\x06worker\x18\x02 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription\"1\n\x10RegisterResponse\x12\x1d\n\x15heartbeat_interval_ms\x18\x01 \x01(\r\"8\n\x10HeartbeatRequest\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\">\n\x11HeartbeatResponse\x12\x15\n\rmust_register\x18\x01 \x01(\x08\x12\x12\n\nis_drained\x18\x02 \x01(\x08\"\x11\n\x0fGetStateRequest\"\xb8\x01\n\x10GetStateResponse\x12\x11\n\tis_leader\x18\x01 \x01(\x08\x12!\n\x06leader\x18\x02 \x01(\x0b\x32\x11.kaiten.v1.Leader\x12\x13\n\x0bjournal_seq\x18\x03 \x01(\x04\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0e\n\x06policy\x18\x06 \x01(\t\x12\'\n\x07workers\x18\x07 \x03(\x0b\x32\x16.kaiten.v1.WorkerState\"\xce\x01\n\x0bWorkerState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\x0cis_connected\x18\x03 \x01(\x08\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x06 \x01(\r\x12\x17\n\x0fplans_in_flight\x18\x07 \x01(\r\x12\x31\n\x0b\x64\x65scription\x18\x08 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription2\xac\x02\n\x10SchedulerService\x12\x43\n\x08Register\x12\x1a.kaiten.v1.RegisterRequest\x1a\x1b.kaiten.v1.RegisterResponse\x12\x46\n\tHeartbeat\x12\x1b.kaiten.v1.HeartbeatRequest\x1a\x1c.kaiten.v1.HeartbeatResponse\x12\x43\n\x08GetState\x12\x1a.kaiten.v1.GetStateRequest\x1a\x1b.kaiten.v1.GetStateResponse\x12\x46\n\tConfigure\x12\x1b.kaiten.v1.ConfigureRequest\x1a\x1c.kaiten.v1.ConfigureResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!kaiten/v1/scheduler_service.proto\x12\tkaiten.v1\x1a\x16kaiten/v1/common.proto\x1a\x16kaiten/v1/ledger.proto\"\x80\x01\n\x10\x43onfigureRequest\x12;\n\x08settings\x18\x01 \x03(\x0b\x32).kaiten.v1.ConfigureRequest.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"C\n\x11\x43onfigureResponse\x12.\n\nconfigured\x18\x01 \x01(\x0b\x32\x1a.kaiten.v1.ConfiguredInput\"P\n\x0fRegisterRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12,\n\x06worker\x18\x02 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription\"1\n\x10RegisterResponse\x12\x1d\n\x15heartbeat_interval_ms\x18\x01 \x01(\r\"8\n\x10HeartbeatRequest\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\">\n\x11HeartbeatResponse\x12\x15\n\rmust_register\x18\x01 \x01(\x08\x12\x12\n\nis_drained\x18\x02 \x01(\x08\"\x10\n\x0eStandByRequest\"4\n\x0fStandByResponse\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.kaiten.v1.Leader\"\x11\n\x0fGetStateRequest\"\xb8\x01\n\x10GetStateResponse\x12\x11\n\tis_leader\x18\x01 \x01(\x08\x12!\n\x06leader\x18\x02 \x01(\x0b\x32\x11.kaiten.v1.Leader\x12\x13\n\x0bjournal_seq\x18\x03 \x01(\x04\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0e\n\x06policy\x18\x06 \x01(\t\x12\'\n\x07workers\x18\x07 \x03(\x0b\x32\x16.kaiten.v1.WorkerState\"\xce\x01\n\x0bWorkerState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\x0cis_connected\x18\x03 \x01(\x08\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x06 \x01(\r\x12\x17\n\x0fplans_in_flight\x18\x07 \x01(\r\x12\x31\n\x0b\x64\x65scription\x18\x08 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription2\xf0\x02\n\x10SchedulerService\x12\x43\n\x08Register\x12\x1a.kaiten.v1.RegisterRequest\x1a\x1b.kaiten.v1.RegisterResponse\x12\x46\n\tHeartbeat\x12\x1b.kaiten.v1.HeartbeatRequest\x1a\x1c.kaiten.v1.HeartbeatResponse\x12\x42\n\x07StandBy\x12\x19.kaiten.v1.StandByRequest\x1a\x1a.kaiten.v1.StandByResponse0\x01\x12\x43\n\x08GetState\x12\x1a.kaiten.v1.GetStateRequest\x1a\x1b.kaiten.v1.GetStateResponse\x12\x46\n\tConfigure\x12\x1b.kaiten.v1.ConfigureRequest\x1a\x1c.kaiten.v1.ConfigureResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,12 +49,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEATREQUEST']._serialized_end=485
   _globals['_HEARTBEATRESPONSE']._serialized_start=487
   _globals['_HEARTBEATRESPONSE']._serialized_end=549
-  _globals['_GETSTATEREQUEST']._serialized_start=551
-  _globals['_GETSTATEREQUEST']._serialized_end=568
-  _globals['_GETSTATERESPONSE']._serialized_start=571
-  _globals['_GETSTATERESPONSE']._serialized_end=755
-  _globals['_WORKERSTATE']._serialized_start=758
-  _globals['_WORKERSTATE']._serialized_end=964
-  _globals['_SCHEDULERSERVICE']._serialized_start=967
-  _globals['_SCHEDULERSERVICE']._serialized_end=1267
+  _globals['_STANDBYREQUEST']._serialized_start=551
+  _globals['_STANDBYREQUEST']._serialized_end=567
+  _globals['_STANDBYRESPONSE']._serialized_start=569
+  _globals['_STANDBYRESPONSE']._serialized_end=621
+  _globals['_GETSTATEREQUEST']._serialized_start=623
+  _globals['_GETSTATEREQUEST']._serialized_end=640
+  _globals['_GETSTATERESPONSE']._serialized_start=643
+  _globals['_GETSTATERESPONSE']._serialized_end=827
+  _globals['_WORKERSTATE']._serialized_start=830
+  _globals['_WORKERSTATE']._serialized_end=1036
+  _globals['_SCHEDULERSERVICE']._serialized_start=1039
+  _globals['_SCHEDULERSERVICE']._serialized_end=1407
 # @@protoc_insertion_point(module_scope)
