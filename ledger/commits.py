@@ -2,8 +2,8 @@
 election.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from ledger import scripts
 from ledger.store import Argument, Call, Store
@@ -19,9 +19,15 @@ from protos.kaiten.v1.ledger_pb2 import (
     SubmitRecord,
 )
 
+Between: TypeAlias = Callable[[], Awaitable[None]]
 CURSOR_START: Final = "0-0"
-# Entries per read while recovering; a page of long prompts stays well under the reply limits.
-PAGE_ENTRIES: Final = 256
+# Entries per read while recovering: few enough for a page of long prompts to be read and decoded
+# well within a lease.
+PAGE_ENTRIES: Final = 64
+
+
+async def _nothing() -> None:
+    """Between two pages."""
 
 
 def commit_call(store: Store, leader: Leader, commit: Commit) -> Call:
@@ -161,7 +167,7 @@ class Commits:
         )
         return [_entry(*entry) for entry in entries]
 
-    async def inbox_all(self) -> list[InboxEntry]:
+    async def inbox_all(self, between: Between = _nothing) -> list[InboxEntry]:
         """Every entry there is, oldest first."""
         entries: list[InboxEntry] = []
         start = "-"
@@ -172,13 +178,14 @@ class Commits:
             entries += [_entry(*entry) for entry in page]
             if len(page) < PAGE_ENTRIES:
                 return entries
+            await between()
             start = f"({entries[-1].entry_id}"
 
-    async def recover(self, leader: Leader) -> Recovered:
+    async def recover(self, leader: Leader, between: Between = _nothing) -> Recovered:
         """Every live request with its committed tokens. Only the leader may rely on it: nobody else
-        commits.
+        commits. `between` is awaited after each page: much may be live.
         """
-        entries = await self.inbox_all()
+        entries = await self.inbox_all(between)
         live = [
             sequence_id
             for entry in entries
@@ -191,12 +198,12 @@ class Commits:
             if isinstance(entry.record, SubmitRecord)
             and entry.record.sampling.HasField("prompt_logprobs")
         ]
-        folded, ended = await self._folded_state(live)
+        folded, ended = await self._folded_state(live, between)
         folded_counts = {
             sequence_id: len(output.token_ids) for sequence_id, output in folded.items()
         }
         outputs = Outputs(folded)
-        for record in await self._journal():
+        async for record in self._journal(between):
             outputs.apply(record)
         prompt_logprobs_from = {}
         for sequence_id in wanting:
@@ -204,6 +211,7 @@ class Commits:
                 prompt_logprobs_from[sequence_id] = await self._prompt_logprobs_from(sequence_id)
             except DamagedLedger as error:
                 outputs.damaged[sequence_id] = str(error)
+            await between()
         (lease,) = await self._store.read(
             (("HMGET", self._store.keys.lease, "epoch", "nonce", "journal_seq", "folded_seq"),)
         )
@@ -230,7 +238,7 @@ class Commits:
         return prompt.position + prompt.token_count
 
     async def _folded_state(
-        self, sequence_ids: Sequence[int]
+        self, sequence_ids: Sequence[int], between: Between
     ) -> tuple[dict[int, FoldedTokens], dict[int, SequenceFinished]]:
         keys = self._store.keys
         folded: dict[int, FoldedTokens] = {}
@@ -246,16 +254,18 @@ class Commits:
                 folded[sequence_id] = FoldedTokens.FromString(output or b"")
                 if end is not None:
                     ended[sequence_id] = SequenceFinished.FromString(end)
+            await between()
         return folded, ended
 
-    async def _journal(self) -> Iterable[JournalRecord]:
-        records: list[JournalRecord] = []
+    async def _journal(self, between: Between) -> AsyncIterator[JournalRecord]:
         start = "-"
         while True:
             (page,) = await self._store.read(
                 (("XRANGE", self._store.keys.journal, start, "+", "COUNT", PAGE_ENTRIES),)
             )
-            records += [JournalRecord.FromString(fields[1]) for _, fields in page]
+            for entry_id, (_, record) in page:
+                yield JournalRecord.FromString(record)
+                start = f"({entry_id.decode()}"
             if len(page) < PAGE_ENTRIES:
-                return records
-            start = f"({records[-1].seq}-0"
+                return
+            await between()

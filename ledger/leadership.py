@@ -80,12 +80,14 @@ class Leadership:
             return None
         return Leader(epoch=int(rest[0]), nonce=nonce, journal_seq=int(rest[1]))
 
-    async def renew(self, leader: Leader, cell: CellRecord) -> None:
-        """The leader is alive and its cell looks like this. Fenced: stop leading."""
+    async def renew(self, leader: Leader, cell: CellRecord | None) -> None:
+        """The leader is alive and its cell looks like this; None: it cannot say yet, and what was
+        said of it stays. Fenced: stop leading.
+        """
         verdict, *_ = await self._store.script(
             scripts.RENEW,
             (self._store.keys.lease,),
-            (leader.epoch, leader.nonce, cell.SerializeToString()),
+            (leader.epoch, leader.nonce, b"" if cell is None else cell.SerializeToString()),
         )
         if verdict != b"OK":
             raise Fenced(f"renewal refused: epoch {leader.epoch} no longer leads")

@@ -21,6 +21,7 @@ from service_kit.errors import NotLeader
 from service_kit.grpc_server import bind, create_server
 from tests.support.answers import until
 from tests.support.cluster import Cluster
+from tests.support.processes import ServiceProcess
 from tests.support.relay import Relay
 
 # Longer than every wait of a test: who leads before has not waited for the lease.
@@ -30,8 +31,12 @@ US = Leader(epoch=5, nonce=7)
 
 
 @asynccontextmanager
-async def followed(folder: Path, *, is_relayed: bool = False) -> AsyncIterator[tuple[Cluster, Any]]:
-    """A leader, and a standby that follows it; between the two a network, if one is wanted."""
+async def followed(
+    folder: Path, *, is_relayed: bool = False, is_hermit: bool = False
+) -> AsyncIterator[tuple[Cluster, Any]]:
+    """A leader, and a standby that follows it; between the two a network, if one is wanted, or a
+    worker that was told of the first leader alone.
+    """
     cluster = Cluster(
         folder,
         schedulers=2,
@@ -43,9 +48,12 @@ async def followed(folder: Path, *, is_relayed: bool = False) -> AsyncIterator[t
         leader, second = cluster.schedulers
         if is_relayed:
             leader.argv += ["--advertise-address", relay.address]
+        (worker,) = cluster.workers
+        if is_hermit:
+            worker.argv[worker.argv.index("--scheduler") + 1] = cluster.scheduler_addresses[0]
         cluster.store.start()
         leader.start()
-        cluster.workers[0].start()
+        worker.start()
         await cluster.connect()
         await cluster.ready(workers=1)
         second.start()
@@ -81,6 +89,27 @@ async def test_a_killed_leader_has_a_successor_at_once(tmp_path: Path) -> None:
         second.kill()
         await cluster.all_done()
         assert_all_whole(cluster)
+
+
+async def test_a_new_leader_finds_the_workers_that_the_one_before_knew(tmp_path: Path) -> None:
+    """They need not find it first: this one never would."""
+    async with followed(tmp_path, is_hermit=True) as (cluster, _):
+        first, second = cluster.schedulers
+        (hermit,) = cluster.workers
+        await mixed(cluster)
+        await until(lambda: knows(cluster, hermit), "the ledger says where it is")
+        first.kill()
+        await cluster.all_done()
+        assert_all_whole(cluster)
+        assert len(cluster.events(second, "worker.registered")) == 1
+        assert len(cluster.events(hermit, "worker.registered")) == 1
+
+
+async def knows(cluster: Cluster, worker: ServiceProcess) -> bool:
+    """The ledger does, and of no other."""
+    record = (await cluster.ledger.cell()).record
+    addresses = [entry["address"] for entry in cluster.events(worker, "service.ready")]
+    return record is not None and list(record.worker_addresses) == addresses != []
 
 
 async def test_a_killed_leader_that_is_back_before_anybody_asked_has_ended(tmp_path: Path) -> None:

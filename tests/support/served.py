@@ -90,12 +90,12 @@ class Served:
 
     def child(self, name: str) -> psutil.Process:
         """The running process of a part, as soon as there is one: it may be starting again."""
-        return self._first(lambda: self._children(WORDS[name]), f"a process of {name}")
+        return self._first(lambda: self.children(name), f"a process of {name}")
 
     def leader(self) -> psutil.Process:
         """Of the two schedulers the one that leads."""
         return self._first(
-            lambda: [each for each in self._children(WORDS["scheduler"]) if _leads(each)],
+            lambda: [each for each in self.children("scheduler") if _leads(each)],
             "a leader",
         )
 
@@ -109,12 +109,13 @@ class Served:
         wait_until(is_there, f"{what}; said: {(self.data_dir / 'said').read_text()}")
         return found[0]
 
-    def _children(self, word: str) -> list[psutil.Process]:
+    def children(self, name: str) -> list[psutil.Process]:
+        """The processes of a part that run now."""
         found = []
         for process in psutil.Process(self.process.pid).children():
             # It may end, or still be what it was forked from, while it is looked at.
             with suppress(psutil.Error):
-                if any(word in each for each in process.cmdline()[:4]):
+                if any(WORDS[name] in each for each in process.cmdline()[:4]):
                     found.append(process)
         return found
 

@@ -345,7 +345,7 @@ class ChoiceResult(_message.Message):
     def __init__(self, output: _Optional[_Union[FoldedTokens, _Mapping]] = ..., finished: _Optional[_Union[SequenceFinished, _Mapping]] = ...) -> None: ...
 
 class CellRecord(_message.Message):
-    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms", "waiting_sequence_ids", "full_tenants", "weights_digest")
+    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms", "waiting_sequence_ids", "full_tenants", "weights_digest", "worker_addresses")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WORKERS_READY_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -354,6 +354,7 @@ class CellRecord(_message.Message):
     WAITING_SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     FULL_TENANTS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     model: _common_pb2.WorkerDescription
     workers_ready: int
     waiting: int
@@ -362,7 +363,8 @@ class CellRecord(_message.Message):
     waiting_sequence_ids: _containers.RepeatedScalarFieldContainer[int]
     full_tenants: _containers.RepeatedCompositeFieldContainer[FullTenant]
     weights_digest: str
-    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ..., waiting_sequence_ids: _Optional[_Iterable[int]] = ..., full_tenants: _Optional[_Iterable[_Union[FullTenant, _Mapping]]] = ..., weights_digest: _Optional[str] = ...) -> None: ...
+    worker_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ..., waiting_sequence_ids: _Optional[_Iterable[int]] = ..., full_tenants: _Optional[_Iterable[_Union[FullTenant, _Mapping]]] = ..., weights_digest: _Optional[str] = ..., worker_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FullTenant(_message.Message):
     __slots__ = ("tenant", "tokens_running", "tokens_max", "tokens_next")
