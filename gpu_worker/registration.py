@@ -11,12 +11,11 @@ from typing import Final
 
 import grpc
 import structlog
-from google.rpc.error_details_pb2 import ErrorInfo
-from google.rpc.status_pb2 import Status
 
 from gpu_worker import wire
 from gpu_worker.plans import Description
 from protos.kaiten.v1 import scheduler_service_pb2, scheduler_service_pb2_grpc
+from service_kit.grpc_errors import metadata_of
 
 log = structlog.get_logger()
 
@@ -149,7 +148,7 @@ class Registrar:
 
     def _note(self, scheduler: str, error: grpc.aio.AioRpcError, failures: int) -> None:
         self._is_registered = False
-        self._leader_hint = _leader_address(error)
+        self._leader_hint = metadata_of(error).get("leader_address", "")
         if self._is_draining.is_set() and failures >= _DRAIN_FAILURES_MAX:
             self._is_drained.set()
         # Say it when it changes, not at every attempt. A refusal's words say more than its code.
@@ -165,15 +164,3 @@ class Registrar:
                 reason=error.details(),
                 leader=self._leader_hint,
             )
-
-
-def _leader_address(error: grpc.aio.AioRpcError) -> str:
-    """Where the leader is, if a standby's refusal says so."""
-    for key, value in error.trailing_metadata() or ():
-        if key != "grpc-status-details-bin":
-            continue
-        for detail in Status.FromString(value).details:
-            info = ErrorInfo()
-            if detail.Is(ErrorInfo.DESCRIPTOR) and detail.Unpack(info):
-                return str(info.metadata.get("leader_address", ""))
-    return ""

@@ -20,7 +20,7 @@ from gpu_worker.meters import Meters
 from gpu_worker.plans import Description, InvalidPlan, Leader, Plan, StepResult
 from gpu_worker.tracing import StepTracing
 from protos.kaiten.v1 import worker_service_pb2, worker_service_pb2_grpc
-from service_kit.errors import OutOfOrder, Overloaded
+from service_kit.errors import OutOfOrder, Overloaded, StaleLeader
 from service_kit.telemetry import Spans
 
 log = structlog.get_logger()
@@ -167,9 +167,10 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         known = self._leader
         if known is None or leader.epoch > known.epoch or leader == known:
             return
-        raise OutOfOrder(
+        raise StaleLeader(
             f"stale leader: epoch {leader.epoch} where epoch {known.epoch} of "
-            f"{'another' if leader.nonce != known.nonce else 'the same'} leader was seen"
+            f"{'another' if leader.nonce != known.nonce else 'the same'} leader was seen",
+            known.epoch,
         )
 
     def _response(

@@ -34,6 +34,8 @@ def commit_call(store: Store, leader: Leader, commit: Commit) -> Call:
     """Keys and arguments of one commit, in the order commit.lua states."""
     record, endings, prompt_logprobs = commit
     keys = store.keys
+    if record.seq == leader.journal_seq + 1:
+        record.after_seq = leader.after_seq
     ending_sequence_ids = {
         sequence_id for result in endings for sequence_id in sequence_ids_of(result)
     }
@@ -86,7 +88,7 @@ def _refuse(reply: Sequence[Any], leader: Leader, doing: str) -> None:
     raise Fenced(f"{doing} refused: {reasons.get(verdict, verdict)}")
 
 
-def _entry(entry_id: bytes, fields: Sequence[bytes]) -> InboxEntry:
+def _entry(entry_id: bytes, fields: Sequence[bytes], read_ns: int = 0) -> InboxEntry:
     named = dict(zip(fields[::2], fields[1::2], strict=True))
     record = InboxRecord.FromString(named[b"r"])
     kind = record.WhichOneof("record")
@@ -94,6 +96,7 @@ def _entry(entry_id: bytes, fields: Sequence[bytes]) -> InboxEntry:
         entry_id=entry_id.decode(),
         sequence_id=int(named[b"s"]),
         record=record.submit if kind == "submit" else record.cancel,
+        read_ns=read_ns,
     )
 
 
@@ -162,10 +165,10 @@ class Commits:
         """Entries after a cursor, waiting up to block_ms for the first. Entries stay until
         terminal.
         """
-        entries = await self._store.read_stream(
+        entries, read_ns = await self._store.read_stream(
             self._store.keys.inbox, after_id, block_ms=block_ms, count=count
         )
-        return [_entry(*entry) for entry in entries]
+        return [_entry(entry_id, fields, read_ns) for entry_id, fields in entries]
 
     async def inbox_all(self, between: Between = _nothing) -> list[InboxEntry]:
         """Every entry there is, oldest first."""

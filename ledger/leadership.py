@@ -59,10 +59,17 @@ class Leadership:
     _store: Store
 
     async def elect(
-        self, address: str, nonce: int, *, seen: Lease | None = None, has_ended: bool = False
+        self,
+        address: str,
+        nonce: int,
+        *,
+        seen: Lease | None = None,
+        has_ended: bool = False,
+        above_epoch: int = 0,
     ) -> Leader | None:
         """Take the lease if it still is what was seen, or if nobody holds it. None: somebody else
         holds it. `has_ended`: so has the leader that was seen, whatever it renewed last.
+        `above_epoch`: some worker has seen this one.
 
         A repeat with the same nonce gives the same answer.
         """
@@ -74,11 +81,13 @@ class Leadership:
                 address,
                 seen.epoch if seen is not None else "",
                 seen.renew_seq if seen is not None and not has_ended else "",
+                above_epoch,
             ),
         )
         if verdict != b"OK":
             return None
-        return Leader(epoch=int(rest[0]), nonce=nonce, journal_seq=int(rest[1]))
+        epoch, journal_seq, after_seq = map(int, rest)
+        return Leader(epoch=epoch, nonce=nonce, journal_seq=journal_seq, after_seq=after_seq)
 
     async def renew(self, leader: Leader, cell: CellRecord | None) -> None:
         """The leader is alive and its cell looks like this; None: it cannot say yet, and what was
@@ -105,7 +114,13 @@ class LeaseSource(Protocol):
     async def leader(self) -> Lease | None: ...
 
     async def elect(
-        self, address: str, nonce: int, *, seen: Lease | None = None, has_ended: bool = False
+        self,
+        address: str,
+        nonce: int,
+        *,
+        seen: Lease | None = None,
+        has_ended: bool = False,
+        above_epoch: int = 0,
     ) -> Leader | None: ...
 
 
@@ -128,11 +143,13 @@ class Candidate:
         *,
         address: str = "",
         observer: LeaseObserver | None = None,
+        above_epoch: int = 0,
     ) -> None:
         self._ledger = ledger
         self._clock = clock
         self._address = address
         self._observer = observer
+        self._above_epoch = above_epoch
         self._poll_s = min(ttl_s / POLLS_PER_TTL, POLL_S_MAX)
         self._ttl_ns = int(ttl_s * 1e9)
         self._ended: set[int] = set()
@@ -164,7 +181,13 @@ class Candidate:
             has_ended = lease is not None and lease.nonce in self._ended
             if not watch.may_take(lease, self._clock.monotonic_ns()) and not has_ended:
                 return None
-            return await self._ledger.elect(self._address, nonce, seen=lease, has_ended=has_ended)
+            return await self._ledger.elect(
+                self._address,
+                nonce,
+                seen=lease,
+                has_ended=has_ended,
+                above_epoch=self._above_epoch,
+            )
         except StoreLost:
             raise
         except Unavailable as error:

@@ -61,6 +61,10 @@ class Journal:
             return self._step(message, outcome, outcome.tokens, now_ns)
         return self._sealed(JournalRecord(), outcome.events, now_ns) if outcome.events else None
 
+    def opened(self, now_ns: int) -> Commit:
+        """The first record of a leadership."""
+        return self._sealed(JournalRecord(), (), now_ns)
+
     def overdue(self, now_ns: int) -> Commit | None:
         """A record of inputs alone, when too many wait for something to come of them."""
         if len(self._inputs) < INPUTS_MAX:

@@ -63,6 +63,8 @@ class LeaderSession:
         tracing: Tracing | None = None,
     ) -> None:
         self.leader, self.settings = leader, settings
+        # Of a leader that some worker takes for newer than us.
+        self.seen_epoch = 0
         self.core = Scheduler()
         self._leader = common_pb2.Leader(epoch=leader.epoch, nonce=leader.nonce)
         self._ledger = ledger
@@ -103,6 +105,8 @@ class LeaderSession:
             self._requests, epoch=self.leader.epoch, journal_seq=recovered.journal_seq
         )
         self.tell(self.settings.configured)
+        # At once: whoever follows must hear of a leader, who may know less than the one before.
+        self._commits.put(self._journal.opened(self.now_ns()))
         for entry in recovered.entries:
             await self._keep_lease()
             if isinstance(entry.record, SubmitRecord):
@@ -160,6 +164,14 @@ class LeaderSession:
             self._error = error
             self._wake()
             raise
+
+    def outranked(self, epoch: int) -> None:
+        """A worker follows a leader of this epoch. Ours was the newest, so the store has gone back
+        in time: lead anew, above it.
+        """
+        self.seen_epoch = max(self.seen_epoch, epoch)
+        self._error = OutOfOrder(f"a worker has seen epoch {epoch}")
+        self._wake()
 
     def configure(self, settings: SchedulerSettings) -> None:
         """Decide by this from now on, as long as this leader leads; its journal says so."""
@@ -295,7 +307,8 @@ class LeaderSession:
         if entry.sequence_id in self._requests:
             return
         self._requests.add(BookedRequest(entry=entry, record=record))
-        request = wire.request_from_proto(entry, record)
+        arrived_ns = wire.arrived_ns(entry, self.now_ns())
+        request = wire.request_from_proto(entry, record, arrived_ns)
         self._meters.took_in(len(request.prompt), is_new=True)
         self.tell(Submit(request=request))
 
@@ -303,7 +316,8 @@ class LeaderSession:
         """Take a request in with whatever an earlier leader committed of it."""
         outputs = self._requests.resume(BookedRequest(entry=entry, record=record), recovered)
         prompt_logprobs_from = recovered.prompt_logprobs_from.get(entry.sequence_id, 1)
-        request = wire.request_from_proto(entry, record, outputs, prompt_logprobs_from)
+        arrived_ns = wire.arrived_ns(entry, self.now_ns())
+        request = wire.request_from_proto(entry, record, arrived_ns, outputs, prompt_logprobs_from)
         self._meters.took_in(len(request.prompt), is_new=False)
         self.tell(Submit(request=request))
         sequence_ids = range(entry.sequence_id, entry.sequence_id + record.n)

@@ -38,6 +38,8 @@ class SchedulerProcess:
         self._clock = SystemClock()
         self._servicer = Servicer(chosen)
         self._ledger: Ledger | None = None
+        # By a worker that refused us: the next leadership is above it.
+        self._seen_epoch = 0
         self._is_draining = False
         self._metrics = Metrics("scheduler", is_scraped=chosen.metrics_port is not None)
         self._meters = Meters(self._metrics.meter)
@@ -118,6 +120,7 @@ class SchedulerProcess:
             self._clock,
             self._servicer,
             ttl_s=self._settings.lease_ttl_s,
+            above_epoch=self._seen_epoch,
             address=await self._address(),
         )
         leader = await standby.campaign()
@@ -137,6 +140,7 @@ class SchedulerProcess:
             self._servicer.session = session
             await session.run()
         finally:
+            self._seen_epoch = max(self._seen_epoch, session.seen_epoch)
             self._servicer.end()
             self._meters.leads(None)
             await self._resign(leader)

@@ -53,6 +53,8 @@ class Session(Protocol):
 
     def step_arrived(self, link: WorkerLink, result: StepMessage) -> None: ...
 
+    def outranked(self, epoch: int) -> None: ...
+
     async def is_known(self, weights_digest: str) -> None:
         """Return when a successor of this leader would know these weights."""
 
@@ -179,6 +181,10 @@ class Roster:
     def link_closed(self, link: WorkerLink, reason: str, *, is_crash: bool | None) -> None:
         if link.worker_id in self._core.workers:
             self._lose(link, reason, is_crash=is_crash)
+
+    def link_refused(self, link: WorkerLink, epoch: int) -> None:
+        log.warning("leadership.outranked", worker_id=link.worker_id, epoch=epoch)
+        self._session.outranked(epoch)
 
     def step_arrived(self, link: WorkerLink, result: StepMessage) -> None:
         # As good as a heartbeat, and a busy worker's may be late.

@@ -50,9 +50,19 @@ class Standby:
     """One scheduler's time between two leaderships of its own."""
 
     def __init__(
-        self, ledger: Ledger, clock: Clock, servicer: Servicer, *, ttl_s: float, address: str
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        servicer: Servicer,
+        *,
+        ttl_s: float,
+        address: str,
+        above_epoch: int = 0,
     ) -> None:
-        self._candidate = Candidate(ledger, clock, ttl_s, address=address, observer=self)
+        """`above_epoch`: some worker has seen a leader of this one."""
+        self._candidate = Candidate(
+            ledger, clock, ttl_s, address=address, observer=self, above_epoch=above_epoch
+        )
         self._servicer, self._address = servicer, address
         self._nonce = 0
         self._following: asyncio.Task[None] | None = None

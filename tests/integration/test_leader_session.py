@@ -263,8 +263,7 @@ async def test_what_the_core_is_told_is_recorded_though_nothing_comes_of_it(
 
         await until(is_recorded, "a record of inputs alone")
         (record,) = await ledger.journal_read(before, block_ms=1, count=9)
-        # And before all, what it decides by.
-        assert len(record.inputs) == 1 + 2 * INPUTS_MAX
+        assert len(record.inputs) == 2 * INPUTS_MAX
         assert not record.token_ids
 
 
@@ -439,6 +438,8 @@ class Nobody:
     """Hears nothing from a link."""
 
     def link_opened(self, link: WorkerLink) -> None: ...
+
+    def link_refused(self, link: WorkerLink, epoch: int) -> None: ...
 
     def link_closed(self, link: WorkerLink, reason: str, *, is_crash: bool | None) -> None: ...
 

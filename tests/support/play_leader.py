@@ -68,6 +68,11 @@ class PlayLeader:
         assert leader is not None
         return cls(ledger, leader)
 
+    @property
+    def base(self) -> int:
+        """What the first record of this leadership comes after: the n-th is base + n."""
+        return self.leader.journal_seq
+
     def record(
         self,
         tokens: Mapping[int, Sequence[int]],

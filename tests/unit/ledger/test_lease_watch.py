@@ -74,7 +74,13 @@ class ScriptedLedger:
         return answer
 
     async def elect(
-        self, address: str, nonce: int, *, seen: Lease | None = None, has_ended: bool = False
+        self,
+        address: str,
+        nonce: int,
+        *,
+        seen: Lease | None = None,
+        has_ended: bool = False,
+        above_epoch: int = 0,
     ) -> Leader | None:
         self.elections.append((address, nonce, seen))
         self.ended.append(has_ended)
