@@ -6,8 +6,9 @@
 client waits for its next token, the gateway and the prompt computed again included. `killed` and
 `stopped`: two schedulers, a mock worker of 10 ms per step, and who reads the ledger as a gateway
 does; the leader is killed, or put aside (SIGSTOP), as a lost host is to others. `alone`: the only
-scheduler is killed and started again at once. Goals: 1,500 where a process ends, 3,000 where one is
-lost.
+scheduler is killed and started again at once. `hung`: a step of one of two workers does not end
+while the worker says that it lives. Goals: 1,500 where a process ends, 3,000 where one is lost,
+5,000 where one hangs.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from tests.support.served import Served
 
 CLIENTS: Final = 4
 # Everything as by default but the store's port; nobody waits long for who is silent.
-PLAIN: Final = {"lease_ttl_s": 1.5, "heartbeat_interval_ms": 500, "worker_timeout_ms": 5000}
+PLAIN: Final = {"lease_ttl_s": 1.5, "heartbeat_interval_ms": 500, "worker_timeout_ms": 4000}
 
 
 async def longest_wait_s(served: Served) -> float:
@@ -100,6 +101,21 @@ async def by_cluster(
     return waits_s
 
 
+async def by_hanging(folder: Path, rounds: int) -> list[float]:
+    waits_s = []
+    for number in range(rounds):
+        async with Cluster(
+            folder / str(number), scheduler_flags=PLAIN, worker_flags={"step_ms": 10}
+        ) as cluster:
+            cluster.add_worker({"step_ms": 10, "gates": cluster.gates(100)}).start()
+            await cluster.ready(workers=2)
+            answers = await cluster.submit_many(2 * CLIENTS, max_tokens=200)
+            await cluster.all_done()
+            waits_s.append(max(answer.gap_s_max for answer in answers))
+            cluster.open_gates()
+    return waits_s
+
+
 async def kill(cluster: Cluster) -> None:
     (await cluster.leader()).send(signal.SIGKILL)
 
@@ -128,6 +144,7 @@ async def measure(folder: Path, rounds: int) -> dict[str, object]:
         "killed": summary(await by_cluster(folder / "killed", rounds, kill, count=2)),
         "stopped": summary(await by_cluster(folder / "stopped", rounds, put_aside, count=2)),
         "alone": summary(await by_cluster(folder / "alone", rounds, restart, count=1)),
+        "hung": summary(await by_hanging(folder / "hung", rounds)),
     }
 
 

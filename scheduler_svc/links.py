@@ -41,7 +41,7 @@ REDIAL_S_FIRST, REDIAL_S_MAX = 0.05, 2.0
 # A step is overdue when it takes as long as so many of the longest of late, or this long at least;
 # before the first has come back nobody knows how long one takes.
 STEPS_LATE = 8
-STEP_NS_LEAST, STEP_NS_FIRST = 2_000_000_000, 30_000_000_000
+STEP_NS_LEAST, STEP_NS_FIRST = 1_000_000_000, 30_000_000_000
 # And after so many times that, or the operator's patience with a silent worker, whichever is
 # longer, it is not waited for any more.
 TIMES_HUNG = 4

@@ -43,7 +43,7 @@ class SchedulerSettings(SchedulingSettings):
         default=500, ge=50, le=3_600_000, description="asked of workers"
     )
     worker_timeout_ms: int = Field(
-        default=5000, ge=100, description="a worker this long silent is forgotten"
+        default=4000, ge=100, description="a worker this long silent is forgotten"
     )
     drain_s: float = Field(default=10.0, gt=0, description="limit of a drain after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
