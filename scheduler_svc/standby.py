@@ -109,8 +109,8 @@ class Standby:
     async def _unfollow(self) -> None:
         if self._following is not None:
             self._following.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._following
+            # Whatever it got wrong, the lease is ours now.
+            await asyncio.wait({self._following})
 
 
 async def look_at(address: str, leader: common_pb2.Leader) -> Found:
@@ -127,6 +127,9 @@ async def look_at(address: str, leader: common_pb2.Leader) -> Found:
         except grpc.aio.AioRpcError as error:
             leads_no_more = error.code() is grpc.StatusCode.FAILED_PRECONDITION
             return Found.ABSENT if leads_no_more else Found.SILENT
+        if first is None:
+            # Bytes that are no message: another version, or no scheduler at all.
+            return Found.SILENT
         if first is grpc.aio.EOF or first.leader != leader:
             return Found.ABSENT
         log.info("leader.followed", epoch=leader.epoch, address=address)
