@@ -84,6 +84,7 @@ class WorkerProcess:
         self._registrar = Registrar(
             settings.scheduler, address_for=address_for, description=description
         )
+        self._servicer.on_stream_end = self._registrar.ask_now
         self._look_at(meters, self._engine, self._registrar, loaded.mixed_tokens)
         page = self._metrics.serve(settings.metrics_host, settings.metrics_port)
         bound = settings.advertise_address or f"{settings.grpc_host}:{port}"

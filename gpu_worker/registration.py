@@ -6,23 +6,23 @@ backoff, at the leader's address when the answer names it and otherwise at the n
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import grpc
 import structlog
-from google.rpc.error_details_pb2 import ErrorInfo
-from google.rpc.status_pb2 import Status
 
 from gpu_worker import wire
 from gpu_worker.plans import Description
 from protos.kaiten.v1 import scheduler_service_pb2, scheduler_service_pb2_grpc
+from service_kit.grpc_errors import metadata_of
 
 log = structlog.get_logger()
 
 # An answer takes a millisecond. A leader silent for this long may be frozen and have a successor.
 _RPC_S_MAX: Final = 1.0
-_BACKOFF_S_MIN: Final = 0.1
 # Small, because it is part of every fail-over: a new leader has nothing to run on until we find it.
+_BACKOFF_S_MIN: Final = 0.025
 _BACKOFF_S_MAX: Final = 0.5
 # More than reach the longest wait. Without a bound the 1024th failure in a row overflows a float.
 _DOUBLINGS_MAX: Final = 8
@@ -59,6 +59,7 @@ class Registrar:
         self._was_registered = False
         self._is_draining = asyncio.Event()
         self._is_drained = asyncio.Event()
+        self._is_asked = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Registrar {','.join(self._schedulers)} registered={self._is_registered}>"
@@ -73,9 +74,14 @@ class Registrar:
         A worker that lost its registration a moment ago may still have work: it asks again too.
         """
         self._is_draining.set()
+        self.ask_now()
         if not self._was_registered:
             return
         await self._is_drained.wait()
+
+    def ask_now(self) -> None:
+        """The leader's stream ended: it may have a successor, who has nothing to run on."""
+        self._is_asked.set()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -132,19 +138,17 @@ class Registrar:
                 return
 
     async def _pause(self, interval_s: float) -> None:
-        """An interval, cut short by the beginning of the drain; quick polls during it."""
+        """An interval, cut short when there is a reason to ask; quick polls while draining."""
         if self._is_draining.is_set():
-            await asyncio.sleep(min(interval_s, _DRAIN_POLL_S))
-            return
-        try:
+            interval_s = min(interval_s, _DRAIN_POLL_S)
+        with suppress(TimeoutError):
             async with asyncio.timeout(interval_s):
-                await self._is_draining.wait()
-        except TimeoutError:
-            return
+                await self._is_asked.wait()
+        self._is_asked.clear()
 
     def _note(self, scheduler: str, error: grpc.aio.AioRpcError, failures: int) -> None:
         self._is_registered = False
-        self._leader_hint = _leader_address(error)
+        self._leader_hint = metadata_of(error).get("leader_address", "")
         if self._is_draining.is_set() and failures >= _DRAIN_FAILURES_MAX:
             self._is_drained.set()
         # Say it when it changes, not at every attempt. A refusal's words say more than its code.
@@ -160,15 +164,3 @@ class Registrar:
                 reason=error.details(),
                 leader=self._leader_hint,
             )
-
-
-def _leader_address(error: grpc.aio.AioRpcError) -> str:
-    """Where the leader is, if a standby's refusal says so."""
-    for key, value in error.trailing_metadata() or ():
-        if key != "grpc-status-details-bin":
-            continue
-        for detail in Status.FromString(value).details:
-            info = ErrorInfo()
-            if detail.Is(ErrorInfo.DESCRIPTOR) and detail.Unpack(info):
-                return str(info.metadata.get("leader_address", ""))
-    return ""

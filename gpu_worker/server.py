@@ -7,7 +7,7 @@ FAILED_PRECONDITION; the leader's next stream is a full resync.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from gpu_worker.meters import Meters
 from gpu_worker.plans import Description, InvalidPlan, Leader, Plan, StepResult
 from gpu_worker.tracing import StepTracing
 from protos.kaiten.v1 import worker_service_pb2, worker_service_pb2_grpc
-from service_kit.errors import OutOfOrder, Overloaded
+from service_kit.errors import OutOfOrder, Overloaded, StaleLeader
 from service_kit.telemetry import Spans
 
 log = structlog.get_logger()
@@ -109,6 +109,8 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         gather_s: float = 0.0,
     ) -> None:
         """`spans` None: nobody listens. `gather_s`: see `Gathering`."""
+        # Called when a leader's stream has ended and no newer one has taken over.
+        self.on_stream_end: Callable[[], None] | None = None
         self._engine = engine
         self._meters = meters
         self._spans = spans
@@ -134,6 +136,8 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
             with suppress(asyncio.CancelledError):
                 await reader
             self._engine.close(stream)
+            if stream is self._stream and self.on_stream_end is not None:
+                self.on_stream_end()
 
     def end_stream(self) -> None:
         """End the leader's stream, if there is one: the worker goes away."""
@@ -163,9 +167,10 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         known = self._leader
         if known is None or leader.epoch > known.epoch or leader == known:
             return
-        raise OutOfOrder(
+        raise StaleLeader(
             f"stale leader: epoch {leader.epoch} where epoch {known.epoch} of "
-            f"{'another' if leader.nonce != known.nonce else 'the same'} leader was seen"
+            f"{'another' if leader.nonce != known.nonce else 'the same'} leader was seen",
+            known.epoch,
         )
 
     def _response(

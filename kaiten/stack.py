@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Final
 
 from kaiten import store
 from kaiten.child import ChildSpec
@@ -17,6 +18,10 @@ from kaiten.health import is_serving
 from kaiten.model_source import ModelSource
 from kaiten.ports import LOOPBACK, HeldPort, claim
 from kaiten.scheduling import Scheduling
+
+# The first to be there leads. The other stands by, at 45 MB: who leads is killed, and nobody waits
+# for a process to start or for a lease to run out.
+SCHEDULERS: Final = ("scheduler", "standby")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +70,8 @@ class Stack:
     grpc_address: str
     http_url: str
     worker_addresses: tuple[str, ...]
-    scheduler_address: str
+    # Either may lead; the other stands by.
+    scheduler_addresses: tuple[str, ...]
 
 
 @contextmanager
@@ -77,38 +83,44 @@ def planned_stack(options: ServeOptions) -> Iterator[Stack]:
     with ExitStack() as held:
         grpc_port = held.enter_context(claim(options.host, options.grpc_port, "--grpc-port"))
         http_port = held.enter_context(claim(options.host, options.http_port, "--http-port"))
-        scheduler, *workers = (
-            held.enter_context(HeldPort()).address for _ in range(1 + options.workers)
+        addresses = tuple(
+            held.enter_context(HeldPort()).address for _ in range(len(SCHEDULERS) + options.workers)
         )
-        yield _plan(options, grpc_port.number, http_port.number, scheduler, tuple(workers))
+        yield _plan(options, grpc_port.number, http_port.number, addresses)
 
 
 def _plan(
     options: ServeOptions,
     grpc_port: int,
     http_port: int,
-    scheduler_address: str,
-    worker_addresses: tuple[str, ...],
+    inner_addresses: tuple[str, ...],
 ) -> Stack:
+    """`inner_addresses`: of the schedulers, then of the workers."""
     stores, redis_url = _store(options)
+    scheduler_addresses = inner_addresses[: len(SCHEDULERS)]
+    worker_addresses = inner_addresses[len(SCHEDULERS) :]
+    schedulers = tuple(
+        _scheduler(options, name, redis_url, address)
+        for name, address in zip(SCHEDULERS, scheduler_addresses, strict=True)
+    )
     workers = tuple(
-        _worker(options, f"worker-{index}", address, scheduler_address)
+        _worker(options, f"worker-{index}", address, scheduler_addresses)
         for index, address in enumerate(worker_addresses)
     )
     services = (
-        _scheduler(options, redis_url, scheduler_address),
+        *schedulers,
         *workers,
         _gateway(options, redis_url, grpc_port, http_port),
     )
     worker_names = tuple(worker.name for worker in workers)
     return Stack(
         stages=(stores, services) if stores else (services,),
-        stop_order=(("gateway",), ("scheduler",), worker_names, ("store",)),
+        stop_order=(("gateway",), SCHEDULERS, worker_names, ("store",)),
         redis_url=redis_url,
         grpc_address=f"{_reachable(options.host)}:{grpc_port}",
         http_url=f"http://{_reachable(options.host)}:{http_port}",
         worker_addresses=worker_addresses,
-        scheduler_address=scheduler_address,
+        scheduler_addresses=scheduler_addresses,
     )
 
 
@@ -136,11 +148,11 @@ def _store(options: ServeOptions) -> tuple[tuple[ChildSpec, ...], str]:
     return (spec,), f"unix://{socket}"
 
 
-def _scheduler(options: ServeOptions, redis_url: str, address: str) -> ChildSpec:
+def _scheduler(options: ServeOptions, name: str, redis_url: str, address: str) -> ChildSpec:
     host, port = address.rsplit(":", 1)
     return _service(
         options,
-        "scheduler",
+        name,
         address,
         *("scheduler_svc", "--cell", options.cell),
         *("--grpc-host", host, "--grpc-port", port),
@@ -150,7 +162,9 @@ def _scheduler(options: ServeOptions, redis_url: str, address: str) -> ChildSpec
     )
 
 
-def _worker(options: ServeOptions, name: str, address: str, scheduler_address: str) -> ChildSpec:
+def _worker(
+    options: ServeOptions, name: str, address: str, scheduler_addresses: tuple[str, ...]
+) -> ChildSpec:
     host, port = address.rsplit(":", 1)
     threads = options.threads
     if threads is None and options.workers > 1:
@@ -168,7 +182,8 @@ def _worker(options: ServeOptions, name: str, address: str, scheduler_address: s
         name,
         address,
         *("gpu_worker", "--model", str(options.model.folder)),
-        *("--served-model-name", options.model.name, "--scheduler", scheduler_address),
+        *("--served-model-name", options.model.name),
+        *("--scheduler", ",".join(scheduler_addresses)),
         *("--grpc-host", host, "--grpc-port", port, "--dtype", options.dtype),
         *("--weight-dtype", options.weight_dtype, "--kv-dtype", options.kv_dtype),
         *_flags(limits),

@@ -2,8 +2,8 @@
 election.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from ledger import scripts
 from ledger.store import Argument, Call, Store
@@ -19,9 +19,15 @@ from protos.kaiten.v1.ledger_pb2 import (
     SubmitRecord,
 )
 
+Between: TypeAlias = Callable[[], Awaitable[None]]
 CURSOR_START: Final = "0-0"
-# Entries per read while recovering; a page of long prompts stays well under the reply limits.
-PAGE_ENTRIES: Final = 256
+# Entries per read while recovering: few enough for a page of long prompts to be read and decoded
+# well within a lease.
+PAGE_ENTRIES: Final = 64
+
+
+async def _nothing() -> None:
+    """Between two pages."""
 
 
 def commit_call(store: Store, leader: Leader, commit: Commit) -> Call:
@@ -80,7 +86,7 @@ def _refuse(reply: Sequence[Any], leader: Leader, doing: str) -> None:
     raise Fenced(f"{doing} refused: {reasons.get(verdict, verdict)}")
 
 
-def _entry(entry_id: bytes, fields: Sequence[bytes]) -> InboxEntry:
+def _entry(entry_id: bytes, fields: Sequence[bytes], read_ns: int = 0) -> InboxEntry:
     named = dict(zip(fields[::2], fields[1::2], strict=True))
     record = InboxRecord.FromString(named[b"r"])
     kind = record.WhichOneof("record")
@@ -88,6 +94,7 @@ def _entry(entry_id: bytes, fields: Sequence[bytes]) -> InboxEntry:
         entry_id=entry_id.decode(),
         sequence_id=int(named[b"s"]),
         record=record.submit if kind == "submit" else record.cancel,
+        read_ns=read_ns,
     )
 
 
@@ -162,12 +169,12 @@ class Commits:
         """Entries after a cursor, waiting up to block_ms for the first. Entries stay until
         terminal.
         """
-        entries = await self._store.read_stream(
+        entries, read_ns = await self._store.read_stream(
             self._store.keys.inbox, after_id, block_ms=block_ms, count=count
         )
-        return [_entry(*entry) for entry in entries]
+        return [_entry(entry_id, fields, read_ns) for entry_id, fields in entries]
 
-    async def inbox_all(self) -> list[InboxEntry]:
+    async def inbox_all(self, between: Between = _nothing) -> list[InboxEntry]:
         """Every entry there is, oldest first."""
         entries: list[InboxEntry] = []
         start = "-"
@@ -178,13 +185,14 @@ class Commits:
             entries += [_entry(*entry) for entry in page]
             if len(page) < PAGE_ENTRIES:
                 return entries
+            await between()
             start = f"({entries[-1].entry_id}"
 
-    async def recover(self, leader: Leader) -> Recovered:
+    async def recover(self, leader: Leader, between: Between = _nothing) -> Recovered:
         """Every live request with its committed tokens. Only the leader may rely on it: nobody else
-        commits.
+        commits. `between` is awaited after each page: much may be live.
         """
-        entries = await self.inbox_all()
+        entries = await self.inbox_all(between)
         live = [
             sequence_id
             for entry in entries
@@ -197,12 +205,12 @@ class Commits:
             if isinstance(entry.record, SubmitRecord)
             and entry.record.sampling.HasField("prompt_logprobs")
         ]
-        folded, ended = await self._folded_state(live)
+        folded, ended = await self._folded_state(live, between)
         folded_counts = {
             sequence_id: len(output.token_ids) for sequence_id, output in folded.items()
         }
         outputs = Outputs(folded)
-        for record in await self._journal():
+        async for record in self._journal(between):
             outputs.apply(record)
         prompt_logprobs_from = {}
         for sequence_id in wanting:
@@ -210,6 +218,7 @@ class Commits:
                 prompt_logprobs_from[sequence_id] = await self._prompt_logprobs_from(sequence_id)
             except DamagedLedger as error:
                 outputs.damaged[sequence_id] = str(error)
+            await between()
         (lease,) = await self._store.read(
             (("HMGET", self._store.keys.lease, "epoch", "nonce", "journal_seq", "folded_seq"),)
         )
@@ -236,7 +245,7 @@ class Commits:
         return prompt.position + prompt.token_count
 
     async def _folded_state(
-        self, sequence_ids: Sequence[int]
+        self, sequence_ids: Sequence[int], between: Between
     ) -> tuple[dict[int, FoldedTokens], dict[int, SequenceFinished]]:
         keys = self._store.keys
         folded: dict[int, FoldedTokens] = {}
@@ -252,18 +261,20 @@ class Commits:
                 folded[sequence_id] = FoldedTokens.FromString(output or b"")
                 if end is not None:
                     ended[sequence_id] = SequenceFinished.FromString(end)
+            await between()
         return folded, ended
 
-    async def _journal(self) -> Iterable[JournalRecord]:
+    async def _journal(self, between: Between) -> AsyncIterator[JournalRecord]:
         """What is not folded."""
-        records: list[JournalRecord] = []
         (folded_seq,) = await self._store.read((("HGET", self._store.keys.lease, "folded_seq"),))
         start = f"({int(folded_seq or 0)}-0"
         while True:
             (page,) = await self._store.read(
                 (("XRANGE", self._store.keys.journal, start, "+", "COUNT", PAGE_ENTRIES),)
             )
-            records += [JournalRecord.FromString(fields[1]) for _, fields in page]
+            for entry_id, (_, record) in page:
+                yield JournalRecord.FromString(record)
+                start = f"({entry_id.decode()}"
             if len(page) < PAGE_ENTRIES:
-                return records
-            start = f"({records[-1].seq}-0"
+                return
+            await between()

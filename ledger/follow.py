@@ -185,9 +185,10 @@ class Follower:
         passed_seq = self._passed_seq or 0
         if record.seq <= passed_seq:
             return
-        is_contiguous = record.seq == passed_seq + 1
-        if not is_contiguous:
-            # Trimmed while we were away: what is missing has been folded.
+        before_seq = record.after_seq if record.HasField("after_seq") else record.seq - 1
+        if before_seq != passed_seq:
+            # Trimmed while we were away: what is missing has been folded. Or the store went back
+            # in time, and lost what we have seen.
             self._recent.clear()
             self._mark_holes()
         if self._future:

@@ -1,9 +1,11 @@
 """Who leads: elect, renew, resign, and the candidate that waits for its turn.
 
 No wall clock is compared between machines. A candidate watches the lease's renew_seq with its own
-monotonic clock and may steal only after it has seen it stand still for the whole TTL.
+monotonic clock and may steal only after it has seen it stand still for the whole TTL; at once from
+a leader of which it was told that it has ended. The lease itself is the proof: it names its holder.
 """
 
+import asyncio
 import secrets
 from typing import Final, Protocol
 
@@ -15,6 +17,8 @@ from service_kit.clock import Clock
 from service_kit.errors import Unavailable
 
 POLLS_PER_TTL: Final = 8
+# Whoever asks a candidate who leads wants to know it of late, however long the TTL is.
+POLL_S_MAX: Final = 0.5
 # After a pause longer than this many polls (a stopped process, a stalled store) the pause does not
 # count as watching.
 PAUSE_POLLS_MAX: Final = 2
@@ -54,9 +58,18 @@ class Leadership:
 
     _store: Store
 
-    async def elect(self, address: str, nonce: int, *, seen: Lease | None = None) -> Leader | None:
+    async def elect(
+        self,
+        address: str,
+        nonce: int,
+        *,
+        seen: Lease | None = None,
+        has_ended: bool = False,
+        above_epoch: int = 0,
+    ) -> Leader | None:
         """Take the lease if it still is what was seen, or if nobody holds it. None: somebody else
-        holds it.
+        holds it. `has_ended`: so has the leader that was seen, whatever it renewed last.
+        `above_epoch`: some worker has seen this one.
 
         A repeat with the same nonce gives the same answer.
         """
@@ -67,19 +80,23 @@ class Leadership:
                 nonce,
                 address,
                 seen.epoch if seen is not None else "",
-                seen.renew_seq if seen is not None else "",
+                seen.renew_seq if seen is not None and not has_ended else "",
+                above_epoch,
             ),
         )
         if verdict != b"OK":
             return None
-        return Leader(epoch=int(rest[0]), nonce=nonce, journal_seq=int(rest[1]))
+        epoch, journal_seq, after_seq = map(int, rest)
+        return Leader(epoch=epoch, nonce=nonce, journal_seq=journal_seq, after_seq=after_seq)
 
-    async def renew(self, leader: Leader, cell: CellRecord) -> None:
-        """The leader is alive and its cell looks like this. Fenced: stop leading."""
+    async def renew(self, leader: Leader, cell: CellRecord | None) -> None:
+        """The leader is alive and its cell looks like this; None: it cannot say yet, and what was
+        said of it stays. Fenced: stop leading.
+        """
         verdict, *_ = await self._store.script(
             scripts.RENEW,
             (self._store.keys.lease,),
-            (leader.epoch, leader.nonce, cell.SerializeToString()),
+            (leader.epoch, leader.nonce, b"" if cell is None else cell.SerializeToString()),
         )
         if verdict != b"OK":
             raise Fenced(f"renewal refused: epoch {leader.epoch} no longer leads")
@@ -97,21 +114,51 @@ class LeaseSource(Protocol):
     async def leader(self) -> Lease | None: ...
 
     async def elect(
-        self, address: str, nonce: int, *, seen: Lease | None = None
+        self,
+        address: str,
+        nonce: int,
+        *,
+        seen: Lease | None = None,
+        has_ended: bool = False,
+        above_epoch: int = 0,
     ) -> Leader | None: ...
+
+
+class LeaseObserver(Protocol):
+    """Who wants to know what a candidate sees at every poll."""
+
+    def saw(self, lease: Lease | None) -> None: ...
+
+    def missed(self, error: Unavailable) -> None: ...
 
 
 class Candidate:
     """One scheduler's wish to lead. Every campaign uses a fresh nonce."""
 
     def __init__(
-        self, ledger: LeaseSource, clock: Clock, ttl_s: float, *, address: str = ""
+        self,
+        ledger: LeaseSource,
+        clock: Clock,
+        ttl_s: float,
+        *,
+        address: str = "",
+        observer: LeaseObserver | None = None,
+        above_epoch: int = 0,
     ) -> None:
         self._ledger = ledger
         self._clock = clock
         self._address = address
-        self._poll_s = ttl_s / POLLS_PER_TTL
+        self._observer = observer
+        self._above_epoch = above_epoch
+        self._poll_s = min(ttl_s / POLLS_PER_TTL, POLL_S_MAX)
         self._ttl_ns = int(ttl_s * 1e9)
+        self._ended: set[int] = set()
+        self._news = asyncio.Event()
+
+    def has_ended(self, nonce: int) -> None:
+        """The leader of that nonce leads no more: its lease need not run out."""
+        self._ended.add(nonce)
+        self._news.set()
 
     async def campaign(self) -> Leader:
         """Wait until this candidate leads. StoreLost ends the wait; an unreachable store only
@@ -120,19 +167,43 @@ class Candidate:
         nonce = secrets.randbits(64) or 1
         watch = LeaseWatch(ttl_ns=self._ttl_ns)
         while True:
+            self._news.clear()
             leader = await self._try(nonce, watch)
             if leader is not None:
                 return leader
-            await self._clock.sleep(self._poll_s)
+            await self._pause()
 
     async def _try(self, nonce: int, watch: LeaseWatch) -> Leader | None:
         try:
             lease = await self._ledger.leader()
-            if not watch.may_take(lease, self._clock.monotonic_ns()):
+            if self._observer is not None:
+                self._observer.saw(lease)
+            has_ended = lease is not None and lease.nonce in self._ended
+            if not watch.may_take(lease, self._clock.monotonic_ns()) and not has_ended:
                 return None
-            return await self._ledger.elect(self._address, nonce, seen=lease)
+            return await self._ledger.elect(
+                self._address,
+                nonce,
+                seen=lease,
+                has_ended=has_ended,
+                above_epoch=self._above_epoch,
+            )
         except StoreLost:
             raise
-        except Unavailable:
+        except Unavailable as error:
             watch.missed()
+            if self._observer is not None:
+                self._observer.missed(error)
             return None
+
+    async def _pause(self) -> None:
+        """Until the next poll is due, or there is news."""
+        waits = {
+            asyncio.ensure_future(self._clock.sleep(self._poll_s)),
+            asyncio.ensure_future(self._news.wait()),
+        }
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()

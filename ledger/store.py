@@ -247,15 +247,18 @@ class Store:
         args = [word for command in commands for word in (len(command), *command)]
         return (await self.script(scripts.READ, (), args))[1:]
 
-    async def read_stream(self, key: str, after_id: str, *, block_ms: int, count: int) -> list[Any]:
-        """Entries after an id, waiting up to block_ms for the first. Not retried; the caller's loop
-        does.
+    async def read_stream(
+        self, key: str, after_id: str, *, block_ms: int, count: int
+    ) -> tuple[list[Any], int]:
+        """Entries after an id, waiting up to block_ms for the first, and the store's clock then.
+        Not retried; the caller's loop does.
         """
         nonce = await self.nonce()
         block_ms = max(1, min(block_ms, self.limits.block_ms_max))
         commands = (
             ("XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", key, after_id),
             ("HGET", self.keys.meta, "nonce"),
+            ("TIME",),
         )
         try:
             replies = await self._blocking.roundtrip(commands)
@@ -265,7 +268,7 @@ class Store:
         if replies[1] != nonce:
             raise StoreLost
         entries: list[Any] = replies[0][0][1] if replies[0] else []
-        return entries
+        return entries, time_ns(replies[2])
 
     async def commands(self, commands: Sequence[Command], *, is_atomic: bool = False) -> list[Any]:
         """One round trip, retried within limits.retry_s; NOSCRIPT comes back as a value."""
@@ -300,6 +303,11 @@ class Store:
             raise
         found = zip(SETTINGS, replies, strict=True)
         return facts | {setting: reply[1].decode() for setting, reply in found if reply}
+
+
+def time_ns(reply: Sequence[bytes]) -> int:
+    """Of TIME."""
+    return int(reply[0]) * 1_000_000_000 + int(reply[1]) * 1000
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from ledger import scripts
-from ledger.store import Store
+from ledger.store import Store, time_ns
 from ledger.tokens import Outputs, cut, joined
 from ledger.types import (
     CellView,
@@ -251,7 +251,7 @@ class Submissions:
         self, after_seq: int, *, block_ms: int, count: int
     ) -> list[JournalRecord]:
         """Records after a seq, waiting up to block_ms for the first. Trimmed ones are skipped."""
-        entries = await self._store.read_stream(
+        entries, _ = await self._store.read_stream(
             self._store.keys.journal, f"{after_seq}-0", block_ms=block_ms, count=count
         )
         return [JournalRecord.FromString(fields[1]) for _, fields in entries]
@@ -289,7 +289,7 @@ class Submissions:
     async def now_ns(self) -> int:
         """The cell's clock: the store's own, so that every process reads the same one."""
         (found,) = await self._store.commands((("TIME",),))
-        return int(found[0]) * 1_000_000_000 + int(found[1]) * 1000
+        return time_ns(found)
 
 
 def _history_in(stored: RequestResult | None, sequence_id: int) -> History:

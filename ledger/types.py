@@ -157,11 +157,14 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """A won election: the fencing token. The first commit has seq journal_seq + 1."""
+    """A won election: the fencing token. The first commit has seq journal_seq + 1; the record
+    before it is after_seq.
+    """
 
     epoch: int
     nonce: int
     journal_seq: int
+    after_seq: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +174,8 @@ class InboxEntry:
     entry_id: str
     sequence_id: int
     record: InboxRecordValue
+    # The store's clock when the entry was read; 0: not asked. The entry's id has it as it was then.
+    read_ns: int = 0
 
 
 class Commit(NamedTuple):

@@ -70,7 +70,7 @@ def begin(settings: SchedulerSettings, leader: Leader, store: str) -> "ArchiveWr
         store=store,
         epoch=leader.epoch,
         journal_seq=leader.journal_seq,
-        after_seq=leader.journal_seq,
+        after_seq=leader.after_seq,
         configured=configured_to_proto(settings.configured),
         has_tokens=settings.archive_prompts,
         unix_ns=time.time_ns(),

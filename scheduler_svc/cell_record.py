@@ -29,6 +29,7 @@ def describe_cell(
         waiting_sequence_ids=dict.fromkeys(s.live.request.sequence_id for s in head),
         full_tenants=[full_to_proto(tenant) for tenant in islice(full, TENANTS_TOLD_MAX)],
         weights_digest=weights_digest,
+        worker_addresses=[link.address for link in links],
     )
     if links:
         record.model.CopyFrom(links[0].worker)

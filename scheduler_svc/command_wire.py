@@ -113,6 +113,7 @@ def _submit(command: Submit) -> SubmitInput:
         sequence_id=request.sequence_id,
         committed_tokens=[len(output or ()) for output in request.outputs],
         prompt_logprobs_from=request.prompt_logprobs_from or 0,
+        arrived_ns=request.arrived_ns,
     )
 
 

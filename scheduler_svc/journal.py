@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 from zlib import crc32
 
-from ledger import Commit
+from ledger import Commit, Leader
 from protos.kaiten.v1.ledger_pb2 import (
     ChoiceResult,
     CoreInput,
@@ -22,8 +22,8 @@ from protos.kaiten.v1.ledger_pb2 import (
 from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
 from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from scheduler_svc.command_wire import describe_plan, input_to_proto
-from scheduler_svc.core.commands import Command, MakePlan, StepDone
-from scheduler_svc.core.outcome import Event, Finished, Outcome, Plan, RequestOver, StepTokens
+from scheduler_svc.core.commands import Command
+from scheduler_svc.core.outcome import Event, Finished, Outcome, RequestOver, StepTokens
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.wire import done_to_proto, finished_to_proto
 
@@ -35,36 +35,49 @@ INPUTS_MAX: Final = 512
 class Journal:
     """Builds the commits of one leadership, in order. Performs nothing."""
 
-    def __init__(self, requests: RequestBook, *, epoch: int, journal_seq: int) -> None:
+    def __init__(self, requests: RequestBook, leader: Leader) -> None:
         self._requests = requests
-        self._epoch = epoch
-        self.seq = journal_seq
+        self._leader = leader
+        self.seq = leader.journal_seq
         self._inputs: list[CoreInput] = []
 
-    # What the core is told
-
-    def told(self, command: Command, now_ns: int) -> None:
-        """The core was told this, and what came of it is known or follows from it."""
-        self._inputs.append(input_to_proto(command, now_ns))
-
-    def planned(self, plan: Plan, message: PlanMessage, now_ns: int) -> None:
-        """A plan was made, and `message` is what the worker is told."""
-        item = input_to_proto(MakePlan(worker_id=plan.worker_id), now_ns)
-        describe_plan(item.plan, plan, plan_digest(message))
-        self._inputs.append(item)
-
-    # What the world must hear
-
-    def step(
-        self, command: StepDone, message: StepMessage, outcome: Outcome, now_ns: int
+    def write(
+        self,
+        command: Command,
+        outcome: Outcome,
+        now_ns: int,
+        message: PlanMessage | StepMessage | None = None,
     ) -> Commit | None:
-        """The record of a step; None when nobody outside has to know of it (a prefill chunk)."""
-        self.told(command, now_ns)
-        tokens = outcome.tokens
-        assert tokens is not None
+        """Note what the core was told, and the record of what came of it.
+
+        None when nobody outside has to know of it: it goes with the next record. `message` is the
+        plan as the worker is told it, or the step as it told us.
+        """
+        item = input_to_proto(command, now_ns)
+        if outcome.plan is not None and isinstance(message, PlanMessage):
+            describe_plan(item.plan, outcome.plan, plan_digest(message))
+        self._inputs.append(item)
+        if outcome.tokens is not None and isinstance(message, StepMessage):
+            return self._step(message, outcome, outcome.tokens, now_ns)
+        return self._sealed(JournalRecord(), outcome.events, now_ns) if outcome.events else None
+
+    def opened(self, now_ns: int) -> Commit:
+        """The first record of a leadership."""
+        return self._sealed(JournalRecord(), (), now_ns)
+
+    def overdue(self, now_ns: int) -> Commit | None:
+        """A record of inputs alone, when too many wait for something to come of them."""
+        if len(self._inputs) < INPUTS_MAX:
+            return None
+        return self._sealed(JournalRecord(), (), now_ns)
+
+    def _step(
+        self, message: StepMessage, outcome: Outcome, tokens: StepTokens, now_ns: int
+    ) -> Commit | None:
+        """The record of a step; None when it brought nothing but a prefill chunk."""
         if not tokens.sequence_ids and not outcome.events and not tokens.prompt_logprobs:
             return None
-        if tokens.tokens == list(command.result.tokens):
+        if tokens.tokens == list(message.token_ids):
             # Each token stands once in a record: `command_from_proto` takes them from there.
             self._inputs[-1].result.step.ClearField("token_ids")
         for sequence_id, token in zip(tokens.sequence_ids, tokens.tokens, strict=True):
@@ -74,7 +87,7 @@ class Journal:
             positions=tokens.positions,
             token_ids=tokens.tokens,
             step=StepRecord(
-                worker_id=command.result.worker_id,
+                worker_id=message.boot_id,
                 plan_id=message.plan_id,
                 step=message.step,
                 timings=message.timings,
@@ -89,17 +102,6 @@ class Journal:
         return self._sealed(record, outcome.events, now_ns)._replace(
             prompt_logprobs=prompt_logprobs
         )
-
-    def ended(self, events: Iterable[Event], now_ns: int) -> Commit | None:
-        """The record of endings that no step brought; None when there are none."""
-        events = list(events)
-        return self._sealed(JournalRecord(), events, now_ns) if events else None
-
-    def overdue(self, now_ns: int) -> Commit | None:
-        """A record of inputs alone, when too many wait for something to come of them."""
-        if len(self._inputs) < INPUTS_MAX:
-            return None
-        return self._sealed(JournalRecord(), (), now_ns)
 
     def _add_logprobs(
         self, record: JournalRecord, message: StepMessage, tokens: StepTokens
@@ -117,7 +119,9 @@ class Journal:
     def _sealed(self, record: JournalRecord, events: Iterable[Event], now_ns: int) -> Commit:
         """The record as the next one, with what the core was told since the one before."""
         self.seq += 1
-        record.seq, record.epoch, record.unix_ns = self.seq, self._epoch, now_ns
+        record.seq, record.epoch, record.unix_ns = self.seq, self._leader.epoch, now_ns
+        if self.seq == self._leader.journal_seq + 1:
+            record.after_seq = self._leader.after_seq
         endings = []
         for event in events:
             if isinstance(event, Finished):

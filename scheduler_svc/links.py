@@ -17,6 +17,7 @@ from protos.kaiten.v1.worker_service_pb2 import (
     StepTimings,
 )
 from protos.kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
+from service_kit.grpc_errors import metadata_of
 
 log = structlog.get_logger()
 
@@ -40,10 +41,12 @@ REDIAL_S_FIRST, REDIAL_S_MAX = 0.05, 2.0
 # A step is overdue when it takes as long as so many of the longest of late, or this long at least;
 # before the first has come back nobody knows how long one takes.
 STEPS_LATE = 8
-STEP_NS_LEAST, STEP_NS_FIRST = 2_000_000_000, 30_000_000_000
+STEP_NS_LEAST, STEP_NS_FIRST = 1_000_000_000, 30_000_000_000
 # And after so many times that, or the operator's patience with a silent worker, whichever is
 # longer, it is not waited for any more.
 TIMES_HUNG = 4
+# Epochs are microseconds: a worker that speaks of later years is not to end them for everybody.
+EPOCHS_AHEAD_MAX: Final = 10 * 366 * 86_400 * 1_000_000
 # A worker that contradicts its plans this often is not dialled again until it restarts.
 REJECTIONS_MAX = 3
 
@@ -55,6 +58,9 @@ class LinkOwner(Protocol):
 
     def link_closed(self, link: "WorkerLink", reason: str, *, is_crash: bool | None) -> None:
         """`is_crash` None: nobody knows yet whether the worker's process died."""
+
+    def link_refused(self, link: "WorkerLink", epoch: int) -> None:
+        """The worker has seen a leader of this epoch, newer than ours."""
 
     def step_arrived(self, link: "WorkerLink", result: StepResult) -> None: ...
 
@@ -177,6 +183,7 @@ class WorkerLink:
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
                 is_refusal = error.code() is REFUSAL
+                self._look_for_epoch(error)
             except TimeoutError:
                 reason = f"no answer to Open within {OPEN_TIMEOUT_S:g} s"
             except _Nonsense as error:
@@ -195,6 +202,12 @@ class WorkerLink:
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, REDIAL_S_MAX)
         log.error("worker.quarantined", worker_id=self.worker_id, rejections=self._rejections)
+
+    def _look_for_epoch(self, error: grpc.aio.AioRpcError) -> None:
+        """Dialling again and again would not make this leader a newer one."""
+        epoch = metadata_of(error).get("epoch", "")
+        if epoch.isdecimal() and 0 <= int(epoch) - self._leader.epoch < EPOCHS_AHEAD_MAX:
+            self._owner.link_refused(self, int(epoch))
 
     def _closed(self, reason: str, *, is_excused: bool, is_refusal: bool) -> None:
         """Tell the owner whom to blame, as far as it is known."""

@@ -7,13 +7,14 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from ledger import Candidate, Leader, Ledger, LedgerLimits, StoreLost
+from ledger import Leader, Ledger, LedgerLimits
 from protos.kaiten.v1.scheduler_service_pb2_grpc import add_SchedulerServiceServicer_to_server
 from scheduler_svc import archiving
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.meters import Meters
 from scheduler_svc.servicer import Servicer
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.standby import Standby
 from scheduler_svc.tracing import Tracing
 from service_kit import grpc_server, lifecycle, logs, settings, telemetry
 from service_kit.addresses import advertised
@@ -39,6 +40,8 @@ class SchedulerProcess:
         archiving.check(chosen)
         self._servicer = Servicer(chosen)
         self._ledger: Ledger | None = None
+        # By a worker that refused us: the next leadership is above it.
+        self._seen_epoch = 0
         self._is_draining = False
         self._metrics = Metrics("scheduler", is_scraped=chosen.metrics_port is not None)
         self._meters = Meters(self._metrics.meter)
@@ -114,10 +117,16 @@ class SchedulerProcess:
     async def _lead(self) -> None:
         assert self._ledger is not None
         self._health.set_all(True)
-        candidate = Candidate(
-            self._ledger, self._clock, self._settings.lease_ttl_s, address=await self._address()
+        standby = Standby(
+            self._ledger,
+            self._clock,
+            self._servicer,
+            ttl_s=self._settings.lease_ttl_s,
+            above_epoch=self._seen_epoch,
+            address=await self._address(),
         )
-        leader = await self._campaign(candidate)
+        leader = await standby.campaign()
+        self._servicer.begin(leader)
         archive = archiving.begin(self._settings, leader, await self._ledger.store_id())
         session = LeaderSession(
             ledger=self._ledger,
@@ -135,7 +144,8 @@ class SchedulerProcess:
             self._servicer.session = session
             await session.run()
         finally:
-            self._servicer.session = None
+            self._seen_epoch = max(self._seen_epoch, session.seen_epoch)
+            self._servicer.end()
             self._meters.leads(None)
             await self._resign(leader)
             if archive is not None:
@@ -160,24 +170,6 @@ class SchedulerProcess:
         return chosen.advertise_address or await advertised(
             chosen.grpc_host, self._port, peer=f"{store.hostname or ''}:{store.port or 6379}"
         )
-
-    async def _campaign(self, candidate: Candidate) -> Leader:
-        """Wait to lead; meanwhile tell workers who does."""
-        assert self._ledger is not None
-        campaign = asyncio.create_task(candidate.campaign())
-        try:
-            while not campaign.done():
-                try:
-                    lease = await self._ledger.leader()
-                    self._servicer.leader_address = lease.address if lease is not None else ""
-                except StoreLost:
-                    raise
-                except Unavailable as error:
-                    log.warning("store.waiting", reason=str(error))
-                await asyncio.wait({campaign}, timeout=STORE_RETRY_S)
-            return await campaign
-        finally:
-            campaign.cancel()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,11 +1,30 @@
-"""Who may work for a cell, and what a worker may say anew of itself. Pure."""
+"""Who may work for a cell, what a worker may say of itself, and what it may say anew. Pure."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from protos.kaiten.v1.common_pb2 import Capabilities, WorkerDescription
-from service_kit.errors import OutOfOrder
+from protos.kaiten.v1.scheduler_service_pb2 import RegisterRequest
+from scheduler_svc.wire import PLAN_VERSION
+from service_kit.errors import InvalidRequest, OutOfOrder
 
+UINT32_MAX: Final = (1 << 32) - 1
+TEXT_CHARS_MAX: Final = 1024
+# Every sequence has KV places for so many in reserve.
+SLOT_TOKENS_MAX: Final = 256
+FEATURES_MAX: Final = 64
+# What the core takes for granted of a worker: with nothing to divide by or to seat it would end,
+# and it keeps books of every block and every slot.
+RANGES: Final = {
+    "block_size": (1, 1 << 16),
+    "block_count": (1, 1 << 22),
+    "slots_max": (1, 1 << 14),
+    "vocab_size": (1, UINT32_MAX),
+    # A prompt token and an output token.
+    "context_tokens_max": (2, UINT32_MAX),
+}
+# Every sequence has a block table for each.
+LAYER_GROUPS_MAX: Final = 64
 # Of one process; all else it keeps for as long as it lives.
 CHANGEABLE: Final = {"step_tokens_max", "mixed_tokens_max", "capabilities.features"}
 
@@ -57,3 +76,64 @@ def _differences(
                 yield f"capabilities.{field}", before, after
         elif was != now:
             yield name, was, now
+
+
+def check_registration(request: RegisterRequest) -> None:
+    """InvalidRequest for what no worker can be, whoever leads."""
+    if not request.address or not request.worker.boot_id:
+        raise InvalidRequest("address, worker.boot_id", "must not be empty")
+    _check_texts(request)
+    _check_ranges(request.worker)
+    _check_budgets(request.worker)
+    _check_capabilities(request.worker.capabilities)
+
+
+def _check_texts(request: RegisterRequest) -> None:
+    """InvalidRequest for the first text that is too long: every renewal carries them."""
+    texts = {"address": request.address}
+    for field, value in request.worker.ListFields():
+        if isinstance(value, str):
+            texts[f"worker.{field.name}"] = value
+    for name, text in texts.items():
+        if len(text) > TEXT_CHARS_MAX:
+            rule = f"must have at most {TEXT_CHARS_MAX} characters, got {len(text)}"
+            raise InvalidRequest(name, rule)
+
+
+def _check_ranges(worker: WorkerDescription) -> None:
+    """InvalidRequest for the first figure that no worker can have."""
+    for field, (least, most) in RANGES.items():
+        if not least <= (value := getattr(worker, field)) <= most:
+            raise InvalidRequest(f"worker.{field}", f"must be in [{least}, {most}], got {value}")
+    if (count := len(worker.capabilities.layer_groups)) > LAYER_GROUPS_MAX:
+        rule = f"must be at most {LAYER_GROUPS_MAX}, got {count}"
+        raise InvalidRequest("worker.capabilities.layer_groups", rule)
+
+
+def _check_budgets(worker: WorkerDescription) -> None:
+    """InvalidRequest unless every kind of step has room for a prompt beside the rows."""
+    most = worker.capabilities.slot_tokens_max or 1
+    if most > SLOT_TOKENS_MAX:
+        rule = f"must be at most {SLOT_TOKENS_MAX}, got {most}"
+        raise InvalidRequest("worker.capabilities.slot_tokens_max", rule)
+    rows, of = worker.slots_max * most, "slots_max" if most == 1 else f"{most} times slots_max"
+    if worker.step_tokens_max <= rows:
+        rule = f"must be more than {of}, got {worker.step_tokens_max}"
+        raise InvalidRequest("worker.step_tokens_max", rule)
+    mixed = worker.mixed_tokens_max
+    if mixed and not rows < mixed <= worker.step_tokens_max:
+        rule = f"must be 0, or more than {of} and at most step_tokens_max, got {mixed}"
+        raise InvalidRequest("worker.mixed_tokens_max", rule)
+
+
+def _check_capabilities(told: Capabilities) -> None:
+    """InvalidRequest for a worker that does not read the plans that are written here."""
+    if (count := len(told.features)) > FEATURES_MAX:
+        rule = f"must have at most {FEATURES_MAX}, got {count}"
+        raise InvalidRequest("worker.capabilities.features", rule)
+    if (version := told.plan_version) < PLAN_VERSION:
+        rule = (
+            f"must be at least {PLAN_VERSION}, got {version}: this scheduler writes plans that the "
+            "worker does not read; update the worker first"
+        )
+        raise InvalidRequest("worker.capabilities.plan_version", rule)

@@ -173,7 +173,10 @@ class Replay:
         if submit.committed_tokens:
             sequence_ids = range(entry.sequence_id, entry.sequence_id + record.n)
             outputs = tuple(self._outputs.of(sequence_id) for sequence_id in sequence_ids)
-        return wire.request_from_proto(entry, record, outputs, submit.prompt_logprobs_from or 1)
+        arrived_ns = submit.arrived_ns or wire.entry_time_ns(entry.entry_id)
+        return wire.request_from_proto(
+            entry, record, arrived_ns, outputs, submit.prompt_logprobs_from or 1
+        )
 
 
 def replay_archive(

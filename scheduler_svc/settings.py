@@ -31,7 +31,7 @@ class SchedulerSettings(SchedulingSettings):
         " route to the store when bound to 0.0.0.0",
     )
     lease_ttl_s: float = Field(
-        default=3.0, gt=0.1, description="a silent leader is replaced after this long"
+        default=1.5, gt=0.1, description="a silent leader is replaced after this long"
     )
     uncommitted_steps_max: int = Field(
         default=32, ge=1, description="steps computed ahead of the ledger before planning pauses"
@@ -50,7 +50,7 @@ class SchedulerSettings(SchedulingSettings):
         default=500, ge=50, le=3_600_000, description="asked of workers"
     )
     worker_timeout_ms: int = Field(
-        default=5000, ge=100, description="a worker this long silent is forgotten"
+        default=4000, ge=100, description="a worker this long silent is forgotten"
     )
     archive_dir: Path | None = Field(
         default=None, description="keep every decision in files here; default: keep none"

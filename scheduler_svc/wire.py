@@ -72,14 +72,31 @@ ERROR_CHARS_MAX: Final = 4096
 LOGPROB_MAX: Final = 1.0
 
 
+# Two clocks that differ by less were not set: it is drift, or the time between two looks.
+CLOCK_STEP_NS: Final = 5_000_000_000
+
+
 def entry_time_ns(entry_id: str) -> int:
     """When the store took an inbox entry in, on its own clock: stream ids start with it."""
     return int(entry_id.partition("-")[0]) * 1_000_000
 
 
+def arrived_ns(entry: InboxEntry, now_ns: int) -> int:
+    """When the store took an entry in, on the leader's clock.
+
+    That began as the store's; if the store's was set since then, by the difference between them.
+    Ids of entries never go back: behind the newest one, they say nothing of the time.
+    """
+    ahead_ns = entry.read_ns - now_ns if entry.read_ns else 0
+    if abs(ahead_ns) < CLOCK_STEP_NS:
+        ahead_ns = 0
+    return min(now_ns, entry_time_ns(entry.entry_id) - ahead_ns)
+
+
 def request_from_proto(
     entry: InboxEntry,
     record: SubmitRecord,
+    arrived_ns: int,
     outputs: tuple[tuple[int, ...] | None, ...] = (),
     prompt_logprobs_from: int = 1,
 ) -> Request:
@@ -87,7 +104,6 @@ def request_from_proto(
 
     Prompt positions before `prompt_logprobs_from` are committed, if they are wanted at all.
     """
-    arrived_ns = entry_time_ns(entry.entry_id)
     return Request(
         id=record.id,
         sequence_id=entry.sequence_id,

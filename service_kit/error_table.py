@@ -35,6 +35,7 @@ TABLE: Final[dict[type[errors.KaitenError], Row]] = {
     errors.Cancelled: Row(StatusCode.CANCELLED, 499, SERVER, "cancelled"),
     errors.Unavailable: Row(StatusCode.UNAVAILABLE, 503, SERVER, "unavailable", is_retryable=True),
     errors.OutOfOrder: Row(StatusCode.FAILED_PRECONDITION, 409, SERVER, "out_of_order"),
+    errors.StaleLeader: Row(StatusCode.FAILED_PRECONDITION, 409, SERVER, "stale_leader"),
     errors.NotLeader: Row(StatusCode.FAILED_PRECONDITION, 503, SERVER, "not_leader"),
     errors.DataLoss: Row(StatusCode.DATA_LOSS, 409, CLIENT, "data_loss"),
     errors.Unauthenticated: Row(

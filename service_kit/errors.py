@@ -130,6 +130,14 @@ class OutOfOrder(KaitenError):
         self.reason = reason
 
 
+class StaleLeader(OutOfOrder):
+    """A newer leader was seen, of this epoch: stand for election again, above it."""
+
+    def __init__(self, reason: str, epoch: int) -> None:
+        super().__init__(reason)
+        self.epoch = epoch
+
+
 class NotLeader(KaitenError):
     """This scheduler is a standby; `leader_address` (may be empty) is the one to ask."""
 

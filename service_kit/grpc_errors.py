@@ -63,8 +63,23 @@ def details_of(error: errors.KaitenError) -> list[Message]:
         details.append(RetryInfo(retry_delay=delay))
     if isinstance(error, errors.NotLeader):
         metadata = {"leader_address": error.leader_address}
+    if isinstance(error, errors.StaleLeader):
+        metadata = {"epoch": str(error.epoch)}
     details.append(ErrorInfo(reason=type(error).__name__, domain=DOMAIN, metadata=metadata))
     return details
+
+
+def metadata_of(error: "grpc.aio.AioRpcError") -> dict[str, str]:
+    """What `details_of` said beside the error's class, read from the answer; empty: nothing."""
+    for key, value in error.trailing_metadata() or ():
+        if key != "grpc-status-details-bin":
+            continue
+        with suppress(DecodeError):
+            for detail in Status.FromString(value).details:
+                info = ErrorInfo()
+                if detail.Is(ErrorInfo.DESCRIPTOR) and detail.Unpack(info):
+                    return dict(info.metadata)
+    return {}
 
 
 def _bad_request(error: errors.InvalidRequest) -> BadRequest:

@@ -32,12 +32,14 @@ SAMPLING = RowSampling(max_tokens=16)
 FSYNCS = 200
 
 
-def record_of(seq: int, sequence_ids: range, *, with_logprobs: bool = False) -> JournalRecord:
+def record_of(
+    seq: int, sequence_ids: range, *, base: int = 0, with_logprobs: bool = False
+) -> JournalRecord:
     logprobs = TokenLogprobs(logprob=-1.5)
     return JournalRecord(
         seq=seq,
         sequence_ids=sequence_ids,
-        positions=[seq - 1] * len(sequence_ids),
+        positions=[seq - base - 1] * len(sequence_ids),
         token_ids=[(seq * 7919 + sequence_id) % 32_000 for sequence_id in sequence_ids],
         logprobs=[SequenceLogprobs(sequence_id=each, logprobs=logprobs) for each in sequence_ids]
         if with_logprobs
@@ -64,7 +66,7 @@ async def one_by_one(ledger: Ledger, leader: Leader) -> dict[str, float]:
     sequence_ids = range(1, SEQUENCES + 1)
     taken_ms = []
     for seq in range(leader.journal_seq + 1, leader.journal_seq + COMMITS + 1):
-        step = record_of(seq, sequence_ids)
+        step = record_of(seq, sequence_ids, base=leader.journal_seq)
         started = time.perf_counter()
         await ledger.commit(leader, step)
         taken_ms.append((time.perf_counter() - started) * 1e3)
@@ -78,7 +80,9 @@ async def one_by_one(ledger: Ledger, leader: Leader) -> dict[str, float]:
 async def pipelined(ledger: Ledger, leader: Leader, from_seq: int) -> dict[str, float]:
     """Throughput when BATCH commits share a round trip; building the records is not counted."""
     sequence_ids = range(1, SEQUENCES + 1)
-    records = [record_of(from_seq + i, sequence_ids) for i in range(COMMITS)]
+    records = [
+        record_of(from_seq + i, sequence_ids, base=leader.journal_seq) for i in range(COMMITS)
+    ]
     started = time.perf_counter()
     for start in range(0, COMMITS, BATCH):
         batch = [Commit(step) for step in records[start : start + BATCH]]
@@ -162,7 +166,7 @@ async def measure(url: str) -> dict[str, object]:
     assert leader is not None
     numbers: dict[str, object] = {"fsync_ms_p50": fsync_ms()}
     numbers |= await one_by_one(ledger, leader)
-    numbers |= await pipelined(ledger, leader, COMMITS + 1)
+    numbers |= await pipelined(ledger, leader, leader.journal_seq + COMMITS + 1)
     numbers |= await submits(ledger)
     numbers["follow_us_per_token_all_ours"] = dispatch_us(ledger, 1.0)
     numbers["follow_us_per_token_half_ours"] = dispatch_us(ledger, 0.5)

@@ -32,12 +32,17 @@ end
 if results > tonumber(ARGV[14]) then return {'FULL_RESULTS', results} end
 local seq = redis.call('HGET', KEYS[4], 'journal_seq') or '0'
 
-local sequence_id = redis.call('HINCRBY', KEYS[1], 'sequence_id', n) - n + 1
+-- A store that lost some submits must not mint their ids again: somebody may still follow them.
+local now = redis.call('TIME')
+local last = tonumber(redis.call('HGET', KEYS[1], 'sequence_id') or 0)
+local first = math.max(last + 1, tonumber(now[1]) * 1000000 + tonumber(now[2]))
+local sequence_id = string.format('%.0f', first)
+redis.call('HSET', KEYS[1], 'sequence_id', string.format('%.0f', first + n - 1))
 local entry = redis.call('XADD', KEYS[2], '*', 's', sequence_id, 'r', ARGV[7])
 redis.call('HSET', KEYS[5], 'hash', ARGV[2], 'sequence_id', sequence_id, 'n', n, 'prompt_tokens', prompt_tokens,
   'accepted_seq', seq, 'render', ARGV[8], 'entries', entry, 'tenant', ARGV[11])
 for choice = 0, n - 1 do
-  redis.call('SET', ARGV[10] .. string.format('%.0f', sequence_id + choice), ARGV[9])
+  redis.call('SET', ARGV[10] .. string.format('%.0f', first + choice), ARGV[9])
 end
 redis.call('HINCRBY', KEYS[3], 'choices', n)
 redis.call('HINCRBY', KEYS[3], 'prompt_tokens', prompt_tokens)

@@ -115,7 +115,8 @@ async def test_a_background_request_is_found_again(
     assert reply.json()["status"] == "queued"
     url = f"/v1/requests/{reply.json()['id']}"
     assert (await http.get(url)).json()["status"] == "in_progress"
-    stack.scheduler.cell.waiting_sequence_ids.append(1)
+    (entry,) = await stack.scheduler.ledger.inbox_all()
+    stack.scheduler.cell.waiting_sequence_ids.append(entry.sequence_id)
     record = stack.gateway.service.front.readiness.watch
     await until(lambda: bool(record.record and record.record.waiting_sequence_ids), "the queue")
     seen = (await http.get(url)).json()
@@ -231,7 +232,8 @@ async def test_a_live_request_tells_its_place_in_the_queue(
     call = stack.gateway.inference.Generate(request, timeout=60)
     await anext(aiter(call))
     stack.scheduler.cell.running = 3
-    stack.scheduler.cell.waiting_sequence_ids.extend([77, 1])
+    (entry,) = await stack.scheduler.ledger.inbox_all()
+    stack.scheduler.cell.waiting_sequence_ids.extend([77, entry.sequence_id])
     watch = stack.gateway.service.front.readiness.watch
     await until(lambda: bool(watch.record and watch.record.waiting_sequence_ids), "the queue")
     seen = await stack.gateway.inference.GetRequest(pb.GetRequestRequest(request_id="q"))

@@ -53,7 +53,7 @@ async def test_tokens_come_once_however_late_one_subscribes(ledger: Ledger) -> N
                 tasks.append(asyncio.create_task(outputs_of(subscription)))
             await leader.step({sequence_ids[0]: [step], sequence_ids[1]: [step + 1000]})
             if step == 50:
-                await leader.fold(45, sequence_ids)
+                await leader.fold(leader.base + 45, sequence_ids)
         await leader.finish("a", sequence_ids[0], n=2)
         # Long after the end there is still the result.
         late = follower.subscribe(sequence_ids, from_seq=submitted.journal_seq)
@@ -68,7 +68,7 @@ async def test_attach_by_history_then_subscribe(ledger: Ledger) -> None:
     async with following(ledger) as follower:
         for step in range(20):
             await leader.step({sequence_id: [step]})
-        await leader.fold(10, [sequence_id])
+        await leader.fold(leader.base + 10, [sequence_id])
         found = await ledger.find("a")
         output, finished = await ledger.history(sequence_id, through_seq=found.journal_seq)
         assert finished is None
@@ -76,7 +76,7 @@ async def test_attach_by_history_then_subscribe(ledger: Ledger) -> None:
         assert start == 20
         for step in range(20, 30):
             await leader.step({sequence_id: [step]})
-        await leader.fold(29, [sequence_id])
+        await leader.fold(leader.base + 29, [sequence_id])
         with follower.subscribe(
             [sequence_id], from_seq=found.journal_seq, positions={sequence_id: start}
         ) as subscription:
@@ -108,12 +108,12 @@ async def test_many_subscribers_of_many_requests(ledger: Ledger) -> None:
             )
             tasks[submitted.sequence_id] = asyncio.create_task(outputs_of(subscription))
         for step in range(30):
-            await leader.step({sequence_id: [step * sequence_id] for sequence_id in tasks})
+            await leader.step({s: [step * place] for place, s in enumerate(tasks)})
         for index, sequence_id in enumerate(tasks):
             await leader.finish(f"r{index}", sequence_id)
-        for sequence_id, task in tasks.items():
+        for place, (sequence_id, task) in enumerate(tasks.items()):
             outputs = await asyncio.wait_for(task, 60)
-            assert outputs == {sequence_id: [step * sequence_id for step in range(30)]}
+            assert outputs == {sequence_id: [step * place for step in range(30)]}
         assert follower.sequence_count == 0
 
 
@@ -125,7 +125,7 @@ async def test_a_thousand_clients_that_come_back_read_the_journal_a_few_times(
     sequence_ids = [one.sequence_id for one in submitted]
     leader = await PlayLeader.elected(ledger)
     for token in range(20):
-        await leader.step({one: [token + one] for one in sequence_ids})
+        await leader.step({one: [token + n] for n, one in enumerate(sequence_ids)})
     await leader.fold(9, sequence_ids)
     reads: list[int] = []
     histories = ledger.histories
@@ -142,7 +142,7 @@ async def test_a_thousand_clients_that_come_back_read_the_journal_a_few_times(
         ]
         reading = [asyncio.create_task(tokens_of(each)) for each in back]
         for token in range(20, 25):
-            await leader.step({one: [token + one] for one in sequence_ids})
+            await leader.step({one: [token + n] for n, one in enumerate(sequence_ids)})
         for index, one in enumerate(sequence_ids):
             await leader.finish(f"r{index}", one)
         for index, tokens in enumerate(await asyncio.gather(*reading)):

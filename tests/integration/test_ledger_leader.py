@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from redis.asyncio import Redis
@@ -18,7 +19,8 @@ async def test_an_election_is_decided_once_and_a_repeat_is_the_same_answer(ledge
     assert await ledger.leader() is None
     first = await ledger.elect("here", 7)
     assert first is not None
-    assert first.journal_seq == 0
+    assert first.after_seq == 0
+    assert first.journal_seq > 0
     assert await ledger.elect("here", 7) == first
     assert await ledger.elect("there", 8) is None
     lease = await ledger.leader()
@@ -34,12 +36,27 @@ async def test_a_lease_that_moved_since_it_was_seen_cannot_be_stolen(ledger: Led
     assert await ledger.elect("there", 8, seen=seen) is None
     second = await ledger.elect("there", 8, seen=await ledger.leader())
     assert second is not None
-    assert second.epoch == first.epoch + 1
+    assert second.epoch > first.epoch
     with pytest.raises(Fenced):
         await ledger.renew(first, CellRecord())
     view = await ledger.cell()
     assert view.record is not None
     assert view.record.waiting == 3
+
+
+async def test_of_a_leader_that_has_ended_no_renewal_counts_but_its_successors_do(
+    ledger: Ledger,
+) -> None:
+    """What it sent before it died may arrive after anybody looked."""
+    first = await ledger.elect("here", 7)
+    assert first is not None
+    seen = await ledger.leader()
+    await ledger.renew(first, CellRecord())
+    second = await ledger.elect("there", 8, seen=seen, has_ended=True)
+    assert second is not None
+    # The same news once more, too late: somebody else leads by now.
+    assert await ledger.elect("elsewhere", 9, seen=seen, has_ended=True) is None
+    assert await ledger.elect("elsewhere", 9, has_ended=True) is None
 
 
 async def test_of_two_candidates_exactly_one_leads_until_it_resigns(
@@ -59,7 +76,7 @@ async def test_of_two_candidates_exactly_one_leads_until_it_resigns(
     successor = await asyncio.wait_for(
         Candidate(campaigns[loser], SystemClock(), 30.0).campaign(), 60
     )
-    assert successor.epoch == winner.result().epoch + 1
+    assert successor.epoch > winner.result().epoch
     # An old leader's late resignation must not unseat the new one.
     await campaigns[winner].resign(winner.result())
     lease = await ledgers[0].leader()
@@ -75,7 +92,7 @@ async def test_a_candidate_steals_from_a_silent_leader_after_the_ttl(ledger: Led
     loop = asyncio.get_running_loop()
     started = loop.time()
     successor = await asyncio.wait_for(Candidate(ledger, SystemClock(), 0.4).campaign(), 60)
-    assert successor.epoch == dead.epoch + 1
+    assert successor.epoch > dead.epoch
     assert loop.time() - started >= 0.4
 
 
@@ -83,23 +100,26 @@ async def test_commit_fences_repeats_and_gaps(ledger: Ledger) -> None:
     leader = await PlayLeader.elected(ledger)
     first = await leader.step({1: [10]})
     await ledger.commit(leader.leader, first)
-    with pytest.raises(Fenced, match="the journal is at 1"):
-        await ledger.commit(leader.leader, JournalRecord(seq=3))
+    with pytest.raises(Fenced, match=f"the journal is at {leader.base + 1}"):
+        await ledger.commit(leader.leader, JournalRecord(seq=leader.base + 3))
     successor = await PlayLeader.elected(ledger, nonce=2)
     with pytest.raises(Fenced, match=f"epoch {leader.leader.epoch} no longer leads"):
-        await ledger.commit(leader.leader, JournalRecord(seq=2))
-    stranger = type(successor.leader)(epoch=successor.leader.epoch, nonce=99, journal_seq=1)
+        await ledger.commit(leader.leader, JournalRecord(seq=leader.base + 2))
+    stranger = replace(successor.leader, nonce=99)
     with pytest.raises(Fenced):
-        await ledger.commit(stranger, JournalRecord(seq=2))
+        await ledger.commit(stranger, JournalRecord(seq=successor.base + 1))
     # What the old leader committed is not the new one's to repeat.
     with pytest.raises(Fenced):
-        await ledger.commit(successor.leader, JournalRecord(seq=1))
+        await ledger.commit(successor.leader, JournalRecord(seq=leader.base + 1))
+    with pytest.raises(Fenced):
+        await ledger.commit(successor.leader, JournalRecord(seq=successor.base))
     await successor.step({1: [11]})
     with pytest.raises(Fenced):
-        await ledger.fold(leader.leader, 1, {})
+        await ledger.fold(leader.leader, leader.base + 1, {})
     lease = await ledger.leader()
     assert lease is not None
-    assert lease.journal_seq == 2
+    assert lease.journal_seq == successor.base + 1
+    assert successor.leader.after_seq == leader.base + 1
 
 
 async def test_a_batch_may_be_sent_again_as_a_whole(ledger: Ledger) -> None:
@@ -110,7 +130,7 @@ async def test_a_batch_may_be_sent_again_as_a_whole(ledger: Ledger) -> None:
     await ledger.commit_many(leader.leader, batch[:3])
     await ledger.commit_many(leader.leader, batch)
     await ledger.commit_many(leader.leader, batch)
-    history = await ledger.history(sequence_id, through_seq=5)
+    history = await ledger.history(sequence_id, through_seq=leader.seq)
     assert list(history.output.token_ids) == [0, 1, 2, 3, 4]
     assert history.finished is None
 
@@ -132,56 +152,57 @@ async def test_a_reader_who_waits_gets_a_batch_as_a_whole(ledger: Ledger, redis_
         ):
             await asyncio.sleep(0.002)
     await ledger.commit_many(leader.leader, batch)
-    assert [record.seq for record in await reader] == [1, 2, 3, 4]
+    assert [record.seq - leader.base for record in await reader] == [1, 2, 3, 4]
 
 
 async def test_a_fenced_batch_applies_nothing_after_the_fence(ledger: Ledger) -> None:
     leader = await PlayLeader.elected(ledger)
     batch = [Commit(leader.record({1: [i]})) for i in range(4)]
-    await PlayLeader.elected(ledger, nonce=2)
+    successor = await PlayLeader.elected(ledger, nonce=2)
     with pytest.raises(Fenced):
         await ledger.commit_many(leader.leader, batch)
     lease = await ledger.leader()
     assert lease is not None
-    assert lease.journal_seq == 0
+    assert lease.journal_seq == successor.base
 
 
 async def test_ending_twice_releases_the_counters_once(ledger: Ledger) -> None:
-    for id in ("a", "b"):
-        await ledger.submit(submit_record(id, n=2), b"h")
+    first, _ = [
+        (await ledger.submit(submit_record(id, n=2), b"h")).sequence_id for id in ("a", "b")
+    ]
     leader = await PlayLeader.elected(ledger)
-    await leader.finish("a", 1, n=2)
-    await leader.finish("a", 1, n=2)
+    await leader.finish("a", first, n=2)
+    await leader.finish("a", first, n=2)
     assert await ledger.load() == Load(choices=2, prompt_tokens=3)
 
 
 async def test_an_ending_that_does_not_match_its_request_is_refused_whole(ledger: Ledger) -> None:
-    await ledger.submit(submit_record("a", n=2), b"h")
+    first = (await ledger.submit(submit_record("a", n=2), b"h")).sequence_id
     leader = await PlayLeader.elected(ledger)
     with pytest.raises(Fenced, match="differ"):
-        await leader.step({}, (), [leader.ending("a", 1, n=1)])
+        await leader.step({}, (), [leader.ending("a", first, n=1)])
     lease = await ledger.leader()
     assert lease is not None
-    assert lease.journal_seq == 0
+    assert lease.journal_seq == leader.base
     assert await ledger.load() == Load(choices=2, prompt_tokens=3)
 
 
 async def test_folding_is_idempotent_and_loses_no_token_at_any_point(ledger: Ledger) -> None:
     sequence_ids = [(await ledger.submit(submit_record(id), b"h")).sequence_id for id in ("a", "b")]
     leader = await PlayLeader.elected(ledger)
-    for seq in range(1, 13):
-        await leader.step({sequence_ids[0]: [seq, seq + 100], sequence_ids[1]: [seq + 500]})
-        if seq % 3 == 0:
+    for step in range(1, 13):
+        await leader.step({sequence_ids[0]: [step, step + 100], sequence_ids[1]: [step + 500]})
+        if step % 3 == 0:
             due = list(leader.unfolded)
-            await leader.fold(seq - 1, sequence_ids)
+            await leader.fold(leader.seq - 1, sequence_ids)
             leader.unfolded = due
             # The same fold again, as after a lost reply.
-            await leader.fold(seq - 1, sequence_ids)
+            await leader.fold(leader.seq - 1, sequence_ids)
         for sequence_id in sequence_ids:
-            history = await ledger.history(sequence_id, through_seq=seq)
+            history = await ledger.history(sequence_id, through_seq=leader.seq)
             assert list(history.output.token_ids) == leader.outputs[sequence_id]
-    with pytest.raises(Fenced, match="the journal is at 12"):
-        await ledger.fold(leader.leader, 20, {})
+    with pytest.raises(Fenced, match=f"the journal is at {leader.base + 12}"):
+        await ledger.fold(leader.leader, leader.base + 20, {})
 
 
 async def test_a_fold_built_on_another_state_is_refused(redis_url: str, cell: str) -> None:
@@ -190,9 +211,9 @@ async def test_a_fold_built_on_another_state_is_refused(redis_url: str, cell: st
     for token in range(4):
         await leader.step({1: [token]})
     await two.fold(leader.leader, 0, {})
-    await leader.fold(2, [1])
-    with pytest.raises(Fenced, match="the fold is at 2"):
-        await two.fold(leader.leader, 3, {1: FoldedTokens(token_ids=[0, 1, 2])})
+    await leader.fold(leader.base + 2, [1])
+    with pytest.raises(Fenced, match=f"the fold is at {leader.base + 2}"):
+        await two.fold(leader.leader, leader.base + 3, {1: FoldedTokens(token_ids=[0, 1, 2])})
     for ledger in (one, two):
         await ledger.close()
 
@@ -213,8 +234,8 @@ async def test_logprobs_stay_beside_their_tokens_through_a_fold(ledger: Ledger) 
     leader = await PlayLeader.elected(ledger)
     await leader.step({sequence_id: [3, 4]}, with_logprobs=True)
     await leader.step({sequence_id: [5]}, with_logprobs=True)
-    await leader.fold(1, [sequence_id])
-    history = await ledger.history(sequence_id, through_seq=2)
+    await leader.fold(leader.base + 1, [sequence_id])
+    history = await ledger.history(sequence_id, through_seq=leader.seq)
     assert [entry.logprob for entry in history.output.logprobs] == [-3.0, -4.0, -5.0]
 
 
@@ -227,19 +248,15 @@ async def test_recover_returns_every_live_request_with_all_its_tokens(
     entries = await ledger.inbox_all()
     leader = await PlayLeader.elected(ledger)
     sequence_ids = [s for e in entries for s in range(e.sequence_id, e.sequence_id + e.record.n)]
+    token_of = {sequence_id: 10 * place for place, sequence_id in enumerate(sequence_ids)}
     for token in range(3):
-        await leader.step({sequence_id: [sequence_id * 10 + token] for sequence_id in sequence_ids})
-    # r1 has two choices, 2 and 3: one of them ends and is folded away; r0 ends altogether.
-    await leader.step({}, [stopped(3, 2)])
-    await leader.finish("r0", 1)
-    await leader.fold(5, sequence_ids[1:])
-    await leader.step(
-        {
-            sequence_id: [sequence_id * 10 + 3]
-            for sequence_id in sequence_ids[1:]
-            if sequence_id != 3
-        }
-    )
+        await leader.step({s: [token_of[s] + token] for s in sequence_ids})
+    # r1 has two choices: the second ends and is folded away; r0 ends altogether.
+    ended = sequence_ids[2]
+    await leader.step({}, [stopped(ended, 2)])
+    await leader.finish("r0", sequence_ids[0])
+    await leader.fold(leader.seq, sequence_ids[1:])
+    await leader.step({s: [token_of[s] + 3] for s in sequence_ids[1:] if s != ended})
     await ledger.cancel("r7")
 
     successor = await PlayLeader.elected(ledger, nonce=2)
@@ -247,28 +264,29 @@ async def test_recover_returns_every_live_request_with_all_its_tokens(
     assert [e.record.id for e in recovered.entries][:299] == [f"r{i}" for i in range(1, 300)]
     assert recovered.entries[-1].record.id == "r7"
     assert recovered.cursor == recovered.entries[-1].entry_id
-    assert recovered.journal_seq == 6
+    assert recovered.journal_seq == successor.base
     assert recovered.tokens.keys() == set(sequence_ids[1:])
     assert {s: list(t.token_ids) for s, t in recovered.tokens.items()} == {
         sequence_id: leader.outputs[sequence_id] for sequence_id in sequence_ids[1:]
     }
-    assert {s: f.output_tokens for s, f in recovered.finished.items()} == {3: 2}
+    assert {s: f.output_tokens for s, f in recovered.finished.items()} == {ended: 2}
     with pytest.raises(Fenced):
         await ledger.recover(leader.leader)
     await ledger.close()
 
 
 async def test_history_of_a_choice_that_ended_before_its_request(ledger: Ledger) -> None:
-    await ledger.submit(submit_record("a", n=2), b"h")
+    one = (await ledger.submit(submit_record("a", n=2), b"h")).sequence_id
+    two = one + 1
     leader = await PlayLeader.elected(ledger)
-    await leader.step({1: [1, 2, 3], 2: [4]})
+    await leader.step({one: [1, 2, 3], two: [4]})
     # A stop string ended it at one token; the other two never happened.
-    await leader.step({2: [5]}, [stopped(1, 1)])
+    await leader.step({two: [5]}, [stopped(one, 1)])
     for _ in range(2):
-        output, finished = await ledger.history(1, through_seq=2)
-        assert (list(output.token_ids), finished) == ([1], stopped(1, 1))
-        await leader.fold(2, [1, 2])
-    output, finished = await ledger.history(2, through_seq=2)
+        output, finished = await ledger.history(one, through_seq=leader.seq)
+        assert (list(output.token_ids), finished) == ([1], stopped(one, 1))
+        await leader.fold(leader.seq, [one, two])
+    output, finished = await ledger.history(two, through_seq=leader.seq)
     assert (list(output.token_ids), finished) == ([4, 5], None)
 
 
@@ -306,11 +324,8 @@ async def test_a_result_is_kept_for_its_time_and_then_the_id_is_free(
     with pytest.raises(NotFound):
         await ledger.history(sequence_id, through_seq=leader.seq)
     again = await ledger.submit(submit_record("a"), b"two")
-    assert (again.is_new, again.sequence_id, again.journal_seq) == (
-        True,
-        sequence_id + 1,
-        leader.seq,
-    )
+    assert (again.is_new, again.journal_seq) == (True, leader.seq)
+    assert again.sequence_id > sequence_id
     await ledger.close()
 
 
@@ -404,6 +419,6 @@ async def test_the_explained_prompt_is_kept_as_long_as_the_result(ledger: Ledger
     key = ledger.keys.prompt_logprobs(first.sequence_id)
     (ttl_s,) = await ledger._store.commands((("TTL", key),))
     assert 0 < ttl_s <= ledger._store.limits.result_ttl_s
-    ended = await ledger.history(other.sequence_id, through_seq=1)
+    ended = await ledger.history(other.sequence_id, through_seq=leader.seq)
     assert ended.finished == stopped(other.sequence_id, 0)
     assert (await ledger.load()).choices == 2

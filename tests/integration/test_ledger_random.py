@@ -67,8 +67,8 @@ class Cell:
             assert await self.ledger.cancel(self.rng.choice(list(self.live)))
 
     async def fold(self) -> None:
-        oldest = self.leader.seq - len(self.leader.unfolded)
-        await self.leader.fold(self.rng.randint(oldest, self.leader.seq), self.sequence_ids)
+        ends = [record.seq for record in self.leader.unfolded]
+        await self.leader.fold(self.rng.choice([*ends, self.leader.seq]), self.sequence_ids)
 
     async def change_leader(self) -> None:
         old = self.leader
@@ -77,7 +77,9 @@ class Cell:
         recovered = await self.ledger.recover(self.leader.leader)
         submits = [e.record.id for e in recovered.entries if isinstance(e.record, SubmitRecord)]
         assert submits == list(self.live)
-        assert recovered.journal_seq == old.seq
+        assert recovered.journal_seq == self.leader.base > old.seq
+        last = old.seq if old.seq > old.base else old.leader.after_seq
+        assert self.leader.leader.after_seq == last
         assert recovered.tokens.keys() == set(self.sequence_ids)
         for sequence_id, output in recovered.tokens.items():
             assert list(output.token_ids) == old.outputs.get(sequence_id, [])

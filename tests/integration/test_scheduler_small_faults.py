@@ -129,6 +129,8 @@ class Owner:
     def link_opened(self, link: WorkerLink) -> None:
         self.is_open = True
 
+    def link_refused(self, link: WorkerLink, epoch: int) -> None: ...
+
     def link_closed(self, link: WorkerLink, reason: str, *, is_crash: bool | None) -> None:
         self.closed.append((reason, is_crash))
 

@@ -382,7 +382,8 @@ class Cluster:
         seq = 0
         while page := await self.ledger.journal_read(seq, block_ms=1, count=256):
             for record in page:
-                assert record.seq == seq + 1 or not seq
+                before = record.after_seq if record.HasField("after_seq") else record.seq - 1
+                assert before == seq or not seq
                 seq = record.seq
                 for sequence_id, position in zip(
                     record.sequence_ids, record.positions, strict=True

@@ -68,6 +68,11 @@ class PlayLeader:
         assert leader is not None
         return cls(ledger, leader)
 
+    @property
+    def base(self) -> int:
+        """What the first record of this leadership comes after: the n-th is base + n."""
+        return self.leader.journal_seq
+
     def record(
         self,
         tokens: Mapping[int, Sequence[int]],
@@ -78,6 +83,8 @@ class PlayLeader:
         """The next record; the tokens continue what has been recorded before."""
         self.seq += 1
         record = JournalRecord(seq=self.seq, epoch=self.leader.epoch, finished=finished)
+        if self.seq == self.base + 1:
+            record.after_seq = self.leader.after_seq
         for sequence_id, token_ids in tokens.items():
             output = self.outputs.setdefault(sequence_id, [])
             for token_id in token_ids:

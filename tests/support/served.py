@@ -5,16 +5,19 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import grpc
 import psutil
 import pytest
 
 from kaiten.child import TETHER
+from protos.kaiten.v1.scheduler_service_pb2 import GetStateRequest
+from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from tests.support.whole_stack import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -87,20 +90,47 @@ class Served:
 
     def child(self, name: str) -> psutil.Process:
         """The running process of a part, as soon as there is one: it may be starting again."""
+        return self._first(lambda: self.children(name), f"a process of {name}")
+
+    def leader(self) -> psutil.Process:
+        """Of the two schedulers the one that leads."""
+        return self._first(
+            lambda: [each for each in self.children("scheduler") if _leads(each)],
+            "a leader",
+        )
+
+    def _first(self, look: Callable[[], Sequence[psutil.Process]], what: str) -> psutil.Process:
         found: list[psutil.Process] = []
 
         def is_there() -> bool:
-            for process in psutil.Process(self.process.pid).children():
-                # It may end, or still be what it was forked from, while it is looked at.
-                with suppress(psutil.Error):
-                    if any(WORDS[name] in word for word in process.cmdline()[:4]):
-                        found.append(process)
+            found[:] = look()
             return bool(found)
 
-        wait_until(is_there, f"a process of {name}; said: {(self.data_dir / 'said').read_text()}")
+        wait_until(is_there, f"{what}; said: {(self.data_dir / 'said').read_text()}")
         return found[0]
+
+    def children(self, name: str) -> list[psutil.Process]:
+        """The processes of a part that run now."""
+        found = []
+        for process in psutil.Process(self.process.pid).children():
+            # It may end, or still be what it was forked from, while it is looked at.
+            with suppress(psutil.Error):
+                if any(WORDS[name] in each for each in process.cmdline()[:4]):
+                    found.append(process)
+        return found
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=WAIT_S)
         return self.process.returncode
+
+
+def _leads(scheduler: psutil.Process) -> bool:
+    """It says so itself."""
+    with suppress(psutil.Error, grpc.RpcError):
+        words = scheduler.cmdline()
+        address = f"127.0.0.1:{words[words.index('--grpc-port') + 1]}"
+        with grpc.insecure_channel(address) as channel:
+            state = SchedulerServiceStub(channel).GetState(GetStateRequest(), timeout=1.0)
+            return bool(state.is_leader)
+    return False

@@ -103,6 +103,17 @@ class StoreServer:
     def stop(self) -> None:
         self._end(signal.SIGTERM)
 
+    def back_up(self, to: Path) -> None:
+        """What it has on disk; it must not run."""
+        assert self._process is None, "it still writes"
+        shutil.copytree(self.folder, to)
+
+    def restore(self, from_: Path) -> None:
+        """Nothing since then has ever happened; it must not run."""
+        assert self._process is None, "it still writes"
+        shutil.rmtree(self.folder)
+        shutil.copytree(from_, self.folder)
+
     def close(self) -> None:
         """End it for good: the port goes too."""
         self.kill()

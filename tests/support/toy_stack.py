@@ -55,7 +55,7 @@ def toy_stack(folder: Path, modes: Mapping[str, str]) -> Stack:
         grpc_address="",
         http_url="",
         worker_addresses=(),
-        scheduler_address="",
+        scheduler_addresses=(),
     )
 
 

@@ -74,7 +74,7 @@ class CancelRecord(_message.Message):
     def __init__(self, id: _Optional[str] = ..., sequence_id: _Optional[int] = ..., n: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., output_tokens: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class JournalRecord(_message.Message):
-    __slots__ = ("seq", "epoch", "unix_ns", "sequence_ids", "positions", "token_ids", "logprobs", "finished", "step", "inputs")
+    __slots__ = ("seq", "epoch", "unix_ns", "sequence_ids", "positions", "token_ids", "logprobs", "finished", "step", "inputs", "after_seq")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class JournalRecord(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQ_FIELD_NUMBER: _ClassVar[int]
     seq: int
     epoch: int
     unix_ns: int
@@ -95,7 +96,8 @@ class JournalRecord(_message.Message):
     finished: _containers.RepeatedCompositeFieldContainer[SequenceFinished]
     step: StepRecord
     inputs: _containers.RepeatedCompositeFieldContainer[CoreInput]
-    def __init__(self, seq: _Optional[int] = ..., epoch: _Optional[int] = ..., unix_ns: _Optional[int] = ..., sequence_ids: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[SequenceFinished, _Mapping]]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ..., inputs: _Optional[_Iterable[_Union[CoreInput, _Mapping]]] = ...) -> None: ...
+    after_seq: int
+    def __init__(self, seq: _Optional[int] = ..., epoch: _Optional[int] = ..., unix_ns: _Optional[int] = ..., sequence_ids: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[SequenceFinished, _Mapping]]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ..., inputs: _Optional[_Iterable[_Union[CoreInput, _Mapping]]] = ..., after_seq: _Optional[int] = ...) -> None: ...
 
 class SequenceLogprobs(_message.Message):
     __slots__ = ("sequence_id", "logprobs")
@@ -219,16 +221,18 @@ class ConfiguredInput(_message.Message):
     def __init__(self, policy: _Optional[str] = ..., lease_steps_max: _Optional[int] = ..., plans_in_flight_max: _Optional[int] = ..., prefill_tokens_min: _Optional[int] = ..., preemptions_max: _Optional[int] = ..., deaths_max: _Optional[int] = ..., misfit_wait_ns: _Optional[int] = ..., tenant_tokens_max: _Optional[int] = ..., placement: _Optional[str] = ..., order: _Optional[str] = ..., victim: _Optional[str] = ..., admission: _Optional[str] = ..., mix: _Optional[str] = ..., cadence: _Optional[str] = ..., priority_worth_ns: _Optional[int] = ..., token_worth_ns: _Optional[int] = ..., wait_ns_max: _Optional[int] = ..., long_prefill_tokens: _Optional[int] = ..., long_prefills_max: _Optional[int] = ..., schedule_interval_steps: _Optional[int] = ..., waiting_served_permille: _Optional[int] = ..., waiting_steps_max: _Optional[int] = ..., tenant_weights: _Optional[_Mapping[str, int]] = ..., itl_target_us: _Optional[int] = ...) -> None: ...
 
 class SubmitInput(_message.Message):
-    __slots__ = ("id", "sequence_id", "committed_tokens", "prompt_logprobs_from")
+    __slots__ = ("id", "sequence_id", "committed_tokens", "prompt_logprobs_from", "arrived_ns")
     ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FROM_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_NS_FIELD_NUMBER: _ClassVar[int]
     id: str
     sequence_id: int
     committed_tokens: _containers.RepeatedScalarFieldContainer[int]
     prompt_logprobs_from: int
-    def __init__(self, id: _Optional[str] = ..., sequence_id: _Optional[int] = ..., committed_tokens: _Optional[_Iterable[int]] = ..., prompt_logprobs_from: _Optional[int] = ...) -> None: ...
+    arrived_ns: int
+    def __init__(self, id: _Optional[str] = ..., sequence_id: _Optional[int] = ..., committed_tokens: _Optional[_Iterable[int]] = ..., prompt_logprobs_from: _Optional[int] = ..., arrived_ns: _Optional[int] = ...) -> None: ...
 
 class WorkerJoinedInput(_message.Message):
     __slots__ = ("worker_id", "worker")
@@ -347,7 +351,7 @@ class ChoiceResult(_message.Message):
     def __init__(self, output: _Optional[_Union[FoldedTokens, _Mapping]] = ..., finished: _Optional[_Union[SequenceFinished, _Mapping]] = ...) -> None: ...
 
 class CellRecord(_message.Message):
-    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms", "waiting_sequence_ids", "full_tenants", "weights_digest")
+    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms", "waiting_sequence_ids", "full_tenants", "weights_digest", "worker_addresses")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WORKERS_READY_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -356,6 +360,7 @@ class CellRecord(_message.Message):
     WAITING_SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     FULL_TENANTS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     model: _common_pb2.WorkerDescription
     workers_ready: int
     waiting: int
@@ -364,7 +369,8 @@ class CellRecord(_message.Message):
     waiting_sequence_ids: _containers.RepeatedScalarFieldContainer[int]
     full_tenants: _containers.RepeatedCompositeFieldContainer[FullTenant]
     weights_digest: str
-    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ..., waiting_sequence_ids: _Optional[_Iterable[int]] = ..., full_tenants: _Optional[_Iterable[_Union[FullTenant, _Mapping]]] = ..., weights_digest: _Optional[str] = ...) -> None: ...
+    worker_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ..., waiting_sequence_ids: _Optional[_Iterable[int]] = ..., full_tenants: _Optional[_Iterable[_Union[FullTenant, _Mapping]]] = ..., weights_digest: _Optional[str] = ..., worker_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FullTenant(_message.Message):
     __slots__ = ("tenant", "tokens_running", "tokens_max", "tokens_next")

@@ -78,6 +78,16 @@ class HeartbeatResponse(_message.Message):
     is_drained: bool
     def __init__(self, must_register: bool = ..., is_drained: bool = ...) -> None: ...
 
+class StandByRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StandByResponse(_message.Message):
+    __slots__ = ("leader",)
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    leader: _common_pb2.Leader
+    def __init__(self, leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ...) -> None: ...
+
 class GetStateRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -45,6 +45,11 @@ class SchedulerServiceStub(object):
                 request_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
+        self.StandBy = channel.unary_stream(
+                '/kaiten.v1.SchedulerService/StandBy',
+                request_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.StandByRequest.SerializeToString,
+                response_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.StandByResponse.FromString,
+                _registered_method=True)
         self.GetState = channel.unary_unary(
                 '/kaiten.v1.SchedulerService/GetState',
                 request_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.GetStateRequest.SerializeToString,
@@ -79,6 +84,14 @@ class SchedulerServiceServicer(object):
 
     def Heartbeat(self, request, context):
         """Sent by a registered worker every heartbeat interval.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StandBy(self, request, context):
+        """Held open by whoever stands by to lead: one answer, then nothing until this leadership is over. The stream's end, not
+        its silence, says that. FAILED_PRECONDITION from who does not lead.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,6 +133,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.HeartbeatRequest.FromString,
                     response_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.HeartbeatResponse.SerializeToString,
+            ),
+            'StandBy': grpc.unary_stream_rpc_method_handler(
+                    servicer.StandBy,
+                    request_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.StandByRequest.FromString,
+                    response_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.StandByResponse.SerializeToString,
             ),
             'GetState': grpc.unary_unary_rpc_method_handler(
                     servicer.GetState,
@@ -192,6 +210,33 @@ class SchedulerService(object):
             '/kaiten.v1.SchedulerService/Heartbeat',
             kaiten_dot_v1_dot_scheduler__service__pb2.HeartbeatRequest.SerializeToString,
             kaiten_dot_v1_dot_scheduler__service__pb2.HeartbeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StandBy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kaiten.v1.SchedulerService/StandBy',
+            kaiten_dot_v1_dot_scheduler__service__pb2.StandByRequest.SerializeToString,
+            kaiten_dot_v1_dot_scheduler__service__pb2.StandByResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -261,9 +261,14 @@ def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
         )
     )
     names = [[spec.name for spec in stage] for stage in stack.stages]
-    assert names == [["store"], ["scheduler", "worker-0", "worker-1", "gateway"]]
-    scheduler, gateway = flags(stack, "scheduler"), flags(stack, "gateway")
-    assert spec_of(stack, "scheduler").environ == {"KAITEN_SCHEDULER_REDIS_URL": stack.redis_url}
+    assert names == [["store"], ["scheduler", "standby", "worker-0", "worker-1", "gateway"]]
+    scheduler, standby = flags(stack, "scheduler"), flags(stack, "standby")
+    gateway = flags(stack, "gateway")
+    for name in ("scheduler", "standby"):
+        assert spec_of(stack, name).environ == {"KAITEN_SCHEDULER_REDIS_URL": stack.redis_url}
+    ports = (scheduler.pop("--grpc-port"), standby.pop("--grpc-port"))
+    assert scheduler == standby, "whichever leads, decides alike"
+    assert tuple(f"127.0.0.1:{port}" for port in ports) == stack.scheduler_addresses
     assert spec_of(stack, "gateway").environ == {"KAITEN_GATEWAY_REDIS_URL": stack.redis_url}
     assert (scheduler["--policy"], scheduler["--order"]) == ("static", "fcfs")
     assert "--preset" not in scheduler, "the scheduler has its own default"
@@ -271,7 +276,7 @@ def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
     assert gateway["--http-port"] == stack.http_url.rsplit(":", 1)[1]
     for index in (0, 1):
         worker = flags(stack, f"worker-{index}")
-        assert worker["--scheduler"] == f"127.0.0.1:{scheduler['--grpc-port']}"
+        assert worker["--scheduler"] == ",".join(stack.scheduler_addresses)
         assert f"127.0.0.1:{worker['--grpc-port']}" == stack.worker_addresses[index]
         assert (worker["--dtype"], worker["--slots"]) == ("fp32", "4")
         assert worker["--weight-dtype"] == "int8"
@@ -299,7 +304,9 @@ def test_who_may_call_is_the_gateways(tmp_path: Path) -> None:
 def test_a_store_of_somebody_else_is_not_started(tmp_path: Path) -> None:
     url = "redis://me:pa55@10.0.0.1:6379"
     stack = plan_stack(options(tmp_path, redis_url=url, cell="7"))
-    assert [spec.name for spec in stack.stages[0]] == ["scheduler", "worker-0", "gateway"]
+    assert [spec.name for spec in stack.stages[0]] == [
+        *("scheduler", "standby", "worker-0", "gateway")
+    ]
     assert spec_of(stack, "gateway").environ == {"KAITEN_GATEWAY_REDIS_URL": url}
     assert "pa55" not in repr(stack)
     assert flags(stack, "scheduler")["--cell"] == "7"

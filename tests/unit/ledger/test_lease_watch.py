@@ -65,6 +65,7 @@ class ScriptedLedger:
     def __init__(self, polls: list[Lease | Exception | None]) -> None:
         self.polls = polls
         self.elections: list[tuple[str, int, Lease | None]] = []
+        self.ended: list[bool] = []
 
     async def leader(self) -> Lease | None:
         answer = self.polls.pop(0)
@@ -72,8 +73,17 @@ class ScriptedLedger:
             raise answer
         return answer
 
-    async def elect(self, address: str, nonce: int, *, seen: Lease | None = None) -> Leader | None:
+    async def elect(
+        self,
+        address: str,
+        nonce: int,
+        *,
+        seen: Lease | None = None,
+        has_ended: bool = False,
+        above_epoch: int = 0,
+    ) -> Leader | None:
         self.elections.append((address, nonce, seen))
+        self.ended.append(has_ended)
         return Leader(epoch=9, nonce=nonce, journal_seq=4)
 
 
@@ -99,6 +109,21 @@ async def test_a_candidate_outlasts_an_unreachable_store_and_watches_anew() -> N
     assert polls == []
     assert [(address, seen) for address, _, seen in ledger.elections] == [("me:1", lease(5))]
     assert leader.nonce == ledger.elections[0][1] != 0
+
+
+async def test_a_leader_that_has_ended_is_succeeded_at_once() -> None:
+    """Whoever else has ended says nothing of this one."""
+    ledger = ScriptedLedger([lease(5)] * 3)
+    candidate = Candidate(ledger, JumpingClock(), 3600.0)
+    candidate.has_ended(lease(5).nonce)
+    await candidate.campaign()
+    assert (ledger.elections[0][2], ledger.ended) == (lease(5), [True])
+    assert len(ledger.polls) == 2
+    ledger = ScriptedLedger([lease(5)] * 3 + [None])
+    candidate = Candidate(ledger, JumpingClock(), 3600.0)
+    candidate.has_ended(lease(5).nonce + 1)
+    await candidate.campaign()
+    assert (ledger.elections[0][2], ledger.ended) == (None, [False])
 
 
 async def test_a_lost_store_ends_the_campaign() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ledger import Commit, InboxEntry, Recovered
+from ledger import Leader as Elected
 from ledger.archive import ArchiveBounds, ArchiveWriter, entries, segments
 from protos.kaiten.v1.archive_pb2 import ArchiveHeader
 from protos.kaiten.v1.common_pb2 import Leader as LeaderMessage
@@ -107,7 +108,10 @@ class Leader:
         self.world = world
         self.archive = ArchiveWriter(world.folder, header, BOUNDS)
         self.book = RequestBook(self.archive)
-        self.journal = Journal(self.book, epoch=epoch, journal_seq=world.seq)
+        seq = world.seq
+        self.journal = Journal(
+            self.book, Elected(epoch=epoch, nonce=1, journal_seq=seq, after_seq=seq)
+        )
         self.core = Scheduler()
         self.worker = ModelWorker(
             "w", WORKER, world.max_tokens_of, stop_every=0, bad_sequence_ids=set()
@@ -126,13 +130,13 @@ class Leader:
             self.book.add(booked)
         else:
             outputs = self.book.resume(booked, recovered)
-        request = wire.request_from_proto(entry, entry.record, outputs=outputs)
+        arrived_ns = wire.entry_time_ns(entry.entry_id)
+        request = wire.request_from_proto(entry, entry.record, arrived_ns, outputs)
         self.tell(Submit(request=request))
 
     def tell(self, command: Command) -> None:
         outcome = self.core.apply(command, self.world.now_ns)
-        self.journal.told(command, self.world.now_ns)
-        self.put(self.journal.ended(outcome.events, self.world.now_ns))
+        self.put(self.journal.write(command, outcome, self.world.now_ns))
 
     def put(self, commit: Commit | None) -> None:
         if commit is not None:
@@ -142,18 +146,19 @@ class Leader:
     def second(self) -> None:
         """Whatever is planned, and one step."""
         now_ns = self.world.now_ns = self.world.now_ns + SECOND
-        outcome = self.core.apply(MakePlan(worker_id="w"), now_ns)
+        asked = MakePlan(worker_id="w")
+        outcome = self.core.apply(asked, now_ns)
         if (plan := outcome.plan) is not None:
             samplings = [self.book.sampling(join.sequence_id) for join in plan.joins]
             message = wire.plan_to_proto(plan, LeaderMessage(), samplings)
-            self.journal.planned(plan, message, now_ns)
+            self.put(self.journal.write(asked, outcome, now_ns, message))
             self.worker.send(plan)
             self.world.preempted += len(plan.preempted)
         if (result := self.worker.step()) is not None:
             command = StepDone(result=result)
-            told = StepMessage(plan_id=result.plan_id, step=result.step)
+            told = StepMessage(plan_id=result.plan_id, step=result.step, token_ids=result.tokens)
             outcome = self.core.apply(command, now_ns)
-            self.put(self.journal.step(command, told, outcome, now_ns))
+            self.put(self.journal.write(command, outcome, now_ns, told))
 
 
 def lead_for_an_hour(folder: Path) -> World:

@@ -46,7 +46,7 @@ def test_a_changed_worker_is_replayed() -> None:
     record = journal(
         Configured(config=Config(), policy="fcfs"),
         WorkerJoined(worker_id="w", spec=spec(slots=4, step_tokens=64)),
-        Submit(request=wire.request_from_proto(ENTRY, ENTRY.record)),
+        Submit(request=wire.request_from_proto(ENTRY, ENTRY.record, 7)),
         WorkerChanged(worker_id="w", spec=spec(slots=4, step_tokens=16)),
         MakePlan(worker_id="w"),
     )

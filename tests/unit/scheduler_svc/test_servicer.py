@@ -4,7 +4,7 @@ import pytest
 
 from protos.kaiten.v1.common_pb2 import FEATURE_LOGPROBS, Capabilities, WorkerDescription
 from protos.kaiten.v1.scheduler_service_pb2 import RegisterRequest
-from scheduler_svc import servicer
+from scheduler_svc import membership
 from scheduler_svc.servicer import Servicer
 from scheduler_svc.settings import SchedulerSettings
 from service_kit.errors import InvalidRequest, NotLeader
@@ -113,6 +113,6 @@ async def test_a_worker_that_reads_later_plans_too_is_taken() -> None:
 async def test_a_worker_of_an_older_plan_is_refused_once_the_leader_writes_a_newer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(servicer, "PLAN_VERSION", 2)
+    monkeypatch.setattr(membership, "PLAN_VERSION", 2)
     with pytest.raises(InvalidRequest, match="must be at least 2, got 1"):
         await register()

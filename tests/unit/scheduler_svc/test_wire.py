@@ -433,7 +433,7 @@ def test_a_request_keeps_what_the_core_decides_by(
         priority=priority,
     )
     entry = InboxEntry(entry_id=f"{arrived_ms}-7", sequence_id=sequence_id, record=record)
-    request = wire.request_from_proto(entry, record)
+    request = wire.request_from_proto(entry, record, arrived_ms * 1_000_000)
     assert (request.id, request.tenant, request.sequence_id, request.n) == (
         "default:a",
         "default",
@@ -449,10 +449,37 @@ def test_a_request_keeps_what_the_core_decides_by(
     assert request.outputs == ()
 
 
+HOUR_NS = 3_600_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("id_ns", "read_ns", "now_ns", "arrived_ns"),
+    [
+        # A millisecond ago; the clocks drifted a little; nobody looked.
+        (10 * HOUR_NS, 10 * HOUR_NS + 10**6, 10 * HOUR_NS + 10**6, 10 * HOUR_NS),
+        (10 * HOUR_NS, 10 * HOUR_NS + 10**6, 10 * HOUR_NS + 10**9, 10 * HOUR_NS),
+        (10 * HOUR_NS, 0, 20 * HOUR_NS, 10 * HOUR_NS),
+        # Never later than now.
+        (10 * HOUR_NS, 10 * HOUR_NS, 10 * HOUR_NS - 10**6, 10 * HOUR_NS - 10**6),
+        # The store's clock was set an hour on: ids go with it.
+        (11 * HOUR_NS, 11 * HOUR_NS + 10**6, 10 * HOUR_NS + 10**6, 10 * HOUR_NS),
+        # An hour back: ids stand still.
+        (10 * HOUR_NS, 9 * HOUR_NS + 10**9, 10 * HOUR_NS + 10**9, 10 * HOUR_NS + 10**9),
+    ],
+)
+def test_a_store_whose_clock_was_set_makes_nobody_late(
+    id_ns: int, read_ns: int, now_ns: int, arrived_ns: int
+) -> None:
+    record = SubmitRecord(n=1, prompt_token_ids=[1])
+    entry_id = f"{id_ns // 1_000_000}-0"
+    entry = InboxEntry(entry_id=entry_id, sequence_id=9, record=record, read_ns=read_ns)
+    assert wire.arrived_ns(entry, now_ns) == arrived_ns
+
+
 def test_a_resumed_request_brings_its_outputs() -> None:
     record = SubmitRecord(n=2, prompt_token_ids=[1], sampling=RowSampling(max_tokens=4))
     entry = InboxEntry(entry_id="5-0", sequence_id=9, record=record)
-    assert wire.request_from_proto(entry, record, ((1, 2), None)).outputs == ((1, 2), None)
+    assert wire.request_from_proto(entry, record, 7, ((1, 2), None)).outputs == ((1, 2), None)
 
 
 def test_a_prompt_is_explained_from_where_it_was_only_if_that_is_wanted() -> None:
@@ -460,8 +487,8 @@ def test_a_prompt_is_explained_from_where_it_was_only_if_that_is_wanted() -> Non
     for sampling, right in ((wanting, (1, 3)), (RowSampling(max_tokens=4), (None, None))):
         record = SubmitRecord(n=1, prompt_token_ids=[1, 2, 3], sampling=sampling)
         entry = InboxEntry(entry_id="5-0", sequence_id=9, record=record)
-        fresh = wire.request_from_proto(entry, record)
-        resumed = wire.request_from_proto(entry, record, ((),), 3)
+        fresh = wire.request_from_proto(entry, record, 7)
+        resumed = wire.request_from_proto(entry, record, 7, ((),), 3)
         assert (fresh.prompt_logprobs_from, resumed.prompt_logprobs_from) == right
 
 

@@ -51,6 +51,11 @@ EXAMPLES: dict[type[errors.KaitenError], tuple[errors.KaitenError, grpc.StatusCo
         grpc.StatusCode.UNAVAILABLE,
         "unavailable: redis is away",
     ),
+    errors.StaleLeader: (
+        errors.StaleLeader("stale", 7),
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "stale",
+    ),
     errors.OutOfOrder: (errors.OutOfOrder("gap"), grpc.StatusCode.FAILED_PRECONDITION, "gap"),
     errors.NotLeader: (
         errors.NotLeader("10.0.0.1:50052"),

@@ -1,0 +1,236 @@
+"""The workers of one leadership: who may be one, a link to each, what to think of their silence.
+
+What happens to one is told to the core by the session; nothing is decided here of sequences.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+import grpc
+import structlog
+
+from protos.kaiten.v1 import common_pb2
+from protos.kaiten.v1.common_pb2 import WorkerDescription
+from protos.kaiten.v1.scheduler_service_pb2 import RegisterRequest
+from protos.kaiten.v1.worker_service_pb2 import DescribeRequest
+from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
+from protos.kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
+from scheduler_svc import wire
+from scheduler_svc.core.commands import (
+    Command,
+    WorkerChanged,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLate,
+    WorkerLost,
+)
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.links import WorkerLink
+from scheduler_svc.membership import check_registration, refuse_change, refuse_stranger
+from scheduler_svc.meters import Meters
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.tracing import Tracing
+from scheduler_svc.worker_watch import Finding, look_at
+from service_kit.clock import Clock
+from service_kit.errors import InvalidRequest, OutOfOrder
+
+log = structlog.get_logger()
+
+# Counted as silence at most, of the time between two ticks: a longer one was our own pause.
+TICK_NS_COUNTED_MAX = 500_000_000
+# For a worker that the leader before knew to say what it is.
+DESCRIBE_S_MAX = 2.0
+
+
+class Session(Protocol):
+    """What the roster needs of the session that leads."""
+
+    core: Scheduler
+    settings: SchedulerSettings
+
+    def tell(self, command: Command) -> None: ...
+
+    def step_arrived(self, link: WorkerLink, result: StepMessage) -> None: ...
+
+    def outranked(self, epoch: int) -> None: ...
+
+    async def is_known(self, weights_digest: str) -> None:
+        """Return when a successor of this leader would know these weights."""
+
+
+class Roster:
+    """Also the owner of the links. Everything is called on the event loop."""
+
+    def __init__(
+        self,
+        session: Session,
+        leader: common_pb2.Leader,
+        *,
+        clock: Clock,
+        meters: Meters,
+        tracing: Tracing | None,
+    ) -> None:
+        self.links: dict[str, WorkerLink] = {}
+        # Of the workers for which the live requests were accepted; empty: not known.
+        self.weights_digest = ""
+        self._session, self._core, self._leader = session, session.core, leader
+        self._clock, self._meters, self._tracing = clock, meters, tracing
+        self._tasks: asyncio.TaskGroup | None = None
+        self._link_tasks: dict[str, asyncio.Task[None]] = {}
+        self._ticked_ns = 0
+
+    def open(self, tasks: asyncio.TaskGroup) -> None:
+        """Workers may register from here on; these tasks follow them."""
+        self._tasks, self._ticked_ns = tasks, self._clock.monotonic_ns()
+
+    # Who is here
+
+    async def adopt(self, addresses: Iterable[str]) -> None:
+        """Ask those whom the leader before knew: they may take a while to find out who leads."""
+        await asyncio.gather(*map(self._adopt, addresses))
+
+    async def _adopt(self, address: str) -> None:
+        try:
+            async with grpc.aio.insecure_channel(address) as channel:
+                stub = WorkerServiceStub(channel)
+                told = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_S_MAX)
+            check_registration(RegisterRequest(address=address, worker=told.worker))
+            if told.worker.boot_id not in self.links:
+                self.register(address, told.worker)
+        except (grpc.aio.AioRpcError, InvalidRequest, OutOfOrder) as error:
+            # It registers by itself, or is refused by itself.
+            log.info("worker.not_adopted", address=address, reason=str(error))
+
+    def register(self, address: str, worker: WorkerDescription) -> None:
+        """A worker announced itself. OutOfOrder when it serves something else than the cell."""
+        known = self.links.get(worker.boot_id)
+        if known is not None and known.address == address:
+            known.silent_ns = 0
+            self._describe(known, worker)
+            return
+        others = [link.worker for link in self.links.values()]
+        refuse_stranger(worker, others, self._core.live_count, self.weights_digest)
+        self.weights_digest = worker.weights_digest or self.weights_digest
+        if known is not None:
+            self.forget(worker.boot_id, "its address changed", is_crash=False)
+        for link in list(self.links.values()):
+            if link.address == address and not link.is_open:
+                self.forget(link.worker_id, "another process has its address")
+        self._start(WorkerLink(address=address, worker=worker, leader=self._leader, owner=self))
+        log.info("worker.registered", worker_id=worker.boot_id, address=address)
+
+    def heartbeat(self, boot_id: str, *, is_draining: bool) -> bool | None:
+        """None: unknown, register again. Otherwise whether nothing of the worker is left."""
+        link = self.links.get(boot_id)
+        if link is None:
+            return None
+        link.silent_ns = 0
+        if not is_draining:
+            return False
+        link.is_draining = True
+        if boot_id not in self._core.workers:
+            return True
+        if not self._core.workers[boot_id].is_draining:
+            self._session.tell(WorkerDraining(worker_id=boot_id))
+        return self._core.is_drained(boot_id)
+
+    def forget(self, worker_id: str, reason: str, *, is_crash: bool = True) -> None:
+        """The worker is gone for good; if it comes back it registers again."""
+        link = self.links.pop(worker_id)
+        self._link_tasks.pop(worker_id).cancel()
+        log.info("worker.forgotten", worker_id=worker_id, reason=reason)
+        if worker_id in self._core.workers or link.broke:
+            is_crash = is_crash and not link.is_draining
+            self._lose(link, link.broke or reason, is_crash=is_crash)
+
+    def _describe(self, link: WorkerLink, worker: WorkerDescription) -> None:
+        """The same process again; what it can do in a step may be something else now."""
+        refuse_change(link.worker, worker)
+        spec, before = wire.spec_from_proto(worker), wire.spec_from_proto(link.worker)
+        link.describe(worker)
+        if spec != before and link.worker_id in self._core.workers:
+            log.info("worker.changed", worker_id=link.worker_id)
+            self._session.tell(WorkerChanged(worker_id=link.worker_id, spec=spec))
+
+    def _start(self, link: WorkerLink, after: "asyncio.Task[None] | None" = None) -> None:
+        """Dial it, and again whenever the stream ends. `after`: once that one has let it go."""
+        assert self._tasks is not None
+        dialling = self._dial(link, after)
+        try:
+            self._link_tasks[link.worker_id] = self._tasks.create_task(dialling)
+        except RuntimeError:
+            dialling.close()
+            raise OutOfOrder("this leadership is just ending") from None
+        self.links[link.worker_id] = link
+
+    async def _dial(self, link: WorkerLink, after: "asyncio.Task[None] | None") -> None:
+        """Nothing is computed with other weights before a successor of this leader would know."""
+        if after is not None:
+            await asyncio.wait({after})
+        await self._session.is_known(self.weights_digest)
+        await link.run()
+
+    # What links report
+
+    def link_opened(self, link: WorkerLink) -> None:
+        spec = wire.spec_from_proto(link.worker)
+        self._session.tell(WorkerJoined(worker_id=link.worker_id, spec=spec))
+        log.info("worker.joined", worker_id=link.worker_id, address=link.address)
+
+    def link_closed(self, link: WorkerLink, reason: str, *, is_crash: bool | None) -> None:
+        if link.worker_id in self._core.workers:
+            self._lose(link, reason, is_crash=is_crash)
+
+    def link_refused(self, link: WorkerLink, epoch: int) -> None:
+        log.warning("leadership.outranked", worker_id=link.worker_id, epoch=epoch)
+        self._session.outranked(epoch)
+
+    def step_arrived(self, link: WorkerLink, result: StepMessage) -> None:
+        # As good as a heartbeat, and a busy worker's may be late.
+        link.silent_ns = 0
+        link.answered(result.timings)
+        self._session.step_arrived(link, result)
+
+    # Silence
+
+    def tick(self) -> None:
+        """Time has passed: only what we could have heard is silence."""
+        before_ns, self._ticked_ns = self._ticked_ns, self._clock.monotonic_ns()
+        passed_ns = min(self._ticked_ns - before_ns, TICK_NS_COUNTED_MAX)
+        timeout_ns = self._session.settings.worker_timeout_ms * 1_000_000
+        links, workers = list(self.links.values()), self._core.workers
+        for link, finding in look_at(links, workers, passed_ns=passed_ns, timeout_ns=timeout_ns):
+            self._conclude(link, finding)
+
+    def _conclude(self, link: WorkerLink, finding: Finding) -> None:
+        match finding:
+            case Finding.LATE:
+                log.warning("worker.late", worker_id=link.worker_id, waited_ns=link.waited_ns)
+                self._session.tell(WorkerLate(worker_id=link.worker_id))
+            case Finding.HUNG:
+                self._give_up(link)
+            case Finding.SILENT:
+                self.forget(link.worker_id, finding.value)
+            case Finding.APART:
+                self._lose(link, link.broke, is_crash=link.is_hung and not link.is_draining)
+                link.broke, link.broken_ns = "", 0
+
+    def _give_up(self, link: WorkerLink) -> None:
+        """Its sequences go on elsewhere; it is dialled anew, and joins when its step has ended."""
+        link.give_up(f"a step has not ended for {link.waited_ns / 1e9:.0f} s")
+        stream = self._link_tasks[link.worker_id]
+        stream.cancel()
+        self._lose(link, link.broke, is_crash=None)
+        self._start(link, after=stream)
+
+    def _lose(self, link: WorkerLink, reason: str, *, is_crash: bool | None) -> None:
+        """Tell the core: of a worker that it has lost already, what became of its process."""
+        is_here = link.worker_id in self._core.workers
+        event = "worker.lost" if is_here else "worker.judged"
+        log.warning(event, worker_id=link.worker_id, reason=reason, is_crash=is_crash)
+        if is_here or is_crash:
+            self._meters.lost_worker(is_crash=is_crash)
+        if self._tracing is not None:
+            self._tracing.lost(link.worker_id)
+        self._session.tell(WorkerLost(worker_id=link.worker_id, is_crash=is_crash, reason=reason))
