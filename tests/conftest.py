@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from tests.support.store_server import StoreServer
 from tests.support.whole_stack import WholeStack
 
-pytest_plugins = ("tests.support.reporting",)
+pytest_plugins = ("tests.support.reporting", "tests.support.order")
 
 _cells = itertools.count()
 
