@@ -7,14 +7,15 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+# Before torch is imported, which the next lines do: several processes of tests share the cores, and
+# threads of each that wait for one another spin. It made some tests ten times as dear.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from tests.support.store_server import StoreServer
 from tests.support.whole_stack import WholeStack
 
-# Before torch is imported: several processes of tests share the cores, and threads of each that
-# wait for one another spin.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-pytest_plugins = ("tests.support.reporting",)
+pytest_plugins = ("tests.support.reporting", "tests.support.order")
 
 _cells = itertools.count()
 

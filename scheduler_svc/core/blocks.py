@@ -146,7 +146,8 @@ class BlockPool:
             for block in blocks:
                 held[block] += 1
         assert held == self._refs
-        assert all((self._refs[b] == 0) == (b in self._free) for b in range(self.block_count))
-        for group, found in enumerate(self._block_of):
-            known = {key[0]: block for block, (of, key) in self._key_of.items() if of == group}
-            assert found == known
+        assert {block for block, refs in enumerate(held) if not refs} == self._free.keys()
+        known: list[dict[bytes, BlockId]] = [{} for _ in self._block_of]
+        for block, (group, key) in self._key_of.items():
+            known[group][key[0]] = block
+        assert known == self._block_of

@@ -27,7 +27,7 @@ from tests.support.answers import until
 from tests.support.relay import Relay
 from tests.support.whole_stack import WholeStack, wait_until
 
-CANCELS = 20_000
+CANCELS = 8_000
 ROUNDS = 5
 CLIENTS = 64
 SLOTS = 4
@@ -127,7 +127,7 @@ async def tokens_of(call: Any) -> list[int]:
     return [i async for reply in call for i in range(reply.event.delta.token_count)]
 
 
-async def test_20_000_cancels_of_nothing_grow_nothing(whole_stack: WholeStack) -> None:
+async def test_thousands_of_cancels_of_nothing_grow_nothing(whole_stack: WholeStack) -> None:
     """Half of them of a finished request, half of ids that never were."""
     gateway = psutil.Process(whole_stack.door.process.pid)
     async with grpc.aio.insecure_channel(whole_stack.door.grpc) as channel:
@@ -157,7 +157,7 @@ async def test_20_000_cancels_of_nothing_grow_nothing(whole_stack: WholeStack) -
         min(after - before for before, after in pairwise(process))
         for process in zip(*sizes, strict=True)
     ]
-    assert max(grown) < 512 << 10, sizes
+    assert max(grown) < 256 << 10, sizes
     await asyncio.to_thread(whole_stack.check)
 
 

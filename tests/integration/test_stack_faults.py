@@ -23,8 +23,8 @@ from tests.support.answers import until
 from tests.support.cluster import Cluster, Flags, is_answering
 from tests.support.processes import AHEAD_WORKER, GATEWAY, WORKER, ServiceProcess
 
-STREAMS = 16
-MAX_TOKENS = 160
+STREAMS = 8
+MAX_TOKENS = 120
 # In no text: the token that says who speaks.
 REFUSED_TOKEN = 3
 PROMPTS = [f"The chef looks at seat {number} and" for number in range(STREAMS)]
@@ -77,7 +77,7 @@ async def serving(
 
 
 class Crowd:
-    """Sixteen streams at once, seeded, each read to its end."""
+    """Eight streams at once, seeded, each read to its end."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -171,7 +171,7 @@ async def test_the_only_gpu_lost_again_and_again_is_not_noticed(tmp_path: Path) 
         stack.cluster.may_crash.append(worker)
         expected = await undisturbed(client)
         crowd = Crowd(client)
-        for deltas_each in (10, 50, 90):
+        for deltas_each in (10, 35, 60):
             await crowd.is_under_way(deltas_each)
             lost_if.touch()
             assert worker.join() == 1
@@ -226,7 +226,7 @@ async def test_the_client_goes_on_at_another_gateway(tmp_path: Path, how: signal
         assert outputs(await crowd.completions()) == expected
 
 
-async def test_a_thousand_clients_that_read_one_token_and_leave_cost_nothing(
+async def test_hundreds_of_clients_that_read_one_token_and_leave_cost_nothing(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path) as stack:
@@ -243,7 +243,7 @@ async def test_a_thousand_clients_that_read_one_token_and_leave_cost_nothing(
                         break
                 call.cancel()
 
-            for _ in range(50):
+            for _ in range(15):
                 await asyncio.gather(*(read_one_and_leave() for _ in range(20)))
         # Leaving `serving` checks that every block is free and nothing is live in the ledger.
 

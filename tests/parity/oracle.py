@@ -1,17 +1,15 @@
 """Checkpoints with random weights, and what transformers answers to prompts on them.
 
-    folders = oracle.write_checkpoints(factory)                            a tokenizer included
-    answers = oracle.answers("few", {folder: prompts}, max_tokens=32, factory=factory)
+    told = oracle.ask(factory)      folders, a tokenizer included, and the answers to all questions
 
-Each starts one process for all that is asked, because importing transformers takes seconds, and
-does so once per run of the tests: a name is a question.
+One process writes and answers everything, once per run of the tests: importing transformers costs
+as much as most of the answers.
 """
 
 import json
 import random
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -39,8 +37,17 @@ MODELS: Final = (
     "qwen3-wide-head",
     "qwen3-bias",
 )
+# Of each family one is asked by a crowd, and explains its prompts.
+ONE_PER_FAMILY: Final = (
+    "llama-rope-llama3",
+    "mistral-wide-head",
+    "qwen2-gqa-tied",
+    "qwen3-gqa-tied",
+)
 EOS: Final = 2
 TOP: Final = 5
+CROWD_MAX_TOKENS: Final = 24
+RAGGED_MAX_TOKENS: Final = 20
 # Of the tokenizer; below every model's vocabulary, so that some model ids have no text.
 _TOKENIZER_VOCAB: Final = 380
 _SCRIPT: Final = Path(__file__).with_name("oracle_process.py")
@@ -68,26 +75,14 @@ class Explained:
     top_logprobs: npt.NDArray[np.float32]
 
 
-def write_checkpoints(factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """name -> folder with weights, config and a byte-level tokenizer with a chat template."""
-    root = made_once(factory, "checkpoints", _write_checkpoints)
-    return {name: root / name for name in MODELS}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """By name of the model; the answers in the order of the prompts."""
 
-
-def _write_checkpoints(root: Path) -> None:
-    _run("checkpoint", str(root), "0", *MODELS)
-    for name in MODELS:
-        byte_level_bpe(_TOKENIZER_VOCAB).save(str(root / name / "tokenizer.json"))
-        (root / name / "tokenizer_config.json").write_text(
-            json.dumps(
-                {
-                    "bos_token": "<s>",
-                    "eos_token": "</s>",
-                    "chat_template": CHAT_TEMPLATE,
-                    "tokenizer_class": "PreTrainedTokenizerFast",
-                }
-            )
-        )
+    folders: dict[str, Path]
+    crowd: dict[str, list[Answer]]
+    ragged: dict[str, list[Answer]]
+    explained: dict[str, list[Explained]]
 
 
 def ragged_prompts(count: int, *, vocab_size: int, tokens_max: int, seed: int) -> list[list[int]]:
@@ -97,53 +92,72 @@ def ragged_prompts(count: int, *, vocab_size: int, tokens_max: int, seed: int) -
     return [[rng.randrange(6, vocab_size) for _ in range(length)] for length in lengths[:count]]
 
 
-def answers(
-    name: str,
-    asked: Mapping[Path, Sequence[Sequence[int]]],
-    *,
-    max_tokens: int,
-    factory: pytest.TempPathFactory,
-) -> dict[Path, list[Answer]]:
-    """What transformers says to each prompt alone, in float32."""
-    told = made_once(factory, name, lambda to: _ask("answer", asked, to, max_tokens=max_tokens))
-    return {
-        folder: _read(_target(told, index), len(prompts))
-        for index, (folder, prompts) in enumerate(asked.items())
+# All models have at least 380 tokens. Five times the rows that a worker has here.
+CROWD: Final = ragged_prompts(40, vocab_size=380, tokens_max=60, seed=11)
+RAGGED: Final = ragged_prompts(11, vocab_size=380, tokens_max=120, seed=3)
+_LONG: Final = ragged_prompts(16, vocab_size=380, tokens_max=120, seed=17)
+# Some twice: the second time they would be found in the prefix cache.
+EXPLAINED: Final = [*_LONG, *_LONG[1:4]]
+# Twice the rows, so that all but the first join rows that go on.
+_FEW: Final = 16
+
+
+def crowd_of(name: str) -> list[list[int]]:
+    """Of a model whose family the whole crowd asks another model, fewer ask."""
+    return CROWD if name in ONE_PER_FAMILY else CROWD[:_FEW]
+
+
+def ask(factory: pytest.TempPathFactory) -> Told:
+    """Greedy answers to each prompt alone, and how likely prompts are, in float32."""
+    root = made_once(factory, "oracle", _write_all)
+    return Told(
+        folders={name: root / name for name in MODELS},
+        crowd={n: _read(root / f"crowd-{n}.npz", len(crowd_of(n))) for n in MODELS},
+        ragged={n: _read(root / f"ragged-{n}.npz", len(RAGGED)) for n in MODELS},
+        explained={
+            n: _read_explained(root / f"explained-{n}.npz", len(EXPLAINED)) for n in ONE_PER_FAMILY
+        },
+    )
+
+
+def _write_all(root: Path) -> None:
+    """Weights, configs and answers by transformers; tokenizers with a chat template by us."""
+    questions = [
+        *(_question("crowd", name, crowd_of(name), CROWD_MAX_TOKENS) for name in MODELS),
+        *(_question("ragged", name, RAGGED, RAGGED_MAX_TOKENS) for name in MODELS),
+        *(_question("explained", name, EXPLAINED, 0) for name in ONE_PER_FAMILY),
+    ]
+    listing = root / "questions.json"
+    listing.write_text(json.dumps({"models": MODELS, "top": TOP, "questions": questions}))
+    done = subprocess.run(
+        [sys.executable, "-P", str(_SCRIPT), str(listing)],
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    for name in MODELS:
+        _write_tokenizer(root / name)
+
+
+def _question(
+    what: str, model: str, prompts: list[list[int]], max_tokens: int
+) -> dict[str, object]:
+    """Without tokens to generate, the prompts are explained."""
+    target = f"{what}-{model}.npz"
+    return {"model": model, "prompts": prompts, "max_tokens": max_tokens, "target": target}
+
+
+def _write_tokenizer(folder: Path) -> None:
+    byte_level_bpe(_TOKENIZER_VOCAB).save(str(folder / "tokenizer.json"))
+    config = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "chat_template": CHAT_TEMPLATE,
+        "tokenizer_class": "PreTrainedTokenizerFast",
     }
-
-
-def explained(
-    name: str,
-    asked: Mapping[Path, Sequence[Sequence[int]]],
-    *,
-    factory: pytest.TempPathFactory,
-) -> dict[Path, list[Explained]]:
-    """How likely each prompt's own tokens are to transformers: one pass over each, in float32."""
-    told = made_once(factory, name, lambda to: _ask("explain", asked, to, max_tokens=0))
-    return {
-        folder: _read_explained(_target(told, index), len(prompts))
-        for index, (folder, prompts) in enumerate(asked.items())
-    }
-
-
-def _target(scratch: Path, index: int) -> Path:
-    return scratch / f"answer-{index}.npz"
-
-
-def _ask(
-    what: str, asked: Mapping[Path, Sequence[Sequence[int]]], scratch: Path, *, max_tokens: int
-) -> None:
-    """Leaves the answers to each folder's prompts in `scratch`."""
-    specs = []
-    for index, (folder, prompts) in enumerate(asked.items()):
-        question, target = scratch / f"question-{index}.json", _target(scratch, index)
-        question.write_text(
-            json.dumps({"prompts": list(map(list, prompts)), "max_tokens": max_tokens, "top": TOP})
-        )
-        specs.append({"folder": str(folder), "question": str(question), "target": str(target)})
-    listing = scratch / "questions.json"
-    listing.write_text(json.dumps(specs))
-    _run(what, str(listing))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def _read_explained(path: Path, count: int) -> list[Explained]:
@@ -169,14 +183,3 @@ def _read(path: Path, count: int) -> list[Answer]:
             )
             for index in range(count)
         ]
-
-
-def _run(*arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", str(_SCRIPT), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS_MAX,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]

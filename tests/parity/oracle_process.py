@@ -1,7 +1,7 @@
 """The oracle: writes random checkpoints and answers prompts with transformers, in its own process.
 
-Started by `oracle.py` as `python -P oracle_process.py checkpoint|answer|explain ARGS`, so that
-neither transformers nor what it probes for is ever imported beside our own packages.
+Started by `oracle.py` as `python -P oracle_process.py QUESTIONS.json`, which leaves all beside that
+file. Neither transformers nor what it probes for is ever imported beside our own packages.
 """
 
 import json
@@ -94,10 +94,8 @@ def write_checkpoint(name: str, folder: Path, seed: int) -> None:
     model.save_pretrained(folder, max_shard_size="150KB")
 
 
-def answer(folder: Path, question: Path, target: Path) -> None:
+def answer(model: Any, asked: dict[str, Any], top: int) -> dict[str, Any]:
     """Greedy tokens and their log-probabilities, one prompt at a time."""
-    asked = json.loads(question.read_text())
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
     arrays: dict[str, Any] = {}
     for index, prompt in enumerate(asked["prompts"]):
         with torch.inference_mode():
@@ -111,43 +109,41 @@ def answer(folder: Path, question: Path, target: Path) -> None:
             )
         tokens = out.sequences[0, len(prompt) :]
         logprobs = torch.cat(out.logits).float().log_softmax(-1)
-        top = logprobs.topk(asked["top"], dim=-1)
+        best = logprobs.topk(top, dim=-1)
         arrays[f"tokens_{index}"] = tokens.numpy()
         arrays[f"logprob_{index}"] = logprobs.gather(1, tokens[:, None])[:, 0].numpy()
-        arrays[f"top_ids_{index}"] = top.indices.numpy()
-        arrays[f"top_logprobs_{index}"] = top.values.numpy()
-    np.savez(target, **arrays)
+        arrays[f"top_ids_{index}"] = best.indices.numpy()
+        arrays[f"top_logprobs_{index}"] = best.values.numpy()
+    return arrays
 
 
-def explain(folder: Path, question: Path, target: Path) -> None:
+def explain(model: Any, asked: dict[str, Any], top: int) -> dict[str, Any]:
     """Log-probabilities of each prompt's own tokens, by one pass over all of it."""
-    asked = json.loads(question.read_text())
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
     arrays: dict[str, Any] = {}
     for index, prompt in enumerate(asked["prompts"]):
         tokens = torch.tensor([prompt])
         with torch.inference_mode():
             logprobs = model(tokens).logits[0, :-1].float().log_softmax(-1)
-        top = logprobs.topk(asked["top"], dim=-1)
+        best = logprobs.topk(top, dim=-1)
         arrays[f"logprob_{index}"] = logprobs.gather(1, tokens[0, 1:, None])[:, 0].numpy()
-        arrays[f"top_ids_{index}"] = top.indices.numpy()
-        arrays[f"top_logprobs_{index}"] = top.values.numpy()
-    np.savez(target, **arrays)
+        arrays[f"top_ids_{index}"] = best.indices.numpy()
+        arrays[f"top_logprobs_{index}"] = best.values.numpy()
+    return arrays
 
 
-def main(argv: list[str]) -> None:
+def main(listing: Path) -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    if argv[0] == "checkpoint":
-        # Many at once: starting a process costs more than writing a model.
-        root, seed = Path(argv[1]), int(argv[2])
-        for name in argv[3:]:
-            write_checkpoint(name, root / name, seed)
-    else:
-        work = {"answer": answer, "explain": explain}[argv[0]]
-        for spec in json.loads(Path(argv[1]).read_text()):
-            work(Path(spec["folder"]), Path(spec["question"]), Path(spec["target"]))
+    told, root = json.loads(listing.read_text()), listing.parent
+    models = {}
+    for name in told["models"]:
+        write_checkpoint(name, root / name, seed=0)
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        models[name] = load(root / name, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
+    for asked in told["questions"]:
+        work = answer if asked["max_tokens"] else explain
+        np.savez(root / asked["target"], **work(models[asked["model"]], asked, told["top"]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(Path(sys.argv[1]))

@@ -4,7 +4,6 @@ Float32, greedy, with log-probabilities. Rows and device are driven directly, al
 in one piece, in chunks that split blocks, and with leases that run over block boundaries.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -18,9 +17,6 @@ from gpu_worker.torch_device import TorchDevice
 from tests.parity import oracle
 from tests.support.mini_scheduler import MiniScheduler, sampling
 
-MAX_TOKENS = 20
-# All models have at least as many tokens.
-PROMPTS = oracle.ragged_prompts(16, vocab_size=380, tokens_max=120, seed=3)
 # Chunk, lease, and the compiled kernels where this machine has them, or torch's.
 RUNS: Final[tuple[tuple[int, int, Literal["auto", "off"]], ...]] = (
     (1000, 1, "off"),
@@ -32,15 +28,6 @@ RUNS: Final[tuple[tuple[int, int, Literal["auto", "off"]], ...]] = (
 # one upon another, of sums of up to 128 terms whose errors, of random sign, grow with the root of
 # their number: sqrt(128) * 10 * 3 * 2^-24 * 3 ~ 6e-5 of a logit of 3, were all of them to add up.
 LOGPROB_ERROR_MAX = 1e-4
-
-
-@pytest.fixture(scope="session")
-def expected(
-    folders: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[oracle.Answer]]:
-    asked = dict.fromkeys(folders.values(), PROMPTS)
-    answers = oracle.answers("ragged", asked, max_tokens=MAX_TOKENS, factory=tmp_path_factory)
-    return {name: answers[folder] for name, folder in folders.items()}
 
 
 def load_model(folder: Path, path: Literal["auto", "off"]) -> Loaded:
@@ -62,8 +49,10 @@ def run(loaded: Loaded, *, chunk_tokens: int, lease_steps: int) -> MiniScheduler
     assert isinstance(loaded.device, TorchDevice)
     rows = Rows(loaded.limits)
     scheduler = MiniScheduler(loaded.limits, chunk_tokens=chunk_tokens, lease_steps=lease_steps)
-    for prompt in PROMPTS:
-        params = sampling(max_tokens=MAX_TOKENS, stop_token_ids=(oracle.EOS,), logprobs=oracle.TOP)
+    for prompt in oracle.RAGGED:
+        params = sampling(
+            max_tokens=oracle.RAGGED_MAX_TOKENS, stop_token_ids=(oracle.EOS,), logprobs=oracle.TOP
+        )
         scheduler.submit(prompt, params)
     while (plan := scheduler.next_plan()) is not None:
         counts = rows.apply(plan)
@@ -78,13 +67,11 @@ def run(loaded: Loaded, *, chunk_tokens: int, lease_steps: int) -> MiniScheduler
 
 
 @pytest.mark.parametrize("name", oracle.MODELS)
-def test_greedy_tokens_and_logprobs_equal_the_oracle(
-    name: str, folders: Mapping[str, Path], expected: Mapping[str, list[oracle.Answer]]
-) -> None:
+def test_greedy_tokens_and_logprobs_equal_the_oracle(name: str, told: oracle.Told) -> None:
     for chunk_tokens, lease_steps, path in RUNS:
-        loaded = load_model(folders[name], path)
+        loaded = load_model(told.folders[name], path)
         result = run(loaded, chunk_tokens=chunk_tokens, lease_steps=lease_steps)
-        for index, answer in enumerate(expected[name]):
+        for index, answer in enumerate(told.ragged[name]):
             assert tuple(result.outputs[index]) == answer.token_ids, (index, path)
             _check_logprobs(result, index, answer)
 
@@ -102,10 +89,10 @@ def _check_logprobs(result: MiniScheduler, index: int, answer: oracle.Answer) ->
     assert (ids == answer.top_token_ids)[is_clear].all()
 
 
-def test_the_oracle_is_no_constant(expected: Mapping[str, list[oracle.Answer]]) -> None:
+def test_the_oracle_is_no_constant(told: oracle.Told) -> None:
     """The outputs vary, and some end by themselves: otherwise equality would prove little."""
-    for name, answers in expected.items():
+    for name, answers in told.ragged.items():
         seen = {token for answer in answers for token in answer.token_ids}
         assert len(seen) >= 10, name
-    lengths = [len(a.token_ids) for answers in expected.values() for a in answers]
-    assert min(lengths) < MAX_TOKENS
+    lengths = [len(a.token_ids) for answers in told.ragged.values() for a in answers]
+    assert min(lengths) < oracle.RAGGED_MAX_TOKENS

@@ -11,21 +11,7 @@ import pytest
 
 from kaiten.results import Completion
 from tests.parity import oracle
-from tests.parity.conftest import ONE_PER_FAMILY
 from tests.parity.test_stack_parity import LOGPROB_ERROR_MAX, ask, serving
-
-# A prompt twice: the second time it would be found in the prefix cache.
-PROMPTS = oracle.ragged_prompts(16, vocab_size=380, tokens_max=120, seed=17)
-ASKED = [*PROMPTS, *PROMPTS[1:4]]
-
-
-@pytest.fixture(scope="module")
-def expected(
-    folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[oracle.Explained]]:
-    wanted = {folders[name]: ASKED for name in ONE_PER_FAMILY}
-    explained = oracle.explained("explained", wanted, factory=tmp_path_factory)
-    return {name: explained[folders[name]] for name in ONE_PER_FAMILY}
 
 
 def assert_explained(completion: Completion, prompt: list[int], right: oracle.Explained) -> None:
@@ -49,22 +35,25 @@ def assert_explained(completion: Completion, prompt: list[int], right: oracle.Ex
 ROUNDS_MAX = 5
 
 
-@pytest.mark.parametrize("name", ONE_PER_FAMILY)
+@pytest.mark.parametrize("name", oracle.ONE_PER_FAMILY)
 async def test_a_crowd_of_prompts_is_explained_as_the_oracle_does(
     name: str,
     tmp_path: Path,
-    folders: dict[str, Path],
-    expected: dict[str, list[oracle.Explained]],
+    told: oracle.Told,
 ) -> None:
     """Steps of 40 tokens cut the prompts; a pool of 50 blocks for eight rows preempts some."""
     worker = {"step_tokens": 40, "kv_blocks": 50, "context_tokens": 160}
-    async with serving(tmp_path, folders[name], worker=worker) as client:
+    async with serving(tmp_path, told.folders[name], worker=worker) as client:
         options = {"prompt_logprobs": oracle.TOP, "max_tokens": 16}
         preemptions = 0
         # Who is in the batch together depends on how fast the machine takes them in.
         for _ in range(ROUNDS_MAX):
-            done = await asyncio.gather(*(ask(client, prompt, **options) for prompt in ASKED))
-            for prompt, completion, right in zip(ASKED, done, expected[name], strict=True):
+            done = await asyncio.gather(
+                *(ask(client, prompt, **options) for prompt in oracle.EXPLAINED)
+            )
+            for prompt, completion, right in zip(
+                oracle.EXPLAINED, done, told.explained[name], strict=True
+            ):
                 assert_explained(completion, prompt, right)
             preemptions += sum(completion.timings.preemptions for completion in done)
             if preemptions:
@@ -73,14 +62,14 @@ async def test_a_crowd_of_prompts_is_explained_as_the_oracle_does(
 
 
 async def test_without_output_and_with_several_choices_the_values_are_the_same(
-    tmp_path: Path, folders: dict[str, Path], expected: dict[str, list[oracle.Explained]]
+    tmp_path: Path, told: oracle.Told
 ) -> None:
-    name = ONE_PER_FAMILY[0]
-    async with serving(tmp_path, folders[name], worker={"step_tokens": 40}) as client:
+    name = oracle.ONE_PER_FAMILY[0]
+    async with serving(tmp_path, told.folders[name], worker={"step_tokens": 40}) as client:
         for changes in ({"max_tokens": 0}, {"n": 3, "max_tokens": 5}):
             options = {"prompt_logprobs": oracle.TOP, **changes}
-            completion = await ask(client, PROMPTS[1], **options)
-            assert_explained(completion, PROMPTS[1], expected[name][1])
+            completion = await ask(client, oracle.EXPLAINED[1], **options)
+            assert_explained(completion, oracle.EXPLAINED[1], told.explained[name][1])
             count = sum(choice.output_tokens for choice in completion.choices)
             assert count == completion.usage.output_tokens
             assert (count == 0) == (changes["max_tokens"] == 0)

@@ -1,6 +1,6 @@
 """The whole stack says, token for token, what transformers says to each prompt alone.
 
-Real store, scheduler, worker and gateway processes; up to 64 ragged prompts at once through the
+Real store, scheduler, worker and gateway processes; up to 40 ragged prompts at once through the
 gRPC client. However the work is cut (chunks, preemptions, prefix hits, crowds), the answer is the
 same.
 """
@@ -16,7 +16,7 @@ import pytest
 from kaiten.client import AsyncClient
 from kaiten.results import Completion
 from tests.parity import oracle
-from tests.parity.conftest import CROWD, CROWD_MAX_TOKENS, ONE_PER_FAMILY, crowd_of
+from tests.parity.oracle import CROWD, CROWD_MAX_TOKENS, ONE_PER_FAMILY, crowd_of
 from tests.support.answers import until
 from tests.support.cluster import Cluster, Flags, is_answering
 from tests.support.processes import GATEWAY, WORKER
@@ -100,8 +100,10 @@ async def test_a_crowd_gets_what_each_gets_alone(
         np.testing.assert_allclose(tops, answer.top_logprobs, atol=LOGPROB_ERROR_MAX)
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 7, 16, 64])
-@pytest.mark.parametrize("name", ONE_PER_FAMILY)
+# In `test_model_parity` every model meets chunks; here every size of them meets the whole stack.
+@pytest.mark.parametrize(
+    ("name", "chunk_tokens"), list(zip(ONE_PER_FAMILY, [1, 7, 16, 64], strict=True))
+)
 async def test_chunks_change_nothing(
     name: str,
     chunk_tokens: int,
@@ -114,7 +116,8 @@ async def test_chunks_change_nothing(
         assert_same(await ask_all(client), crowd_answers[name])
 
 
-@pytest.mark.parametrize("name", ONE_PER_FAMILY)
+# What is computed again is a prompt; how a family computes one was asked above.
+@pytest.mark.parametrize("name", ["llama-rope-llama3", "qwen3-gqa-tied"])
 async def test_preemption_changes_nothing(
     name: str,
     tmp_path: Path,
@@ -128,7 +131,7 @@ async def test_preemption_changes_nothing(
     assert sum(completion.timings.preemptions for completion in completions) >= 10
 
 
-@pytest.mark.parametrize("name", ONE_PER_FAMILY)
+@pytest.mark.parametrize("name", ["mistral-wide-head", "qwen2-gqa-tied"])
 async def test_prefix_hits_change_nothing(
     name: str,
     tmp_path: Path,
@@ -149,16 +152,17 @@ async def test_kv_in_fp8_says_the_same_however_it_is_cut(
 ) -> None:
     """Prefix hits, chunks and preemption read the very codes that a prompt in one piece reads."""
     fp8: Flags = {"kv_dtype": "fp8"}
+    crowd = CROWD[:24]
     async with serving(tmp_path / "whole", folders[name], worker=fp8) as client:
-        whole = await ask_all(client)
-        again = await ask_all(client)
+        whole = await ask_all(client, crowd)
+        again = await ask_all(client, crowd)
     little: Flags = {**fp8, "kv_blocks": 24, "step_tokens": SLOTS + 7}
     async with standing(tmp_path / "cut", folders[name], little) as (cluster, client):
-        cut = await at_once(cluster, [ask(client, prompt) for prompt in CROWD])
+        cut = await at_once(cluster, [ask(client, prompt) for prompt in crowd])
     outputs = [[each.choices[0].token_ids for each in asked] for asked in (whole, again, cut)]
     assert outputs == [outputs[0]] * 3
-    assert sum(completion.usage.cached_tokens for completion in again) > 500
-    assert sum(completion.timings.preemptions for completion in cut) >= 10
+    assert sum(completion.usage.cached_tokens for completion in again) > 300
+    assert sum(completion.timings.preemptions for completion in cut) >= 5
 
 
 async def test_seeded_sampling_is_the_same_alone_and_in_a_crowd(

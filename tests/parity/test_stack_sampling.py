@@ -9,7 +9,7 @@ import pytest
 
 from kaiten.errors import InvalidRequestError
 from kaiten.results import Completion
-from tests.parity.conftest import CROWD
+from tests.parity.oracle import CROWD
 from tests.parity.test_stack_parity import (
     LOGPROB_ERROR_MAX,
     ask,
@@ -43,7 +43,7 @@ async def test_penalties_and_seeds_survive_preemption(
     said = []
     for name, flags in {"roomy": {}, "cramped": {"kv_blocks": 24}}.items():
         async with standing(tmp_path / name, folders[MODEL], flags) as (cluster, client):
-            asked = [ask(client, p, seed=at, **options) for at, p in enumerate(CROWD[:24])]
+            asked = [ask(client, p, seed=at, **options) for at, p in enumerate(CROWD[:16])]
             said.append(await at_once(cluster, asked))
     roomy, cramped = said
     assert sum(completion.timings.preemptions for completion in cramped) >= 5
@@ -79,7 +79,13 @@ async def test_choices_differ_and_the_first_is_that_of_one(
 async def test_forced_allowed_and_refused(tmp_path: Path, folders: dict[str, Path]) -> None:
     async with serving(tmp_path, folders[MODEL]) as client:
         forced = [
-            ask(client, CROWD[at % 64], temperature=1.0, logit_bias={at + 6: 100.0}, max_tokens=6)
+            ask(
+                client,
+                CROWD[at % len(CROWD)],
+                temperature=1.0,
+                logit_bias={at + 6: 100.0},
+                max_tokens=6,
+            )
             for at in range(200)
         ]
         for at, completion in enumerate(await asyncio.gather(*forced)):

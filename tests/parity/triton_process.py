@@ -29,6 +29,7 @@ from kernels import (
     step_rows,
     take_tokens,
 )
+from tests.support import quick_interpreter
 from tests.support.ahead import Model, play
 from tests.support.mini_scheduler import MiniScheduler
 from tests.support.mini_scheduler import sampling as row_sampling
@@ -124,6 +125,7 @@ def submit_all(scheduler: MiniScheduler, *, logprobs: int) -> None:
 
 
 def main(folder: str, kv_dtype: KvDtype) -> None:
+    quick_interpreter.install()
     launches: Counter[str] = Counter()
     count_launches(launches)
     ahead = run_ahead(folder, kv_dtype)

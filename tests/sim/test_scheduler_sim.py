@@ -176,7 +176,9 @@ class World:
             late = self.rng.randrange(100) < self.late_percent
             if (result := worker.step(sees_newer_plan=not late)) is not None:
                 self.listen(result, self.apply(StepDone(result=result)))
-                self.scheduler.check_all()
+                # Nobody else's blocks are touched; all are looked at in every turn.
+                self.scheduler.check(worker.id)
+                self.scheduler.check()
 
     def check_tenants(self) -> None:
         """Nobody has more running than the bound, unless it is one sequence alone."""
@@ -342,8 +344,7 @@ def test_several_tokens_per_step_bring_the_same_outputs(seed: int) -> None:
 def test_workers_of_several_layer_groups_drain_too(
     seed: int, windows: tuple[int | None, ...]
 ) -> None:
-    simulate(seed, windows=windows)
-    simulate(seed, windows=windows, slot_tokens_max=3)
+    simulate(seed, windows=windows, slot_tokens_max=3 if seed % 2 else 1)
 
 
 COMBINATIONS = list(covering())
@@ -358,10 +359,6 @@ def test_every_pair_of_rules_drains_with_the_right_outputs(index: int) -> None:
             simulate(number, knobs)
         else:
             simulate(number, knobs, slot_tokens_max=3, windows=(None, 12))
-
-
-def test_same_seed_same_decisions() -> None:
-    assert all(simulate(seed).trace == simulate(seed).trace for seed in range(10))
 
 
 def plain(value: Any) -> Any:
@@ -379,33 +376,40 @@ def plain(value: Any) -> Any:
     return value
 
 
+def made(seed: int) -> str:
+    """How much was decided, and a digest of it."""
+    trace = simulate(seed).trace
+    digest = hashlib.sha256(repr(plain(trace)).encode()).hexdigest()[:16]
+    return f"{len(trace)} {digest}"
+
+
+def written() -> dict[str, str]:
+    return dict(line.split(" ", 1) for line in DECISIONS.read_text().splitlines())
+
+
 def test_decisions_are_those_written_down(request: pytest.FixtureRequest) -> None:
-    """Whoever changes a decision says so: `pytest tests/sim --rewrite`, and why in the commit."""
-    made = {}
-    for seed in range(30):
-        trace = simulate(seed).trace
-        digest = hashlib.sha256(repr(plain(trace)).encode()).hexdigest()[:16]
-        made[str(seed)] = f"{len(trace)} {digest}"
+    """Whoever changes a decision says so: `pytest tests/sim --rewrite`, and why in the commit.
+
+    Nor do decisions depend on the simulations that the process has run before.
+    """
+    found = {str(seed): made(seed) for seed in range(30)}
     if request.config.getoption("--rewrite"):
-        DECISIONS.write_text("".join(f"{seed} {line}\n" for seed, line in made.items()))
-    written = dict(line.split(" ", 1) for line in DECISIONS.read_text().splitlines())
-    assert made == written
+        DECISIONS.write_text("".join(f"{seed} {line}\n" for seed, line in found.items()))
+    assert found == written()
 
 
 def test_decisions_do_not_depend_on_the_hash_seed() -> None:
     code = (
-        "import hashlib; from tests.sim.test_scheduler_sim import simulate;"
-        "print(hashlib.sha256(repr([simulate(s).trace for s in range(10)]).encode()).hexdigest())"
+        "from tests.sim.test_scheduler_sim import made, written;"
+        "known = written(); assert known; print([made(s) == known[str(s)] for s in range(10)])"
     )
-    digests = {
-        subprocess.run(
+    for hash_seed in {"0", "1", "2"} - {os.environ.get("PYTHONHASHSEED")}:
+        done = subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
             check=True,
             timeout=120,
-        ).stdout
-        for hash_seed in ("0", "1", "2")
-    }
-    assert len(digests) == 1
+        )
+        assert done.stdout.strip() == str([True] * 10), hash_seed

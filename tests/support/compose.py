@@ -13,10 +13,12 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -131,7 +133,9 @@ class Container:
             held.close()
 
     def is_healthy(self) -> bool:
-        """What the very health check of the file says."""
+        """What the very health check of the file says, of one that listens: it costs a process."""
+        if not all(map(_is_listening, map(int, self.ports.values()))):
+            return False
         kind, *command = self.spec["healthcheck"]["test"]
         assert kind == "CMD"
         checked = subprocess.run(
@@ -246,12 +250,13 @@ class Rehearsal:
                 if not replica.is_alive:
                     replica.start()
                     started.append(replica)
-        self.wait(lambda: all(replica.is_healthy() for replica in started), "everything healthy")
+        for replica in started:
+            self.wait(replica.is_healthy, f"healthy {replica.name}")
 
     def healthy(self, service: str) -> None:
         """Wait until every replica is."""
-        replicas = self._containers[service]
-        self.wait(lambda: all(replica.is_healthy() for replica in replicas), f"{service} healthy")
+        for replica in self._containers[service]:
+            self.wait(replica.is_healthy, f"healthy {replica.name}")
 
     def down(self) -> dict[str, int]:
         """Stop everything, those first on whom nobody depends; exit codes by container."""
@@ -314,6 +319,12 @@ class Rehearsal:
             program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
             program.chmod(0o755)
         return folder
+
+
+def _is_listening(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=2):
+        return True
+    return False
 
 
 def _end_with_parent() -> None:

@@ -121,6 +121,7 @@ class ScriptedGateway(
                     await asyncio.Event().wait()
                 else:
                     yield step
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
+            # While it waits here, or while what it yielded is being written.
             self.left.set()
             raise

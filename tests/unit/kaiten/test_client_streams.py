@@ -23,6 +23,7 @@ from kaiten.ports import HeldPort
 from kaiten.results import Completion
 from protos.kaiten.v1 import common_pb2
 from protos.kaiten.v1 import inference_service_pb2 as pb
+from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from service_kit import errors
 from tests.support.scripted_gateway import ScriptedGateway, Step, accepted, delta, done, finished
 
@@ -287,6 +288,17 @@ async def test_leaving_the_with_cancels_sync() -> None:
 
     async with ScriptedGateway([accepted(), delta(0, "a"), asyncio.Event()]) as gateway:
         assert await asyncio.to_thread(read_one, gateway.address) == "a"
+        await asyncio.wait_for(gateway.left.wait(), WAIT_S)
+
+
+async def test_who_leaves_while_a_message_is_written_is_noted() -> None:
+    """gRPC fails the write then, and drops what yielded the message."""
+    more_than_a_window = [delta(at, "a" * 200_000) for at in range(100)]
+    async with ScriptedGateway([accepted(), *more_than_a_window]) as gateway:
+        async with grpc.aio.insecure_channel(gateway.address) as channel:
+            call = InferenceServiceStub(channel).Generate(pb.GenerateRequest())
+            await call.read()
+            call.cancel()
         await asyncio.wait_for(gateway.left.wait(), WAIT_S)
 
 

@@ -19,13 +19,25 @@ FOLDER = Path(__file__).with_name("interpreted")
 SECONDS_MAX = 280
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("interpreted_*.py")))
-def test_in_the_interpreter(name: str) -> None:
+FILES = sorted(path.stem for path in FOLDER.glob("interpreted_*.py"))
+# Those that cost about as much as it costs to begin share a process.
+TOGETHER = [
+    name for name in FILES if name.partition("_")[2] not in ("late_compiles", "prefill", "sampling")
+]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [TOGETHER, *([name] for name in FILES if name not in TOGETHER)],
+    ids=lambda names: names[0].removeprefix("interpreted_"),
+)
+def test_in_the_interpreter(names: list[str]) -> None:
     # One thread: the tensors are tiny.
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / f"{name}.py"))
+    # Of fixtures only those of the folder: others import what serves.
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--confcutdir={FOLDER}")
     done = subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, *words, *(str(FOLDER / f"{name}.py") for name in names)],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -36,7 +48,7 @@ def test_in_the_interpreter(name: str) -> None:
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed, done.stdout
-    assert int(passed[1]) >= 5
+    assert int(passed[1]) >= 5 * len(names)
     assert "skipped" not in done.stdout
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import triton.runtime.interpreter as interpreter
 
+from tests.support import quick_interpreter
+
 
 def _matmul(
     a: npt.NDArray[np.generic], b: npt.NDArray[np.generic], *, dtype: npt.DTypeLike
@@ -20,3 +22,4 @@ def _matmul(
 
 
 interpreter.np.matmul = _matmul
+quick_interpreter.install()

@@ -1,0 +1,69 @@
+"""A pytest plugin: what takes long begins first; nothing long is left when the rest is done.
+
+Under xdist's worksteal each process gets an equal run of the collected tests, and who has none left
+takes from the end of another's. So the files of `FIRST` are dealt to the fronts of these runs, each
+file whole: its tests share what they start. `make test ARGS='-p tools.cpu_plugin'` says which.
+"""
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Final, TypeVar
+
+import pytest
+
+# Below `tests`; those with a test of many seconds, and those of few tests that take long together.
+FIRST: Final = (
+    "parity/test_stack_parity.py",
+    "integration/test_compose_rehearsal.py",
+    "unit/kernels/test_aot_table.py",
+    "fuzz/test_fuzz_doors.py",
+    "integration/test_stack_faults.py",
+    "unit/kernels/test_triton_kernels.py",
+    "unit/kaiten/test_mini.py",
+    "unit/tools/test_mutants.py",
+    "parity/test_triton_parity.py",
+    "front_door/test_front_door_clients.py",
+    "integration/test_serve_ledgers.py",
+    "integration/test_serve_secrets.py",
+    "integration/test_kaiten_serve.py",
+    "integration/test_scheduler_workers.py",
+    "integration/test_scheduler_leaders.py",
+    "parity/test_stack_sampling.py",
+    "unit/bench/test_gpu_run.py",
+    "unit/tools/test_flakes.py",
+    "contract/test_processes_end.py",
+    "integration/test_bench_end_to_end.py",
+)
+
+
+Item = TypeVar("Item")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    workerinput = getattr(config, "workerinput", None)
+    if workerinput is not None:
+        items[:] = dealt(items, file_of, int(workerinput["workercount"]))
+
+
+def file_of(item: pytest.Item) -> str:
+    """Below `tests`."""
+    return item.nodeid.partition("::")[0].removeprefix("tests/")
+
+
+def dealt(items: list[Item], file_of: Callable[[Item], str], processes: int) -> list[Item]:
+    """A run for each process, its share of FIRST in front; equally long, if that can be."""
+    files: dict[str, list[Item]] = {name: [] for name in FIRST}
+    others: list[Item] = []
+    for item in items:
+        files.get(file_of(item), others).append(item)
+    found = [file for file in files.values() if file]
+    ordered: list[Item] = []
+    for at in range(processes):
+        front = list(chain.from_iterable(found[at::processes]))
+        # As xdist shares out what is left among the processes that are left.
+        length = (len(items) - len(ordered)) // (processes - at)
+        count = max(0, length - len(front))
+        ordered += [*front, *others[:count]]
+        del others[:count]
+    return [*ordered, *others]
