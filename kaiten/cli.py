@@ -35,6 +35,15 @@ app.command(
 
 Address = Annotated[str, Parameter(help="host:port of a gateway's gRPC API")]
 Model = Annotated[str | None, Parameter(help="folder or hub id; default: the shipped one")]
+# The worker's own names, and those of transformers' continuous batching.
+StepTokens = Annotated[
+    int | None,
+    Parameter(name=("--step-tokens", "--max-batch-tokens"), help="tokens per step at most"),
+]
+KvBlocks = Annotated[
+    int | None,
+    Parameter(name=("--kv-blocks", "--num-blocks"), help="KV blocks, instead of --kv-memory-mb"),
+]
 MixedStepMs = Annotated[
     float | None, Parameter(help="how long prompts may hold up those who decode, per step")
 ]
@@ -85,10 +94,11 @@ def serve(
     redis_url: RedisUrl = None,
     cell: Annotated[str, Parameter(help="which cell of a shared store")] = "0",
     slots: Annotated[int | None, Parameter(help="sequences per worker at once")] = None,
-    step_tokens: Annotated[int | None, Parameter(help="tokens per step at most")] = None,
+    step_tokens: StepTokens = None,
     mixed_step_ms: MixedStepMs = None,
     gather_ms: GatherMs = None,
     kv_memory_mb: Annotated[int | None, Parameter(help="memory of each KV pool")] = None,
+    kv_blocks: KvBlocks = None,
     threads: Annotated[int | None, Parameter(help="CPU threads per worker")] = None,
     api_keys_file: ApiKeysFile = None,
     cors_origins: CorsOrigins = None,
@@ -118,6 +128,7 @@ def serve(
             mixed_step_ms=mixed_step_ms,
             gather_ms=gather_ms,
             kv_memory_mb=kv_memory_mb,
+            kv_blocks=kv_blocks,
             threads=threads,
             api_keys_file=None if api_keys_file is None else api_keys_file.expanduser().resolve(),
             cors_origins=cors_origins,

@@ -40,6 +40,7 @@ class ServeOptions:
     mixed_step_ms: float | None = None
     gather_ms: float | None = None
     kv_memory_mb: int | None = None
+    kv_blocks: int | None = None
     threads: int | None = None
     api_keys_file: Path | None = None
     cors_origins: str | None = None
@@ -160,6 +161,7 @@ def _worker(options: ServeOptions, name: str, address: str, scheduler_address: s
         "--mixed-step-ms": options.mixed_step_ms,
         "--gather-ms": options.gather_ms,
         "--kv-memory-mb": options.kv_memory_mb,
+        "--kv-blocks": options.kv_blocks,
         "--threads": threads,
     }
     return _service(
