@@ -56,12 +56,19 @@ class Preset:
 PRESETS: Final = {
     "": Preset(why="nothing is known of the workload: nobody starves, nobody stalls"),
     "reading": Preset(
-        why="long prompts, short answers: whole prompts per step, first those that are cached",
-        rules=Rules(order="fair:prefix", mix="merged_prefill"),
+        why="long prompts, short answers: those first whose beginning is cached, one after the "
+        "other, so that it still is when it is their turn",
+        rules=Rules(order="fair:prefix", mix="chunked"),
+        values={
+            "token_worth_ns": 30_000_000,
+            "long_prefill_tokens": 1024,
+            "long_prefills_max": 1,
+        },
     ),
     "chat": Preset(
-        why="even gaps between tokens: one long prompt at a time, and room to grow into",
-        rules=Rules(mix="chunked", admission="safety_margin:0.1"),
+        why="first tokens soon, whatever others ask: short requests first, and one long prompt at "
+        "a time",
+        rules=Rules(order="fair:shortest", mix="chunked"),
         values={"long_prefill_tokens": 2048, "long_prefills_max": 1},
     ),
     "writing": Preset(
@@ -69,9 +76,10 @@ PRESETS: Final = {
         rules=Rules(mix="prefill_first"),
     ),
     "batch": Preset(
-        why="nobody looks: few decisions, long leases, nothing is computed twice",
+        why="nobody looks: half the decisions, as prompts have steps for themselves, the queue is "
+        "looked at now and then, and leases are long",
         policy="fcfs",
-        rules=Rules(admission="guaranteed_no_evict", cadence="interval"),
+        rules=Rules(mix="prefill_first", cadence="interval"),
         values={"schedule_interval_steps": 8, "lease_steps_max": 32},
     ),
     "static": Preset(
