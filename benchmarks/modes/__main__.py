@@ -9,12 +9,14 @@ anew from the last lines that were saved. The same numbers come out on every mac
 
 import argparse
 import dataclasses
-import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Any
 
 from benchmarks.modes import claims, page
-from benchmarks.modes.costs import DEVICES, Costs
-from benchmarks.modes.figures import Figures, figures_of
+from benchmarks.modes.costs import DEVICES
+from benchmarks.modes.figures import figures_of
 from benchmarks.modes.laws import LAWS
 from benchmarks.modes.model import Run
 from benchmarks.modes.ways import PROMISES, WAYS, Knobs, configured
@@ -33,54 +35,53 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def run(law: str, knobs: Knobs, seed: int, costs: Costs) -> Figures:
+def run(law: str, knobs: Knobs, seed: int, device: str) -> dict[str, float]:
     """One way on one law."""
+    costs = DEVICES[device]
     jobs = LAWS[law].jobs(seed, costs)
-    return figures_of(Run(costs, costs.spec(), configured(knobs), jobs).play())
+    played = Run(costs, costs.spec(), configured(knobs), jobs).play()
+    return dataclasses.asdict(figures_of(played))
 
 
-def tables(laws: list[str], costs: Costs) -> dict[str, dict[str, Any]]:
+def tables(laws: list[str], device: str, pool: Executor) -> dict[str, dict[str, Any]]:
     """By law and way its figures."""
     found: dict[str, dict[str, Any]] = {}
     for law in laws:
         print(f"\n{law}: {LAWS[law].says}")
-        for way, knobs in WAYS.items():
-            one = run(law, knobs, SEED, costs)
-            found.setdefault(law, {})[way] = dataclasses.asdict(one)
-            print(f"  {way:32} {page.line(found[law][way])}", flush=True)
+        each = [pool.submit(run, law, knobs, SEED, device) for knobs in WAYS.values()]
+        for way, one in zip(WAYS, each, strict=True):
+            found.setdefault(law, {})[way] = one.result()
+            print(f"  {way:32} {page.line(one.result())}", flush=True)
     return found
 
 
-def presets(costs: Costs) -> dict[str, dict[str, Any]]:
-    """By preset, what its own metric is of the default's on its own law, seed by seed, and the mean
-    of some others on every law.
+def presets(device: str, pool: Executor) -> dict[str, dict[str, Any]]:
+    """By preset, what its own figure is of the default's on its own law, seed by seed, and the mean
+    of some on every law.
     """
-    laws, seeds = list(LAWS), HELD_OUT
-    default = {law: [run(law, {}, seed, costs) for seed in seeds] for law in laws}
-    found: dict[str, dict[str, Any]] = {}
-    for name, (own, metric) in PROMISES.items():
-        ours = {law: [run(law, {"preset": name}, seed, costs) for seed in seeds] for law in laws}
-        found[name] = {
-            "law": own,
-            "metric": metric,
-            "of_default": [
-                _ratio(metric, *pair) for pair in zip(ours[own], default[own], strict=True)
-            ],
-            "others": {
-                law: {key: _mean(key, ours[law]) / _mean(key, default[law]) for key in SHOWN}
-                for law in laws
-            },
+    every: dict[str, Knobs] = {"": {}} | {name: {"preset": name} for name in PROMISES}
+    runs = {
+        (name, law, seed): pool.submit(run, law, knobs, seed, device)
+        for name, knobs in every.items()
+        for law in LAWS
+        for seed in HELD_OUT
+    }
+
+    def ratio(name: str, law: str, figure: str, seeds: Sequence[int] = HELD_OUT) -> float:
+        ours, default = (
+            sum(runs[who, law, seed].result()[figure] for seed in seeds) for who in (name, "")
+        )
+        return ours / default
+
+    return {
+        name: {
+            "law": law,
+            "metric": figure,
+            "of_default": [ratio(name, law, figure, [seed]) for seed in HELD_OUT],
+            "others": {law: {key: ratio(name, law, key) for key in SHOWN} for law in LAWS},
         }
-        print(name, json.dumps(rounded(found[name])), flush=True)
-    return found
-
-
-def _ratio(metric: str, ours: Figures, default: Figures) -> float:
-    return getattr(ours, metric) / getattr(default, metric)  # type: ignore[no-any-return]
-
-
-def _mean(metric: str, each: list[Figures]) -> float:
-    return sum(getattr(one, metric) for one in each) / len(each)
+        for name, (law, figure) in PROMISES.items()
+    }
 
 
 def claimed() -> dict[str, Any]:
@@ -88,7 +89,6 @@ def claimed() -> dict[str, Any]:
     four = dict.fromkeys("abcd", 1)
     weights = {"a": 4, "b": 2, "c": 1, "d": 1}
     fair: Knobs = {"tenant_weights": ["a=4", "b=2"]}
-    eighth = claims.EIGHTH
     return {
         "stall_free": claims.stall_free(),
         "intervals": claims.intervals(),
@@ -97,8 +97,7 @@ def claimed() -> dict[str, Any]:
         "neighbour": {
             "fcfs": claims.neighbour({"order": "fcfs"}),
             "fair": claims.neighbour({}),
-            "fair, an eighth": claims.neighbour({}, tokens_max=eighth),
-            "fair, a quarter": claims.neighbour({}, tokens_max=2 * eighth),
+            "fair, an eighth": claims.neighbour({}, tokens_max=claims.EIGHTH),
         },
         "prefixes": claims.prefixes(),
         "longest_waits": claims.longest_waits(),
@@ -110,21 +109,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--laws", default=",".join(LAWS))
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--save", action="store_true", help="append to benchmarks/results")
     parser.add_argument("--page", action="store_true", help="write docs/scheduling.md anew")
     asked = parser.parse_args()
     if asked.page:
         page.write()
         return
-    costs = DEVICES[asked.device]
-    figures: dict[str, object] = {
-        "device": asked.device,
-        "seed": SEED,
-        "laws": tables(asked.laws.split(","), costs),
-        "presets": presets(costs),
-    }
-    if asked.device == "cpu":
-        figures["claims"] = claimed()
+    figures: dict[str, object] = {"device": asked.device, "seed": SEED}
+    with ProcessPoolExecutor(asked.jobs) as pool:
+        shown = pool.submit(claimed) if asked.device == "cpu" else None
+        figures["laws"] = tables(asked.laws.split(","), asked.device, pool)
+        figures["presets"] = presets(asked.device, pool)
+        if shown is not None:
+            figures["claims"] = shown.result()
     record("modes", rounded(figures), save=asked.save)
 
 

@@ -148,11 +148,11 @@ def longest_waits(max_wait_ms: int = 3000) -> dict[str, dict[str, float]]:
     """By order: the longest wait of anybody in ms, and joins past somebody who had waited longer
     than is promised.
     """
-    shortest = {"order": "shortest", "token_worth_ms": 50}
-    ways = {
+    shortest: Knobs = {"order": "shortest", "token_worth_ms": 50}
+    ways: dict[str, Knobs] = {
         "fcfs": {"order": "fcfs", "max_wait_ms": max_wait_ms},
         "shortest": shortest,
-        "shortest, promised": shortest | {"max_wait_ms": max_wait_ms},
+        "shortest, promised": {**shortest, "max_wait_ms": max_wait_ms},
     }
     found = {}
     for name, knobs in ways.items():

@@ -38,10 +38,18 @@ ORDERS: Final[dict[str, Knobs]] = {
 }
 # Sets of rules that servers elsewhere are known by.
 ELSEWHERE: Final[dict[str, Knobs]] = {
-    "as Orca": {"policy": "fcfs", "mix": "merged_prefill", "cadence": "every_step"}
-    | {"admission": "guaranteed_no_evict"},
-    "as TGI": {"policy": "fcfs", "mix": "prefill_first", "admission": "guaranteed_no_evict"}
-    | CADENCES["cadence ratio 0.3"],
+    "as Orca": {
+        "policy": "fcfs",
+        "mix": "merged_prefill",
+        "cadence": "every_step",
+        "admission": "guaranteed_no_evict",
+    },
+    "as TGI": {
+        "policy": "fcfs",
+        "mix": "prefill_first",
+        "admission": "guaranteed_no_evict",
+        **CADENCES["cadence ratio 0.3"],
+    },
     "as vLLM 0.x": {"policy": "fcfs", "mix": "prefill_first"},
 }
 NAMED: Final[dict[str, Knobs]] = {f"preset {name}": {"preset": name} for name in PRESETS if name}
