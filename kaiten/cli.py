@@ -40,6 +40,7 @@ StepTokens = Annotated[
     int | None,
     Parameter(name=("--step-tokens", "--max-batch-tokens"), help="tokens per step at most"),
 ]
+KvMemoryMb = Annotated[int | None, Parameter(help="memory of each KV pool")]
 KvBlocks = Annotated[
     int | None,
     Parameter(name=("--kv-blocks", "--num-blocks"), help="KV blocks, instead of --kv-memory-mb"),
@@ -97,7 +98,7 @@ def serve(
     step_tokens: StepTokens = None,
     mixed_step_ms: MixedStepMs = None,
     gather_ms: GatherMs = None,
-    kv_memory_mb: Annotated[int | None, Parameter(help="memory of each KV pool")] = None,
+    kv_memory_mb: KvMemoryMb = None,
     kv_blocks: KvBlocks = None,
     threads: Annotated[int | None, Parameter(help="CPU threads per worker")] = None,
     api_keys_file: ApiKeysFile = None,
@@ -105,8 +106,7 @@ def serve(
     allowed_hosts: AllowedHosts = None,
 ) -> int:
     """Serve a model: store, scheduler, workers and gateway as processes under one supervisor."""
-    from kaiten import display, model_source, stack
-    from kaiten.errors import StartError
+    from kaiten import display, errors, model_source, stack
     from kaiten.serve import serve as serve_stack
 
     try:
@@ -135,7 +135,7 @@ def serve(
             allowed_hosts=allowed_hosts,
         )
         return asyncio.run(serve_stack(options))
-    except StartError as error:
+    except errors.StartError as error:
         display.show_start_error(error)
         return 1
 

@@ -193,8 +193,7 @@ def prefixes(seed: int = 0) -> dict[str, dict[str, float]]:
     prompt tokens, throughput, and first tokens in ms.
     """
     jobs = LAWS["prefix"].jobs(seed, CPU)
-    found = {}
-    for name, knobs in {
+    ways: dict[str, Knobs] = {
         "fcfs": {"order": "fcfs"},
         "prefix": {"order": "prefix"},
         "prefix, one long at a time": {
@@ -202,7 +201,9 @@ def prefixes(seed: int = 0) -> dict[str, dict[str, float]]:
             "long_prefill_tokens": 1024,
             "long_prefills_max": 1,
         },
-    }.items():
+    }
+    found = {}
+    for name, knobs in ways.items():
         one = figures_of(played(jobs, knobs))
         found[name] = {
             "cached": one.cached,

@@ -56,18 +56,12 @@ class Preset:
 PRESETS: Final = {
     "": Preset(why="nothing is known of the workload: nobody starves, nobody stalls"),
     "reading": Preset(
-        why="long prompts, short answers: those first whose beginning is cached, one after the "
-        "other, so that it still is when it is their turn",
+        why="long prompts, short answers: those cached first, one by one, so that they still are",
         rules=Rules(order="fair:prefix", mix="chunked"),
-        values={
-            "token_worth_ns": 30_000_000,
-            "long_prefill_tokens": 1024,
-            "long_prefills_max": 1,
-        },
+        values={"long_prefill_tokens": 1024, "long_prefills_max": 1, "token_worth_ns": 30_000_000},
     ),
     "chat": Preset(
-        why="first tokens soon, whatever others ask: short requests first, and one long prompt at "
-        "a time",
+        why="first tokens soon, whatever others ask: short ones first, one long prompt at a time",
         rules=Rules(order="fair:shortest", mix="chunked"),
         values={"long_prefill_tokens": 2048, "long_prefills_max": 1},
     ),
@@ -76,8 +70,7 @@ PRESETS: Final = {
         rules=Rules(mix="prefill_first"),
     ),
     "batch": Preset(
-        why="nobody looks: half the decisions, as prompts have steps for themselves, the queue is "
-        "looked at now and then, and leases are long",
+        why="nobody looks: half the decisions, by steps for prompts alone, rare looks, long leases",
         policy="fcfs",
         rules=Rules(mix="prefill_first", cadence="interval"),
         values={"schedule_interval_steps": 8, "lease_steps_max": 32},

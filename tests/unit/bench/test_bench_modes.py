@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.modes import claims
+from benchmarks.modes import claims, page
 from benchmarks.modes.__main__ import run
-from benchmarks.modes.costs import CPU
+from benchmarks.modes.costs import CPU, DEVICES
 from benchmarks.modes.figures import figures_of, percentile, ttfts_ns
 from benchmarks.modes.laws import LAWS, Job
 from benchmarks.modes.ways import PROMISES, WAYS
@@ -143,3 +143,13 @@ def test_a_preset_is_better_on_its_own_law_than_nothing(preset: str) -> None:
         assert ours[metric] > 1.02 * default[metric]
     else:
         assert ours[metric] < 0.9 * default[metric]
+
+
+# The page
+
+
+def test_the_page_has_what_was_measured_last() -> None:
+    assert page.written(page.PAGE.read_text()) == page.PAGE.read_text()
+    assert page.last("cpu")["laws"].keys() == LAWS.keys()
+    for device in DEVICES:
+        assert page.last(device)["laws"]["chat"].keys() == WAYS.keys()
