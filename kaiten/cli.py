@@ -40,6 +40,16 @@ app.command(
 
 Address = Annotated[str, Parameter(help="host:port of a gateway's gRPC API")]
 Model = Annotated[str | None, Parameter(help="folder or hub id; default: the shipped one")]
+# The worker's own names, and those of transformers' continuous batching.
+StepTokens = Annotated[
+    int | None,
+    Parameter(name=("--step-tokens", "--max-batch-tokens"), help="tokens per step at most"),
+]
+KvMemoryMb = Annotated[int | None, Parameter(help="memory of each KV pool")]
+KvBlocks = Annotated[
+    int | None,
+    Parameter(name=("--kv-blocks", "--num-blocks"), help="KV blocks, instead of --kv-memory-mb"),
+]
 MixedStepMs = Annotated[
     float | None, Parameter(help="how long prompts may hold up those who decode, per step")
 ]
@@ -90,18 +100,18 @@ def serve(
     redis_url: RedisUrl = None,
     cell: Annotated[str, Parameter(help="which cell of a shared store")] = "0",
     slots: Annotated[int | None, Parameter(help="sequences per worker at once")] = None,
-    step_tokens: Annotated[int | None, Parameter(help="tokens per step at most")] = None,
+    step_tokens: StepTokens = None,
     mixed_step_ms: MixedStepMs = None,
     gather_ms: GatherMs = None,
-    kv_memory_mb: Annotated[int | None, Parameter(help="memory of each KV pool")] = None,
+    kv_memory_mb: KvMemoryMb = None,
+    kv_blocks: KvBlocks = None,
     threads: Annotated[int | None, Parameter(help="CPU threads per worker")] = None,
     api_keys_file: ApiKeysFile = None,
     cors_origins: CorsOrigins = None,
     allowed_hosts: AllowedHosts = None,
 ) -> int:
     """Serve a model: store, scheduler, workers and gateway as processes under one supervisor."""
-    from kaiten import display, model_source, stack
-    from kaiten.errors import StartError
+    from kaiten import display, errors, model_source, stack
     from kaiten.serve import serve as serve_stack
 
     try:
@@ -123,13 +133,14 @@ def serve(
             mixed_step_ms=mixed_step_ms,
             gather_ms=gather_ms,
             kv_memory_mb=kv_memory_mb,
+            kv_blocks=kv_blocks,
             threads=threads,
             api_keys_file=None if api_keys_file is None else api_keys_file.expanduser().resolve(),
             cors_origins=cors_origins,
             allowed_hosts=allowed_hosts,
         )
         return asyncio.run(serve_stack(options))
-    except StartError as error:
+    except errors.StartError as error:
         display.show_start_error(error)
         return 1
 

@@ -45,6 +45,7 @@ class ServeOptions:
     mixed_step_ms: float | None = None
     gather_ms: float | None = None
     kv_memory_mb: int | None = None
+    kv_blocks: int | None = None
     threads: int | None = None
     api_keys_file: Path | None = None
     cors_origins: str | None = None
@@ -175,6 +176,7 @@ def _worker(
         "--mixed-step-ms": options.mixed_step_ms,
         "--gather-ms": options.gather_ms,
         "--kv-memory-mb": options.kv_memory_mb,
+        "--kv-blocks": options.kv_blocks,
         "--threads": threads,
     }
     return _service(

@@ -56,12 +56,13 @@ class Preset:
 PRESETS: Final = {
     "": Preset(why="nothing is known of the workload: nobody starves, nobody stalls"),
     "reading": Preset(
-        why="long prompts, short answers: whole prompts per step, first those that are cached",
-        rules=Rules(order="fair:prefix", mix="merged_prefill"),
+        why="long prompts, short answers: those cached first, one by one, so that they still are",
+        rules=Rules(order="fair:prefix", mix="chunked"),
+        values={"long_prefill_tokens": 1024, "long_prefills_max": 1, "token_worth_ns": 30_000_000},
     ),
     "chat": Preset(
-        why="even gaps between tokens: one long prompt at a time, and room to grow into",
-        rules=Rules(mix="chunked", admission="safety_margin:0.1"),
+        why="first tokens soon, whatever others ask: short ones first, one long prompt at a time",
+        rules=Rules(order="fair:shortest", mix="chunked"),
         values={"long_prefill_tokens": 2048, "long_prefills_max": 1},
     ),
     "writing": Preset(
@@ -69,9 +70,9 @@ PRESETS: Final = {
         rules=Rules(mix="prefill_first"),
     ),
     "batch": Preset(
-        why="nobody looks: few decisions, long leases, nothing is computed twice",
+        why="nobody looks: half the decisions, by steps for prompts alone, rare looks, long leases",
         policy="fcfs",
-        rules=Rules(admission="guaranteed_no_evict", cadence="interval"),
+        rules=Rules(mix="prefill_first", cadence="interval"),
         values={"schedule_interval_steps": 8, "lease_steps_max": 32},
     ),
     "static": Preset(

@@ -61,6 +61,14 @@ def test_serve_shows_its_defaults() -> None:
 
 
 @pytest.mark.parametrize(
+    "names", [("--step-tokens", "--kv-blocks"), ("--max-batch-tokens", "--num-blocks")], ids=str
+)
+def test_limits_of_a_worker_have_the_fields_names_too(names: tuple[str, str]) -> None:
+    _, bound, _ = cli.app.parse_args(["serve", names[0], "96", names[1], "64"])
+    assert (bound.arguments["step_tokens"], bound.arguments["kv_blocks"]) == (96, 64)
+
+
+@pytest.mark.parametrize(
     ("arguments", "hint"),
     [
         (["serv"], 'Did you mean "serve"?'),

@@ -258,6 +258,8 @@ def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
             kv_dtype="fp8",
             scheduling=Scheduling(policy="static", order="fcfs"),
             slots=4,
+            step_tokens=96,
+            kv_blocks=64,
         )
     )
     names = [[spec.name for spec in stage] for stage in stack.stages]
@@ -279,6 +281,7 @@ def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
         assert worker["--scheduler"] == ",".join(stack.scheduler_addresses)
         assert f"127.0.0.1:{worker['--grpc-port']}" == stack.worker_addresses[index]
         assert (worker["--dtype"], worker["--slots"]) == ("fp32", "4")
+        assert (worker["--step-tokens"], worker["--kv-blocks"]) == ("96", "64")
         assert worker["--weight-dtype"] == "int8"
         assert worker["--kv-dtype"] == "fp8"
         assert int(worker["--threads"]) >= 1

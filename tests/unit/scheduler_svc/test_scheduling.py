@@ -71,10 +71,10 @@ def test_every_knob_reaches_the_core() -> None:
 def test_a_preset_gives_values_and_each_can_be_overridden() -> None:
     batch = load("--preset=batch").configured
     assert (batch.policy, batch.config.lease_steps_max) == ("fcfs", 32)
-    assert batch.rules == Rules(admission="guaranteed_no_evict", cadence="interval")
-    other = load("--preset=batch", "--lease-steps-max=8", "--admission=max_utilization").configured
+    assert batch.rules == Rules(mix="prefill_first", cadence="interval")
+    other = load("--preset=batch", "--lease-steps-max=8", "--mix=chunked").configured
     assert (other.config.lease_steps_max, other.config.schedule_interval_steps) == (8, 8)
-    assert other.rules == Rules(admission="max_utilization", cadence="interval")
+    assert other.rules == Rules(mix="chunked", cadence="interval")
     fair = load("--preset=chat", "--policy=fair").configured
     assert (fair.policy, fair.rules) == ("fair", Rules())
 
