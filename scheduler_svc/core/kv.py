@@ -109,7 +109,10 @@ class KVManager:
         self._groups = [
             LayerGroup(_ENDLESS, _ENDLESS, _ENDLESS, spec.block_size)
             if window is None
-            else LayerGroup(window, spec.step_tokens_max, ahead_max, spec.block_size)
+            # A fork begins with up to a block that it has not computed.
+            else LayerGroup(
+                window, max(spec.step_tokens_max, spec.block_size), ahead_max, spec.block_size
+            )
             for window in spec.windows
         ]
         self._full = [i for i, window in enumerate(spec.windows) if window is None]

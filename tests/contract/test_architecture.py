@@ -66,7 +66,7 @@ def test_the_core_is_small_and_imports_one_way() -> None:
     }
     lines = {name: path.read_text().count("\n") for name, path in modules.items()}
     assert max(lines.values()) <= 350
-    assert sum(lines.values()) <= 3740
+    assert sum(lines.values()) <= 3745
     below = {name: imported(path) & modules.keys() for name, path in modules.items()}
     while ground := {name for name, names in below.items() if not names}:
         below = {name: names - ground for name, names in below.items() if name not in ground}

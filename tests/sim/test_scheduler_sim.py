@@ -413,3 +413,16 @@ def test_decisions_do_not_depend_on_the_hash_seed() -> None:
             timeout=120,
         )
         assert done.stdout.strip() == str([True] * 10), hash_seed
+
+
+def test_a_fork_has_blocks_where_steps_are_shorter_than_a_block() -> None:
+    """It begins with up to a block that it has not computed, in a window that has passed the rest."""
+    knobs = {
+        "order": "prefix",
+        "token_worth_ns": 5,
+        "admission": "wait_for_batch_end:4",
+        "cadence": "interval",
+        "waiting_served_permille": 1500,
+        "waiting_steps_max": 5,
+    }
+    simulate(1_000_470, knobs, slot_tokens_max=3, windows=(None, 12))
