@@ -80,6 +80,7 @@ class Worker:
             slots.append(slot)
             if not row.tokens_left:
                 finished[slot] = row.reason
+        took_ns = self.costs.step(decodes, contexts, chunks)
         result = StepResult(
             worker_id=WORKER,
             plan_id=plan.plan_id,
@@ -88,11 +89,12 @@ class Worker:
             tokens=(1,) * len(slots),
             finished=finished,
             is_last=self._is_last(plan),
+            step_us=took_ns // 1000,
         )
         self.step += 1
         if result.is_last:
             self.plan = None
-        return self.costs.step(decodes, contexts, chunks), result
+        return took_ns, result
 
     def _is_last(self, plan: Plan) -> bool:
         goes_on = any(row.gap == 1 and row.tokens_left for row in self.rows.values())

@@ -13,6 +13,7 @@ MIXES: Final[dict[str, Knobs]] = {
     "default": {},
     "mix merged_prefill": {"mix": "merged_prefill"},
     "mix prefill_first": {"mix": "prefill_first"},
+    "itl target 60 ms": {"itl_target_ms": 60},
     "one long prefill": {"long_prefill_tokens": 1024, "long_prefills_max": 1},
 }
 CADENCES: Final[dict[str, Knobs]] = {
