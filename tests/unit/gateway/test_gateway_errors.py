@@ -22,6 +22,7 @@ EXAMPLES = [
     errors.Cancelled(),
     errors.Unavailable("away", 0.2),
     errors.OutOfOrder("stale"),
+    errors.StaleLeader("stale", 7),
     errors.NotLeader(""),
     errors.Unauthenticated("no key"),
     errors.DataLoss("other tokens"),
