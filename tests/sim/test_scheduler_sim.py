@@ -416,7 +416,7 @@ def test_decisions_do_not_depend_on_the_hash_seed() -> None:
 
 
 def test_a_fork_has_blocks_where_steps_are_shorter_than_a_block() -> None:
-    """It begins with up to a block that it has not computed, in a window that has passed the rest."""
+    """It begins with up to a block it has not computed, in a window that has passed the rest."""
     knobs = {
         "order": "prefix",
         "token_worth_ns": 5,
