@@ -139,15 +139,16 @@ async def test_a_busy_mixed_journal_replays_to_the_same_decisions(
         comparisons = list(await recording.compare())
         assert_all_equal(comparisons)
         plans = [compared for compared in comparisons if compared.what.startswith("plan")]
-        assert len(plans) == count_inputs(records)["plan"] > 100 // slot_tokens
+        assert len(plans) == count_inputs(records)["plan"] > 60 // slot_tokens
         assert set(count_inputs(records)) - {"worker_late"} == {
             *("configured", "submit", "cancel", "expire", "plan", "result"),
             *("worker_joined", "worker_lost", "worker_draining"),
         }
         inputs = [item.plan for record in records for item in record.inputs]
         assert any(plan.preempted for plan in inputs), "the pools are small enough to preempt"
-        told = [(r, i.result.step) for r in records for i in r.inputs if i.HasField("result")]
-        is_twice = [bool(r.token_ids) and r.token_ids == step.token_ids for r, step in told]
+        # Others of the record brought nothing that counts, and may have had the same tokens.
+        own = [(r, r.inputs[-1].result.step) for r in records if r.token_ids]
+        is_twice = [record.token_ids == step.token_ids for record, step in own]
         assert not any(is_twice), "each token stands once in a record"
         several = [len(set(record.sequence_ids)) < len(record.sequence_ids) for record in records]
         assert any(several) == (slot_tokens > 1)
