@@ -191,11 +191,12 @@ class ArchiveWriter:
             return items
 
     def _write(self, items: list[_Item | ArchiveGap]) -> None:
-        chunk = self._chunk([self._gap, *items] if self._gap is not None else items)
         try:
-            self._append(chunk)
-        except OSError as error:
-            self._say(error.strerror or str(error))
+            self._append(self._chunk([self._gap, *items] if self._gap is not None else items))
+        except Exception as error:
+            # Of ours too: a thread that ends would say nothing any more.
+            reason = error.strerror if isinstance(error, OSError) else ""
+            self._say(reason or type(error).__name__)
             if self._gap is None:
                 self._gap = ArchiveGap()
             self._gap.reason = self._trouble
@@ -277,10 +278,14 @@ class ArchiveWriter:
         self._prune(max(self._bounds.segment_bytes, len(header) + more))
         path = self._folder / name_of(self._header.epoch, self._header.segment)
         # What was said is nobody else's.
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        self._end, self._opened_s = 0, time.monotonic()
-        _write_all(self._file, header)
-        self._end = len(header)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            _write_all(file, header)
+        except OSError:
+            os.close(file)
+            path.unlink(missing_ok=True)
+            raise
+        self._file, self._end, self._opened_s = file, len(header), time.monotonic()
         self._header.segment += 1
 
     def _close_file(self) -> None:

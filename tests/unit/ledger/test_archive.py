@@ -242,6 +242,58 @@ def test_a_disk_that_is_full_costs_no_record_but_those_it_refused(
     assert [problem.is_told for problem in verify([tmp_path])] == [True]
 
 
+@pytest.mark.parametrize("room", [0, 20])
+def test_a_disk_that_is_full_when_a_segment_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """Not even the header fits, or half of it: the segment begins anew, with its header."""
+    left = [room]
+    real = os.write
+
+    def write(file: int, data: bytes) -> int:
+        if left[0] <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = real(file, bytes(data[: left[0]]))
+        left[0] -= count
+        return count
+
+    monkeypatch.setattr(os, "write", write)
+    archive = ArchiveWriter(tmp_path, header(), BOUNDS)
+    archive.record(record(101))
+    until(lambda: archive.dropped == 1)
+    left[0] = 1 << 30
+    archive.record(record(102))
+    until(lambda: seqs(tmp_path) == [102])
+    archive.close()
+    assert kinds(entries([tmp_path])) == ["header", "gap", "record"]
+    assert [problem.is_told for problem in verify([tmp_path])] == [True]
+    assert len(segments([tmp_path])) == 1
+
+
+def test_an_error_of_the_archive_itself_is_said_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it could not write is a gap, as if the disk had refused it."""
+    said: list[str] = []
+    real = segment_files.seal
+    broken = [True]
+
+    def seal(entries: Sequence[bytes], span: segment_files.Span) -> bytes:
+        if broken[0]:
+            raise ValueError("not of this format")
+        return real(entries, span)
+
+    monkeypatch.setattr(writer, "seal", seal)
+    archive = ArchiveWriter(tmp_path, header(), BOUNDS, said.append)
+    archive.record(record(101))
+    until(lambda: said == ["ValueError"])
+    broken[0] = False
+    archive.record(record(102))
+    until(lambda: seqs(tmp_path) == [102])
+    archive.close()
+    assert kinds(entries([tmp_path])) == ["header", "gap", "record"]
+
+
 def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not fit the queue meanwhile is dropped, and marked."""
     monkeypatch.setattr(writer, "QUEUE_BYTES_MAX", 10 * len(record(999).SerializeToString()))
