@@ -37,7 +37,8 @@ def chunked(view: MixView) -> StepShares:
     for index, gap in enumerate(view.gaps):
         behind = len(view.gaps) - index - 1
         share = min(budget // 2, budget - behind * view.minimum) if behind else budget
-        counts.append(min(gap, share))
+        # One at least while there is any: the first always gets on.
+        counts.append(min(gap, max(share, 1), budget))
         budget -= counts[-1]
     return StepShares(counts)
 

@@ -186,3 +186,17 @@ def test_few_plans_while_the_pool_keeps_the_queue_waiting() -> None:
     plans = sum(len(cell.turns(1)) for _ in range(600))
     assert len(cell.scheduler.waiting) > 0
     assert plans <= 0.3 * 600
+
+
+def test_prefills_that_began_before_the_fit_get_on_with_a_budget_of_one() -> None:
+    """They were let in by the worker's own bound; then steps turn out to be far too long."""
+    worker = spec(blocks=400, slots=8, step_tokens=264, mixed_tokens=136)
+    cell = Cell(worker, lease=1, in_flight=1, prefill_tokens=1, itl_target_us=1000)
+    cell.submit(20, 150)
+    cell.turns(3)
+    cell.workers["w1"].token_us = 5000
+    for _ in range(3):
+        cell.submit(300, 3)
+    chunks = [plan.chunk_tokens for plan in cell.turns(20)]
+    assert chunks[0] > 100
+    assert set(chunks[1:]) == {1}

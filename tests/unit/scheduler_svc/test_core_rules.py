@@ -15,8 +15,10 @@ from tests.support.combinations import CHOICES, allowed, covering, is_allowed, m
 from tests.unit.scheduler_svc.test_core_values import view
 
 
-def sharing(*gaps: int, decodes: int = 2, budget: int = 10, alone: int = 16) -> MixView:
-    return MixView(gaps=gaps, decodes=decodes, budget=budget, budget_alone=alone, minimum=2)
+def sharing(
+    *gaps: int, decodes: int = 2, budget: int = 10, alone: int = 16, minimum: int = 2
+) -> MixView:
+    return MixView(gaps=gaps, decodes=decodes, budget=budget, budget_alone=alone, minimum=minimum)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,8 @@ def sharing(*gaps: int, decodes: int = 2, budget: int = 10, alone: int = 16) -> 
         (sharing(30, 30), [5, 5]),
         (sharing(30, 3), [5, 3]),
         (sharing(30, 30, 30, 30), [4, 2, 2, 2]),
+        (sharing(30, 30, budget=1, minimum=0), [1, 0]),
+        (sharing(30, 30, 30, budget=2, minimum=0), [1, 1, 0]),
     ],
 )
 def test_chunks_leave_half_to_those_behind(step: MixView, counts: list[int]) -> None:
