@@ -285,6 +285,7 @@ class Rehearsal:
             for container in self.all():
                 assert not container.has_crashed, f"{container} ended: {container.log()[-3000:]}"
             assert time.monotonic() < give_up_at, f"no {what}:\n{self._logs()}"
+            # A container is looked at: nothing of it says that it has changed.
             time.sleep(POLL_S)
 
     def mounted(self, mount: Mapping[str, Any]) -> Path:

@@ -93,6 +93,7 @@ class StoreServer:
                         return
             except OSError:
                 pass
+            # A store says to nobody that it listens now.
             time.sleep(0.01)
         raise TimeoutError(f"server did not answer: {(self.folder / 'server.log').read_text()}")
 
