@@ -46,7 +46,7 @@ def check(settings: SchedulerSettings) -> None:
     except ImportError:
         raise ConfigError(
             "--archive-dir needs the package backports.zstd. Fix: pip install 'kaiten[scheduler]',"
-            " or leave the flag out"
+            " or leave the flag out (kaiten serve: --archive-mb 0)"
         ) from None
 
 

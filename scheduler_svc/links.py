@@ -47,6 +47,7 @@ STEP_NS_LEAST, STEP_NS_FIRST = 1_000_000_000, 30_000_000_000
 TIMES_HUNG = 4
 # Epochs are microseconds: a worker that speaks of later years is not to end them for everybody.
 EPOCHS_AHEAD_MAX: Final = 10 * 366 * 86_400 * 1_000_000
+EPOCH_DIGITS_MAX: Final = 20
 # A worker that contradicts its plans this often is not dialled again until it restarts.
 REJECTIONS_MAX = 3
 
@@ -206,7 +207,9 @@ class WorkerLink:
     def _look_for_epoch(self, error: grpc.aio.AioRpcError) -> None:
         """Dialling again and again would not make this leader a newer one."""
         epoch = metadata_of(error).get("epoch", "")
-        if epoch.isdecimal() and 0 <= int(epoch) - self._leader.epoch < EPOCHS_AHEAD_MAX:
+        if not epoch.isdecimal() or len(epoch) > EPOCH_DIGITS_MAX:
+            return
+        if 0 <= int(epoch) - self._leader.epoch < EPOCHS_AHEAD_MAX:
             self._owner.link_refused(self, int(epoch))
 
     def _closed(self, reason: str, *, is_excused: bool, is_refusal: bool) -> None:

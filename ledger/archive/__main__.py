@@ -74,12 +74,20 @@ def _add_wanted(command: argparse.ArgumentParser) -> None:
 
 def _cursor(text: str) -> Cursor:
     epoch, _, seq = text.partition(":")
-    return Cursor(int(epoch), int(seq))
+    try:
+        return Cursor(int(epoch), int(seq))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not EPOCH:SEQ, as in 1763830000:7") from None
 
 
 def _time_ns(text: str) -> int:
     """Without a zone: in that of this machine."""
-    return int(datetime.fromisoformat(text).timestamp() * NS)
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * NS)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time: write 2026-11-22 or 2026-11-22T17:00"
+        ) from None
 
 
 def _shown(unix_ns: int) -> str:

@@ -19,7 +19,12 @@ from protos.kaiten.v1.archive_pb2 import ArchiveChunk, ArchiveEntry
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
-    from backports import zstd
+    try:
+        from backports import zstd
+    except ImportError:
+        raise ImportError(
+            "the archive needs the package backports.zstd. Fix: pip install 'kaiten[scheduler]'"
+        ) from None
 
 FORMAT: Final = 1
 SUFFIX: Final = ".kza"

@@ -486,3 +486,20 @@ def test_the_command_says_what_it_cannot_read(
 ) -> None:
     assert main(["ls", str(tmp_path / "nowhere")]) == 2
     assert "no such folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "said"),
+    [
+        ("--after", "7", "is not EPOCH:SEQ"),
+        ("--after", "7:x", "is not EPOCH:SEQ"),
+        ("--since", "nan", "is no time"),
+        ("--until", "tomorrow", "is no time"),
+    ],
+)
+def test_the_command_says_what_an_argument_should_be(
+    capsys: pytest.CaptureFixture[str], flag: str, text: str, said: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["cat", flag, text])
+    assert said in capsys.readouterr().err

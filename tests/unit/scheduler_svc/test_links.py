@@ -1,0 +1,54 @@
+"""What a worker's refusal says of leaders: believed within bounds."""
+
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+
+from protos.kaiten.v1.common_pb2 import Leader, WorkerDescription
+from scheduler_svc.links import EPOCHS_AHEAD_MAX, WorkerLink
+
+OURS = 1_795_000_000_000_000
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+
+    def link_refused(self, link: WorkerLink, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+def refusal(epoch: str) -> grpc.aio.AioRpcError:
+    told = AnyMessage()
+    told.Pack(ErrorInfo(reason="stale_leader", metadata={"epoch": epoch}))
+    trailing = grpc.aio.Metadata(
+        ("grpc-status-details-bin", Status(details=[told]).SerializeToString())
+    )
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "heard"),
+    [
+        (str(OURS), [OURS]),
+        (str(OURS + 7), [OURS + 7]),
+        (str(OURS - 1), []),
+        (str(OURS + EPOCHS_AHEAD_MAX), []),
+        ("9" * 8000, []),
+        ("-1", []),
+        ("nan", []),
+        ("", []),
+    ],
+)
+def test_an_epoch_that_a_worker_has_seen(epoch: str, heard: list[int]) -> None:
+    owner: Any = Owner()
+    leader = Leader(epoch=OURS, nonce=1)
+    worker = WorkerDescription(boot_id="w")
+    link = WorkerLink(address="127.0.0.1:1", worker=worker, leader=leader, owner=owner)
+    link._look_for_epoch(refusal(epoch))
+    assert owner.epochs == heard
