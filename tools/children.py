@@ -14,10 +14,20 @@ from kaiten import tether
 ROOT: Final = Path(__file__).resolve().parents[1]
 
 
+def tied(program: str, *words: str) -> list[str]:
+    """A command that the kernel kills when this process ends; `program` is a path.
+
+    No `preexec_fn`: with it Popen forks, and of a process that speaks gRPC one fork in fourteen
+    was dead before it became anything.
+    """
+    return [
+        sys.executable, "-I", "-S", str(tether.__file__), str(os.getpid()), program, *words,
+    ]  # fmt: skip
+
+
 def tethered(*words: str) -> list[str]:
-    """A command of this Python that the kernel kills when this process ends."""
-    tie = [sys.executable, "-I", "-S", str(tether.__file__), str(os.getpid())]
-    return [*tie, sys.executable, *words]
+    """The same of this Python."""
+    return tied(sys.executable, *words)
 
 
 def environment(*folders: Path) -> dict[str, str]:

@@ -144,7 +144,7 @@ class Run:
     def look(self, due: float) -> tuple[list[dict[str, Any]], bool]:
         """(what it has said since, whether it goes on); ends it if it takes too long."""
         has_ended = self._process.poll() is not None
-        rows, before = self._new_rows(), len(self.outcomes)
+        rows = self._new_rows()
         figures = [row for row in rows if row["table"] != STATES]
         for row in rows:
             if row["table"] == STATES:
@@ -153,9 +153,10 @@ class Run:
         if not has_ended and now < min(due, self._began + self._limit_s):
             return figures, True
         self.end()
-        is_failed_one = bool(self.outcomes[before:]) and self.outcomes[-1]["state"] == "failed"
+        # It ended because of the part that it has told of, now or a look ago.
+        is_told = bool(self.outcomes) and self.outcomes[-1]["state"] == "failed"
         left = self._parts[len(self.outcomes) :]
-        if left and not is_failed_one:
+        if left and not (is_told and self._current is None):
             why = "failed" if has_ended else f"stopped after {now - self._began:.0f} s"
             self._close(left[0].name, why)
         return figures, False

@@ -8,10 +8,10 @@ A container is a local process whose ports are replaced by free ones, names of s
 addresses, and mounts by folders. What a container would start is found through PATH.
 """
 
-import ctypes
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,12 +27,12 @@ import yaml
 
 from kaiten.ports import HeldPort
 from tests.support.store_server import server_binary
+from tools.children import tied
 
 ROOT: Final = Path(__file__).parents[2]
 COMPOSE_FILE: Final = ROOT / "docker-compose.yml"
 START_S: Final = 120.0
 POLL_S: Final = 0.1
-_PR_SET_PDEATHSIG: Final = 1
 # Answers as `valkey-cli -e -p PORT ping` does, for machines that have no such program.
 _VALKEY_CLI: Final = """
 import os, socket, sys
@@ -105,12 +105,11 @@ class Container:
         assert not self.is_alive, f"{self.name} runs already"
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command(),
+                tied(*self._command()),
                 env=self._environment(),
                 cwd=self._rehearsal.folder,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_end_with_parent,
             )
 
     def kill(self) -> None:
@@ -166,7 +165,10 @@ class Container:
         if not entry:
             # Not ours to test: it need not listen on every interface of this machine.
             command = [word.replace("0.0.0.0", "127.0.0.1") for word in command]
-        return entry + command
+        program, *words = entry + command
+        found = shutil.which(program, path=self._rehearsal.base_environment["PATH"])
+        assert found is not None, f"no {program} for {self.name}"
+        return [found, *words]
 
     def _environment(self) -> dict[str, str]:
         """Of the file only, as in a container; a name without a value comes from the shell."""
@@ -326,9 +328,3 @@ def _is_listening(port: int) -> bool:
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=2):
         return True
     return False
-
-
-def _end_with_parent() -> None:
-    """A test run that is itself killed leaves nothing behind."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

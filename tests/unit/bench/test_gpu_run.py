@@ -36,6 +36,8 @@ for part in parts:
     row("figures", what=part)
     if part == "fails":
         row("parts", part=part, state="failed", error="no")
+        # Long enough to be looked at in between.
+        time.sleep(float(os.environ.get("LINGER_S", "0")))
         sys.exit("it failed")
     if part == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -146,6 +148,14 @@ def test_a_part_that_ends_badly_stops_no_other_and_what_it_said_stays(tmp_path: 
     assert [row["what"] for row in found["rows"]] == list(names)
     assert "it failed" in logs(found)
     assert "no" in rendered(found)
+
+
+def test_who_fails_and_ends_later_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LINGER_S", "1")
+    found = played(tmp_path, ("fails", "second"))
+    assert [outcome["state"] for outcome in found["parts"]] == ["failed", "done"]
 
 
 def test_parts_for_which_no_time_is_left_are_named(tmp_path: Path) -> None:
