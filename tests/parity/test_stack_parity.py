@@ -53,9 +53,19 @@ async def standing(
 
 
 async def at_once(cluster: Cluster, asking: Sequence[Awaitable[Completion]]) -> list[Completion]:
-    """The worker begins when all are in the queue: who comes one by one is never preempted."""
+    """The worker begins when all are in the queue, always in the same order: who comes one by one
+    is never preempted, and who is beside whom says how often.
+    """
     cluster.workers[0].kill()
-    answers = asyncio.gather(*asking)
+    answers = []
+    for number, one in enumerate(asking):
+        before = (await cluster.ledger.load()).choices
+        answers.append(asyncio.ensure_future(one))
+
+        async def is_accepted(before: int = before) -> bool:
+            return (await cluster.ledger.load()).choices > before
+
+        await until(is_accepted, f"number {number} in the ledger")
 
     async def all_wait() -> bool:
         state = await cluster.state()
@@ -63,7 +73,7 @@ async def at_once(cluster: Cluster, asking: Sequence[Awaitable[Completion]]) -> 
 
     await until(all_wait, "everybody in the queue")
     cluster.workers[0].start()
-    return await answers
+    return await asyncio.gather(*answers)
 
 
 async def ask(client: AsyncClient, prompt: Sequence[int], **options: object) -> Completion:
