@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from gpu_worker import runtime
+from gpu_worker.service import runtime
 from gpu_worker.settings import WorkerSettings
 from service_kit import lifecycle, logs
 from service_kit.settings import describe
@@ -25,7 +25,7 @@ def _build(argv: Sequence[str] | None) -> lifecycle.Service:
     runtime.prepare()
     runtime.take_short_turns()
     # Torch takes seconds to import: wrong settings and --help need not wait for it.
-    from gpu_worker.loading import load
-    from gpu_worker.process import WorkerProcess
+    from gpu_worker.service.loading import load
+    from gpu_worker.service.process import WorkerProcess
 
     return WorkerProcess(settings, load)

@@ -4,10 +4,10 @@ formula  of each layer, x being the residual:
          h = rms_norm(x); q, k, v = qkv(h); rope_write_kv; x += output(paged_attention(q))
          x += down(silu_mul(gate_up(rms_norm(x))))
 shapes   residual         [tokens, hidden]        float32 | bfloat16, the embeddings; written
-         positions, slots [tokens] int64          as for rope_write_kv
-         tables, starts, contexts                 as for paged_attention
-         looked_at        [K] int64 ascending: the tokens that leave the last layer, with starts and
-                          contexts of their own; None: all
+         positions, slot_mapping  [tokens] int64   as for rope_write_kv
+         tables, starts, contexts                  as for paged_attention
+         logits_indices           [K] int64 ascending: the tokens that leave the last layer, with
+                                  starts and contexts of their own; None: all
 returns  (output of the last layer's down, residual), [K, hidden] each: what is left is their sum
 exact    the same bits as the operators one by one, of which it consists
 paths    native only (cpp/layers.cpp), where every operator has a native path
@@ -28,16 +28,18 @@ import torch
 from torch import Tensor
 
 from kernels import dispatch, native
+from kernels.attention.paged_attention import HEAD_DIM_MAX
 from kernels.checks import require, require_ids
-from kernels.linear import PackedLinear
-from kernels.paged_attention import HEAD_DIM_MAX
+from kernels.linear.packed_linear import PackedLinear
 
 
 class LayerWeights(Protocol):
     """What a layer consists of; the norms of heads are both there, or both None."""
 
     @property
-    def attention_norm(self) -> Tensor: ...
+    def attention_norm(self) -> Tensor | None: ...
+    @property
+    def attention_output_norm(self) -> Tensor | None: ...
     @property
     def qkv(self) -> PackedLinear: ...
     @property
@@ -47,7 +49,9 @@ class LayerWeights(Protocol):
     @property
     def output(self) -> PackedLinear: ...
     @property
-    def mlp_norm(self) -> Tensor: ...
+    def mlp_norm(self) -> Tensor | None: ...
+    @property
+    def mlp_output_norm(self) -> Tensor | None: ...
     @property
     def gate_up(self) -> PackedLinear: ...
     @property
@@ -69,42 +73,54 @@ class CompiledLayers:
         cls,
         layers: Sequence[LayerWeights],
         pages: Sequence[Pages],
-        cos_sin: Tensor,
+        cos_sin: Sequence[Tensor],
         *,
         heads: int,
+        hidden: int,
+        dtype: torch.dtype,
+        is_gelu: bool,
         eps: float,
         scale: float,
+        window: int | None = None,
     ) -> Self | None:
         """None where an operator has no native path: then they are called one by one."""
-        (k_pages, _), norm = pages[0], layers[0].attention_norm
-        if dispatch.path_for(norm) != "native" or k_pages.dtype != norm.dtype:
+        k_pages, _ = pages[0]
+        if dispatch.path_for(k_pages) != "native" or k_pages.dtype != dtype:
             return None
         if k_pages.size(3) > HEAD_DIM_MAX or not all(map(_is_native, layers)):
             return None
         inner = layers[0].down.in_features
-        parts = [_parts(layer, *own) for layer, own in zip(layers, pages, strict=True)]
-        return cls(native.compiled().Layers(parts, cos_sin, heads, inner, eps, scale))
+        each = zip(layers, pages, cos_sin, strict=True)
+        parts = [_parts(layer, *own, table) for layer, own, table in each]
+        sizes = heads, hidden, inner, is_gelu, eps, scale, window or 0
+        return cls(native.compiled().Layers(parts, *sizes))
 
     def __call__(
         self,
         residual: Tensor,
         positions: Tensor,
-        slots: Tensor,
+        slot_mapping: Tensor,
         tables: Tensor,
         queries: Queries,
-        looked_at: Tensor | None = None,
+        logits_indices: Tensor | None = None,
         last_queries: Queries | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`queries` are (starts, contexts) of all tokens, `last_queries` of those looked at."""
+        """`queries` are (starts, contexts) of all tokens, `last_queries` of `logits_indices`."""
         tokens, rows = len(residual), len(queries[1])
         require(residual.is_contiguous(), "residual", "must be contiguous")
-        for ids, name in ((positions, "positions"), (slots, "slots")):
+        for ids, name in ((positions, "positions"), (slot_mapping, "slot_mapping")):
             require_ids(ids, name, dtype=torch.int64, shape=(tokens,))
         _require_queries(queries, rows)
-        require((looked_at is None) == (last_queries is None), "looked_at", "needs its queries")
+        require(
+            (logits_indices is None) == (last_queries is None),
+            "logits_indices",
+            "needs its queries",
+        )
         starts, contexts = None, None
-        if looked_at is not None and last_queries is not None:
-            require_ids(looked_at, "looked_at", dtype=torch.int64, shape=(looked_at.numel(),))
+        if logits_indices is not None and last_queries is not None:
+            require_ids(
+                logits_indices, "logits_indices", dtype=torch.int64, shape=(logits_indices.numel(),)
+            )
             _require_queries(last_queries, rows)
             starts, contexts = last_queries
         require(tables.dtype == torch.int32, "tables", "must be int32")
@@ -113,7 +129,7 @@ class CompiledLayers:
             len(tables) == rows and is_dense, "tables", "must have a dense row for each context"
         )
         out, kept = self._compiled.run(
-            residual, positions, slots, tables, *queries, looked_at, starts, contexts
+            residual, positions, slot_mapping, tables, *queries, logits_indices, starts, contexts
         )
         return out, kept
 
@@ -123,7 +139,9 @@ def _is_native(layer: LayerWeights) -> bool:
     return all(linear.native_weight is not None for linear in linears)
 
 
-def _parts(layer: LayerWeights, k_pages: Tensor, v_pages: Tensor) -> list[Tensor | None]:
+def _parts(
+    layer: LayerWeights, k_pages: Tensor, v_pages: Tensor, cos_sin: Tensor
+) -> list[Tensor | None]:
     """In the order of cpp/layers_module.cpp."""
 
     def linear(of: PackedLinear) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -133,7 +151,8 @@ def _parts(layer: LayerWeights, k_pages: Tensor, v_pages: Tensor) -> list[Tensor
 
     return [
         layer.attention_norm, *linear(layer.qkv), layer.q_norm, layer.k_norm, *linear(layer.output),
-        layer.mlp_norm, *linear(layer.gate_up), *linear(layer.down), k_pages, v_pages,
+        layer.attention_output_norm, layer.mlp_norm, *linear(layer.gate_up), *linear(layer.down),
+        layer.mlp_output_norm, k_pages, v_pages, cos_sin,
     ]  # fmt: skip
 
 

@@ -4,8 +4,8 @@
 //
 // Exact: positions are grouped by their absolute index (steps of one or two, splits of kSplit), every query vector has
 // its own chain of sums in ascending position, and splits are added in order. So a query's bits depend on its own
-// context only: not on chunking, batch-mates, tiling or threads. What a query may not see is not read into it, or, of
-// its own sequence, has the weight zero, which changes no bit of a sum of numbers.
+// context only: not on chunking, batch-mates, tiling or threads. What a query may not see, ahead of it or behind its
+// window, is not read into it, or, of its own sequence, has the weight zero, which changes no bit of a sum of numbers.
 //
 // Where the processor multiplies pairs of bfloat16, the weights of a softmax are rounded to bfloat16 before they are
 // summed and mixed, as matrix units do.
@@ -25,6 +25,7 @@ constexpr int kSplit = 512;                   // positions per split; part of th
 constexpr int kRows = KAITEN_AVX512 ? 6 : 3;  // query vectors of a tile
 constexpr int kColumns = 4;                   // vectors of a tile: kRows * kColumns sums fill the registers
 constexpr int kTile = kColumns * W;           // positions laid out and scored at a time
+constexpr float kBehind = -1e30f;             // as a score: the weight of it is zero
 constexpr int kQueriesMax = 192;              // query vectors of an item, which share what is laid out
 constexpr int kQueriesApart = 24;             // up to here the splits of a row are items of their own
 constexpr int kItemsPerThread = 4;
@@ -34,14 +35,14 @@ constexpr int64_t kSerialElements = 1 << 16;  // of keys, times query tokens; le
 
 struct Item {
   int row, first, count, kv_head;  // query tokens [first, first + count) of the row's step
-  int split, split_end;            // positions [split, split_end) * kSplit
+  int split, split_end;            // positions [split, split_end) * kSplit, as far as any of the queries sees them
   int joint;                       // index of the Joint, where each split of these queries is an item; else -1
 };
 
 // Items that are the splits of the same queries. Who is done last adds their partial sums.
 struct Joint {
   int64_t offset;  // of the first one's sums
-  int splits;
+  int first, splits;
 };
 
 // What a tile of queries does about keys and values: the first lays them out, kept where others follow.
@@ -105,10 +106,11 @@ void multiply(int rows, int columns, const Product& p) {
   });
 }
 
-// Where a split's keys and values lie in their pools, in elements.
+// Where a split's keys and values lie in their pools, in elements: of positions [begin, positions) of it, whole tiles
+// from the front. Before the first position that is seen at all it is as good as that one, which nobody gave back.
 struct Places {
   std::vector<int64_t> at = std::vector<int64_t>(kSplit);
-  int positions = 0;
+  int begin = 0, positions = 0;
 };
 
 // One thread's work space, grown once and kept. `next` are the places of what follows.
@@ -160,7 +162,7 @@ class Pass {
       thread_local Space space;
       if (is_first) {
         locate(items_[i], items_[i].split, space.next);
-        fetch(keys_, space.next, 0, space.next.positions);
+        fetch(keys_, space.next, space.next.begin, space.next.positions);
       }
       attend(items_[i], next < 0 ? nullptr : &items_[next], space);
     });
@@ -171,29 +173,40 @@ class Pass {
     const int parts = std::min(count, (count * group_ + queries_max_ - 1) / queries_max_);
     for (int part = parts - 1; part >= 0; --part) {
       const int first = int64_t(count) * part / parts, end = int64_t(count) * (part + 1) / parts;
-      const int seen = a_.contexts[row] - count + end, splits = (seen + kSplit - 1) / kSplit;
-      work_ += int64_t(end - first) * seen * a_.kv_heads * a_.head_dim;
-      for (int kv_head = 0; kv_head < a_.kv_heads; ++kv_head) add({row, first, end - first, kv_head, 0, splits, -1});
+      const int before = a_.contexts[row] - count, seen = before + end, splits = (seen + kSplit - 1) / kSplit;
+      const int behind = unseen(before + first);
+      work_ += int64_t(end - first) * (seen - behind) * a_.kv_heads * a_.head_dim;
+      for (int kv_head = 0; kv_head < a_.kv_heads; ++kv_head)
+        add({row, first, end - first, kv_head, behind / kSplit, splits, -1});
     }
   }
 
   void add(Item item) {
-    const int splits = item.split_end, queries = item.count * group_;
-    if (splits == 1 || queries > kQueriesApart) return items_.push_back(item);
+    const int begin = item.split, end = item.split_end, queries = item.count * group_;
+    if (end - begin == 1 || queries > kQueriesApart) return items_.push_back(item);
     item.joint = int(joints_.size());
-    joints_.push_back({partials_size_, splits});
-    partials_size_ += int64_t(splits) * queries * state_;
-    for (item.split = 0; item.split < splits; ++item.split) {
+    joints_.push_back({partials_size_, begin, end - begin});
+    partials_size_ += int64_t(end - begin) * queries * state_;
+    for (; item.split < end; ++item.split) {
       item.split_end = item.split + 1;
       items_.push_back(item);
     }
   }
 
+  // Positions behind the window of the query at this one.
+  int unseen(int position) const { return a_.window > 0 ? std::max(0, position + 1 - a_.window) : 0; }
+
   // How many positions of the split the item's query token i may see (can be negative).
   int seen(const Item& item, int split, int i) const {
+    return std::min(kSplit, position(item, i) + 1 - split * kSplit);
+  }
+
+  // And how many of those lie behind its window (can be negative, or all).
+  int behind(const Item& item, int split, int i) const { return unseen(position(item, i)) - split * kSplit; }
+
+  int position(const Item& item, int i) const {
     const int count = a_.query_starts[item.row + 1] - a_.query_starts[item.row];
-    const int position = a_.contexts[item.row] - count + item.first + i;
-    return std::min(kSplit, position + 1 - split * kSplit);
+    return a_.contexts[item.row] - count + item.first + i;
   }
 
   void attend(const Item& item, const Item* next, Space& space) {
@@ -209,7 +222,7 @@ class Pass {
       else if (next)
         locate(*next, next->split, space.next);
       else
-        space.next.positions = 0;
+        space.next.begin = space.next.positions = 0;
       attend_split(item, split, all, space);
     }
     if (item.joint < 0)
@@ -230,7 +243,8 @@ class Pass {
       score(rows, positions, space.q.data() + r * steps_, lay, space);
       float* part = space.part.data();
       for (int i = 0; i < rows; ++i)
-        soften(seen(item, split, (r + i) / group_), positions, space.scores + i * kSplit, part + i * state_ + width_);
+        soften(behind(item, split, (r + i) / group_), seen(item, split, (r + i) / group_), space.here.begin, positions,
+               space.scores + i * kSplit, part + i * state_ + width_);
       mix(rows, positions, lay, space);
       for (int i = 0; i < rows; ++i) fold(part + i * state_, all + (r + i) * state_);
     }
@@ -238,15 +252,18 @@ class Pass {
 
   KAITEN_APART void locate(const Item& item, int split, Places& places) const {
     const int positions = places.positions = seen(item, split, item.count - 1);
+    const int first = std::max(0, behind(item, split, 0));
+    places.begin = first / kTile * kTile;
     const int32_t* table = a_.tables + item.row * a_.table_stride;
     const int64_t tile = int64_t(a_.block_size) * a_.head_dim;
-    int block = split * kSplit / a_.block_size, offset = split * kSplit % a_.block_size;
-    for (int j = 0; j < positions; ++block, offset = 0) {
+    int block = (split * kSplit + first) / a_.block_size, offset = (split * kSplit + first) % a_.block_size;
+    for (int j = first; j < positions; ++block, offset = 0) {
       const int64_t at = (int64_t(table[block]) * a_.kv_heads + item.kv_head) * tile + int64_t(offset) * a_.head_dim;
       const int taken = std::min(a_.block_size - offset, positions - j);
       for (int i = 0; i < taken; ++i) places.at[j + i] = at + int64_t(i) * a_.head_dim;
       j += taken;
     }
+    for (int j = places.begin; j < first; ++j) places.at[j] = places.at[first];
     for (int j = positions; j % W; ++j) places.at[j] = places.at[positions - 1];
   }
 
@@ -271,7 +288,7 @@ class Pass {
   }
 
   void score(int rows, int positions, const float* q, Lay lay, Space& space) const {
-    for (int j = 0; j < positions; j += kTile) {
+    for (int j = space.here.begin; j < positions; j += kTile) {
       VF* keys = space.keys.data() + (lay.is_kept ? j / W * steps_ : 0);
       const int columns = std::min(kColumns, (positions - j + W - 1) / W);
       for (int c = 0; lay.is_first && c < columns; ++c) {
@@ -311,19 +328,36 @@ class Pass {
     return load(from, left);
   }
 
-  // scores of one query -> weights: exp(score - top) over the positions it sees, zero to the end of the tile
-  KAITEN_APART void soften(int count, int positions, float* scores, float* top_total) const {
-    const VF scale = splat(a_.scale);
+  // scores of one query, from `begin` on -> weights: exp(score - top) over the positions [behind, count) that it sees,
+  // zero before and to the end of the tile
+  KAITEN_APART void soften(int behind, int count, int begin, int positions, float* scores, float* top_total) const {
+    if (behind >= count) {
+      std::fill(scores + begin / kPerStep, scores + (positions + kLanes - 1) / kLanes * W, 0.0f);
+      top_total[0] = -kInf, top_total[1] = 0.0f;
+      return;
+    }
+    if (a_.softcap > 0.0f) cap(begin, count, scores);
+    std::fill(scores + begin, scores + std::max(begin, behind), kBehind);
+    const VF scale = splat(a_.softcap > 0.0f ? 1.0f : a_.scale);
     VF top = splat(-kInf), total = {};
-    int j = 0;
+    int j = begin;
     for (; j + W <= count; j += W) top = vmax(top, load(scores + j) * scale);
     if (j < count) top = vmax(top, keep_first(load(scores + j) * scale, count - j, -kInf));
     const float base = max_lanes(top);
     constexpr float kUnit = kPairs ? 1.44269504f : 1.0f;  // pairs are powers of two
     const VF factor = scale * kUnit, minus = splat(-base * kUnit);
-    for (j = 0; j + kLanes <= count; j += kLanes) weigh<false>(scores, j, factor, minus, kLanes, total);
+    for (j = begin; j + kLanes <= count; j += kLanes) weigh<false>(scores, j, factor, minus, kLanes, total);
     for (; j < positions; j += kLanes) weigh<true>(scores, j, factor, minus, count - j, total);
     top_total[0] = base, top_total[1] = sum_lanes(total);
+  }
+
+  // score -> softcap * tanh(scale * score / softcap), with tanh x = 1 - 2 / (e^2x + 1)
+  void cap(int begin, int count, float* scores) const {
+    const VF inward = splat(2.0f * a_.scale / a_.softcap), outward = splat(a_.softcap), one = splat(1.0f);
+    for (int j = begin; j < count; j += W) {
+      const VF x = vmin(load(scores + j) * inward, splat(80.0f));  // beyond, and long before, it is 1
+      store(scores + j, outward * (one - splat(2.0f) / (vexp(x) + one)));
+    }
   }
 
   // The weights of a step's vectors, of which the query sees the first `count`, take the place of scores before them.
@@ -356,7 +390,8 @@ class Pass {
   void mix(int rows, int positions, Lay lay, Space& space) const {
     const int vectors = width_ / W, stretch = lay.is_first ? kTile : kSplit;
     float* part = space.part.data();
-    for (int j = 0; j < positions; j += stretch) {
+    const int begin = space.here.begin;
+    for (int j = begin; j < positions; j += stretch) {
       VF* values = space.values.data() + (lay.is_kept ? j / kPerStep * vectors : 0);
       const int end = std::min(j + stretch, positions);
       for (int i = j; lay.is_first && i < end; i += W) {
@@ -368,7 +403,7 @@ class Pass {
       const int steps = (end - j + kPerStep - 1) / kPerStep;
       for (int c = 0; c < vectors; c += kColumns)
         multiply<kPairs>(rows, std::min(kColumns, vectors - c),
-                         {weights, kSplit, values + c, vectors, steps, part + c * W, state_, j > 0});
+                         {weights, kSplit, values + c, vectors, steps, part + c * W, state_, j > begin});
     }
   }
 
@@ -404,12 +439,14 @@ class Pass {
   }
 
   float* partial(const Item& item, int split) const {
-    return partials_.get() + joints_[item.joint].offset + int64_t(split) * item.count * group_ * state_;
+    const Joint& joint = joints_[item.joint];
+    return partials_.get() + joint.offset + int64_t(split - joint.first) * item.count * group_ * state_;
   }
 
   void join(const Item& item) const {
-    float* all = partial(item, 0);
-    for (int split = 1; split < joints_[item.joint].splits; ++split)
+    const Joint& joint = joints_[item.joint];
+    float* all = partial(item, joint.first);
+    for (int split = joint.first + 1; split < joint.first + joint.splits; ++split)
       for (int r = 0; r < item.count * group_; ++r) fold(partial(item, split) + r * state_, all + r * state_);
     write(item, all);
   }

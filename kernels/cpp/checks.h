@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdint>
 
 namespace kaiten {
@@ -21,6 +22,7 @@ inline void check_slots(const int64_t* slots, int64_t tokens, int64_t slots_max)
 struct Tables {
   const int32_t* blocks;
   int64_t rows, stride, width, block_size, pool;
+  int64_t window;  // 0: none. What lies behind a row's is not looked at
 };
 
 // Rows that hold their queries, in blocks that the pool has.
@@ -33,7 +35,8 @@ inline void check_rows(const Tables& t, const int32_t* query_starts, const int32
     if (count == 0) continue;
     TORCH_CHECK_INDEX(context >= count && context <= t.width * t.block_size, "context_lengths: row ", r,
                       " must hold its queries and fit its block table");
-    for (int64_t b = 0; b * t.block_size < context; ++b) {
+    const int64_t behind = t.window > 0 ? std::max<int64_t>(0, context - count + 1 - t.window) : 0;
+    for (int64_t b = behind / t.block_size; b * t.block_size < context; ++b) {
       const int64_t block = t.blocks[r * t.stride + b];
       TORCH_CHECK_INDEX(block >= 0 && block < t.pool, "block_tables: row ", r, " names block ", block, " of ", t.pool);
     }

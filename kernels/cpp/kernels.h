@@ -17,6 +17,8 @@ struct Attention {
   int rows, heads, kv_heads, head_dim, block_size;
   float scale;
   bool is_bf16;
+  int window;     // positions that a query sees, its own the last; 0: all
+  float softcap;  // of scores; 0: none
 };
 void paged_attention(const Attention& a);
 
@@ -33,14 +35,16 @@ struct Norm {
   bool is_bf16;
 };
 void rms_norm(const Norm& a);
+// total = x + residual, [rows][hidden] each, dense.
+void add_rows(const Norm& a);
 
 struct Gate {
   const void* gate_up;
   void* out;
   int64_t rows, inner, stride;
-  bool is_bf16;
+  bool is_bf16, is_gelu;  // silu, or gelu by tanh
 };
-void silu_mul(const Gate& a);
+void gate_mul(const Gate& a);
 
 struct Rope {
   void* q;
@@ -71,6 +75,7 @@ struct RopeWriteKv {
   const void* q_norm;  // null: none
   const void* k_norm;
   float eps;
+  bool is_norm_joint;  // one norm over all heads, weights [heads * head_dim], instead of one for each
 };
 void rope_write_kv(const RopeWriteKv& a);
 
@@ -111,18 +116,20 @@ void pack_int8(const Pack& a);
 void unpack_int8_rows(const Unpack& a, const float* scales);
 
 struct Layer {
-  const void *attention_norm, *q_norm, *k_norm, *mlp_norm;  // q_norm and k_norm may be null
+  // Null: no norm there.
+  const void *attention_norm, *attention_output_norm, *mlp_norm, *mlp_output_norm, *q_norm, *k_norm;
+  bool is_qk_norm_joint;
+  const float* cos_sin;
   Linear qkv, output, gate_up, down;                        // without x, y and rows
   void* k_pages;
   void* v_pages;
 };
 struct Layers {
   const Layer* layers;
-  const float* cos_sin;
   int64_t count, hidden, inner, block_size;
-  int heads, kv_heads, head_dim, half;
+  int heads, kv_heads, head_dim, half, window;  // positions that a query sees, its own the last; 0: all
   float eps, scale;
-  bool is_bf16;
+  bool is_bf16, is_gelu;
 };
 // Query tokens, row after row.
 struct Queries {
@@ -136,7 +143,7 @@ struct LayerStep {
   const int32_t* tables;
   int64_t rows, table_stride;
   Queries all, last;
-  const int64_t* looked_at;  // [last.tokens] ascending, the tokens that leave the last layer; null: all
+  const int64_t* logits_indices;  // [last.tokens] ascending, the tokens that leave the last layer; null: all
 };
 int64_t layers_scratch_bytes(const Layers& a, int64_t tokens);
 void run_layers(const Layers& a, const LayerStep& step, void* scratch);

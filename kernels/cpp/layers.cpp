@@ -44,35 +44,50 @@ struct Buffers {
 class Pass {
  public:
   Pass(const Layers& a, const LayerStep& step, char* scratch)
-      : a_(a), step_(step), w_(a), at_(a, step.all.tokens, scratch), queries_(step.all) {}
+      : a_(a), step_(step), w_(a), at_(a, step.all.tokens, scratch), input_(step.residual), queries_(step.all) {}
 
   void run() {
-    normalise(nullptr, a_.layers[0].attention_norm);
+    enter(nullptr, a_.layers[0].attention_norm);
     for (int64_t i = 0; i < a_.count; ++i) {
       const Layer& layer = a_.layers[i];
       const bool is_last = i + 1 == a_.count;
       project(layer);
-      if (is_last && step_.looked_at) keep_looked_at();
+      if (is_last && step_.logits_indices) keep_logits_indices();
       attend(layer);
       multiply(layer.output, at_.mixed, at_.hidden);
-      normalise(at_.hidden, layer.mlp_norm);
-      multiply(layer.gate_up, at_.hidden, at_.gate_up);
-      silu_mul({at_.gate_up, at_.inner, queries_.tokens, a_.inner, 2 * a_.inner, a_.is_bf16});
-      multiply(layer.down, at_.inner, is_last ? step_.out : at_.hidden);
-      if (!is_last) normalise(at_.hidden, a_.layers[i + 1].attention_norm);
+      leave(at_.hidden, layer.attention_output_norm);
+      enter(at_.hidden, layer.mlp_norm);
+      multiply(layer.gate_up, input_, at_.gate_up);
+      gate_mul({at_.gate_up, at_.inner, queries_.tokens, a_.inner, 2 * a_.inner, a_.is_bf16, a_.is_gelu});
+      void* const out = is_last ? step_.out : at_.hidden;
+      multiply(layer.down, at_.inner, out);
+      leave(out, layer.mlp_output_norm);
+      if (!is_last) enter(out, a_.layers[i + 1].attention_norm);
     }
   }
 
  private:
-  // hidden = norm of the residual, to which `added` is added first, if there is any.
-  void normalise(const void* added, const void* weight) {
+  Norm rows_of(const void* x, const void* weight, void* out) const {
     Norm n{};
-    n.x = added ? added : step_.residual, n.weight = weight, n.out = at_.hidden;
-    n.residual = added ? step_.residual : nullptr, n.total = step_.residual;
+    n.x = x, n.weight = weight, n.out = out;
     n.rows = queries_.tokens, n.inner = 1, n.hidden = a_.hidden;
     n.x_outer = n.residual_outer = a_.hidden;
     n.eps = a_.eps, n.is_bf16 = a_.is_bf16;
-    rms_norm(n);
+    return n;
+  }
+
+  // What a branch takes: the residual, to which `added` is added first, if there is any; normed, if it has a norm.
+  void enter(const void* added, const void* norm) {
+    Norm n = rows_of(added ? added : step_.residual, norm, at_.hidden);
+    n.residual = added ? step_.residual : nullptr, n.total = step_.residual;
+    if (norm) rms_norm(n);
+    else if (added) add_rows(n);
+    input_ = norm ? at_.hidden : step_.residual;
+  }
+
+  // What a branch gives, normed in place, if it has a norm there.
+  void leave(void* x, const void* norm) const {
+    if (norm) rms_norm(rows_of(x, norm, x));
   }
 
   void multiply(Linear linear, const void* x, void* y) const {
@@ -82,26 +97,26 @@ class Pass {
 
   // Queries stay in their place in qkv; keys and values go to their pages.
   void project(const Layer& layer) {
-    multiply(layer.qkv, at_.hidden, at_.qkv);
+    multiply(layer.qkv, input_, at_.qkv);
     char* const k = at_.qkv + w_.q * w_.size;
     char* const v = k + w_.kv * w_.size;
     RopeWriteKv r{};
-    r.rope = {at_.qkv, k, step_.positions, a_.cos_sin, queries_.tokens, w_.qkv(), w_.qkv(),
+    r.rope = {at_.qkv, k, step_.positions, layer.cos_sin, queries_.tokens, w_.qkv(), w_.qkv(),
               a_.heads, a_.kv_heads, a_.head_dim, a_.half, a_.is_bf16};
     r.write = {k, v, static_cast<char*>(layer.k_pages), static_cast<char*>(layer.v_pages), step_.slots,
                queries_.tokens, w_.qkv() * w_.size, w_.qkv() * w_.size, a_.block_size, a_.kv_heads,
                a_.head_dim * w_.size};
-    r.q_norm = layer.q_norm, r.k_norm = layer.k_norm, r.eps = a_.eps;
+    r.q_norm = layer.q_norm, r.k_norm = layer.k_norm, r.eps = a_.eps, r.is_norm_joint = layer.is_qk_norm_joint;
     rope_write_kv(r);
   }
 
   // Their queries and residuals move to the front, never past one that has still to move.
-  void keep_looked_at() {
+  void keep_logits_indices() {
     queries_ = step_.last;
     char* const residual = static_cast<char*>(step_.residual);
     const int64_t qkv_bytes = w_.qkv() * w_.size, q_bytes = w_.q * w_.size, bytes = a_.hidden * w_.size;
     for (int64_t i = 0; i < queries_.tokens; ++i) {
-      const int64_t from = step_.looked_at[i];
+      const int64_t from = step_.logits_indices[i];
       std::memmove(at_.qkv + i * qkv_bytes, at_.qkv + from * qkv_bytes, q_bytes);
       std::memmove(residual + i * bytes, residual + from * bytes, bytes);
     }
@@ -114,7 +129,7 @@ class Pass {
     t.tables = step_.tables, t.query_starts = queries_.starts, t.contexts = queries_.contexts;
     t.q_stride = w_.qkv(), t.table_stride = step_.table_stride;
     t.rows = int(step_.rows), t.heads = a_.heads, t.kv_heads = a_.kv_heads, t.head_dim = a_.head_dim;
-    t.block_size = int(a_.block_size), t.scale = a_.scale, t.is_bf16 = a_.is_bf16;
+    t.block_size = int(a_.block_size), t.scale = a_.scale, t.is_bf16 = a_.is_bf16, t.window = a_.window;
     paged_attention(t);
   }
 
@@ -122,6 +137,7 @@ class Pass {
   const LayerStep& step_;
   const Widths w_;
   const Buffers at_;
+  const void* input_;  // of the branch that is computed
   Queries queries_;
 };
 

@@ -15,8 +15,8 @@ namespace py = pybind11;
 
 // Of each layer, in this order; a linear's weight is followed by its bias and its scales.
 enum Part {
-  kAttentionNorm, kQkv, kQNorm = kQkv + 3, kKNorm, kOutput,
-  kMlpNorm = kOutput + 3, kGateUp, kDown = kGateUp + 3, kKPages = kDown + 3, kVPages, kParts
+  kAttentionNorm, kQkv, kQNorm = kQkv + 3, kKNorm, kOutput, kAttentionOutputNorm = kOutput + 3,
+  kMlpNorm, kGateUp, kDown = kGateUp + 3, kMlpOutputNorm = kDown + 3, kKPages, kVPages, kCosSin, kParts
 };
 
 const void* pointer(const Maybe& x) { return x ? x->const_data_ptr() : nullptr; }
@@ -24,13 +24,14 @@ const void* pointer(const Maybe& x) { return x ? x->const_data_ptr() : nullptr; 
 class Layers {
  public:
   // `parts` of each layer as above; weights as `pack_linear` lays them out.
-  Layers(std::vector<std::vector<Maybe>> parts, Tensor cos_sin, int64_t heads, int64_t inner, double eps, double scale)
-      : parts_(std::move(parts)), cos_sin_(std::move(cos_sin)) {
-    const Tensor &pages = *parts_.at(0).at(kKPages), &norm = *parts_[0][kAttentionNorm];
-    a_.count = parts_.size(), a_.hidden = norm.size(0), a_.inner = inner;
+  Layers(std::vector<std::vector<Maybe>> parts, int64_t heads, int64_t hidden, int64_t inner, bool is_gelu, double eps,
+         double scale, int64_t window)
+      : parts_(std::move(parts)) {
+    const Tensor &pages = *parts_.at(0).at(kKPages), &cos_sin = *parts_[0].at(kCosSin);
+    a_.count = parts_.size(), a_.hidden = hidden, a_.inner = inner, a_.is_gelu = is_gelu;
     a_.heads = heads, a_.kv_heads = pages.size(1), a_.block_size = pages.size(2), a_.head_dim = pages.size(3);
-    a_.cos_sin = cos_sin_.const_data_ptr<float>(), a_.half = cos_sin_.size(2);
-    a_.eps = eps, a_.scale = scale, a_.is_bf16 = norm.scalar_type() == at::kBFloat16;
+    a_.half = cos_sin.size(2), positions_max_ = cos_sin.size(0);
+    a_.eps = eps, a_.scale = scale, a_.window = int(window), a_.is_bf16 = pages.scalar_type() == at::kBFloat16;
     slots_max_ = pages.size(0) * pages.size(2);
     for (const auto& of : parts_) layers_.push_back(layer(of));
     a_.layers = layers_.data();
@@ -39,14 +40,14 @@ class Layers {
   // (last layer's output, residual), [tokens that leave it, hidden] each. `residual` holds the embeddings at first.
   std::tuple<Tensor, Tensor> run(const Tensor& residual, const Tensor& positions, const Tensor& slots,
                                  const Tensor& tables, const Tensor& starts, const Tensor& contexts,
-                                 const Maybe& looked_at, const Maybe& last_starts, const Maybe& last_contexts) {
+                                 const Maybe& logits_indices, const Maybe& last_starts, const Maybe& last_contexts) {
     kaiten::LayerStep step{};
     step.all = {starts.const_data_ptr<int32_t>(), contexts.const_data_ptr<int32_t>(), residual.size(0)};
     step.last = step.all;
-    if (looked_at) {
-      step.looked_at = looked_at->const_data_ptr<int64_t>();
+    if (logits_indices) {
+      step.logits_indices = logits_indices->const_data_ptr<int64_t>();
       step.last = {last_starts->const_data_ptr<int32_t>(), last_contexts->const_data_ptr<int32_t>(),
-                   looked_at->size(0)};
+                   logits_indices->size(0)};
     }
     step.positions = positions.const_data_ptr<int64_t>(), step.slots = slots.const_data_ptr<int64_t>();
     step.tables = tables.const_data_ptr<int32_t>();
@@ -63,8 +64,13 @@ class Layers {
     TORCH_CHECK_VALUE(of.size() == kParts, "layers: each must have ", int(kParts), " parts");
     const int64_t q = int64_t(a_.heads) * a_.head_dim, kv = int64_t(a_.kv_heads) * a_.head_dim;
     kaiten::Layer l{};
-    l.attention_norm = pointer(of[kAttentionNorm]), l.mlp_norm = pointer(of[kMlpNorm]);
+    l.attention_norm = pointer(of[kAttentionNorm]), l.attention_output_norm = pointer(of[kAttentionOutputNorm]);
+    l.mlp_norm = pointer(of[kMlpNorm]), l.mlp_output_norm = pointer(of[kMlpOutputNorm]);
     l.q_norm = pointer(of[kQNorm]), l.k_norm = pointer(of[kKNorm]);
+    l.is_qk_norm_joint = of[kQNorm] && of[kQNorm]->numel() != a_.head_dim;
+    const Tensor& cos_sin = *of[kCosSin];
+    TORCH_CHECK_VALUE(cos_sin.size(0) == positions_max_ && cos_sin.size(2) == a_.half, "layers: tables differ in shape");
+    l.cos_sin = cos_sin.const_data_ptr<float>();
     l.qkv = linear(of, kQkv, a_.hidden, q + 2 * kv), l.output = linear(of, kOutput, q, a_.hidden);
     l.gate_up = linear(of, kGateUp, a_.hidden, 2 * a_.inner), l.down = linear(of, kDown, a_.inner, a_.hidden);
     l.k_pages = of[kKPages]->data_ptr(), l.v_pages = of[kVPages]->data_ptr();
@@ -80,15 +86,15 @@ class Layers {
   }
 
   void check(const kaiten::LayerStep& s, int64_t table_width) const {
-    kaiten::check_positions(s.positions, s.all.tokens, cos_sin_.size(0));
+    kaiten::check_positions(s.positions, s.all.tokens, positions_max_);
     kaiten::check_slots(s.slots, s.all.tokens, slots_max_);
     const kaiten::Tables tables{s.tables, s.rows, s.table_stride, table_width, a_.block_size,
-                                slots_max_ / a_.block_size};
+                                slots_max_ / a_.block_size, a_.window};
     kaiten::check_rows(tables, s.all.starts, s.all.contexts, s.all.tokens);
-    if (!s.looked_at) return;
+    if (!s.logits_indices) return;
     kaiten::check_rows(tables, s.last.starts, s.last.contexts, s.last.tokens);
-    for (int64_t i = 0, least = 0; i < s.last.tokens; least = s.looked_at[i++] + 1)
-      TORCH_CHECK_INDEX(s.looked_at[i] >= least && s.looked_at[i] < s.all.tokens, "looked_at: ", s.looked_at[i],
+    for (int64_t i = 0, least = 0; i < s.last.tokens; least = s.logits_indices[i++] + 1)
+      TORCH_CHECK_INDEX(s.logits_indices[i] >= least && s.logits_indices[i] < s.all.tokens, "logits_indices: ", s.logits_indices[i],
                         " must ascend below ", s.all.tokens);
   }
 
@@ -103,10 +109,9 @@ class Layers {
   }
 
   const std::vector<std::vector<Maybe>> parts_;
-  const Tensor cos_sin_;
   std::vector<kaiten::Layer> layers_;
   kaiten::Layers a_{};
-  int64_t slots_max_ = 0;
+  int64_t slots_max_ = 0, positions_max_ = 0;
   Tensor scratch_;
 };
 
@@ -114,6 +119,6 @@ class Layers {
 
 void bind_layers(py::module_& m) {
   py::class_<Layers>(m, "Layers")
-      .def(py::init<std::vector<std::vector<Maybe>>, Tensor, int64_t, int64_t, double, double>())
+      .def(py::init<std::vector<std::vector<Maybe>>, int64_t, int64_t, int64_t, bool, double, double, int64_t>())
       .def("run", &Layers::run, py::call_guard<py::gil_scoped_release>());
 }

@@ -16,7 +16,8 @@ namespace py = pybind11;
 bool is_bf16(const Tensor& x) { return x.scalar_type() == at::kBFloat16; }
 
 Tensor paged_attention(const Tensor& q, const Tensor& k_pages, const Tensor& v_pages, const Tensor& block_tables,
-                       const Tensor& query_starts, const Tensor& context_lengths, double scale) {
+                       const Tensor& query_starts, const Tensor& context_lengths, double scale, int64_t window,
+                       double softcap) {
   Tensor out = at::empty({q.size(0), q.size(1), q.size(2)}, q.options());
   kaiten::Attention a{};
   a.q = q.const_data_ptr(), a.k_pages = k_pages.const_data_ptr(), a.v_pages = v_pages.const_data_ptr();
@@ -27,8 +28,8 @@ Tensor paged_attention(const Tensor& q, const Tensor& k_pages, const Tensor& v_p
   a.q_stride = q.stride(0), a.table_stride = block_tables.stride(0);
   a.rows = context_lengths.size(0), a.heads = q.size(1), a.kv_heads = k_pages.size(1);
   a.head_dim = q.size(2), a.block_size = k_pages.size(2);
-  a.scale = scale, a.is_bf16 = is_bf16(q);
-  kaiten::check_rows({a.tables, a.rows, a.table_stride, block_tables.size(1), a.block_size, k_pages.size(0)},
+  a.scale = scale, a.is_bf16 = is_bf16(q), a.window = window, a.softcap = softcap;
+  kaiten::check_rows({a.tables, a.rows, a.table_stride, block_tables.size(1), a.block_size, k_pages.size(0), window},
                      a.query_starts, a.contexts, q.size(0));
   if (q.size(0) > 0) kaiten::paged_attention(a);
   return out;
@@ -58,13 +59,17 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
   return {out, total};
 }
 
-Tensor silu_mul(const Tensor& gate_up) {
+Tensor gate_mul(const Tensor& gate_up, bool is_gelu) {
   const int64_t inner = gate_up.size(1) / 2;
   Tensor out = at::empty({gate_up.size(0), inner}, gate_up.options());
-  kaiten::silu_mul({gate_up.const_data_ptr(), out.data_ptr(), gate_up.size(0), inner, gate_up.stride(0),
-                    is_bf16(gate_up)});
+  kaiten::gate_mul({gate_up.const_data_ptr(), out.data_ptr(), gate_up.size(0), inner, gate_up.stride(0),
+                    is_bf16(gate_up), is_gelu});
   return out;
 }
+
+Tensor silu_mul(const Tensor& gate_up) { return gate_mul(gate_up, false); }
+
+Tensor gelu_mul(const Tensor& gate_up) { return gate_mul(gate_up, true); }
 
 void rope(const Tensor& q, const Tensor& k, const Tensor& positions, const Tensor& cos_sin) {
   kaiten::Rope a{};
@@ -176,6 +181,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("rms_norm", &rms_norm, Unlocked());
   m.def("add_rms_norm", &add_rms_norm, Unlocked());
   m.def("silu_mul", &silu_mul, Unlocked());
+  m.def("gelu_mul", &gelu_mul, Unlocked());
   m.def("rope", &rope, Unlocked());
   m.def("write_kv", &write_kv, Unlocked());
   m.def("has_linear", &has_linear);

@@ -47,6 +47,16 @@ void norm(const T* x, const T* residual, const T* weight, T* out, T* total, int6
 }
 
 template <class T>
+void add_row(const Norm& a, int64_t row) {
+  const T *x = static_cast<const T*>(a.x) + row * a.hidden, *residual = static_cast<const T*>(a.residual) + row * a.hidden;
+  T* total = static_cast<T*>(a.total) + row * a.hidden;
+  for (int64_t i = 0; i < a.hidden; i += W) {
+    const int n = static_cast<int>(std::min<int64_t>(W, a.hidden - i));
+    store(total + i, load(x + i, n) + load(residual + i, n), n);
+  }
+}
+
+template <class T>
 void norm_row(const Norm& a, int64_t row) {
   const T* x = static_cast<const T*>(a.x) + row / a.inner * a.x_outer + row % a.inner * a.x_inner;
   const T* residual = static_cast<const T*>(a.residual);
@@ -64,7 +74,14 @@ VF exponential(VF x) {
   return vexp(x);
 }
 
-template <class T>
+// What the gate is times, as 1 / (1 + e^-this): of gelu by tanh 2 sqrt(2 / pi) (g + 0.044715 g^3), of silu the gate.
+template <bool kGelu>
+VF gate_exponent(VF g) {
+  if constexpr (kGelu) return g * (g * g * splat(0.0713548128f) + splat(1.5957691216f));
+  return g;
+}
+
+template <class T, bool kGelu>
 void gate_row(const Gate& a, int64_t row) {
   const T* gate = static_cast<const T*>(a.gate_up) + row * a.stride;
   const T* up = gate + a.inner;
@@ -73,7 +90,7 @@ void gate_row(const Gate& a, int64_t row) {
     const int n = static_cast<int>(std::min<int64_t>(W, a.inner - i));
     const VF g = load(gate + i, n);
     // Beyond 88 e^-g is no number, and g / (1 + e^88) is 0 to all that is left of it.
-    store(out + i, g / (exponential<T>(vmin(-g, splat(88.0f))) + 1.0f) * load(up + i, n), n);
+    store(out + i, g / (exponential<T>(vmin(-gate_exponent<kGelu>(g), splat(88.0f))) + 1.0f) * load(up + i, n), n);
   }
 }
 
@@ -118,8 +135,13 @@ template <class T>
 void rope_write_token(const RopeWriteKv& a, int64_t token) {
   const Rope& r = a.rope;
   if (a.q_norm) {
-    norm_heads<T>(static_cast<T*>(r.q) + token * r.q_stride, r.heads, r.head_dim, a.q_norm, a.eps);
-    norm_heads<T>(static_cast<T*>(r.k) + token * r.k_stride, r.kv_heads, r.head_dim, a.k_norm, a.eps);
+    const int joint = a.is_norm_joint;
+    const auto normalise = [&](void* x, int64_t offset, int heads, const void* weight) {
+      norm_heads<T>(static_cast<T*>(x) + offset, joint ? 1 : heads, joint ? heads * r.head_dim : r.head_dim, weight,
+                    a.eps);
+    };
+    normalise(r.q, token * r.q_stride, r.heads, a.q_norm);
+    normalise(r.k, token * r.k_stride, r.kv_heads, a.k_norm);
   }
   rope_token<T>(r, token);
   write_token(a.write, token);
@@ -131,8 +153,14 @@ void rms_norm(const Norm& a) {
   for_rows(a.rows, a.hidden, [&](int64_t i) { a.is_bf16 ? norm_row<bf16>(a, i) : norm_row<float>(a, i); });
 }
 
-void silu_mul(const Gate& a) {
-  for_rows(a.rows, a.inner, [&](int64_t i) { a.is_bf16 ? gate_row<bf16>(a, i) : gate_row<float>(a, i); });
+void add_rows(const Norm& a) {
+  for_rows(a.rows, a.hidden, [&](int64_t i) { a.is_bf16 ? add_row<bf16>(a, i) : add_row<float>(a, i); });
+}
+
+void gate_mul(const Gate& a) {
+  const auto run = [&](auto row) { for_rows(a.rows, a.inner, [&](int64_t i) { row(a, i); }); };
+  if (a.is_bf16) a.is_gelu ? run(gate_row<bf16, true>) : run(gate_row<bf16, false>);
+  else a.is_gelu ? run(gate_row<float, true>) : run(gate_row<float, false>);
 }
 
 void rope(const Rope& a) {

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.gumbel import gumbel_noise
-from kernels.sampling import SamplingTensors, sample_reference
+from kernels.sampling.gumbel import gumbel_noise
+from kernels.sampling.sample import SamplingTensors, sample_reference
 from tests.support.tolerances import gamma
 
 

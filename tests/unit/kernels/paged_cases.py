@@ -1,6 +1,7 @@
 """A pool of pages filled in a shuffled order, and steps over it."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,18 @@ class PagedCase:
     query_starts: Tensor
     context_lengths: Tensor
     scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+    def options(self) -> dict[str, Any]:
+        """What a layer may ask for besides."""
+        return {"window": self.window, "softcap": self.softcap}
+
+    def behind(self, row: int) -> int:
+        """Positions that no query of the row sees any more."""
+        count = int(self.query_starts[row + 1] - self.query_starts[row])
+        context = int(self.context_lengths[row])
+        return 0 if self.window is None else max(0, context - count + 1 - self.window)
 
     def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float]:
         return (
@@ -40,8 +53,12 @@ def paged_case(
     head_dim: int = 32,
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> PagedCase:
-    """Rows with `counts` query tokens at the end of `contexts`; unowned places hold NaN."""
+    """Rows with `counts` query tokens at the end of `contexts`; unowned places hold NaN, and so do
+    those of blocks that every query's window has left, which the table does not name.
+    """
     blocks_of = [-(-context // block_size) for context in contexts]
     pool = sum(blocks_of) + 2
     shape = (pool, kv_heads, block_size, head_dim)
@@ -59,7 +76,7 @@ def paged_case(
             page[blocks_at, :, at % block_size] = values.to(dtype)
     starts = torch.tensor([0, *counts]).cumsum(0).int()
     q = torch.randn(sum(counts), heads, head_dim, generator=generator).to(dtype)
-    return PagedCase(
+    case = PagedCase(
         q=q,
         k_pages=pages[0],
         v_pages=pages[1],
@@ -67,7 +84,15 @@ def paged_case(
         query_starts=starts,
         context_lengths=torch.tensor(contexts, dtype=torch.int32),
         scale=head_dim**-0.5,
+        window=window,
+        softcap=softcap,
     )
+    for row, count in enumerate(counts):
+        given_back = case.behind(row) // block_size if count else 0
+        for page in pages:
+            page[tables[row, :given_back].long()] = float("nan")
+        tables[row, :given_back] = -7
+    return case
 
 
 def dense_attention(case: PagedCase, weights: torch.dtype, *, truncates: bool = False) -> Exact:
@@ -77,7 +102,8 @@ def dense_attention(case: PagedCase, weights: torch.dtype, *, truncates: bool = 
     whether it does so towards zero. The slack of out = sum of w v over a context of n, |w| = 1:
       a score       gamma(head_dim + 8) * scale * sum of |q| |k|, for its sum, its products with the
                     scale and of a logarithm of 2, and the top that is taken from it: an error in an
-                    exponent, so a relative one of the weight
+                    exponent, so a relative one of the weight; capped, which only makes an error
+                    smaller, gamma(8) * softcap more: of 1 - 2 / (e^2x + 1), of about 1
       a weight      that, the power's own, and its rounding. Normalised, an error e of all weights
                     moves the result by at most e (sum of w |v| + |out|)
       two sums      of w v and of w: over n terms and the partial sums of splits, each of which is
@@ -93,22 +119,32 @@ def dense_attention(case: PagedCase, weights: torch.dtype, *, truncates: bool = 
         if not count:
             continue
         at = torch.arange(context)
-        blocks = case.block_tables[row].long()[at // block_size]
+        # What nobody sees may be another's: the first place that is seen stands in for it.
+        place = at.clamp(min=case.behind(row))
+        blocks = case.block_tables[row].long()[place // block_size]
         # [heads, context, head_dim]
+        blocks[: case.behind(row)] = blocks[case.behind(row)]  # Whatever is there is not looked at.
         keys, values = (
-            page[blocks, :, at % block_size]
+            page[blocks, :, place % block_size]
             .double()
             .repeat_interleave(group, dim=1)
             .transpose(0, 1)
             for page in (case.k_pages, case.v_pages)
         )
         q = case.q[tokens].double().transpose(0, 1)
-        is_future = at > torch.arange(context - count, context).unsqueeze(1)
-        scores = (q @ keys.mT * case.scale).masked_fill(is_future, -torch.inf)
-        sizes = (q.abs() @ keys.abs().mT * case.scale).masked_fill(is_future, 0.0)
+        own = torch.arange(context - count, context).unsqueeze(1)
+        is_hidden = at > own
+        if case.window is not None:
+            is_hidden |= at <= own - case.window
+        scores = q @ keys.mT * case.scale
+        if case.softcap is not None:
+            scores = case.softcap * (scores / case.softcap).tanh()
+        scores = scores.masked_fill(is_hidden, -torch.inf)
+        sizes = (q.abs() @ keys.abs().mT * case.scale).masked_fill(is_hidden, 0.0)
         share = scores.softmax(-1)
         mixed, mixed_sizes = share @ values, share @ values.abs()
         score = gamma(case.q.size(2) + 8) * sizes.amax(-1, keepdim=True)
+        score = score + gamma(8) * (case.softcap or 0.0)
         weight = score + POWER[weights] + rounding
         out[tokens] = mixed.transpose(0, 1)
         slack[tokens] = (

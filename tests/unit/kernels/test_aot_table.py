@@ -13,13 +13,14 @@ import torch
 
 from benchmarks.kernels import aot
 from kernels import jit
-from kernels.attention_plan import tiles_for
-from kernels.attention_triton import _tiling
+from kernels.attention.plan import tiles_for
+from kernels.attention.triton_launch import _tiling
+from tests.support.once import made_once
 
 pytest.importorskip("triton", reason="no triton here")
 
 ROOT = Path(__file__).parents[3]
-ROW_KERNELS = ("step_rows_kernel", "take_tokens_kernel")
+ROW_KERNELS = ("step_rows_kernel", "advance_rows_kernel")
 # Those of which a spill or a jump would hurt most: of bf16, an odd group, fp8.
 SUBSET = {
     ("8b", "attend_kernel", 90),
@@ -38,6 +39,12 @@ SUBSET = {
 }
 # The same compiler is deterministic; a small edit moves a few registers, a bad one many.
 GROWTH_MAX = 1.10
+# Instructions of the loops over positions that Triton must have found for them.
+PTX_OF = {
+    ("8b", "attend_kernel", 90),
+    ("8b", "attend_kernel long", 90),
+    ("8b fp32", "attend_kernel", 90),
+}
 _SCRIPT = """
 import json, sys
 from dataclasses import asdict
@@ -47,49 +54,46 @@ for shape in aot.SHAPES:
     for arch in aot.ARCHITECTURES:
         for one in {one.name: one for one in aot.specialisations(shape, arch)}.values():
             if (one.shape, one.name, arch) in wanted:
-                print(json.dumps(asdict(aot.compile_for(one, arch))))
+                ptx = aot.binary_of(one, arch).asm["ptx"]
+                print(json.dumps({"of": asdict(aot.compile_for(one, arch)), "ptx": ptx}))
 """
 
 
-# Instructions of the loops over positions that Triton must have found for them.
-_PTX_OF = {("8b", "attend_kernel"), ("8b", "attend_kernel long"), ("8b fp32", "attend_kernel")}
-_PTX_SCRIPT = """
-import json, sys
-from benchmarks.kernels import aot
-wanted = {tuple(key) for key in json.loads(sys.argv[1])}
-for shape in aot.SHAPES:
-    for one in aot.specialisations(shape, 90):
-        if (one.shape, one.name) in wanted:
-            print(json.dumps([one.shape, one.name, aot.binary_of(one, 90).asm["ptx"]]))
-"""
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, tuple[aot.Resources, str]]:
+    """Resources and PTX by key, of a process that has Triton without a GPU or its interpreter."""
+
+    def compile_all(folder: Path) -> None:
+        environment = {
+            **os.environ,
+            "KAITEN_TRITON": "1",
+            "TRITON_INTERPRET": "0",
+            "TRITON_CACHE_DIR": str(folder / "cache"),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", _SCRIPT, json.dumps(sorted(SUBSET | PTX_OF))],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        (folder / "said").write_text(done.stdout)
+
+    said = (made_once(tmp_path_factory, "aot", compile_all) / "said").read_text()
+    lines = [json.loads(line) for line in said.splitlines()]
+    made = [(aot.Resources(**line["of"]), line["ptx"]) for line in lines]
+    return {resources.key: (resources, ptx) for resources, ptx in made}
 
 
-def said(script: str, wanted: set[Any], folder: Path) -> list[Any]:
-    """The JSON lines of a process that has Triton without a GPU or its interpreter."""
-    environment = {
-        **os.environ,
-        "KAITEN_TRITON": "1",
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(folder),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", script, json.dumps(sorted(wanted))],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def test_nothing_spills_and_nothing_grows(tmp_path: Path) -> None:
+def test_nothing_spills_and_nothing_grows(
+    compiled: dict[Any, tuple[aot.Resources, str]],
+) -> None:
     table = aot.read_table()
-    rows = [aot.Resources(**row) for row in said(_SCRIPT, SUBSET, tmp_path)]
-    assert {row.key for row in rows} == SUBSET
-    for row in rows:
+    assert compiled.keys() == SUBSET | PTX_OF
+    for row, _ in compiled.values():
         known = table[row.key]
         remedy = f"{row.key}: if it must be, rewrite the table (python -m {aot.__name__})"
         assert row.spill_bytes == 0, remedy
@@ -98,9 +102,10 @@ def test_nothing_spills_and_nothing_grows(tmp_path: Path) -> None:
         assert row.warps == known.warps, remedy
 
 
-def test_attention_reads_ahead_in_whole_words_and_multiplies_as_it_should(tmp_path: Path) -> None:
-    ptx = {(shape, name): text for shape, name, text in said(_PTX_SCRIPT, _PTX_OF, tmp_path)}
-    assert set(ptx) == _PTX_OF
+def test_attention_reads_ahead_in_whole_words_and_multiplies_as_it_should(
+    compiled: dict[Any, tuple[aot.Resources, str]],
+) -> None:
+    ptx = {(shape, name): compiled[shape, name, arch][1] for shape, name, arch in PTX_OF}
     for key, text in ptx.items():
         copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], (\w+)", text)
         # 16 bytes of keys and values each; 4 of block tables.

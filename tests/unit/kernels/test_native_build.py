@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels import native
-from kernels.rms_norm import rms_norm
+from kernels.norms_rope.rms_norm import rms_norm
 
 
 @pytest.fixture(autouse=True)

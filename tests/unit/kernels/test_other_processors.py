@@ -20,7 +20,13 @@ if not native.build():
 assert native.reason() == f"compiled for {instructions}", native.reason()
 sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]))
 """
-TESTS = ("linear", "linear_int8", "paged_attention", "rowwise_kernels", "sampling")
+TESTS = (
+    "linear/test_packed_linear",
+    "linear/test_linear_int8",
+    "attention/test_paged_attention",
+    "norms_rope/test_rowwise_kernels",
+    "sampling/test_sample",
+)
 WITHOUT = {
     "avx512": "-mno-avx512bf16",
     "avx2": "-mno-avx512f",
@@ -36,7 +42,7 @@ def test_kernels_built_without(instructions: str, is_compiled: bool) -> None:
         pytest.skip(native.reason())
     if not native.compiled().instructions().startswith("avx512"):
         pytest.skip("this processor has less to leave out")
-    tests = [str(HERE / f"test_{name}.py") for name in TESTS]
+    tests = [str(HERE / f"{name}.py") for name in TESTS]
     done = subprocess.run(
         [sys.executable, "-c", RUN, instructions, WITHOUT[instructions], *tests],
         cwd=HERE.parents[2],

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels import native
-from kernels.linear import PackedLinear
+from kernels.linear.packed_linear import PackedLinear
 
 SIZES = [(64, 192), (192, 4096), (768, 64)]
 

@@ -55,7 +55,7 @@ def test_in_the_interpreter(names: list[str]) -> None:
 def test_without_a_gpu_triton_stays_out() -> None:
     """Not even a CPU install that happens to have triton pays for its import."""
     code = (
-        "import sys; from kernels import paged_attention, rope_write_kv, dispatch; import torch\n"
+        "import sys, torch; from kernels import dispatch, layers; import kernels.kv.rope_write_kv\n"
         "print('triton' in sys.modules, dispatch.path_for(torch.ones(1)))"
     )
     environment = {

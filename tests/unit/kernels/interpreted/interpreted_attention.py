@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.attention_plan import (
+from kernels.attention.paged_attention import paged_attention, paged_attention_reference
+from kernels.attention.plan import (
     SPLIT,
     attention_plan_reference,
     plan_attention,
     tiles_for,
 )
-from kernels.paged_attention import paged_attention, paged_attention_reference
 from tests.unit.kernels.paged_cases import PagedCase, excess_over, paged_case
 
 
@@ -24,7 +24,7 @@ def generator() -> torch.Generator:
 
 def excess_of(case: PagedCase) -> float:
     """Of the kernel over what arithmetic allows: above 1 is wrong."""
-    result = paged_attention(*case.arguments())
+    result = paged_attention(*case.arguments(), **case.options())
     assert result.shape == case.q.shape
     assert result.dtype == case.q.dtype
     return excess_over(case, result)
@@ -154,6 +154,26 @@ def test_bits_do_not_depend_on_chunks_or_mates(generator: torch.Generator) -> No
     )
     assert not plan.has_long
     assert torch.equal(paged_attention(*alone.arguments(), plan), whole[90:91])
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize(("window", "block_size"), [(1, 16), (40, 5), (200, 64), (SPLIT + 1, 16)])
+def test_nobody_sees_behind_a_window(
+    generator: torch.Generator, window: int, block_size: int, softcap: float | None
+) -> None:
+    """Nor are the blocks behind it touched, which may be another's by then."""
+    case = paged_case(
+        generator,
+        counts=[1, 30, 1],
+        contexts=[SPLIT + 300, 90, 7],
+        heads=2,
+        kv_heads=1,
+        block_size=block_size,
+        dtype=torch.float16,
+        window=window,
+        softcap=softcap,
+    )
+    assert excess_of(case) <= 1.0
 
 
 def test_a_poisoned_row_stays_alone(generator: torch.Generator) -> None:

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import fp8
-from kernels.attention_plan import SPLIT
-from kernels.paged_attention import paged_attention, paged_attention_reference
-from kernels.rope import rope_table
-from kernels.rope_write_kv import rope_write_kv, rope_write_kv_reference
-from kernels.write_kv import write_kv, write_kv_reference
+from kernels.attention.paged_attention import paged_attention, paged_attention_reference
+from kernels.attention.plan import SPLIT
+from kernels.kv import fp8
+from kernels.kv.rope_write_kv import rope_write_kv, rope_write_kv_reference
+from kernels.kv.write_kv import write_kv, write_kv_reference
+from kernels.norms_rope.rope import rope_table
 from tests.support.tolerances import rope_exact
 from tests.unit.kernels.paged_cases import PagedCase, excess_over, paged_case, widened
 
@@ -99,11 +99,23 @@ def quantised(case: PagedCase, scales: Tensor) -> PagedCase:
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "dtype"),
-    [(4, 2, 64, torch.float32), (7, 1, 80, torch.bfloat16), (8, 2, 128, torch.float16)],
+    ("heads", "kv_heads", "head_dim", "dtype", "window", "softcap"),
+    [
+        (4, 2, 64, torch.float32, None, None),
+        (7, 1, 80, torch.bfloat16, None, None),
+        (8, 2, 128, torch.float16, None, None),
+        (8, 2, 128, torch.float16, 20, None),
+        (4, 2, 64, torch.bfloat16, 20, 5.0),
+    ],
 )
 def test_attention_reads_it(
-    generator: torch.Generator, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+    generator: torch.Generator,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    window: int | None,
+    softcap: float | None,
 ) -> None:
     case = paged_case(
         generator,
@@ -113,15 +125,17 @@ def test_attention_reads_it(
         kv_heads=kv_heads,
         head_dim=head_dim,
         dtype=dtype,
+        window=window,
+        softcap=softcap,
     )
     scales = torch.tensor([[0.01, 0.03], [0.02, 0.005]])[:, :kv_heads].contiguous()
     narrow = quantised(case, scales)
-    result = paged_attention(*narrow.arguments(), scales=scales)
+    result = paged_attention(*narrow.arguments(), scales=scales, **narrow.options())
     assert result.dtype == dtype
     assert excess_over(widened(narrow, scales), result) <= 1.0
     # And beside the same step unrounded: weights and values are off by 2^-5 of themselves, on
     # average 2^-6 or less, and mixing averages; 2^-4 of the result's size is far too much.
-    whole = paged_attention_reference(*case.arguments()).float()
+    whole = paged_attention_reference(*case.arguments(), **case.options()).float()
     assert float((result.float() - whole).norm() / whole.norm()) < 2.0**-4
 
 

@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker import torch_device
-from gpu_worker.accelerator import Cpu
-from gpu_worker.draft import RowLimits
-from gpu_worker.resident_device import ResidentDevice
-from gpu_worker.rows import Rows
-from gpu_worker.step_graphs import graph_sizes
-from gpu_worker.stepping import OneAhead
-from gpu_worker.trial_steps import step_of
-from gpu_worker.warm_up import make_ready
-from kernels import attention_plan, attention_triton, dispatch
-from kernels.logprobs import token_logprobs
+from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.batch.rows import Rows
+from gpu_worker.runner import eager_runner
+from gpu_worker.runner.device_streams import CpuStreams
+from gpu_worker.runner.dummy_steps import step_of
+from gpu_worker.runner.graph_runner import GraphRunner
+from gpu_worker.runner.step_graphs import graph_sizes
+from gpu_worker.runner.stepping import OneAhead
+from gpu_worker.runner.warm_up import make_ready
+from kernels import dispatch
+from kernels.attention import plan as attention_plan
+from kernels.attention import triton_launch
+from kernels.sampling.logprobs import token_logprobs
 from tests.support.ahead import Model, play
 from tests.support.launch_keys import LaunchKeys, launch_keys
 from tests.support.mini_scheduler import MiniScheduler, sampling
@@ -39,8 +41,8 @@ OUTPUT = 2
 # are launched, so known, and not run.
 NUMBERS = (
     "_rope_write_kv_kernel",
-    "_attend_kernel",
-    "_combine_kernel",
+    "attend_kernel",
+    "combine_kernel",
     "_rank_kernel",
     "_merge_kernel",
 )
@@ -48,7 +50,7 @@ NUMBERS = (
 TOP_LOGPROBS_MAX = 20
 
 
-class Recording(Cpu):
+class Recording(CpuStreams):
     """As a GPU does, it runs a graph once before it records it."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
@@ -58,7 +60,7 @@ class Recording(Cpu):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warm:
-    device: ResidentDevice
+    device: GraphRunner
     keys: LaunchKeys
 
     @contextmanager
@@ -73,7 +75,7 @@ class Warm:
 def small_splits() -> Iterator[None]:
     """Contexts of thousands in little: some rows in one split of attention, others in several."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention_plan, attention_triton):
+        for module in (attention_plan, triton_launch):
             patch.setattr(module, "SPLIT", 32)
             patch.setattr(module, "LONG_SPLIT", 64)
         yield
@@ -85,7 +87,7 @@ def warm(small_splits: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("model") / "tiny"
     model = Model(write_random_model(folder, seed=3), LIMITS)
     with launch_keys(NUMBERS) as keys:
-        device = ResidentDevice(
+        device = GraphRunner(
             *model.decoder(), LIMITS, Recording(), graph_sizes=graph_sizes(LIMITS.slots)
         )
         make_ready(device)
@@ -107,7 +109,7 @@ def run(warm: Warm, *asked: tuple[int, dict[str, Any]], chunk_tokens: int = NEVE
 def test_the_record_tells_compiles_apart(warm: Warm) -> None:
     """Otherwise nothing below would be proven."""
     names = {key.split()[0] for key in warm.keys.seen}
-    assert names >= {"_attend_kernel", "_combine_kernel", "_edit_kernel", "_choose_kernel"}
+    assert names >= {"attend_kernel", "combine_kernel", "_edit_kernel", "_choose_kernel"}
     logits, ids = torch.zeros(2, VOCAB), torch.zeros(3, dtype=torch.int64)
     with warm.compiling_nothing():
         token_logprobs(logits, ids[:2], 7)
@@ -127,14 +129,14 @@ def test_log_probabilities_of_some_rows_among_others(warm: Warm) -> None:
         run(warm, (5, {}), (3, {"logprobs": 20}), (1, {}), (9, {"logprobs": 0}), (2, {}))
 
 
-def test_a_prompt_explained_in_parts(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_logprobs_in_parts(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for 27 rows of logits: parts of as many would begin at odd places."""
-    monkeypatch.setattr(torch_device, "RANKED_AT_ONCE", 27 * VOCAB)
+    monkeypatch.setattr(eager_runner, "RANKED_AT_ONCE", 27 * VOCAB)
     with warm.compiling_nothing():
         run(warm, (31, {"prompt_logprobs": 1}), (4, {}))
 
 
-def test_prompts_explained_by_chunks(warm: Warm) -> None:
+def test_prompt_logprobs_by_chunks(warm: Warm) -> None:
     with warm.compiling_nothing():
         run(warm, (8, {"prompt_logprobs": 0}), (6, {"prompt_logprobs": 5}), chunk_tokens=3)
 

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.logit_edits import (
+from kernels.sampling.logit_edits import (
     ENTRIES,
     EditBuffers,
     EditTensors,
     edit_logits,
     edit_logits_reference,
 )
-from kernels.ranking import CHUNK
+from kernels.sampling.sortable_keys import CHUNK
 
 ROWS = 5
 

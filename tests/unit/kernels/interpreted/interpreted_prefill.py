@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import attention_plan, attention_triton, fp8, jit
-from kernels.attention_plan import AttentionPlan, Parts, PartsSize, plan_attention, with_parts
-from kernels.paged_attention import paged_attention
+from kernels import jit
+from kernels.attention import plan as attention_plan
+from kernels.attention import triton_launch
+from kernels.attention.paged_attention import paged_attention
+from kernels.attention.plan import AttentionPlan, Parts, PartsSize, plan_attention, with_parts
+from kernels.kv import fp8
 from tests.unit.kernels.paged_cases import PagedCase, excess_over, paged_case, widened
 
 # Long rows in splits of so many positions are as long rows of 8192, and a hundred times quicker.
@@ -37,7 +40,7 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def split_every(positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (attention_plan, attention_triton):
+    for module in (attention_plan, triton_launch):
         monkeypatch.setattr(module, "LONG_SPLIT", positions)
 
 

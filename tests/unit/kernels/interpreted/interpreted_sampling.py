@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.filter_bounds import KEPT
-from kernels.logprobs import LogprobBuffers, token_logprobs, token_logprobs_reference
-from kernels.ranking import CHUNK
-from kernels.sampling import SamplingBuffers, SamplingTensors, sample, sample_reference
+from kernels.sampling.logprobs import LogprobBuffers, token_logprobs, token_logprobs_reference
+from kernels.sampling.sample import SamplingBuffers, SamplingTensors, sample, sample_reference
+from kernels.sampling.sortable_keys import CHUNK
+from kernels.sampling.top_k_top_p import KEPT
 from tests.support.tolerances import logprobs_exact
 from tests.unit.kernels.draws import same_draws
 

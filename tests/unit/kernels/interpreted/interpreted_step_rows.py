@@ -1,4 +1,4 @@
-"""step_rows and take_tokens: what the device does to its rows between two steps."""
+"""step_rows and advance_rows: what the device does to its rows between two steps."""
 
 from dataclasses import fields
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import dispatch
-from kernels.step_rows import Asked, RowState, step_rows, step_rows_reference
-from kernels.take_tokens import ABSENT, BROKEN, take_tokens, take_tokens_reference
+from kernels.rows.advance_rows import ABSENT, BROKEN, advance_rows, advance_rows_reference
+from kernels.rows.step_rows import Asked, RowState, step_rows, step_rows_reference
 
 BLOCK_SIZE = 4
 WIDTH = 40
@@ -28,8 +28,8 @@ def draw_state(draw: st.DrawFn) -> RowState:
     )
     return RowState(
         is_live=torch.tensor([draw(st.integers(0, 1)) for _ in range(SLOTS)]),
-        known=torch.tensor(known),
-        done=torch.tensor(done),
+        num_tokens=torch.tensor(known),
+        num_computed_tokens=torch.tensor(done),
         limit=torch.tensor([count + draw(st.integers(1, 2)) for count in known]),
         masked_until=torch.tensor([count + draw(st.integers(-1, 1)) for count in known]),
         last_token=torch.tensor([draw(st.integers(0, VOCAB - 1)) for _ in range(SLOTS)]),
@@ -46,7 +46,7 @@ def steps(draw: st.DrawFn) -> tuple[RowState, Asked]:
     slots = [slot if draw(st.integers(0, 4)) else -1 for slot in order]
     counts, samples, sampled = [], [], 0
     for slot in slots:
-        gap = int(state.known[slot] - state.done[slot]) if slot >= 0 else 1
+        gap = int(state.num_tokens[slot] - state.num_computed_tokens[slot]) if slot >= 0 else 1
         counts.append(draw(st.integers(1, gap)))
         closes = counts[-1] == gap
         samples.append(sampled if closes else -1)
@@ -83,15 +83,15 @@ def test_step_rows(step: tuple[RowState, Asked]) -> None:
 
 @given(step=steps(), data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_take_tokens(step: tuple[RowState, Asked], data: st.DataObject) -> None:
+def test_advance_rows(step: tuple[RowState, Asked], data: st.DataObject) -> None:
     state, asked = step
     count = asked.sample_count
     tokens = torch.tensor([data.draw(st.integers(0, VOCAB - 1)) for _ in range(count)]).long()
     ok = torch.tensor([data.draw(st.integers(0, 5)) > 0 for _ in range(count)]).bool()
     other = copy(state)
     result, expected = (
-        take_tokens(state, asked, tokens, ok),
-        take_tokens_reference(other, asked, tokens, ok),
+        advance_rows(state, asked, tokens, ok),
+        advance_rows_reference(other, asked, tokens, ok),
     )
     assert result.tolist() == expected.tolist()
     for field in fields(state):
@@ -102,8 +102,8 @@ def by_hand() -> RowState:
     """Slot 0 is about to sample its last token, 1 has ended, 2 has a prompt of 6 to compute."""
     return RowState(
         is_live=torch.tensor([1, 0, 1]),
-        known=torch.tensor([5, 7, 6]),
-        done=torch.tensor([4, 6, 0]),
+        num_tokens=torch.tensor([5, 7, 6]),
+        num_computed_tokens=torch.tensor([4, 6, 0]),
         limit=torch.tensor([6, 20, 20]),
         masked_until=torch.tensor([0, 0, 0]),
         last_token=torch.tensor([55, 77, 66]),
@@ -129,17 +129,17 @@ def test_by_hand(path: str) -> None:
     # The row that ended writes nowhere, and neither does padding; the others close up.
     assert step.token_ids.tolist() == [55, 60, 61, 62, 63, 64, 66, 0, 0]
     assert step.positions.tolist() == [4, 0, 1, 2, 3, 4, 5, 0, 0]
-    assert step.kv_slots.tolist() == [36, 28, 29, 30, 31, 8, 9, -1, -1]
+    assert step.slot_mapping.tolist() == [36, 28, 29, 30, 31, 8, 9, -1, -1]
     assert step.query_starts.tolist() == [0, 1, 1, 7, 7]
     assert step.context_lengths.tolist() == [5, 0, 6, 0]
     assert step.sampled_tokens.tolist() == [0, 0, 6]
     assert step.sampled_slots.tolist() == [0, 1, 2]
     ids, ok = torch.tensor([11, 12, 44]), torch.tensor([True, True, True])
-    assert take_tokens(state, ASKED, ids, ok).tolist() == [11, ABSENT, 44]
+    assert advance_rows(state, ASKED, ids, ok).tolist() == [11, ABSENT, 44]
     # One by its limit, one by its stop token.
     assert state.is_live.tolist() == [0, 0, 0]
-    assert state.known.tolist() == [6, 7, 7]
-    assert state.done.tolist() == [5, 6, 6]
+    assert state.num_tokens.tolist() == [6, 7, 7]
+    assert state.num_computed_tokens.tolist() == [5, 6, 6]
     assert state.last_token.tolist() == [11, 77, 44]
     dispatch.force(None)
 
@@ -149,9 +149,9 @@ def test_a_broken_row_ends_without_a_token(path: str) -> None:
     dispatch.force(path)
     state = by_hand()
     ok = torch.tensor([False, True, True])
-    assert take_tokens(state, ASKED, torch.tensor([0, 1, 2]), ok).tolist() == [BROKEN, ABSENT, 2]
+    assert advance_rows(state, ASKED, torch.tensor([0, 1, 2]), ok).tolist() == [BROKEN, ABSENT, 2]
     assert state.is_live.tolist() == [0, 0, 1]
-    assert state.known.tolist() == [5, 7, 7]
+    assert state.num_tokens.tolist() == [5, 7, 7]
     assert state.last_token.tolist() == [55, 77, 2]
     dispatch.force(None)
 
@@ -159,7 +159,7 @@ def test_a_broken_row_ends_without_a_token(path: str) -> None:
 def test_wrong_tensors_are_refused_by_name() -> None:
     state = by_hand()
     with pytest.raises(ValueError, match=r"^token_ids: "):
-        take_tokens(state, ASKED, torch.tensor([1]), torch.tensor([True]))
+        advance_rows(state, ASKED, torch.tensor([1]), torch.tensor([True]))
     with pytest.raises(ValueError, match=r"^slots: "):
         step_rows(state, empty(), BLOCK_SIZE)
     with pytest.raises(ValueError, match=r"^blocks: "):

@@ -1,0 +1,175 @@
+"""The worker's words: what a plan asks for and what a step answers. Values only.
+
+`wire.plan_from_proto` gives a plan its shape; whether it fits the batch is for `draft` to say.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from service_kit.errors import OutOfOrder
+
+LEASE_STEPS_MAX = 4096
+STOP_TOKENS_MAX = 256
+BIASES_MAX = 1024
+BAD_WORDS_MAX = 64
+BAD_WORD_TOKENS_MAX = 32
+
+
+class InvalidPlan(OutOfOrder):
+    """The plan does not fit the batch; nothing was changed. The leader must open a new stream."""
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    epoch: int
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSampling:
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    choice: int
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: tuple[int, ...]
+    # -1: none; 0: the sampled token's own.
+    logprobs: int
+    # 1: none.
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    # (token id, bias), each id once.
+    logit_bias: tuple[tuple[int, float], ...]
+    # Empty: all.
+    allowed_token_ids: tuple[int, ...]
+    bad_words: tuple[tuple[int, ...], ...]
+    # Likeliest tokens beside each of the prompt's own. None: no prompt logprobs.
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    slot: int
+    sequence_id: int
+    # Prompt and output committed so far; `prompt_tokens` of them are the prompt.
+    token_ids: tuple[int, ...]
+    prompt_tokens: int
+    num_computed_tokens: int
+    # Of those from the front that the window has left, none is held; and the others.
+    num_skipped_blocks: int = 0
+    blocks: tuple[int, ...]
+    sampling: RowSampling
+    # Prompt logprobs before this position were answered already.
+    prompt_logprobs_from: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    leader: Leader
+    plan_id: int
+    lease_steps: int
+    leaves: tuple[int, ...]
+    joins: tuple[Join, ...]
+    # (slot, block): the block becomes the next one of the slot's row.
+    appends: tuple[tuple[int, int], ...]
+    # (slot, index, block): the block, of equal content, takes the place of the row's block number
+    # `index`.
+    replacements: tuple[tuple[int, int, int], ...] = ()
+    # (source, target) blocks, copied before the first step.
+    copies: tuple[tuple[int, int], ...]
+    # (slot, tokens) computed in the first step.
+    chunks: tuple[tuple[int, int], ...]
+    membership_checksum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLogprobs:
+    slot: int
+    logprob: float
+    top_token_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.top_token_ids) == len(self.top_logprobs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPromptLogprobs:
+    """Of the prompt positions from `position` on; the likeliest of each follow one another."""
+
+    slot: int
+    position: int
+    logprobs: tuple[float, ...]
+    top_token_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.top_token_ids) == len(self.top_logprobs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What a step did to the batch."""
+
+    slots: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[RowLogprobs, ...] = ()
+    finished: tuple[tuple[int, FinishReason], ...] = ()
+    errors: tuple[tuple[int, str], ...] = ()
+    prompt_logprobs: tuple[RowPromptLogprobs, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert len(self.slots) == len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimings:
+    wait_us: int
+    forward_us: int
+    sample_us: int
+    tokens_computed: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    plan_id: int
+    step: int
+    outcome: StepOutcome
+    is_last: bool
+    timings: StepTimings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What this worker is; fixed while the process lives."""
+
+    boot_id: str
+    model: str
+    fingerprint: str
+    architecture: str
+    dtype: str
+    kv_dtype: str
+    device: str
+    vocab_size: int
+    context_tokens_max: int
+    # To which every layer attends; None: to everything.
+    window_tokens: int | None = None
+    block_size: int
+    block_count: int
+    slots_max: int
+    step_tokens_max: int
+    # Of a step in which somebody decodes.
+    mixed_tokens_max: int
+    weights_digest: str
+    # Of the tokenizer.json beside the weights; empty: there is none.
+    tokenizer_digest: str

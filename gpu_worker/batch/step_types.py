@@ -1,0 +1,222 @@
+"""What a step is made of, and what a model runner is to the engine: it computes steps.
+
+Engine, rows and server are the same for every runner; tests put a function in its place.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Final, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+IndexArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+AnyArray = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitEdits:
+    """What rows change in their own logits, as parallel (row of the Q, token id) entries.
+
+    Order and arithmetic are those of `kernels.sampling.logit_edits`.
+    """
+
+    bias_rows: IntArray
+    bias_ids: IntArray
+    biases: FloatArray
+    seen_rows: IntArray
+    seen_ids: IntArray
+    # Times in the output; 0: in the prompt only.
+    seen_counts: FloatArray
+    # [Q] each.
+    repetition: FloatArray
+    presence: FloatArray
+    frequency: FloatArray
+    forbidden_rows: IntArray
+    forbidden_ids: IntArray
+    allowed_rows: IntArray
+    allowed_ids: IntArray
+
+    @property
+    def arrays(self) -> tuple[AnyArray, ...]:
+        """In the order of the fields."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingColumns:
+    """One entry per sampled row (Q of them)."""
+
+    temperature: FloatArray
+    top_k: IntArray
+    top_p: FloatArray
+    min_p: FloatArray
+    # The 64 bits of the seed, seen as signed.
+    seed: IntArray
+    choice: IntArray
+    # Index of the token in the output.
+    position: IntArray
+    # Log-probabilities wanted: -1 none, 0 the sampled token's own, k the k likeliest too.
+    logprobs: IntArray
+    # None: nobody changes its logits.
+    edits: LogitEdits | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprobTokens:
+    """Prompt tokens whose log-probabilities are wanted (E of them), row after row."""
+
+    rows: IntArray  # [E] index into the R rows, rising
+    positions: IntArray  # [E] in the prompt
+    # [E] index into the T tokens: the one before, whose logits are about it.
+    computed: IntArray
+    token_ids: IntArray  # [E]
+    # [E] how many of the likeliest besides.
+    tops: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowEnds:
+    """Of each sampled row, as it was before the step: what decides whether its token is its last.
+
+    A result may be read when its rows have gone on, or left and given their slots to others.
+    """
+
+    # The plan with which the row joined.
+    joined: IntArray  # [Q]
+    num_tokens: IntArray  # [Q]
+    limit: IntArray  # [Q]
+    masked_until: IntArray  # [Q]
+    stops: IntArray  # [Q, longest list], padded with -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """One ragged step: T tokens of R rows, of which Q close their gap and sample."""
+
+    slots: IntArray  # [R]
+    sequence_ids: npt.NDArray[np.uint64]  # [R]
+    counts: IntArray  # [R] tokens of each row
+    query_starts: IndexArray  # [R + 1]
+    context_lengths: IndexArray  # [R] including this step's tokens
+    block_tables: IndexArray  # [R, blocks of the longest row]
+    token_ids: IntArray  # [T]
+    positions: IntArray  # [T]
+    slot_mapping: IntArray  # [T] block * block_size + offset
+    sampled_rows: IntArray  # [Q] index into the R rows
+    sampled_tokens: IntArray  # [Q] index into the T tokens
+    sampling: SamplingColumns
+    ends: RowEnds
+    # None: nobody wants log-probabilities of its prompt.
+    prompt_logprobs: PromptLogprobTokens | None = None
+
+    @property
+    def token_count(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def row_count(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTokenLogprobs:
+    """One entry per `PromptLogprobTokens`; k is the largest number asked for. NaN: no numbers."""
+
+    logprob: FloatArray  # [E]
+    top_token_ids: IntArray  # [E, k]
+    top_logprobs: FloatArray  # [E, k]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSamples:
+    """One entry per sampled row, in the order of `StepInputs.sampled_rows`."""
+
+    token_ids: IntArray  # [Q]
+    # False: the row's logits were not numbers; its token means nothing.
+    is_ok: BoolArray  # [Q]
+    # Rows that asked for log-probabilities: index into the Q rows; k is the largest asked for.
+    logprob_rows: IntArray  # [P]
+    logprob: FloatArray  # [P]
+    top_token_ids: IntArray  # [P, k]
+    top_logprobs: FloatArray  # [P, k]
+    forward_us: int
+    sample_us: int
+    # [Q] False: the row had ended in a step before, which was not known at the launch. None: all.
+    is_there: BoolArray | None = None
+    # Of `StepInputs.prompt_logprobs`.
+    prompt_logprobs: PromptTokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowChanges:
+    """What a plan changed, for a device that holds the rows itself: C slots, B places of blocks."""
+
+    slots: IntArray  # [C] distinct
+    # By INT_COLUMNS; all 0 for a row that left.
+    ints: IntArray  # [columns, C]
+    # By FLOAT_COLUMNS.
+    floats: FloatArray  # [columns, C]
+    stops: IndexArray  # [C, longest list], padded with -1
+    # slot * blocks per row + index of the block in the row.
+    places: IntArray  # [B]
+    blocks: IndexArray  # [B]
+
+
+INT_COLUMNS: Final = (
+    "is_live", "num_tokens", "num_computed_tokens", "limit", "prompt", "masked_until", "last_token",
+    "top_k", "seed", "choice",
+)  # fmt: skip
+FLOAT_COLUMNS: Final = ("temperature", "top_p", "min_p")
+
+
+class ModelRunner(Protocol):
+    """One that the host takes turns with: `EagerRunner`, or a function in a test."""
+
+    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        """Copy the KV of each source block to its target. No block is both."""
+
+    def execute(self, step: StepInputs) -> StepSamples:
+        """Compute the step. Repeating it, whole or row by row, gives the same result."""
+
+
+class DeviceLost(Exception):
+    """The device failed while it computed. What it held is lost, and so is it to this process."""
+
+
+class Flight(Protocol):
+    """A step on its way."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` would not wait."""
+
+    def result(self) -> StepSamples:
+        """Wait for it. Raises DeviceLost."""
+
+
+@runtime_checkable
+class AheadRunner(Protocol):
+    """One that holds the rows itself: steps are launched before the last is read. `GraphRunner`.
+
+    All calls are in the order of the plans and come from one thread.
+    """
+
+    def clear(self) -> None:
+        """No rows."""
+
+    def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
+        """Take a plan's changes to the rows, and copy blocks, after the steps launched so far."""
+
+    def launch(self, step: StepInputs) -> Flight:
+        """Begin a step and return at once.
+
+        `step` is built from what is expected of the steps still on their way: token ids that they
+        sample are not in it, and rows that they end are. The device knows better. If it raises, it
+        has left the rows as they were, so that others, or the same, may be launched instead.
+        """
+
+    def finish(self) -> None:
+        """Wait for everything launched so far. Raises DeviceLost."""

@@ -1,0 +1,295 @@
+"""One decoder for every supported family: what its layers are is data (`layer_spec`).
+
+For T tokens of any rows, in one pass:
+
+    x = embedding[token_ids]
+    each layer, as its spec says; of most families:
+                  h = norm(x)                       x carries the residual
+                  q, k, v = qkv(h)                  q, k normalised (some families), then rotated
+                  k, v -> pages;  x += output(attention(q, pages))
+                  x += down(activation(gate) * up)
+    logits = head(norm(x[some tokens]))             float32, apart
+
+Once the last layer's keys and values are written, it goes on with `logits_indices` alone.
+Where the compiled kernels serve every operator, all layers are one call, with the same bits.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from gpu_worker.model.model import ModelConfig
+from gpu_worker.model.rope import RopeConfig, inverse_frequencies
+from gpu_worker.model.weights import LayerWeights, Weights
+from kernels import dispatch
+from kernels.attention.paged_attention import paged_attention
+from kernels.attention.plan import AttentionPlan, Parts, PartsSize, plan_attention, with_parts
+from kernels.kv.rope_write_kv import rope_write_kv
+from kernels.layers import CompiledLayers
+from kernels.norms_rope.gelu_mul import gelu_mul
+from kernels.norms_rope.rms_norm import add_rms_norm, add_rms_norm_rows, rms_norm
+from kernels.norms_rope.rope import rope_table
+from kernels.norms_rope.silu_mul import silu_mul
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queries:
+    """Tokens that attend, row after row, as `paged_attention` takes them."""
+
+    starts: Tensor  # [R + 1] int32
+    context_lengths: Tensor  # [R] int32
+    # No row has more tokens than this; None: nobody knows.
+    row_max: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTensors:
+    """The step's inputs on the device; shapes as in `device.StepInputs`."""
+
+    token_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    queries: Queries
+    block_tables: Tensor
+    # [K] int64, the tokens whose states are wanted, and how they attend; None: all.
+    logits_indices: tuple[Tensor, Queries] | None = None
+    # No row has a longer context; None: nobody knows.
+    context_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """Before the last norm, [K, hidden] each; their sum is what the model knows of a token."""
+
+    hidden: Tensor
+    residual: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKv:
+    """The pages of a layer, and if they are fp8 their scales, [2, kv_heads] (`kernels.kv.fp8`)."""
+
+    k_pages: Tensor
+    v_pages: Tensor
+    scales: Tensor | None
+
+    @classmethod
+    def of(cls, pages: Tensor, scales: Tensor | None, layer: int) -> Self:
+        # Memory of its own for each layer's scales, which begins where kernels expect it to.
+        own = None if scales is None else scales[layer].to(pages.device, copy=True)
+        return cls(k_pages=pages[layer, 0], v_pages=pages[layer, 1], scales=own)
+
+
+class Decoder:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        pages: Tensor,
+        *,
+        context_tokens: int,
+        kv_scales: Tensor | None = None,
+    ) -> None:
+        """`kv_scales` [layers, 2, kv_heads] go with pages in fp8."""
+        self._config = config
+        self.vocab_size = config.vocab_size
+        self.weights = weights
+        self._kv = [LayerKv.of(pages, kv_scales, layer) for layer in range(config.layers)]
+        self._cos_sin = _rope_tables(config, context_tokens, pages.device)
+        self._scale = config.attention_scale
+        self._context_tokens = context_tokens
+        self._parts: Parts | None = None
+        # None: the operators one by one.
+        self.compiled = CompiledLayers.of(
+            weights.layers,
+            [(kv.k_pages, kv.v_pages) for kv in self._kv],
+            self._cos_sin,
+            heads=config.heads,
+            hidden=config.hidden_size,
+            dtype=weights.norm.dtype,
+            is_gelu=config.blocks[0].activation == "gelu_tanh",
+            eps=config.norm_eps,
+            scale=self._scale,
+            window=config.window_of_all,
+        )
+
+    def reserve(self, *, rows: int, tokens: int) -> None:
+        """From now on no step, of no more rows and tokens, takes memory for attention's parts."""
+        if dispatch.path_for(self.weights.norm) != "triton":
+            return
+        config, norm = self._config, self.weights.norm
+        size = PartsSize.worst(
+            rows=rows,
+            tokens=tokens,
+            positions=self._context_tokens,
+            kv_heads=config.kv_heads,
+            group=config.heads // config.kv_heads,
+            head_dim=config.head_dim,
+            dtype=norm.dtype,
+            device=norm.device,
+        )
+        self._parts = Parts.of(size, norm.device)
+
+    def forward(self, step: StepTensors) -> States:
+        """Write the step's keys and values; return the states whose logits are wanted."""
+        if self.compiled is not None and dispatch.path_for(self.weights.norm) == "native":
+            return self._at_once(self.compiled, self.weights.embed(step.token_ids), step)
+        return self._one_by_one(step)
+
+    def _at_once(self, layers: CompiledLayers, residual: Tensor, step: StepTensors) -> States:
+        """The same bits as one by one."""
+        all_queries = (step.queries.starts, step.queries.context_lengths)
+        logits_indices, queries = step.logits_indices or (None, None)
+        last_queries = None if queries is None else (queries.starts, queries.context_lengths)
+        hidden, residual = layers(
+            residual,
+            step.positions,
+            step.slot_mapping,
+            step.block_tables,
+            all_queries,
+            logits_indices,
+            last_queries,
+        )
+        return States(hidden=hidden, residual=residual)
+
+    def _one_by_one(self, step: StepTensors) -> States:
+        layers, queries = self.weights.layers, step.queries
+        hidden, residual = self.weights.embed_and_norm(step.token_ids, self._config.norm_eps)
+        plan = self._plan(len(hidden), queries, step)
+        for index, layer in enumerate(layers):
+            is_last = index + 1 == len(layers)
+            kv = self._kv[index]
+            q, projected = self._project(index, hidden, step)
+            own: tuple[Tensor, Tensor] | None = projected
+            if is_last and step.logits_indices is not None:
+                tokens, queries = step.logits_indices
+                q, residual = q[tokens], residual[tokens]
+                # No longer beside their keys.
+                own, plan = None, self._plan(len(q), queries, step)
+            hidden = self._attend(layer, q, own, kv, step.block_tables, queries, plan)
+            hidden = self._normed(hidden, layer.attention_output_norm)
+            hidden, residual = self._add(hidden, residual, layer.mlp_norm)
+            is_gelu = self._config.blocks[index].activation == "gelu_tanh"
+            gate_mul = gelu_mul if is_gelu else silu_mul
+            hidden = layer.down(gate_mul(layer.gate_up(hidden)))
+            hidden = self._normed(hidden, layer.mlp_output_norm)
+            if not is_last:
+                hidden, residual = self._add(hidden, residual, layers[index + 1].attention_norm)
+        return States(hidden=hidden, residual=residual)
+
+    def _normed(self, hidden: Tensor, norm: Tensor | None) -> Tensor:
+        return hidden if norm is None else rms_norm(hidden, norm, self._config.norm_eps)
+
+    def _add(self, branch: Tensor, residual: Tensor, norm: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(what the next branch takes, residual with this branch)."""
+        if norm is not None:
+            return add_rms_norm(branch, residual, norm, self._config.norm_eps)
+        total = residual + branch
+        return total, total
+
+    def logits(self, states: States, tokens: Tensor, out: Tensor | None = None) -> Tensor:
+        """Of some of the states, [len(tokens), vocab] float32; in `out`, if given.
+
+        Only of those whose logits are wanted: the vocabulary is wide.
+        """
+        norm, eps = self.weights.norm, self._config.norm_eps
+        hidden = add_rms_norm_rows(states.hidden, states.residual, tokens, norm, eps)
+        logits = self.weights.head(hidden)
+        wide = logits.float() if out is None else out.copy_(logits)
+        divisor = self._config.logits_divisor
+        return wide if divisor == 1 else wide.div_(divisor)
+
+    def _plan(self, tokens: int, queries: Queries, step: StepTensors) -> AttentionPlan | None:
+        """Attention shared out once for all layers with these queries, where kernels want that."""
+        if dispatch.path_for(self.weights.norm) != "triton":
+            return None
+        config = self._config
+        group, pages = config.heads // config.kv_heads, self._kv[0].k_pages
+        plan = plan_attention(
+            queries.starts,
+            queries.context_lengths,
+            group=group,
+            dtype=self.weights.norm.dtype,
+            queries_max=queries.row_max,
+            context_max=step.context_max or step.block_tables.size(1) * pages.size(2),
+            head_dim=config.head_dim,
+        )
+        return with_parts(
+            plan,
+            rows=len(queries.context_lengths),
+            tokens=tokens,
+            kv_heads=config.kv_heads,
+            group=group,
+            head_dim=config.head_dim,
+            kept=self._parts,
+        )
+
+    def _project(
+        self, index: int, hidden: Tensor, step: StepTensors
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The step's queries, [T, heads, head_dim], and (keys, values), which are in the pages."""
+        config, layer, kv = self._config, self.weights.layers[index], self._kv[index]
+        heads, kv_heads = config.heads, config.kv_heads
+        qkv = layer.qkv(hidden).view(len(hidden), heads + 2 * kv_heads, config.head_dim)
+        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+        q_norm, k_norm = layer.q_norm, layer.k_norm
+        if config.blocks[index].qk_norm == "projection":
+            q = self._normed(q.flatten(1), q_norm).view(q.shape)
+            k = self._normed(k.flatten(1), k_norm).view(k.shape)
+            q_norm = k_norm = None
+        q = rope_write_kv(
+            q,
+            k,
+            v,
+            step.positions,
+            self._cos_sin[index],
+            kv.k_pages,
+            kv.v_pages,
+            step.slot_mapping,
+            q_norm,
+            k_norm,
+            config.norm_eps,
+            kv.scales,
+        )
+        return q, (k, v)
+
+    def _attend(
+        self,
+        layer: LayerWeights,
+        q: Tensor,
+        own: tuple[Tensor, Tensor] | None,
+        kv: LayerKv,
+        block_tables: Tensor,
+        queries: Queries,
+        plan: AttentionPlan | None,
+    ) -> Tensor:
+        mixed = paged_attention(
+            q,
+            kv.k_pages,
+            kv.v_pages,
+            block_tables,
+            queries.starts,
+            queries.context_lengths,
+            self._scale,
+            plan,
+            kv.scales,
+            own=None if plan is None else own,
+            window=self._config.window_of_all,
+        )
+        return layer.output(mixed.view(len(q), self._config.heads * self._config.head_dim))
+
+
+def _rope_tables(config: ModelConfig, positions: int, device: torch.device) -> list[Tensor]:
+    """Of each layer, [positions, 2, half]; layers that rotate alike share one."""
+    made: dict[RopeConfig | None, Tensor] = {}
+    for rope in {each.rope: None for each in config.blocks}:
+        if rope is not None:
+            frequencies = inverse_frequencies(rope).to(device)
+            made[rope] = rope_table(positions, frequencies, rope.attention_scale)
+    halves = {table.size(2) for table in made.values()} or {config.head_dim // 2}
+    assert len(halves) == 1, "compiled layers rotate as many elements in each"
+    # Turned by nothing, an element stays what it is, to the last bit.
+    made[None] = rope_table(positions, torch.zeros(halves.pop(), device=device))
+    return [made[each.rope] for each in config.blocks]

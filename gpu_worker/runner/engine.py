@@ -1,0 +1,175 @@
+"""The compute thread: takes plans from a queue, runs their leases step by step, reports each step.
+
+It is never the event loop's thread, so the server answers while a step runs. It alone touches the
+rows and the device. One stream (`Session`) owns the batch at a time; a newer one empties it.
+How the steps of a lease follow each other is `stepping`'s.
+"""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from gpu_worker.batch.plans import InvalidPlan, Plan, StepResult
+from gpu_worker.batch.rows import Rows
+from gpu_worker.batch.step_types import AheadRunner, ModelRunner
+from gpu_worker.runner.stepping import InTurns, OneAhead, Stepper
+
+log = structlog.get_logger()
+
+# While a step is in the air and no plan has come, it is looked at this often.
+LOOK_S = 100e-6
+
+
+class Session(Protocol):
+    """A stream as the compute thread sees it. Both methods are called on that thread."""
+
+    def on_result(self, result: StepResult) -> None: ...
+
+    def on_opened(self) -> None:
+        """The batch is empty and is this session's."""
+
+    def on_refused(self, error: InvalidPlan) -> None:
+        """The last plan was wrong; the batch is empty and the session over."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Open:
+    session: Session
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Close:
+    session: Session
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Submit:
+    session: Session
+    plan: Plan
+    received_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+class Engine:
+    """`on_crash` is called on the compute thread, once, if it ends by an error of its own."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        runner: ModelRunner | AheadRunner,
+        *,
+        on_crash: Callable[[Exception], None],
+    ) -> None:
+        self._rows = rows
+        self._stepper: Stepper = (
+            OneAhead(rows, runner) if isinstance(runner, AheadRunner) else InTurns(rows, runner)
+        )
+        self._on_crash = on_crash
+        self._session: Session | None = None
+        self._commands: queue.SimpleQueue[_Open | _Close | _Submit | _Stop] = queue.SimpleQueue()
+        self._first: Callable[[], None] = lambda: None
+        self._started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._main, name="compute", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"<Engine waiting={self.waiting_count} {self._rows!r}>"
+
+    @property
+    def waiting_count(self) -> int:
+        """Plans and other commands that the running step has not seen yet."""
+        return self._commands.qsize()
+
+    def start(self, first: Callable[[], None] = lambda: None) -> Future[None]:
+        """`first` runs before any command, on the compute thread; the future is its end."""
+        self._first = first
+        self._thread.start()
+        return self._started
+
+    def stop(self) -> None:
+        """Let the running step end, then the thread."""
+        self._commands.put(_Stop())
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def open(self, session: Session) -> None:
+        """Give the batch, emptied, to this session. Answered by `on_opened`."""
+        self._commands.put(_Open(session))
+
+    def submit(self, session: Session, plan: Plan) -> None:
+        """Run a plan after those submitted before. Ignored unless the session owns the batch."""
+        self._commands.put(_Submit(session, plan, time.perf_counter_ns()))
+
+    def close(self, session: Session) -> None:
+        """Empty the batch if it is still this session's."""
+        self._commands.put(_Close(session))
+
+    def _main(self) -> None:
+        if not self._started.set_running_or_notify_cancel():
+            return
+        try:
+            self._first()
+        except Exception as error:
+            self._started.set_exception(error)
+            return
+        self._started.set_result(None)
+        try:
+            while not isinstance(command := self._next(), _Stop):
+                self._handle(command)
+        except Exception as error:
+            log.critical("engine.crashed", exc_info=error)
+            self._on_crash(error)
+
+    def _next(self) -> _Open | _Close | _Submit | _Stop:
+        """Wait for a command. What is in the air lands as soon as it is done.
+
+        But it is not waited for: the plan that comes next is to be launched behind it.
+        """
+        while self._stepper.is_in_air:
+            if self._stepper.is_down:
+                self._stepper.land()
+                continue
+            with contextlib.suppress(queue.Empty):
+                return self._commands.get(timeout=LOOK_S)
+        return self._commands.get()
+
+    def _handle(self, command: _Open | _Close | _Submit) -> None:
+        if isinstance(command, _Open):
+            self._own(command.session)
+            command.session.on_opened()
+        elif command.session is not self._session:
+            return
+        elif isinstance(command, _Close):
+            self._own(None)
+        else:
+            self._execute(command)
+
+    def _own(self, session: Session | None) -> None:
+        self._stepper.clear()
+        self._session = session
+
+    def _execute(self, command: _Submit) -> None:
+        session = command.session
+        try:
+            self._stepper.run(
+                command.plan, command.received_ns, session.on_result, self._is_anything_waiting
+            )
+        except InvalidPlan as error:
+            self._own(None)
+            session.on_refused(error)
+        except Exception as error:
+            error.add_note(f"while plan {command.plan.plan_id} was run")
+            raise
+
+    def _is_anything_waiting(self) -> bool:
+        return not self._commands.empty()

@@ -1,0 +1,218 @@
+"""The pool of KV blocks: how many fit, what that means, and the memory itself.
+
+`dtype` is that of keys and values: in fp8 the same memory holds twice the blocks of bf16.
+
+layout   pages [layers, 2 (keys, values), blocks, kv_heads, block_size, head_dim]
+         one dense tile per block and head, which paged attention reads in one go
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.model.model import ModelConfig
+from service_kit.errors import ConfigError
+
+MB: Final = 1_000_000
+# Of the memory free after loading, when --kv-memory-mb does not say.
+_FREE_SHARE: Final = 0.4
+_ALIGN_BYTES: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSize:
+    block_count: int
+    block_size: int
+    block_bytes: int
+    # The longest sequence: what the model takes, the operator allows and the pool holds.
+    context_tokens: int
+    # KV places of such a sequence at once, where blocks behind a sliding window are given back.
+    tokens_held: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.block_count * self.block_size
+
+    @property
+    def concurrency(self) -> float:
+        """Sequences of full length that fit at once."""
+        return self.tokens / (self.tokens_held or self.context_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRequest:
+    """What the operator asked for; None is "choose"."""
+
+    block_size: int
+    slots: int
+    kv_memory_mb: float | None
+    kv_blocks: int | None
+    context_tokens: int | None
+    # Of a step: so many more than a window a row may hold.
+    step_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Memory that KV blocks may take when no setting says how much, and where that comes from."""
+
+    kv_bytes: int
+    source: str
+    # A device has no more than this, whatever is asked for; a CPU's pages are taken as needed.
+    is_limit: bool = False
+
+
+def room_on_cpu(free_bytes: int) -> Room:
+    """A share of what is free now: other processes of the machine go on taking memory."""
+    return Room(
+        kv_bytes=int(free_bytes * _FREE_SHARE),
+        source=f"{_FREE_SHARE:.0%} of the {_mb(free_bytes)} MB free",
+    )
+
+
+def room_on_gpu(*, total_bytes: int, free_bytes: int, step_bytes: int, share: float) -> Room:
+    """What `share` of the device leaves beside what is taken (weights) and the worst step."""
+    taken_bytes = total_bytes - free_bytes
+    return Room(
+        kv_bytes=int(total_bytes * share) - taken_bytes - step_bytes,
+        source=f"--gpu-memory-share {share:g} of the device's {_mb(total_bytes)} MB, less "
+        f"{_mb(taken_bytes)} MB taken (weights, other processes) and {_mb(step_bytes)} MB for the "
+        "largest step that --step-tokens and --slots allow,",
+        is_limit=True,
+    )
+
+
+def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Of one block in all layers, keys and values."""
+    tile = config.kv_heads * block_size * config.head_dim * dtype.itemsize
+    return config.layers * 2 * tile
+
+
+def size_pool(
+    config: ModelConfig, dtype: torch.dtype, request: PoolRequest, room: Room
+) -> PoolSize:
+    """ConfigError names the setting that does not fit, and what would."""
+    bytes_each = block_bytes(config, request.block_size, dtype)
+    context = _context(config, request)
+    held = _tokens_held(config, request, context)
+    needed = -(-held // request.block_size)
+    # More blocks than all slots at full length can never be used.
+    count = min(_affordable(request, bytes_each, room), request.slots * needed)
+    if count < needed and request.context_tokens is not None:
+        raise ConfigError(
+            f"--context-tokens {context} needs {needed} blocks ({_mb(needed * bytes_each)} MB) but "
+            f"the pool has {count}; give at least --kv-memory-mb {_mb(needed * bytes_each)}, or at "
+            f"most --context-tokens {count * request.block_size}"
+        )
+    return PoolSize(
+        block_count=count,
+        block_size=request.block_size,
+        block_bytes=bytes_each,
+        context_tokens=context if count >= needed else count * request.block_size,
+        tokens_held=min(held, count * request.block_size),
+    )
+
+
+def _tokens_held(config: ModelConfig, request: PoolRequest, context: int) -> int:
+    """At once, of a sequence of so many tokens; as the scheduler counts it (docs/core.md)."""
+    window, step, size = config.window_of_all, request.step_tokens, request.block_size
+    if window is None:
+        return context
+    return min(context, size - 1 + window - 1 + max(step, size) + step)
+
+
+def _context(config: ModelConfig, request: PoolRequest) -> int:
+    asked = request.context_tokens
+    if asked is not None and asked > config.positions_max:
+        raise ConfigError(
+            f"--context-tokens {asked} is more than the {config.positions_max} positions of the "
+            "model"
+        )
+    context = asked or config.positions_max
+    narrowest, is_one = config.window_tokens, config.window_of_all is not None
+    if narrowest is not None and not is_one and context > narrowest:
+        raise ConfigError(
+            f"some layers of the model attend to a sliding window of {narrowest} tokens and others "
+            "to more, which kaiten does not compute beyond that; serve it with --context-tokens "
+            f"{narrowest}, where the window makes no difference"
+        )
+    return context
+
+
+def _affordable(request: PoolRequest, bytes_each: int, room: Room) -> int:
+    fits = max(room.kv_bytes // bytes_each, 0)
+    if request.kv_blocks is not None:
+        count, setting = request.kv_blocks, f"--kv-blocks {request.kv_blocks}"
+    elif request.kv_memory_mb is not None:
+        count = int(request.kv_memory_mb * MB) // bytes_each
+        setting = f"--kv-memory-mb {request.kv_memory_mb:g}"
+    else:
+        count, setting = fits, room.source
+    if count < 1 and not (room.is_limit and fits < 1):
+        raise ConfigError(
+            f"{setting} holds no KV block: one of {request.block_size} tokens takes "
+            f"{_mb(bytes_each)} MB; give at least --kv-memory-mb {_mb(bytes_each)}"
+        )
+    if room.is_limit and (fits < 1 or count > fits):
+        raise ConfigError(
+            f"{count} KV blocks are {_mb(count * bytes_each)} MB, but {room.source} leaves "
+            f"{fits} blocks ({_mb(fits * bytes_each)} MB); raise the share, lower --step-tokens or "
+            f"--slots, or give at most --kv-blocks {fits}"
+            if fits
+            else f"{room.source} leaves no room for a KV block ({_mb(bytes_each)} MB); raise the "
+            "share, lower --step-tokens or --slots, or take a smaller model or a larger device"
+        )
+    return count
+
+
+def _mb(count_bytes: int) -> int:
+    return -(-count_bytes // MB)
+
+
+def free_memory_bytes() -> int:
+    """What this process may still take: the machine's available memory or its cgroup's rest."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit = _lines(Path("/sys/fs/cgroup/memory.max"))
+    used = _lines(Path("/sys/fs/cgroup/memory.current"))
+    if limit and used and limit[0].strip().isdigit():
+        free = min(free, int(limit[0]) - int(used[0]))
+    return max(free, 0)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
+
+
+def allocate_pages(
+    config: ModelConfig, size: PoolSize, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Zeroed pages. On the CPU the memory is taken from the system only as blocks are used.
+
+    There numpy asks Linux for large pages (2 MiB), as torch does not: a step reads blocks from all
+    over the pool.
+    """
+    shape = (
+        config.layers,
+        2,
+        size.block_count,
+        config.kv_heads,
+        size.block_size,
+        config.head_dim,
+    )
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    total = size.block_count * size.block_bytes
+    buffer = np.zeros(total + _ALIGN_BYTES, np.uint8)
+    offset = -buffer.ctypes.data % _ALIGN_BYTES
+    return torch.from_numpy(buffer[offset : offset + total]).view(dtype).view(shape)

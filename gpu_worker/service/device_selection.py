@@ -1,0 +1,135 @@
+"""What a worker computes on and in: the device and the dtype, or why not."""
+
+from typing import Final
+
+import torch
+
+from gpu_worker.model.model import ModelConfig
+from kernels import native
+from kernels.attention.paged_attention import HEAD_DIM_MAX
+from kernels.attention.plan import GROUP_MAX
+from kernels.kv import fp8
+from service_kit.errors import ConfigError
+
+_DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# fp8 is for keys and values only.
+DTYPE_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()} | {fp8.DTYPE: "fp8"}
+_FP32_CHECKPOINTS: Final = ("float32", "float64")
+# Ampere: the first with bfloat16 in its tensor cores, and the oldest that the kernels are for.
+_CAPABILITY_MIN: Final = (8, 0)
+
+
+def choose_device(asked: str) -> torch.device:
+    """auto: the first GPU that torch sees, else the CPU."""
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"--device {asked}, but torch {torch.__version__} finds no CUDA device; look at "
+            "nvidia-smi, install a CUDA build of torch, or take --device cpu"
+        )
+    device = torch.device("cuda" if asked == "auto" else asked)
+    index = device.index or 0
+    if index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device {asked}, but there are {torch.cuda.device_count()} CUDA devices, numbered "
+            "from 0"
+        )
+    capability = torch.cuda.get_device_capability(index)
+    if capability < _CAPABILITY_MIN:
+        raise ConfigError(
+            f"--device {asked} is a {torch.cuda.get_device_name(index)} of compute capability "
+            f"{capability[0]}.{capability[1]}; kaiten's kernels need at least 8.0"
+        )
+    # What names no device, as pinned memory, goes with this one.
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def choose_dtype(asked: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
+    """A GPU computes in half the width unless told otherwise, a CPU as the checkpoint is.
+
+    Never in float16 on a CPU, where it is hundreds of times slower than bfloat16.
+    """
+    is_cpu = device.type == "cpu"
+    if asked == "fp16" and is_cpu:
+        raise ConfigError(
+            "--dtype fp16 is for GPUs, a CPU is hundreds of times faster in bf16; take --dtype bf16"
+        )
+    if asked != "auto":
+        return _DTYPES[asked]
+    if checkpoint_dtype == "float16" and not is_cpu:
+        return torch.float16
+    return torch.float32 if checkpoint_dtype in _FP32_CHECKPOINTS and is_cpu else torch.bfloat16
+
+
+def choose_int8(asked: str, device: torch.device) -> bool:
+    """Whether linears keep a byte per weight."""
+    if asked == "int8" and device.type != "cpu":
+        raise ConfigError(
+            f"--weight-dtype int8 is for CPUs, on {device} weights are of --dtype; take "
+            "--weight-dtype auto, or --device cpu"
+        )
+    return asked == "int8"
+
+
+def choose_watch(device: torch.device, *, is_asked: bool) -> bool:
+    """Whether launches are watched."""
+    if is_asked and device.type == "cpu":
+        raise ConfigError(
+            "--watch-steps is for GPUs: a CPU launches nothing ahead of the host; leave it out, or "
+            "take --device cuda"
+        )
+    return is_asked
+
+
+def choose_kv_dtype(asked: str, dtype: torch.dtype) -> torch.dtype:
+    """auto: that of the model. The kernels know fp8 on every device; a third dtype they do not."""
+    if asked == "fp8":
+        return fp8.DTYPE
+    if asked == "bf16" and dtype != torch.bfloat16:
+        raise ConfigError(
+            f"--kv-dtype bf16, but the model computes in {DTYPE_NAMES[dtype]}; keys and values are "
+            "kept in the dtype of the model or in fp8: take --kv-dtype auto, or --dtype bf16"
+        )
+    return dtype
+
+
+def check_heads(config: ModelConfig, device: torch.device) -> None:
+    """On a GPU only the kernels attend: torch's path waits for the device, which no graph may."""
+    if device.type == "cpu":
+        return
+    group = config.heads // config.kv_heads
+    for name, count, most in (
+        ("elements per head", config.head_dim, HEAD_DIM_MAX),
+        ("heads per key/value head", group, GROUP_MAX),
+    ):
+        if count > most:
+            raise ConfigError(
+                f"the model has {count} {name}, and kaiten's kernels for GPUs take at most {most}; "
+                "take --device cpu, or another model"
+            )
+
+
+def numeric_class(
+    device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, *, is_int8: bool
+) -> str:
+    """What may differ in the last bits between workers, and with them a token."""
+    if device.type == "cpu":
+        path = "native" if native.available() else "torch"
+    else:
+        path = "triton sm{}{}".format(*torch.cuda.get_device_capability(device))
+    computed = dtype_text(dtype, is_int8=is_int8)
+    return f"{device.type} {computed} {path}, KV in {DTYPE_NAMES[kv_dtype]}"
+
+
+def dtype_text(dtype: torch.dtype, *, is_int8: bool) -> str:
+    """What is computed in, and what the weights are where they are not of it."""
+    return DTYPE_NAMES[dtype] + (" with int8 weights" if is_int8 else "")
+
+
+def device_name(device: torch.device) -> str:
+    """For people."""
+    if device.type == "cpu":
+        return f"cpu ({torch.get_num_threads()} threads, {native.reason()})"
+    return f"{device} ({torch.cuda.get_device_name(device)})"

@@ -1,0 +1,345 @@
+"""From settings to a device that is ready: checkpoint, weights, pool, decoder, warm-up.
+
+Each phase is timed, because start-up is what an operator waits for.
+"""
+
+import gc
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import structlog
+import torch
+from torch import Tensor
+
+from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.batch.step_types import AheadRunner, ModelRunner, StepInputs, StepSamples
+from gpu_worker.model.checkpoint import Checkpoint, find_checkpoint, tokenizer_digest
+from gpu_worker.model.config import read_config
+from gpu_worker.model.decoder import Decoder
+from gpu_worker.model.kv_scales import read_scales
+from gpu_worker.model.model import ModelConfig
+from gpu_worker.model.weights import Weights, fingerprint, load_weights, weights_digest
+from gpu_worker.runner.device_streams import DeviceStreams, streams_for
+from gpu_worker.runner.dummy_steps import largest_step, worst_step
+from gpu_worker.runner.eager_runner import EagerRunner
+from gpu_worker.runner.graph_runner import GraphRunner
+from gpu_worker.runner.kv_cache import (
+    PoolRequest,
+    PoolSize,
+    Room,
+    allocate_pages,
+    block_bytes,
+    free_memory_bytes,
+    room_on_cpu,
+    room_on_gpu,
+    size_pool,
+)
+from gpu_worker.runner.step_graphs import graph_sizes
+from gpu_worker.runner.step_watch import CudaCounters, Watched
+from gpu_worker.runner.warm_up import make_ready, mixed_tokens, warm_up
+from gpu_worker.service.device_selection import (
+    DTYPE_NAMES,
+    check_heads,
+    choose_device,
+    choose_dtype,
+    choose_int8,
+    choose_kv_dtype,
+    choose_watch,
+    device_name,
+    dtype_text,
+    numeric_class,
+)
+from gpu_worker.settings import WorkerSettings
+from kernels import jit, native
+from kernels.kv import fp8
+from service_kit.errors import ConfigError
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A runner and what it runs; `limits` are those of the rows it serves."""
+
+    runner: ModelRunner | AheadRunner
+    limits: RowLimits
+    model: str
+    fingerprint: str
+    architecture: str
+    dtype: str
+    kv_dtype: str
+    device_name: str
+    pool: PoolSize
+    # How many tokens a step may have in which somebody decodes.
+    mixed_tokens: int
+    phases_ms: dict[str, int]
+    # To be called on the thread that computes: libraries keep handles and teams by thread.
+    warm_up_thread: Callable[[], None] = lambda: None
+    weights_digest: str = ""
+    # Of the file that the gateway reads; empty: there is none.
+    tokenizer_digest: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class PhaseTimer:
+    """Milliseconds by phase, in the order in which they ended."""
+
+    phases_ms: dict[str, int] = field(default_factory=dict)
+    running: str = ""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started_ns = time.monotonic_ns()
+        self.running = name
+        yield
+        self.phases_ms[name] = (time.monotonic_ns() - started_ns) // 1_000_000
+        log.info("worker.phase", phase=name, ms=self.phases_ms[name])
+
+
+def load(settings: WorkerSettings) -> Loaded:
+    """Blocks for as long as loading takes. ConfigError says what to change."""
+    timer = PhaseTimer()
+    try:
+        return _load(settings, timer)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the GPU's memory is full while the worker starts (phase {timer.running}); lower "
+            "--gpu-memory-share, --step-tokens or --slots, take a smaller model or a larger "
+            "device, or end what else uses it"
+        ) from error
+
+
+def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
+    device = choose_device(settings.device)
+    is_int8 = choose_int8(settings.weight_dtype, device)
+    is_watched = choose_watch(device, is_asked=settings.watch_steps)
+    torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
+    # Before the kernels, whose compilation takes a minute: what cannot be served is refused first.
+    with timer.phase("find"):
+        folder = find_checkpoint(settings.model)
+        config = read_config(folder)
+        config = config.for_context(settings.context_tokens or config.positions_max)
+        check_heads(config, device)
+    with timer.phase("kernels"):
+        choose_kernels(settings.native)
+    dtype = choose_dtype(settings.dtype, config.checkpoint_dtype, device)
+    kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype)
+    with timer.phase("load"), Checkpoint(folder) as checkpoint:
+        weights = load_weights(
+            checkpoint,
+            config,
+            dtype=dtype,
+            device=device,
+            is_int8=is_int8,
+            on_layer=_narrator(config.layers),
+        )
+        scales = read_scales(checkpoint, config) if kv_dtype == fp8.DTYPE else None
+        kind = numeric_class(device, dtype, kv_dtype, is_int8=is_int8)
+        digest = fingerprint(checkpoint, config, kind, scales)
+        weights_known_by = weights_digest(checkpoint, config)
+    streams = streams_for(device)
+    if device.type != "cpu":
+        tell_compiles()
+    with timer.phase("pool"):
+        room = find_room(settings, config, weights, kv_dtype, scales, streams)
+        pool = size_pool(config, kv_dtype, pool_request(settings), room)
+        pages = allocate_pages(config, pool, kv_dtype, device)
+        decoder = Decoder(
+            config, weights, pages, context_tokens=pool.context_tokens, kv_scales=scales
+        )
+    limits = row_limits(settings, config, pool)
+    with timer.phase("warm_up"):
+        runner = ready_runner(decoder, pages, limits, streams)
+        mixed = mixed_tokens(runner, limits, settings.mixed_step_s)
+    return Loaded(
+        runner=watched(runner, device) if is_watched else runner,
+        limits=limits,
+        model=model_name(settings),
+        fingerprint=digest,
+        architecture=config.architecture,
+        dtype=dtype_text(dtype, is_int8=is_int8),
+        kv_dtype=DTYPE_NAMES[kv_dtype],
+        device_name=device_name(device),
+        pool=pool,
+        mixed_tokens=mixed,
+        phases_ms=timer.phases_ms,
+        weights_digest=weights_known_by,
+        tokenizer_digest=tokenizer_digest(folder),
+        warm_up_thread=partial(warm_up_thread, streams, compute_of(runner), limits),
+    )
+
+
+def tell_compiles() -> None:
+    """Say which kernels are compiled: a first start takes minutes, and after Ready there are none.
+
+    One after the other: which are needed follows from running steps, and what is computed decides
+    where the next kernels read, so they cannot be asked for ahead without computing.
+    """
+    done = itertools.count(1)
+
+    def told(kernel: str) -> None:
+        log.info("worker.compiled", kernel=kernel.partition(" ")[0], done=next(done))
+
+    jit.watch_compiles(told)
+
+
+def find_room(
+    settings: WorkerSettings,
+    config: ModelConfig,
+    weights: Weights,
+    kv_dtype: torch.dtype,
+    kv_scales: Tensor | None,
+    streams: DeviceStreams,
+) -> Room:
+    """What KV blocks may take: on a GPU, what the weights and the largest step leave."""
+    device = streams.device
+    if device.type == "cpu":
+        return room_on_cpu(free_memory_bytes())
+    step_bytes = measure_step(settings, config, weights, kv_dtype, kv_scales, streams)
+    # What was measured refers to itself; torch keeps what it gives back.
+    gc.collect()
+    torch.cuda.empty_cache()
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return room_on_gpu(
+        total_bytes=total_bytes,
+        free_bytes=free_bytes,
+        step_bytes=step_bytes,
+        share=settings.gpu_memory_share,
+    )
+
+
+def measure_step(
+    settings: WorkerSettings,
+    config: ModelConfig,
+    weights: Weights,
+    kv_dtype: torch.dtype,
+    kv_scales: Tensor | None,
+    streams: DeviceStreams,
+) -> int:
+    """What a worker with these settings takes beside weights and KV, by being one.
+
+    What it keeps, what the worst step takes for a while, and what a step of single tokens does:
+    recorded steps keep that for themselves.
+    """
+    device = streams.device
+    context = settings.context_tokens or config.positions_max
+    one_block = PoolSize(
+        block_count=1,
+        block_size=settings.block_size,
+        block_bytes=block_bytes(config, settings.block_size, kv_dtype),
+        context_tokens=context,
+    )
+    limits = row_limits(settings, config, one_block)
+    before = torch.cuda.memory_allocated(device)
+    pages = allocate_pages(config, one_block, kv_dtype, device)
+    decoder = Decoder(config, weights, pages, context_tokens=context, kv_scales=kv_scales)
+    measured = GraphRunner(decoder, pages, limits, streams, graph_sizes=(limits.slots,))
+    kept = torch.cuda.memory_allocated(device) - before
+    worst = worst_step(limits)
+    singles = largest_step(replace(limits, step_tokens=limits.slots), context=context)
+    compute = compute_of(measured)
+    return kept + sum(peak_bytes(partial(compute, step), device) for step in (worst, singles))
+
+
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
+    """Device memory that the call takes and gives back."""
+    run()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return peak
+
+
+def ready_runner(
+    decoder: Decoder, pages: Tensor, limits: RowLimits, streams: DeviceStreams
+) -> ModelRunner | AheadRunner:
+    """Warmed up. A GPU gets its steps ahead of the host; a CPU is the host."""
+    if pages.device.type == "cpu":
+        in_turns = EagerRunner(decoder, pages)
+        warm_up(in_turns.execute, limits)
+        return in_turns
+    sizes = graph_sizes(limits.slots)
+    runner = GraphRunner(decoder, pages, limits, streams, graph_sizes=sizes)
+    make_ready(runner, lambda done, total: log.info("worker.recording", done=done, total=total))
+    return runner
+
+
+def watched(runner: ModelRunner | AheadRunner, device: torch.device) -> AheadRunner:
+    """For who comes after Ready: what settles the compute thread may still allocate."""
+    assert isinstance(runner, AheadRunner)
+    return Watched(runner, CudaCounters(device))
+
+
+def warm_up_thread(
+    streams: DeviceStreams, compute: Callable[[StepInputs], StepSamples], limits: RowLimits
+) -> None:
+    """The thread that calls this is the one that computes."""
+    streams.take_thread()
+    warm_up(compute, limits)
+
+
+def compute_of(runner: ModelRunner | AheadRunner) -> Callable[[StepInputs], StepSamples]:
+    """A step of nobody's rows, from its inputs to its end."""
+    if isinstance(runner, AheadRunner):
+        return lambda step: runner.launch(step).result()
+    return runner.execute
+
+
+def choose_kernels(asked: str) -> None:
+    """Build or load the compiled path, once per machine, or settle for torch's."""
+    if asked == "off":
+        native.disable("torch path: switched off by --native off")
+    elif not native.build() and asked == "on":
+        raise ConfigError(
+            f"--native on, but there is no compiled path ({native.reason()}); install a C++ "
+            "compiler, or take --native auto"
+        )
+    log.info("worker.kernels", path=native.reason())
+
+
+def pool_request(settings: WorkerSettings) -> PoolRequest:
+    return PoolRequest(
+        block_size=settings.block_size,
+        slots=settings.slots,
+        kv_memory_mb=settings.kv_memory_mb,
+        kv_blocks=settings.kv_blocks,
+        context_tokens=settings.context_tokens,
+        step_tokens=settings.step_tokens,
+    )
+
+
+def row_limits(settings: WorkerSettings, config: ModelConfig, pool: PoolSize) -> RowLimits:
+    return RowLimits(
+        slots=settings.slots,
+        context_tokens=pool.context_tokens,
+        step_tokens=settings.step_tokens,
+        block_size=pool.block_size,
+        block_count=pool.block_count,
+        vocab_size=config.vocab_size,
+        window=config.window_of_all,
+    )
+
+
+def model_name(settings: WorkerSettings) -> str:
+    return settings.served_model_name or Path(settings.model).name
+
+
+def _narrator(layers: int) -> Callable[[int], None]:
+    """About ten lines in a log."""
+    step = max(1, layers // 10)
+
+    def narrate(done: int) -> None:
+        if done % step == 0 or done == layers:
+            log.info("worker.loading", done=done, total=layers)
+
+    return narrate

@@ -1,0 +1,190 @@
+"""The worker as a process: start, serve, drain, stop. What it computes with comes from `load`."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import grpc
+import structlog
+
+from gpu_worker.batch.plans import Description
+from gpu_worker.batch.rows import Rows
+from gpu_worker.runner.engine import Engine
+from gpu_worker.service import runtime
+from gpu_worker.service.loading import Loaded
+from gpu_worker.service.metrics import Meters
+from gpu_worker.service.registration import Registrar
+from gpu_worker.service.server import SERVICE_NAME, WorkerServicer
+from gpu_worker.settings import WorkerSettings
+from protos.kaiten.v1 import worker_service_pb2_grpc
+from service_kit import telemetry
+from service_kit.addresses import advertised
+from service_kit.grpc_health import HealthStatus
+from service_kit.grpc_server import (
+    MIB,
+    ServerLimits,
+    add_health,
+    add_reflection,
+    bind,
+    create_server,
+)
+from service_kit.metrics import Metrics
+
+log = structlog.get_logger()
+
+# A plan can carry a whole batch of long prompts; the leader's stream lives as long as it leads.
+_SERVER_LIMITS: Final = ServerLimits(message_in_bytes_max=64 * MIB, connection_age_s_max=None)
+_STOP_GRACE_S: Final = 1.0
+
+
+class WorkerProcess:
+    def __init__(self, settings: WorkerSettings, load: Callable[[WorkerSettings], Loaded]) -> None:
+        self._settings = settings
+        self._load = load
+        self._metrics = Metrics("worker", is_scraped=settings.metrics_port is not None)
+        self._spans = telemetry.configure("worker")
+        self._engine: Engine | None = None
+        self._server: grpc.aio.Server | None = None
+        self._servicer: WorkerServicer | None = None
+        self._registrar: Registrar | None = None
+        self._health: HealthStatus | None = None
+        self._crashed: asyncio.Future[None] | None = None
+
+    @property
+    def drain_s(self) -> float:
+        return self._settings.drain_s
+
+    async def start(self) -> Mapping[str, object]:
+        settings = self._settings
+        server = self._server = create_server(limits=_SERVER_LIMITS)
+        # Bound before loading: a taken port is known at once.
+        port = bind(server, settings.grpc_host, settings.grpc_port)
+        self._crashed = asyncio.get_running_loop().create_future()
+        loaded = await asyncio.to_thread(self._load, settings)
+        runtime.return_freed_memory()
+        description = describe(loaded)
+        self._engine = Engine(Rows(loaded.limits), loaded.runner, on_crash=self._crash_hook())
+        await asyncio.wrap_future(self._engine.start(loaded.warm_up_thread))
+        meters = Meters(self._metrics.meter)
+        self._servicer = WorkerServicer(
+            self._engine, description, meters, self._spans, gather_s=settings.gather_ms / 1000
+        )
+        worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server)
+        self._health = add_health(server, (SERVICE_NAME,))
+        add_reflection(server, (SERVICE_NAME,))
+        await server.start()
+        self._health.set_all(True)
+
+        async def address_for(scheduler: str) -> str:
+            return settings.advertise_address or await advertised(
+                settings.grpc_host, port, peer=scheduler
+            )
+
+        self._registrar = Registrar(
+            settings.scheduler, address_for=address_for, description=description
+        )
+        self._servicer.on_stream_end = self._registrar.ask_now
+        self._look_at(meters, self._engine, self._registrar, loaded.mixed_tokens)
+        page = self._metrics.serve(settings.metrics_host, settings.metrics_port)
+        bound = settings.advertise_address or f"{settings.grpc_host}:{port}"
+        return {**_ready_fields(loaded, description, bound), "metrics": page}
+
+    async def serve(self) -> None:
+        """Until cancelled, or until the compute thread dies."""
+        assert self._registrar is not None
+        assert self._crashed is not None
+        registering = asyncio.create_task(self._registrar.run(), name="register")
+        try:
+            await asyncio.wait((registering, self._crashed), return_when=asyncio.FIRST_COMPLETED)
+            if registering.done():
+                registering.result()
+            self._crashed.result()
+        finally:
+            registering.cancel()
+            await asyncio.gather(registering, return_exceptions=True)
+
+    async def drain(self) -> None:
+        """Keep computing until the scheduler has moved everything elsewhere."""
+        if self._health is not None:
+            self._health.set_all(False)
+        if self._registrar is not None:
+            await self._registrar.drain()
+
+    async def stop(self) -> None:
+        if self._servicer is not None:
+            self._servicer.end_stream()
+        if self._server is not None:
+            await self._server.stop(_STOP_GRACE_S)
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.stop)
+        await asyncio.to_thread(self._metrics.close)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
+
+    def _look_at(
+        self, meters: Meters, engine: Engine, registrar: Registrar, mixed_tokens: int
+    ) -> None:
+        meters.gauge("commands_waiting", lambda: engine.waiting_count, "plans not yet begun")
+        meters.gauge("mixed_tokens_max", lambda: mixed_tokens, "of a step with decodes")
+        meters.gauge("is_registered", lambda: int(registrar.is_registered), "known to a leader")
+
+    def _crash_hook(self) -> Callable[[Exception], None]:
+        loop = asyncio.get_running_loop()
+
+        def crashed(error: Exception) -> None:
+            loop.call_soon_threadsafe(self._on_crash, error)
+
+        return crashed
+
+    def _on_crash(self, error: Exception) -> None:
+        assert self._crashed is not None
+        if self._health is not None:
+            self._health.set_all(False)
+        if not self._crashed.done():
+            self._crashed.set_exception(error)
+
+
+def describe(loaded: Loaded) -> Description:
+    """Of this process: the boot_id is new."""
+    limits = loaded.limits
+    return Description(
+        boot_id=secrets.token_hex(8),
+        model=loaded.model,
+        fingerprint=loaded.fingerprint,
+        architecture=loaded.architecture,
+        dtype=loaded.dtype,
+        kv_dtype=loaded.kv_dtype,
+        device=loaded.device_name,
+        vocab_size=limits.vocab_size,
+        context_tokens_max=limits.context_tokens,
+        window_tokens=limits.window,
+        block_size=limits.block_size,
+        block_count=limits.block_count,
+        slots_max=limits.slots,
+        step_tokens_max=limits.step_tokens,
+        mixed_tokens_max=loaded.mixed_tokens,
+        weights_digest=loaded.weights_digest,
+        tokenizer_digest=loaded.tokenizer_digest,
+    )
+
+
+def _ready_fields(loaded: Loaded, description: Description, address: str) -> dict[str, object]:
+    pool = loaded.pool
+    return {
+        "address": address,
+        "boot_id": description.boot_id,
+        "model": description.model,
+        "architecture": description.architecture,
+        "dtype": description.dtype,
+        "device": description.device,
+        "kv": f"{pool.block_count} blocks x {pool.block_size} = {pool.tokens} tokens",
+        "kv_dtype": description.kv_dtype,
+        "kv_mb": pool.block_count * pool.block_bytes // 1_000_000,
+        "context_tokens": pool.context_tokens,
+        "concurrency_max": round(pool.concurrency, 1),
+        "slots": description.slots_max,
+        "step_tokens": description.step_tokens_max,
+        "mixed_tokens": description.mixed_tokens_max,
+        "phases_ms": loaded.phases_ms,
+    }

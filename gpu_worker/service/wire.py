@@ -1,0 +1,203 @@
+"""Protobuf to the worker's words and back, and nothing else.
+
+`*_from_proto` is where a message's shape is checked; whether a plan fits the batch is for `draft`.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from gpu_worker.batch.plans import (
+    Description,
+    FinishReason,
+    InvalidPlan,
+    Join,
+    Leader,
+    Plan,
+    RowLogprobs,
+    RowPromptLogprobs,
+    RowSampling,
+    StepResult,
+    StepTimings,
+)
+from protos.kaiten.v1 import common_pb2, worker_service_pb2
+
+_REASONS: Final = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+}
+# Of the plans that are read here.
+PLAN_VERSION: Final = 1
+FEATURES: Final = (
+    common_pb2.FEATURE_LOGPROBS,
+    common_pb2.FEATURE_PROMPT_LOGPROBS,
+    common_pb2.FEATURE_LOGITS_PROCESSORS,
+)
+
+
+def leader_from_proto(message: common_pb2.Leader) -> Leader:
+    return Leader(epoch=message.epoch, nonce=message.nonce)
+
+
+def plan_from_proto(message: worker_service_pb2.Plan) -> Plan:
+    """Raise InvalidPlan naming the field whose shape is wrong."""
+    for field in ("slot_tokens_least", "slot_tokens_most"):
+        if (count := getattr(message, field)) > 1:
+            raise InvalidPlan(f"{field}: must be 0 or 1, got {count}: a step gives a row one token")
+    _check_groups("append_groups", message.append_groups, len(message.append_slots))
+    _check_groups("replace_groups", message.replace_groups, len(message.replace_slots))
+    return Plan(
+        leader=leader_from_proto(message.leader),
+        plan_id=message.plan_id,
+        lease_steps=message.lease_steps,
+        leaves=tuple(message.leaves),
+        joins=tuple(map(_join_from_proto, message.joins)),
+        appends=_pairs("append_slots, append_blocks", message.append_slots, message.append_blocks),
+        replacements=_replacements(message),
+        copies=_pairs("copy_sources, copy_targets", message.copy_sources, message.copy_targets),
+        chunks=_pairs("chunk_slots, chunk_tokens", message.chunk_slots, message.chunk_tokens),
+        membership_checksum=message.membership_checksum,
+    )
+
+
+def _pairs(names: str, left: Sequence[int], right: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    if len(left) != len(right):
+        raise InvalidPlan(f"{names} must be parallel, but have {len(left)} and {len(right)} items")
+    return tuple(zip(left, right, strict=True))
+
+
+def _replacements(message: worker_service_pb2.Plan) -> tuple[tuple[int, int, int], ...]:
+    at = _pairs("replace_slots, replace_indices", message.replace_slots, message.replace_indices)
+    pairs = _pairs("replace_slots, replace_blocks", message.replace_slots, message.replace_blocks)
+    return tuple((slot, index, block) for (slot, index), (_, block) in zip(at, pairs, strict=True))
+
+
+def _check_groups(name: str, groups: Sequence[int], count: int) -> None:
+    if groups and (any(groups) or len(groups) != count):
+        raise InvalidPlan(
+            f"{name} must be empty, or {count} zeros: this worker has one layer group"
+        )
+
+
+def _join_from_proto(message: worker_service_pb2.Join) -> Join:
+    return Join(
+        slot=message.slot,
+        sequence_id=message.sequence_id,
+        token_ids=tuple(message.token_ids),
+        prompt_tokens=message.prompt_tokens,
+        num_computed_tokens=message.num_computed_tokens,
+        num_skipped_blocks=_table_from_proto(message).num_skipped_blocks,
+        blocks=tuple(_table_from_proto(message).blocks),
+        sampling=_sampling_from_proto(message.sampling),
+        prompt_logprobs_from=message.prompt_logprobs_from,
+    )
+
+
+def _table_from_proto(message: worker_service_pb2.Join) -> worker_service_pb2.BlockTable:
+    if len(message.block_tables) != 1:
+        raise InvalidPlan(
+            f"slot {message.slot}: block_tables: must be one: this worker has one layer group"
+        )
+    return message.block_tables[0]
+
+
+def _sampling_from_proto(message: worker_service_pb2.RowSampling) -> RowSampling:
+    return RowSampling(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        seed=message.seed,
+        choice=message.choice,
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        stop_token_ids=tuple(message.stop_token_ids),
+        logprobs=message.logprobs,
+        # 0 was written by whoever did not know the field.
+        repetition_penalty=message.repetition_penalty or 1.0,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple((each.token_id, each.bias) for each in message.logit_bias),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+    )
+
+
+def result_to_proto(result: StepResult, *, boot_id: str) -> worker_service_pb2.StepResult:
+    outcome = result.outcome
+    return worker_service_pb2.StepResult(
+        boot_id=boot_id,
+        plan_id=result.plan_id,
+        step=result.step,
+        slots=outcome.slots,
+        token_ids=outcome.token_ids,
+        logprobs=map(_logprobs_to_proto, outcome.logprobs),
+        finished=[
+            worker_service_pb2.RowFinished(slot=slot, reason=_REASONS[reason])
+            for slot, reason in outcome.finished
+        ],
+        errors=[
+            worker_service_pb2.RowError(slot=slot, message=text) for slot, text in outcome.errors
+        ],
+        is_last=result.is_last,
+        timings=_timings_to_proto(result.timings),
+        prompt_logprobs=map(_prompt_logprobs_to_proto, outcome.prompt_logprobs),
+    )
+
+
+def _logprobs_to_proto(row: RowLogprobs) -> worker_service_pb2.RowLogprobs:
+    return worker_service_pb2.RowLogprobs(
+        slot=row.slot,
+        logprobs=common_pb2.TokenLogprobs(
+            logprob=row.logprob, top_token_ids=row.top_token_ids, top_logprobs=row.top_logprobs
+        ),
+    )
+
+
+def _prompt_logprobs_to_proto(row: RowPromptLogprobs) -> worker_service_pb2.RowPromptLogprobs:
+    return worker_service_pb2.RowPromptLogprobs(
+        slot=row.slot,
+        logprobs=common_pb2.PromptLogprobs(
+            position=row.position,
+            token_count=len(row.logprobs),
+            logprobs=row.logprobs,
+            top_token_ids=row.top_token_ids,
+            top_logprobs=row.top_logprobs,
+        ),
+    )
+
+
+def _timings_to_proto(timings: StepTimings) -> worker_service_pb2.StepTimings:
+    return worker_service_pb2.StepTimings(
+        wait_us=timings.wait_us,
+        forward_us=timings.forward_us,
+        sample_us=timings.sample_us,
+        tokens_computed=timings.tokens_computed,
+        rows=timings.rows,
+    )
+
+
+def description_to_proto(description: Description) -> common_pb2.WorkerDescription:
+    return common_pb2.WorkerDescription(
+        boot_id=description.boot_id,
+        model=description.model,
+        fingerprint=description.fingerprint,
+        architecture=description.architecture,
+        dtype=description.dtype,
+        kv_dtype=description.kv_dtype,
+        device=description.device,
+        vocab_size=description.vocab_size,
+        context_tokens_max=description.context_tokens_max,
+        block_size=description.block_size,
+        block_count=description.block_count,
+        slots_max=description.slots_max,
+        step_tokens_max=description.step_tokens_max,
+        mixed_tokens_max=description.mixed_tokens_max,
+        weights_digest=description.weights_digest,
+        tokenizer_digest=description.tokenizer_digest,
+        capabilities=common_pb2.Capabilities(
+            plan_version=PLAN_VERSION,
+            features=FEATURES,
+            layer_groups=[common_pb2.LayerGroup(window_tokens=description.window_tokens or 0)],
+        ),
+    )

@@ -1,0 +1,165 @@
+"""triton_launch: the kernels of `triton_kernels` launched for a step: two launches, or four.
+
+shapes   as in paged_attention
+cost     a launch for short rows and one for long ones, and after each one that adds up parts, if
+         any context is longer than a split
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels import jit
+from kernels.attention.plan import (
+    LONG_SPLIT,
+    SPLIT,
+    WIDE_TILE,
+    AttentionPlan,
+    Parts,
+    PartsSize,
+    dim_tile,
+    plan_attention,
+)
+from kernels.attention.triton_kernels import attend_kernel, combine_kernel
+from kernels.kv import fp8
+
+
+class _Tiling(NamedTuple):
+    """How a launch uses a processor."""
+
+    # Per step of the loop.
+    positions: int
+    warps: int
+    # The load of a block id, the load of what it points to, and its use. 5 leave two tiles of keys
+    # and values on their way while a third is used, which memory-bound short rows need.
+    stages: int
+    # Persistent programs per processor: as many as fit beside each other, by registers and shared
+    # memory; one more would run alone at the end.
+    programs: int
+    # A thread's at most, where compilers differ: for short rows of heads of 128 Triton 3.6 takes
+    # 216 and 3.7 on sm_100 202, where 168 do, and let three programs fit.
+    registers: int | None = None
+
+
+def _tiling(
+    q: Tensor, group: int, query_tile: int, block_size: int, *, is_long: bool, is_fp8: bool
+) -> _Tiling:
+    """The most with which no listed processor spills, for sm_90 and sm_100 (sm_80 holds one less).
+
+    Chosen 2026-11-20 from benchmarks/results/kernels_aot.json; not yet timed on a GPU.
+    """
+    width = jit.power_of_two(q.size(2))
+    if q.dtype == torch.float32:
+        return _Tiling(32, 4, 3, 4) if width <= 128 else _Tiling(16, 4, 3, 2)
+    if not is_long:
+        sizes = {64: (64, 4), 128: (64, 3), 256: (32, 2)}
+        positions, programs = sizes[min(256, max(64, width))]
+        # Dividing by a group that is no power of two costs registers, a program's worth.
+        is_odd = group != jit.power_of_two(group)
+        programs = min(programs, 2) if is_odd and width == 128 else programs
+        # Told so, reading codes or pages as large as a tile spills; it takes 168 untold.
+        is_told = programs == 3 and not is_fp8 and block_size < 64
+        return _Tiling(positions, 4, 5, programs, 168 if is_told else None)
+    if query_tile == WIDE_TILE:
+        # Two groups of four warps, the least that the matrix units of sm_90 take. 128 positions
+        # spill.
+        return _Tiling(64, 8, 3, 1)
+    if width > 128:
+        return _Tiling(32, 8, 3, 1)
+    # So it does here, and so do reading codes and, on sm_100, pages as large as a tile: too many
+    # beside 64 long rows.
+    is_dear = is_fp8 or group != jit.power_of_two(group) or block_size >= 64
+    return _Tiling(32 if is_dear and width > 64 else 64, 4, 3, 2)
+
+
+# Parts that a program adds up at once, and programs that share the tokens of a long row.
+_PARTS_AT_ONCE = 32
+_TOKENS_APART = 16
+
+
+def _combine(
+    out: Tensor,
+    parts: Parts,
+    row_tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    kept_tokens: int,
+    tile_tokens: int,
+    split: int,
+    window: int,
+    sizes: dict[str, int],
+    share: int,
+) -> None:
+    """Add up the parts of a launch; `share` programs go through a row's tokens."""
+    group, rows = sizes["GROUP"], len(row_tensors[1])
+    heads_tile = jit.power_of_two(group)
+    combine_kernel[(rows, sizes["KV_HEADS"], share)](
+        out, parts.sums, parts.tops, parts.totals, *row_tensors, kept_tokens, tile_tokens, split,
+        window, **sizes, LINES=heads_tile, SPLITS=max(1, _PARTS_AT_ONCE // heads_tile),
+        # With four, what dividing by the group takes spills on sm_80.
+        num_warps=4 if heads_tile == group else 8,
+    )  # fmt: skip
+
+
+def paged_attention_triton(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor,
+    block_tables: Tensor, query_starts: Tensor, context_lengths: Tensor, scale: float,
+    plan: AttentionPlan | None = None, scales: Tensor | None = None,
+    own: tuple[Tensor, Tensor] | None = None, out: Tensor | None = None,
+    *, window: int | None = None, softcap: float | None = None,
+) -> Tensor:  # fmt: skip
+    """As `paged_attention.paged_attention`, of arguments that it has checked."""
+    (tokens, heads, head_dim), rows = q.shape, len(context_lengths)
+    _, kv_heads, block_size, _ = k_pages.shape
+    if out is None:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if tokens == 0:
+        return out
+    group = heads // kv_heads
+    if plan is None:
+        plan = plan_attention(
+            query_starts, context_lengths, group=group, dtype=q.dtype, head_dim=head_dim,
+            queries_max=tokens, context_max=block_tables.size(1) * block_size,
+        )  # fmt: skip
+    size = PartsSize.of(
+        plan, rows=rows, tokens=tokens, kv_heads=kv_heads, group=group, head_dim=head_dim,
+        positions=block_tables.size(1) * block_size,
+    )  # fmt: skip
+    parts = Parts.of(size, q.device) if plan.parts is None else plan.parts
+    parts.require_room(size)
+    # With fp8 pages 16-bit queries are float16 in the kernel.
+    is_fp8 = scales is not None
+    widens = q.dtype == torch.float32 if is_fp8 else jit.is_widened(q)
+    k, v = (q, q) if own is None or is_fp8 else own
+    sizes = {
+        "KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM_TILE": dim_tile(head_dim)
+    }  # fmt: skip
+
+    def attend(
+        ends: Tensor, kept_starts: Tensor, kept_tokens: int, query_tile: int, *, is_long: bool
+    ) -> None:
+        split = LONG_SPLIT if is_long else SPLIT
+        tiling = _tiling(q, group, query_tile, block_size, is_long=is_long, is_fp8=is_fp8)
+        attend_kernel[(jit.programs(q.device, tiling.programs),)](
+            q, fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), k, v, out,
+            parts.sums, parts.tops, parts.totals, parts.tops if scales is None else scales,
+            block_tables, query_starts, context_lengths, ends, kept_starts,
+            rows, kept_tokens, int(k is not q), block_tables.stride(0), scale * math.log2(math.e),
+            window or 0, softcap or 0.0, q.stride(0), k.stride(0), v.stride(0),
+            **sizes, BLOCK_SIZE=block_size,
+            QUERY_TILE=query_tile, POSITIONS=tiling.positions, SPLIT=split,
+            IS_WIDE=query_tile == WIDE_TILE, WIDENS=widens, IS_FP8=is_fp8,
+            HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
+            num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers,
+        )  # fmt: skip
+        if size.positions > split:
+            tile, share = query_tile // group, _TOKENS_APART if is_long else 1
+            row_tensors = query_starts, context_lengths, ends, kept_starts
+            _combine(out, parts, row_tensors, kept_tokens, tile, split, window or 0, sizes, share)
+
+    attend(plan.short_ends, plan.short_starts, size.short_tokens, plan.short_tile, is_long=False)
+    if plan.has_long:
+        attend(plan.long_ends, query_starts, tokens, plan.long_tile, is_long=True)
+    return out

@@ -1,0 +1,117 @@
+"""The compute thread beside a device that is slower than the next plan is."""
+
+import queue
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.batch.plans import InvalidPlan, StepOutcome, StepResult
+from gpu_worker.batch.rows import Rows
+from gpu_worker.batch.step_types import RowChanges, StepInputs, StepSamples
+from gpu_worker.runner.engine import Engine
+from tests.support.mini_scheduler import MiniScheduler, sampling
+
+LIMITS = RowLimits(
+    slots=2, context_tokens=64, step_tokens=8, block_size=4, block_count=32, vocab_size=97
+)
+WAIT_S = 60.0
+
+
+class _Held:
+    """A step that is done when the test says so."""
+
+    def __init__(self, step: StepInputs) -> None:
+        self.rows = len(step.sampled_rows)
+        self.landing = threading.Event()
+
+    @property
+    def is_done(self) -> bool:
+        return self.landing.is_set()
+
+    def result(self) -> StepSamples:
+        assert self.landing.wait(WAIT_S)
+        return StepSamples(
+            token_ids=np.full(self.rows, 5),
+            is_ok=np.ones(self.rows, np.bool_),
+            logprob_rows=np.empty(0, np.int64),
+            logprob=np.empty(0, np.float32),
+            top_token_ids=np.empty((0, 0), np.int64),
+            top_logprobs=np.empty((0, 0), np.float32),
+            forward_us=0,
+            sample_us=0,
+        )
+
+
+class _HeldDevice:
+    def __init__(self) -> None:
+        self.launched: queue.SimpleQueue[_Held] = queue.SimpleQueue()
+
+    def clear(self) -> None:
+        pass
+
+    def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def launch(self, step: StepInputs) -> _Held:
+        held = _Held(step)
+        self.launched.put(held)
+        return held
+
+
+class _Session:
+    def __init__(self) -> None:
+        self.results: queue.SimpleQueue[StepResult] = queue.SimpleQueue()
+
+    def on_result(self, result: StepResult) -> None:
+        self.results.put(result)
+
+    def on_opened(self) -> None:
+        pass
+
+    def on_refused(self, error: InvalidPlan) -> None:
+        raise error
+
+
+@pytest.fixture
+def device() -> _HeldDevice:
+    return _HeldDevice()
+
+
+@pytest.fixture
+def engine(device: _HeldDevice) -> Iterator[Engine]:
+    crashes: list[Exception] = []
+    engine = Engine(Rows(LIMITS), device, on_crash=crashes.append)
+    engine.start()
+    yield engine
+    engine.stop()
+    assert not crashes
+
+
+def test_a_plan_that_comes_during_a_step_is_launched_behind_it(
+    engine: Engine, device: _HeldDevice
+) -> None:
+    session, scheduler = _Session(), MiniScheduler(LIMITS, chunk_tokens=4, lease_steps=1)
+    engine.open(session)
+    scheduler.submit([3] * 12, sampling(max_tokens=1))
+    flights = []
+    for _ in range(3):
+        plan = scheduler.next_plan()
+        assert plan is not None
+        engine.submit(session, plan)
+        scheduler.on_outcome(plan, 0, StepOutcome(slots=(), token_ids=()))
+        flights.append(device.launched.get(timeout=WAIT_S))
+        if len(flights) > 1:
+            # The step before is done only now: the next one was launched without it.
+            assert session.results.empty()
+            flights[-2].landing.set()
+            session.results.get(timeout=WAIT_S)
+    assert flights[-1].rows == 1
+    flights[-1].landing.set()
+    # And the last one is told of although no plan follows.
+    assert session.results.get(timeout=WAIT_S).outcome.token_ids == (5,)

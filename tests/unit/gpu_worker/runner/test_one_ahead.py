@@ -1,0 +1,216 @@
+"""A device that is a step ahead of the host says, result by result, what one in turns says."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.batch.plans import RowSampling
+from gpu_worker.batch.step_types import StepInputs
+from gpu_worker.runner.dummy_steps import largest_step
+from gpu_worker.runner.step_graphs import graph_sizes
+from gpu_worker.runner.warm_up import warm_up
+from kernels import dispatch
+from tests.support.ahead import LateScheduler, Model, ReplacingScheduler, play, replay
+from tests.support.mini_scheduler import sampling
+from tests.support.random_model import write_random_model
+
+LIMITS = RowLimits(
+    slots=5, context_tokens=40, step_tokens=24, block_size=4, block_count=32, vocab_size=97
+)
+QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def reference_path() -> Iterator[None]:
+    """Recorded steps have padding rows, which the compiled kernels of a CPU refuse."""
+    dispatch.force("torch")
+    yield
+    dispatch.force(None)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[({}, False), (QWEN3, False), ({}, True)],
+    ids=["llama", "qwen3", "fp8"],
+)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    changes, is_kv_fp8 = request.param
+    return Model(write_random_model(folder, seed=3, **changes), LIMITS, is_kv_fp8=is_kv_fp8)
+
+
+@st.composite
+def params(draw: st.DrawFn) -> RowSampling:
+    """Mostly plain; some with stops that come soon, log-probabilities, rules."""
+    changes: dict[str, object] = {
+        "max_tokens": draw(st.integers(1, 12)),
+        "seed": draw(st.integers(0, 99)),
+    }
+    if draw(st.booleans()):
+        changes |= {"temperature": 0.9, "top_k": draw(st.integers(0, 20))}
+    if draw(st.booleans()):
+        width = draw(st.sampled_from([3, 10]))
+        changes |= {
+            "stop_token_ids": tuple(range(0, 97, width)),
+            "min_tokens": draw(st.integers(0, 3)),
+        }
+    if draw(st.integers(0, 4)) == 0:
+        changes |= {"logprobs": draw(st.integers(0, 3))}
+    if draw(st.integers(0, 6)) == 0:
+        changes |= {
+            "repetition_penalty": 1.4,
+            "bad_words": ((3,), (4, 5)),
+            "logit_bias": ((7, 4.0),),
+        }
+    if draw(st.integers(0, 6)) == 0:
+        changes |= {"prompt_logprobs": draw(st.integers(0, 2))}
+    return sampling(**changes)
+
+
+requests = st.lists(
+    st.tuples(st.lists(st.integers(0, 96), min_size=1, max_size=20), params()),
+    min_size=1,
+    max_size=9,
+)
+
+
+@given(
+    asked=requests,
+    lease=st.integers(1, 6),
+    chunk=st.sampled_from([3, 1000]),
+    waits=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+def test_the_same_plans_give_the_same_results(
+    model: Model,
+    asked: list[tuple[list[int], RowSampling]],
+    lease: int,
+    chunk: int,
+    waits: bool,
+    data: st.DataObject,
+) -> None:
+    scheduler = LateScheduler(LIMITS, chunk_tokens=chunk, lease_steps=lease, decodes_wait=waits)
+    for prompt, wanted in asked:
+        scheduler.submit(prompt, wanted)
+    left = [4]
+
+    def preempt_somebody() -> None:
+        if left[0] and scheduler.running and data.draw(st.integers(0, 4)) == 0:
+            left[0] -= 1
+            scheduler.preempt(data.draw(st.sampled_from(sorted(scheduler.running))))
+
+    played = play(
+        model.in_turns(), scheduler, lambda: data.draw(st.integers(1, 8)), preempt_somebody
+    )
+    assert len(scheduler.reasons) == len(asked)
+    replay(model.one_ahead(), played, lambda: data.draw(st.booleans()))
+
+
+@given(asked=requests, lease=st.integers(1, 6), data=st.data())
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+def test_replaced_blocks_change_no_token(
+    model: Model, asked: list[tuple[list[int], RowSampling]], lease: int, data: st.DataObject
+) -> None:
+    plain = LateScheduler(LIMITS, lease_steps=lease)
+    replacing = ReplacingScheduler(LIMITS, lease_steps=lease)
+    for prompt, wanted in asked:
+        plain.submit(prompt, wanted)
+        replacing.submit(prompt, wanted)
+    cut = st.integers(1, 8)
+    play(model.in_turns(), plain, lambda: data.draw(cut))
+    played = play(model.in_turns(), replacing, lambda: data.draw(cut))
+    assert replacing.outputs == plain.outputs
+    assert replacing.reasons == plain.reasons
+    replay(model.one_ahead(), played, lambda: data.draw(st.booleans()))
+
+
+def test_who_decodes_sits_out_while_there_are_prompts(model: Model) -> None:
+    plain = LateScheduler(LIMITS, chunk_tokens=4, lease_steps=2)
+    waiting = LateScheduler(LIMITS, chunk_tokens=4, lease_steps=2, decodes_wait=True)
+    for scheduler in (plain, waiting):
+        for length in (2, 17, 9, 13):
+            scheduler.submit(range(length), sampling(max_tokens=9))
+    play(model.in_turns(), plain, lambda: 8)
+    played = play(model.in_turns(), waiting, lambda: 1)
+    firsts = [dict(item.plan.chunks) for item in played]
+    assert any({0, 4} <= set(chunks.values()) for chunks in firsts), "some sit out beside a chunk"
+    for chunks, item in zip(firsts, played, strict=True):
+        resting = {slot for slot, count in chunks.items() if not count}
+        assert not resting & set(item.results[0].outcome.slots)
+    assert waiting.outputs == plain.outputs
+    replay(model.one_ahead(), played, lambda: True)
+
+
+def test_blocks_are_replaced_indeed(model: Model) -> None:
+    scheduler = ReplacingScheduler(LIMITS, lease_steps=2)
+    for seed in range(4):
+        scheduler.submit(range(10), sampling(max_tokens=12, seed=seed))
+    played = play(model.in_turns(), scheduler, lambda: 8)
+    replaced = [one for item in played for one in item.plan.replacements]
+    assert len(replaced) > 8
+    # What a row has given up is soon written by others.
+    appended = {block for item in played[1:] for _, block in item.plan.appends}
+    assert appended & scheduler.given_up
+
+
+def test_who_stopped_in_the_air_is_not_in_a_step_that_waited_for_it(model: Model) -> None:
+    """The newcomer's bad words make the host read the older step first, which ended a row."""
+    alone = LateScheduler(LIMITS, lease_steps=5)
+    alone.submit([19, 18], sampling(max_tokens=5, temperature=0.9, seed=4))
+    play(model.in_turns(), alone, lambda: 5)
+    *before, last = alone.outputs[0]
+    assert last not in before
+    scheduler = LateScheduler(LIMITS, lease_steps=5)
+    scheduler.submit(
+        [19, 18], sampling(max_tokens=9, temperature=0.9, seed=4, stop_token_ids=(last,))
+    )
+    newcomers = iter([None, ([7], sampling(max_tokens=1, bad_words=((3,),)))])
+
+    def submit_newcomer() -> None:
+        if (newcomer := next(newcomers, None)) is not None:
+            scheduler.submit(*newcomer)
+
+    played = play(model.in_turns(), scheduler, lambda: 6, submit_newcomer)
+    assert [len(item.results) for item in played] == [5, 1, 1]
+    replay(model.one_ahead(), played, lambda: False)
+
+
+def test_warming_up_leaves_no_row_and_writes_nowhere(model: Model) -> None:
+    device = model.resident()
+    kinds: list[tuple[int, int]] = []
+
+    def compute(step: StepInputs) -> None:
+        samples = device.launch(step).result()
+        assert samples.is_there is not None
+        assert not samples.is_there.any()
+        kinds.append((step.row_count, step.token_count))
+
+    warm_up(compute, LIMITS)
+    assert kinds == [(1, 24), (2, 3), (4, 4), (4, 4), (4, 4)]
+    assert not device.rows.state.is_live.any()
+    assert not device.rows.state.num_tokens.any()
+
+
+def test_the_largest_step_is_as_large_as_the_limits(model: Model) -> None:
+    step = largest_step(LIMITS, context=LIMITS.context_tokens)
+    assert (step.row_count, step.token_count) == (LIMITS.slots, LIMITS.step_tokens)
+    assert step.block_tables.shape == (LIMITS.slots, LIMITS.blocks_per_row)
+    assert (step.context_lengths == LIMITS.context_tokens).all()
+    assert (step.slot_mapping == -1).all()
+    assert len(model.turn_device().execute(step).token_ids) == LIMITS.slots
+
+
+def test_recorded_sizes_hold_every_number_of_rows() -> None:
+    for slots in (1, 2, 3, 7, 64, 65, 256, 1000):
+        sizes = graph_sizes(slots)
+        assert sizes[-1] == slots
+        assert list(sizes) == sorted(set(sizes))
+        # At worst half of a step is padding.
+        assert all(larger <= 2 * size for size, larger in pairwise(sizes))
+    assert graph_sizes(20) == (1, 2, 4, 8, 16, 20)
+    assert len(graph_sizes(256)) <= 40

@@ -1,0 +1,77 @@
+"""What a GPU worker takes beside weights and KV is found by being one for a moment."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_worker.batch.step_types import StepInputs
+from gpu_worker.model.checkpoint import Checkpoint
+from gpu_worker.model.config import read_config
+from gpu_worker.model.weights import load_weights
+from gpu_worker.runner.device_streams import CpuStreams
+from gpu_worker.runner.graph_runner import GraphRunner
+from gpu_worker.service import loading
+from gpu_worker.settings import WorkerSettings
+from kernels import dispatch
+from tests.support.random_model import write_random_model
+
+CPU = torch.device("cpu")
+CONTEXT = 256
+
+
+class Memory:
+    """The GPU's, played: what is kept stays, a step takes a byte per token while it runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kept, self.peak = 1000, 0
+        self.steps: list[StepInputs] = []
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: self.kept)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peak)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self._reset)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        build, launch = GraphRunner.__init__, GraphRunner.launch
+
+        def built(device: GraphRunner, *given: object, **named: object) -> None:
+            build(device, *given, **named)  # type: ignore[arg-type]
+            self.kept += 300
+
+        def launched(device: GraphRunner, step: StepInputs) -> object:
+            self.steps.append(step)
+            self.peak = max(self.peak, self.kept + step.token_count)
+            return launch(device, step)
+
+        monkeypatch.setattr(GraphRunner, "__init__", built)
+        monkeypatch.setattr(GraphRunner, "launch", launched)
+
+    def _reset(self, device: torch.device) -> None:
+        self.peak = self.kept
+
+
+@pytest.fixture(autouse=True)
+def reference_path() -> Iterator[None]:
+    dispatch.force("torch")
+    yield
+    dispatch.force(None)
+
+
+def test_what_is_kept_the_worst_step_and_recorded_ones_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_random_model(tmp_path / "tiny", seed=3)
+    settings = WorkerSettings(model=str(folder), slots=3, step_tokens=40, block_size=4)
+    config = read_config(folder)
+    with Checkpoint(folder) as checkpoint:
+        weights = load_weights(checkpoint, config, dtype=torch.float32, device=CPU)
+    memory = Memory(monkeypatch)
+    taken = loading.measure_step(settings, config, weights, torch.float32, None, CpuStreams())
+    assert taken == 300 + settings.step_tokens + settings.slots
+    worst, singles = memory.steps[0], memory.steps[-1]
+    assert (worst.context_lengths == CONTEXT).all()
+    assert (singles.context_lengths == CONTEXT).all()
+    # Whatever can be wanted is wanted in it.
+    assert worst.prompt_logprobs is not None
+    assert worst.sampling.edits is not None
+    assert [len(memory.steps), singles.token_count] == [4, settings.slots]

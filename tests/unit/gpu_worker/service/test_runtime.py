@@ -1,0 +1,76 @@
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from gpu_worker.service import runtime
+
+
+def test_what_the_operator_set_stays() -> None:
+    environ = {"GOMP_SPINCOUNT": "7"}
+    runtime.prepare(environ)
+    assert environ["GOMP_SPINCOUNT"] == "7"
+    assert environ["KMP_BLOCKTIME"] == "0"
+    waits = {"OMP_WAIT_POLICY": "ACTIVE"}
+    runtime.prepare(waits)
+    assert waits == {"OMP_WAIT_POLICY": "ACTIVE"}
+
+
+def test_the_worker_prepares_before_torch_is_loaded() -> None:
+    """OpenMP reads its environment when it is loaded: what `main` imports must not bring it."""
+    code = "import sys, gpu_worker.main; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+SHORT_TURNS = """
+import ctypes, struct, threading
+from gpu_worker.service import runtime
+assert runtime.take_short_turns()
+attributes = ctypes.create_string_buffer(struct.calcsize(runtime._SCHED_ATTR))
+def look():
+    assert ctypes.CDLL(None).syscall(315, 0, attributes, len(attributes), 0) == 0
+thread = threading.Thread(target=look)
+thread.start()
+thread.join()
+_, policy, _, nice, _, turn_ns, *_ = struct.unpack(runtime._SCHED_ATTR, attributes.raw)
+print(policy, nice, turn_ns)
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="asks Linux on x86-64"
+)
+def test_threads_started_later_take_short_turns_too() -> None:
+    command = ["nice", "-n", "3", sys.executable, "-c", SHORT_TURNS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    policy, nice, turn_ns = map(int, done.stdout.split())
+    # Policy and niceness stay; a Linux before 6.12 says 0.
+    assert (policy, nice) == (0, min(os.nice(0) + 3, 19))
+    assert turn_ns in (runtime.TURN_NS, 0)
+
+
+def test_a_worker_under_another_policy_keeps_it() -> None:
+    code = "import os; os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))\n"
+    code += "from gpu_worker.service import runtime; assert not runtime.take_short_turns()"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+FREED = """
+import psutil
+from gpu_worker.service import runtime
+held = [bytearray(1000) for _ in range(100_000)]
+last = bytearray(1000)
+before = psutil.Process().memory_info().rss
+del held
+runtime.return_freed_memory()
+print(before - psutil.Process().memory_info().rss)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc's allocator")
+def test_freed_memory_goes_back() -> None:
+    # The last allocation pins the heap's top, so nothing goes back by itself.
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 50_000_000
