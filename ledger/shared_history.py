@@ -5,7 +5,7 @@ reads of the journal's tail, not one each.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
@@ -14,6 +14,9 @@ from service_kit.errors import Unavailable
 
 # Of one read: their folded output comes along.
 SEQUENCES_MAX: Final = 512
+# Clients that lost their gateway do not come in one moment: whoever comes so soon after a read
+# waits for the next one, with all others.
+READS_APART_S: Final = 0.2
 RETRY_WAIT_S_FIRST: Final = 0.02
 RETRY_WAIT_S_MAX: Final = 1.0
 
@@ -29,9 +32,19 @@ class Histories(Protocol):
 class SharedHistory:
     """`passed_seq` says up to where somebody who asks now must be given everything."""
 
-    def __init__(self, journal: Histories, passed_seq: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        journal: Histories,
+        passed_seq: Callable[[], int],
+        *,
+        apart_s: float = READS_APART_S,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._journal = journal
         self._passed_seq = passed_seq
+        self._apart_s, self._sleep = apart_s, sleep
+        # On the loop's clock: before that nobody reads.
+        self._next_s = 0.0
         self._asked: dict[int, asyncio.Future[History | Exception]] = {}
         self._reading: asyncio.Task[None] | None = None
 
@@ -51,6 +64,7 @@ class SharedHistory:
     async def _read_all(self) -> None:
         try:
             while self._asked:
+                await self._stay_apart()
                 some = dict(islice(self._asked.items(), SEQUENCES_MAX))
                 for sequence_id in some:
                     # Who asks from here on may have missed what this read does not bring.
@@ -60,6 +74,12 @@ class SharedHistory:
                     future.set_result(found[sequence_id])
         finally:
             self._reading = None
+
+    async def _stay_apart(self) -> None:
+        now_s = asyncio.get_running_loop().time
+        if (wait_s := self._next_s - now_s()) > 0:
+            await self._sleep(wait_s)
+        self._next_s = now_s() + self._apart_s
 
     async def _read(self, sequence_ids: Sequence[int]) -> Mapping[int, History | Exception]:
         wait_s = RETRY_WAIT_S_FIRST

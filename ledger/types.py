@@ -51,7 +51,8 @@ class LedgerLimits:
     requests_max: int = 4096
     prompt_tokens_max: int = 4_000_000
     result_ttl_s: int = 600
-    # Of results that are kept for that long; with more, nothing new is accepted.
+    # Of results that are kept for that long, and for less when more than half of it is taken; with
+    # more, nothing new is accepted.
     results_bytes_max: int = 512 << 20
     connections_max: int = 32
     connect_timeout_s: float = 2.0

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from protos.kaiten.v1.ledger_pb2 import CellRecord
+from scheduler_svc.command_wire import handover_to_proto
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.links import WorkerLink
 from scheduler_svc.wire import full_to_proto
@@ -14,7 +15,12 @@ TENANTS_TOLD_MAX = 256
 
 
 def describe_cell(
-    core: Scheduler, links: Iterable[WorkerLink], *, stalled_ms: int, weights_digest: str
+    core: Scheduler,
+    links: Iterable[WorkerLink],
+    *,
+    stalled_ms: int,
+    weights_digest: str,
+    standby_addresses: Iterable[str] = (),
 ) -> CellRecord:
     """Workers, load, who is next, and which tenants wait for nobody but themselves."""
     links = list(links)
@@ -30,6 +36,8 @@ def describe_cell(
         full_tenants=[full_to_proto(tenant) for tenant in islice(full, TENANTS_TOLD_MAX)],
         weights_digest=weights_digest,
         worker_addresses=[link.address for link in links],
+        handover=handover_to_proto(core.handover()),
+        standby_addresses=standby_addresses,
     )
     if links:
         record.model.CopyFrom(links[0].worker)

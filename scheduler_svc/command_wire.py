@@ -15,18 +15,21 @@ from protos.kaiten.v1.common_pb2 import (
 )
 from protos.kaiten.v1.ledger_pb2 import (
     CancelRecord,
+    CellHandover,
     ConfiguredInput,
     CoreInput,
     ExpireInput,
     PlanInput,
     ResultInput,
     SubmitInput,
+    TenantServed,
     WorkerChangedInput,
     WorkerDrainingInput,
     WorkerJoinedInput,
     WorkerLateInput,
     WorkerLostInput,
 )
+from protos.kaiten.v1.ledger_pb2 import SequencePast as PastMessage
 from protos.kaiten.v1.worker_service_pb2 import (
     RowError,
     RowFinished,
@@ -40,6 +43,7 @@ from scheduler_svc.core.commands import (
     Command,
     Configured,
     Expire,
+    HandedOver,
     MakePlan,
     StepDone,
     Submit,
@@ -50,14 +54,25 @@ from scheduler_svc.core.commands import (
     WorkerLost,
 )
 from scheduler_svc.core.outcome import Plan
-from scheduler_svc.core.types import Config, Reason, Request, Rules, StepResult, WorkerSpec
+from scheduler_svc.core.types import (
+    Config,
+    Handover,
+    Reason,
+    Request,
+    Rules,
+    SequencePast,
+    StepResult,
+    WorkerSpec,
+)
 
 # How a replay finds the request that a Submit names.
 RequestOf = Callable[[SubmitInput], Request]
 
 
-def input_to_proto(command: Command, now_ns: int) -> CoreInput:
-    """A command as the journal has it."""
+def input_to_proto(command: Command, now_ns: int, record_tokens: Sequence[int] = ()) -> CoreInput:
+    """A command as the journal has it: each token stands once in a record, whose are given."""
+    if isinstance(command, StepDone):
+        return CoreInput(now_ns=now_ns, result=_step_done(command.result, record_tokens))
     name, write = _WRITERS[type(command)]
     return CoreInput(now_ns=now_ns, **{name: write(command)})
 
@@ -127,10 +142,28 @@ def _cancel(command: Cancel) -> CancelRecord:
     )
 
 
-def _said(values: Config | Rules | WorkerSpec) -> dict[str, Any]:
+def _said(values: Config | Rules | WorkerSpec | SequencePast) -> dict[str, Any]:
     """Field by field; what is None stays unset."""
     named = ((field.name, getattr(values, field.name)) for field in fields(values))
     return {name: value for name, value in named if value is not None}
+
+
+def handover_to_proto(handover: Handover) -> CellHandover:
+    """What one leader leaves to the next."""
+    return CellHandover(
+        sequences=[PastMessage(**_said(past)) for past in handover.sequences],
+        tenants=[
+            TenantServed(tenant=name, tokens_ahead=tokens) for name, tokens in handover.tenants
+        ],
+    )
+
+
+def handed_over_from_proto(message: CellHandover) -> HandedOver:
+    """What the leader before left."""
+    names = [field.name for field in fields(SequencePast)]
+    pasts = (SequencePast(**{n: getattr(past, n) for n in names}) for past in message.sequences)
+    tenants = tuple((told.tenant, told.tokens_ahead) for told in message.tenants)
+    return HandedOver(handover=Handover(sequences=tuple(pasts), tenants=tenants))
 
 
 def configured_to_proto(command: Configured) -> ConfiguredInput:
@@ -183,16 +216,15 @@ def _worker_lost_from(message: WorkerLostInput) -> WorkerLost:
     return WorkerLost(worker_id=message.worker_id, is_crash=is_crash, reason=message.reason)
 
 
-def _step_done(command: StepDone) -> ResultInput:
+def _step_done(result: StepResult, record_tokens: Sequence[int]) -> ResultInput:
     """A result as the core sees it, without what only readers of the output want."""
-    result = command.result
     finished = result.finished.items()
     step = StepMessage(
         boot_id=result.worker_id,
         plan_id=result.plan_id,
         step=result.step,
         slots=result.slots,
-        token_ids=result.tokens,
+        token_ids=() if result.tokens == tuple(record_tokens) else result.tokens,
         token_counts=result.token_counts,
         finished=[RowFinished(slot=s, reason=wire.REASON_TO_PROTO[why]) for s, why in finished],
         errors=[RowError(slot=s, message=error) for s, error in result.errors.items()],
@@ -221,6 +253,7 @@ _WRITERS: Final[Mapping[type, tuple[str, Callable[[Any], Any]]]] = {
     Configured: ("configured", configured_to_proto),
     Submit: ("submit", _submit),
     Cancel: ("cancel", _cancel),
+    HandedOver: ("handed_over", lambda command: handover_to_proto(command.handover)),
     Expire: ("expire", lambda command: ExpireInput()),
     WorkerJoined: ("worker_joined", _worker_joined),
     WorkerChanged: ("worker_changed", _worker_changed),
@@ -233,12 +266,12 @@ _WRITERS: Final[Mapping[type, tuple[str, Callable[[Any], Any]]]] = {
         lambda command: WorkerLateInput(worker_id=command.worker_id),
     ),
     WorkerLost: ("worker_lost", _worker_lost),
-    StepDone: ("result", _step_done),
     MakePlan: ("plan", lambda command: PlanInput(worker_id=command.worker_id)),
 }
 _READERS: Final[Mapping[str | None, Callable[[Any], Command]]] = {
     "configured": _configured_from,
     "cancel": cancel_from_proto,
+    "handed_over": handed_over_from_proto,
     "expire": lambda message: Expire(),
     "worker_joined": _worker_joined_from,
     "worker_changed": _worker_changed_from,

@@ -53,7 +53,8 @@ class Journal:
         None when nobody outside has to know of it: it goes with the next record. `message` is the
         plan as the worker is told it, or the step as it told us.
         """
-        item = input_to_proto(command, now_ns)
+        brought = outcome.tokens.tokens if outcome.tokens is not None else ()
+        item = input_to_proto(command, now_ns, brought)
         if outcome.plan is not None and isinstance(message, PlanMessage):
             describe_plan(item.plan, outcome.plan, plan_digest(message))
         self._inputs.append(item)
@@ -77,11 +78,7 @@ class Journal:
         """The record of a step; None when it brought nothing but a prefill chunk."""
         if not tokens.sequence_ids and not outcome.events and not tokens.prompt_logprobs:
             return None
-        if tokens.tokens == list(message.token_ids):
-            # Each token stands once in a record: `command_from_proto` takes them from there.
-            self._inputs[-1].result.step.ClearField("token_ids")
-        for sequence_id, token in zip(tokens.sequence_ids, tokens.tokens, strict=True):
-            self._requests.committed(sequence_id, token)
+        self._requests.committed(tokens.sequence_ids, tokens.tokens)
         record = JournalRecord(
             sequence_ids=tokens.sequence_ids,
             positions=tokens.positions,

@@ -10,12 +10,12 @@ lease is renewed only behind a turn, so a leader that decides nothing any more i
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import structlog
 
-from ledger import InboxEntry, Leader, Ledger, Recovered, StoreLost
+from ledger import InboxEntry, Leader, Ledger, Recovered
 from protos.kaiten.v1 import common_pb2
 from protos.kaiten.v1.ledger_pb2 import CellRecord, SubmitRecord
 from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
@@ -23,7 +23,7 @@ from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from scheduler_svc import wire
 from scheduler_svc.archiving import Archive
 from scheduler_svc.cell_record import describe_cell
-from scheduler_svc.command_wire import cancel_from_proto
+from scheduler_svc.command_wire import cancel_from_proto, handed_over_from_proto
 from scheduler_svc.commit_queue import CommitQueue
 from scheduler_svc.core.commands import Cancel, Command, Expire, MakePlan, StepDone, Submit
 from scheduler_svc.core.outcome import Outcome
@@ -33,21 +33,20 @@ from scheduler_svc.idle_check import IdleCheck
 from scheduler_svc.inbox import entries_behind
 from scheduler_svc.journal import Journal
 from scheduler_svc.links import WorkerLink
+from scheduler_svc.live_view import Looks, Moment, View, look
 from scheduler_svc.meters import Meters
+from scheduler_svc.renewal import Renewal
 from scheduler_svc.request_book import BookedRequest, RequestBook
 from scheduler_svc.roster import Roster
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.tracing import Tracing
+from scheduler_svc.watching import Watching
 from service_kit.clock import Clock
-from service_kit.errors import OutOfOrder, Unavailable
+from service_kit.errors import OutOfOrder
 
 log = structlog.get_logger()
 
-RETRY_S = 0.2
 TICK_S_MAX = 0.25
-RENEWALS_PER_TTL = 6
-# However long the TTL is: a renewal says what the cell is like, too.
-RENEW_S_MAX = 0.5
 
 
 class LeaderSession:
@@ -63,8 +62,11 @@ class LeaderSession:
         meters: Meters,
         tracing: Tracing | None = None,
         archive: Archive | None = None,
+        standby_addresses: Collection[str] = (),
     ) -> None:
+        """`standby_addresses`: of those who stand by now."""
         self.leader, self.settings = leader, settings
+        self._standby_addresses = standby_addresses
         # Of a leader that some worker takes for newer than us.
         self.seen_epoch = 0
         self.core = Scheduler()
@@ -79,10 +81,8 @@ class LeaderSession:
         self._turn_asked, self._turn_taken = asyncio.Event(), asyncio.Event()
         # Of our own, in a call that nobody but its caller would hear of.
         self._error: Exception | None = None
-        self._renew_s = min(settings.lease_ttl_s / RENEWALS_PER_TTL, RENEW_S_MAX)
-        self._renewing, self._renewed_ns = asyncio.Lock(), clock.monotonic_ns()
-        # Of the workers' weights, as the ledger has it; and where they were under the last leader.
-        self._told_digest = ""
+        self.renewal = Renewal(ledger, leader, clock, settings.lease_ttl_s, self.cell)
+        # Where the workers were under the last leader.
         self._addresses: tuple[str, ...] = ()
         # Workers that may need a plan, as the core said.
         self._concerned: dict[str, None] = {}
@@ -90,6 +90,7 @@ class LeaderSession:
         self._is_held_back = self._is_stopping = False
         self._idle_since_ns = clock.monotonic_ns()
         self._idle_check = IdleCheck(self.core)
+        self.watching = Watching(self._look, clock)
 
     def __repr__(self) -> str:
         return f"<LeaderSession epoch={self.leader.epoch} {self.core} {self._commits}>"
@@ -99,20 +100,23 @@ class LeaderSession:
     async def recover(self) -> None:
         """Take over every live request. Workers may register only afterwards."""
         self._clock_offset_ns = await self._ledger.now_ns() - self._clock.monotonic_ns()
-        recovered = await self._ledger.recover(self.leader, self._keep_lease)
-        if (before := (await self._ledger.cell()).record) is not None:
-            self.roster.weights_digest = self._told_digest = before.weights_digest
-            self._addresses = tuple(before.worker_addresses)
+        recovered = await self._ledger.recover(self.leader, self.renewal.if_due)
+        before = (await self._ledger.cell()).record or CellRecord()
+        self.roster.weights_digest = self.renewal.told_digest = before.weights_digest
+        self._addresses = tuple(before.worker_addresses)
+        self.roster.cell = f"{self._ledger.keys.cell} in store {await self._ledger.store_id()}"
         self._journal = Journal(self._requests, self.leader)
         self.tell(self.settings.configured)
         # At once: whoever follows must hear of a leader, who may know less than the one before.
         self._commits.put(self._journal.opened(self.now_ns()))
         for entry in recovered.entries:
-            await self._keep_lease()
+            await self.renewal.if_due()
             if isinstance(entry.record, SubmitRecord):
                 self._resume(entry, entry.record, recovered)
             else:
                 self.tell(cancel_from_proto(entry.record))
+        if before.HasField("handover"):
+            self.tell(handed_over_from_proto(before.handover))
         self._cursor = recovered.cursor
         log.info("leadership.started", epoch=self.leader.epoch, resumed=self.core.live_count)
 
@@ -123,7 +127,7 @@ class LeaderSession:
             tasks.create_task(self._take_turns(), name="turns")
             tasks.create_task(self._commits.run(), name="commits")
             tasks.create_task(self._read_inbox(), name="inbox")
-            tasks.create_task(self._renew(), name="renew")
+            tasks.create_task(self.renewal.run(self._decided), name="renew")
             tasks.create_task(self._tick(), name="tick")
             tasks.create_task(self.roster.adopt(self._addresses), name="adopt")
             if self._tracing is not None:
@@ -150,6 +154,12 @@ class LeaderSession:
     def now_ns(self) -> int:
         """The ledger's clock, carried on by our own monotonic one: no node's wall clock matters."""
         return self._clock.monotonic_ns() + self._clock_offset_ns
+
+    def _look(self, looks: Looks) -> View:
+        """The core as it is, for those who watch."""
+        moment = Moment(self.leader.epoch, self._journal.seq, self.journal_seq, self.now_ns())
+        addresses = {link.worker_id: link.address for link in self.roster.links.values()}
+        return look(self.core, moment, self.settings.configured, looks, addresses)
 
     # What happens
 
@@ -250,6 +260,12 @@ class LeaderSession:
             self._turn()
             self._turn_taken.set()
 
+    async def _decided(self) -> None:
+        """Return when a turn has been taken from now on."""
+        self._turn_taken.clear()
+        self._wake()
+        await self._turn_taken.wait()
+
     def _turn(self) -> None:
         now_ns = self.now_ns()
         self._expire(now_ns)
@@ -281,6 +297,7 @@ class LeaderSession:
     def _plan_one(self, link: WorkerLink, now_ns: int) -> None:
         command = MakePlan(worker_id=link.worker_id)
         outcome = self.core.apply(command, now_ns)
+        self.watching.asked(self.core.workers[link.worker_id], outcome)
         if (plan := outcome.plan) is None:
             return
         samplings = [self._requests.sampling(join.sequence_id) for join in plan.joins]
@@ -347,48 +364,7 @@ class LeaderSession:
             self.roster.tick()
             self._wake()
 
-    # The lease
-
-    async def _renew(self) -> None:
-        """Say that this leader decides: each time after a turn taken since the time before."""
-        while True:
-            self._turn_taken.clear()
-            self._wake()
-            await self._turn_taken.wait()
-            await self._tell_cell()
-            await self._clock.sleep(self._renew_s)
-
-    async def _keep_lease(self) -> None:
-        """Between two steps of a recovery, which may take longer than the lease: renew if due."""
-        if self._clock.monotonic_ns() >= self._renewed_ns + int(self._renew_s * 1e9):
-            await self._renew_once(None)
-            self._renewed_ns = self._clock.monotonic_ns()
-
-    async def _tell_cell(self) -> bool:
-        """Renew once, and say what the cell is like. One at a time: an older record must not come
-        last.
-        """
-        async with self._renewing:
-            record = self.cell()
-            if not await self._renew_once(record):
-                return False
-            self._told_digest = record.weights_digest
-        return True
-
-    async def _renew_once(self, record: CellRecord | None) -> bool:
-        try:
-            await self._ledger.renew(self.leader, record)
-        except StoreLost:
-            raise
-        except Unavailable as error:
-            log.warning("lease.not_renewed", reason=str(error))
-            return False
-        return True
-
-    async def is_known(self, weights_digest: str) -> None:
-        """Return when a successor of this leader would know these weights."""
-        while self._told_digest != weights_digest and not await self._tell_cell():
-            await self._clock.sleep(RETRY_S)
+    # What is said of it
 
     def cell(self) -> CellRecord:
         """What gateways are told with every renewal."""
@@ -397,6 +373,7 @@ class LeaderSession:
             self.roster.links.values(),
             stalled_ms=self.stalled_ms,
             weights_digest=self.roster.weights_digest,
+            standby_addresses=sorted({*self._standby_addresses} - {""}),
         )
 
     @property

@@ -80,7 +80,13 @@ class WorkerLink:
     """Keeps one Execute stream to a worker open; each stream starts from an empty batch."""
 
     def __init__(
-        self, *, address: str, worker: WorkerDescription, leader: Leader, owner: LinkOwner
+        self,
+        *,
+        address: str,
+        worker: WorkerDescription,
+        leader: Leader,
+        owner: LinkOwner,
+        cell: str = "",
     ) -> None:
         self.address = address
         self.worker = worker
@@ -100,7 +106,7 @@ class WorkerLink:
         self._longest_us = 0
         # By the magnitude (bit length) of what they computed: how long steps took of late.
         self._took_us: dict[int, int] = {}
-        self._leader = leader
+        self._leader, self._cell = leader, cell
         self._owner = owner
         self._stream: _Stream | None = None
         self._rejections = 0
@@ -223,7 +229,7 @@ class WorkerLink:
     async def _follow(self, channel: grpc.aio.Channel) -> None:
         call = WorkerServiceStub(channel).Execute()
         async with asyncio.timeout(OPEN_TIMEOUT_S):
-            opening = Open(leader=self._leader, boot_id=self.worker_id)
+            opening = Open(leader=self._leader, boot_id=self.worker_id, cell=self._cell)
             await call.write(ExecuteRequest(open=opening))
             if await _next(call, "opened") is None:
                 return

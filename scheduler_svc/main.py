@@ -136,6 +136,7 @@ class SchedulerProcess:
             meters=self._meters,
             tracing=self._tracing(),
             archive=archive,
+            standby_addresses=self._servicer.standby_addresses.values(),
         )
         self._meters.leads(session)
         try:

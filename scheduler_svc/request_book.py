@@ -1,5 +1,7 @@
 """The live requests as the ledger holds them: what the core does not need to decide."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ledger import InboxEntry, Recovered
@@ -30,7 +32,9 @@ class RequestBook:
         self._archive = archive
         # By every choice's sequence id.
         self._by_sequence_id: dict[SequenceId, BookedRequest] = {}
-        self._unfolded: dict[SequenceId, FoldedTokens] = {}
+        # Step by step, as they come: sequences, and a token of each. Sorted at the fold.
+        self._unfolded: list[tuple[Iterable[SequenceId], Iterable[int]]] = []
+        self._unfolded_logprobs: dict[SequenceId, list[TokenLogprobs]] = {}
         self._logprobs: dict[SequenceId, list[TokenLogprobs]] = {}
         self._pieces: dict[SequenceId, FoldedTokens] = {}
 
@@ -46,7 +50,6 @@ class RequestBook:
     def _add(self, accepted: BookedRequest) -> None:
         for sequence_id in self._sequence_ids(accepted):
             self._by_sequence_id[sequence_id] = accepted
-            self._unfolded[sequence_id] = FoldedTokens()
             if accepted.record.sampling.logprobs >= 0:
                 self._logprobs[sequence_id] = []
 
@@ -57,7 +60,7 @@ class RequestBook:
     def remove(self, sequence_id: SequenceId) -> None:
         """The request is over: nothing of it is folded any more."""
         for one in self._sequence_ids(self._by_sequence_id[sequence_id]):
-            del self._by_sequence_id[one], self._unfolded[one]
+            del self._by_sequence_id[one]
             self._logprobs.pop(one, None)
 
     @property
@@ -80,13 +83,13 @@ class RequestBook:
         """Of the request's span, by any choice's sequence id; empty when it has none."""
         return self._by_sequence_id[sequence_id].record.traceparent
 
-    def committed(self, sequence_id: SequenceId, token: int) -> None:
-        """One more token of a live sequence."""
-        self._unfolded[sequence_id].token_ids.append(token)
+    def committed(self, sequence_ids: Iterable[SequenceId], tokens: Iterable[int]) -> None:
+        """What a step brought to live sequences: parallel, and not to be changed any more."""
+        self._unfolded.append((sequence_ids, tokens))
 
     def add_logprobs(self, sequence_id: SequenceId, logprobs: TokenLogprobs) -> None:
         """The log-probabilities of the token just committed."""
-        self._unfolded[sequence_id].logprobs.append(logprobs)
+        self._unfolded_logprobs.setdefault(sequence_id, []).append(logprobs)
         self._logprobs[sequence_id].append(logprobs)
 
     def resume(
@@ -127,14 +130,20 @@ class RequestBook:
         One call late on purpose: followers read the newest records from the journal, and a fold
         trims the records it covers.
         """
-        due = {
-            sequence_id: piece
-            for sequence_id, piece in self._pieces.items()
-            if sequence_id in self._unfolded
+        due, self._pieces = self._pieces, self._take_unfolded()
+        return {one: piece for one, piece in due.items() if one in self._by_sequence_id}
+
+    def _take_unfolded(self) -> dict[SequenceId, FoldedTokens]:
+        tokens: defaultdict[SequenceId, list[int]] = defaultdict(list)
+        for step in self._unfolded:
+            for sequence_id, token in zip(*step, strict=True):
+                tokens[sequence_id].append(token)
+        logprobs, self._unfolded_logprobs = self._unfolded_logprobs, {}
+        self._unfolded.clear()
+        return {
+            sequence_id: FoldedTokens(token_ids=ids, logprobs=logprobs.get(sequence_id))
+            for sequence_id, ids in tokens.items()
         }
-        self._pieces = {sequence_id: p for sequence_id, p in self._unfolded.items() if p.token_ids}
-        self._unfolded.update((sequence_id, FoldedTokens()) for sequence_id in self._pieces)
-        return due
 
     def _sequence_ids(self, accepted: BookedRequest) -> range:
         return range(accepted.entry.sequence_id, accepted.entry.sequence_id + accepted.record.n)

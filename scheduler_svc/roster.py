@@ -29,7 +29,9 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.links import WorkerLink
 from scheduler_svc.membership import check_registration, refuse_change, refuse_stranger
 from scheduler_svc.meters import Meters
+from scheduler_svc.renewal import Renewal
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.target_watch import TargetWatch
 from scheduler_svc.tracing import Tracing
 from scheduler_svc.worker_watch import Finding, look_at
 from service_kit.clock import Clock
@@ -48,15 +50,13 @@ class Session(Protocol):
 
     core: Scheduler
     settings: SchedulerSettings
+    renewal: Renewal
 
     def tell(self, command: Command) -> None: ...
 
     def step_arrived(self, link: WorkerLink, result: StepMessage) -> None: ...
 
     def outranked(self, epoch: int) -> None: ...
-
-    async def is_known(self, weights_digest: str) -> None:
-        """Return when a successor of this leader would know these weights."""
 
 
 class Roster:
@@ -74,10 +74,13 @@ class Roster:
         self.links: dict[str, WorkerLink] = {}
         # Of the workers for which the live requests were accepted; empty: not known.
         self.weights_digest = ""
+        # Name of ours and which store holds it.
+        self.cell = ""
         self._session, self._core, self._leader = session, session.core, leader
         self._clock, self._meters, self._tracing = clock, meters, tracing
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: dict[str, asyncio.Task[None]] = {}
+        self._targets = TargetWatch()
         self._ticked_ns = 0
 
     def open(self, tasks: asyncio.TaskGroup) -> None:
@@ -117,7 +120,10 @@ class Roster:
         for link in list(self.links.values()):
             if link.address == address and not link.is_open:
                 self.forget(link.worker_id, "another process has its address")
-        self._start(WorkerLink(address=address, worker=worker, leader=self._leader, owner=self))
+        leader, cell = self._leader, self.cell
+        self._start(
+            WorkerLink(address=address, worker=worker, leader=leader, owner=self, cell=cell)
+        )
         log.info("worker.registered", worker_id=worker.boot_id, address=address)
 
     def heartbeat(self, boot_id: str, *, is_draining: bool) -> bool | None:
@@ -168,7 +174,7 @@ class Roster:
         """Nothing is computed with other weights before a successor of this leader would know."""
         if after is not None:
             await asyncio.wait({after})
-        await self._session.is_known(self.weights_digest)
+        await self._session.renewal.is_known(self.weights_digest)
         await link.run()
 
     # What links report
@@ -202,6 +208,8 @@ class Roster:
         links, workers = list(self.links.values()), self._core.workers
         for link, finding in look_at(links, workers, passed_ns=passed_ns, timeout_ns=timeout_ns):
             self._conclude(link, finding)
+        for worker_id, why in self._targets.look(self._core.config, workers.values()):
+            log.warning("itl_target.missed", worker_id=worker_id, reason=why)
 
     def _conclude(self, link: WorkerLink, finding: Finding) -> None:
         match finding:

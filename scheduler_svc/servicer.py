@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, Final
 
 from ledger import Leader
@@ -16,10 +17,11 @@ from protos.kaiten.v1.scheduler_service_pb2 import (
     WorkerState,
 )
 from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceServicer
+from protos.kaiten.v1.watch_pb2 import WatchResponse
 from scheduler_svc import archiving
 from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.leader_session import LeaderSession
-from scheduler_svc.membership import check_registration
+from scheduler_svc.membership import TEXT_CHARS_MAX, check_registration
 from scheduler_svc.settings import SchedulerSettings
 from service_kit.errors import NotLeader
 from service_kit.grpc_health import AtMost
@@ -27,6 +29,8 @@ from service_kit.grpc_health import AtMost
 STANDBYS_MAX: Final = 64
 # Each holds a segment in memory.
 ARCHIVE_READERS_MAX: Final = 4
+# Each holds a view in memory.
+WATCHERS_MAX: Final = 16
 
 
 class Servicer(SchedulerServiceServicer):
@@ -37,9 +41,12 @@ class Servicer(SchedulerServiceServicer):
         self.leader_address = ""
         self._settings = settings
         self._readers = AtMost(ARCHIVE_READERS_MAX, "readers of the archive")
+        self._watchers = AtMost(WATCHERS_MAX, "watchers")
         self._leader: Leader | None = None
         self._is_over = asyncio.Event()
         self._standbys = AtMost(STANDBYS_MAX, "standbys")
+        # Of those, by their streams.
+        self.standby_addresses: dict[object, str] = {}
 
     def begin(self, leader: Leader) -> None:
         """We were elected. Who stands by may know; workers may come when there is a session."""
@@ -68,8 +75,12 @@ class Servicer(SchedulerServiceServicer):
             if (leader := self._leader) is None:
                 raise NotLeader(self.leader_address)
             is_over = self._is_over
-            yield StandByResponse(leader=_leader(leader))
-            await is_over.wait()
+            self.standby_addresses[context] = request.address[:TEXT_CHARS_MAX]
+            try:
+                yield StandByResponse(leader=_leader(leader))
+                await is_over.wait()
+            finally:
+                del self.standby_addresses[context]
 
     async def GetState(self, request: Any, context: Any) -> GetStateResponse:
         if self.session is None:
@@ -98,6 +109,14 @@ class Servicer(SchedulerServiceServicer):
         with self._readers:
             async for entries in archiving.read(self._settings, request):
                 yield ReadArchiveResponse(entries=entries)
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[WatchResponse]:
+        with self._watchers:
+            watching, is_over = self._leading().watching, self._is_over
+            async with aclosing(watching.changes(request.interval_ms, is_over)) as changes:
+                async for response in changes:
+                    yield response
+            raise NotLeader(self.leader_address)
 
     def _leading(self) -> LeaderSession:
         if self.session is None:

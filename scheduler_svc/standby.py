@@ -96,7 +96,7 @@ class Standby:
         leader = common_pb2.Leader(epoch=lease.epoch, nonce=lease.nonce)
         was_there = False
         while True:
-            found = await look_at(lease.address, leader)
+            found = await look_at(lease.address, leader, self._address)
             if found is Found.ABSENT and was_there:
                 break
             was_there = was_there or found is Found.LED
@@ -113,12 +113,12 @@ class Standby:
             await asyncio.wait({self._following})
 
 
-async def look_at(address: str, leader: common_pb2.Leader) -> Found:
+async def look_at(address: str, leader: common_pb2.Leader, own_address: str = "") -> Found:
     """Hold a stream to this leader for as long as it lasts."""
     if not await _is_listening(address):
         return Found.ABSENT
     async with grpc.aio.insecure_channel(address, CHANNEL_OPTIONS) as channel:
-        call = SchedulerServiceStub(channel).StandBy(StandByRequest())
+        call = SchedulerServiceStub(channel).StandBy(StandByRequest(address=own_address))
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
                 first = await call.read()

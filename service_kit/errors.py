@@ -169,6 +169,14 @@ class Unauthenticated(KaitenError):
         self.reason = reason
 
 
+class Forbidden(KaitenError):
+    """The caller is known, and may not do this."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class ConfigError(KaitenError):
     """The operator must change a setting; `text` says which, why and to what."""
 

@@ -1,6 +1,7 @@
 """`kaiten archive`: look at what schedulers have kept of their decisions."""
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -17,6 +18,8 @@ from protos.kaiten.v1.archive_pb2 import ArchiveEntry
 
 NS: Final = 1_000_000_000
 FOLDER: Final = ".kaiten"
+# What a header's value may hold.
+KEY: Final = re.compile(r"[!-~]{1,512}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +71,10 @@ def _add_wanted(command: argparse.ArgumentParser) -> None:
         "--address",
         action="append",
         metavar="HOST:PORT",
-        help="of a scheduler, in place of folders; repeatable",
+        help="of a gateway, or of a scheduler, in place of folders; repeatable",
+    )
+    command.add_argument(
+        "--api-key-file", type=Path, help="holds an operator's API key, for a gateway with keys"
     )
 
 
@@ -126,11 +132,21 @@ def _cat(chosen: argparse.Namespace) -> Iterator[str]:
     wanted = Wanted(after=chosen.after, since_ns=chosen.since, until_ns=chosen.until, id=chosen.id)
     found: Iterator[ArchiveEntry]
     if chosen.address:
-        found = remote_entries(chosen.address, wanted)
+        found = remote_entries(chosen.address, wanted, _api_key(chosen.api_key_file))
     else:
         found = entries(_folders(chosen), wanted)
     for entry in found:
         yield MessageToJson(entry, indent=None, preserving_proto_field_name=True)
+
+
+def _api_key(file: Path | None) -> str:
+    """ValueError for a file that holds something else; what, nobody is told."""
+    if file is None:
+        return ""
+    key = file.read_text("ascii", "replace").strip()
+    if not KEY.fullmatch(key):
+        raise ValueError(f"--api-key-file {file} holds no API key")
+    return key
 
 
 def _verify(chosen: argparse.Namespace) -> Iterator[str]:

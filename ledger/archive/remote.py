@@ -16,8 +16,14 @@ from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 MESSAGE_BYTES_MAX: Final = 64 << 20
 
 
-def remote_entries(addresses: Sequence[str], wanted: Wanted) -> Iterator[ArchiveEntry]:
-    """As `reader.entries`, of the schedulers at these host:port. grpc.RpcError: one is away."""
+def remote_entries(
+    addresses: Sequence[str], wanted: Wanted, api_key: str = ""
+) -> Iterator[ArchiveEntry]:
+    """As `reader.entries`, of the schedulers at these host:port. grpc.RpcError: one is away.
+
+    A gateway knows its cell's schedulers, and wants an operator's key.
+    """
+    metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
     request = ReadArchiveRequest(
         after_epoch=wanted.after.epoch,
         after_seq=wanted.after.seq,
@@ -27,21 +33,25 @@ def remote_entries(addresses: Sequence[str], wanted: Wanted) -> Iterator[Archive
     )
     with ExitStack() as open_channels:
         streams = []
-        for address in addresses:
+        for index, address in enumerate(addresses):
             options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
             channel = open_channels.enter_context(grpc.insecure_channel(address, options))
-            streams.append(_by_epoch(SchedulerServiceStub(channel).ReadArchive(request)))
-        for _, _, entries in heapq.merge(*streams, key=lambda item: item[:2]):
-            yield from entries
+            responses = SchedulerServiceStub(channel).ReadArchive(request, metadata=metadata)
+            streams.append(_by_epoch(responses, index))
+        # Schedulers of one host may share a folder: a segment is read from one of them.
+        readers: dict[tuple[int, int], int] = {}
+        for epoch, segment, index, entries in heapq.merge(*streams, key=lambda item: item[:3]):
+            if readers.setdefault((epoch, segment), index) == index:
+                yield from entries
 
 
 def _by_epoch(
-    responses: "Iterator[object]",
-) -> Iterator[tuple[int, int, Sequence[ArchiveEntry]]]:
-    """Each with the leadership and the segment that it is of."""
+    responses: "Iterator[object]", index: int
+) -> Iterator[tuple[int, int, int, Sequence[ArchiveEntry]]]:
+    """Each with the leadership and the segment that it is of, and who says it."""
     epoch = segment = 0
     for response in responses:
         entries: Sequence[ArchiveEntry] = response.entries  # type: ignore[attr-defined]
         if entries[0].HasField("header"):
             epoch, segment = entries[0].header.epoch, entries[0].header.segment
-        yield epoch, segment, entries
+        yield epoch, segment, index, entries

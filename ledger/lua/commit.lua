@@ -4,7 +4,7 @@
 -- KEYS  meta, lease, inbox, journal, load; prompt_logprobs:<sequence id> per piece of a prompt;
 --       finished:<sequence id> per finished choice of a request that goes on;
 --       per ending: request:<id>, result:<id>, prompt_logprobs:<sequence id>, then per choice tokens:, finished:, sequence:<sequence id>
--- ARGV  1 store nonce, 2 epoch, 3 nonce, 4 seq, 5 JournalRecord, 6 result TTL in s,
+-- ARGV  1 store nonce, 2 epoch, 3 nonce, 4 seq, 5 JournalRecord, 6 result TTL in s at most,
 --       7 number of pieces of prompts, 8 of finished choices, 9 of endings; then the StoredPromptLogprobs pieces;
 --       the SequenceFinished; per ending: sequence id, n, RequestResult
 -- reply {OK} (also when this leader has already committed seq) | {FENCED, epoch} | {GAP, journal seq}
@@ -26,17 +26,27 @@ local function release(tenant, n, prompt_tokens)
   end
 end
 
--- Bytes of results by when they leave: ten fields, each of an eighth of the TTL and used again behind its end.
+-- Bytes of results by when they leave: 40 fields, each of a part of the TTL and used again behind its end.
 local now, ttl = tonumber(redis.call('TIME')[1]), tonumber(ARGV[6])
-local function store_bytes(bytes)
-  local span = math.ceil(ttl / 8)
-  local leaves = (math.floor((now + ttl) / span) + 1) * span
-  local field = 'results:' .. string.format('%.0f', (leaves / span) % 10)
-  local last, others = string.match(redis.call('HGET', KEYS[5], field) or '', '(%d+) (%d+)')
-  if last and tonumber(last) > now then
-    bytes, leaves = bytes + tonumber(others), math.max(leaves, tonumber(last))
-  end
-  redis.call('HSET', KEYS[5], field, string.format('%.0f %.0f', leaves, bytes))
+local span = math.ceil(ttl / 32)
+local function of_field(stored)
+  local leaves, bytes = string.match(stored or '', '(%d+) (%d+)')
+  if leaves and tonumber(leaves) > now then return tonumber(bytes), tonumber(leaves) end
+  return 0, 0
+end
+-- How long to keep one more: for less, the more is taken beyond half of what submit allows.
+local function time_to_live()
+  local max, bytes = tonumber(redis.call('HGET', KEYS[5], 'results:max') or 'inf'), 0
+  local fields = {}
+  for i = 0, 39 do fields[i + 1] = 'results:' .. i end
+  for _, stored in ipairs(redis.call('HMGET', KEYS[5], unpack(fields))) do bytes = bytes + of_field(stored) end
+  return math.max(span, math.floor(ttl * math.min(1, 2 - 2 * math.min(1, bytes / max)) ^ 3))
+end
+local function store_bytes(bytes, kept)
+  local leaves = (math.floor((now + kept) / span) + 1) * span
+  local field = 'results:' .. string.format('%.0f', (leaves / span) % 40)
+  local others, last = of_field(redis.call('HGET', KEYS[5], field))
+  redis.call('HSET', KEYS[5], field, string.format('%.0f %.0f', math.max(leaves, last), bytes + others))
 end
 
 local pieces, finishes, endings = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
@@ -60,17 +70,18 @@ for i = 1, endings do
   local n = tonumber(ARGV[arg + 1])
   -- Gone or ended already: its counters are released, only the journal record counts.
   if known[i][1] and not known[i][5] then
-    redis.call('SET', KEYS[key + 1], ARGV[arg + 2], 'EX', ARGV[6])
+    local kept = time_to_live()
+    redis.call('SET', KEYS[key + 1], ARGV[arg + 2], 'EX', kept)
     -- Result and request name the id; what Redis itself needs for a key was measured.
-    store_bytes(#ARGV[arg + 2] + 2 * #KEYS[key] + 500 + 150 * n)
+    store_bytes(#ARGV[arg + 2] + 2 * #KEYS[key] + 500 + 150 * n, kept)
     redis.call('HSET', KEYS[key], 'finished', '1')
-    redis.call('EXPIRE', KEYS[key], ARGV[6])
-    redis.call('EXPIRE', KEYS[key + 2], ARGV[6])
+    redis.call('EXPIRE', KEYS[key], kept)
+    redis.call('EXPIRE', KEYS[key + 2], kept)
     for entry in string.gmatch(known[i][4], '%S+') do redis.call('XDEL', KEYS[3], entry) end
     for choice = 0, n - 1 do
       local at = key + 3 + 3 * choice
       redis.call('DEL', KEYS[at], KEYS[at + 1])
-      redis.call('EXPIRE', KEYS[at + 2], ARGV[6])
+      redis.call('EXPIRE', KEYS[at + 2], kept)
     end
     redis.call('HINCRBY', KEYS[5], 'choices', -n)
     redis.call('HINCRBY', KEYS[5], 'prompt_tokens', -tonumber(known[i][3]))

@@ -15,7 +15,7 @@ if known[1] then
 end
 local n, prompt_tokens = tonumber(ARGV[3]), tonumber(ARGV[4])
 local tenant_choices, tenant_tokens = 'choices:' .. ARGV[11], 'prompt_tokens:' .. ARGV[11]
-local load = redis.call('HMGET', KEYS[3], 'choices', 'prompt_tokens', tenant_choices, tenant_tokens)
+local load = redis.call('HMGET', KEYS[3], 'choices', 'prompt_tokens', tenant_choices, tenant_tokens, 'results:max')
 local choices_live, tokens_live = tonumber(load[1] or 0), tonumber(load[2] or 0)
 local choices_theirs, tokens_theirs = tonumber(load[3] or 0), tonumber(load[4] or 0)
 -- The tenant's own bound first: whoever is over it should hear that, not that others are busy.
@@ -23,9 +23,9 @@ if choices_theirs + n > tonumber(ARGV[12]) then return {'TENANT_REQUESTS', choic
 if tokens_theirs + prompt_tokens > tonumber(ARGV[13]) then return {'TENANT_TOKENS', tokens_theirs} end
 if choices_live + n > tonumber(ARGV[5]) then return {'FULL_REQUESTS', choices_live} end
 if tokens_live + prompt_tokens > tonumber(ARGV[6]) then return {'FULL_TOKENS', tokens_live} end
-local results, now_s = 0, tonumber(redis.call('TIME')[1])
-for _, stored in ipairs(redis.call('HMGET', KEYS[3], 'results:0', 'results:1', 'results:2', 'results:3', 'results:4',
-    'results:5', 'results:6', 'results:7', 'results:8', 'results:9')) do
+local results, now_s, fields = 0, tonumber(redis.call('TIME')[1]), {}
+for i = 0, 39 do fields[i + 1] = 'results:' .. i end
+for _, stored in ipairs(redis.call('HMGET', KEYS[3], unpack(fields))) do
   local leaves, bytes = string.match(stored or '', '(%d+) (%d+)')
   if leaves and tonumber(leaves) > now_s then results = results + tonumber(bytes) end
 end
@@ -44,6 +44,8 @@ redis.call('HSET', KEYS[5], 'hash', ARGV[2], 'sequence_id', sequence_id, 'n', n,
 for choice = 0, n - 1 do
   redis.call('SET', ARGV[10] .. string.format('%.0f', first + choice), ARGV[9])
 end
+-- For commits, which keep results for less before it comes to a refusal.
+if load[5] ~= ARGV[14] then redis.call('HSET', KEYS[3], 'results:max', ARGV[14]) end
 redis.call('HINCRBY', KEYS[3], 'choices', n)
 redis.call('HINCRBY', KEYS[3], 'prompt_tokens', prompt_tokens)
 redis.call('HINCRBY', KEYS[3], tenant_choices, n)

@@ -25,6 +25,8 @@ class CellState:
         self.waiting = WaitingQueue(self.policy.order)
         self.workers: dict[str, Worker] = {}
         self.live: dict[SequenceId, LiveRequest] = {}
+        # Of those, sequences that ever lost their slot before their end.
+        self.preempted: dict[SequenceId, Sequence] = {}
         # Workers of which something changed since `concerned` was last asked.
         self._touched: dict[str, None] = {}
 
@@ -76,6 +78,7 @@ class CellState:
             sequence.furthest = max(sequence.furthest, sequence.num_computed_tokens)
         self._release(worker, sequence)
         sequence.move(State.PREEMPTED)
+        self.preempted[sequence.sequence_id] = sequence
         self.waiting.add(sequence)
 
     def queue_siblings(self, live: LiveRequest) -> None:
@@ -102,6 +105,7 @@ class CellState:
         elif not self.waiting.remove(sequence) and sequence in live.siblings:
             live.siblings.remove(sequence)
         sequence.move(State.FINISHED)
+        self.preempted.pop(sequence.sequence_id, None)
         ending = Finished(
             sequence_id=sequence.sequence_id,
             reason=reason,
@@ -147,6 +151,7 @@ class CellState:
                 has_place = sum(places) + (sequence.sequence_id in siblings)
                 assert has_place == (sequence.state is not State.FINISHED), sequence
         if not self.live:
+            assert not self.preempted
             assert not waiting
             assert not placed
             for worker in self.workers.values():

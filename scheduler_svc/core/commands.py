@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.core.types import (
     Config,
+    Handover,
     Reason,
     Request,
     Rules,
@@ -47,6 +48,13 @@ class Cancel:
     # Cuts the output to a length that somebody downstream found to be the end (a stop string).
     num_output_tokens: int | None = None
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOver:
+    """Go on from what an earlier core had learned of the requests submitted so far."""
+
+    handover: Handover
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +127,7 @@ Command = (
     Configured
     | Submit
     | Cancel
+    | HandedOver
     | Expire
     | WorkerJoined
     | WorkerChanged

@@ -93,14 +93,10 @@ def _check_ends(worker: Worker, flight: Flight, result: StepResult) -> None:
 
 
 def _near_the_end(worker: Worker, flight: Flight, result: StepResult) -> list[SlotIndex]:
-    """Slots whose last token may be among those that came. Where one of each is all that can have
-    come, and was certain to, they are known.
-    """
+    """Slots whose last token may be among those that came."""
+    if not flight.may_end:
+        return []
     members, most = flight.members, worker.spec.slot_tokens_max
-    if result.step == 0 and most == 1:
-        ending = [one.residency for one in (*worker.finishing.values(), *worker.retiring.values())]
-        slots = [one.slot for one in ending if one and members.get(one.slot) is one]
-        return [slot for slot in slots if slot in flight.sampling and slot not in result.errors]
     return [
         slot
         for slot in result.slots

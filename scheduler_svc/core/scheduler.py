@@ -17,6 +17,7 @@ from scheduler_svc.core.commands import (
     Command,
     Configured,
     Expire,
+    HandedOver,
     MakePlan,
     StepDone,
     Submit,
@@ -26,12 +27,14 @@ from scheduler_svc.core.commands import (
     WorkerLate,
     WorkerLost,
 )
+from scheduler_svc.core.handover import handover_of, take_over
 from scheduler_svc.core.kv import BlockTable
 from scheduler_svc.core.outcome import Event, Outcome
 from scheduler_svc.core.planner.plan import make_plan
+from scheduler_svc.core.prospects import first_token_ns, why_hopeless, why_misfit
 from scheduler_svc.core.requests import LiveRequest, Sequence, State
 from scheduler_svc.core.results import book_result, check_result
-from scheduler_svc.core.types import Config, Feature, Reason, Request, SequenceId
+from scheduler_svc.core.types import Config, Handover, Reason, Request, SequenceId
 from scheduler_svc.core.waiting import WaitingQueue
 from scheduler_svc.core.workers import Worker
 
@@ -85,6 +88,10 @@ class Scheduler:
         """When `Expire` next has something to do, at the earliest."""
         return self._deadlines[0][0] if self._deadlines else None
 
+    def handover(self) -> Handover:
+        """For the core after this one: `HandedOver`."""
+        return handover_of(self._cell)
+
     def is_drained(self, worker_id: str) -> bool:
         """Nothing of the worker is left."""
         return not self.workers[worker_id].members
@@ -121,7 +128,7 @@ class Scheduler:
         cell.live[request.sequence_id] = live
         if request.deadline_ns is not None:
             self._add_deadline(request.deadline_ns, request.sequence_id)
-            if least_ns := self._first_token_ns(live):
+            if least_ns := first_token_ns(self.workers.values(), live):
                 self._add_deadline(request.deadline_ns - least_ns, request.sequence_id)
         for sequence in live.sequences:
             if request.outputs and request.outputs[sequence.choice] is None:
@@ -132,7 +139,7 @@ class Scheduler:
             else:
                 cell.waiting.add(sequence)
         events: list[Event] = []
-        if (misfit := self._misfit(live)) is not None:
+        if (misfit := why_misfit(self.workers.values(), live)) is not None:
             cell.end(live, Reason.ERROR, now_ns, events, misfit)
         return self._outcome(events)
 
@@ -148,6 +155,10 @@ class Scheduler:
                 self._cell.finish(sequence, command.reason, now_ns, events, command.error)
         return self._outcome(events)
 
+    def _handed_over(self, command: HandedOver, now_ns: int) -> Outcome:
+        take_over(self._cell, command.handover)
+        return self._outcome()
+
     def _expire(self, command: Expire, now_ns: int) -> Outcome:
         events: list[Event] = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
@@ -158,11 +169,11 @@ class Scheduler:
             deadline_ns = live.request.deadline_ns
             if deadline_ns is not None and deadline_ns <= now_ns:
                 self._cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, "")
-            elif (hopeless := self._hopeless(live, now_ns)) is not None:
+            elif (hopeless := why_hopeless(self.workers.values(), live, now_ns)) is not None:
                 self._cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, hopeless)
             elif live.misfit_ns is not None and live.misfit_ns <= now_ns:
                 live.misfit_ns = None
-                if (misfit := self._misfit(live)) is not None:
+                if (misfit := why_misfit(self.workers.values(), live)) is not None:
                     error = f"{misfit}, and none like the one that was lost came back"
                     self._cell.end(live, Reason.ERROR, now_ns, events, error)
         return self._outcome(events)
@@ -176,7 +187,7 @@ class Scheduler:
         self.workers[command.worker_id] = Worker(command.worker_id, command.spec)
         events: list[Event] = []
         for live in list(self._cell.live.values()):
-            misfit = self._misfit(live)
+            misfit = why_misfit(self.workers.values(), live)
             if misfit is None:
                 live.misfit_ns = None
             elif live.misfit_ns is None:
@@ -190,7 +201,7 @@ class Scheduler:
             if not worker.can_hold(sequence):
                 self._cell.preempt(worker, sequence)
         for live in self._cell.live.values():
-            if self._misfit(live) is None:
+            if why_misfit(self.workers.values(), live) is None:
                 live.misfit_ns = None
         self._await_fit(now_ns)
         return self._outcome()
@@ -268,49 +279,10 @@ class Scheduler:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in live]
             heapq.heapify(self._deadlines)
 
-    def _first_token_ns(self, live: LiveRequest) -> int:
-        """The least that its prompt takes, but for what is cached; 0: who knows. Half of what a
-        worker's steps of late say: others may have shared them.
-        """
-        sequence, least_us = live.sequences[0], []
-        for worker in self.workers.values():
-            if worker.can_hold(sequence):
-                hits = worker.kv.lookup(sequence.kv, sequence.max_cached_tokens)
-                least_us.append(worker.cost.prefill_us(len(sequence.tokens) - hits.num_tokens))
-        return min(least_us, default=0) * 1000 // 2
-
-    def _hopeless(self, live: LiveRequest, now_ns: int) -> str | None:
-        """Why its first token cannot come before its deadline, whatever is done now, or None."""
-        deadline_ns = live.request.deadline_ns
-        if deadline_ns is None or live.admitted_ns is not None:
-            return None
-        left_ns, least_ns = deadline_ns - now_ns, self._first_token_ns(live)
-        if least_ns <= left_ns:
-            return None
-        return (
-            f"the prompt of {len(live.request.prompt)} tokens takes {least_ns // 1_000_000} ms or "
-            f"more, and only {left_ns // 1_000_000} ms were left until the deadline"
-        )
-
-    def _misfit(self, live: LiveRequest) -> str | None:
-        """Why no worker can ever hold its sequences, which all need the same, or None."""
-        sequence, workers = live.sequences[0], self.workers.values()
-        if not workers or any(worker.can_hold(sequence) for worker in workers):
-            return None
-        able = [worker.kv.places_max for worker in workers if worker.can_do(sequence)]
-        if not able:
-            needs = ", ".join(need.value for need in Feature if need in live.request.needs)
-            return f"the request needs {needs}, and no worker can do all of it"
-        largest = max(able)
-        return (
-            f"prompt and max_tokens need KV for {sequence.kv.places_max} tokens, "
-            f"the largest worker holds {largest}"
-        )
-
     def _await_fit(self, now_ns: int) -> None:
         """Whom none of the workers left can hold waits a while for one that can."""
         for live in self._cell.live.values():
-            if live.misfit_ns is None and self._misfit(live) is not None:
+            if live.misfit_ns is None and why_misfit(self.workers.values(), live) is not None:
                 live.misfit_ns = now_ns + self.config.misfit_wait_ns
                 self._add_deadline(live.misfit_ns, live.request.sequence_id)
 
@@ -319,6 +291,7 @@ _HANDLERS: Final[dict[type, Callable[[Scheduler, Any, int], Outcome]]] = {
     Configured: Scheduler._configured,
     Submit: Scheduler._submit,
     Cancel: Scheduler._cancel,
+    HandedOver: Scheduler._handed_over,
     Expire: Scheduler._expire,
     WorkerJoined: Scheduler._worker_joined,
     WorkerChanged: Scheduler._worker_changed,

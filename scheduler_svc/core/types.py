@@ -143,6 +143,25 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SequencePast:
+    """Of one sequence, what is not its tokens."""
+
+    sequence_id: SequenceId
+    num_preemptions: int
+    deaths: int
+    furthest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """Bounded: those under whom workers died first, and the tenants that are furthest ahead."""
+
+    sequences: tuple[SequencePast, ...] = ()
+    # Tokens served beyond the queue's virtual time, by tenant.
+    tenants: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     """What a worker can hold and do."""
 

@@ -87,6 +87,23 @@ class WaitingQueue:
         tenant = sequence.live.tenant
         return (self._share(tenant, tenant.served), *self._order.key(sequence))
 
+    def ahead(self) -> Iterator[tuple[str, int]]:
+        """Tenants that were served more than the virtual time, by how many tokens."""
+        served = self._idle_tenants | {name: t.served for name, t in self.tenants.items()}
+        for name, tokens in served.items():
+            base = self._virtual_time * self._weights.get(name, 1) // WEIGHT_UNIT
+            if tokens > base:
+                yield name, tokens - base
+
+    def put_ahead(self, name: str, tokens: int) -> None:
+        """A tenant was served so many tokens more, before this queue began."""
+        tenant = self.tenants.get(name)
+        if tenant is None:
+            self._idle_tenants[name] = tokens
+        else:
+            tenant.served += tokens
+            self._update(tenant)
+
     def configure(self, order: Order, config: Config) -> None:
         """Sort everybody anew."""
         self._order, self._tokens_max = order, config.tenant_tokens_max

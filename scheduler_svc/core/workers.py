@@ -38,6 +38,8 @@ class Flight:
     chunks: dict[SlotIndex, int]
     # Slots that the next result of this plan must answer for: no more, no fewer.
     sampling: set[SlotIndex]
+    # Of some member a token that may come, of this plan or one before it, is the last it may have.
+    may_end: bool
     # Members that have left since: what is computed for them never happened.
     gone: set[SlotIndex] = field(default_factory=set)
     answered: int = 0
@@ -236,6 +238,7 @@ class Worker:
             if gap - count <= 1:
                 del self.prefills[slot]
         self.expect([s for slot, s in self.running.items() if slot not in waiting])
+        left = [s.tokens_max - s.num_tokens for s in self.running.values()]
         self.plan_id += 1
         self.flights.append(
             Flight(
@@ -244,6 +247,7 @@ class Worker:
                 members=self._residents.copy(),
                 chunks={slot: count for slot, count in chunks.items() if count},
                 sampling=self.running.keys() - waiting,
+                may_end=min(left, default=0) <= self.tokens_ahead(lease_steps),
             )
         )
 

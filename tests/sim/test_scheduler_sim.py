@@ -325,9 +325,10 @@ def simulate(
 
 
 SEEDS = int(os.environ.get("KAITEN_TEST_SIM_SEEDS", "100"))
+WRITTEN = 30
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", range(WRITTEN, SEEDS))
 def test_every_seed_drains_with_the_right_outputs(seed: int) -> None:
     simulate(seed)
 
@@ -392,27 +393,27 @@ def test_decisions_are_those_written_down(request: pytest.FixtureRequest) -> Non
 
     Nor do decisions depend on the simulations that the process has run before.
     """
-    found = {str(seed): made(seed) for seed in range(30)}
+    found = {str(seed): made(seed) for seed in range(WRITTEN)}
     if request.config.getoption("--rewrite"):
         DECISIONS.write_text("".join(f"{seed} {line}\n" for seed, line in found.items()))
     assert found == written()
 
 
 def test_decisions_do_not_depend_on_the_hash_seed() -> None:
+    """`make test` has the hash seed 0 and `make sim` the hash seed 1."""
     code = (
         "from tests.sim.test_scheduler_sim import made, written;"
         "known = written(); assert known; print([made(s) == known[str(s)] for s in range(10)])"
     )
-    for hash_seed in {"0", "1", "2"} - {os.environ.get("PYTHONHASHSEED")}:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        )
-        assert done.stdout.strip() == str([True] * 10), hash_seed
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.strip() == str([True] * 10)
 
 
 def test_a_fork_has_blocks_where_steps_are_shorter_than_a_block() -> None:

@@ -134,7 +134,7 @@ class StepRecord(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., step: _Optional[int] = ..., timings: _Optional[_Union[_worker_service_pb2.StepTimings, _Mapping]] = ...) -> None: ...
 
 class CoreInput(_message.Message):
-    __slots__ = ("now_ns", "submit", "cancel", "worker_joined", "worker_lost", "plan", "result", "expire", "worker_draining", "configured", "worker_late", "worker_changed")
+    __slots__ = ("now_ns", "submit", "cancel", "worker_joined", "worker_lost", "plan", "result", "expire", "worker_draining", "configured", "worker_late", "worker_changed", "handed_over")
     NOW_NS_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,7 @@ class CoreInput(_message.Message):
     CONFIGURED_FIELD_NUMBER: _ClassVar[int]
     WORKER_LATE_FIELD_NUMBER: _ClassVar[int]
     WORKER_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
     now_ns: int
     submit: SubmitInput
     cancel: CancelRecord
@@ -159,7 +160,8 @@ class CoreInput(_message.Message):
     configured: ConfiguredInput
     worker_late: WorkerLateInput
     worker_changed: WorkerChangedInput
-    def __init__(self, now_ns: _Optional[int] = ..., submit: _Optional[_Union[SubmitInput, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoinedInput, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLostInput, _Mapping]] = ..., plan: _Optional[_Union[PlanInput, _Mapping]] = ..., result: _Optional[_Union[ResultInput, _Mapping]] = ..., expire: _Optional[_Union[ExpireInput, _Mapping]] = ..., worker_draining: _Optional[_Union[WorkerDrainingInput, _Mapping]] = ..., configured: _Optional[_Union[ConfiguredInput, _Mapping]] = ..., worker_late: _Optional[_Union[WorkerLateInput, _Mapping]] = ..., worker_changed: _Optional[_Union[WorkerChangedInput, _Mapping]] = ...) -> None: ...
+    handed_over: CellHandover
+    def __init__(self, now_ns: _Optional[int] = ..., submit: _Optional[_Union[SubmitInput, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoinedInput, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLostInput, _Mapping]] = ..., plan: _Optional[_Union[PlanInput, _Mapping]] = ..., result: _Optional[_Union[ResultInput, _Mapping]] = ..., expire: _Optional[_Union[ExpireInput, _Mapping]] = ..., worker_draining: _Optional[_Union[WorkerDrainingInput, _Mapping]] = ..., configured: _Optional[_Union[ConfiguredInput, _Mapping]] = ..., worker_late: _Optional[_Union[WorkerLateInput, _Mapping]] = ..., worker_changed: _Optional[_Union[WorkerChangedInput, _Mapping]] = ..., handed_over: _Optional[_Union[CellHandover, _Mapping]] = ...) -> None: ...
 
 class ConfiguredInput(_message.Message):
     __slots__ = ("policy", "lease_steps_max", "plans_in_flight_max", "prefill_tokens_min", "preemptions_max", "deaths_max", "misfit_wait_ns", "tenant_tokens_max", "placement", "order", "victim", "admission", "mix", "cadence", "priority_worth_ns", "token_worth_ns", "wait_ns_max", "long_prefill_tokens", "long_prefills_max", "schedule_interval_steps", "waiting_served_permille", "waiting_steps_max", "tenant_weights", "itl_target_us")
@@ -351,7 +353,7 @@ class ChoiceResult(_message.Message):
     def __init__(self, output: _Optional[_Union[FoldedTokens, _Mapping]] = ..., finished: _Optional[_Union[SequenceFinished, _Mapping]] = ...) -> None: ...
 
 class CellRecord(_message.Message):
-    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms", "waiting_sequence_ids", "full_tenants", "weights_digest", "worker_addresses")
+    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms", "waiting_sequence_ids", "full_tenants", "weights_digest", "worker_addresses", "handover", "standby_addresses")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WORKERS_READY_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -361,6 +363,8 @@ class CellRecord(_message.Message):
     FULL_TENANTS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     model: _common_pb2.WorkerDescription
     workers_ready: int
     waiting: int
@@ -370,7 +374,37 @@ class CellRecord(_message.Message):
     full_tenants: _containers.RepeatedCompositeFieldContainer[FullTenant]
     weights_digest: str
     worker_addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ..., waiting_sequence_ids: _Optional[_Iterable[int]] = ..., full_tenants: _Optional[_Iterable[_Union[FullTenant, _Mapping]]] = ..., weights_digest: _Optional[str] = ..., worker_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    handover: CellHandover
+    standby_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ..., waiting_sequence_ids: _Optional[_Iterable[int]] = ..., full_tenants: _Optional[_Iterable[_Union[FullTenant, _Mapping]]] = ..., weights_digest: _Optional[str] = ..., worker_addresses: _Optional[_Iterable[str]] = ..., handover: _Optional[_Union[CellHandover, _Mapping]] = ..., standby_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CellHandover(_message.Message):
+    __slots__ = ("sequences", "tenants")
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    sequences: _containers.RepeatedCompositeFieldContainer[SequencePast]
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantServed]
+    def __init__(self, sequences: _Optional[_Iterable[_Union[SequencePast, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantServed, _Mapping]]] = ...) -> None: ...
+
+class SequencePast(_message.Message):
+    __slots__ = ("sequence_id", "num_preemptions", "deaths", "furthest")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    DEATHS_FIELD_NUMBER: _ClassVar[int]
+    FURTHEST_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    num_preemptions: int
+    deaths: int
+    furthest: int
+    def __init__(self, sequence_id: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., deaths: _Optional[int] = ..., furthest: _Optional[int] = ...) -> None: ...
+
+class TenantServed(_message.Message):
+    __slots__ = ("tenant", "tokens_ahead")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    tokens_ahead: int
+    def __init__(self, tenant: _Optional[str] = ..., tokens_ahead: _Optional[int] = ...) -> None: ...
 
 class FullTenant(_message.Message):
     __slots__ = ("tenant", "tokens_running", "tokens_max", "tokens_next")

@@ -1,6 +1,7 @@
 from protos.kaiten.v1 import archive_pb2 as _archive_pb2
 from protos.kaiten.v1 import common_pb2 as _common_pb2
 from protos.kaiten.v1 import ledger_pb2 as _ledger_pb2
+from protos.kaiten.v1 import watch_pb2 as _watch_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -79,8 +80,10 @@ class HeartbeatResponse(_message.Message):
     def __init__(self, must_register: bool = ..., is_drained: bool = ...) -> None: ...
 
 class StandByRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class StandByResponse(_message.Message):
     __slots__ = ("leader",)

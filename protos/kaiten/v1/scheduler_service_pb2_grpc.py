@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from protos.kaiten.v1 import scheduler_service_pb2 as kaiten_dot_v1_dot_scheduler__service__pb2
+from protos.kaiten.v1 import watch_pb2 as kaiten_dot_v1_dot_watch__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -65,6 +66,11 @@ class SchedulerServiceStub(object):
                 request_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadArchiveRequest.SerializeToString,
                 response_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadArchiveResponse.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/kaiten.v1.SchedulerService/Watch',
+                request_serializer=kaiten_dot_v1_dot_watch__pb2.WatchRequest.SerializeToString,
+                response_deserializer=kaiten_dot_v1_dot_watch__pb2.WatchResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -115,7 +121,16 @@ class SchedulerServiceServicer(object):
     def ReadArchive(self, request, context):
         """What this scheduler has written to its archive while it led, oldest first, and then the end: whoever wants more asks
         again behind what it got. A standby answers too. Every leadership is one scheduler's, so that the answers of several
-        are merged by epoch. NOT_FOUND: it keeps none.
+        are merged by epoch; gateways do that, for operators, over all schedulers of their cell. NOT_FOUND: it keeps none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Watch(self, request, context):
+        """The core as it is, and then how it changes, for as long as this scheduler leads. Whoever reads slowly is told less often.
+        FAILED_PRECONDITION from who does not lead (any more): the leader's address, if known, is in the message. A gateway
+        goes on with the next leader, for operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,6 +168,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ReadArchive,
                     request_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadArchiveRequest.FromString,
                     response_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadArchiveResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=kaiten_dot_v1_dot_watch__pb2.WatchRequest.FromString,
+                    response_serializer=kaiten_dot_v1_dot_watch__pb2.WatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -318,6 +338,33 @@ class SchedulerService(object):
             '/kaiten.v1.SchedulerService/ReadArchive',
             kaiten_dot_v1_dot_scheduler__service__pb2.ReadArchiveRequest.SerializeToString,
             kaiten_dot_v1_dot_scheduler__service__pb2.ReadArchiveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kaiten.v1.SchedulerService/Watch',
+            kaiten_dot_v1_dot_watch__pb2.WatchRequest.SerializeToString,
+            kaiten_dot_v1_dot_watch__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.kaiten.v1 import common_pb2 as kaiten_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekaiten/v1/worker_service.proto\x12\tkaiten.v1\x1a\x16kaiten/v1/common.proto\"\x11\n\x0f\x44\x65scribeRequest\"@\n\x10\x44\x65scribeResponse\x12,\n\x06worker\x18\x01 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription\"]\n\x0e\x45xecuteRequest\x12\x1f\n\x04open\x18\x01 \x01(\x0b\x32\x0f.kaiten.v1.OpenH\x00\x12\x1f\n\x04plan\x18\x02 \x01(\x0b\x32\x0f.kaiten.v1.PlanH\x00\x42\t\n\x07message\":\n\x04Open\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.kaiten.v1.Leader\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\"\x81\x04\n\x04Plan\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.kaiten.v1.Leader\x12\x0f\n\x07plan_id\x18\x02 \x01(\x04\x12\x13\n\x0blease_steps\x18\x03 \x01(\r\x12\x0e\n\x06leaves\x18\x04 \x03(\r\x12\x1e\n\x05joins\x18\x05 \x03(\x0b\x32\x0f.kaiten.v1.Join\x12\x14\n\x0c\x61ppend_slots\x18\x06 \x03(\r\x12\x15\n\rappend_blocks\x18\x07 \x03(\r\x12\x15\n\rappend_groups\x18\x0e \x03(\r\x12\x15\n\rreplace_slots\x18\x0f \x03(\r\x12\x17\n\x0freplace_indices\x18\x10 \x03(\r\x12\x16\n\x0ereplace_blocks\x18\x11 \x03(\r\x12\x16\n\x0ereplace_groups\x18\x12 \x03(\r\x12\x14\n\x0c\x63opy_sources\x18\x08 \x03(\r\x12\x14\n\x0c\x63opy_targets\x18\t \x03(\r\x12\x13\n\x0b\x63hunk_slots\x18\n \x03(\r\x12\x14\n\x0c\x63hunk_tokens\x18\x0b \x03(\r\x12\x1b\n\x13membership_checksum\x18\x0c \x01(\x06\x12\x13\n\x0btraceparent\x18\r \x01(\t\x12\x19\n\x11slot_tokens_least\x18\x13 \x01(\r\x12\x18\n\x10slot_tokens_most\x18\x14 \x01(\r\x12\x18\n\x10\x65xpected_step_us\x18\x15 \x01(\x04J\x04\x08\x16\x10\x1c\"\xe5\x01\n\x04Join\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12+\n\x0c\x62lock_tables\x18\x06 \x03(\x0b\x32\x15.kaiten.v1.BlockTable\x12(\n\x08sampling\x18\x07 \x01(\x0b\x32\x16.kaiten.v1.RowSampling\x12\x1c\n\x14prompt_logprobs_from\x18\x08 \x01(\r\"8\n\nBlockTable\x12\x1a\n\x12num_skipped_blocks\x18\x01 \x01(\r\x12\x0e\n\x06\x62locks\x18\x02 \x03(\r\"\xb4\x03\n\x0bRowSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x06 \x01(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x12\n\nmin_tokens\x18\x08 \x01(\r\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x10\n\x08logprobs\x18\n \x01(\x11\x12\x1a\n\x12repetition_penalty\x18\x0b \x01(\x02\x12\x18\n\x10presence_penalty\x18\x0c \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x02\x12(\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x14.kaiten.v1.TokenBias\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x03(\r\x12+\n\tbad_words\x18\x10 \x03(\x0b\x32\x18.kaiten.v1.TokenSequence\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\x00\x88\x01\x01\x42\x12\n\x10_prompt_logprobs\"r\n\x0f\x45xecuteResponse\x12#\n\x06opened\x18\x01 \x01(\x0b\x32\x11.kaiten.v1.OpenedH\x00\x12)\n\x07results\x18\x03 \x01(\x0b\x32\x16.kaiten.v1.StepResultsH\x00\x42\t\n\x07messageJ\x04\x08\x02\x10\x03\"6\n\x06Opened\x12,\n\x06worker\x18\x01 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription\"3\n\x0bStepResults\x12$\n\x05steps\x18\x01 \x03(\x0b\x32\x15.kaiten.v1.StepResult\"\xde\x02\n\nStepResult\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x0f\n\x07plan_id\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x0c \x03(\r\x12(\n\x08logprobs\x18\x06 \x03(\x0b\x32\x16.kaiten.v1.RowLogprobs\x12(\n\x08\x66inished\x18\x07 \x03(\x0b\x32\x16.kaiten.v1.RowFinished\x12#\n\x06\x65rrors\x18\x08 \x03(\x0b\x32\x13.kaiten.v1.RowError\x12\x0f\n\x07is_last\x18\t \x01(\x08\x12\'\n\x07timings\x18\n \x01(\x0b\x32\x16.kaiten.v1.StepTimings\x12\x35\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x1c.kaiten.v1.RowPromptLogprobs\"N\n\x11RowPromptLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12+\n\x08logprobs\x18\x02 \x01(\x0b\x32\x19.kaiten.v1.PromptLogprobs\"G\n\x0bRowLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12*\n\x08logprobs\x18\x02 \x01(\x0b\x32\x18.kaiten.v1.TokenLogprobs\"D\n\x0bRowFinished\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.kaiten.v1.FinishReason\")\n\x08RowError\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"l\n\x0bStepTimings\x12\x0f\n\x07wait_us\x18\x01 \x01(\x04\x12\x12\n\nforward_us\x18\x02 \x01(\x04\x12\x11\n\tsample_us\x18\x03 \x01(\x04\x12\x17\n\x0ftokens_computed\x18\x04 \x01(\r\x12\x0c\n\x04rows\x18\x05 \x01(\r2\x9a\x01\n\rWorkerService\x12\x43\n\x08\x44\x65scribe\x12\x1a.kaiten.v1.DescribeRequest\x1a\x1b.kaiten.v1.DescribeResponse\x12\x44\n\x07\x45xecute\x12\x19.kaiten.v1.ExecuteRequest\x1a\x1a.kaiten.v1.ExecuteResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekaiten/v1/worker_service.proto\x12\tkaiten.v1\x1a\x16kaiten/v1/common.proto\"\x11\n\x0f\x44\x65scribeRequest\"@\n\x10\x44\x65scribeResponse\x12,\n\x06worker\x18\x01 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription\"]\n\x0e\x45xecuteRequest\x12\x1f\n\x04open\x18\x01 \x01(\x0b\x32\x0f.kaiten.v1.OpenH\x00\x12\x1f\n\x04plan\x18\x02 \x01(\x0b\x32\x0f.kaiten.v1.PlanH\x00\x42\t\n\x07message\"H\n\x04Open\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.kaiten.v1.Leader\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x0c\n\x04\x63\x65ll\x18\x03 \x01(\t\"\x81\x04\n\x04Plan\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.kaiten.v1.Leader\x12\x0f\n\x07plan_id\x18\x02 \x01(\x04\x12\x13\n\x0blease_steps\x18\x03 \x01(\r\x12\x0e\n\x06leaves\x18\x04 \x03(\r\x12\x1e\n\x05joins\x18\x05 \x03(\x0b\x32\x0f.kaiten.v1.Join\x12\x14\n\x0c\x61ppend_slots\x18\x06 \x03(\r\x12\x15\n\rappend_blocks\x18\x07 \x03(\r\x12\x15\n\rappend_groups\x18\x0e \x03(\r\x12\x15\n\rreplace_slots\x18\x0f \x03(\r\x12\x17\n\x0freplace_indices\x18\x10 \x03(\r\x12\x16\n\x0ereplace_blocks\x18\x11 \x03(\r\x12\x16\n\x0ereplace_groups\x18\x12 \x03(\r\x12\x14\n\x0c\x63opy_sources\x18\x08 \x03(\r\x12\x14\n\x0c\x63opy_targets\x18\t \x03(\r\x12\x13\n\x0b\x63hunk_slots\x18\n \x03(\r\x12\x14\n\x0c\x63hunk_tokens\x18\x0b \x03(\r\x12\x1b\n\x13membership_checksum\x18\x0c \x01(\x06\x12\x13\n\x0btraceparent\x18\r \x01(\t\x12\x19\n\x11slot_tokens_least\x18\x13 \x01(\r\x12\x18\n\x10slot_tokens_most\x18\x14 \x01(\r\x12\x18\n\x10\x65xpected_step_us\x18\x15 \x01(\x04J\x04\x08\x16\x10\x1c\"\xe5\x01\n\x04Join\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12+\n\x0c\x62lock_tables\x18\x06 \x03(\x0b\x32\x15.kaiten.v1.BlockTable\x12(\n\x08sampling\x18\x07 \x01(\x0b\x32\x16.kaiten.v1.RowSampling\x12\x1c\n\x14prompt_logprobs_from\x18\x08 \x01(\r\"8\n\nBlockTable\x12\x1a\n\x12num_skipped_blocks\x18\x01 \x01(\r\x12\x0e\n\x06\x62locks\x18\x02 \x03(\r\"\xb4\x03\n\x0bRowSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x06 \x01(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x12\n\nmin_tokens\x18\x08 \x01(\r\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x10\n\x08logprobs\x18\n \x01(\x11\x12\x1a\n\x12repetition_penalty\x18\x0b \x01(\x02\x12\x18\n\x10presence_penalty\x18\x0c \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x02\x12(\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x14.kaiten.v1.TokenBias\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x03(\r\x12+\n\tbad_words\x18\x10 \x03(\x0b\x32\x18.kaiten.v1.TokenSequence\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\x00\x88\x01\x01\x42\x12\n\x10_prompt_logprobs\"r\n\x0f\x45xecuteResponse\x12#\n\x06opened\x18\x01 \x01(\x0b\x32\x11.kaiten.v1.OpenedH\x00\x12)\n\x07results\x18\x03 \x01(\x0b\x32\x16.kaiten.v1.StepResultsH\x00\x42\t\n\x07messageJ\x04\x08\x02\x10\x03\"6\n\x06Opened\x12,\n\x06worker\x18\x01 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription\"3\n\x0bStepResults\x12$\n\x05steps\x18\x01 \x03(\x0b\x32\x15.kaiten.v1.StepResult\"\xde\x02\n\nStepResult\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x0f\n\x07plan_id\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x0c \x03(\r\x12(\n\x08logprobs\x18\x06 \x03(\x0b\x32\x16.kaiten.v1.RowLogprobs\x12(\n\x08\x66inished\x18\x07 \x03(\x0b\x32\x16.kaiten.v1.RowFinished\x12#\n\x06\x65rrors\x18\x08 \x03(\x0b\x32\x13.kaiten.v1.RowError\x12\x0f\n\x07is_last\x18\t \x01(\x08\x12\'\n\x07timings\x18\n \x01(\x0b\x32\x16.kaiten.v1.StepTimings\x12\x35\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x1c.kaiten.v1.RowPromptLogprobs\"N\n\x11RowPromptLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12+\n\x08logprobs\x18\x02 \x01(\x0b\x32\x19.kaiten.v1.PromptLogprobs\"G\n\x0bRowLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12*\n\x08logprobs\x18\x02 \x01(\x0b\x32\x18.kaiten.v1.TokenLogprobs\"D\n\x0bRowFinished\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.kaiten.v1.FinishReason\")\n\x08RowError\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"l\n\x0bStepTimings\x12\x0f\n\x07wait_us\x18\x01 \x01(\x04\x12\x12\n\nforward_us\x18\x02 \x01(\x04\x12\x11\n\tsample_us\x18\x03 \x01(\x04\x12\x17\n\x0ftokens_computed\x18\x04 \x01(\r\x12\x0c\n\x04rows\x18\x05 \x01(\r2\x9a\x01\n\rWorkerService\x12\x43\n\x08\x44\x65scribe\x12\x1a.kaiten.v1.DescribeRequest\x1a\x1b.kaiten.v1.DescribeResponse\x12\x44\n\x07\x45xecute\x12\x19.kaiten.v1.ExecuteRequest\x1a\x1a.kaiten.v1.ExecuteResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,33 +39,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXECUTEREQUEST']._serialized_start=154
   _globals['_EXECUTEREQUEST']._serialized_end=247
   _globals['_OPEN']._serialized_start=249
-  _globals['_OPEN']._serialized_end=307
-  _globals['_PLAN']._serialized_start=310
-  _globals['_PLAN']._serialized_end=823
-  _globals['_JOIN']._serialized_start=826
-  _globals['_JOIN']._serialized_end=1055
-  _globals['_BLOCKTABLE']._serialized_start=1057
-  _globals['_BLOCKTABLE']._serialized_end=1113
-  _globals['_ROWSAMPLING']._serialized_start=1116
-  _globals['_ROWSAMPLING']._serialized_end=1552
-  _globals['_EXECUTERESPONSE']._serialized_start=1554
-  _globals['_EXECUTERESPONSE']._serialized_end=1668
-  _globals['_OPENED']._serialized_start=1670
-  _globals['_OPENED']._serialized_end=1724
-  _globals['_STEPRESULTS']._serialized_start=1726
-  _globals['_STEPRESULTS']._serialized_end=1777
-  _globals['_STEPRESULT']._serialized_start=1780
-  _globals['_STEPRESULT']._serialized_end=2130
-  _globals['_ROWPROMPTLOGPROBS']._serialized_start=2132
-  _globals['_ROWPROMPTLOGPROBS']._serialized_end=2210
-  _globals['_ROWLOGPROBS']._serialized_start=2212
-  _globals['_ROWLOGPROBS']._serialized_end=2283
-  _globals['_ROWFINISHED']._serialized_start=2285
-  _globals['_ROWFINISHED']._serialized_end=2353
-  _globals['_ROWERROR']._serialized_start=2355
-  _globals['_ROWERROR']._serialized_end=2396
-  _globals['_STEPTIMINGS']._serialized_start=2398
-  _globals['_STEPTIMINGS']._serialized_end=2506
-  _globals['_WORKERSERVICE']._serialized_start=2509
-  _globals['_WORKERSERVICE']._serialized_end=2663
+  _globals['_OPEN']._serialized_end=321
+  _globals['_PLAN']._serialized_start=324
+  _globals['_PLAN']._serialized_end=837
+  _globals['_JOIN']._serialized_start=840
+  _globals['_JOIN']._serialized_end=1069
+  _globals['_BLOCKTABLE']._serialized_start=1071
+  _globals['_BLOCKTABLE']._serialized_end=1127
+  _globals['_ROWSAMPLING']._serialized_start=1130
+  _globals['_ROWSAMPLING']._serialized_end=1566
+  _globals['_EXECUTERESPONSE']._serialized_start=1568
+  _globals['_EXECUTERESPONSE']._serialized_end=1682
+  _globals['_OPENED']._serialized_start=1684
+  _globals['_OPENED']._serialized_end=1738
+  _globals['_STEPRESULTS']._serialized_start=1740
+  _globals['_STEPRESULTS']._serialized_end=1791
+  _globals['_STEPRESULT']._serialized_start=1794
+  _globals['_STEPRESULT']._serialized_end=2144
+  _globals['_ROWPROMPTLOGPROBS']._serialized_start=2146
+  _globals['_ROWPROMPTLOGPROBS']._serialized_end=2224
+  _globals['_ROWLOGPROBS']._serialized_start=2226
+  _globals['_ROWLOGPROBS']._serialized_end=2297
+  _globals['_ROWFINISHED']._serialized_start=2299
+  _globals['_ROWFINISHED']._serialized_end=2367
+  _globals['_ROWERROR']._serialized_start=2369
+  _globals['_ROWERROR']._serialized_end=2410
+  _globals['_STEPTIMINGS']._serialized_start=2412
+  _globals['_STEPTIMINGS']._serialized_end=2520
+  _globals['_WORKERSERVICE']._serialized_start=2523
+  _globals['_WORKERSERVICE']._serialized_end=2677
 # @@protoc_insertion_point(module_scope)

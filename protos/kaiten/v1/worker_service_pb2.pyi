@@ -26,12 +26,14 @@ class ExecuteRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("leader", "boot_id")
+    __slots__ = ("leader", "boot_id", "cell")
     LEADER_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    CELL_FIELD_NUMBER: _ClassVar[int]
     leader: _common_pb2.Leader
     boot_id: str
-    def __init__(self, leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., boot_id: _Optional[str] = ...) -> None: ...
+    cell: str
+    def __init__(self, leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., boot_id: _Optional[str] = ..., cell: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("leader", "plan_id", "lease_steps", "leaves", "joins", "append_slots", "append_blocks", "append_groups", "replace_slots", "replace_indices", "replace_blocks", "replace_groups", "copy_sources", "copy_targets", "chunk_slots", "chunk_tokens", "membership_checksum", "traceparent", "slot_tokens_least", "slot_tokens_most", "expected_step_us")

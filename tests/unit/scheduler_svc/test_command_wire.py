@@ -15,6 +15,7 @@ from scheduler_svc.core.commands import (
     Command,
     Configured,
     Expire,
+    HandedOver,
     MakePlan,
     StepDone,
     Submit,
@@ -25,7 +26,16 @@ from scheduler_svc.core.commands import (
     WorkerLost,
 )
 from scheduler_svc.core.outcome import Plan
-from scheduler_svc.core.types import Config, Feature, Reason, Request, Rules, WorkerSpec
+from scheduler_svc.core.types import (
+    Config,
+    Feature,
+    Handover,
+    Reason,
+    Request,
+    Rules,
+    SequencePast,
+    WorkerSpec,
+)
 from tests.unit.scheduler_svc.test_wire import NAMES, U32, U64, plans, sizes, steps
 
 cancels = st.builds(
@@ -56,9 +66,16 @@ specs = st.builds(
     features=st.frozensets(st.sampled_from(Feature)),
     windows=st.lists(st.none() | sizes(), min_size=1, max_size=3).map(tuple),
 )
+pasts = st.builds(SequencePast, sequence_id=U64, num_preemptions=U32, deaths=U32, furthest=U32)
+handovers = st.builds(
+    Handover,
+    sequences=st.lists(pasts, max_size=3).map(tuple),
+    tenants=st.lists(st.tuples(NAMES, U64), max_size=3).map(tuple),
+)
 COMMANDS: dict[type, st.SearchStrategy[Command]] = {
     Configured: st.builds(Configured, config=configs, policy=NAMES, rules=rules),
     Cancel: cancels,
+    HandedOver: st.builds(HandedOver, handover=handovers),
     Expire: st.just(Expire()),
     WorkerJoined: st.builds(WorkerJoined, worker_id=NAMES, spec=specs),
     WorkerChanged: st.builds(WorkerChanged, worker_id=NAMES, spec=specs),

@@ -21,6 +21,7 @@ QUESTIONS: dict[str, tuple[object, ...]] = {
     "check_all": (),
     "next_deadline_ns": (),
     "is_drained": ("w1",),
+    "handover": (),
 }
 
 

@@ -102,6 +102,19 @@ def test_a_row_that_does_not_end_at_its_last_token() -> None:
     cell.commit(result)
 
 
+def test_a_row_that_does_not_end_at_its_last_token_of_a_lease() -> None:
+    cell = Cell(spec(), lease=4, in_flight=1)
+    cell.submit(3, 4)
+    cell.submit(3, 20)
+    assert cell.must_plan().lease_steps == 4
+    for _ in range(3):
+        cell.step()
+    result = cell.compute()
+    assert result.step == 3
+    rejected(cell, dataclasses.replace(result, finished={}), "has 4 output tokens and was reported")
+    cell.commit(result)
+
+
 def test_the_last_token_may_be_a_stop_token() -> None:
     cell = Cell(spec())
     sequence_id = cell.submit(3, 1)

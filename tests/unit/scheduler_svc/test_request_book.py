@@ -27,10 +27,10 @@ def folded(requests: RequestBook) -> dict[int, list[int]]:
 def test_tokens_are_folded_one_call_late_and_once() -> None:
     requests = RequestBook()
     requests.add(accepted())
-    requests.committed(1, 10)
+    requests.committed([1], [10])
     assert folded(requests) == {}
-    requests.committed(1, 11)
-    requests.committed(1, 12)
+    requests.committed([1], [11])
+    requests.committed([1], [12])
     assert folded(requests) == {1: [10]}
     assert folded(requests) == {1: [11, 12]}
     assert folded(requests) == {}
@@ -44,7 +44,7 @@ def test_what_an_earlier_leader_left_is_due_at_the_first_fold() -> None:
         token_ids=[10, 11, 12], logprobs=[TokenLogprobs(logprob=-i) for i in range(3)]
     )
     requests.recovered(1, output, 1)
-    requests.committed(1, 13)
+    requests.committed([1], [13])
     requests.add_logprobs(1, TokenLogprobs(logprob=-3))
     (piece,) = requests.next_fold().values()
     assert list(piece.token_ids) == [11, 12]
@@ -65,7 +65,7 @@ def test_what_has_ended_is_not_folded() -> None:
     requests.add(accepted(1))
     requests.add(accepted(4, n=2))
     for sequence_id in (1, 4, 5):
-        requests.committed(sequence_id, sequence_id)
+        requests.committed([sequence_id], [sequence_id])
     assert folded(requests) == {}
     requests.remove(4)
     assert folded(requests) == {1: [1]}

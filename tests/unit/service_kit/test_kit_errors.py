@@ -67,6 +67,11 @@ EXAMPLES: dict[type[errors.KaitenError], tuple[errors.KaitenError, grpc.StatusCo
         grpc.StatusCode.UNAUTHENTICATED,
         "no key",
     ),
+    errors.Forbidden: (
+        errors.Forbidden("for operators"),
+        grpc.StatusCode.PERMISSION_DENIED,
+        "for operators",
+    ),
     errors.SeveralInvalid: (
         errors.SeveralInvalid([errors.InvalidRequest("n", "bad"), errors.TooLong("stop", 1, 2)]),
         grpc.StatusCode.INVALID_ARGUMENT,

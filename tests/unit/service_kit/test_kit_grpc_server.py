@@ -51,12 +51,23 @@ async def serving(
 
 
 def failing(error: Exception) -> dict[str, Callable[..., Any]]:
-    """Behaviours that raise, the streaming ones after one message."""
+    """Behaviours that raise, the streaming ones after one message.
 
-    async def unary(_request: Any, _context: Any) -> bytes:
+    Streams of requests are read first: a client that still writes when the call ends says
+    "Internal error from Core", whatever the server has said.
+    """
+
+    async def read(request: Any) -> None:
+        if not isinstance(request, bytes):
+            async for _ in request:
+                pass
+
+    async def unary(request: Any, _context: Any) -> bytes:
+        await read(request)
         raise error
 
-    async def stream(_request: Any, _context: Any) -> AsyncIterator[bytes]:
+    async def stream(request: Any, _context: Any) -> AsyncIterator[bytes]:
+        await read(request)
         yield b"first"
         raise error
 

@@ -1,0 +1,234 @@
+from protos.kaiten.v1 import common_pb2 as _common_pb2
+from protos.kaiten.v1 import ledger_pb2 as _ledger_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SequenceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SEQUENCE_STATE_UNSPECIFIED: _ClassVar[SequenceState]
+    SEQUENCE_STATE_WAITING: _ClassVar[SequenceState]
+    SEQUENCE_STATE_RUNNING: _ClassVar[SequenceState]
+    SEQUENCE_STATE_PREEMPTED: _ClassVar[SequenceState]
+    SEQUENCE_STATE_RETIRING: _ClassVar[SequenceState]
+    SEQUENCE_STATE_FORKING: _ClassVar[SequenceState]
+
+class WhyPassedOver(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WHY_PASSED_OVER_UNSPECIFIED: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_PLANS_IN_FLIGHT: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_NOTHING_CHANGED: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_DRAINING: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_LATE: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_NO_SLOT: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_NO_BUDGET: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_PREEMPTED: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_CADENCE: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_TOO_LARGE: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_SUSPECT: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_VERDICT: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_ANOTHER_WORKER: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_TENANT: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_LONG_PREFILL: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_BLOCKS: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_MARGIN: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_WORST_CASE: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_RESERVED: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_BATCH: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_END_IS_NEAR: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_PREFILL: _ClassVar[WhyPassedOver]
+SEQUENCE_STATE_UNSPECIFIED: SequenceState
+SEQUENCE_STATE_WAITING: SequenceState
+SEQUENCE_STATE_RUNNING: SequenceState
+SEQUENCE_STATE_PREEMPTED: SequenceState
+SEQUENCE_STATE_RETIRING: SequenceState
+SEQUENCE_STATE_FORKING: SequenceState
+WHY_PASSED_OVER_UNSPECIFIED: WhyPassedOver
+WHY_PASSED_OVER_PLANS_IN_FLIGHT: WhyPassedOver
+WHY_PASSED_OVER_NOTHING_CHANGED: WhyPassedOver
+WHY_PASSED_OVER_DRAINING: WhyPassedOver
+WHY_PASSED_OVER_LATE: WhyPassedOver
+WHY_PASSED_OVER_NO_SLOT: WhyPassedOver
+WHY_PASSED_OVER_NO_BUDGET: WhyPassedOver
+WHY_PASSED_OVER_PREEMPTED: WhyPassedOver
+WHY_PASSED_OVER_CADENCE: WhyPassedOver
+WHY_PASSED_OVER_TOO_LARGE: WhyPassedOver
+WHY_PASSED_OVER_SUSPECT: WhyPassedOver
+WHY_PASSED_OVER_VERDICT: WhyPassedOver
+WHY_PASSED_OVER_ANOTHER_WORKER: WhyPassedOver
+WHY_PASSED_OVER_TENANT: WhyPassedOver
+WHY_PASSED_OVER_LONG_PREFILL: WhyPassedOver
+WHY_PASSED_OVER_BLOCKS: WhyPassedOver
+WHY_PASSED_OVER_MARGIN: WhyPassedOver
+WHY_PASSED_OVER_WORST_CASE: WhyPassedOver
+WHY_PASSED_OVER_RESERVED: WhyPassedOver
+WHY_PASSED_OVER_BATCH: WhyPassedOver
+WHY_PASSED_OVER_END_IS_NEAR: WhyPassedOver
+WHY_PASSED_OVER_PREFILL: WhyPassedOver
+
+class WatchRequest(_message.Message):
+    __slots__ = ("interval_ms",)
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    interval_ms: int
+    def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ("is_snapshot", "epoch", "seq", "committed_seq", "unix_ns", "configured", "workers", "worker_ids_gone", "sequences", "sequence_ids_gone", "queue")
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_SEQ_FIELD_NUMBER: _ClassVar[int]
+    UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURED_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_IDS_GONE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_IDS_GONE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    is_snapshot: bool
+    epoch: int
+    seq: int
+    committed_seq: int
+    unix_ns: int
+    configured: _ledger_pb2.ConfiguredInput
+    workers: _containers.RepeatedCompositeFieldContainer[WatchedWorker]
+    worker_ids_gone: _containers.RepeatedScalarFieldContainer[str]
+    sequences: _containers.RepeatedCompositeFieldContainer[WatchedSequence]
+    sequence_ids_gone: _containers.RepeatedScalarFieldContainer[int]
+    queue: WatchedQueue
+    def __init__(self, is_snapshot: bool = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., committed_seq: _Optional[int] = ..., unix_ns: _Optional[int] = ..., configured: _Optional[_Union[_ledger_pb2.ConfiguredInput, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WatchedWorker, _Mapping]]] = ..., worker_ids_gone: _Optional[_Iterable[str]] = ..., sequences: _Optional[_Iterable[_Union[WatchedSequence, _Mapping]]] = ..., sequence_ids_gone: _Optional[_Iterable[int]] = ..., queue: _Optional[_Union[WatchedQueue, _Mapping]] = ...) -> None: ...
+
+class WatchedQueue(_message.Message):
+    __slots__ = ("sequence_ids", "length")
+    SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    sequence_ids: _containers.RepeatedScalarFieldContainer[int]
+    length: int
+    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., length: _Optional[int] = ...) -> None: ...
+
+class WatchedWorker(_message.Message):
+    __slots__ = ("worker_id", "address", "slots_max", "block_size", "block_count", "blocks_free", "layer_groups", "is_draining", "is_late", "plans", "passed_over")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
+    LAYER_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    IS_LATE_FIELD_NUMBER: _ClassVar[int]
+    PLANS_FIELD_NUMBER: _ClassVar[int]
+    PASSED_OVER_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    slots_max: int
+    block_size: int
+    block_count: int
+    blocks_free: int
+    layer_groups: _containers.RepeatedCompositeFieldContainer[_common_pb2.LayerGroup]
+    is_draining: bool
+    is_late: bool
+    plans: _containers.RepeatedCompositeFieldContainer[InFlightPlan]
+    passed_over: _containers.RepeatedCompositeFieldContainer[PassedOver]
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., slots_max: _Optional[int] = ..., block_size: _Optional[int] = ..., block_count: _Optional[int] = ..., blocks_free: _Optional[int] = ..., layer_groups: _Optional[_Iterable[_Union[_common_pb2.LayerGroup, _Mapping]]] = ..., is_draining: bool = ..., is_late: bool = ..., plans: _Optional[_Iterable[_Union[InFlightPlan, _Mapping]]] = ..., passed_over: _Optional[_Iterable[_Union[PassedOver, _Mapping]]] = ...) -> None: ...
+
+class InFlightPlan(_message.Message):
+    __slots__ = ("plan_id", "lease_steps", "steps_answered")
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    plan_id: int
+    lease_steps: int
+    steps_answered: int
+    def __init__(self, plan_id: _Optional[int] = ..., lease_steps: _Optional[int] = ..., steps_answered: _Optional[int] = ...) -> None: ...
+
+class WatchedSequence(_message.Message):
+    __slots__ = ("sequence_id", "identity", "place", "counts", "tables", "passed_over")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    PASSED_OVER_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    identity: SequenceIdentity
+    place: SequencePlace
+    counts: SequenceCounts
+    tables: SequenceTables
+    passed_over: SequencePassedOver
+    def __init__(self, sequence_id: _Optional[int] = ..., identity: _Optional[_Union[SequenceIdentity, _Mapping]] = ..., place: _Optional[_Union[SequencePlace, _Mapping]] = ..., counts: _Optional[_Union[SequenceCounts, _Mapping]] = ..., tables: _Optional[_Union[SequenceTables, _Mapping]] = ..., passed_over: _Optional[_Union[SequencePassedOver, _Mapping]] = ...) -> None: ...
+
+class SequenceIdentity(_message.Message):
+    __slots__ = ("id", "choice", "priority", "arrived_ns", "num_prompt_tokens", "tokens_max")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    choice: int
+    priority: int
+    arrived_ns: int
+    num_prompt_tokens: int
+    tokens_max: int
+    def __init__(self, id: _Optional[str] = ..., choice: _Optional[int] = ..., priority: _Optional[int] = ..., arrived_ns: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., tokens_max: _Optional[int] = ...) -> None: ...
+
+class SequencePlace(_message.Message):
+    __slots__ = ("state", "worker_id", "slot", "num_preemptions")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    state: SequenceState
+    worker_id: str
+    slot: int
+    num_preemptions: int
+    def __init__(self, state: _Optional[_Union[SequenceState, str]] = ..., worker_id: _Optional[str] = ..., slot: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
+
+class SequenceCounts(_message.Message):
+    __slots__ = ("num_tokens", "num_scheduled_tokens", "num_computed_tokens")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SCHEDULED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    num_scheduled_tokens: int
+    num_computed_tokens: int
+    def __init__(self, num_tokens: _Optional[int] = ..., num_scheduled_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ...) -> None: ...
+
+class SequenceTables(_message.Message):
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[WatchedTable]
+    def __init__(self, groups: _Optional[_Iterable[_Union[WatchedTable, _Mapping]]] = ...) -> None: ...
+
+class WatchedTable(_message.Message):
+    __slots__ = ("num_skipped_blocks", "num_kept_blocks", "block_ids")
+    NUM_SKIPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    num_skipped_blocks: int
+    num_kept_blocks: int
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_skipped_blocks: _Optional[int] = ..., num_kept_blocks: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SequencePassedOver(_message.Message):
+    __slots__ = ("by",)
+    BY_FIELD_NUMBER: _ClassVar[int]
+    by: _containers.RepeatedCompositeFieldContainer[PassedOver]
+    def __init__(self, by: _Optional[_Iterable[_Union[PassedOver, _Mapping]]] = ...) -> None: ...
+
+class PassedOver(_message.Message):
+    __slots__ = ("worker_id", "stage", "why")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    stage: str
+    why: WhyPassedOver
+    def __init__(self, worker_id: _Optional[str] = ..., stage: _Optional[str] = ..., why: _Optional[_Union[WhyPassedOver, str]] = ...) -> None: ...

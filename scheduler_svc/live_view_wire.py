@@ -1,0 +1,166 @@
+"""What has changed between two views, as whoever watches is told it. Nothing else here.
+
+A snapshot is what has changed since nothing, so there is one message and one way to write it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
+from operator import eq
+from typing import Final
+
+from protos.kaiten.v1.common_pb2 import LayerGroup
+from protos.kaiten.v1.watch_pb2 import (
+    SEQUENCE_STATE_FORKING,
+    SEQUENCE_STATE_PREEMPTED,
+    SEQUENCE_STATE_RETIRING,
+    SEQUENCE_STATE_RUNNING,
+    SEQUENCE_STATE_WAITING,
+    InFlightPlan,
+    SequenceCounts,
+    SequenceIdentity,
+    SequencePassedOver,
+    SequencePlace,
+    SequenceTables,
+    WatchedQueue,
+    WatchedSequence,
+    WatchedTable,
+    WatchedWorker,
+    WatchResponse,
+)
+from protos.kaiten.v1.watch_pb2 import PassedOver as PassedOverMessage
+from scheduler_svc.command_wire import configured_to_proto
+from scheduler_svc.core.outcome import Why
+from scheduler_svc.core.types import BlockId, Request, SequenceId
+from scheduler_svc.live_view import Passed, SeenState, SequenceView, Table, View, WorkerView
+
+# protobuf takes the names of an enum's values for them.
+WHY_TO_PROTO: Final = {why: f"WHY_PASSED_OVER_{why.name}" for why in Why}
+STATE_TO_PROTO: Final = {
+    SeenState.WAITING: SEQUENCE_STATE_WAITING,
+    SeenState.RUNNING: SEQUENCE_STATE_RUNNING,
+    SeenState.PREEMPTED: SEQUENCE_STATE_PREEMPTED,
+    SeenState.RETIRING: SEQUENCE_STATE_RETIRING,
+    SeenState.FORKING: SEQUENCE_STATE_FORKING,
+}
+
+
+def changes_to_proto(before: View | None, now: View) -> WatchResponse:
+    """What is otherwise now; None: everything."""
+    moment = now.moment
+    response = WatchResponse(
+        is_snapshot=before is None,
+        epoch=moment.epoch,
+        seq=moment.seq,
+        committed_seq=moment.committed_seq,
+        unix_ns=moment.unix_ns,
+    )
+    if before is None or before.configured != now.configured:
+        response.configured.CopyFrom(configured_to_proto(now.configured))
+    if before is None or (before.queue, before.waiting) != (now.queue, now.waiting):
+        response.queue.CopyFrom(WatchedQueue(sequence_ids=now.queue, length=now.waiting))
+    workers = {} if before is None else before.workers
+    sequences = {} if before is None else before.sequences
+    response.workers.extend(
+        _worker_to_proto(worker_id, worker)
+        for worker_id, worker in now.workers.items()
+        if workers.get(worker_id) != worker
+    )
+    response.worker_ids_gone.extend(one for one in workers if one not in now.workers)
+    response.sequences.extend(
+        _sequence_to_proto(sequence_id, sequences.get(sequence_id), sequence)
+        for sequence_id, sequence in now.sequences.items()
+        if sequences.get(sequence_id) != sequence
+    )
+    response.sequence_ids_gone.extend(one for one in sequences if one not in now.sequences)
+    return response
+
+
+def _worker_to_proto(worker_id: str, worker: WorkerView) -> WatchedWorker:
+    spec = worker.spec
+    return WatchedWorker(
+        worker_id=worker_id,
+        address=worker.address,
+        slots_max=spec.slots_max,
+        block_size=spec.block_size,
+        block_count=spec.block_count,
+        blocks_free=worker.blocks_free,
+        layer_groups=[LayerGroup(window_tokens=window or 0) for window in spec.windows],
+        is_draining=worker.is_draining,
+        is_late=worker.is_late,
+        plans=[
+            InFlightPlan(plan_id=plan_id, lease_steps=lease_steps, steps_answered=steps_answered)
+            for plan_id, lease_steps, steps_answered in worker.plans
+        ],
+        passed_over=_passed_to_proto(worker.passed_over),
+    )
+
+
+def _sequence_to_proto(
+    sequence_id: SequenceId, before: SequenceView | None, now: SequenceView
+) -> WatchedSequence:
+    """Only the parts that have changed."""
+    message = WatchedSequence(sequence_id=sequence_id)
+    if before is None:
+        message.identity.CopyFrom(_identity_to_proto(now.request, now.choice))
+    if before is None or before.place != now.place:
+        state, worker_id, slot, num_preemptions = now.place
+        message.place.CopyFrom(
+            SequencePlace(
+                state=STATE_TO_PROTO[state],
+                worker_id=worker_id,
+                slot=slot,
+                num_preemptions=num_preemptions,
+            )
+        )
+    if before is None or before.counts != now.counts:
+        num_tokens, num_scheduled_tokens, num_computed_tokens = now.counts
+        message.counts.CopyFrom(
+            SequenceCounts(
+                num_tokens=num_tokens,
+                num_scheduled_tokens=num_scheduled_tokens,
+                num_computed_tokens=num_computed_tokens,
+            )
+        )
+    tables = () if before is None else before.tables
+    if before is None or tables != now.tables:
+        message.tables.CopyFrom(SequenceTables(groups=_tables_to_proto(tables, now.tables)))
+    if before is None or before.passed_over != now.passed_over:
+        by = _passed_to_proto(now.passed_over)
+        message.passed_over.CopyFrom(SequencePassedOver(by=by))
+    return message
+
+
+def _identity_to_proto(request: Request, choice: int) -> SequenceIdentity:
+    num_prompt_tokens = len(request.prompt)
+    return SequenceIdentity(
+        id=request.id,
+        choice=choice,
+        priority=request.priority,
+        arrived_ns=request.arrived_ns,
+        num_prompt_tokens=num_prompt_tokens,
+        tokens_max=num_prompt_tokens + request.max_tokens,
+    )
+
+
+def _tables_to_proto(before: Sequence[Table], now: Sequence[Table]) -> Iterator[WatchedTable]:
+    for group, (num_skipped_blocks, blocks) in enumerate(now):
+        known = before[group].blocks if group < len(before) else ()
+        same = _common(known[num_skipped_blocks:], blocks[num_skipped_blocks:])
+        num_kept_blocks = num_skipped_blocks + same
+        yield WatchedTable(
+            num_skipped_blocks=num_skipped_blocks,
+            num_kept_blocks=num_kept_blocks,
+            block_ids=blocks[num_kept_blocks:],
+        )
+
+
+def _common(before: tuple[BlockId, ...], now: tuple[BlockId, ...]) -> int:
+    """How many are the same from the front; as a rule all of those that were there."""
+    if before == now[: len(before)]:
+        return len(before)
+    return sum(takewhile(bool, map(eq, before, now)))
+
+
+def _passed_to_proto(passed_over: Iterable[Passed]) -> Iterator[PassedOverMessage]:
+    for worker_id, stage, why in passed_over:
+        yield PassedOverMessage(worker_id=worker_id, stage=stage, why=WHY_TO_PROTO[why])

@@ -1,0 +1,73 @@
+"""The leadership, kept as long as its leader decides; each renewal says what the cell is like."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from ledger import Leader, Ledger, StoreLost
+from protos.kaiten.v1.ledger_pb2 import CellRecord
+from service_kit.clock import Clock
+from service_kit.errors import Unavailable
+
+log = structlog.get_logger()
+
+RETRY_S = 0.2
+RENEWALS_PER_TTL = 6
+# However long the TTL is: a renewal says what the cell is like, too.
+RENEW_S_MAX = 0.5
+
+
+class Renewal:
+    """Of one leadership. `cell`: what gateways and the next leader are told."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        leader: Leader,
+        clock: Clock,
+        ttl_s: float,
+        cell: Callable[[], CellRecord],
+    ) -> None:
+        self._ledger, self._leader, self._clock, self._cell = ledger, leader, clock, cell
+        # Of the workers' weights, as the ledger has it.
+        self.told_digest = ""
+        self._every_s = min(ttl_s / RENEWALS_PER_TTL, RENEW_S_MAX)
+        self._telling, self._renewed_ns = asyncio.Lock(), clock.monotonic_ns()
+
+    async def run(self, decided: Callable[[], Awaitable[None]]) -> None:
+        """Renew, each time after something was decided. Raises OutOfOrder, StoreLost."""
+        while True:
+            await decided()
+            await self._tell_cell()
+            await self._clock.sleep(self._every_s)
+
+    async def if_due(self) -> None:
+        """Between two steps of a recovery, which may take longer than the time to live."""
+        if self._clock.monotonic_ns() >= self._renewed_ns + int(self._every_s * 1e9):
+            await self._renew(None)
+            self._renewed_ns = self._clock.monotonic_ns()
+
+    async def is_known(self, weights_digest: str) -> None:
+        """Return when a successor of this leader would know these weights."""
+        while self.told_digest != weights_digest and not await self._tell_cell():
+            await self._clock.sleep(RETRY_S)
+
+    async def _tell_cell(self) -> bool:
+        """One at a time: an older record must not come last."""
+        async with self._telling:
+            record = self._cell()
+            if not await self._renew(record):
+                return False
+            self.told_digest = record.weights_digest
+        return True
+
+    async def _renew(self, record: CellRecord | None) -> bool:
+        try:
+            await self._ledger.renew(self._leader, record)
+        except StoreLost:
+            raise
+        except Unavailable as error:
+            log.warning("lease.not_renewed", reason=str(error))
+            return False
+        return True

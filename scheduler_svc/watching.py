@@ -1,0 +1,73 @@
+"""Whoever watches a leader's core: views of it at their pace, and what it costs kept small.
+
+A look is taken on the event loop, and a step may wait for it; so all who watch share one, and looks
+take a twentieth of the loop's time at most, however large the cell is. What is told of it is put
+together in a thread. Nothing is queued for anybody: who reads slowly is told of the newest view
+next, against the one that they were told last.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from typing import Final
+from weakref import WeakKeyDictionary, ref
+
+from protos.kaiten.v1.watch_pb2 import WatchResponse
+from scheduler_svc.core.outcome import Outcome, PassedOver
+from scheduler_svc.core.workers import Worker
+from scheduler_svc.live_view import Looks, View
+from scheduler_svc.live_view_wire import changes_to_proto
+from service_kit.clock import Clock
+
+INTERVAL_MS: Final = 250
+INTERVAL_MS_MIN, INTERVAL_MS_MAX = 100, 60_000
+# Of the loop's time, looks take one part in so many.
+LOOKS_SHARE: Final = 20
+
+
+def interval_of(asked_ms: int) -> float:
+    """Seconds between two responses; 0 asks for none in particular."""
+    return min(max(asked_ms or INTERVAL_MS, INTERVAL_MS_MIN), INTERVAL_MS_MAX) / 1000
+
+
+class Watching:
+    """Of one leadership."""
+
+    def __init__(self, look: Callable[[Looks], View], clock: Clock) -> None:
+        self._look, self._clock = look, clock
+        # Kept while nobody watches, too: who begins to wants to know why somebody waits.
+        self._looks: WeakKeyDictionary[Worker, tuple[PassedOver, ...]] = WeakKeyDictionary()
+        # Whoever was told it last keeps it.
+        self._newest: Callable[[], View | None] = lambda: None
+        self._due_ns = 0
+
+    def asked(self, worker: Worker, outcome: Outcome) -> None:
+        """A plan was asked for. Where the queue was not looked at, the look before still counts."""
+        passed_over = outcome.passed_over
+        if not passed_over or passed_over[0].stage != "plan":
+            self._looks[worker] = passed_over
+
+    async def changes(
+        self, interval_ms: int, is_over: asyncio.Event
+    ) -> AsyncGenerator[WatchResponse, None]:
+        """A snapshot, then what has changed, until the leadership is over."""
+        interval_s = interval_of(interval_ms)
+        told: View | None = None
+        while not is_over.is_set():
+            view = self.newest()
+            if view is not told:
+                yield await asyncio.to_thread(changes_to_proto, told, view)
+                told = view
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await is_over.wait()
+
+    def newest(self) -> View:
+        """The view of now, or one so young that another look would cost too much."""
+        began_ns, view = self._clock.monotonic_ns(), self._newest()
+        if view is None or began_ns >= self._due_ns:
+            view = self._look(self._looks)
+            took_ns = self._clock.monotonic_ns() - began_ns
+            self._due_ns = began_ns + max(INTERVAL_MS_MIN * 1_000_000, took_ns * LOOKS_SHARE)
+            self._newest = ref(view)
+        return view

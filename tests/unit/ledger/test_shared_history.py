@@ -1,0 +1,62 @@
+"""Who missed something is given it by few reads, however many come, and when."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from ledger import History
+from ledger.shared_history import READS_APART_S, SharedHistory
+from protos.kaiten.v1.ledger_pb2 import FoldedTokens
+
+CLIENTS = 50
+
+
+class CountedReads:
+    """A journal that answers at once, and says which sequences were read together."""
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[int, ...]] = []
+
+    async def histories(
+        self, sequence_ids: Sequence[int], *, through_seq: int
+    ) -> Mapping[int, History | Exception]:
+        self.reads.append(tuple(sequence_ids))
+        return {one: History(FoldedTokens(token_ids=[one]), None) for one in sequence_ids}
+
+
+class Gate:
+    """In place of `asyncio.sleep`: nobody goes on until it is opened."""
+
+    def __init__(self) -> None:
+        self.asked_s: list[float] = []
+        self.opened = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        self.asked_s.append(seconds)
+        await self.opened.wait()
+
+
+async def test_who_comes_soon_after_a_read_shares_the_next_one_with_all_others() -> None:
+    journal, gate = CountedReads(), Gate()
+    history = SharedHistory(journal, lambda: 7, sleep=gate.sleep)
+    assert list((await history.of(0)).output.token_ids) == [0], "the first waits for nobody"
+    waiting = []
+    for sequence_id in range(1, CLIENTS):
+        waiting.append(asyncio.create_task(history.of(sequence_id)))
+        # Each comes alone, when a read for the one before it would be over.
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert journal.reads == [(0,)]
+    gate.opened.set()
+    found = await asyncio.gather(*waiting)
+    assert [list(each.output.token_ids) for each in found] == [[n] for n in range(1, CLIENTS)]
+    assert journal.reads == [(0,), tuple(range(1, CLIENTS))]
+    assert 0 < gate.asked_s[0] <= READS_APART_S
+
+
+async def test_who_comes_long_after_a_read_waits_for_nobody() -> None:
+    journal, gate = CountedReads(), Gate()
+    history = SharedHistory(journal, lambda: 7, sleep=gate.sleep, apart_s=0.0)
+    for sequence_id in range(3):
+        await history.of(sequence_id)
+    assert journal.reads == [(0,), (1,), (2,)]
+    assert not gate.asked_s

@@ -1,0 +1,223 @@
+"""What an operator sees of a core: who runs where, who waits, and why."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kaiten.live_core import LiveCore
+from protos.kaiten.v1.watch_pb2 import (
+    SEQUENCE_STATE_FORKING,
+    SEQUENCE_STATE_RUNNING,
+    SEQUENCE_STATE_WAITING,
+    WHY_PASSED_OVER_NO_SLOT,
+    WHY_PASSED_OVER_TENANT,
+    WHY_PASSED_OVER_WORST_CASE,
+    WhyPassedOver,
+)
+from scheduler_svc.core.commands import (
+    Command,
+    Configured,
+    MakePlan,
+    Submit,
+    WorkerDraining,
+    WorkerLate,
+)
+from scheduler_svc.core.outcome import Outcome, Why
+from scheduler_svc.core.types import Request, WorkerSpec
+from scheduler_svc.live_view import WAITING_SHOWN_MAX, Looks, Moment, View, look
+from scheduler_svc.live_view_wire import WHY_TO_PROTO, changes_to_proto
+from scheduler_svc.watching import Watching, interval_of
+from tests.support.cell import Cell, spec
+
+
+class StoppedClock:
+    """Goes on when it is told to, and by `takes_ns` while somebody looks."""
+
+    def __init__(self) -> None:
+        self.now_ns = self.takes_ns = 0
+
+    def monotonic_ns(self) -> int:
+        self.now_ns += self.takes_ns
+        return self.now_ns
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError("watching waits for the leadership's end, never for the clock")
+
+
+class Looked(Cell):
+    """A cell that somebody watches as they do in a leader's session."""
+
+    def __init__(self, *specs: WorkerSpec, **options: Any) -> None:
+        self.clock, self.looks = StoppedClock(), 0
+        self.watching = Watching(self.look, self.clock)
+        super().__init__(*specs, **options)
+
+    def apply(self, command: Command) -> Outcome:
+        outcome = super().apply(command)
+        if isinstance(command, MakePlan):
+            self.watching.asked(self.worker(command.worker_id), outcome)
+        return outcome
+
+    def look(self, looks: Looks) -> View:
+        self.looks += 1
+        moment = Moment(epoch=7, seq=9, committed_seq=8, unix_ns=self.now_ns)
+        configured = Configured(config=self.scheduler.config, policy="fcfs")
+        return look(self.scheduler, moment, configured, looks, {"w1": "host:1"})
+
+    def seen(self) -> LiveCore:
+        """By somebody who begins to watch now."""
+        seen = LiveCore()
+        self.clock.now_ns += 1_000_000_000
+        seen.take(changes_to_proto(None, self.watching.newest()))
+        return seen
+
+
+def test_every_reason_has_its_number_on_the_wire() -> None:
+    assert set(WHY_TO_PROTO.values()) == set(WhyPassedOver.keys()[1:])
+    assert len(WHY_TO_PROTO) == len(Why)
+
+
+def test_who_runs_is_seen_with_slot_counts_and_blocks() -> None:
+    cell = Looked(spec(block_size=4, slots=2))
+    first = cell.submit(6, 9)
+    cell.must_plan()
+    seen = cell.seen()
+    assert (seen.epoch, seen.seq, seen.committed_seq) == (7, 9, 8)
+    assert seen.configured.lease_steps_max == 8
+    (worker,) = seen.workers.values()
+    assert (worker.address, worker.slots_max, worker.block_size) == ("host:1", 2, 4)
+    assert [(plan.plan_id, plan.steps_answered) for plan in worker.plans] == [(1, 0)]
+    one = seen.sequences[first]
+    identity, place = one.identity, one.place
+    assert (identity.id, identity.num_prompt_tokens, identity.tokens_max) == (f"r{first}", 6, 15)
+    assert (place.state, place.worker_id, place.slot) == (SEQUENCE_STATE_RUNNING, "w1", 0)
+    counts = one.counts
+    assert (counts.num_tokens, counts.num_scheduled_tokens, counts.num_computed_tokens) == (7, 6, 0)
+    held = worker.block_count - worker.blocks_free
+    assert held == len(one.tables[0]) == len(set(one.tables[0]))
+    cell.finish()
+
+
+def test_who_waits_is_seen_in_order_with_the_reason() -> None:
+    """Six blocks: the first takes four, the second needs three, and nobody overtakes it."""
+    cell = Looked(spec(blocks=6, block_size=4), admission="guaranteed_no_evict")
+    cell.submit(8, 8)
+    large, behind = cell.submit(9, 3), cell.submit(2, 2)
+    cell.turns(2)
+    seen = cell.seen()
+    assert (seen.queue, seen.waiting) == ([large, behind], 2)
+    assert seen.sequences[large].place.state == SEQUENCE_STATE_WAITING
+    (passed,) = seen.sequences[large].passed_over
+    assert (passed.worker_id, passed.stage) == ("w1", "admit")
+    assert passed.why == WHY_PASSED_OVER_WORST_CASE
+    assert not seen.sequences[behind].passed_over
+    cell.finish()
+
+
+def test_a_worker_is_seen_with_its_layer_groups_and_what_it_is_up_to() -> None:
+    cell = Looked(spec(windows=(None, 12)))
+    cell.apply(WorkerDraining(worker_id="w1"))
+    (worker,) = cell.seen().workers.values()
+    assert [group.window_tokens for group in worker.layer_groups] == [0, 12]
+    assert (worker.is_draining, worker.is_late) == (True, False)
+    cell.join("w2", spec(windows=(None, 12)))
+    first = cell.submit(3, 5)
+    cell.must_plan("w2")
+    cell.apply(WorkerLate(worker_id="w2"))
+    seen = cell.seen()
+    assert (seen.workers["w2"].is_draining, seen.workers["w2"].is_late) == (False, True)
+    assert len(seen.sequences[first].tables) == 2
+
+
+def test_a_full_worker_says_so_and_a_throttled_tenant_too() -> None:
+    cell = Looked(spec(slots=2))
+    cell.submit(3, 20, tenant="a", tenant_tokens=25)
+    throttled = cell.submit(3, 20, tenant="a", tenant_tokens=25)
+    cell.submit(3, 20, tenant="b")
+    cell.turn()
+    other = cell.submit(3, 20, tenant="b")
+    cell.turns(3)
+    seen = cell.seen()
+    assert WHY_PASSED_OVER_NO_SLOT in [over.why for over in seen.workers["w1"].passed_over]
+    assert not seen.sequences[other].passed_over
+    (passed,) = seen.sequences[throttled].passed_over
+    assert (passed.worker_id, passed.why) == ("", WHY_PASSED_OVER_TENANT)
+    cell.finish()
+
+
+def test_further_choices_are_seen_while_they_wait_for_the_first() -> None:
+    cell = Looked(spec())
+    first = cell.submit(6, 9, n=3)
+    seen = cell.seen()
+    states = [seen.sequences[first + choice].place.state for choice in range(3)]
+    assert states == [SEQUENCE_STATE_WAITING, SEQUENCE_STATE_FORKING, SEQUENCE_STATE_FORKING]
+    assert seen.queue == [first]
+    cell.finish()
+
+
+def test_of_a_long_queue_the_first_are_seen_and_all_are_counted() -> None:
+    cell = Looked()
+    for _ in range(WAITING_SHOWN_MAX + 7):
+        cell.scheduler.apply(Submit(request=request_of(cell)), 0)
+    seen = cell.seen()
+    assert len(seen.queue) == len(seen.sequences) == WAITING_SHOWN_MAX
+    assert seen.waiting == WAITING_SHOWN_MAX + 7
+
+
+def request_of(cell: Cell) -> Request:
+    cell.next_sequence_id += 1
+    number = cell.next_sequence_id
+    return Request(id=f"r{number}", sequence_id=number, prompt=(1,), max_tokens=1, arrived_ns=0)
+
+
+@pytest.mark.parametrize(
+    ("asked_ms", "interval_s"), [(0, 0.25), (1, 0.1), (1000, 1.0), (1 << 32, 60.0)]
+)
+def test_nobody_is_told_quicker_or_slower_than_is_good(asked_ms: int, interval_s: float) -> None:
+    assert interval_of(asked_ms) == interval_s
+
+
+def test_all_who_watch_share_a_look_while_it_is_young() -> None:
+    cell = Looked(spec())
+    view = cell.watching.newest()
+    assert cell.watching.newest() is view
+    cell.clock.now_ns += 99_000_000
+    assert cell.watching.newest() is view
+    cell.clock.now_ns += 1_000_000
+    assert cell.watching.newest() is not view
+    assert cell.looks == 2
+
+
+def test_looks_that_take_long_are_taken_seldom() -> None:
+    """Ten milliseconds each: the next is due after two hundred."""
+    cell = Looked(spec())
+    cell.clock.takes_ns = 10_000_000
+    view = cell.watching.newest()
+    cell.clock.takes_ns = 0
+    cell.clock.now_ns += 189_000_000
+    assert cell.watching.newest() is view
+    cell.clock.now_ns += 1_000_000
+    assert cell.watching.newest() is not view
+
+
+def test_nothing_is_kept_when_nobody_watches() -> None:
+    cell = Looked(spec())
+    cell.watching.newest()
+    cell.watching.newest()
+    assert cell.looks == 2
+
+
+async def test_a_watcher_is_told_until_the_leadership_is_over() -> None:
+    cell, is_over, core = Looked(spec()), asyncio.Event(), LiveCore()
+    first = cell.submit(3, 5)
+    responses = cell.watching.changes(0, is_over)
+    core.take(await anext(responses))
+    assert core.queue == [first]
+    cell.turn()
+    cell.clock.now_ns += 1_000_000_000
+    core.take(told := await anext(responses))
+    assert not told.is_snapshot
+    assert core.queue == []
+    is_over.set()
+    assert [response async for response in responses] == []
