@@ -213,16 +213,16 @@ def _ask(request: pb.GenerateRequest, context: Context) -> Ask:
         request,
         timeout_s=None if left_s is None else max(0.0, left_s - margin_s),
         grace_s=GRACE_S if left_s is None else margin_s / 2,
-        traceparent=_metadata(context, "traceparent", 64),
+        traceparent=metadata(context, "traceparent", 64),
     )
 
 
 def _tenant(keyring: Keyring, context: Context) -> Tenant:
     """Who calls. Every method asks, before anything else."""
-    return keyring.tenant_of(_metadata(context, "authorization", AUTHORIZATION_CHARS_MAX))
+    return keyring.tenant_of(metadata(context, "authorization", AUTHORIZATION_CHARS_MAX))
 
 
-def _metadata(context: Context, name: str, chars_max: int) -> str:
+def metadata(context: Context, name: str, chars_max: int) -> str:
     """A metadata value of a sane length, or nothing."""
     for key, value in context.invocation_metadata() or ():
         if key == name and isinstance(value, str) and len(value) <= chars_max:

@@ -15,6 +15,7 @@ from gateway.http_server import HttpServer
 from gateway.ledger_link import LedgerLink
 from gateway.meters import Meters
 from gateway.model_card import ModelCard
+from gateway.operators import Operators
 from gateway.prompts import Prompter
 from gateway.readiness import Readiness, ReadinessLimits
 from gateway.settings import GatewaySettings
@@ -22,6 +23,7 @@ from gateway.template_process import TemplateLimits, TemplateProcess
 from gateway.tenants import Keyring, KeysFile
 from gateway.tracing import Tracing
 from gateway.validate import Limits
+from gateway.web_pages import is_loopback
 from ledger import LedgerLimits
 from service_kit import logs, settings, telemetry
 from service_kit.clock import SystemClock
@@ -59,7 +61,7 @@ class GatewayService:
             ),
         )
         self._keys_file = _keys_file(config)
-        self._keyring = Keyring() if self._keys_file is None else self._keys_file.keyring
+        self._keyring = _keyring(config) if self._keys_file is None else self._keys_file.keyring
         self._template = _template(self._card, config)
         self._metrics = Metrics("gateway", is_scraped=config.metrics)
         self._spans = telemetry.configure("gateway")
@@ -101,6 +103,7 @@ class GatewayService:
             )
         )
         grpc_api.add_to(self._grpc, self.front, self._keyring, batch_max=self._config.prompts_max)
+        Operators(self.link, self._keyring, SystemClock()).add_to(self._grpc)
         health = add_health(self._grpc, grpc_api.SERVICE_NAMES, self._config.watches_max)
         if self._config.reflection:
             names = [*grpc_api.SERVICE_NAMES, "grpc.health.v1.Health"]
@@ -203,6 +206,11 @@ def _keys_file(config: GatewaySettings) -> KeysFile | None:
         log.warning("keys.none", tenant=tenants.DEFAULT.name, fix="--api-keys-file FILE")
         return None
     return KeysFile(config.api_keys_file)
+
+
+def _keyring(config: GatewaySettings) -> Keyring:
+    """Without keys: whoever can call."""
+    return Keyring(is_local=is_loopback(config.grpc_host))
 
 
 def _template(card: ModelCard, config: GatewaySettings) -> TemplateProcess | None:

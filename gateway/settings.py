@@ -124,7 +124,11 @@ class GatewaySettings(Settings):
         default=4_000_000, ge=1, description="live prompt tokens of the whole cell"
     )
     results_mb: int = Field(
-        default=512, ge=1, le=1 << 30, description="MiB of finished results that the store keeps"
+        default=512,
+        ge=1,
+        le=1 << 30,
+        description="MiB of finished results in the store; beyond half of"
+        " it they are kept for less",
     )
     allow_everysec: bool = Field(
         default=False, description="accept a store with appendfsync everysec, which may lose work"

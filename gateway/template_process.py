@@ -54,8 +54,9 @@ class TemplateProcess:
             "text_bytes_max": limits.text_bytes_max,
         }
         self._children = [_Child(frame(setup), limits) for _ in range(limits.children)]
-        self._free: asyncio.Queue[_Child] = asyncio.Queue()
-        for child in self._children:
+        # Who was used last comes first: it runs.
+        self._free: asyncio.LifoQueue[_Child] = asyncio.LifoQueue()
+        for child in reversed(self._children):
             self._free.put_nowait(child)
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -98,8 +99,8 @@ class TemplateProcess:
             self._free.put_nowait(child)
 
     async def start(self) -> None:
-        """Have the children ready. Unavailable when there is none to be had."""
-        await asyncio.gather(*(child.start() for child in self._children))
+        """Have a child ready. Unavailable when there is none to be had."""
+        await self._children[0].start()
 
     async def close(self) -> None:
         """Kill the children and wait for their end."""

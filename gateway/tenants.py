@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from ledger import TenantBounds
 from service_kit.clock import Clock
-from service_kit.errors import ConfigError, Unauthenticated
+from service_kit.errors import ConfigError, Forbidden, Unauthenticated
 
 log = structlog.get_logger()
 
@@ -45,6 +45,8 @@ class Tenant:
     # Of running sequences at their longest; the scheduler keeps it. None: as its setting says.
     running_tokens_max: int | None = None
     priority_max: int = PRIORITY_MAX
+    # May see what is everybody's: the live core, the archive.
+    is_operator: bool = False
 
 
 # Everybody, as long as there are no keys.
@@ -52,10 +54,15 @@ DEFAULT: Final = Tenant(name="default")
 
 
 class Keyring:
-    """Every key's digest and tenant. Without keys everybody is `DEFAULT`."""
+    """Every key's digest and tenant. Without keys everybody is `DEFAULT`, and an operator where
+    only this machine can call (`is_local`).
+    """
 
-    def __init__(self, keys: Sequence[tuple[bytes, Tenant]] | None = None) -> None:
+    def __init__(
+        self, keys: Sequence[tuple[bytes, Tenant]] | None = None, *, is_local: bool = False
+    ) -> None:
         self._keys = None if keys is None else tuple(keys)
+        self._is_local = is_local
 
     def __repr__(self) -> str:
         return f"Keyring({'open' if self._keys is None else f'{len(self._keys)} keys'})"
@@ -79,6 +86,14 @@ class Keyring:
         if found is None:
             raise Unauthenticated("this API key is not known here")
         return found
+
+    def check_operator(self, authorization: str) -> None:
+        """Forbidden says what an operator would need."""
+        tenant = self.tenant_of(authorization)
+        if tenant.is_operator or (self._keys is None and self._is_local):
+            return
+        fix = "a key of a tenant with `operator = true` in the keys file"
+        raise Forbidden(f"this is for operators: it takes {fix}")
 
     def _match(self, presented: bytes) -> Tenant | None:
         """All digests are compared, always."""
@@ -115,6 +130,7 @@ class _TenantEntry(BaseModel):
     prompt_tokens_max: int | None = Field(default=None, ge=1)
     running_tokens_max: int | None = Field(default=None, ge=1, lt=1 << 53)
     priority_max: int = Field(default=0, ge=-PRIORITY_MAX, le=PRIORITY_MAX)
+    operator: bool = False
 
 
 class _KeysFile(BaseModel):
@@ -208,4 +224,5 @@ def _tenant(path: Path, name: str, entry: _TenantEntry | None) -> Tenant:
         ),
         running_tokens_max=entry.running_tokens_max,
         priority_max=entry.priority_max,
+        is_operator=entry.operator,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, NoReturn
 
 from cyclopts import App, Group, Parameter
+from cyclopts.validators import Number
 
 from kaiten.api_key import ApiKeyFile, api_key
 from kaiten.scheduling import Scheduling
@@ -193,6 +194,34 @@ def chat(
         system=system,
         max_tokens=max_tokens,
         temperature=temperature,
+    )
+
+
+@app.command(group=USE)
+def watch(
+    *,
+    address: Annotated[
+        tuple[str, ...],
+        Parameter(help="host:port of a gateway, or of schedulers; repeatable", negative=()),
+    ] = (DEFAULT_ADDRESS,),
+    api_key_file: ApiKeyFile = None,
+    interval_ms: Annotated[
+        int, Parameter(help="between two looks", validator=Number(gte=100, lte=60_000))
+    ] = 1000,
+    once: Annotated[bool, Parameter(help="one look")] = False,
+    blocks: Annotated[bool, Parameter(help="with the KV map: whose is which block")] = False,
+    json: Annotated[bool, Parameter(help="what is told, as lines of JSON")] = False,
+) -> int:
+    """See the batch live: who runs on which worker, who waits, and why."""
+    from kaiten.watch import watch as watch_core
+
+    return watch_core(
+        address,
+        api_key=api_key_of(api_key_file),
+        interval_ms=interval_ms,
+        once=once,
+        with_blocks=blocks,
+        as_json=json,
     )
 
 

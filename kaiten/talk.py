@@ -42,9 +42,9 @@ def generate(
             _stream(generation)
             choice = generation.result.choices[0]
     except ApiError as error:
-        return _complain(error, address)
+        return complain(error, address)
     if choice.finish_reason == "error":
-        return _complain(ApiError(choice.error), address)
+        return complain(ApiError(choice.error), address)
     return 0
 
 
@@ -74,7 +74,7 @@ def chat(
                 messages.pop()
                 continue
             except ApiError as error:
-                return _complain(error, address)
+                return complain(error, address)
             messages.append({"role": "assistant", "content": answer})
     return 0
 
@@ -98,7 +98,8 @@ def _read_line() -> str | None:
         return None
 
 
-def _complain(error: ApiError, address: str) -> int:
+def complain(error: ApiError, address: str) -> int:
+    """Say what went wrong, and what to do; the exit code."""
     text = Text(f"error: {error}", style="red")
     if isinstance(error, UnavailableError):
         text.append(f"\nis a gateway listening on {address}? start one with: kaiten serve")

@@ -155,6 +155,16 @@ async def test_many_renderings_take_turns(process: TemplateProcess) -> None:
     ]
 
 
+async def test_a_second_child_starts_when_two_are_asked_at_once(process: TemplateProcess) -> None:
+    (first,) = pids(process)
+    for index in range(3):
+        assert await process.render(said(f"text {index}")) == [f"text {index}"]
+    assert pids(process) == [first]
+    await asyncio.gather(*(process.render(said("both")) for _ in range(2)))
+    assert pids(process)[0] == first
+    assert len(pids(process)) == 2
+
+
 @pytest.mark.parametrize("text", ["д" * 4_500, "\x01" * 9_000, '"\\' * 4_500, "日" * 3_000])
 async def test_every_text_that_fits_may_be_said(process: TemplateProcess, text: str) -> None:
     """Whatever JSON makes of it between the processes."""
@@ -174,7 +184,8 @@ async def test_no_error_of_a_template_costs_a_child(process: TemplateProcess) ->
 
 
 async def test_while_a_child_is_replaced_another_one_answers(process: TemplateProcess) -> None:
-    """A bomb per child but one, again and again: the last one is never touched."""
+    """A bomb for one of two: the other is never touched."""
+    await asyncio.gather(*(process.render(said("begin")) for _ in range(2)))
     children = pids(process)
     assert len(children) == 2
     with pytest.raises(InvalidRequest, match="memory"):

@@ -33,7 +33,7 @@ async def test_leaving_while_the_child_starts(steps: int) -> None:
 async def test_a_crowd_that_leaves_does_not_cost_a_child_each() -> None:
     process = TemplateProcess(TEMPLATE, {})
     try:
-        await process.start()
+        await asyncio.gather(*(child.start() for child in process._children))
         children = [child.process for child in process._children]
         for index in range(50):
             leaving = asyncio.create_task(process.render(message(f"left {index}")))

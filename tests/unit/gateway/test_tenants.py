@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.tenants import DEFAULT, Keyring, KeysFile, Tenant, digest
-from service_kit.errors import ConfigError, Unauthenticated
+from service_kit.errors import ConfigError, Forbidden, Unauthenticated
 
 
 def sha(key: str) -> str:
@@ -148,3 +148,25 @@ async def test_a_file_that_has_become_wrong_changes_nothing_and_is_explained_onc
     (entry,) = logs
     assert (entry["event"], entry["log_level"]) == ("keys.kept", "error")
     assert str(path) in entry["reason"]
+
+
+def test_operators_are_those_whom_the_file_names(tmp_path: Path) -> None:
+    text = f'[tenants.ops]\noperator = true\nkeys = ["{sha("one")}"]\n'
+    ring = load(written(tmp_path, f'{text}[tenants.acme]\nkeys = ["{sha("two")}"]\n'))
+    ring.check_operator("Bearer one")
+    with pytest.raises(Forbidden, match="operator = true"):
+        ring.check_operator("Bearer two")
+    with pytest.raises(Unauthenticated):
+        ring.check_operator("")
+
+
+def test_without_keys_operators_are_of_this_machine() -> None:
+    Keyring(is_local=True).check_operator("")
+    with pytest.raises(Forbidden):
+        Keyring().check_operator("")
+
+
+def test_being_local_is_no_key() -> None:
+    ring = Keyring([(digest("one"), Tenant(name="a"))], is_local=True)
+    with pytest.raises(Forbidden):
+        ring.check_operator("Bearer one")
