@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from benchmarks import recording
-from gpu_worker.checkpoint import Checkpoint
-from gpu_worker.decoder import Decoder, Queries, StepTensors
-from gpu_worker.kv_cache import PoolSize, allocate_pages, block_bytes
-from gpu_worker.model import ModelConfig
-from gpu_worker.weights import Weights, load_weights
+from gpu_worker.model.checkpoint import Checkpoint
+from gpu_worker.model.decoder import Decoder, Queries, StepTensors
+from gpu_worker.model.model import ModelConfig
+from gpu_worker.model.weights import Weights, load_weights
+from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
 from kaiten.mini import CHECKPOINT
-from kernels import fp8, native
+from kernels import native
+from kernels.kv import fp8
 
 SHIPPED: Final = CHECKPOINT
 BLOCK_SIZE: Final = 16
@@ -82,7 +83,7 @@ class Rows:
         step = StepTensors(
             token_ids=tokens.flatten().contiguous(),
             positions=position.repeat(rows),
-            kv_slots=(block * BLOCK_SIZE + position % BLOCK_SIZE).reshape(-1),
+            slot_mapping=(block * BLOCK_SIZE + position % BLOCK_SIZE).reshape(-1),
             queries=Queries(
                 starts=starts,
                 context_lengths=torch.full_like(starts[:-1], self._done),
@@ -135,7 +136,7 @@ def compare(model: Model, *, rows: int, length: int, scale: float = 1.0) -> dict
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Model:
     # It needs pydantic, without which the GPU script must do.
-    from gpu_worker.model_config import read_config
+    from gpu_worker.model.config import read_config
 
     config = read_config(folder)
     with Checkpoint(folder) as checkpoint:

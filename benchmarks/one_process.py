@@ -4,9 +4,9 @@ message between them. All sequences are greedy and of a forced length."""
 from collections.abc import Callable
 from typing import Final
 
-from gpu_worker import plans
-from gpu_worker.draft import RowLimits
-from gpu_worker.plans import Join, Leader, RowSampling, StepOutcome
+from gpu_worker.batch import plans
+from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.batch.plans import Join, Leader, RowSampling, StepOutcome
 from scheduler_svc.core.outcome import Plan
 from scheduler_svc.core.types import Reason, StepResult, WorkerSpec
 

@@ -17,8 +17,8 @@ from benchmarks.recording import record
 from gateway import meters as gateway_meters
 from gateway.asks import Ask, TextPrompt
 from gateway.tenants import DEFAULT
-from gpu_worker import meters as worker_meters
-from gpu_worker.plans import StepOutcome, StepResult, StepTimings
+from gpu_worker.batch.plans import StepOutcome, StepResult, StepTimings
+from gpu_worker.service import metrics as worker_meters
 from protos.kaiten.v1.common_pb2 import FinishReason
 from protos.kaiten.v1.worker_service_pb2 import StepTimings as TimingsMessage
 from scheduler_svc import meters as scheduler_meters

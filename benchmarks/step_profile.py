@@ -30,19 +30,19 @@ from torch import Tensor
 
 from benchmarks import recording
 from benchmarks.kernels.ceilings import matmul_flops_per_s, read_bytes_per_s
-from gpu_worker import decoder as decoder_module
-from gpu_worker import torch_device
-from gpu_worker.checkpoint import Checkpoint
-from gpu_worker.decoder import Decoder
-from gpu_worker.device import RowEnds, SamplingColumns, StepInputs
-from gpu_worker.kv_cache import PoolSize, allocate_pages, block_bytes
-from gpu_worker.model import ModelConfig
-from gpu_worker.model_config import read_config
-from gpu_worker.torch_device import TorchDevice
-from gpu_worker.weights import load_weights
+from gpu_worker.batch.step_types import RowEnds, SamplingColumns, StepInputs
+from gpu_worker.model import decoder as decoder_module
+from gpu_worker.model.checkpoint import Checkpoint
+from gpu_worker.model.config import read_config
+from gpu_worker.model.decoder import Decoder
+from gpu_worker.model.model import ModelConfig
+from gpu_worker.model.weights import load_weights
+from gpu_worker.runner import eager_runner
+from gpu_worker.runner.eager_runner import EagerRunner
+from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
 from kernels import native
-from kernels.linear import PackedLinear
-from kernels.sampling import sample
+from kernels.linear.packed_linear import PackedLinear
+from kernels.sampling.sample import sample
 
 BLOCK_SIZE: Final = 16
 DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -88,14 +88,14 @@ def inputs_of(case: Case, vocab: int) -> StepInputs:
     blocks = -(-contexts // BLOCK_SIZE)
     pool = rng.permutation(int(blocks.sum()))
     tables = np.zeros((len(counts), blocks.max()), np.int32)
-    positions, kv_slots, taken = [], [], 0
+    positions, slot_mapping, taken = [], [], 0
     for row, (count, context) in enumerate(zip(counts, contexts, strict=True)):
         own = pool[taken : taken + blocks[row]]
         taken += blocks[row]
         tables[row, : len(own)] = own
         at = np.arange(context - count, context)
         positions.append(at)
-        kv_slots.append(own[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE)
+        slot_mapping.append(own[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE)
     rows, starts = len(counts), np.concatenate([[0], counts.cumsum()])
     zeros = np.zeros(rows, np.int64)
     return StepInputs(
@@ -107,7 +107,7 @@ def inputs_of(case: Case, vocab: int) -> StepInputs:
         block_tables=tables,
         token_ids=rng.integers(0, vocab, int(counts.sum())),
         positions=np.concatenate(positions),
-        kv_slots=np.concatenate(kv_slots),
+        slot_mapping=np.concatenate(slot_mapping),
         sampled_rows=np.arange(rows),
         sampled_tokens=starts[1:] - 1,
         sampling=SamplingColumns(
@@ -123,7 +123,7 @@ def inputs_of(case: Case, vocab: int) -> StepInputs:
         ),
         ends=RowEnds(
             joined=zeros,
-            known=contexts,
+            num_tokens=contexts,
             limit=contexts + 2,
             masked_until=zeros,
             stops=zeros[:, None] - 1,
@@ -168,7 +168,7 @@ def instrumented(decoder: Decoder, clock: Callable[[], float]) -> Iterator[Laps]
     replace(PackedLinear, "__call__", linear)
     for name in _kernels_of(decoder_module):
         replace(decoder_module, name, laps.timed(name, getattr(decoder_module, name)))
-    replace(torch_device, "sample", laps.timed("sample", sample))
+    replace(eager_runner, "sample", laps.timed("sample", sample))
     try:
         yield laps
     finally:
@@ -194,7 +194,7 @@ def profile(
     decoder: Decoder, pages: Tensor, inputs: StepInputs, asked: argparse.Namespace
 ) -> dict[str, float]:
     """Milliseconds by operator, the least of as many steps as fit the time."""
-    clock, device, compiled = clock_of(asked), TorchDevice(decoder, pages), decoder.compiled
+    clock, device, compiled = clock_of(asked), EagerRunner(decoder, pages), decoder.compiled
     for _ in range(2):
         device.execute(inputs)
     least: defaultdict[str, float] = defaultdict(lambda: float("inf"))

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from benchmarks import recording
-from gpu_worker.checkpoint import Checkpoint
-from gpu_worker.decoder import Decoder, Queries, StepTensors
-from gpu_worker.kv_cache import PoolSize, allocate_pages, block_bytes
-from gpu_worker.model import ModelConfig
-from gpu_worker.model_config import read_config
-from gpu_worker.weights import Weights, load_weights
+from gpu_worker.model.checkpoint import Checkpoint
+from gpu_worker.model.config import read_config
+from gpu_worker.model.decoder import Decoder, Queries, StepTensors
+from gpu_worker.model.model import ModelConfig
+from gpu_worker.model.weights import Weights, load_weights
+from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
 from kaiten.mini import CHECKPOINT
 from kernels import native
 
@@ -62,7 +62,7 @@ class Reader:
             StepTensors(
                 token_ids=token_ids,
                 positions=torch.full((rows,), position),
-                kv_slots=blocks * BLOCK_SIZE + position % BLOCK_SIZE,
+                slot_mapping=blocks * BLOCK_SIZE + position % BLOCK_SIZE,
                 queries=Queries(
                     starts=torch.arange(rows + 1, dtype=torch.int32),
                     context_lengths=torch.full((rows,), position + 1, dtype=torch.int32),

@@ -2,8 +2,8 @@
 
 GOMP_SPINCOUNT=5000 python -m benchmarks.worker_step --model FOLDER [--dtype bf16]
     [--weight-dtype int8] [--rows 1 16 64]
-(a worker sets the spin count itself, see gpu_worker/runtime.py; without it, two threads on a busy
-machine took 30 times as long)
+(a worker sets the spin count itself, see gpu_worker/service/runtime.py; without it, two threads on
+a busy machine took 30 times as long)
 
 step     the device's whole step, and the host's work before and after it, through `Rows`
 parts    the same operators on the same weights and pages, each kind alone for all layers
@@ -26,25 +26,25 @@ from torch import Tensor
 
 from benchmarks import recording
 from benchmarks.kernels.ceilings import matmul_flops_per_s, read_bytes_per_s
-from gpu_worker.checkpoint import Checkpoint
-from gpu_worker.decoder import Decoder
-from gpu_worker.draft import RowLimits
-from gpu_worker.kv_cache import PoolSize, allocate_pages, block_bytes
-from gpu_worker.looked_at import looked_at
-from gpu_worker.model import ModelConfig
-from gpu_worker.model_config import read_config
-from gpu_worker.plans import Plan, StepResult, StepTimings
-from gpu_worker.rows import Rows
-from gpu_worker.torch_device import TorchDevice
-from gpu_worker.weights import Weights, load_weights
-from gpu_worker.wire import plan_from_proto, result_to_proto
+from gpu_worker.batch.logits_indices import logits_indices
+from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.batch.plans import Plan, StepResult, StepTimings
+from gpu_worker.batch.rows import Rows
+from gpu_worker.model.checkpoint import Checkpoint
+from gpu_worker.model.config import read_config
+from gpu_worker.model.decoder import Decoder
+from gpu_worker.model.model import ModelConfig
+from gpu_worker.model.weights import Weights, load_weights
+from gpu_worker.runner.eager_runner import EagerRunner
+from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
+from gpu_worker.service.wire import plan_from_proto, result_to_proto
 from kernels import native
-from kernels.paged_attention import paged_attention
-from kernels.rms_norm import add_rms_norm
-from kernels.rope import rope, rope_table
-from kernels.sampling import SamplingTensors, sample
-from kernels.silu_mul import silu_mul
-from kernels.write_kv import write_kv
+from kernels.attention.paged_attention import paged_attention
+from kernels.kv.write_kv import write_kv
+from kernels.norms_rope.rms_norm import add_rms_norm
+from kernels.norms_rope.rope import rope, rope_table
+from kernels.norms_rope.silu_mul import silu_mul
+from kernels.sampling.sample import SamplingTensors, sample
 from protos.kaiten.v1 import worker_service_pb2
 
 BLOCK_SIZE = 16
@@ -102,7 +102,7 @@ class Bench:
         self.pages = allocate_pages(config, pool, dtype, torch.device("cpu"))
         self.pages.normal_()
         decoder = Decoder(config, weights, self.pages, context_tokens=limits.context_tokens)
-        self.device = TorchDevice(decoder, self.pages)
+        self.device = EagerRunner(decoder, self.pages)
         self.rows = Rows(limits)
         self.rows.apply(_joins(rows, context, blocks, limits.block_count))
 
@@ -123,7 +123,7 @@ class Bench:
         self.samples = dataclasses.replace(
             self.samples, token_ids=np.full_like(self.samples.token_ids, 5)
         )
-        step = self.device._on_device(inputs, looked_at(inputs))
+        step = self.device._on_device(inputs, logits_indices(inputs))
         count, hidden = inputs.row_count, self.config.hidden_size
         dtype = self.weights.norm.dtype
         x = torch.randn(count, hidden).to(dtype)
@@ -132,7 +132,7 @@ class Bench:
             "linears": lambda: self._linears(x),
             "head": lambda: self.weights.head(x),
             "attention": self._attention(step.block_tables, step.queries.starts, inputs.row_count),
-            "small_ops": self._small(x, step.positions, step.kv_slots),
+            "small_ops": self._small(x, step.positions, step.slot_mapping),
             "sampling": self._sampling(count),
             "host": self.host,
         }
@@ -169,13 +169,14 @@ class Bench:
         q, k = qkv[:, : config.heads], qkv[:, config.heads : config.heads + config.kv_heads]
         v = qkv[:, config.heads + config.kv_heads :]
         gate_up = torch.randn(len(x), 2 * config.inner_size).to(x.dtype)
+        norm = self.weights.norm
 
         def run() -> None:
-            for layer, pages in zip(self.weights.layers, self.pages, strict=True):
-                add_rms_norm(x, x, layer.attention_norm, 1e-5)
+            for pages in self.pages:
+                add_rms_norm(x, x, norm, 1e-5)
                 rope(q, k, positions, table)
                 write_kv(k, v, pages[0], pages[1], slots)
-                add_rms_norm(x, x, layer.mlp_norm, 1e-5)
+                add_rms_norm(x, x, norm, 1e-5)
                 silu_mul(gate_up)
 
         return run

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.floors import floors
-from kernels.attention_plan import AttentionPlan, plan_attention, with_parts
-from kernels.paged_attention import paged_attention
+from kernels.attention.paged_attention import paged_attention
+from kernels.attention.plan import AttentionPlan, plan_attention, with_parts
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 K = 1024

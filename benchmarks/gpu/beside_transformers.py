@@ -15,7 +15,7 @@ from benchmarks.gpu.crowd import Crowd, Job, jobs_uniform
 from benchmarks.gpu.in_process import compute_in_process, settle
 from benchmarks.gpu.models import Shape, limits_of, resident, shapes
 from benchmarks.gpu.steps import quick_on_cpu
-from gpu_worker.warm_up import make_ready
+from gpu_worker.runner.warm_up import make_ready
 
 # What they need; a machine that lacks it says so, instead of looking for it on the net.
 ATTENTIONS = {

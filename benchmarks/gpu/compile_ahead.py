@@ -11,8 +11,8 @@ from benchmarks.gpu.attention import Pool, attend_chunk, attend_decode, random_q
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import Shape, limits_of, random_weights, resident, shapes
 from benchmarks.gpu.steps import quick_on_cpu
-from gpu_worker.warm_up import make_ready
-from kernels.attention_plan import LONG_SPLIT, SPLIT
+from gpu_worker.runner.warm_up import make_ready
+from kernels.attention.plan import LONG_SPLIT, SPLIT
 
 
 def large(bench: Bench) -> None:

@@ -12,16 +12,16 @@ from benchmarks.gpu.crowd import Crowd, Job
 from benchmarks.gpu.in_process import compute_in_process
 from benchmarks.gpu.models import TINY, TINY_QWEN3, Shape, limits_of, resident
 from benchmarks.kv_fp8 import SHIPPED, Model, compare
-from gpu_worker.checkpoint import Checkpoint
-from gpu_worker.weights import Weights, load_weights
+from gpu_worker.model.checkpoint import Checkpoint
+from gpu_worker.model.weights import Weights, load_weights
 from kernels import dispatch
-from kernels.logprobs import token_logprobs
-from kernels.paged_attention import paged_attention, paged_attention_reference
-from kernels.rms_norm import add_rms_norm, add_rms_norm_reference
-from kernels.rope import rope_table
-from kernels.rope_write_kv import rope_write_kv, rope_write_kv_reference
-from kernels.sampling import SamplingTensors, sample, sample_reference
-from kernels.silu_mul import silu_mul, silu_mul_reference
+from kernels.attention.paged_attention import paged_attention, paged_attention_reference
+from kernels.kv.rope_write_kv import rope_write_kv, rope_write_kv_reference
+from kernels.norms_rope.rms_norm import add_rms_norm, add_rms_norm_reference
+from kernels.norms_rope.rope import rope_table
+from kernels.norms_rope.silu_mul import silu_mul, silu_mul_reference
+from kernels.sampling.logprobs import token_logprobs
+from kernels.sampling.sample import SamplingTensors, sample, sample_reference
 
 # One rounding of the dtype, twice over where a sum was rounded before.
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 2.0**-6}

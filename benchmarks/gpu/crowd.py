@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.one_process import WORKER, spec_of
-from gpu_worker.draft import RowLimits
+from gpu_worker.batch.plan_validation import RowLimits
 from scheduler_svc.core.commands import Configured, MakePlan, StepDone, Submit, WorkerJoined
 from scheduler_svc.core.outcome import Plan
 from scheduler_svc.core.scheduler import Scheduler

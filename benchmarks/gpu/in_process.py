@@ -9,16 +9,16 @@ from typing import Protocol
 
 from benchmarks.gpu.crowd import Crowd
 from benchmarks.one_process import to_core, to_worker
-from gpu_worker import plans
-from gpu_worker.device import AheadDevice
-from gpu_worker.draft import RowLimits
-from gpu_worker.engine import Engine
-from gpu_worker.resident_device import ResidentDevice
-from gpu_worker.rows import Rows
-from gpu_worker.warm_up import warm_up
+from gpu_worker.batch import plans
+from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.batch.rows import Rows
+from gpu_worker.batch.step_types import AheadRunner
+from gpu_worker.runner.engine import Engine
+from gpu_worker.runner.graph_runner import GraphRunner
+from gpu_worker.runner.warm_up import warm_up
 
 
-class CrowdDevice(AheadDevice, Protocol):
+class CrowdDevice(AheadRunner, Protocol):
     """A device, and the crowd that it has room for."""
 
     @property
@@ -50,7 +50,7 @@ class Computed:
 
 
 def compute_in_process(
-    device: AheadDevice, crowd: Crowd, first: Callable[[], None] = lambda: None
+    device: AheadRunner, crowd: Crowd, first: Callable[[], None] = lambda: None
 ) -> Computed:
     """Every job to its end. `first` runs before, untimed, on the thread that computes."""
     crashes: list[Exception] = []
@@ -82,6 +82,6 @@ def compute_in_process(
     return Computed(steps=results, seconds=seconds)
 
 
-def settle(device: ResidentDevice) -> Callable[[], None]:
+def settle(device: GraphRunner) -> Callable[[], None]:
     """What the libraries keep for each thread, taken before the first request."""
     return partial(warm_up, lambda step: device.launch(step).result(), device.limits)

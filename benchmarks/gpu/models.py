@@ -7,16 +7,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
-from gpu_worker.accelerator import accelerator_for
-from gpu_worker.decoder import Decoder
-from gpu_worker.draft import RowLimits
-from gpu_worker.kv_cache import PoolSize, allocate_pages, block_bytes
-from gpu_worker.model import ModelConfig
-from gpu_worker.resident_device import ResidentDevice
-from gpu_worker.rope_config import RopeConfig
-from gpu_worker.step_graphs import graph_sizes
-from gpu_worker.weights import LayerWeights, Weights
-from kernels.linear import PackedLinear
+from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.model.decoder import Decoder
+from gpu_worker.model.layer_spec import LayerSpec, QkNorm
+from gpu_worker.model.model import ModelConfig
+from gpu_worker.model.rope import RopeConfig
+from gpu_worker.model.weights import LayerWeights, Weights
+from gpu_worker.runner.device_streams import streams_for
+from gpu_worker.runner.graph_runner import GraphRunner
+from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
+from gpu_worker.runner.step_graphs import graph_sizes
+from kernels.linear.packed_linear import PackedLinear
 
 BLOCK_SIZE = 16
 
@@ -39,25 +40,22 @@ class Shape:
     @property
     def config(self) -> ModelConfig:
         architecture = "Qwen3ForCausalLM" if self.has_qk_norm else "LlamaForCausalLM"
+        rope = RopeConfig(kind="default", theta=self.theta, rotary_dim=self.head_dim)
+        qk_norm: QkNorm | None = "head" if self.has_qk_norm else None
         return ModelConfig(
             architecture=architecture,
             vocab_size=self.vocab,
             hidden_size=self.hidden,
             inner_size=self.inner,
-            layers=self.layers,
             heads=self.heads,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             norm_eps=1e-6,
             positions_max=self.positions,
-            window_tokens=None,
-            rope=RopeConfig(kind="default", theta=self.theta, rotary_dim=self.head_dim),
+            blocks=self.layers * (LayerSpec(rope=rope, qk_norm=qk_norm),),
             has_tied_embeddings=self.is_tied,
-            has_qk_norm=self.has_qk_norm,
-            has_qkv_bias=False,
-            has_output_bias=False,
-            has_mlp_bias=False,
             checkpoint_dtype="bfloat16",
+            attention_scale=self.head_dim**-0.5,
         )
 
     @property
@@ -145,8 +143,8 @@ def resident(
     limits: RowLimits,
     bench: Bench,
     sizes: tuple[int, ...] = (),
-    ready: Callable[[ResidentDevice], None] = ResidentDevice.record,
-) -> ResidentDevice:
+    ready: Callable[[GraphRunner], None] = GraphRunner.record,
+) -> GraphRunner:
     """Recorded for these numbers of rows, by default for all."""
     pool = PoolSize(
         block_count=limits.block_count,
@@ -157,11 +155,11 @@ def resident(
     pages = allocate_pages(shape.config, pool, bench.dtype, bench.device)
     pages.normal_()
     decoder = Decoder(shape.config, weights, pages, context_tokens=limits.context_tokens)
-    device = ResidentDevice(
+    device = GraphRunner(
         decoder,
         pages,
         limits,
-        accelerator_for(bench.device),
+        streams_for(bench.device),
         graph_sizes=sizes or graph_sizes(limits.slots),
     )
     ready(device)

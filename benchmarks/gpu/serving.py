@@ -14,9 +14,9 @@ from benchmarks.gpu.floors import floors
 from benchmarks.gpu.in_process import compute_in_process, settle
 from benchmarks.gpu.models import Shape, limits_of, random_weights, resident, shapes
 from benchmarks.gpu.steps import quick_on_cpu
-from gpu_worker.resident_device import ResidentDevice
-from gpu_worker.step_watch import Counters, CudaCounters, Watched
-from gpu_worker.warm_up import make_ready
+from gpu_worker.runner.graph_runner import GraphRunner
+from gpu_worker.runner.step_watch import Counters, CudaCounters, Watched
+from gpu_worker.runner.warm_up import make_ready
 
 # More than the crowd ever holds at once: 180 thousand, about.
 POOL_TOKENS = 256 * 1024
@@ -52,7 +52,7 @@ def distance(bench: Bench) -> None:
             )  # fmt: skip
 
 
-def in_process(shape: Shape, device: ResidentDevice, jobs: list[Job], bench: Bench) -> float:
+def in_process(shape: Shape, device: GraphRunner, jobs: list[Job], bench: Bench) -> float:
     """Tokens per second."""
     read, rate = floors(bench)
     crowd = Crowd(device.limits, jobs)
@@ -102,7 +102,7 @@ class Uncounted:
         return nullcontext()
 
 
-def ready(shape: Shape, bench: Bench) -> tuple[ResidentDevice, list[Job]]:
+def ready(shape: Shape, bench: Bench) -> tuple[GraphRunner, list[Job]]:
     limits = limits_of(
         shape,
         slots=bench.sized(256, 4),

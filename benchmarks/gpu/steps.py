@@ -17,10 +17,10 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.floors import floors
 from benchmarks.gpu.models import Shape, limits_of, random_weights, resident, shapes
 from benchmarks.one_process import LEADER, greedy
-from gpu_worker.plans import Join, Plan, StepResult
-from gpu_worker.rows import Rows
-from gpu_worker.stepping import OneAhead
-from gpu_worker.weights import Weights
+from gpu_worker.batch.plans import Join, Plan, StepResult
+from gpu_worker.batch.rows import Rows
+from gpu_worker.model.weights import Weights
+from gpu_worker.runner.stepping import OneAhead
 from kernels import dispatch
 
 STEPS = 48
@@ -134,7 +134,7 @@ def idle(bench: Bench) -> None:
             )
             spans = [(first, last) for first, last, _ in events]
             # The second half of the steps: before them graphs are recorded and the batch is sent.
-            moves = [first for first, _, name in events if "take_tokens" in name]
+            moves = [first for first, _, name in events if "advance_rows" in name]
             middle = spans[0][0] + 0.75 * (spans[-1][1] - spans[0][0])
             start = moves[-(STEPS // 2)] if len(moves) >= STEPS else middle
             late = [span for span in spans if span[0] >= start]

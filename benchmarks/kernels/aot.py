@@ -34,20 +34,21 @@ TABLE: Final = RESULTS / "kernels_aot.json"
 SHARED_BYTES: Final = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 ARCHITECTURES: Final = tuple(SHARED_BYTES)
 MODULES: Final = (
-    "attention_plan",
-    "attention_triton",
-    "filter_bounds",
-    "logit_edits",
-    "logprobs",
-    "paged_attention",
-    "rms_norm",
-    "rope",
-    "rope_write_kv",
-    "sampling",
-    "silu_mul",
-    "step_rows",
-    "take_tokens",
-    "write_kv",
+    "attention.paged_attention",
+    "attention.plan",
+    "attention.triton_launch",
+    "kv.rope_write_kv",
+    "kv.write_kv",
+    "norms_rope.gelu_mul",
+    "norms_rope.rms_norm",
+    "norms_rope.rope",
+    "norms_rope.silu_mul",
+    "rows.step_rows",
+    "rows.advance_rows",
+    "sampling.top_k_top_p",
+    "sampling.logit_edits",
+    "sampling.logprobs",
+    "sampling.sample",
 )
 _TYPES: Final = {
     torch.float32: "*fp32",
@@ -150,7 +151,7 @@ class Resources:
 def specialisations(shape: Shape, arch: int) -> list[Specialisation]:
     """What the launchers would launch for a model of this shape, on a processor of this kind."""
     os.environ["KAITEN_TRITON"] = "1"
-    modules = {name: import_module(f"kernels.{name}") for name in MODULES}
+    modules = {name.split(".")[1]: import_module(f"kernels.{name}") for name in MODULES}
     jit: Any = import_module("kernels.jit")
     jit.arch_elsewhere = arch
     dispatch = import_module("kernels.dispatch")
@@ -178,7 +179,7 @@ def specialisations(shape: Shape, arch: int) -> list[Specialisation]:
 
 def _variant(arguments: Mapping[str, Any]) -> str:
     """What tells launches of one kernel apart."""
-    long_split = import_module("kernels.attention_plan").LONG_SPLIT
+    long_split = import_module("kernels.attention.plan").LONG_SPLIT
     if arguments.get("SPLIT") == long_split:
         return " long"
     if kind := arguments.get("KIND"):
@@ -247,7 +248,9 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     modules["rms_norm"].add_rms_norm(hidden, hidden, weight, 1e-5)
     modules["rms_norm"].rms_norm_rows(hidden, positions, weight, 1e-5)
     modules["rms_norm"].add_rms_norm_rows(hidden, hidden, positions, weight, 1e-5)
-    modules["silu_mul"].silu_mul(torch.empty(tokens, 2 * shape.inner, dtype=dtype))
+    gate_up = torch.empty(tokens, 2 * shape.inner, dtype=dtype)
+    modules["silu_mul"].silu_mul(gate_up)
+    modules["gelu_mul"].gelu_mul(gate_up)
     modules["rope"].rope(q, k, positions, cos_sin)
     modules["write_kv"].write_kv(k, v, *pages, slots, scales)
     fuse = modules["rope_write_kv"].rope_write_kv
@@ -260,7 +263,7 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     logits, token_ids = torch.empty(tokens, shape.vocab), torch.empty(tokens, dtype=torch.int64)
     ids = dict.fromkeys(("top_k", "seed", "choice", "position"), token_ids)
     floats = {name: torch.empty(tokens) for name in ("temperature", "top_p", "min_p")}
-    sampling = modules["sampling"]
+    sampling = modules["sample"]
     sampling.sample(logits, sampling.SamplingTensors(**ids, **floats))
     edits = modules["logit_edits"]
     edits.edit_logits(logits, _edits(edits.EditTensors, token_ids))
@@ -272,7 +275,14 @@ def _launch_rows(shape: Shape, modules: Mapping[str, ModuleType], column: Tensor
     """What moves rows from step to step: as many rows as `column` has."""
     rows = len(column)
     step = modules["step_rows"]
-    columns = ("is_live", "known", "done", "limit", "masked_until", "last_token")
+    columns = (
+        "is_live",
+        "num_tokens",
+        "num_computed_tokens",
+        "limit",
+        "masked_until",
+        "last_token",
+    )
     state = step.RowState(
         **dict.fromkeys(columns, column),
         blocks=torch.empty(rows, 8192, dtype=torch.int32),
@@ -283,7 +293,7 @@ def _launch_rows(shape: Shape, modules: Mapping[str, ModuleType], column: Tensor
         slots=column, starts=starts, samples=column, token_ids=column, sample_count=rows
     )
     step.step_rows(state, asked, shape.block_size)
-    modules["take_tokens"].take_tokens(state, asked, column, column > 0)
+    modules["advance_rows"].advance_rows(state, asked, column, column > 0)
 
 
 def _edits(kind: Any, entries: Tensor) -> Any:

@@ -6,7 +6,7 @@ python -m benchmarks.kernels.bench_linear
 import torch
 
 from benchmarks.kernels.ceilings import matmul_flops_per_s, read_bytes_per_s, record, times_s
-from kernels.linear import PackedLinear
+from kernels.linear.packed_linear import PackedLinear
 
 IN_FEATURES, OUT_FEATURES, LAYERS = 768, 3072, 24
 ROWS = (1, 4, 16, 64, 256)

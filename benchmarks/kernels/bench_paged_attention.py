@@ -8,7 +8,7 @@ from torch import Tensor
 
 from benchmarks.kernels.ceilings import read_bytes_per_s, record, times_s
 from kernels import native
-from kernels.paged_attention import paged_attention, paged_attention_reference
+from kernels.attention.paged_attention import paged_attention, paged_attention_reference
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 12, 12, 4, 64, 16
 # rows, query tokens of each, context of each

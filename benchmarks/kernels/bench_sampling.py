@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.kernels.ceilings import read_bytes_per_s, record, times_s
 from kernels import native
-from kernels.logit_edits import EditTensors, edit_logits
-from kernels.sampling import SamplingTensors, sample, sample_reference
+from kernels.sampling.logit_edits import EditTensors, edit_logits
+from kernels.sampling.sample import SamplingTensors, sample, sample_reference
 
 ROWS, VOCAB = 64, 32000
 SEEN = (128, 512, 4096)

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import torch
 
 from benchmarks import recording
-from kernels import native, weight_memory
-from kernels.linear import PackedLinear
+from kernels import native
+from kernels.linear import weight_memory
+from kernels.linear.packed_linear import PackedLinear
 
 Clock = Callable[[], float]
 

@@ -54,7 +54,7 @@ class Costs:
         return self.step(output_tokens, reads, [(prompt_tokens, 0)]) - self.step_ns
 
     def mixed_tokens(self, slots: int, limit_ns: int) -> int:
-        """As the worker measures it when it starts (`gpu_worker.warm_up.mixed_tokens`)."""
+        """As the worker measures it when it starts (`gpu_worker.runner.warm_up.mixed_tokens`)."""
         left_ns = limit_ns - self.step_ns - slots * self.row_ns
         return min(self.step_tokens, max(2 * slots, slots + left_ns // self.prompt_token_ns))
 

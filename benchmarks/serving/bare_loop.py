@@ -16,19 +16,19 @@ from pathlib import Path
 
 import psutil
 
-from gpu_worker import runtime
+from gpu_worker.service import runtime
 
 runtime.prepare()  # Before torch is imported, as in a worker.
 runtime.take_short_turns()
 
 from benchmarks.one_process import WORKER, spec_of, to_core, to_worker  # noqa: E402
-from gpu_worker.device import AheadDevice, Device  # noqa: E402
-from gpu_worker.draft import RowLimits  # noqa: E402
-from gpu_worker.loading import load  # noqa: E402
-from gpu_worker.plans import StepOutcome  # noqa: E402
-from gpu_worker.rows import Rows  # noqa: E402
+from gpu_worker.batch.plan_validation import RowLimits  # noqa: E402
+from gpu_worker.batch.plans import StepOutcome  # noqa: E402
+from gpu_worker.batch.rows import Rows  # noqa: E402
+from gpu_worker.batch.step_types import AheadRunner, ModelRunner  # noqa: E402
+from gpu_worker.runner.eager_runner import EagerRunner  # noqa: E402
+from gpu_worker.service.loading import load  # noqa: E402
 from gpu_worker.settings import WorkerSettings  # noqa: E402
-from gpu_worker.torch_device import TorchDevice  # noqa: E402
 from scheduler_svc.core.commands import (  # noqa: E402
     Configured,
     MakePlan,
@@ -71,7 +71,7 @@ class Steps:
 class BareLoop:
     """One core and one device; `run` serves jobs to their ends."""
 
-    def __init__(self, device: Device, limits: RowLimits) -> None:
+    def __init__(self, device: ModelRunner, limits: RowLimits) -> None:
         self.steps = Steps()
         self._rows = Rows(limits)
         self._device = device
@@ -159,9 +159,9 @@ def main() -> None:
         step_tokens=chosen.step_tokens,
     )
     loaded = load(settings)
-    assert not isinstance(loaded.device, AheadDevice), "the loop takes turns with its device"
-    assert isinstance(loaded.device, TorchDevice), "on a CPU steps are computed in turn"
-    loop = BareLoop(loaded.device, loaded.limits)
+    assert not isinstance(loaded.runner, AheadRunner), "the loop takes turns with its device"
+    assert isinstance(loaded.runner, EagerRunner), "on a CPU steps are computed in turn"
+    loop = BareLoop(loaded.runner, loaded.limits)
     jobs = [
         Asked(prompt=tuple(job["prompt"]), output_tokens=job["output_tokens"])
         for job in json.loads(chosen.jobs.read_text())

@@ -27,7 +27,7 @@ from benchmarks.gpu.crowd import Crowd, Job, jobs_uniform
 from benchmarks.gpu.in_process import compute_in_process
 from benchmarks.gpu.models import LLAMA_8B, QWEN3_06B, Shape, limits_of
 from benchmarks.recording import record
-from gpu_worker.device import RowChanges, StepInputs, StepSamples
+from gpu_worker.batch.step_types import RowChanges, StepInputs, StepSamples
 
 # Of an H200, on random data.
 READ_BYTES_PER_S: Final = 4.5e12
