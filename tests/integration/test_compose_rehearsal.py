@@ -30,7 +30,6 @@ SHELL = {
     "KAITEN_MODEL_NAME": "mini",
     "KAITEN_WORKER_THREADS": "1",
     "KAITEN_WORKER_KV_MEMORY_MB": "64",
-    "KAITEN_WORKER_NATIVE": "off",
     "KAITEN_GATEWAY_API_KEYS_FILE": "/keys/keys.toml",
 }
 KEY, ENTRY = mint("acme")
@@ -153,17 +152,17 @@ def test_a_full_store_refuses_what_is_new_and_ends_what_runs(project: Rehearsal)
     host, _, port = store.address(6379).rpartition(":")
     prompt = "Once upon a time"
     with client_of(project) as client, Redis(host, int(port), password=PASSWORD) as admin:
-        undisturbed = client.complete(prompt, max_tokens=300, ignore_eos=True, temperature=0.0)
+        undisturbed = client.complete(prompt, max_tokens=150, ignore_eos=True, temperature=0.0)
         bound = admin.config_get("maxmemory")["maxmemory"]
         assert int(bound) > 0
-        running = client.generate(prompt, max_tokens=300, ignore_eos=True, temperature=0.0)
+        running = client.generate(prompt, max_tokens=150, ignore_eos=True, temperature=0.0)
         first = next(running).text
         admin.config_set("maxmemory", 1)
         refused = ask(project)
         assert refused.status_code == 503
         assert "out of memory" in refused.text
         assert first + "".join(delta.text for delta in running) == undisturbed.choices[0].text
-        assert running.result.choices[0].output_tokens == 300
+        assert running.result.choices[0].output_tokens == 150
         admin.config_set("maxmemory", bound)
     assert say(project)
 

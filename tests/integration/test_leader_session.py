@@ -20,9 +20,9 @@ from protos.kaiten.v1.common_pb2 import (
 )
 from protos.kaiten.v1.ledger_pb2 import CellRecord
 from protos.kaiten.v1.worker_service_pb2 import StepResult, StepTimings
-from scheduler_svc.core.commands import MakePlan, Submit
+from scheduler_svc.core.commands import HandedOver, MakePlan, Submit
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Request
+from scheduler_svc.core.types import Handover, Request, SequencePast
 from scheduler_svc.journal import INPUTS_MAX
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.links import WorkerLink
@@ -140,6 +140,24 @@ async def test_a_renewal_while_recovering_leaves_what_was_said_of_the_cell(ledge
     view = await ledger.cell()
     assert view.record is not None
     assert (view.record.waiting, view.renew_seq) == (3, 3)
+
+
+async def test_what_a_leader_has_learned_of_a_request_the_next_one_knows(ledger: Ledger) -> None:
+    """Or a request that kills workers would have them all again."""
+    accepted = await ledger.submit(submit_record("r"), b"")
+    past = SequencePast(sequence_id=accepted.sequence_id, num_preemptions=2, deaths=1, furthest=17)
+    learned = Handover(sequences=(past,), tenants=(("acme", 900),))
+
+    async def is_told() -> bool:
+        record = (await ledger.cell()).record
+        return record is not None and len(record.handover.sequences) == 1
+
+    async with leading(ledger) as (session, _):
+        assert session.core.handover() == Handover()
+        session.tell(HandedOver(handover=learned))
+        await until(is_told, "a renewal")
+    async with leading(ledger) as (session, _):
+        assert session.core.handover() == learned
 
 
 async def test_nobody_joins_a_leadership_that_is_ending(

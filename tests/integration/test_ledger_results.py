@@ -21,7 +21,7 @@ async def run_one(ledger: Ledger, leader: PlayLeader, id: str, tokens: int = 20)
 
 
 async def counted(client: Redis, ledger: Ledger) -> int:
-    named = [f"results:{index}" for index in range(10)]
+    named = [f"results:{index}" for index in range(40)]
     return sum(int(one.split()[1]) for one in await client.hmget(ledger.keys.load, named) if one)
 
 
@@ -50,6 +50,28 @@ async def test_more_results_than_there_is_room_for_are_refused_until_some_leave(
                 break
             except Overloaded:
                 await asyncio.sleep(0.01)
+    await ledger.close()
+
+
+async def test_results_are_kept_for_less_where_room_becomes_scarce(
+    redis_url: str, cell: str
+) -> None:
+    """Down to a thirty-second: many short requests are rather forgotten sooner than refused."""
+    limits = LedgerLimits(result_ttl_s=800, results_bytes_max=100_000)
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
+    leader = await PlayLeader.elected(ledger)
+    kept_s: list[int] = []
+    async with Redis.from_url(redis_url) as client:
+        while await counted(client, ledger) <= limits.results_bytes_max:
+            id = f"r{len(kept_s)}"
+            await run_one(ledger, leader, id)
+            kept_s.append(await client.ttl(ledger.keys.result(id)))
+            assert await client.ttl(ledger.keys.request(id)) == pytest.approx(kept_s[-1], abs=1)
+    half = len(kept_s) // 2
+    assert min(kept_s[: half - 1]) >= 799, "the first half as long as any"
+    assert 80 < kept_s[half + half // 2] < 120, "half of that half is taken: an eighth"
+    assert kept_s[-1] == 25
+    assert kept_s == sorted(kept_s, reverse=True)
     await ledger.close()
 
 

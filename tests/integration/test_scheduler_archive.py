@@ -150,6 +150,8 @@ async def test_every_scheduler_serves_what_it_wrote_and_they_are_merged(tmp_path
         written = list(entries(folders))
         told = await asyncio.to_thread(lambda: list(remote_entries(addresses, Wanted())))
         assert told == written
+        twice = await asyncio.to_thread(lambda: list(remote_entries(addresses * 2, Wanted())))
+        assert twice == written, "as of schedulers that share a folder"
         assert len({entry.header.epoch for entry in told if entry.HasField("header")}) == 2
         middle = records_of(tmp_path)[len(records_of(tmp_path)) // 2]
         behind = Wanted(after=Cursor(middle.epoch, middle.seq))

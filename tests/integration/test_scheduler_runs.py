@@ -71,12 +71,7 @@ async def test_too_few_blocks_for_all_preempts_and_loses_nothing(tmp_path: Path)
         # All are there before anybody runs, or each might be over before the next one comes.
         answers = await cluster.submit_many(8, prompt_tokens=9, max_tokens=30)
         too_long = await cluster.submit(prompt_tokens=20, max_tokens=45)
-
-        async def all_wait() -> bool:
-            state = await cluster.state()
-            return state is not None and state.waiting == 9
-
-        await until(all_wait, "nine in the queue")
+        await cluster.all_wait(9)
         cluster.add_worker(worker_flags).start()
         await cluster.all_done()
         assert all_reasons(answers) == {LENGTH}

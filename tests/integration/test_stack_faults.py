@@ -29,6 +29,8 @@ MAX_TOKENS = 120
 REFUSED_TOKEN = 3
 PROMPTS = [f"The chef looks at seat {number} and" for number in range(STREAMS)]
 
+Outputs = list[tuple[str, tuple[int, ...]]]
+
 
 @dataclass
 class Stack:
@@ -105,12 +107,18 @@ class Crowd:
         return await asyncio.gather(*self.tasks)
 
 
-def outputs(completions: list[Completion]) -> list[tuple[str, tuple[int, ...]]]:
+def outputs(completions: list[Completion]) -> Outputs:
     return [(each.choices[0].text, each.choices[0].token_ids) for each in completions]
 
 
-async def undisturbed(client: AsyncClient) -> list[tuple[str, tuple[int, ...]]]:
-    expected = outputs(await Crowd(client).completions())
+_undisturbed: dict[str, Outputs] = {}
+
+
+async def undisturbed(client: AsyncClient, dtype: str = "auto") -> Outputs:
+    """What workers of this dtype say, asked once: they compute the same whoever else runs there."""
+    if dtype not in _undisturbed:
+        _undisturbed[dtype] = outputs(await Crowd(client).completions())
+    expected = _undisturbed[dtype]
     assert all(len(tokens) == MAX_TOKENS for _, tokens in expected)
     return expected
 
@@ -152,7 +160,7 @@ async def test_a_lost_gpu_is_not_noticed_when_another_worker_is_there(tmp_path: 
     ):
         first = stack.cluster.workers[0]
         stack.cluster.may_crash.append(first)
-        expected = await undisturbed(client)
+        expected = await undisturbed(client, "fp32")
         crowd = Crowd(client)
         await crowd.is_under_way()
         lost_if.touch()
@@ -169,7 +177,7 @@ async def test_the_only_gpu_lost_again_and_again_is_not_noticed(tmp_path: Path) 
     ):
         (worker,) = stack.cluster.workers
         stack.cluster.may_crash.append(worker)
-        expected = await undisturbed(client)
+        expected = await undisturbed(client, "fp32")
         crowd = Crowd(client)
         for deltas_each in (10, 35, 60):
             await crowd.is_under_way(deltas_each)
@@ -187,7 +195,7 @@ async def test_a_launch_refused_for_one_request_fails_no_other(tmp_path: Path) -
         serving(tmp_path, workers=0, ahead=ahead) as stack,
         AsyncClient(stack.target, resume_s=0) as client,
     ):
-        expected = await undisturbed(client)
+        expected = await undisturbed(client, "fp32")
         is_beside = False
         # Once more if this process was put aside until the others were done.
         while not is_beside:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_worker.loading import Loaded, load
-from gpu_worker.plans import FinishReason, Join
+from gpu_worker.batch.plans import FinishReason, Join
+from gpu_worker.service.loading import Loaded, load
 from gpu_worker.settings import WorkerSettings
 from kernels import native
-from kernels.linear_int8 import Int8Weight
+from kernels.linear.linear_int8 import Int8Weight
 from tests.support.mini_scheduler import MiniScheduler, checksum, plan, sampling
 from tests.support.random_model import write_random_model
 from tests.support.worker_server import LeaderStream, outcome_from_proto, run_to_end, serving
@@ -64,7 +64,7 @@ async def outputs(loaded: Loaded, *, chunk_tokens: int, lease_steps: int) -> Min
     for index, prompt in enumerate(PROMPTS):
         params = sampling(temperature=index % 2, seed=index, logprobs=2, max_tokens=9 + index)
         scheduler.submit(prompt, params)
-    async with serving(loaded.device, loaded.limits) as served:
+    async with serving(loaded.runner, loaded.limits) as served:
         stream = await LeaderStream.open(served)
         await run_to_end(stream, scheduler)
         await stream.close()
@@ -97,7 +97,7 @@ async def test_alone_and_in_a_crowd_are_the_same(loaded: Loaded) -> None:
         alone = MiniScheduler(loaded.limits)
         params = sampling(temperature=index % 2, seed=index, max_tokens=9 + index)
         alone.submit(prompt, params)
-        async with serving(loaded.device, loaded.limits) as served:
+        async with serving(loaded.runner, loaded.limits) as served:
             await run_to_end(await LeaderStream.open(served), alone)
         assert alone.outputs[0] == crowd.outputs[index]
 
@@ -126,7 +126,7 @@ async def test_a_prefix_already_computed_gives_the_same_tokens(loaded: Loaded) -
         blocks=(*range(10), *range(100, 120)),
         sampling=params,
     )
-    async with serving(loaded.device, loaded.limits) as served:
+    async with serving(loaded.runner, loaded.limits) as served:
         stream = await LeaderStream.open(served)
         first = plan(
             1,
@@ -171,7 +171,7 @@ async def test_min_tokens_masks_stop_tokens_and_then_no_longer(loaded: Loaded) -
                 max_tokens=40,
             )
             scheduler.submit(PROMPTS[index], params)
-        async with serving(loaded.device, loaded.limits) as served:
+        async with serving(loaded.runner, loaded.limits) as served:
             await run_to_end(await LeaderStream.open(served), scheduler)
         for sequence_id, tokens in scheduler.outputs.items():
             assert scheduler.reasons[sequence_id] is FinishReason.STOP

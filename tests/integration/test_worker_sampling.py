@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import pytest
 
-from gpu_worker.loading import Loaded, load
-from gpu_worker.plans import RowSampling
+from gpu_worker.batch.plans import RowSampling
+from gpu_worker.service.loading import Loaded, load
 from gpu_worker.settings import WorkerSettings
 from kernels import native
 from tests.support.markov_device import drive, run
@@ -72,7 +72,7 @@ def said(scheduler: MiniScheduler, sequence_id: int) -> tuple[list[int], list[ob
 @pytest.mark.parametrize("wishes", [{}, EVERYTHING], ids=["plain", "everything"])
 def test_greedy_is_the_same_in_batches_of_any_size(loaded: Loaded, wishes: dict[str, Any]) -> None:
     probes, crowd = requests(1, 4, **wishes), requests(2, 64)
-    expected = [said(run(loaded.device, loaded.limits, [probe]), 0) for probe in probes]
+    expected = [said(run(loaded.runner, loaded.limits, [probe]), 0) for probe in probes]
     rng = random.Random(3)
     for size in BATCHES:
         for probe, alone in zip(probes[: 4 if size < 16 else 1], expected, strict=False):
@@ -80,7 +80,7 @@ def test_greedy_is_the_same_in_batches_of_any_size(loaded: Loaded, wishes: dict[
             place = rng.randrange(size)
             batch = [*neighbours[:place], probe, *neighbours[place:]]
             lease_steps = rng.choice([1, 3])
-            together = run(loaded.device, loaded.limits, batch, lease_steps=lease_steps)
+            together = run(loaded.runner, loaded.limits, batch, lease_steps=lease_steps)
             assert said(together, place) == alone, size
 
 
@@ -88,7 +88,7 @@ def test_a_seeded_row_is_the_same_whoever_comes_and_goes(loaded: Loaded) -> None
     """Others of all lengths arrive and leave while it runs; their seeds are drawn at random."""
     wishes = {"temperature": 1.0, "top_p": 0.95, "seed": 99, **EVERYTHING}
     probe = ([5, 6, 7], sampling(max_tokens=40, logprobs=2, **wishes))
-    alone = said(run(loaded.device, loaded.limits, [probe]), 0)
+    alone = said(run(loaded.runner, loaded.limits, [probe]), 0)
     for attempt in range(2):
         rng = random.Random(attempt)
         others = [
@@ -97,7 +97,7 @@ def test_a_seeded_row_is_the_same_whoever_comes_and_goes(loaded: Loaded) -> None
         ]
         place = rng.randrange(60)
         batch = [*others[:place], probe, *others[place:]]
-        together = run(loaded.device, loaded.limits, batch)
+        together = run(loaded.runner, loaded.limits, batch)
         assert said(together, place) == alone
 
 
@@ -106,12 +106,12 @@ def test_a_resumed_row_goes_on_as_if_undisturbed(loaded: Loaded) -> None:
     wishes = {"temperature": 1.0, "seed": 4, **EVERYTHING}
     prompt = list(range(20, 30))
     params = sampling(max_tokens=24, **wishes)
-    whole = run(loaded.device, loaded.limits, [(prompt, params)]).outputs[0]
+    whole = run(loaded.runner, loaded.limits, [(prompt, params)]).outputs[0]
     assert len(set(whole)) > 10
     for cut in (1, 5, 16, 23):
         resumed = MiniScheduler(loaded.limits)
         resumed.submit(prompt, params, committed=whole[:cut])
-        assert drive(loaded.device, resumed).outputs[0] == whole[cut:], cut
+        assert drive(loaded.runner, resumed).outputs[0] == whole[cut:], cut
 
 
 Explained = tuple[int, float, tuple[int, ...], tuple[float, ...]]
@@ -124,7 +124,7 @@ def explained(loaded: Loaded, prompt: Sequence[int], chunk_tokens: int, k: int) 
     scheduler.submit([9, 8, 7, 6], sampling(prompt_logprobs=0, max_tokens=3))
     sequence_id = scheduler.submit(prompt, sampling(prompt_logprobs=k, max_tokens=3))
     scheduler.submit(prompt, sampling(max_tokens=3))
-    pieces = drive(loaded.device, scheduler).prompts
+    pieces = drive(loaded.runner, scheduler).prompts
     assert pieces.keys() == {0, sequence_id} if len(prompt) > 1 else {0}
     assert sum(len(piece.logprobs) for piece in pieces[0]) == 3
     assert not any(piece.top_token_ids for piece in pieces[0])
@@ -148,7 +148,7 @@ def test_a_prompt_is_explained_alike_in_chunks_and_parts_of_any_size(
     prompt = [random.Random(5).randrange(3, 97) for _ in range(50)]
     expected = explained(loaded, prompt, 1000, 3)
     assert [position for position, *_ in expected] == list(range(1, 50))
-    monkeypatch.setattr("gpu_worker.torch_device.RANKED_AT_ONCE", parts)
+    monkeypatch.setattr("gpu_worker.runner.eager_runner.RANKED_AT_ONCE", parts)
     for chunk_tokens in (1, 2, 7, 16, 49):
         found = explained(loaded, prompt, chunk_tokens, 3)
         if native.available():
@@ -163,7 +163,7 @@ def test_a_prompt_of_one_token_is_not_explained(loaded: Loaded) -> None:
 def test_the_prompt_is_as_likely_as_if_it_had_been_sampled(loaded: Loaded) -> None:
     """Explained as a prompt, an output has the log-probabilities that it was told with."""
     prompt, params = [5, 6, 7], sampling(max_tokens=20, logprobs=2)
-    first = run(loaded.device, loaded.limits, [(prompt, params)])
+    first = run(loaded.runner, loaded.limits, [(prompt, params)])
     whole = [*prompt, *first.outputs[0]]
     again = explained(loaded, whole, 1000, 2)
     told = [(item.logprob, item.top_token_ids) for item in first.logprobs[0]]

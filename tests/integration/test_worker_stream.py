@@ -8,10 +8,12 @@ import grpc
 import numpy as np
 import pytest
 
-from gpu_worker.device import StepInputs, StepSamples
-from gpu_worker.plans import Join, Leader, Plan
+from gpu_worker.batch.plans import Join, Leader, Plan
+from gpu_worker.batch.step_types import StepInputs, StepSamples
 from protos.kaiten.v1 import common_pb2, worker_service_pb2
+from service_kit.grpc_errors import metadata_of
 from tests.fakes.mock_worker import MockDevice, token_function
+from tests.support.answers import until
 from tests.support.mini_scheduler import LEADER, checksum, plan, sampling
 from tests.support.worker_server import (
     LIMITS,
@@ -254,6 +256,31 @@ async def test_a_stale_leader_is_refused_and_the_current_one_goes_on(
     device.allow()
     await stream.send(with_leader(first_plan(join(0, 9)), current))
     assert list((await stream.step()).slots) == [0]
+
+
+async def test_a_worker_computes_for_one_cell_at_a_time(served: Served) -> None:
+    """The other's epochs say nothing: neither that its leader is newer, nor that ours is old."""
+    ours, other = Leader(epoch=9, nonce=7), Leader(epoch=99, nonce=8)
+    stream = await LeaderStream.open(served, ours, cell="a in store 1")
+    refused = LeaderStream(served.stub.Execute())
+    await refused.call.write(open_request(other, cell="b in store 2"))
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await refused.read()
+    assert raised.value.code() is FAILED_PRECONDITION
+    said = raised.value.details() or ""
+    assert "computes for cell a in store 1, and cannot for cell b in store 2 too" in said
+    assert "epoch" not in metadata_of(raised.value)
+    await stream.close()
+
+    async def is_free() -> bool:
+        try:
+            await LeaderStream.open(served, Leader(epoch=3, nonce=1), cell="b in store 2")
+        except grpc.aio.AioRpcError:
+            return False
+        return True
+
+    # Its leader is gone: whichever comes next may have it, and the fence begins anew.
+    await until(is_free, "the end of its leader's stream")
 
 
 @pytest.mark.parametrize("newer", [LEADER, Leader(epoch=2, nonce=1)])

@@ -10,14 +10,18 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from _pytest.mark import ParameterSet
 
+from tests.parity.published import PUBLISHED
 from tests.support.once import made_once
 from tests.support.tokenizers import CHAT_TEMPLATE, byte_level_bpe
 
@@ -30,6 +34,7 @@ MODELS: Final = (
     "mistral-gqa",
     "mistral-wide-head",
     "mistral-mha-tied",
+    "mistral-window",
     "qwen2-gqa-tied",
     "qwen2-mha",
     "qwen2-rope-yarn",
@@ -37,13 +42,27 @@ MODELS: Final = (
     "qwen3-wide-head",
     "qwen3-bias",
 )
+# Of a published checkpoint's config.json each; those that are asked in every run, and the others.
+DAILY: Final = (
+    "gemma-2b", "gemma3-1b", "granite-3.0-2b", "olmo2-7b", "phi4-mini", "smollm3-3b",
+)  # fmt: skip
+NIGHTLY: Final = tuple(name for name in PUBLISHED if name not in DAILY)
+ALL: Final = (*MODELS, *PUBLISHED)
 # Of each family one is asked by a crowd, and explains its prompts.
 ONE_PER_FAMILY: Final = (
     "llama-rope-llama3",
-    "mistral-wide-head",
+    "mistral-window",
     "qwen2-gqa-tied",
     "qwen3-gqa-tied",
+    "olmo2-7b",
+    "gemma3-1b",
+    "gemma-7b",
+    "granite-3.1-8b",
+    "phi3-medium-4k",
+    "smollm3-3b-base",
 )
+# What a whole stack is asked of.
+STACKED: Final = tuple(dict.fromkeys((*MODELS, *ONE_PER_FAMILY)))
 EOS: Final = 2
 TOP: Final = 5
 CROWD_MAX_TOKENS: Final = 24
@@ -107,28 +126,66 @@ def crowd_of(name: str) -> list[list[int]]:
     return CROWD if name in ONE_PER_FAMILY else CROWD[:_FEW]
 
 
-def ask(factory: pytest.TempPathFactory) -> Told:
-    """Greedy answers to each prompt alone, and how likely prompts are, in float32."""
-    root = made_once(factory, "oracle", _write_all)
+def is_clear(top_logprobs: npt.NDArray[np.float32], error_max: float) -> npt.NDArray[np.bool_]:
+    """[n, TOP]: whose id must be the same, as neither neighbour is so near that they may swap.
+
+    Of the last none can say, as the next one was not told.
+    """
+    gaps = np.diff(top_logprobs, axis=1) < -error_max
+    clear = np.zeros(top_logprobs.shape, np.bool_)
+    clear[:, :-1] = gaps
+    clear[:, 1:-1] &= gaps[:, :-1]
+    return clear
+
+
+def each(names: Sequence[str], *values: Sequence[object]) -> list[ParameterSet]:
+    """Parameters of a test, of each name; those of NIGHTLY are asked when `slow` is."""
+    return [
+        pytest.param(*row, marks=[pytest.mark.slow] if row[0] in NIGHTLY else [])
+        for row in zip(names, *values, strict=True)
+    ]
+
+
+def ask(factory: pytest.TempPathFactory, name: str | None = None) -> Told:
+    """Greedy answers to each prompt alone, and how likely prompts are, in float32.
+
+    Of every model that is asked in the same runs as `name`.
+    """
+    names = NIGHTLY if name in NIGHTLY else (*MODELS, *DAILY)
+    label = "oracle-nightly" if name in NIGHTLY else "oracle"
+    return _told(made_once(factory, label, partial(_write_all, names)), names)
+
+
+@cache
+def _told(root: Path, names: tuple[str, ...]) -> Told:
+    crowds, explained = _asked_more(names)
     return Told(
-        folders={name: root / name for name in MODELS},
-        crowd={n: _read(root / f"crowd-{n}.npz", len(crowd_of(n))) for n in MODELS},
-        ragged={n: _read(root / f"ragged-{n}.npz", len(RAGGED)) for n in MODELS},
+        folders={name: root / name for name in names},
+        crowd={n: _read(root / f"crowd-{n}.npz", len(crowd_of(n))) for n in crowds},
+        ragged={n: _read(root / f"ragged-{n}.npz", len(RAGGED)) for n in names},
         explained={
-            n: _read_explained(root / f"explained-{n}.npz", len(EXPLAINED)) for n in ONE_PER_FAMILY
+            n: _read_explained(root / f"explained-{n}.npz", len(EXPLAINED)) for n in explained
         },
     )
 
 
-def _write_all(root: Path) -> None:
+def _asked_more(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Which of these are asked by a crowd, and which explain prompts."""
+    return [n for n in names if n in STACKED], [n for n in names if n in ONE_PER_FAMILY]
+
+
+def _write_all(names: Sequence[str], root: Path) -> None:
     """Weights, configs and answers by transformers; tokenizers with a chat template by us."""
+    crowds, explained = _asked_more(names)
     questions = [
-        *(_question("crowd", name, crowd_of(name), CROWD_MAX_TOKENS) for name in MODELS),
-        *(_question("ragged", name, RAGGED, RAGGED_MAX_TOKENS) for name in MODELS),
-        *(_question("explained", name, EXPLAINED, 0) for name in ONE_PER_FAMILY),
+        *(_question("crowd", name, crowd_of(name), CROWD_MAX_TOKENS) for name in crowds),
+        *(_question("ragged", name, RAGGED, RAGGED_MAX_TOKENS) for name in names),
+        *(_question("explained", name, EXPLAINED, 0) for name in explained),
     ]
     listing = root / "questions.json"
-    listing.write_text(json.dumps({"models": MODELS, "top": TOP, "questions": questions}))
+    listing.write_text(
+        json.dumps({"models": names, "published": PUBLISHED, "top": TOP, "questions": questions})
+    )
     done = subprocess.run(
         [sys.executable, "-P", str(_SCRIPT), str(listing)],
         capture_output=True,
@@ -137,7 +194,7 @@ def _write_all(root: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    for name in MODELS:
+    for name in names:
         _write_tokenizer(root / name)
 
 

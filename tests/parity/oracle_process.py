@@ -65,6 +65,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Mistral",
         {"num_key_value_heads": 4, "tie_word_embeddings": True, "vocab_size": 433},
     ),
+    "mistral-window": ("Mistral", {"sliding_window": 12, "vocab_size": 421}),
     "qwen2-gqa-tied": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": _THETA}),
     "qwen2-mha": ("Qwen2", {"num_key_value_heads": 4, "vocab_size": 397}),
     "qwen2-rope-yarn": ("Qwen2", {"rope_parameters": _YARN, "num_hidden_layers": 3}),
@@ -77,44 +78,76 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def write_checkpoint(name: str, folder: Path, seed: int) -> None:
+def write_checkpoint(name: str, folder: Path, seed: int, published: dict[str, Any] | None) -> None:
     """Random weights, biases and norms, at a scale where the likeliest token is well ahead."""
-    family, changes = MODELS[name]
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{family}Config")(**(_COMMON | changes))
-    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    if published is None:
+        family, changes = MODELS[name]
+        config = getattr(transformers, f"{family}Config")(**(_COMMON | changes))
+    else:
+        kind = transformers.CONFIG_MAPPING[published["model_type"]]
+        config = kind.from_dict(published)
+    model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 mean, spread = (0.0, 0.02) if key.endswith("bias") else (1.0, 0.1)
+                if mean and config.model_type.startswith("gemma"):
+                    # Of these the norms add one themselves.
+                    mean = 0.0
                 parameter.normal_(mean, spread)
             elif "embed" not in key:
                 parameter.normal_(0, 0.05 if "lm_head" not in key else 0.2)
     # Two files and an index, as large checkpoints come.
     model.save_pretrained(folder, max_shard_size="150KB")
+    if published is not None:
+        # As others wrote it, not as this version of transformers does.
+        (folder / "config.json").write_text(json.dumps(published))
 
 
 def answer(model: Any, asked: dict[str, Any], top: int) -> dict[str, Any]:
-    """Greedy tokens and their log-probabilities, one prompt at a time."""
+    """Greedy tokens and their log-probabilities of each prompt alone.
+
+    All at once are asked for a draft. One pass over each prompt with its draft, alone, says after
+    every token which is the likeliest: where that is the draft, it is what greedy search finds.
+    """
     arrays: dict[str, Any] = {}
-    for index, prompt in enumerate(asked["prompts"]):
-        with torch.inference_mode():
-            out = model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                max_new_tokens=asked["max_tokens"],
-                do_sample=False,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
-        tokens = out.sequences[0, len(prompt) :]
-        logprobs = torch.cat(out.logits).float().log_softmax(-1)
+    drafts = draft(model, asked["prompts"], asked["max_tokens"])
+    for index, (prompt, drafted) in enumerate(zip(asked["prompts"], drafts, strict=True)):
+        tokens, logits = drafted, logits_after(model, prompt, drafted)
+        if not torch.equal(logits.argmax(-1), tokens):
+            tokens = draft(model, [prompt], asked["max_tokens"])[0]
+            logits = logits_after(model, prompt, tokens)
+        logprobs = logits.float().log_softmax(-1)
         best = logprobs.topk(top, dim=-1)
         arrays[f"tokens_{index}"] = tokens.numpy()
         arrays[f"logprob_{index}"] = logprobs.gather(1, tokens[:, None])[:, 0].numpy()
         arrays[f"top_ids_{index}"] = best.indices.numpy()
         arrays[f"top_logprobs_{index}"] = best.values.numpy()
     return arrays
+
+
+def draft(model: Any, prompts: list[list[int]], max_tokens: int) -> list[Any]:
+    """Greedy tokens of each, up to and with the end of its sequence."""
+    longest, stop = max(map(len, prompts)), _COMMON["eos_token_id"]
+    rows = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
+    masks = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    with torch.inference_mode():
+        made = model.generate(
+            torch.tensor(rows),
+            attention_mask=torch.tensor(masks),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+        )[:, longest:]
+    ends = [(row == stop).nonzero()[:1, 0].tolist() or [max_tokens] for row in made]
+    return [row[: end + 1] for row, (end,) in zip(made, ends, strict=True)]
+
+
+def logits_after(model: Any, prompt: list[int], tokens: Any) -> Any:
+    """[len(tokens), vocabulary]: those from which each token is chosen."""
+    with torch.inference_mode():
+        logits = model(torch.cat((torch.tensor(prompt), tokens))[None]).logits[0]
+    return logits[len(prompt) - 1 : -1]
 
 
 def explain(model: Any, asked: dict[str, Any], top: int) -> dict[str, Any]:
@@ -137,7 +170,7 @@ def main(listing: Path) -> None:
     told, root = json.loads(listing.read_text()), listing.parent
     models = {}
     for name in told["models"]:
-        write_checkpoint(name, root / name, seed=0)
+        write_checkpoint(name, root / name, seed=0, published=told["published"].get(name))
         load = transformers.AutoModelForCausalLM.from_pretrained
         models[name] = load(root / name, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
     for asked in told["questions"]:

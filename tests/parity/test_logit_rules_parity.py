@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu_worker.row_rules import RowRules, edits_of
-from kernels.logit_edits import EditTensors, edit_logits
+from gpu_worker.batch.row_rules import RowRules, edits_of
+from kernels.sampling.logit_edits import EditTensors, edit_logits
 from tests.support.mini_scheduler import sampling
 
 VOCAB: Final = 61

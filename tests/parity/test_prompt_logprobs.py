@@ -3,7 +3,6 @@
 Chunks, preemptions, prefix hits that must not be taken, forks and a crowd: the values are the same.
 """
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 
 from kaiten.results import Completion
 from tests.parity import oracle
-from tests.parity.test_stack_parity import LOGPROB_ERROR_MAX, ask, serving
+from tests.parity.test_stack_parity import LOGPROB_ERROR_MAX, ask, at_once, serving, standing
 
 
 def assert_explained(completion: Completion, prompt: list[int], right: oracle.Explained) -> None:
@@ -27,38 +26,32 @@ def assert_explained(completion: Completion, prompt: list[int], right: oracle.Ex
     assert np.abs(tops - right.top_logprobs).max() < LOGPROB_ERROR_MAX
     # Ids may swap only where their log-probabilities agree within the bound.
     ids = np.array([[token_id for token_id, _ in each.top] for each in told.logprobs])
-    gaps = np.diff(right.top_logprobs, axis=1, append=-np.inf)
-    is_clear = (gaps < -LOGPROB_ERROR_MAX) & np.roll(gaps < -LOGPROB_ERROR_MAX, 1, axis=1)
-    assert (ids == right.top_token_ids)[is_clear].all()
+    clear = oracle.is_clear(right.top_logprobs, LOGPROB_ERROR_MAX)
+    assert (ids == right.top_token_ids)[clear].all()
 
 
-ROUNDS_MAX = 5
-
-
-@pytest.mark.parametrize("name", oracle.ONE_PER_FAMILY)
+@pytest.mark.parametrize("name", oracle.each(oracle.ONE_PER_FAMILY))
 async def test_a_crowd_of_prompts_is_explained_as_the_oracle_does(
     name: str,
     tmp_path: Path,
     told: oracle.Told,
 ) -> None:
-    """Steps of 40 tokens cut the prompts; a pool of 50 blocks for eight rows preempts some."""
-    worker = {"step_tokens": 40, "kv_blocks": 50, "context_tokens": 160}
-    async with serving(tmp_path, told.folders[name], worker=worker) as client:
-        options = {"prompt_logprobs": oracle.TOP, "max_tokens": 16}
-        preemptions = 0
-        # Who is in the batch together depends on how fast the machine takes them in.
-        for _ in range(ROUNDS_MAX):
-            done = await asyncio.gather(
-                *(ask(client, prompt, **options) for prompt in oracle.EXPLAINED)
-            )
-            for prompt, completion, right in zip(
-                oracle.EXPLAINED, done, told.explained[name], strict=True
-            ):
-                assert_explained(completion, prompt, right)
-            preemptions += sum(completion.timings.preemptions for completion in done)
-            if preemptions:
-                break
-        assert preemptions > 0
+    """Steps of 40 tokens cut the prompts; too few blocks for eight rows preempt some."""
+    # 40 blocks hold the longest; within a window of 12 tokens a row needs four or five.
+    kv_blocks = 24 if name == "mistral-window" else 50
+    worker = {"step_tokens": 40, "kv_blocks": kv_blocks, "context_tokens": 160}
+    async with standing(tmp_path, told.folders[name], worker) as (cluster, client):
+        options = {"prompt_logprobs": oracle.TOP, "max_tokens": 40}
+        done = await at_once(
+            cluster, [ask(client, prompt, **options) for prompt in oracle.EXPLAINED]
+        )
+        for prompt, completion, right in zip(
+            oracle.EXPLAINED, done, told.explained[name], strict=True
+        ):
+            assert_explained(completion, prompt, right)
+        preemptions = sum(completion.timings.preemptions for completion in done)
+        # Within a window a row hardly grows: whether one must go depends on how the steps fall.
+        assert preemptions >= 5 or name == "mistral-window"
 
 
 async def test_without_output_and_with_several_choices_the_values_are_the_same(

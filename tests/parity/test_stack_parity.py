@@ -67,11 +67,7 @@ async def at_once(cluster: Cluster, asking: Sequence[Awaitable[Completion]]) -> 
 
         await until(is_accepted, f"number {number} in the ledger")
 
-    async def all_wait() -> bool:
-        state = await cluster.state()
-        return state is not None and state.waiting >= len(asking)
-
-    await until(all_wait, "everybody in the queue")
+    await cluster.all_wait(len(asking))
     cluster.workers[0].start()
     return await asyncio.gather(*answers)
 
@@ -92,7 +88,7 @@ def assert_same(completions: list[Completion], answers: list[oracle.Answer]) -> 
     assert said == [answer.token_ids for answer in answers]
 
 
-@pytest.mark.parametrize("name", oracle.MODELS)
+@pytest.mark.parametrize("name", oracle.each(oracle.STACKED))
 async def test_a_crowd_gets_what_each_gets_alone(
     name: str,
     tmp_path: Path,
@@ -112,7 +108,8 @@ async def test_a_crowd_gets_what_each_gets_alone(
 
 # In `test_model_parity` every model meets chunks; here every size of them meets the whole stack.
 @pytest.mark.parametrize(
-    ("name", "chunk_tokens"), list(zip(ONE_PER_FAMILY, [1, 7, 16, 64], strict=True))
+    ("name", "chunk_tokens"),
+    oracle.each(ONE_PER_FAMILY, [1, 7, 16, 64, 7, 16, 1, 7, 16, 64]),
 )
 async def test_chunks_change_nothing(
     name: str,
@@ -127,7 +124,7 @@ async def test_chunks_change_nothing(
 
 
 # What is computed again is a prompt; how a family computes one was asked above.
-@pytest.mark.parametrize("name", ["llama-rope-llama3", "qwen3-gqa-tied"])
+@pytest.mark.parametrize("name", ["llama-rope-llama3", "qwen3-gqa-tied", "olmo2-7b"])
 async def test_preemption_changes_nothing(
     name: str,
     tmp_path: Path,
@@ -141,7 +138,7 @@ async def test_preemption_changes_nothing(
     assert sum(completion.timings.preemptions for completion in completions) >= 10
 
 
-@pytest.mark.parametrize("name", ["mistral-wide-head", "qwen2-gqa-tied"])
+@pytest.mark.parametrize("name", ["mistral-window", "qwen2-gqa-tied"])
 async def test_prefix_hits_change_nothing(
     name: str,
     tmp_path: Path,

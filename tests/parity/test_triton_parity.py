@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="no triton here")
 ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 280
 KERNELS = {
-    "_attend_kernel",
+    "attend_kernel",
     "_draw_kernel",
     "_merge_kernel",
     "_plan_kernel",
@@ -27,12 +27,40 @@ KERNELS = {
     "_rope_write_kv_kernel",
     "_silu_mul_kernel",
 }
-ON_ROWS = {"_step_rows_kernel", "_take_tokens_kernel"}
+GELU_KERNELS = KERNELS - {"_silu_mul_kernel"} | {"_gelu_mul_kernel"}
+ON_ROWS = {"_step_rows_kernel", "_advance_rows_kernel"}
 # Float32 through two layers; the bound of the parity with transformers. In fp8 a number that lies
 # on a border between two codes may fall to either side, by 2^-3 of itself: one of 16 numbers of one
 # position, so less than 2^-3 / 16 of a logit of size 1.
 LOGPROB_ERROR_MAX = {"auto": 1e-4, "fp8": 2.0**-7}
 QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
+OLMO2 = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
+PHI3 = {
+    "model_type": "phi3",
+    "architectures": ["Phi3ForCausalLM"],
+    "head_dim": 16,
+    "partial_rotary_factor": 0.75,
+}
+GEMMA3 = {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "head_dim": 16,
+    "sliding_window_pattern": 2,
+    "query_pre_attn_scalar": 16,
+}
+GRANITE = {
+    "model_type": "granite",
+    "architectures": ["GraniteForCausalLM"],
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.0625,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 2.0,
+}
+SMOLLM3 = {
+    "model_type": "smollm3",
+    "architectures": ["SmolLM3ForCausalLM"],
+    "no_rope_layers": [1, 0],
+}
 
 
 def runs(folder: Path, kv_dtype: str) -> list[dict[str, Any]]:
@@ -52,7 +80,16 @@ def runs(folder: Path, kv_dtype: str) -> list[dict[str, Any]]:
 # Each kernel is compared alone, for every dtype and shape, in tests/unit/kernels/interpreted. Here
 # each kind of layer and of KV meets the whole worker once.
 @pytest.mark.parametrize(
-    ("changes", "kv_dtype"), [({}, "auto"), (QWEN3, "fp8")], ids=["llama-auto", "qwen3-fp8"]
+    ("changes", "kv_dtype"),
+    [
+        pytest.param({}, "auto", id="llama-auto"),
+        pytest.param(QWEN3, "fp8", id="qwen3-fp8"),
+        pytest.param(OLMO2, "auto", id="olmo2-auto"),
+        pytest.param(PHI3, "fp8", id="phi3-fp8"),
+        pytest.param(GEMMA3, "auto", id="gemma3-auto", marks=pytest.mark.slow),
+        pytest.param(GRANITE, "auto", id="granite-auto", marks=pytest.mark.slow),
+        pytest.param(SMOLLM3, "auto", id="smollm3-auto", marks=pytest.mark.slow),
+    ],
 )
 def test_token_for_token(changes: dict[str, Any], kv_dtype: str, tmp_path: Path) -> None:
     folder = write_random_model(tmp_path / "model", seed=3, **changes)
@@ -65,8 +102,9 @@ def test_token_for_token(changes: dict[str, Any], kv_dtype: str, tmp_path: Path)
         assert result["tokens"] == expected["tokens"]
         for own, known in zip(result["logprobs"], expected["logprobs"], strict=True):
             assert own == pytest.approx(known, abs=LOGPROB_ERROR_MAX[kv_dtype])
+    kernels = KERNELS if "gemma" not in changes.get("model_type", "") else GELU_KERNELS
     for result in results[1::2]:
-        assert result["launches"].keys() >= KERNELS
+        assert result["launches"].keys() >= kernels
     assert not results[0]["launches"]
     assert ahead["tokens"] == expected["tokens"]
-    assert ahead["launches"].keys() >= (KERNELS - {"_merge_kernel"}) | ON_ROWS
+    assert ahead["launches"].keys() >= (kernels - {"_merge_kernel"}) | ON_ROWS

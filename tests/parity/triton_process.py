@@ -12,23 +12,18 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Literal
 
-from gpu_worker.draft import RowLimits
-from gpu_worker.loading import load
-from gpu_worker.rows import Rows
+from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.batch.rows import Rows
+from gpu_worker.runner.eager_runner import EagerRunner
+from gpu_worker.service.loading import load
 from gpu_worker.settings import WorkerSettings
-from gpu_worker.torch_device import TorchDevice
-from kernels import (
-    attention_plan,
-    attention_triton,
-    dispatch,
-    logprobs,
-    rms_norm,
-    rope_write_kv,
-    sampling,
-    silu_mul,
-    step_rows,
-    take_tokens,
-)
+from kernels import dispatch
+from kernels.attention import plan as attention_plan
+from kernels.attention import triton_launch
+from kernels.kv import rope_write_kv
+from kernels.norms_rope import gelu_mul, rms_norm, silu_mul
+from kernels.rows import advance_rows, step_rows
+from kernels.sampling import logprobs, sample
 from tests.support import quick_interpreter
 from tests.support.ahead import Model, play
 from tests.support.mini_scheduler import MiniScheduler
@@ -47,8 +42,8 @@ STEP_TOKENS = 12
 
 def count_launches(launches: Counter[str]) -> None:
     """Note every kernel launch by name."""
-    modules = (attention_plan, attention_triton, logprobs, rms_norm, rope_write_kv, sampling)
-    for module in (*modules, silu_mul, step_rows, take_tokens):
+    modules = (attention_plan, triton_launch, logprobs, rms_norm, rope_write_kv, sample)
+    for module in (*modules, gelu_mul, silu_mul, step_rows, advance_rows):
         for name, kernel in list(vars(module).items()):
             if name.endswith("_kernel"):
                 setattr(module, name, _Counted(kernel, name, launches))
@@ -85,7 +80,7 @@ def run(folder: str, kv_dtype: KvDtype, path: str) -> MiniScheduler:
             threads=1,
         )
     )
-    assert isinstance(loaded.device, TorchDevice)
+    assert isinstance(loaded.runner, EagerRunner)
     rows = Rows(loaded.limits)
     scheduler = MiniScheduler(loaded.limits, chunk_tokens=CHUNK_TOKENS, lease_steps=LEASE_STEPS)
     submit_all(scheduler, logprobs=2)
@@ -93,7 +88,7 @@ def run(folder: str, kv_dtype: KvDtype, path: str) -> MiniScheduler:
         counts = rows.apply(plan)
         for step in range(plan.lease_steps):
             inputs = rows.step_inputs(counts)
-            outcome = rows.advance(inputs, loaded.device.execute(inputs))
+            outcome = rows.advance(inputs, loaded.runner.execute(inputs))
             scheduler.on_outcome(plan, step, outcome)
             counts = rows.steady_counts()
             if not counts.any():

@@ -13,21 +13,21 @@ from typing import Any
 
 import torch
 
-from gpu_worker.accelerator import Cpu
-from gpu_worker.checkpoint import Checkpoint
-from gpu_worker.decoder import Decoder
-from gpu_worker.draft import RowLimits
-from gpu_worker.kv_cache import PoolSize, allocate_pages, block_bytes
-from gpu_worker.kv_scales import read_scales
-from gpu_worker.model_config import read_config
-from gpu_worker.plans import Plan, RowSampling, StepOutcome, StepResult
-from gpu_worker.resident_device import ResidentDevice
-from gpu_worker.rows import Rows
-from gpu_worker.step_graphs import graph_sizes
-from gpu_worker.stepping import InTurns, OneAhead, Stepper
-from gpu_worker.torch_device import TorchDevice
-from gpu_worker.weights import Weights, load_weights
-from kernels import fp8
+from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.batch.plans import Plan, RowSampling, StepOutcome, StepResult
+from gpu_worker.batch.rows import Rows
+from gpu_worker.model.checkpoint import Checkpoint
+from gpu_worker.model.config import read_config
+from gpu_worker.model.decoder import Decoder
+from gpu_worker.model.kv_scales import read_scales
+from gpu_worker.model.weights import Weights, load_weights
+from gpu_worker.runner.device_streams import CpuStreams
+from gpu_worker.runner.eager_runner import EagerRunner
+from gpu_worker.runner.graph_runner import GraphRunner
+from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
+from gpu_worker.runner.step_graphs import graph_sizes
+from gpu_worker.runner.stepping import InTurns, OneAhead, Stepper
+from kernels.kv import fp8
 from tests.support.mini_scheduler import MiniScheduler
 
 
@@ -69,15 +69,15 @@ class Model:
     def in_turns(self) -> InTurns:
         return InTurns(Rows(self.limits), self.turn_device())
 
-    def turn_device(self) -> TorchDevice:
-        return TorchDevice(*self.decoder())
+    def turn_device(self) -> EagerRunner:
+        return EagerRunner(*self.decoder())
 
     def one_ahead(self) -> OneAhead:
         return OneAhead(Rows(self.limits), self.resident())
 
-    def resident(self) -> ResidentDevice:
-        device = ResidentDevice(
-            *self.decoder(), self.limits, Cpu(), graph_sizes=graph_sizes(self.limits.slots)
+    def resident(self) -> GraphRunner:
+        device = GraphRunner(
+            *self.decoder(), self.limits, CpuStreams(), graph_sizes=graph_sizes(self.limits.slots)
         )
         device.record()
         return device

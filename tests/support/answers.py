@@ -10,7 +10,9 @@ from protos.kaiten.v1.common_pb2 import FINISH_REASON_STOP, FinishReason
 from protos.kaiten.v1.ledger_pb2 import SequenceFinished, SubmitRecord
 
 WAIT_S = 60.0
-POLL_S = 0.01
+POLL_S, POLL_S_MAX = 0.01, 0.1
+# Times as long as it took to ask it is not asked again, within these.
+REST = 4
 
 
 async def until(
@@ -21,11 +23,13 @@ async def until(
     """Wait for a condition."""
     give_up_at = time.monotonic() + timeout_s
     while True:
+        asked_at = time.monotonic()
         answer = question()
         if await answer if isawaitable(answer) else answer:
             return
-        assert time.monotonic() < give_up_at, f"still not after {timeout_s:g} s: {what}"
-        await asyncio.sleep(POLL_S)
+        now = time.monotonic()
+        assert now < give_up_at, f"still not after {timeout_s:g} s: {what}"
+        await asyncio.sleep(min(max(POLL_S, REST * (now - asked_at)), POLL_S_MAX))
 
 
 class Answer:

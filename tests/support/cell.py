@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from scheduler_svc.core.commands import (
@@ -10,6 +10,7 @@ from scheduler_svc.core.commands import (
     Command,
     Configured,
     Expire,
+    HandedOver,
     MakePlan,
     StepDone,
     Submit,
@@ -94,11 +95,28 @@ class Cell:
         self.next_sequence_id = 1
         # Workers that may need a plan.
         self.concerned: set[str] = set()
-        self.apply(Configured(config=config, policy=policy, rules=rules))
+        self.configured = Configured(config=config, policy=policy, rules=rules)
+        self.apply(self.configured)
         for number, worker_spec in enumerate(specs, start=1):
             self.join(f"w{number}", worker_spec)
 
     # Commands
+
+    def lead_anew(self, *, is_told: bool = True) -> None:
+        """Another core takes over the requests that live, told what this one had learned, and all
+        workers join it with empty batches.
+        """
+        handover, self.scheduler = self.scheduler.handover(), Scheduler()
+        self.apply(self.configured)
+        for request in self.requests.values():
+            choices = range(request.sequence_id, request.sequence_id + request.n)
+            outputs = [None if s in self.endings else tuple(self.outputs[s]) for s in choices]
+            if any(output is not None for output in outputs):
+                self.apply(Submit(request=replace(request, outputs=tuple(outputs))))
+        if is_told:
+            self.apply(HandedOver(handover=handover))
+        for worker_id, worker in list(self.workers.items()):
+            self.join(worker_id, worker.spec)
 
     def apply(self, command: Command) -> Outcome:
         """Through the one door; what it says is written down, and every invariant checked."""

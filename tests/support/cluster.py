@@ -365,6 +365,15 @@ class Cluster:
         ]
         assert told.token_count == count - 1 or not any(answer.outputs.values())
 
+    async def all_wait(self, count: int) -> None:
+        """So many are in the queue: who comes one by one may be over before the next is there."""
+
+        async def wait() -> bool:
+            state = await self.state()
+            return state is not None and state.waiting >= count
+
+        await until(wait, f"{count} in the queue")
+
     async def _is_idle(self) -> bool:
         load = await self.ledger.load()
         state = await self.state()

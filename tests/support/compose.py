@@ -209,6 +209,11 @@ class Rehearsal:
             if "profiles" not in spec
         }
         self._containers: dict[str, list[Container]] = {name: [] for name in self.services}
+        # The volume of compiled kernels: this machine's, where `make setup` has put them.
+        kernels = Path.home() / ".cache" / "kaiten"
+        kernels.mkdir(parents=True, exist_ok=True)
+        (folder / ".cache").mkdir()
+        (folder / ".cache" / "kaiten").symlink_to(kernels)
         self.base_environment = {
             "PATH": f"{self._programs()}:{os.environ['PATH']}",
             "HOME": str(folder),
@@ -283,12 +288,16 @@ class Rehearsal:
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         give_up_at = time.monotonic() + START_S
-        while not condition():
+        while True:
+            asked_at = time.monotonic()
+            if condition():
+                return
             for container in self.all():
                 assert not container.has_crashed, f"{container} ended: {container.log()[-3000:]}"
             assert time.monotonic() < give_up_at, f"no {what}:\n{self._logs()}"
-            # A container is looked at: nothing of it says that it has changed.
-            time.sleep(POLL_S)
+            # A container is looked at: nothing of it says that it has changed. A health check is a
+            # process, and dear.
+            time.sleep(max(POLL_S, 2 * (time.monotonic() - asked_at)))
 
     def mounted(self, mount: Mapping[str, Any]) -> Path:
         if mount["type"] == "bind":

@@ -1,7 +1,6 @@
 """A gateway in this process, on free ports, over the real store and a scripted scheduler."""
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 
 import grpc
 from google.rpc.status_pb2 import Status
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai import AsyncOpenAI
 from pydantic import SecretStr
 
 from gateway.main import GatewayService
@@ -26,8 +25,6 @@ from tests.support.tokenizers import write_model_folder
 
 MODEL = "tiny"
 WAIT_S = 60.0
-# Reading those of the machine takes longer than starting a gateway.
-NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 # Of bodies that are sent as bytes.
 JSON = {"content-type": "application/json"}
 
@@ -93,13 +90,7 @@ async def running_gateway(
         url = f"http://127.0.0.1:{service.http_port}/v1"
         async with (
             grpc.aio.insecure_channel(address) as channel,
-            AsyncOpenAI(
-                base_url=url,
-                api_key="any",
-                max_retries=0,
-                timeout=WAIT_S,
-                http_client=DefaultAsyncHttpxClient(verify=NO_CERTIFICATES),
-            ) as client,
+            AsyncOpenAI(base_url=url, api_key="any", max_retries=0, timeout=WAIT_S) as client,
         ):
             yield RunningGateway(service, channel, client)
     finally:

@@ -11,12 +11,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gpu_worker.decoder import Decoder, StepTensors
-from gpu_worker.device import AheadDevice, Device
-from gpu_worker.draft import RowLimits
-from gpu_worker.plans import RowSampling
-from gpu_worker.rows import Rows
-from gpu_worker.torch_device import TorchDevice
+from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.batch.plans import RowSampling
+from gpu_worker.batch.rows import Rows
+from gpu_worker.batch.step_types import AheadRunner, ModelRunner
+from gpu_worker.model.decoder import Decoder, StepTensors
+from gpu_worker.runner.eager_runner import EagerRunner
 from tests.support.mini_scheduler import MiniScheduler
 
 BLOCK_SIZE = 16
@@ -28,15 +28,19 @@ class _Table:
         self.vocab_size = len(table)
 
     def forward(self, step: StepTensors) -> Tensor:
-        return step.token_ids if step.looked_at is None else step.token_ids[step.looked_at[0]]
+        return (
+            step.token_ids
+            if step.logits_indices is None
+            else step.token_ids[step.logits_indices[0]]
+        )
 
     def logits(self, states: Tensor, tokens: Tensor) -> Tensor:
         return self._table[states[tokens]]
 
 
-def table_device(table: Tensor) -> TorchDevice:
+def table_device(table: Tensor) -> EagerRunner:
     """`table` is [vocab, vocab] float32."""
-    return TorchDevice(cast(Decoder, _Table(table)), torch.zeros(1))
+    return EagerRunner(cast(Decoder, _Table(table)), torch.zeros(1))
 
 
 def limits(*, vocab_size: int, slots: int, context_tokens: int = 64) -> RowLimits:
@@ -52,7 +56,7 @@ def limits(*, vocab_size: int, slots: int, context_tokens: int = 64) -> RowLimit
 
 
 def run(
-    device: Device | AheadDevice,
+    device: ModelRunner | AheadRunner,
     row_limits: RowLimits,
     asked: Iterable[tuple[Sequence[int], RowSampling]],
     *,
@@ -65,9 +69,9 @@ def run(
     return drive(device, scheduler)
 
 
-def drive(device: Device | AheadDevice, scheduler: MiniScheduler) -> MiniScheduler:
+def drive(device: ModelRunner | AheadRunner, scheduler: MiniScheduler) -> MiniScheduler:
     """What is submitted, to its end."""
-    assert not isinstance(device, AheadDevice)
+    assert not isinstance(device, AheadRunner)
     rows = Rows(scheduler.limits)
     while (plan := scheduler.next_plan()) is not None:
         counts = rows.apply(plan)

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpu_worker.draft import RowLimits
-from gpu_worker.plans import (
+from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.batch.plans import (
     FinishReason,
     Join,
     Leader,

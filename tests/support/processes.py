@@ -22,7 +22,6 @@ WORKER = "gpu_worker.main"
 MOCK_WORKER = "tests.fakes.mock_worker"
 AHEAD_WORKER = "tests.fakes.ahead_worker"
 
-_PRELOADED = (SCHEDULER, MOCK_WORKER, "gpu_worker.loading", "gpu_worker.main")
 _PR_SET_PDEATHSIG = 1
 EXIT_TIMEOUT_S = 60.0
 
@@ -63,7 +62,7 @@ class ServiceProcess:
         assert not self.is_alive, f"{self.name} runs already"
         # One thread each: a test has many processes and few cores.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        _context.set_forkserver_preload(list(_PRELOADED))
+        _context.set_forkserver_preload(["tests.support.preload"])
         self._process = _context.Process(
             target=_enter,
             args=(self.module, self.argv, str(self.log_path), self.environ),

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from gpu_worker.model_config import config_from_json
-from gpu_worker.weights import expected_shapes
+from gpu_worker.model.config import config_from_json
+from gpu_worker.model.weights import expected_shapes
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

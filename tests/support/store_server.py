@@ -52,6 +52,8 @@ class StoreServer:
             "save": "",
             **settings,
         }
+        # On top of our own.
+        self.environ: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -74,7 +76,8 @@ class StoreServer:
         for name, value in self.settings.items():
             command += [f"--{name.replace('_', '-')}", value]
         with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            environ = {**os.environ, **self.environ}
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environ)
         self._wait_until_it_answers()
         return self
 

@@ -18,20 +18,16 @@ from kaiten.stack import Stack
 from kaiten.supervisor import Supervisor
 
 STAND_IN = """
-import pathlib, signal, sys, threading
+import os, pathlib, signal, sys
 folder, name, mode = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-asked = threading.Event()
-if mode == "stubborn":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-else:
-    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+# Waited for, never handled: a handler that takes a lock may find it taken by what it interrupts.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 if mode == "broken":
     sys.exit("the model is unreadable")
 if mode != "never-ready":
-    (folder / f"{name}.tmp").write_text(str(__import__("os").getpid()))
+    (folder / f"{name}.tmp").write_text(str(os.getpid()))
     (folder / f"{name}.tmp").rename(folder / f"{name}.pid")
-while not asked.wait(0.05):
-    pass
+signal.sigwait({signal.SIGHUP if mode == "stubborn" else signal.SIGTERM})
 with (folder / "ended").open("a") as ended:
     ended.write(name + "\\n")
 """

@@ -8,11 +8,8 @@ from typing import Any
 
 import grpc
 
-from gpu_worker.device import AheadDevice, Device
-from gpu_worker.draft import RowLimits
-from gpu_worker.engine import Engine
-from gpu_worker.meters import Meters
-from gpu_worker.plans import (
+from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.batch.plans import (
     Description,
     FinishReason,
     Leader,
@@ -22,8 +19,11 @@ from gpu_worker.plans import (
     RowSampling,
     StepOutcome,
 )
-from gpu_worker.rows import Rows
-from gpu_worker.server import WorkerServicer
+from gpu_worker.batch.rows import Rows
+from gpu_worker.batch.step_types import AheadRunner, ModelRunner
+from gpu_worker.runner.engine import Engine
+from gpu_worker.service.metrics import Meters
+from gpu_worker.service.server import WorkerServicer
 from protos.kaiten.v1 import common_pb2, worker_service_pb2, worker_service_pb2_grpc
 from service_kit.grpc_server import bind, create_server
 from service_kit.metrics import NO_METER
@@ -81,7 +81,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    device: Device | AheadDevice, limits: RowLimits = LIMITS, *, gather_s: float = 0.0
+    device: ModelRunner | AheadRunner, limits: RowLimits = LIMITS, *, gather_s: float = 0.0
 ) -> AsyncIterator[Served]:
     crashes: list[Exception] = []
     rows = Rows(limits)
@@ -112,11 +112,11 @@ class LeaderStream:
 
     @classmethod
     async def open(
-        cls, served: Served, leader: Leader = LEADER, boot_id: str = "boot"
+        cls, served: Served, leader: Leader = LEADER, boot_id: str = "boot", cell: str = ""
     ) -> "LeaderStream":
         """Open, and wait for Opened."""
         stream = cls(served.stub.Execute())
-        await stream.call.write(open_request(leader, boot_id))
+        await stream.call.write(open_request(leader, boot_id, cell))
         answer = await stream.read()
         assert answer.WhichOneof("message") == "opened"
         return stream
@@ -149,9 +149,9 @@ class LeaderStream:
         self.call.cancel()
 
 
-def open_request(leader: Leader = LEADER, boot_id: str = "boot") -> Any:
+def open_request(leader: Leader = LEADER, boot_id: str = "boot", cell: str = "") -> Any:
     message = worker_service_pb2.Open(
-        leader=common_pb2.Leader(epoch=leader.epoch, nonce=leader.nonce), boot_id=boot_id
+        leader=common_pb2.Leader(epoch=leader.epoch, nonce=leader.nonce), boot_id=boot_id, cell=cell
     )
     return worker_service_pb2.ExecuteRequest(open=message)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import psutil
 
-from gpu_worker.loading import load
+from gpu_worker.service.loading import load
 from gpu_worker.settings import WorkerSettings
 from tests.support.markov_device import drive
 from tests.support.mini_scheduler import MiniScheduler, sampling
@@ -30,7 +30,7 @@ def test_the_logits_of_a_prompt_are_never_all_there(tmp_path: Path) -> None:
         before_mb = rss_mb()
         scheduler = MiniScheduler(loaded.limits)
         scheduler.submit(PROMPT[:count], sampling(max_tokens=1, prompt_logprobs=20))
-        drive(loaded.device, scheduler)
+        drive(loaded.runner, scheduler)
         assert sum(len(piece.logprobs) for piece in scheduler.prompts[0]) == count - 1
         grown_mb.append(rss_mb() - before_mb)
     # A part takes 160 MB, the second prompt finds most of the first one's; seen: 30 to 110.

@@ -1,0 +1,59 @@
+"""The store's wall clock is set an hour on or back while requests run."""
+
+from pathlib import Path
+
+import pytest
+
+from protos.kaiten.v1.common_pb2 import FINISH_REASON_DEADLINE_EXCEEDED, FINISH_REASON_LENGTH
+from tests.support.answers import until
+from tests.support.cluster import Cluster
+from tests.support.set_clock import COMPILER, SetClock
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="a clock to be set needs a C compiler")
+HOUR_S = 3600
+
+
+async def start(cluster: Cluster) -> None:
+    cluster.store.start()
+    for process in (*cluster.schedulers, *cluster.workers):
+        process.start()
+    await cluster.connect()
+    await cluster.ready(workers=1)
+
+
+async def ttl_s(cluster: Cluster, id: str) -> int:
+    ledger = cluster.ledger
+    (found,) = await ledger._store.commands((("TTL", ledger.keys.result(id)),))
+    return int(found)
+
+
+@pytest.mark.parametrize("by_s", [HOUR_S, -HOUR_S], ids=["on", "back"])
+async def test_a_store_whose_clock_is_set_disturbs_nobody(tmp_path: Path, by_s: int) -> None:
+    """The leader stays, ids rise, deadlines and results last as long as they should."""
+    clock = SetClock(tmp_path / "clock")
+    async with Cluster(tmp_path / "cell", schedulers=2, is_started=False) as cluster:
+        cluster.store.environ.update(clock.environ)
+        await start(cluster)
+        running = await cluster.submit(max_tokens=500)
+        await running.has_tokens(5)
+        told_ns, state = await cluster.ledger.now_ns(), await cluster.state()
+        clock.set(by_s)
+
+        async def is_seen() -> bool:
+            moved_s = (await cluster.ledger.now_ns() - told_ns) / 1e9
+            return abs(moved_s - by_s) < 600
+
+        # It reads the clock once for all that came together.
+        await until(is_seen, "the store sees the clock")
+        patient = await cluster.submit(max_tokens=20, timeout_ms=60_000)
+        hurried = await cluster.submit(max_tokens=500, timeout_ms=200)
+        await cluster.all_done()
+        assert patient.reasons == [FINISH_REASON_LENGTH]
+        assert hurried.reasons == [FINISH_REASON_DEADLINE_EXCEEDED]
+        assert running.sequence_id < patient.sequence_id < hurried.sequence_id
+        for answer in (running, patient, hurried):
+            assert 0 < await ttl_s(cluster, answer.record.id) <= 600
+        after = await cluster.state()
+        assert state is not None
+        assert after is not None
+        assert after.leader == state.leader, "nobody else leads"
