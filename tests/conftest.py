@@ -1,19 +1,26 @@
 """Fixtures shared by every layer that meets the real store."""
 
+import gc
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
-# Before torch is imported, which the next lines do: several processes of tests share the cores, and
-# threads of each that wait for one another spin. It made some tests ten times as dear.
+if TYPE_CHECKING:
+    from tests.support.store_server import StoreServer
+    from tests.support.whole_stack import WholeStack
+
+# Before torch is imported: several processes of tests share the cores, and threads of each that
+# wait for one another spin. It made some tests ten times as dear.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-from tests.support.store_server import StoreServer
-from tests.support.whole_stack import WholeStack
+# Every HTTP client reads the machine's certificates, for longer than it then lives, and no door of
+# a test has one: they are looked for where none are, by the processes of tests too.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)
 
 pytest_plugins = ("tests.support.reporting", "tests.support.order")
 
@@ -29,15 +36,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite", action="store_true", help=what)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Imports make millions of objects and hardly any garbage, and what is there when the first
+    test begins stays: the collector never looks at it.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.fixture(scope="session")
-def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+def store_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[StoreServer]":
     """The session's server. Shared: never stop or flush it, start another StoreServer for that."""
+    from tests.support.store_server import StoreServer
+
     with StoreServer(tmp_path_factory.mktemp("store")) as server:
         yield server
 
 
 @pytest.fixture
-def redis_url(store_server: StoreServer) -> str:
+def redis_url(store_server: "StoreServer") -> str:
     """URL of the session's server; tests keep apart by cell."""
     return store_server.url
 
@@ -49,8 +71,10 @@ def cell() -> str:
 
 
 @pytest.fixture(scope="session")
-def whole_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeStack]:
+def whole_stack(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[WholeStack]":
     """One real stack for everybody who only talks to it: never kill a part of it."""
+    from tests.support.whole_stack import WholeStack
+
     with WholeStack(tmp_path_factory.mktemp("whole-stack")) as stack:
         yield stack
         stack.check()

@@ -122,3 +122,35 @@ def test_python_in_the_docs_is_python_and_names_what_is_there(page: Path) -> Non
             ):
                 module = __import__(node.module, fromlist=["*"])
                 assert all(hasattr(module, alias.name) for alias in node.names), node.module
+
+
+def defined(path: Path) -> set[str]:
+    """Functions and classes of a file, methods as Class.method."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+            names |= {
+                f"{node.name}.{each.name}"
+                for each in ast.walk(node)
+                if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+    return names
+
+
+def test_the_walk_of_a_step_names_what_is_there() -> None:
+    folder = ROOT / "gpu_worker"
+    walk = re.findall(r"`([\w/]+\.py): ([\w.]+)`", (folder / "README.md").read_text())
+    assert len(walk) >= 25
+    for name, what in walk:
+        path = ROOT / name if name.startswith("kernels/") else folder / name
+        assert path.exists(), name
+        assert what in defined(path), f"{name}: {what}"
+
+
+def test_the_rooms_name_every_file() -> None:
+    folder = ROOT / "gpu_worker"
+    rooms = (folder / "README.md").read_text().partition("## Rooms")[2]
+    named = set(re.findall(r"`(\w+)`", rooms))
+    there = {path.stem for room in folder.iterdir() for path in room.glob("*.py")}
+    assert not there - named

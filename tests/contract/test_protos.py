@@ -15,6 +15,7 @@ from protos.kaiten.v1 import (
     ledger_pb2,
     model_service_pb2,
     scheduler_service_pb2,
+    watch_pb2,
     worker_service_pb2,
 )
 
@@ -27,6 +28,7 @@ FILES: list[FileDescriptor] = [
         ledger_pb2,
         model_service_pb2,
         scheduler_service_pb2,
+        watch_pb2,
         worker_service_pb2,
     )
 ]

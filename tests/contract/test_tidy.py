@@ -41,7 +41,7 @@ def test_house_rules(path: Path) -> None:
 
 
 def test_kernel_files_say_shapes_and_cost() -> None:
-    files = (ROOT / "kernels").glob("*.py")
+    files = (ROOT / "kernels").rglob("*.py")
     kernels = [path for path in files if re.search(r"def \w+_reference\(", path.read_text())]
     assert len(kernels) >= 5
     for path in kernels:

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from pydantic import Field
 
-from gpu_worker.accelerator import Cpu, losing
-from gpu_worker.device import Flight, RowChanges, StepInputs, StepSamples
-from gpu_worker.loading import Loaded, load
-from gpu_worker.process import WorkerProcess
-from gpu_worker.resident_device import ResidentDevice
+from gpu_worker.batch.step_types import Flight, RowChanges, StepInputs, StepSamples
+from gpu_worker.runner.device_streams import CpuStreams, losing
+from gpu_worker.runner.eager_runner import EagerRunner
+from gpu_worker.runner.graph_runner import GraphRunner
+from gpu_worker.runner.step_graphs import graph_sizes
+from gpu_worker.runner.warm_up import make_ready
+from gpu_worker.service.loading import Loaded, load
+from gpu_worker.service.process import WorkerProcess
 from gpu_worker.settings import WorkerSettings
-from gpu_worker.step_graphs import graph_sizes
-from gpu_worker.torch_device import TorchDevice
-from gpu_worker.warm_up import make_ready
 from service_kit import lifecycle, logs
 from service_kit.settings import load as load_settings
 
@@ -36,9 +36,9 @@ class AheadSettings(WorkerSettings):
 
 
 class FailingDevice:
-    """What an `AheadDevice` does when the GPU under it fails, or refuses some of its work."""
+    """What an `AheadRunner` does when the GPU under it fails, or refuses some of its work."""
 
-    def __init__(self, device: ResidentDevice, lost_if: Path, refused_token: int) -> None:
+    def __init__(self, device: GraphRunner, lost_if: Path, refused_token: int) -> None:
         self._device = device
         self._lost_if = lost_if
         self._refused_token = refused_token
@@ -87,16 +87,16 @@ class _Failing:
 
 
 def load_ahead(settings: WorkerSettings) -> Loaded:
-    """In place of `gpu_worker.loading.load`: the same weights and pages, ahead of the host."""
+    """In place of `service.loading.load`: the same weights and pages, ahead of the host."""
     assert isinstance(settings, AheadSettings)
     loaded = load(settings)
-    assert isinstance(loaded.device, TorchDevice)
-    decoder, pages = loaded.device._decoder, loaded.device._pages
+    assert isinstance(loaded.runner, EagerRunner)
+    decoder, pages = loaded.runner._decoder, loaded.runner._pages
     sizes = graph_sizes(loaded.limits.slots)
-    device = ResidentDevice(decoder, pages, loaded.limits, Cpu(), graph_sizes=sizes)
+    device = GraphRunner(decoder, pages, loaded.limits, CpuStreams(), graph_sizes=sizes)
     make_ready(device)
     failing = FailingDevice(device, settings.lost_if, settings.refused_token)
-    return replace(loaded, device=failing, device_name="played by the CPU")
+    return replace(loaded, runner=failing, device_name="played by the CPU")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

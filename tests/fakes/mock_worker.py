@@ -25,21 +25,21 @@ import numpy.typing as npt
 import torch
 from pydantic import Field
 
-from gpu_worker import wire
-from gpu_worker.checkpoint import find_checkpoint
-from gpu_worker.device import (
-    ExplainedTokens,
-    Explanations,
+from gpu_worker.batch.plans import Description
+from gpu_worker.batch.plans import StepResult as StepReport
+from gpu_worker.batch.step_types import (
     IntArray,
+    PromptLogprobTokens,
+    PromptTokenLogprobs,
     StepInputs,
     StepSamples,
 )
-from gpu_worker.kv_cache import room_on_cpu, size_pool
-from gpu_worker.loading import Loaded, model_name, pool_request, row_limits
-from gpu_worker.model_config import read_config
-from gpu_worker.plans import Description
-from gpu_worker.plans import StepResult as StepReport
-from gpu_worker.process import WorkerProcess
+from gpu_worker.model.checkpoint import find_checkpoint
+from gpu_worker.model.config import read_config
+from gpu_worker.runner.kv_cache import room_on_cpu, size_pool
+from gpu_worker.service import wire
+from gpu_worker.service.loading import Loaded, model_name, pool_request, row_limits
+from gpu_worker.service.process import WorkerProcess
 from gpu_worker.settings import WorkerSettings
 from protos.kaiten.v1.common_pb2 import (
     FINISH_REASON_LENGTH,
@@ -77,7 +77,7 @@ class MockSettings(WorkerSettings):
 
 
 class MockDevice:
-    """A device as `gpu_worker.device.Device` wants it. `delay_s` is asked before each step."""
+    """A device as `batch.step_types.ModelRunner` wants it. `delay_s` is asked before each step."""
 
     def __init__(
         self, tokens_of: TokenFunction, delay_s: Callable[[StepInputs], float] = lambda step: 0.0
@@ -107,17 +107,17 @@ class MockDevice:
             top_logprobs=np.full((len(rows), k), -1.0, np.float32),
             forward_us=(time.perf_counter_ns() - started_ns) // 1000,
             sample_us=0,
-            explained=_explain(step.explained),
+            prompt_logprobs=_prompt_logprobs(step.prompt_logprobs),
         )
 
 
-def _explain(wanted: ExplainedTokens | None) -> Explanations | None:
+def _prompt_logprobs(wanted: PromptLogprobTokens | None) -> PromptTokenLogprobs | None:
     """Minus the position: whoever reads it sees which one it is of."""
     if wanted is None:
         return None
     k = int(wanted.tops.max())
     logprob = -wanted.positions.astype(np.float32)
-    return Explanations(
+    return PromptTokenLogprobs(
         logprob=logprob,
         top_token_ids=wanted.positions[:, None] + np.arange(k),
         top_logprobs=np.repeat(logprob[:, None], k, axis=1),
@@ -154,7 +154,7 @@ def mock_token_ids(folder: Path, sequence_id: int, count: int) -> list[int]:
 
 
 def load_mock(settings: WorkerSettings) -> Loaded:
-    """In place of `gpu_worker.loading.load`."""
+    """In place of `gpu_worker.service.loading.load`."""
     assert isinstance(settings, MockSettings)
     folder = find_checkpoint(settings.model)
     config = read_config(folder)
@@ -174,7 +174,7 @@ def load_mock(settings: WorkerSettings) -> Loaded:
         return settings.step_ms / 1000 + step.row_count * per_row + step.token_count * per_token
 
     return Loaded(
-        device=MockDevice(token_function(allowed_ids(folder, config.vocab_size)), delay_s),
+        runner=MockDevice(token_function(allowed_ids(folder, config.vocab_size)), delay_s),
         limits=row_limits(settings, config, pool),
         model=model_name(settings),
         fingerprint=settings.fingerprint,

@@ -9,12 +9,13 @@ from functools import partial
 
 import numpy as np
 
-from gpu_worker import engine, wire
-from gpu_worker.device import Device, IntArray
-from gpu_worker.plans import Description, Plan, StepOutcome, StepTimings
-from gpu_worker.plans import StepResult as StepReport
-from gpu_worker.rows import Rows
-from gpu_worker.stepping import InTurns
+from gpu_worker.batch.plans import Description, Plan, StepOutcome, StepTimings
+from gpu_worker.batch.plans import StepResult as StepReport
+from gpu_worker.batch.rows import Rows
+from gpu_worker.batch.step_types import IntArray, ModelRunner
+from gpu_worker.runner import engine
+from gpu_worker.runner.stepping import InTurns
+from gpu_worker.service import wire
 from protos.kaiten.v1 import common_pb2, worker_service_pb2
 from tests.fakes.model_worker import tokens_given
 
@@ -51,7 +52,7 @@ def give_several(most: int) -> None:
 class SeveralTokens(InTurns):
     """Steps that go on, row by row, where a draft was right."""
 
-    def __init__(self, rows: Rows, device: Device, *, most: int) -> None:
+    def __init__(self, rows: Rows, device: ModelRunner, *, most: int) -> None:
         super().__init__(rows, device)
         self._most = most
 
@@ -73,7 +74,7 @@ class SeveralTokens(InTurns):
         decodes = np.flatnonzero(self._rows.steady_counts() & (counts == 1))
         left = np.zeros_like(counts)
         for slot in decodes.tolist():
-            known, limit = int(columns.known[slot]), int(columns.limit[slot])
+            known, limit = int(columns.num_tokens[slot]), int(columns.limit[slot])
             position = known - int(rows._prompt[slot])
             most = min(self._most, limit - known)
             places = len(rows.blocks(slot)) * rows.limits.block_size

@@ -102,7 +102,7 @@ def test_nothing_is_needed_that_only_services_need(missing: str, imported: str) 
         "for name in NAMES:\n"
         "    module, _, part = name.partition('.')\n"
         "    assert callable(getattr(import_module(f'benchmarks.gpu.{module}'), part)), name\n"
-        "from gpu_worker.engine import log; log.info('said to nobody', of=1)\n"
+        "from gpu_worker.runner.engine import log; log.info('said to nobody', of=1)\n"
         "import redis; assert redis.__spec__.origin is None\n"
     )
     done = subprocess.run(
