@@ -8,7 +8,16 @@ from typing import Any, Final, TypeAlias
 from ledger import scripts
 from ledger.store import Argument, Call, Store
 from ledger.tokens import Outputs, joined
-from ledger.types import Commit, DamagedLedger, Fenced, InboxEntry, Leader, Recovered
+from ledger.types import (
+    WHOLE,
+    Commit,
+    DamagedLedger,
+    Fenced,
+    FoldPart,
+    InboxEntry,
+    Leader,
+    Recovered,
+)
 from protos.kaiten.v1.ledger_pb2 import (
     FoldedTokens,
     InboxRecord,
@@ -139,9 +148,11 @@ class Commits:
         pieces: Mapping[int, FoldedTokens],
         *,
         trim_seq: int | None = None,
+        part: FoldPart = WHOLE,
     ) -> None:
         """Append each live sequence's tokens of records (last fold, through_seq] and trim records
-        through `trim_seq`; None: all that are folded.
+        through `trim_seq`; None: all that are folded. In parts, each of other sequences and one
+        after the other, it is done with the last.
 
         A repeat is OK. After Unavailable repeat the same fold: it may have been applied.
         """
@@ -149,13 +160,14 @@ class Commits:
         from_seq = await self._folded_seq(leader)
         call_keys = [keys.lease, keys.journal]
         args: list[Argument] = [leader.epoch, leader.nonce, from_seq, through_seq]
-        args.append(through_seq if trim_seq is None else trim_seq)
+        args += [through_seq if trim_seq is None else trim_seq, *part]
         for sequence_id, piece in pieces.items():
             call_keys += [keys.tokens(sequence_id), keys.sequence(sequence_id)]
             args.append(piece.SerializeToString())
         reply = await self._store.script(scripts.FOLD, call_keys, args)
         _refuse(reply, leader, f"fold through {through_seq}")
-        self._folded = (leader.epoch, through_seq)
+        if part.number + 1 == part.of:
+            self._folded = (leader.epoch, through_seq)
 
     async def _folded_seq(self, leader: Leader) -> int:
         if self._folded is None or self._folded[0] != leader.epoch:

@@ -191,6 +191,16 @@ class Commit(NamedTuple):
     data: bytes = b""
 
 
+class FoldPart(NamedTuple):
+    """Which part of a fold, from 0, of how many."""
+
+    number: int
+    of: int
+
+
+WHOLE: Final = FoldPart(0, 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
     """Everything a new leader needs: each live request with its committed tokens."""

@@ -6,15 +6,18 @@ up here, so an unreachable store pauses the streams and loses nothing.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import structlog
 
-from ledger import Commit, Leader, Ledger, StoreLost
+from ledger import Commit, FoldPart, Leader, Ledger, StoreLost
 from protos.kaiten.v1.ledger_pb2 import FoldedTokens
 from scheduler_svc.archiving import Archive
+from scheduler_svc.core.types import SequenceId
 from scheduler_svc.journal_window import JournalWindow
+from scheduler_svc.request_book import Piece
 from scheduler_svc.settings import SchedulerSettings
 from service_kit.clock import Clock
 from service_kit.errors import Unavailable
@@ -22,16 +25,21 @@ from service_kit.errors import Unavailable
 log = structlog.get_logger()
 
 BATCH_MAX = 64
+# Sequences.
+FOLD_PART_MAX = 256
 RETRY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """Tokens of live sequences up to a record, to be moved out of the journal, which is trimmed."""
+    """Tokens of live sequences up to a record, to be moved out of the journal, which is trimmed
+    with the last part.
+    """
 
     through_seq: int
     trim_seq: int
-    pieces: Mapping[int, FoldedTokens]
+    part: FoldPart
+    pieces: Sequence[tuple[SequenceId, Piece]]
 
 
 class CommitQueue:
@@ -51,7 +59,8 @@ class CommitQueue:
         self._clock = clock
         self._on_progress = on_progress
         self._archive = archive
-        self._queue: deque[Commit | Fold] = deque()
+        self._queue: deque[Commit] = deque()
+        self._folds: deque[Fold] = deque()
         self._has_work = asyncio.Event()
         self._is_flushed = asyncio.Event()
         self._is_flushed.set()
@@ -77,12 +86,26 @@ class CommitQueue:
         """Commit this after everything before it. None is nothing to say."""
         if commit is not None:
             self._window.put(commit.record.seq, len(commit.data))
-            self._append(commit)
+            self._queue.append(commit)
+            self._has_more()
 
-    def put_fold(self, through_seq: int, pieces: Mapping[int, FoldedTokens]) -> None:
-        """Fold after the records it covers are committed."""
+    def put_fold(self, through_seq: int, pieces: Mapping[SequenceId, Piece]) -> None:
+        """Fold after the records it covers are committed. In parts, or every worker's next plan
+        and every token would wait for thousands of sequences.
+        """
         trim_seq = self._window.trim_seq(through_seq, self._clock.monotonic_ns())
-        self._append(Fold(through_seq=through_seq, trim_seq=trim_seq, pieces=pieces))
+        items = list(pieces.items())
+        count = max(1, -(-len(items) // FOLD_PART_MAX))
+        self._folds.extend(
+            Fold(
+                through_seq=through_seq,
+                trim_seq=trim_seq,
+                part=FoldPart(index, count),
+                pieces=items[index * FOLD_PART_MAX : (index + 1) * FOLD_PART_MAX],
+            )
+            for index in range(count)
+        )
+        self._has_more()
 
     async def flushed(self) -> None:
         """Wait until everything put so far is acknowledged."""
@@ -101,36 +124,42 @@ class CommitQueue:
                 await self._clock.sleep(RETRY_S)
 
     async def _commit_some(self) -> None:
-        """One round trip. What is sent leaves the queue only when it is acknowledged."""
-        first = self._queue[0]
-        if isinstance(first, Fold):
-            await self._ledger.fold(
-                self._leader, first.through_seq, first.pieces, trim_seq=first.trim_seq
-            )
-            self._drop(1)
-            return
-        batch: list[Commit] = []
-        for item in self._queue:
-            if isinstance(item, Fold) or len(batch) == BATCH_MAX:
-                break
-            batch.append(item)
+        """A round trip for what is committed, and one for a part of a fold. What is sent leaves the
+        queue only when it is acknowledged.
+        """
+        if self._queue:
+            await self._commit_batch()
+        if self._folds and self._folds[0].through_seq <= self.committed_seq:
+            await self._fold_part(self._folds[0])
+        if not self._queue and not self._folds:
+            self._has_work.clear()
+            self._is_flushed.set()
+
+    async def _commit_batch(self) -> None:
+        batch = list(islice(self._queue, BATCH_MAX))
         await self._ledger.commit_many(self._leader, batch)
         self.committed_seq = batch[-1].record.seq
         self.committed_ns = self._clock.monotonic_ns()
-        self._drop(len(batch))
+        for _ in batch:
+            self._queue.popleft()
+        self._on_progress()
         if self._archive is not None:
             for commit in batch:
                 self._archive.record(commit.record, commit.data)
 
-    def _append(self, item: Commit | Fold) -> None:
-        self._queue.append(item)
+    async def _fold_part(self, fold: Fold) -> None:
+        await self._ledger.fold(
+            self._leader,
+            fold.through_seq,
+            {
+                sequence_id: FoldedTokens(token_ids=piece.token_ids, logprobs=piece.logprobs)
+                for sequence_id, piece in fold.pieces
+            },
+            trim_seq=fold.trim_seq,
+            part=fold.part,
+        )
+        self._folds.popleft()
+
+    def _has_more(self) -> None:
         self._has_work.set()
         self._is_flushed.clear()
-
-    def _drop(self, count: int) -> None:
-        for _ in range(count):
-            self._queue.popleft()
-        if not self._queue:
-            self._has_work.clear()
-            self._is_flushed.set()
-        self._on_progress()

@@ -1,8 +1,8 @@
 """The live requests as the ledger holds them: what the core does not need to decide."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ledger import InboxEntry, Recovered
 from protos.kaiten.v1.common_pb2 import TokenLogprobs
@@ -11,6 +11,14 @@ from protos.kaiten.v1.worker_service_pb2 import RowSampling
 from scheduler_svc.archiving import Archive
 from scheduler_svc.core.types import SequenceId
 from scheduler_svc.wire import sampling_of_choice
+
+
+class Piece(NamedTuple):
+    """Tokens of a sequence that follow on those folded."""
+
+    token_ids: list[int]
+    # One per token, where asked for.
+    logprobs: list[TokenLogprobs]
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -32,11 +40,11 @@ class RequestBook:
         self._archive = archive
         # By every choice's sequence id.
         self._by_sequence_id: dict[SequenceId, BookedRequest] = {}
-        # Step by step, as they come: sequences, and a token of each. Sorted at the fold.
-        self._unfolded: list[tuple[Iterable[SequenceId], Iterable[int]]] = []
+        # As they come, by the list of the sequences that had a token each: the steps' tokens.
+        self._unfolded: dict[int, tuple[list[SequenceId], list[Iterable[int]]]] = {}
         self._unfolded_logprobs: dict[SequenceId, list[TokenLogprobs]] = {}
         self._logprobs: dict[SequenceId, list[TokenLogprobs]] = {}
-        self._pieces: dict[SequenceId, FoldedTokens] = {}
+        self._pieces: dict[SequenceId, Piece] = {}
 
     def __contains__(self, sequence_id: SequenceId) -> bool:
         return sequence_id in self._by_sequence_id
@@ -83,9 +91,13 @@ class RequestBook:
         """Of the request's span, by any choice's sequence id; empty when it has none."""
         return self._by_sequence_id[sequence_id].record.traceparent
 
-    def committed(self, sequence_ids: Iterable[SequenceId], tokens: Iterable[int]) -> None:
-        """What a step brought to live sequences: parallel, and not to be changed any more."""
-        self._unfolded.append((sequence_ids, tokens))
+    def committed(self, sequence_ids: list[SequenceId], tokens: Iterable[int]) -> None:
+        """What a step brought to live sequences: parallel, and not to be changed any more.
+
+        The same list again, each sequence once in it, says that the same sequences went on.
+        """
+        _, steps = self._unfolded.setdefault(id(sequence_ids), (sequence_ids, []))
+        steps.append(tokens)
 
     def add_logprobs(self, sequence_id: SequenceId, logprobs: TokenLogprobs) -> None:
         """The log-probabilities of the token just committed."""
@@ -113,7 +125,7 @@ class RequestBook:
 
         The rest is due at the first fold, which trims the records of the earlier leader.
         """
-        piece = FoldedTokens(token_ids=output.token_ids[folded_count:])
+        piece = Piece(list(output.token_ids[folded_count:]), [])
         if sequence_id in self._logprobs:
             piece.logprobs.extend(output.logprobs[folded_count:])
             self._logprobs[sequence_id].extend(output.logprobs)
@@ -124,7 +136,7 @@ class RequestBook:
         """Of the first `count` output tokens; empty when none were asked for."""
         return self._logprobs.get(sequence_id, [])[:count]
 
-    def next_fold(self) -> dict[SequenceId, FoldedTokens]:
+    def next_fold(self) -> dict[SequenceId, Piece]:
         """What was unfolded at the call before this one, of sequences that are still live.
 
         One call late on purpose: followers read the newest records from the journal, and a fold
@@ -133,17 +145,16 @@ class RequestBook:
         due, self._pieces = self._pieces, self._take_unfolded()
         return {one: piece for one, piece in due.items() if one in self._by_sequence_id}
 
-    def _take_unfolded(self) -> dict[SequenceId, FoldedTokens]:
-        tokens: defaultdict[SequenceId, list[int]] = defaultdict(list)
-        for step in self._unfolded:
-            for sequence_id, token in zip(*step, strict=True):
-                tokens[sequence_id].append(token)
+    def _take_unfolded(self) -> dict[SequenceId, Piece]:
+        unfolded, self._unfolded = self._unfolded, {}
         logprobs, self._unfolded_logprobs = self._unfolded_logprobs, {}
-        self._unfolded.clear()
-        return {
-            sequence_id: FoldedTokens(token_ids=ids, logprobs=logprobs.get(sequence_id))
-            for sequence_id, ids in tokens.items()
-        }
+        pieces: dict[SequenceId, Piece] = {}
+        for sequence_ids, steps in unfolded.values():
+            for sequence_id, tokens in zip(sequence_ids, zip(*steps, strict=True), strict=True):
+                if (piece := pieces.get(sequence_id)) is None:
+                    piece = pieces[sequence_id] = Piece([], logprobs.get(sequence_id, []))
+                piece.token_ids.extend(tokens)
+        return pieces
 
     def _sequence_ids(self, accepted: BookedRequest) -> range:
         return range(accepted.entry.sequence_id, accepted.entry.sequence_id + accepted.record.n)

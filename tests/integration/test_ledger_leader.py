@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
-from ledger import Candidate, Commit, Fenced, Ledger, LedgerLimits, Load
+from ledger import Candidate, Commit, Fenced, FoldPart, Ledger, LedgerLimits, Load
 from protos.kaiten.v1.common_pb2 import PromptLogprobs
 from protos.kaiten.v1.ledger_pb2 import CellRecord, FoldedTokens, JournalRecord, SubmitRecord
 from service_kit.clock import SystemClock
@@ -203,6 +203,32 @@ async def test_folding_is_idempotent_and_loses_no_token_at_any_point(ledger: Led
             assert list(history.output.token_ids) == leader.outputs[sequence_id]
     with pytest.raises(Fenced, match=f"the journal is at {leader.base + 12}"):
         await ledger.fold(leader.leader, leader.base + 20, {})
+
+
+async def test_a_leader_that_ends_amid_a_fold_loses_no_token_and_folds_none_twice(
+    ledger: Ledger,
+) -> None:
+    sequence_ids = [(await ledger.submit(submit_record(id), b"h")).sequence_id for id in "abc"]
+    first = await PlayLeader.elected(ledger)
+    for token in range(6):
+        await first.step({sequence_id: [token] for sequence_id in sequence_ids})
+    await first.fold(first.base + 4, sequence_ids, parts=3, ended_by=2)
+    with pytest.raises(Fenced, match="the fold is at 0"):
+        await ledger.fold(first.leader, first.base + 4, {}, part=FoldPart(3, 4))
+
+    second = await PlayLeader.elected(ledger, nonce=2)
+    recovered = await ledger.recover(second.leader)
+    assert [list(output.token_ids) for output in recovered.tokens.values()] == [[*range(6)]] * 3
+    assert sorted(recovered.folded_counts.values()) == [0, 4, 4]
+    rest = {
+        sequence_id: FoldedTokens(token_ids=range(count, 6))
+        for sequence_id, count in recovered.folded_counts.items()
+    }
+    await ledger.fold(second.leader, second.base, rest)
+    third = await PlayLeader.elected(ledger, nonce=3)
+    recovered = await ledger.recover(third.leader)
+    assert [list(output.token_ids) for output in recovered.tokens.values()] == [[*range(6)]] * 3
+    assert set(recovered.folded_counts.values()) == {6}
 
 
 async def test_a_fold_built_on_another_state_is_refused(redis_url: str, cell: str) -> None:

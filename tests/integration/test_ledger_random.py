@@ -68,7 +68,8 @@ class Cell:
 
     async def fold(self) -> None:
         ends = [record.seq for record in self.leader.unfolded]
-        await self.leader.fold(self.rng.choice([*ends, self.leader.seq]), self.sequence_ids)
+        through_seq = self.rng.choice([*ends, self.leader.seq])
+        await self.leader.fold(through_seq, self.sequence_ids, parts=self.rng.randint(1, 3))
 
     async def change_leader(self) -> None:
         old = self.leader

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from redis.asyncio import Redis
 
-from ledger import Leader, Ledger, pieces_of
+from ledger import FoldPart, Leader, Ledger, pieces_of
 from protos.kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
 from protos.kaiten.v1.ledger_pb2 import (
     ChoiceResult,
@@ -135,12 +135,19 @@ class PlayLeader:
         ]
         await self.step({}, ends, [self.ending(id, sequence_id, n=n)])
 
-    async def fold(self, through_seq: int, live: Sequence[int]) -> None:
+    async def fold(
+        self, through_seq: int, live: Sequence[int], *, parts: int = 1, ended_by: int | None = None
+    ) -> None:
+        """In so many parts, each sent twice; of those the first `ended_by` alone."""
         due = [record for record in self.unfolded if record.seq <= through_seq]
         pieces = {
             sequence_id: piece
             for sequence_id, piece in pieces_of(due).items()
             if sequence_id in live
         }
-        await self.ledger.fold(self.leader, through_seq, pieces)
-        self.unfolded = [record for record in self.unfolded if record.seq > through_seq]
+        for number in range(parts if ended_by is None else ended_by):
+            some = dict(list(pieces.items())[number::parts])
+            for _ in range(2):
+                await self.ledger.fold(self.leader, through_seq, some, part=FoldPart(number, parts))
+        if ended_by is None:
+            self.unfolded = [record for record in self.unfolded if record.seq > through_seq]
