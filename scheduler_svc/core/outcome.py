@@ -95,11 +95,12 @@ Event = Finished | RequestOver
 class StepTokens:
     """What a step brought that counts. The first four are parallel, one entry per token."""
 
-    slots: list[SlotIndex]
+    slots: tuple[SlotIndex, ...]
+    # The same list while the same rows go on.
     sequence_ids: list[SequenceId]
     # Of the token in the sequence's output, from 0.
     positions: list[int]
-    tokens: list[int]
+    tokens: tuple[int, ...]
     # Whose prompt log-probabilities of the result count.
     prompt_logprobs: dict[SlotIndex, SequenceId] = field(default_factory=dict)
 

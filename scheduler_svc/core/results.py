@@ -4,6 +4,7 @@ A row of a result counts only while the residency that the plan was made for las
 computed for a sequence that has left meanwhile never happened.
 """
 
+from collections import Counter
 from itertools import compress, pairwise
 
 from scheduler_svc.core.cell import CellState
@@ -139,23 +140,8 @@ def book_result(
             decodes=len(flight.sampling) - sum(slot in flight.sampling for slot in chunks),
             prompt_tokens=sum(chunks.values()),
         )
-    slots, tokens = list(result.token_slots), list(result.tokens)
-    if flight.gone:
-        there = [slot not in flight.gone for slot in slots]
-        slots, tokens = list(compress(slots, there)), list(compress(tokens, there))
-    sequences = [flight.members[slot].sequence for slot in slots]
-    out = StepTokens(
-        slots=slots,
-        sequence_ids=[sequence.sequence_id for sequence in sequences],
-        positions=_book_tokens(cell, worker, sequences, tokens, now_ns),
-        tokens=tokens,
-        prompt_logprobs=prompt_logprobs,
-    )
-    # Of a step that was certain, only a row's first token was.
-    if result.step > 0:
-        worker.expect(sequences)
-    elif result.token_counts:
-        worker.expect(after for before, after in pairwise(sequences) if after is before)
+    tokens = _book_tokens(cell, worker, flight, result, now_ns)
+    tokens.prompt_logprobs.update(prompt_logprobs)
     worker.advance(flight, {*result.finished, *result.errors}, is_last=result.is_last)
     events: list[Event] = []
     for slot, reason in result.finished.items():
@@ -165,7 +151,7 @@ def book_result(
         if (ended := _resident(flight, slot)) is not None:
             cell.finish(ended, Reason.ERROR, now_ns, events, error)
     cell.waiting.settle()
-    return out, events
+    return tokens, events
 
 
 def _book_chunks(worker: Worker, flight: Flight, result: StepResult) -> dict[SlotIndex, SequenceId]:
@@ -184,22 +170,39 @@ def _book_chunks(worker: Worker, flight: Flight, result: StepResult) -> dict[Slo
 
 
 def _book_tokens(
-    cell: CellState, worker: Worker, sequences: list[Sequence], tokens: list[int], now_ns: int
-) -> list[int]:
-    """Where in its output each token stands. All tokens before it are computed."""
+    cell: CellState, worker: Worker, flight: Flight, result: StepResult, now_ns: int
+) -> StepTokens:
+    """Whose they are, and where in the output each stands. All tokens before it are computed."""
+    slots, tokens = result.slots, result.tokens
+    if goes_on := slots == flight.slots and not (result.token_counts or flight.gone):
+        sequences, sequence_ids = flight.sequences, flight.sequence_ids
+    else:
+        there = [slot not in flight.gone for slot in result.token_slots]
+        slots, tokens = tuple(compress(result.token_slots, there)), tuple(compress(tokens, there))
+        sequences = [flight.members[slot].sequence for slot in slots]
+        sequence_ids = [sequence.sequence_id for sequence in sequences]
+        flight.slots, flight.sequences, flight.sequence_ids = slots, sequences, sequence_ids
+        flight.tenants = Counter(sequence.live.tenant for sequence in sequences)
     positions = []
     for sequence, token in zip(sequences, tokens, strict=True):
-        known, live = sequence.tokens, sequence.live
+        known = sequence.tokens
         sequence.num_computed_tokens = computed = len(known)
         known.append(token)
         positions.append(computed - sequence.num_prompt_tokens)
         if computed >= sequence.milestone:
             worker.commit(sequence)
-        live.tenant.served += 1
+    for tenant, count in flight.tenants.items():
+        tenant.served += count
+    for live in () if goes_on else [sequence.live for sequence in sequences]:
         if live.first_token_ns is None:
             live.first_token_ns = now_ns
             cell.queue_siblings(live)
-    return positions
+    # Of a step that was certain, only a row's first token was.
+    if result.step > 0:
+        worker.expect(sequences)
+    elif result.token_counts:
+        worker.expect(after for before, after in pairwise(sequences) if after is before)
+    return StepTokens(slots=slots, sequence_ids=sequence_ids, positions=positions, tokens=tokens)
 
 
 def _resident(flight: Flight, slot: SlotIndex) -> Sequence | None:

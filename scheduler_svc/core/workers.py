@@ -7,14 +7,14 @@ written before (docs/adr/0002).
 """
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from scheduler_svc.core.cost import StepCost
 from scheduler_svc.core.kv import NO_BLOCK, KVManager
 from scheduler_svc.core.outcome import Replacement
-from scheduler_svc.core.requests import Residency, Sequence
+from scheduler_svc.core.requests import Residency, Sequence, Tenant
 from scheduler_svc.core.types import SequenceId, SlotIndex, WorkerSpec
 
 CHECKSUM_MASK = (1 << 64) - 1
@@ -43,6 +43,11 @@ class Flight:
     # Members that have left since: what is computed for them never happened.
     gone: set[SlotIndex] = field(default_factory=set)
     answered: int = 0
+    # As of the last step, which the next mostly repeats: slots and whose a token was each.
+    slots: tuple[SlotIndex, ...] = ()
+    sequences: list[Sequence] = field(default_factory=list)
+    sequence_ids: list[SequenceId] = field(default_factory=list)
+    tenants: Counter[Tenant] = field(default_factory=Counter)
 
     @property
     def optional_steps(self) -> int:

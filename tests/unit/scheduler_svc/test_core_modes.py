@@ -60,10 +60,10 @@ def test_while_prompts_are_there_prefill_first_lets_decodes_sit_out() -> None:
     cell, plan = with_a_decode(20, mix="prefill_first")
     assert dict(plan.chunks) == {1: 16, 0: 0}
     assert (plan.decode_rows, plan.lease_steps, plan.chunk_tokens) == (0, 1, 16)
-    assert cell.step().slots == []
+    assert cell.step().slots == ()
     plan = cell.must_plan()
     assert dict(plan.chunks) == {1: 4, 0: 0}
-    assert cell.step().slots == [1]
+    assert cell.step().slots == (1,)
     assert cell.must_plan().chunks == ()
     assert sorted(cell.step().slots) == [0, 1]
     cell.finish()

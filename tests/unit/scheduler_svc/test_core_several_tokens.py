@@ -33,10 +33,10 @@ def test_a_step_that_brings_three_moves_the_counts_by_three() -> None:
     one = cell.sequence(1)
     assert (one.num_computed_tokens, one.num_scheduled_tokens, one.num_tokens) == (3, 4, 5)
     step = cell.commit(given(cell, (5, 6, 7)))
-    assert step.slots == [0, 0, 0]
+    assert step.slots == (0, 0, 0)
     assert step.sequence_ids == [1, 1, 1]
     assert step.positions == [1, 2, 3]
-    assert step.tokens == [5, 6, 7]
+    assert step.tokens == (5, 6, 7)
     assert (one.num_computed_tokens, one.num_scheduled_tokens, one.num_tokens) == (6, 6, 7)
     assert one.num_output_tokens == 4
 

@@ -66,7 +66,10 @@ def step(tracing: Tracing, *traceparents: str) -> str:
 def answer(tracing: Tracing, step: int, timings: StepTimings, *traceparents: str) -> None:
     sequence_ids = list(range(len(traceparents)))
     tokens = StepTokens(
-        slots=sequence_ids, sequence_ids=sequence_ids, positions=sequence_ids, tokens=sequence_ids
+        slots=tuple(sequence_ids),
+        sequence_ids=sequence_ids,
+        positions=sequence_ids,
+        tokens=tuple(sequence_ids),
     )
     result = StepResult(plan_id=3, step=step, timings=timings)
     tracing.stepped("w1", result, tokens, lambda sequence_id: traceparents[sequence_id], 5_000_000)
