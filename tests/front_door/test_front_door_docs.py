@@ -29,7 +29,7 @@ def at(stack: WholeStack, text: str) -> str:
 @pytest.mark.parametrize("program", found(PYTHON))
 def test_python(program: str, whole_stack: WholeStack, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(at(whole_stack, program), "snippet", "exec"), {})
-    assert len(capsys.readouterr().out) > 10
+    assert capsys.readouterr().out.strip()
 
 
 @pytest.mark.parametrize("line", found(CURL))
