@@ -98,7 +98,7 @@ class Decoder:
         self.weights = weights
         self._kv = [LayerKv.of(pages, kv_scales, layer) for layer in range(config.layers)]
         self._cos_sin = _rope_tables(config, context_tokens, pages.device)
-        self._scale = config.attention_scale
+        self._scale, self._softcap = config.attention_scale, config.blocks[0].softcap
         self._context_tokens = context_tokens
         self._parts: Parts | None = None
         # None: the operators one by one.
@@ -113,6 +113,7 @@ class Decoder:
             eps=config.norm_eps,
             scale=self._scale,
             window=config.window_of_all,
+            softcap=self._softcap,
         )
 
     def reserve(self, *, rows: int, tokens: int) -> None:
@@ -198,8 +199,10 @@ class Decoder:
         hidden = add_rms_norm_rows(states.hidden, states.residual, tokens, norm, eps)
         logits = self.weights.head(hidden)
         wide = logits.float() if out is None else out.copy_(logits)
-        divisor = self._config.logits_divisor
-        return wide if divisor == 1 else wide.div_(divisor)
+        divisor, cap = self._config.logits_divisor, self._config.logits_softcap
+        if divisor != 1:
+            wide.div_(divisor)
+        return wide if cap is None else wide.div_(cap).tanh_().mul_(cap)
 
     def _plan(self, tokens: int, queries: Queries, step: StepTensors) -> AttentionPlan | None:
         """Attention shared out once for all layers with these queries, where kernels want that."""
@@ -277,6 +280,7 @@ class Decoder:
             kv.scales,
             own=None if plan is None else own,
             window=self._config.window_of_all,
+            softcap=self._softcap,
         )
         return layer.output(mixed.view(len(q), self._config.heads * self._config.head_dim))
 

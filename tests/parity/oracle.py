@@ -44,7 +44,8 @@ MODELS: Final = (
 )
 # Of a published checkpoint's config.json each; those that are asked in every run, and the others.
 DAILY: Final = (
-    "gemma-2b", "gemma3-1b", "granite-3.0-2b", "olmo2-7b", "phi4-mini", "smollm3-3b",
+    "gemma-2b", "gemma2-tight", "gemma3-1b", "granite-3.0-2b", "olmo2-7b", "phi4-mini",
+    "smollm3-3b",
 )  # fmt: skip
 NIGHTLY: Final = tuple(name for name in PUBLISHED if name not in DAILY)
 ALL: Final = (*MODELS, *PUBLISHED)
@@ -57,6 +58,7 @@ ONE_PER_FAMILY: Final = (
     "olmo2-7b",
     "gemma3-1b",
     "gemma-7b",
+    "gemma2-9b",
     "granite-3.1-8b",
     "phi3-medium-4k",
     "smollm3-3b-base",

@@ -41,6 +41,15 @@ PHI3 = {
     "head_dim": 16,
     "partial_rotary_factor": 0.75,
 }
+GEMMA = {"model_type": "gemma", "architectures": ["GemmaForCausalLM"], "head_dim": 16}
+GEMMA2 = {
+    "model_type": "gemma2",
+    "architectures": ["Gemma2ForCausalLM"],
+    "head_dim": 16,
+    "query_pre_attn_scalar": 1,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 6.0,
+}
 GEMMA3 = {
     "model_type": "gemma3_text",
     "architectures": ["Gemma3ForCausalLM"],
@@ -86,6 +95,8 @@ def runs(folder: Path, kv_dtype: str) -> list[dict[str, Any]]:
         pytest.param(QWEN3, "fp8", id="qwen3-fp8"),
         pytest.param(OLMO2, "auto", id="olmo2-auto"),
         pytest.param(PHI3, "fp8", id="phi3-fp8"),
+        pytest.param(GEMMA, "auto", id="gemma-auto", marks=pytest.mark.slow),
+        pytest.param(GEMMA2, "auto", id="gemma2-auto", marks=pytest.mark.slow),
         pytest.param(GEMMA3, "auto", id="gemma3-auto", marks=pytest.mark.slow),
         pytest.param(GRANITE, "auto", id="granite-auto", marks=pytest.mark.slow),
         pytest.param(SMOLLM3, "auto", id="smollm3-auto", marks=pytest.mark.slow),
