@@ -17,9 +17,9 @@ from gpu_worker.model.weights import Weights, load_weights
 from kernels import dispatch
 from kernels.attention.paged_attention import paged_attention, paged_attention_reference
 from kernels.kv.rope_write_kv import rope_write_kv, rope_write_kv_reference
+from kernels.norms_rope.gate_mul import silu_mul, silu_mul_reference
 from kernels.norms_rope.rms_norm import add_rms_norm, add_rms_norm_reference
 from kernels.norms_rope.rope import rope_table
-from kernels.norms_rope.silu_mul import silu_mul, silu_mul_reference
 from kernels.sampling.logprobs import token_logprobs
 from kernels.sampling.sample import SamplingTensors, sample, sample_reference
 

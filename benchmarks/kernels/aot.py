@@ -42,7 +42,7 @@ MODULES: Final = (
     "norms_rope.gelu_mul",
     "norms_rope.rms_norm",
     "norms_rope.rope",
-    "norms_rope.silu_mul",
+    "norms_rope.gate_mul",
     "rows.step_rows",
     "rows.advance_rows",
     "sampling.top_k_top_p",
@@ -249,7 +249,7 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     modules["rms_norm"].rms_norm_rows(hidden, positions, weight, 1e-5)
     modules["rms_norm"].add_rms_norm_rows(hidden, hidden, positions, weight, 1e-5)
     gate_up = torch.empty(tokens, 2 * shape.inner, dtype=dtype)
-    modules["silu_mul"].silu_mul(gate_up)
+    modules["gate_mul"].silu_mul(gate_up)
     modules["gelu_mul"].gelu_mul(gate_up)
     modules["rope"].rope(q, k, positions, cos_sin)
     modules["write_kv"].write_kv(k, v, *pages, slots, scales)

@@ -28,10 +28,10 @@ from kernels.attention.paged_attention import paged_attention
 from kernels.attention.plan import AttentionPlan, Parts, PartsSize, plan_attention, with_parts
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.layers import CompiledLayers
+from kernels.norms_rope.gate_mul import silu_mul
 from kernels.norms_rope.gelu_mul import gelu_mul
 from kernels.norms_rope.rms_norm import add_rms_norm, add_rms_norm_rows, rms_norm
 from kernels.norms_rope.rope import rope_table
-from kernels.norms_rope.silu_mul import silu_mul
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

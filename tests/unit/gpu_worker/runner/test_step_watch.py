@@ -286,7 +286,7 @@ class Elsewhere:
 
 driver.set_active(Elsewhere())
 from kernels import jit
-from kernels.norms_rope.silu_mul import _silu_mul_kernel
+from kernels.norms_rope.gate_mul import _silu_mul_kernel
 told = []
 jit.watch_compiles(told.append)
 x = torch.zeros(2, 64)

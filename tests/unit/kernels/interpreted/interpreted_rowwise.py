@@ -7,10 +7,10 @@ from torch import Tensor
 from kernels import dispatch
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import write_kv, write_kv_reference
+from kernels.norms_rope.gate_mul import silu_mul
 from kernels.norms_rope.gelu_mul import gelu_mul
 from kernels.norms_rope.rms_norm import add_rms_norm, add_rms_norm_rows, rms_norm, rms_norm_rows
 from kernels.norms_rope.rope import rope, rope_table
-from kernels.norms_rope.silu_mul import silu_mul
 from tests.support.tolerances import (
     Exact,
     gamma,

@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels.kv.write_kv import write_kv
+from kernels.norms_rope.gate_mul import silu_mul
 from kernels.norms_rope.gelu_mul import gelu_mul
 from kernels.norms_rope.rms_norm import add_rms_norm, rms_norm
 from kernels.norms_rope.rope import rope, rope_table
-from kernels.norms_rope.silu_mul import silu_mul
 from tests.support.tolerances import Exact, gamma, gelu_mul_exact, rms_norm_exact, silu_mul_exact
 
 DTYPES = [torch.float32, torch.bfloat16]
