@@ -2,7 +2,7 @@
 
 formula  of each layer, x being the residual:
          h = rms_norm(x); q, k, v = qkv(h); rope_write_kv; x += output(paged_attention(q))
-         x += down(silu_mul(gate_up(rms_norm(x))))
+         x += down(gate_mul(gate_up(rms_norm(x))))
 shapes   residual         [tokens, hidden]        float32 | bfloat16, the embeddings; written
          positions, slot_mapping  [tokens] int64   as for rope_write_kv
          tables, starts, contexts                  as for paged_attention

@@ -28,8 +28,7 @@ from kernels.attention.paged_attention import paged_attention
 from kernels.attention.plan import AttentionPlan, Parts, PartsSize, plan_attention, with_parts
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.layers import CompiledLayers
-from kernels.norms_rope.gate_mul import silu_mul
-from kernels.norms_rope.gelu_mul import gelu_mul
+from kernels.norms_rope.gate_mul import gate_mul
 from kernels.norms_rope.rms_norm import add_rms_norm, add_rms_norm_rows, rms_norm
 from kernels.norms_rope.rope import rope_table
 
@@ -173,8 +172,7 @@ class Decoder:
             hidden = self._normed(hidden, layer.attention_output_norm)
             hidden, residual = self._add(hidden, residual, layer.mlp_norm)
             is_gelu = self._config.blocks[index].activation == "gelu_tanh"
-            gate_mul = gelu_mul if is_gelu else silu_mul
-            hidden = layer.down(gate_mul(layer.gate_up(hidden)))
+            hidden = layer.down(gate_mul(layer.gate_up(hidden), is_gelu))
             hidden = self._normed(hidden, layer.mlp_output_norm)
             if not is_last:
                 hidden, residual = self._add(hidden, residual, layers[index + 1].attention_norm)

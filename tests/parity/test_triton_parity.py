@@ -25,9 +25,8 @@ KERNELS = {
     "_plan_kernel",
     "_rms_norm_kernel",
     "_rope_write_kv_kernel",
-    "_silu_mul_kernel",
+    "_gate_mul_kernel",
 }
-GELU_KERNELS = KERNELS - {"_silu_mul_kernel"} | {"_gelu_mul_kernel"}
 ON_ROWS = {"_step_rows_kernel", "_advance_rows_kernel"}
 # Float32 through two layers; the bound of the parity with transformers. In fp8 a number that lies
 # on a border between two codes may fall to either side, by 2^-3 of itself: one of 16 numbers of one
@@ -113,9 +112,8 @@ def test_token_for_token(changes: dict[str, Any], kv_dtype: str, tmp_path: Path)
         assert result["tokens"] == expected["tokens"]
         for own, known in zip(result["logprobs"], expected["logprobs"], strict=True):
             assert own == pytest.approx(known, abs=LOGPROB_ERROR_MAX[kv_dtype])
-    kernels = KERNELS if "gemma" not in changes.get("model_type", "") else GELU_KERNELS
     for result in results[1::2]:
-        assert result["launches"].keys() >= kernels
+        assert result["launches"].keys() >= KERNELS
     assert not results[0]["launches"]
     assert ahead["tokens"] == expected["tokens"]
-    assert ahead["launches"].keys() >= (kernels - {"_merge_kernel"}) | ON_ROWS
+    assert ahead["launches"].keys() >= (KERNELS - {"_merge_kernel"}) | ON_ROWS
