@@ -204,6 +204,11 @@ def test_yarn_scales_its_magnitude() -> None:
         ({"vocab_size": "many"}, "vocab_size:"),
         ({"num_hidden_layers": 0}, "num_hidden_layers:"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        (
+            {"rope_parameters": {"rope_type": "spiral"}},
+            "rope type 'spiral' is not supported (no such kind is known here); kaiten computes "
+            "default, linear",
+        ),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope type 'longrope' needs"),
         (
             family("Phi3")
