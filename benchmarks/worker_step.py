@@ -41,9 +41,9 @@ from gpu_worker.service.wire import plan_from_proto, result_to_proto
 from kernels import native
 from kernels.attention.paged_attention import paged_attention
 from kernels.kv.write_kv import write_kv
+from kernels.norms_rope.gate_mul import gate_mul
 from kernels.norms_rope.rms_norm import add_rms_norm
 from kernels.norms_rope.rope import rope, rope_table
-from kernels.norms_rope.silu_mul import silu_mul
 from kernels.sampling.sample import SamplingTensors, sample
 from protos.kaiten.v1 import worker_service_pb2
 
@@ -177,7 +177,7 @@ class Bench:
                 rope(q, k, positions, table)
                 write_kv(k, v, pages[0], pages[1], slots)
                 add_rms_norm(x, x, norm, 1e-5)
-                silu_mul(gate_up)
+                gate_mul(gate_up)
 
         return run
 

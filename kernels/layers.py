@@ -2,7 +2,7 @@
 
 formula  of each layer, x being the residual:
          h = rms_norm(x); q, k, v = qkv(h); rope_write_kv; x += output(paged_attention(q))
-         x += down(silu_mul(gate_up(rms_norm(x))))
+         x += down(gate_mul(gate_up(rms_norm(x))))
 shapes   residual         [tokens, hidden]        float32 | bfloat16, the embeddings; written
          positions, slot_mapping  [tokens] int64   as for rope_write_kv
          tables, starts, contexts                  as for paged_attention
@@ -82,6 +82,7 @@ class CompiledLayers:
         eps: float,
         scale: float,
         window: int | None = None,
+        softcap: float | None = None,
     ) -> Self | None:
         """None where an operator has no native path: then they are called one by one."""
         k_pages, _ = pages[0]
@@ -92,7 +93,7 @@ class CompiledLayers:
         inner = layers[0].down.in_features
         each = zip(layers, pages, cos_sin, strict=True)
         parts = [_parts(layer, *own, table) for layer, own, table in each]
-        sizes = heads, hidden, inner, is_gelu, eps, scale, window or 0
+        sizes = heads, hidden, inner, is_gelu, eps, scale, window or 0, softcap or 0.0
         return cls(native.compiled().Layers(parts, *sizes))
 
     def __call__(

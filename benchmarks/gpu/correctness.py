@@ -17,9 +17,9 @@ from gpu_worker.model.weights import Weights, load_weights
 from kernels import dispatch
 from kernels.attention.paged_attention import paged_attention, paged_attention_reference
 from kernels.kv.rope_write_kv import rope_write_kv, rope_write_kv_reference
+from kernels.norms_rope.gate_mul import gate_mul, gate_mul_reference
 from kernels.norms_rope.rms_norm import add_rms_norm, add_rms_norm_reference
 from kernels.norms_rope.rope import rope_table
-from kernels.norms_rope.silu_mul import silu_mul, silu_mul_reference
 from kernels.sampling.logprobs import token_logprobs
 from kernels.sampling.sample import SamplingTensors, sample, sample_reference
 
@@ -66,9 +66,10 @@ def _norms(bench: Bench) -> list[tuple[Tensor, Tensor]]:
     )
 
 
-def _silu(bench: Bench) -> list[tuple[Tensor, Tensor]]:
+def _gates(bench: Bench) -> list[tuple[Tensor, Tensor]]:
     x = _randn(bench, 17, 2 * bench.sized(14336, 40))
-    return [(silu_mul(x), silu_mul_reference(x))]
+    kinds = (False, True)
+    return [(gate_mul(x, is_gelu), gate_mul_reference(x, is_gelu)) for is_gelu in kinds]
 
 
 def _rope(bench: Bench) -> list[tuple[Tensor, Tensor]]:
@@ -129,7 +130,7 @@ def _logprobs(bench: Bench) -> list[tuple[Tensor, Tensor]]:
 
 CHECKS: dict[str, Check] = {
     "add_rms_norm": _norms,
-    "silu_mul": _silu,
+    "gate_mul": _gates,
     "rope_write_kv": _rope,
     "paged_attention": _attention,
     "sampling": _sampling,

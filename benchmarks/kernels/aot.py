@@ -39,10 +39,9 @@ MODULES: Final = (
     "attention.triton_launch",
     "kv.rope_write_kv",
     "kv.write_kv",
-    "norms_rope.gelu_mul",
     "norms_rope.rms_norm",
     "norms_rope.rope",
-    "norms_rope.silu_mul",
+    "norms_rope.gate_mul",
     "rows.step_rows",
     "rows.advance_rows",
     "sampling.top_k_top_p",
@@ -78,13 +77,19 @@ class Shape:
     dtype: torch.dtype = torch.bfloat16
     block_size: int = 16
     is_kv_fp8: bool = False
+    # (window, softcap) of the layers of models of this shape, besides those that have neither.
+    masks: tuple[tuple[int | None, float | None], ...] = ()
 
 
 SHAPES: Final = (
-    Shape(name="8b", heads=32, kv_heads=8, head_dim=128, hidden=4096, inner=14336),
+    # Of Mistral 7B too.
+    Shape(
+        name="8b", heads=32, kv_heads=8, head_dim=128, hidden=4096, inner=14336,
+        masks=((4096, None),),
+    ),
     Shape(
         name="8b fp8", heads=32, kv_heads=8, head_dim=128, hidden=4096, inner=14336,
-        is_kv_fp8=True,
+        is_kv_fp8=True, masks=((4096, None),),
     ),
     Shape(
         name="8b block 256", heads=32, kv_heads=8, head_dim=128, hidden=4096, inner=14336,
@@ -107,9 +112,10 @@ SHAPES: Final = (
         name="head 80", heads=32, kv_heads=32, head_dim=80, hidden=2560, inner=10240, vocab=50257
     ),
     Shape(name="head 96", heads=32, kv_heads=8, head_dim=96, hidden=3072, inner=8192),
+    # Of Gemma 2, of which every layer is capped and every other one slides, and of Gemma 3.
     Shape(
         name="head 256", heads=16, kv_heads=8, head_dim=256, hidden=3584, inner=14336,
-        vocab=256000,
+        vocab=256000, masks=((None, 50.0), (4096, 50.0), (4096, None)),
     ),
 )  # fmt: skip
 
@@ -180,10 +186,15 @@ def specialisations(shape: Shape, arch: int) -> list[Specialisation]:
 def _variant(arguments: Mapping[str, Any]) -> str:
     """What tells launches of one kernel apart."""
     long_split = import_module("kernels.attention.plan").LONG_SPLIT
+    masked = mask_words(arguments.get("HAS_WINDOW", False), arguments.get("HAS_SOFTCAP", False))
     if arguments.get("SPLIT") == long_split:
-        return " long"
+        return f" long{masked}"
+    if masked:
+        return masked
     if kind := arguments.get("KIND"):
         return f" {kind}"
+    if arguments.get("IS_GELU"):
+        return " gelu"
     if "KEEPS" in arguments:
         return " keep" if arguments["KEEPS"] else " restore"
     if arguments.get("GATHERS"):
@@ -191,6 +202,11 @@ def _variant(arguments: Mapping[str, Any]) -> str:
     if arguments.get("ADDS") or arguments.get("NORMS"):
         return " fused"
     return ""
+
+
+def mask_words(has_window: bool, has_softcap: bool) -> str:
+    """What the name of an attention kernel ends in."""
+    return " window" * has_window + " softcap" * has_softcap
 
 
 @contextmanager
@@ -249,8 +265,8 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     modules["rms_norm"].rms_norm_rows(hidden, positions, weight, 1e-5)
     modules["rms_norm"].add_rms_norm_rows(hidden, hidden, positions, weight, 1e-5)
     gate_up = torch.empty(tokens, 2 * shape.inner, dtype=dtype)
-    modules["silu_mul"].silu_mul(gate_up)
-    modules["gelu_mul"].gelu_mul(gate_up)
+    modules["gate_mul"].gate_mul(gate_up)
+    modules["gate_mul"].gate_mul(gate_up, is_gelu=True)
     modules["rope"].rope(q, k, positions, cos_sin)
     modules["write_kv"].write_kv(k, v, *pages, slots, scales)
     fuse = modules["rope_write_kv"].rope_write_kv
@@ -259,7 +275,9 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     tables = torch.empty(4, 8192, dtype=torch.int32)
     step = tables, tables[0, :5], tables[0, :4]
     attend = modules["paged_attention"].paged_attention
-    attend(q, *pages, *step, head_dim**-0.5, scales=scales, own=(k, v))
+    for window, softcap in ((None, None), *shape.masks):
+        masked = {"window": window, "softcap": softcap}
+        attend(q, *pages, *step, head_dim**-0.5, scales=scales, own=(k, v), **masked)
     logits, token_ids = torch.empty(tokens, shape.vocab), torch.empty(tokens, dtype=torch.int64)
     ids = dict.fromkeys(("top_k", "seed", "choice", "position"), token_ids)
     floats = {name: torch.empty(tokens) for name in ("temperature", "top_p", "min_p")}

@@ -20,6 +20,9 @@ from service_kit.errors import ConfigError
 _ARCHITECTURES: Final = {family.model_type: name for name, family in FAMILIES.items()}
 # More than any model has, and what a list of them may take.
 _LAYERS_MAX: Final = 4096
+_SOFTCAPS: Final = ("attn_logit_softcapping", "final_logit_softcapping")
+# Of `layer_types`, whether a layer attends to a window only.
+_SLIDES: Final = {"full_attention": False, "sliding_attention": True}
 _ACTIVATIONS: Final[dict[str, Activation]] = {
     "silu": "silu",
     "swish": "silu",
@@ -45,8 +48,8 @@ class _HfConfig(BaseModel):
     query_pre_attn_scalar: float = Field(default=256, gt=0, allow_inf_nan=False)
     rope_local_base_freq: float = Field(default=10_000.0, gt=0, allow_inf_nan=False)
     sliding_window_pattern: int = Field(default=6, ge=1)
-    attn_logit_softcapping: float | None = None
-    final_logit_softcapping: float | None = None
+    attn_logit_softcapping: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    final_logit_softcapping: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     use_bidirectional_attention: bool | None = None
     rms_norm_eps: float = Field(default=1e-6, ge=0)
     max_position_embeddings: int = Field(ge=1)
@@ -92,7 +95,7 @@ def config_from_json(raw: dict[str, Any], *, name: str = "config.json") -> Model
     architecture = _architecture(raw, name)
     family = FAMILIES[architecture]
     hf = _parsed({**family.defaults, **raw}, name)
-    _refuse_unknown(hf, name)
+    _refuse_unknown(hf, family, name)
     kv_heads = hf.num_key_value_heads or hf.num_attention_heads
     head_dim = hf.head_dim or family.head_dim or _even_share(hf, name)
     _require(
@@ -114,6 +117,7 @@ def config_from_json(raw: dict[str, Any], *, name: str = "config.json") -> Model
         has_tied_embeddings=hf.tie_word_embeddings,
         checkpoint_dtype=hf.dtype or hf.torch_dtype or "float32",
         norm_offset=1.0 if family.has_norms_of_one else 0.0,
+        logits_softcap=hf.final_logit_softcapping,
         **_multipliers(hf, family, head_dim),
     )
 
@@ -136,7 +140,7 @@ def _multipliers(hf: _HfConfig, family: Family, head_dim: int) -> dict[str, floa
             "residual_scale": hf.residual_multiplier,
             "logits_divisor": hf.logits_scaling,
         }
-    query_scalar = hf.query_pre_attn_scalar if family.has_local_layers else head_dim
+    query_scalar = hf.query_pre_attn_scalar if family.has_query_scalar else head_dim
     return {
         "attention_scale": query_scalar**-0.5,
         "embedding_scale": hf.hidden_size**0.5 if family.scales_embeddings else 1.0,
@@ -145,8 +149,8 @@ def _multipliers(hf: _HfConfig, family: Family, head_dim: int) -> dict[str, floa
 
 def _blocks(hf: _HfConfig, family: Family, head_dim: int, name: str) -> tuple[LayerSpec, ...]:
     rope = _rope(hf, family, head_dim, name)
-    local = _local_rope(hf, head_dim, name) if family.has_local_layers else rope
-    is_rotated, slides = _rotated(hf, family, name), _slides(hf, family)
+    local = _local_rope(hf, head_dim, name) if family.has_local_rope else rope
+    is_rotated, slides = _rotated(hf, family, name), _slides(hf, family, name)
     window = hf.sliding_window
     if window is not None and window >= hf.max_position_embeddings:
         window = None
@@ -154,6 +158,7 @@ def _blocks(hf: _HfConfig, family: Family, head_dim: int, name: str) -> tuple[La
         norms=family.norms,
         qk_norm=family.qk_norm,
         rope=rope,
+        softcap=hf.attn_logit_softcapping,
         activation=_activation(hf, family, name),
         has_qkv_bias=_given(family.has_qkv_bias, hf.attention_bias),
         has_output_bias=_given(family.has_output_bias, hf.attention_bias),
@@ -211,15 +216,20 @@ def _architecture(raw: dict[str, Any], name: str) -> str:
     return named[0]
 
 
-def _refuse_unknown(hf: _HfConfig, name: str) -> None:
+def _refuse_unknown(hf: _HfConfig, family: Family, name: str) -> None:
     if hf.quantization_config is not None and not _scales_only_kv(hf.quantization_config):
         method = hf.quantization_config.get("quant_method", "unknown")
         raise ConfigError(
             f"{name}: the checkpoint is quantized ({method}), which kaiten cannot read; use the "
             "original checkpoint in bfloat16, float16 or float32"
         )
-    for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
-        _require(not getattr(hf, key), f"{name}: {key} is not supported; only without it")
+    softcaps = () if family.has_softcaps else _SOFTCAPS
+    for key in (*softcaps, "use_bidirectional_attention"):
+        _require(
+            not getattr(hf, key),
+            f"{name}: {key} is {getattr(hf, key)}, which is not supported in this family; only "
+            "null or without it",
+        )
 
 
 def _scales_only_kv(quantization: dict[str, Any]) -> bool:
@@ -233,25 +243,48 @@ def _scales_only_kv(quantization: dict[str, Any]) -> bool:
     )
 
 
-def _slides(hf: _HfConfig, family: Family) -> list[bool]:
+def _slides(hf: _HfConfig, family: Family, name: str) -> list[bool]:
     """Of each layer, whether it attends to a window only."""
-    count = hf.num_hidden_layers
-    is_off = hf.sliding_window is None and not family.has_local_layers
-    if is_off or (family.has_window_switch and not hf.use_sliding_window):
-        return [False] * count
+    count, window = hf.num_hidden_layers, hf.sliding_window
+    is_on = window is not None and (hf.use_sliding_window or not family.has_window_switch)
     if hf.layer_types is not None:
-        slides = [kind == "sliding_attention" for kind in hf.layer_types[:count]]
-        return slides + [False] * (count - len(slides))
-    if family.has_local_layers:
-        return [(layer + 1) % hf.sliding_window_pattern != 0 for layer in range(count)]
-    # The first `max_window_layers` layers see everything.
-    first = (hf.max_window_layers or 0) if family.has_window_switch else 0
-    return [layer >= first for layer in range(count)]
+        slides = _typed_as_sliding(hf.layer_types, count, name)
+    elif family.has_window_pattern:
+        slides = [(layer + 1) % hf.sliding_window_pattern != 0 for layer in range(count)]
+    else:
+        # The first `max_window_layers` layers see everything.
+        first = (hf.max_window_layers or 0) if family.has_window_switch else 0
+        slides = [is_on and layer >= first for layer in range(count)]
+    if any(slides):
+        off = "use_sliding_window is false" if window is not None else "sliding_window is null"
+        _require(
+            is_on,
+            f"{name}: layer {slides.index(True)} is a sliding one and {off}; say how many tokens "
+            "it attends to, or that its layer_types are full_attention",
+        )
+        _require(
+            window is not None and window >= 1,
+            f"{name}: sliding_window {window} is not a number of tokens, at least 1",
+        )
+    return slides
+
+
+def _typed_as_sliding(types: list[str], count: int, name: str) -> list[bool]:
+    _require(
+        len(types) == count, f"{name}: layer_types has {len(types)} entries for {count} layers"
+    )
+    unknown = [kind for kind in types if kind not in _SLIDES]
+    _require(
+        not unknown,
+        f"{name}: layer_types has {', '.join(dict.fromkeys(unknown))}, which kaiten does not "
+        f"compute; it computes {', '.join(_SLIDES)}",
+    )
+    return [_SLIDES[kind] for kind in types]
 
 
 def _rope(hf: _HfConfig, family: Family, head_dim: int, name: str) -> RopeConfig:
     given = dict(hf.rope_parameters or hf.rope_scaling or {})
-    if family.has_local_layers and isinstance(given.get("full_attention"), dict):
+    if family.has_local_rope and isinstance(given.get("full_attention"), dict):
         given = dict(given["full_attention"])
     for key in ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor"):
         value = getattr(hf, key)

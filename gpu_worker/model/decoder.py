@@ -28,10 +28,9 @@ from kernels.attention.paged_attention import paged_attention
 from kernels.attention.plan import AttentionPlan, Parts, PartsSize, plan_attention, with_parts
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.layers import CompiledLayers
-from kernels.norms_rope.gelu_mul import gelu_mul
+from kernels.norms_rope.gate_mul import gate_mul
 from kernels.norms_rope.rms_norm import add_rms_norm, add_rms_norm_rows, rms_norm
 from kernels.norms_rope.rope import rope_table
-from kernels.norms_rope.silu_mul import silu_mul
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +97,7 @@ class Decoder:
         self.weights = weights
         self._kv = [LayerKv.of(pages, kv_scales, layer) for layer in range(config.layers)]
         self._cos_sin = _rope_tables(config, context_tokens, pages.device)
-        self._scale = config.attention_scale
+        self._scale, self._softcap = config.attention_scale, config.blocks[0].softcap
         self._context_tokens = context_tokens
         self._parts: Parts | None = None
         # None: the operators one by one.
@@ -113,6 +112,7 @@ class Decoder:
             eps=config.norm_eps,
             scale=self._scale,
             window=config.window_of_all,
+            softcap=self._softcap,
         )
 
     def reserve(self, *, rows: int, tokens: int) -> None:
@@ -172,8 +172,7 @@ class Decoder:
             hidden = self._normed(hidden, layer.attention_output_norm)
             hidden, residual = self._add(hidden, residual, layer.mlp_norm)
             is_gelu = self._config.blocks[index].activation == "gelu_tanh"
-            gate_mul = gelu_mul if is_gelu else silu_mul
-            hidden = layer.down(gate_mul(layer.gate_up(hidden)))
+            hidden = layer.down(gate_mul(layer.gate_up(hidden), is_gelu))
             hidden = self._normed(hidden, layer.mlp_output_norm)
             if not is_last:
                 hidden, residual = self._add(hidden, residual, layers[index + 1].attention_norm)
@@ -198,8 +197,10 @@ class Decoder:
         hidden = add_rms_norm_rows(states.hidden, states.residual, tokens, norm, eps)
         logits = self.weights.head(hidden)
         wide = logits.float() if out is None else out.copy_(logits)
-        divisor = self._config.logits_divisor
-        return wide if divisor == 1 else wide.div_(divisor)
+        divisor, cap = self._config.logits_divisor, self._config.logits_softcap
+        if divisor != 1:
+            wide.div_(divisor)
+        return wide if cap is None else wide.div_(cap).tanh_().mul_(cap)
 
     def _plan(self, tokens: int, queries: Queries, step: StepTensors) -> AttentionPlan | None:
         """Attention shared out once for all layers with these queries, where kernels want that."""
@@ -277,6 +278,7 @@ class Decoder:
             kv.scales,
             own=None if plan is None else own,
             window=self._config.window_of_all,
+            softcap=self._softcap,
         )
         return layer.output(mixed.view(len(q), self._config.heads * self._config.head_dim))
 

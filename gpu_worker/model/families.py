@@ -29,8 +29,14 @@ class Family:
     has_multipliers: bool = False
     # Embeddings are scaled by the root of their number of elements.
     scales_embeddings: bool = False
-    # `query_pre_attn_scalar` counts, and sliding layers rotate by `rope_local_base_freq`.
-    has_local_layers: bool = False
+    # `query_pre_attn_scalar` counts.
+    has_query_scalar: bool = False
+    # `attn_logit_softcapping` and `final_logit_softcapping` count.
+    has_softcaps: bool = False
+    # Of every so many layers the last sees everything, and the others a window.
+    has_window_pattern: bool = False
+    # Sliding layers rotate by `rope_local_base_freq`.
+    has_local_rope: bool = False
     # Of `hidden_act`, names that do not mean what they mean elsewhere.
     activations: Mapping[str, str] = field(default_factory=dict)
     activation_key: str = "hidden_act"
@@ -62,6 +68,25 @@ FAMILIES: Final = {
         activations={"gelu": "gelu_pytorch_tanh"},
         defaults={"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
     ),
+    "Gemma2ForCausalLM": Family(
+        model_type="gemma2",
+        head_dim=256,
+        norms="both",
+        has_norms_of_one=True,
+        scales_embeddings=True,
+        has_query_scalar=True,
+        has_softcaps=True,
+        has_window_pattern=True,
+        activation_key="hidden_activation",
+        defaults={
+            "tie_word_embeddings": True,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "sliding_window": 4096,
+            "sliding_window_pattern": 2,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
     "Gemma3ForCausalLM": Family(
         model_type="gemma3_text",
         head_dim=256,
@@ -69,7 +94,9 @@ FAMILIES: Final = {
         qk_norm="head",
         has_norms_of_one=True,
         scales_embeddings=True,
-        has_local_layers=True,
+        has_query_scalar=True,
+        has_window_pattern=True,
+        has_local_rope=True,
         activation_key="hidden_activation",
         defaults={
             "tie_word_embeddings": True,
@@ -104,7 +131,6 @@ FAMILIES: Final = {
 }
 # Of families that are asked for and not computed: what of their block nothing here knows.
 PARTS_MISSING: Final = {
-    "Gemma2ForCausalLM": "it has soft-caps",
     "Gemma3ForConditionalGeneration": "it has images",
     "GptOssForCausalLM": "it has experts and attention sinks",
     "GraniteMoeForCausalLM": "it has experts",

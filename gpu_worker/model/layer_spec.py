@@ -29,6 +29,8 @@ class LayerSpec:
     rope: RopeConfig | None
     # Tokens back to which attention reaches, or None when it reaches everything.
     window_tokens: int | None = None
+    # Products of queries and keys stay within it, smoothly; None: they are as they are.
+    softcap: float | None = None
     activation: Activation = "silu"
     has_qkv_bias: bool = False
     has_output_bias: bool = False

@@ -28,6 +28,8 @@ class ModelConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logits_divisor: float = 1.0
+    # Logits stay within it, smoothly; None: they are as they are.
+    logits_softcap: float | None = None
 
     def __post_init__(self) -> None:
         assert self.blocks

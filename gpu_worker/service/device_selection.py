@@ -101,13 +101,13 @@ def check_heads(config: ModelConfig, device: torch.device) -> None:
         return
     group = config.heads // config.kv_heads
     for name, count, most in (
-        ("elements per head", config.head_dim, HEAD_DIM_MAX),
-        ("heads per key/value head", group, GROUP_MAX),
+        ("head_dim", config.head_dim, HEAD_DIM_MAX),
+        ("num_attention_heads / num_key_value_heads", group, GROUP_MAX),
     ):
         if count > most:
             raise ConfigError(
-                f"the model has {count} {name}, and kaiten's kernels for GPUs take at most {most}; "
-                "take --device cpu, or another model"
+                f"config.json: {name} is {count}, and kaiten's kernels for GPUs take at most "
+                f"{most}; take --device cpu, or another model"
             )
 
 

@@ -128,7 +128,7 @@ struct Layers {
   const Layer* layers;
   int64_t count, hidden, inner, block_size;
   int heads, kv_heads, head_dim, half, window;  // positions that a query sees, its own the last; 0: all
-  float eps, scale;
+  float eps, scale, softcap;  // 0: none
   bool is_bf16, is_gelu;
 };
 // Query tokens, row after row.

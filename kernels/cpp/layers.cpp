@@ -130,6 +130,7 @@ class Pass {
     t.q_stride = w_.qkv(), t.table_stride = step_.table_stride;
     t.rows = int(step_.rows), t.heads = a_.heads, t.kv_heads = a_.kv_heads, t.head_dim = a_.head_dim;
     t.block_size = int(a_.block_size), t.scale = a_.scale, t.is_bf16 = a_.is_bf16, t.window = a_.window;
+    t.softcap = a_.softcap;
     paged_attention(t);
   }
 

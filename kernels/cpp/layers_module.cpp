@@ -25,13 +25,14 @@ class Layers {
  public:
   // `parts` of each layer as above; weights as `pack_linear` lays them out.
   Layers(std::vector<std::vector<Maybe>> parts, int64_t heads, int64_t hidden, int64_t inner, bool is_gelu, double eps,
-         double scale, int64_t window)
+         double scale, int64_t window, double softcap)
       : parts_(std::move(parts)) {
     const Tensor &pages = *parts_.at(0).at(kKPages), &cos_sin = *parts_[0].at(kCosSin);
     a_.count = parts_.size(), a_.hidden = hidden, a_.inner = inner, a_.is_gelu = is_gelu;
     a_.heads = heads, a_.kv_heads = pages.size(1), a_.block_size = pages.size(2), a_.head_dim = pages.size(3);
     a_.half = cos_sin.size(2), positions_max_ = cos_sin.size(0);
-    a_.eps = eps, a_.scale = scale, a_.window = int(window), a_.is_bf16 = pages.scalar_type() == at::kBFloat16;
+    a_.eps = eps, a_.scale = scale, a_.window = int(window), a_.softcap = float(softcap);
+    a_.is_bf16 = pages.scalar_type() == at::kBFloat16;
     slots_max_ = pages.size(0) * pages.size(2);
     for (const auto& of : parts_) layers_.push_back(layer(of));
     a_.layers = layers_.data();
@@ -119,6 +120,7 @@ class Layers {
 
 void bind_layers(py::module_& m) {
   py::class_<Layers>(m, "Layers")
-      .def(py::init<std::vector<std::vector<Maybe>>, int64_t, int64_t, int64_t, bool, double, double, int64_t>())
+      .def(py::init<std::vector<std::vector<Maybe>>, int64_t, int64_t, int64_t, bool, double, double, int64_t,
+                    double>())
       .def("run", &Layers::run, py::call_guard<py::gil_scoped_release>());
 }

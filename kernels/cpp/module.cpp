@@ -67,10 +67,6 @@ Tensor gate_mul(const Tensor& gate_up, bool is_gelu) {
   return out;
 }
 
-Tensor silu_mul(const Tensor& gate_up) { return gate_mul(gate_up, false); }
-
-Tensor gelu_mul(const Tensor& gate_up) { return gate_mul(gate_up, true); }
-
 void rope(const Tensor& q, const Tensor& k, const Tensor& positions, const Tensor& cos_sin) {
   kaiten::Rope a{};
   a.q = q.data_ptr(), a.k = k.data_ptr();
@@ -180,8 +176,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("paged_attention", &paged_attention, Unlocked());
   m.def("rms_norm", &rms_norm, Unlocked());
   m.def("add_rms_norm", &add_rms_norm, Unlocked());
-  m.def("silu_mul", &silu_mul, Unlocked());
-  m.def("gelu_mul", &gelu_mul, Unlocked());
+  m.def("gate_mul", &gate_mul, Unlocked());
   m.def("rope", &rope, Unlocked());
   m.def("write_kv", &write_kv, Unlocked());
   m.def("has_linear", &has_linear);

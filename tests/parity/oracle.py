@@ -44,7 +44,8 @@ MODELS: Final = (
 )
 # Of a published checkpoint's config.json each; those that are asked in every run, and the others.
 DAILY: Final = (
-    "gemma-2b", "gemma3-1b", "granite-3.0-2b", "olmo2-7b", "phi4-mini", "smollm3-3b",
+    "gemma-2b", "gemma2-tight", "gemma3-1b", "granite-3.0-2b", "olmo2-7b", "phi4-mini",
+    "smollm3-3b",
 )  # fmt: skip
 NIGHTLY: Final = tuple(name for name in PUBLISHED if name not in DAILY)
 ALL: Final = (*MODELS, *PUBLISHED)
@@ -57,10 +58,14 @@ ONE_PER_FAMILY: Final = (
     "olmo2-7b",
     "gemma3-1b",
     "gemma-7b",
+    "gemma2-9b",
     "granite-3.1-8b",
     "phi3-medium-4k",
     "smollm3-3b-base",
 )
+# Of new families one is asked by more at once than any other test asks, in every run; all of them
+# when `slow` is.
+MANY_AT_ONCE: Final = "gemma3-1b"
 # What a whole stack is asked of.
 STACKED: Final = tuple(dict.fromkeys((*MODELS, *ONE_PER_FAMILY)))
 EOS: Final = 2
@@ -113,6 +118,7 @@ def ragged_prompts(count: int, *, vocab_size: int, tokens_max: int, seed: int) -
 
 # All models have at least 380 tokens. Five times the rows that a worker has here.
 CROWD: Final = ragged_prompts(40, vocab_size=380, tokens_max=60, seed=11)
+_MANY: Final = [*CROWD, *ragged_prompts(24, vocab_size=380, tokens_max=60, seed=29)]
 RAGGED: Final = ragged_prompts(11, vocab_size=380, tokens_max=120, seed=3)
 _LONG: Final = ragged_prompts(16, vocab_size=380, tokens_max=120, seed=17)
 # Some twice: the second time they would be found in the prefix cache.
@@ -123,7 +129,9 @@ _FEW: Final = 16
 
 def crowd_of(name: str) -> list[list[int]]:
     """Of a model whose family the whole crowd asks another model, fewer ask."""
-    return CROWD if name in ONE_PER_FAMILY else CROWD[:_FEW]
+    if name not in ONE_PER_FAMILY:
+        return CROWD[:_FEW]
+    return _MANY if name in NIGHTLY or name == MANY_AT_ONCE else CROWD
 
 
 def is_clear(top_logprobs: npt.NDArray[np.float32], error_max: float) -> npt.NDArray[np.bool_]:
@@ -138,12 +146,16 @@ def is_clear(top_logprobs: npt.NDArray[np.float32], error_max: float) -> npt.NDA
     return clear
 
 
-def each(names: Sequence[str], *values: Sequence[object]) -> list[ParameterSet]:
-    """Parameters of a test, of each name; those of NIGHTLY are asked when `slow` is."""
-    return [
-        pytest.param(*row, marks=[pytest.mark.slow] if row[0] in NIGHTLY else [])
-        for row in zip(names, *values, strict=True)
-    ]
+def each(
+    names: Sequence[str], *values: Sequence[object], daily: Sequence[str] = ()
+) -> list[ParameterSet]:
+    """Parameters of a test, of each name; those of NIGHTLY are asked when `slow` is.
+
+    With `daily` so are all but these.
+    """
+    rows = list(zip(names, *values, strict=True))
+    slow = {row[0] for row in rows if row[0] in NIGHTLY or (daily and row[0] not in daily)}
+    return [pytest.param(*row, marks=[pytest.mark.slow] if row[0] in slow else []) for row in rows]
 
 
 def ask(factory: pytest.TempPathFactory, name: str | None = None) -> Told:

@@ -131,13 +131,36 @@ def gemma(**changes: Any) -> dict[str, Any]:
     }
 
 
+def gemma2(**changes: Any) -> dict[str, Any]:
+    return {
+        "architectures": ["Gemma2ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attn_logit_softcapping": 50.0,
+        "cache_implementation": "hybrid",
+        "final_logit_softcapping": 30.0,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "initializer_range": 0.02,
+        "model_type": "gemma2",
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "use_cache": True,
+        **SHRUNK,
+        "head_dim": 32,
+        "num_hidden_layers": 3,
+        **changes,
+    }
+
+
 def gemma3(**changes: Any) -> dict[str, Any]:
     return {
         "architectures": ["Gemma3ForCausalLM"],
         "attention_bias": False,
         "attention_dropout": 0.0,
         "attn_logit_softcapping": None,
-        "cache_implementation": "hybrid",
         "final_logit_softcapping": None,
         "hidden_activation": "gelu_pytorch_tanh",
         "initializer_range": 0.02,
@@ -148,7 +171,6 @@ def gemma3(**changes: Any) -> dict[str, Any]:
         "rope_scaling": None,
         "rope_theta": 1000000,
         "sliding_window": 512,
-        "sliding_window_pattern": 6,
         "use_cache": True,
         **SHRUNK,
         "num_key_value_heads": 1,
@@ -178,22 +200,34 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma-2b": gemma(num_key_value_heads=1),
     "gemma-7b": gemma(num_key_value_heads=4, hidden_activation=None),
     "gemma-1.1-2b": gemma(hidden_act="gelu_pytorch_tanh", num_key_value_heads=1),
+    # gemma-2-2b, gemma-2-9b, gemma-2-27b; the window reaches everything here. And caps that bite
+    # models of this size as the published ones bite theirs
+    "gemma2-2b": gemma2(),
+    "gemma2-9b": gemma2(sliding_window_size=4096, num_attention_heads=8, num_key_value_heads=4),
+    "gemma2-27b": gemma2(query_pre_attn_scalar=144, head_dim=16, hidden_size=72),
+    "gemma2-tight": gemma2(
+        query_pre_attn_scalar=1, attn_logit_softcapping=2.0, final_logit_softcapping=6.0
+    ),
     # gemma-3-1b-it, gemma-3-270m, medgemma-27b-text-it; the window reaches everything here
-    "gemma3-1b": gemma3(),
+    "gemma3-1b": gemma3(cache_implementation="hybrid", sliding_window_pattern=6),
     "gemma3-270m": gemma3(
         _sliding_window_pattern=6,
         layer_types=["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
         use_bidirectional_attention=False,
     ),
     "gemma3-27b": gemma3(
-        query_pre_attn_scalar=168, rope_scaling={"factor": 8.0, "rope_type": "linear"}
+        query_pre_attn_scalar=168,
+        rope_scaling={"factor": 8.0, "rope_type": "linear"},
+        sliding_window=1024,
+        sliding_window_pattern=6,
+        num_key_value_heads=2,
     ),
     # SmolLM3-3B, SmolLM3-3B-Base, and what older versions of transformers wrote of it
     "smollm3-3b": smollm3(),
-    "smollm3-3b-base": smollm3(rope_theta=2000000.0, pad_token_id=None),
+    "smollm3-3b-base": smollm3(bos_token_id=None, tie_word_embeddings=True, use_cache=True),
     "smollm3-interval": smollm3(no_rope_layers=None, layer_types=None),
-    # Phi-3-mini-4k, Phi-3-medium-4k, Phi-3-mini-128k, Phi-4-mini
-    "phi3-mini-4k": phi3(num_key_value_heads=4),
+    # Phi-3-mini-4k, of which the window shrinks too, Phi-3-medium-4k, Phi-3-mini-128k, Phi-4-mini
+    "phi3-mini-4k": phi3(num_key_value_heads=4, sliding_window=31),
     "phi3-medium-4k": phi3(num_key_value_heads=1),
     "phi3-mini-128k": phi3(
         rope_scaling={

@@ -25,9 +25,8 @@ KERNELS = {
     "_plan_kernel",
     "_rms_norm_kernel",
     "_rope_write_kv_kernel",
-    "_silu_mul_kernel",
+    "_gate_mul_kernel",
 }
-GELU_KERNELS = KERNELS - {"_silu_mul_kernel"} | {"_gelu_mul_kernel"}
 ON_ROWS = {"_step_rows_kernel", "_advance_rows_kernel"}
 # Float32 through two layers; the bound of the parity with transformers. In fp8 a number that lies
 # on a border between two codes may fall to either side, by 2^-3 of itself: one of 16 numbers of one
@@ -40,6 +39,15 @@ PHI3 = {
     "architectures": ["Phi3ForCausalLM"],
     "head_dim": 16,
     "partial_rotary_factor": 0.75,
+}
+GEMMA = {"model_type": "gemma", "architectures": ["GemmaForCausalLM"], "head_dim": 16}
+GEMMA2 = {
+    "model_type": "gemma2",
+    "architectures": ["Gemma2ForCausalLM"],
+    "head_dim": 16,
+    "query_pre_attn_scalar": 1,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 6.0,
 }
 GEMMA3 = {
     "model_type": "gemma3_text",
@@ -86,6 +94,8 @@ def runs(folder: Path, kv_dtype: str) -> list[dict[str, Any]]:
         pytest.param(QWEN3, "fp8", id="qwen3-fp8"),
         pytest.param(OLMO2, "auto", id="olmo2-auto"),
         pytest.param(PHI3, "fp8", id="phi3-fp8"),
+        pytest.param(GEMMA, "auto", id="gemma-auto", marks=pytest.mark.slow),
+        pytest.param(GEMMA2, "auto", id="gemma2-auto", marks=pytest.mark.slow),
         pytest.param(GEMMA3, "auto", id="gemma3-auto", marks=pytest.mark.slow),
         pytest.param(GRANITE, "auto", id="granite-auto", marks=pytest.mark.slow),
         pytest.param(SMOLLM3, "auto", id="smollm3-auto", marks=pytest.mark.slow),
@@ -102,9 +112,8 @@ def test_token_for_token(changes: dict[str, Any], kv_dtype: str, tmp_path: Path)
         assert result["tokens"] == expected["tokens"]
         for own, known in zip(result["logprobs"], expected["logprobs"], strict=True):
             assert own == pytest.approx(known, abs=LOGPROB_ERROR_MAX[kv_dtype])
-    kernels = KERNELS if "gemma" not in changes.get("model_type", "") else GELU_KERNELS
     for result in results[1::2]:
-        assert result["launches"].keys() >= kernels
+        assert result["launches"].keys() >= KERNELS
     assert not results[0]["launches"]
     assert ahead["tokens"] == expected["tokens"]
-    assert ahead["launches"].keys() >= (kernels - {"_merge_kernel"}) | ON_ROWS
+    assert ahead["launches"].keys() >= (KERNELS - {"_merge_kernel"}) | ON_ROWS

@@ -21,7 +21,7 @@ from kernels import dispatch
 from kernels.attention import plan as attention_plan
 from kernels.attention import triton_launch
 from kernels.kv import rope_write_kv
-from kernels.norms_rope import gelu_mul, rms_norm, silu_mul
+from kernels.norms_rope import gate_mul, rms_norm
 from kernels.rows import advance_rows, step_rows
 from kernels.sampling import logprobs, sample
 from tests.support import quick_interpreter
@@ -43,7 +43,7 @@ STEP_TOKENS = 12
 def count_launches(launches: Counter[str]) -> None:
     """Note every kernel launch by name."""
     modules = (attention_plan, triton_launch, logprobs, rms_norm, rope_write_kv, sample)
-    for module in (*modules, gelu_mul, silu_mul, step_rows, advance_rows):
+    for module in (*modules, gate_mul, step_rows, advance_rows):
         for name, kernel in list(vars(module).items()):
             if name.endswith("_kernel"):
                 setattr(module, name, _Counted(kernel, name, launches))

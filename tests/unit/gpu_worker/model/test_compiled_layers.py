@@ -35,6 +35,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
     "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16},
     "gemma": {**family("Gemma"), "head_dim": 16},
+    "gemma2": {
+        **family("Gemma2"),
+        "head_dim": 16,
+        "query_pre_attn_scalar": 1,
+        "attn_logit_softcapping": 2.0,
+    },
     "gemma3": {
         "model_type": "gemma3_text",
         "architectures": ["Gemma3ForCausalLM"],

@@ -32,6 +32,9 @@ LLAMA3: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 1024,
 }
+GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
+GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+SLIDES_THIRD = ["full_attention"] * 2 + ["sliding_attention", "full_attention"]
 
 
 def config(**changes: Any) -> Any:
@@ -175,14 +178,37 @@ def test_yarn_scales_its_magnitude() -> None:
         ({"auto_map": {"AutoModel": "modeling.X"}}, "run code from the checkpoint"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized (awq)"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
-        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
-        ({"architectures": ["Gemma2ForCausalLM"]}, "computes (it has soft-caps)"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, which is not"),
+        (GEMMA3 | {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0, which"),
+        (GEMMA2 | {"attn_logit_softcapping": 0}, "attn_logit_softcapping: "),
+        (GEMMA2 | {"final_logit_softcapping": math.inf}, "final_logit_softcapping: "),
+        (GEMMA2 | {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        (GEMMA2 | {"sliding_window": None}, "layer 0 is a sliding one and sliding_window is null"),
+        (
+            family("Mistral") | {"sliding_window": None, "layer_types": SLIDES_THIRD},
+            "layer 2 is a sliding one and sliding_window is null; say how many tokens",
+        ),
+        (
+            family("Qwen2") | {"sliding_window": 9, "layer_types": SLIDES_THIRD},
+            "layer 2 is a sliding one and use_sliding_window is false",
+        ),
+        (family("Mistral") | {"sliding_window": 0}, "sliding_window 0 is not a number of tokens"),
+        ({"layer_types": ["full_attention"] * 3}, "layer_types has 3 entries for 4 layers"),
+        (
+            {"layer_types": ["full_attention"] * 2 + ["linear_attention", "mamba"]},
+            "layer_types has linear_attention, mamba, which kaiten does not compute; it computes",
+        ),
         ({"num_key_value_heads": 3}, "8 heads are not a multiple of 3"),
         ({"hidden_size": 60}, "hidden_size 60 is not a multiple of 8"),
         ({"head_dim": 7}, "head_dim 7 is odd"),
         ({"vocab_size": "many"}, "vocab_size:"),
         ({"num_hidden_layers": 0}, "num_hidden_layers:"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        (
+            {"rope_parameters": {"rope_type": "spiral"}},
+            "rope type 'spiral' is not supported (no such kind is known here); kaiten computes "
+            "default, linear",
+        ),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope type 'longrope' needs"),
         (
             family("Phi3")
@@ -264,6 +290,19 @@ def test_layers_without_positions() -> None:
     assert all(each.rope is not None for each in config(no_rope_layers=[0] * 4).blocks)
 
 
+def test_what_gemma_2_caps() -> None:
+    read = config(**GEMMA2, query_pre_attn_scalar=144, sliding_window=512)
+    assert [each.window_tokens for each in read.blocks] == [512, None, 512, None]
+    assert {each.softcap for each in read.blocks} == {50.0}
+    found = read.logits_softcap, read.attention_scale, read.embedding_scale, read.norm_offset
+    assert found == (30.0, 1 / 12, 8.0, 1.0)
+    assert {(each.norms, each.activation) for each in read.blocks} == {("both", "gelu_tanh")}
+    bare = config(**GEMMA2, attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (bare.logits_softcap, bare.blocks[0].softcap) == (None, None)
+    # The published window reaches everything of so short a model.
+    assert bare.window_tokens is None
+
+
 def test_multipliers_are_granites_alone() -> None:
     said = {
         "attention_multiplier": 0.5,
@@ -276,9 +315,6 @@ def test_multipliers_are_granites_alone() -> None:
     assert found == (0.5, 12.0, 0.22, 8.0)
     assert config(**said) == config()
     assert config(**family("Granite")).attention_scale == 1.0
-
-
-GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
 
 
 @pytest.mark.parametrize(

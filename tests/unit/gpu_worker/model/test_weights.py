@@ -183,10 +183,14 @@ def test_files_that_are_broken_or_double(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(ConfigError, match="is in two files"):
         Checkpoint(folder)
-    (folder / INDEX).unlink()
-    (folder / "more.safetensors").unlink()
-    (folder / "model.safetensors").write_bytes(content[:-100])
-    with pytest.raises(ConfigError, match="cannot be read as safetensors"):
+
+
+@pytest.mark.parametrize("kept", [0, 7, 100, -1], ids=["empty", "length", "header", "data"])
+def test_a_shard_that_is_cut_short_is_named(folder: Path, kept: int) -> None:
+    """Wherever it was cut; before a tensor of any other is read."""
+    path = shard(folder) / "model-1.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ConfigError, match=r"model-1\.safetensors cannot be read as safetensors"):
         Checkpoint(folder)
 
 

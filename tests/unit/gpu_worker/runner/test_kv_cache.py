@@ -263,8 +263,8 @@ def test_workers_of_other_kv_are_of_another_class() -> None:
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [
-        ({"head_dim": 258}, "258 elements per head, .* at most 256; take --device cpu"),
-        ({"heads": 130, "kv_heads": 2}, "65 heads per key/value head, .* at most 64"),
+        ({"head_dim": 258}, "head_dim is 258, .* at most 256; take --device cpu"),
+        ({"heads": 130, "kv_heads": 2}, "num_key_value_heads is 65, .* at most 64"),
         ({"head_dim": 256, "heads": 128, "kv_heads": 2}, None),
     ],
 )

@@ -286,12 +286,12 @@ class Elsewhere:
 
 driver.set_active(Elsewhere())
 from kernels import jit
-from kernels.norms_rope.silu_mul import _silu_mul_kernel
+from kernels.norms_rope.gate_mul import _gate_mul_kernel
 told = []
 jit.watch_compiles(told.append)
 x = torch.zeros(2, 64)
 for inner in (32, 48, 24):
-    _silu_mul_kernel.warmup(x, x, inner, x.stride(0), BLOCK=32, grid=(2, 1))
+    _gate_mul_kernel.warmup(x, x, inner, x.stride(0), IS_GELU=False, BLOCK=32, grid=(2, 1))
 print(*told, sep="\\n")
 """
 
@@ -317,7 +317,7 @@ def test_triton_tells_of_each_compile_once(tmp_path: Path) -> None:
     told = done.stdout.splitlines()
     # Divisible by 16 twice, then not.
     assert len(told) == 2
-    assert all(line.startswith("_silu_mul_kernel [('*fp32', 'D'), ") for line in told)
+    assert all(line.startswith("_gate_mul_kernel [('*fp32', 'D'), ") for line in told)
     assert "('i32', 'D')" in told[0]
     assert "('i32', '')" in told[1]
 

@@ -1,4 +1,4 @@
-"""rms_norm, rope, silu_mul, write_kv and the fusion of three of them."""
+"""rms_norm, rope, gate_mul, write_kv and the fusion of three of them."""
 
 import pytest
 import torch
@@ -7,10 +7,9 @@ from torch import Tensor
 from kernels import dispatch
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import write_kv, write_kv_reference
-from kernels.norms_rope.gelu_mul import gelu_mul
+from kernels.norms_rope.gate_mul import gate_mul
 from kernels.norms_rope.rms_norm import add_rms_norm, add_rms_norm_rows, rms_norm, rms_norm_rows
 from kernels.norms_rope.rope import rope, rope_table
-from kernels.norms_rope.silu_mul import silu_mul
 from tests.support.tolerances import (
     Exact,
     gamma,
@@ -110,16 +109,16 @@ def test_norm_of_heads_inside_fused_qkv(generator: torch.Generator, head_dim: in
 @pytest.mark.parametrize(("tokens", "inner"), [(0, 4), (1, 1), (3, 33), (2, 2049)])
 def test_gates(generator: torch.Generator, dtype: torch.dtype, tokens: int, inner: int) -> None:
     gate_up = (torch.randn(tokens, 2 * inner, generator=generator) * 3).to(dtype)
-    assert excess(silu_mul_exact(gate_up), silu_mul(gate_up)) <= 1.0
-    assert excess(gelu_mul_exact(gate_up), gelu_mul(gate_up)) <= 1.0
+    assert excess(silu_mul_exact(gate_up), gate_mul(gate_up)) <= 1.0
+    assert excess(gelu_mul_exact(gate_up), gate_mul(gate_up, is_gelu=True)) <= 1.0
 
 
 # The exponential is infinite there, as it should be; only numpy says so.
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 def test_large_gates() -> None:
     x = torch.tensor([[-1e4, -100.0, 100.0, 1e4, 1.0, 1.0, 1.0, 1.0]])
-    assert excess(silu_mul_exact(x), silu_mul(x)) <= 1.0
-    assert excess(gelu_mul_exact(x), gelu_mul(x)) <= 1.0
+    assert excess(silu_mul_exact(x), gate_mul(x)) <= 1.0
+    assert excess(gelu_mul_exact(x), gate_mul(x, is_gelu=True)) <= 1.0
 
 
 class Step:

@@ -1,4 +1,4 @@
-"""rms_norm, rope, silu_mul and write_kv: against their formulas, the same bits row by row."""
+"""rms_norm, rope, gate_mul and write_kv: against their formulas, the same bits row by row."""
 
 import pytest
 import torch
@@ -6,10 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels.kv.write_kv import write_kv
-from kernels.norms_rope.gelu_mul import gelu_mul
+from kernels.norms_rope.gate_mul import gate_mul
 from kernels.norms_rope.rms_norm import add_rms_norm, rms_norm
 from kernels.norms_rope.rope import rope, rope_table
-from kernels.norms_rope.silu_mul import silu_mul
 from tests.support.tolerances import Exact, gamma, gelu_mul_exact, rms_norm_exact, silu_mul_exact
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -40,10 +39,10 @@ def test_rms_norm(path: str, rows: int, hidden: int, dtype: torch.dtype, seed: i
 def test_rows_keep_their_bits(path: str, generator: torch.Generator, dtype: torch.dtype) -> None:
     x = torch.randn(70, 768, generator=generator).to(dtype)
     weight = torch.rand(768, generator=generator).to(dtype)
-    normed, gated = rms_norm(x, weight, 1e-6), silu_mul(x)
+    normed, gated = rms_norm(x, weight, 1e-6), gate_mul(x)
     for rows in (1, 2, 3, 33):
         assert torch.equal(rms_norm(x[:rows], weight, 1e-6), normed[:rows])
-        assert torch.equal(silu_mul(x[:rows]), gated[:rows])
+        assert torch.equal(gate_mul(x[:rows]), gated[:rows])
 
 
 def test_norm_of_heads_keeps_its_shape(path: str, generator: torch.Generator) -> None:
@@ -65,14 +64,14 @@ def test_norm_of_heads_inside_fused_qkv(path: str, generator: torch.Generator) -
 def test_gates(path: str, rows: int, inner: int, dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(inner)
     x = torch.randn(rows, 2 * inner, generator=g).to(dtype)
-    assert silu_mul_exact(x).excess(silu_mul(x)) <= 1.0
-    assert gelu_mul_exact(x).excess(gelu_mul(x)) <= 1.0
+    assert silu_mul_exact(x).excess(gate_mul(x)) <= 1.0
+    assert gelu_mul_exact(x).excess(gate_mul(x, is_gelu=True)) <= 1.0
 
 
 def test_large_gates(path: str) -> None:
     x = torch.tensor([[-1e4, -100.0, 100.0, 1e4, 1.0, 1.0, 1.0, 1.0]])
-    assert silu_mul_exact(x).excess(silu_mul(x)) <= 1.0
-    assert gelu_mul_exact(x).excess(gelu_mul(x)) <= 1.0
+    assert silu_mul_exact(x).excess(gate_mul(x)) <= 1.0
+    assert gelu_mul_exact(x).excess(gate_mul(x, is_gelu=True)) <= 1.0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -151,9 +150,9 @@ PAGES = torch.zeros(2, 1, 4, 8)
         ("weight", lambda: rms_norm(torch.ones(2, 4), torch.ones(5), 1e-5)),
         ("eps", lambda: rms_norm(torch.ones(2, 4), torch.ones(4), -1.0)),
         ("residual", lambda: add_rms_norm(torch.ones(2, 4), torch.ones(1, 4), torch.ones(4), 0.1)),
-        ("gate_up", lambda: silu_mul(torch.ones(2, 5))),
-        ("gate_up", lambda: gelu_mul(torch.ones(2, 5))),
-        ("gate_up", lambda: silu_mul(torch.ones(2, 2, 4))),
+        ("gate_up", lambda: gate_mul(torch.ones(2, 5))),
+        ("gate_up", lambda: gate_mul(torch.ones(2, 5), is_gelu=True)),
+        ("gate_up", lambda: gate_mul(torch.ones(2, 2, 4))),
         ("k", lambda: rope(torch.ones(2, 1, 8), torch.ones(3, 1, 8), torch.zeros(2).long(), T8)),
         ("positions", lambda: rope(torch.ones(2, 1, 8), torch.ones(2, 1, 8), torch.zeros(2), T8)),
         (
