@@ -15,14 +15,13 @@ from gateway import errors
 from gateway.http_bodies import Bodies
 from gateway.http_gate import header
 from gateway.json_body import JsonBody
-from gateway.openai_format import SSE_DONE, sse
+from gateway.sse import DONE, PING, sse
 from gateway.tenants import Tenant
 from service_kit.errors import KaitenError
 
 JSON_TYPE: Final = b"application/json"
 EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"
 # A comment: clients skip it, proxies and browsers see that the stream lives.
-SSE_PING: Final = b": ping\n\n"
 
 log = structlog.get_logger()
 
@@ -80,7 +79,7 @@ class Exchange:
             if due_s > 0:
                 await asyncio.sleep(due_s)
             else:
-                await self.send_events(SSE_PING)
+                await self.send_events(PING)
 
     async def end_events(self, raw: bytes) -> None:
         await self._send({"type": "http.response.body", "body": raw})
@@ -97,7 +96,7 @@ class Exchange:
         if not self._is_started:
             await self.send_json(status, body, headers)
         elif self._has_events:
-            await self.end_events(sse(body) + SSE_DONE)
+            await self.end_events(sse(body) + DONE)
 
     async def _start(self, status: int, content_type: bytes, extra: dict[str, str]) -> None:
         self._is_started = True

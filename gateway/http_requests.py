@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from gateway import sse
 from gateway.front import Front, Seen
 from gateway.generation import Delta, Done, Explained, Finished, Generation
 from gateway.http_bodies import Bodies
@@ -20,7 +21,6 @@ from gateway.http_io import Exchange, answer, now_s
 from gateway.http_stream import send_stream
 from gateway.json_body import JsonBody
 from gateway.openai_format import (
-    SSE_DONE,
     ChatShape,
     CompletionShape,
     Echo,
@@ -104,7 +104,7 @@ class StoredRequests:
             with_positions=True,
         )
         usage = await send_stream(exchange, stream, [generation], [Echo()], self._config.sse_ping_s)
-        await exchange.end_events(stream.usage(usage) + SSE_DONE)
+        await exchange.end_events(stream.usage(usage) + sse.DONE)
 
     async def _gather(self, public: str, generation: Generation) -> dict[str, Any]:
         """A finished request as one object."""

@@ -3,7 +3,6 @@
 A `Shape` is one of the two endpoints; what they share is in `Stream` and `Gather`.
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.detokenize import Detokenizer, Pieces
 from gateway.generation import Delta, Explained, Finished
+from gateway.sse import sse
 from protos.kaiten.v1.common_pb2 import FinishReason
 from protos.kaiten.v1.inference_service_pb2 import Done as DoneMessage
 from service_kit.errors import Cancelled, DeadlineExceeded, Failed, KaitenError
@@ -422,15 +422,3 @@ def _as_error(finished: Finished) -> KaitenError:
         phase = "decode" if finished.output_tokens else "queue or prefill"
         return DeadlineExceeded(phase, finished.error)
     return Failed(finished.error or "the system could not compute this choice")
-
-
-def sse(content: dict[str, Any]) -> bytes:
-    """One server-sent event."""
-    return (
-        b"data: "
-        + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
-        + b"\n\n"
-    )
-
-
-SSE_DONE: Final = b"data: [DONE]\n\n"

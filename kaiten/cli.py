@@ -112,8 +112,9 @@ def serve(
     allowed_hosts: AllowedHosts = None,
 ) -> int:
     """Serve a model: store, scheduler, workers and gateway as processes under one supervisor."""
-    from kaiten import display, errors, model_source, stack
+    from kaiten import display, model_source, stack
     from kaiten.serve import serve as serve_stack
+    from kaiten.start_error import StartError
 
     try:
         options = stack.ServeOptions(
@@ -141,7 +142,7 @@ def serve(
             allowed_hosts=allowed_hosts,
         )
         return asyncio.run(serve_stack(options))
-    except errors.StartError as error:
+    except StartError as error:
         display.show_start_error(error)
         return 1
 

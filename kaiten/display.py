@@ -1,27 +1,19 @@
 """What `kaiten serve` says: bars while things load, plain lines when nobody watches or later on."""
 
 import math
-import sys
 import time
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from kaiten.errors import StartError
+from kaiten.console import console
 from kaiten.log_reading import activity_of
+from kaiten.start_error import StartError
 
-COLUMNS_WHEN_PIPED = 100
 WAIT_SHOWN_S = 5.0
-
-
-def console(*, stderr: bool = True) -> Console:
-    """A console that does not wrap at 80 columns in a log file."""
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else COLUMNS_WHEN_PIPED)
 
 
 def show_start_error(error: StartError) -> None:

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from kaiten import ports, store
-from kaiten.display import console
-from kaiten.errors import StartError
+from kaiten.console import console
 from kaiten.mini import CHECKPOINT
 from kaiten.stack import core_count
+from kaiten.start_error import StartError
 
 Status = Literal["ok", "warn", "fail"]
 PYTHON_MIN: Final = (3, 11)

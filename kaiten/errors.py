@@ -1,7 +1,6 @@
-"""What goes wrong for users: starting the stack, and talking to it.
+"""What goes wrong when talking to a gateway.
 
-Client errors mirror the services' taxonomy: one class per gRPC code, `retry_after_s` where waiting
-helps.
+It mirrors the services' taxonomy: one class per gRPC code, `retry_after_s` where waiting helps.
 """
 
 from collections.abc import Iterator
@@ -12,15 +11,6 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
-
-
-class StartError(Exception):
-    """The stack cannot start: `cause` says why, `fix` what to do about it."""
-
-    def __init__(self, cause: str, fix: str = "") -> None:
-        super().__init__(f"{cause}\n{fix}".strip())
-        self.cause = cause
-        self.fix = fix
 
 
 class ApiError(Exception):

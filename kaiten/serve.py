@@ -12,9 +12,10 @@ from typing import Final
 import grpc
 
 from kaiten import ready
-from kaiten.display import TerminalDisplay, console
-from kaiten.errors import StartError
+from kaiten.console import console
+from kaiten.display import TerminalDisplay
 from kaiten.stack import ServeOptions, planned_stack
+from kaiten.start_error import StartError
 from kaiten.supervisor import Supervisor
 
 DISK_MB_MIN: Final = 32

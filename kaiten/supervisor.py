@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol
 
 from kaiten.child import Child, ChildDied, exit_text
-from kaiten.errors import StartError
 from kaiten.log_reading import cause_of, fix_of
 from kaiten.stack import Stack
+from kaiten.start_error import StartError
 from kaiten.waits import doubled_s
 
 RESTART_S_MIN: Final = 0.2

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from kaiten.api_key import HOW_TO_GIVE
 from kaiten.client import Client, Generation
-from kaiten.display import console
+from kaiten.console import console
 from kaiten.errors import ApiError, UnauthenticatedError, UnavailableError
 
 # A person is watching: say quickly that nobody answers.

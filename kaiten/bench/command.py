@@ -24,7 +24,7 @@ from kaiten.bench.plan import Plan, make_plan
 from kaiten.bench.report import ROWS, Run, by_name, figure, page, ratio_text
 from kaiten.bench.runner import Load
 from kaiten.bench.targets import AskError, Target, target_of
-from kaiten.display import console
+from kaiten.console import console
 
 SCHEMA_VERSION: Final = 1
 HINTS: Final = {

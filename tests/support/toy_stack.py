@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 
 from kaiten.child import ChildSpec
-from kaiten.errors import StartError
 from kaiten.stack import Stack
+from kaiten.start_error import StartError
 from kaiten.supervisor import Supervisor
 
 STAND_IN = """

@@ -17,10 +17,10 @@ from rich.console import Console
 
 from kaiten import display, log_reading, model_source, ready, serve, store
 from kaiten.child import Child, ChildSpec
-from kaiten.errors import StartError
 from kaiten.model_source import ModelSource
 from kaiten.scheduling import Scheduling
 from kaiten.stack import ServeOptions, Stack, planned_stack
+from kaiten.start_error import StartError
 from protos.kaiten.v1 import common_pb2, model_service_pb2
 
 BOX = """\
