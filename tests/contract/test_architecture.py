@@ -23,6 +23,17 @@ ALLOWED = {
 CORE = ROOT / "scheduler_svc" / "core"
 # Floors of a folder from the roof down; rooms of one floor do not know each other.
 ROOMS = {
+    "gateway": [
+        ("__main__",),
+        ("main",),
+        ("app",),
+        ("openai", "grpc"),
+        ("settings",),
+        ("http",),
+        ("requests",),
+        ("observe", "text"),
+        ("tenants", "values"),
+    ],
     "gpu_worker": [
         ("__main__",),
         ("main",),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.control_texts import ControlTexts
+from gateway.text.control_texts import ControlTexts
 
 # As Llama 3 has them: hundreds that begin alike.
 RESERVED = [f"<|reserved_special_token_{index}|>" for index in range(250)]

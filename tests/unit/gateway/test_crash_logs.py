@@ -12,13 +12,13 @@ import httpx
 import pytest
 import structlog
 
-from gateway.http_bodies import Bodies, BodyLimits
-from gateway.http_gate import Gate
-from gateway.http_io import Exchange, answer
-from gateway.http_server import HttpServer
-from gateway.json_body import JsonBody
+from gateway.http.bodies import Bodies, BodyLimits
+from gateway.http.exchange import Exchange, answer
+from gateway.http.json_body import JsonBody
+from gateway.http.middleware import Gate
+from gateway.http.server import HttpServer
+from gateway.http.web_pages import WebPolicy
 from gateway.tenants import Keyring, Tenant, digest
-from gateway.web_pages import WebPolicy
 from service_kit import logs
 
 KEY = "kt-91c2-never-to-be-shown"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from gateway.detokenize import Detokenizer, Pieces, decode
+from gateway.text.detokenizer import Detokenizer, Pieces, decode
 from service_kit.errors import ConfigError
 from tests.support import tokenizers as built
 

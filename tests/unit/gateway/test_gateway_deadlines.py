@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.generation import Finished
-from gateway.grpc_api import raise_if_late
-from gateway.openai_format import reason_of
+from gateway.grpc.inference import raise_if_late
+from gateway.openai.replies import reason_of
+from gateway.requests.stream import Finished
 from protos.kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import DeadlineExceeded
 

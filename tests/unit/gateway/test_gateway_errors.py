@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway import errors as http
-from gateway.validate import FarTooLong, PromptTooLong, TextTooLong, TooMany
+from gateway.http import errors as http
+from gateway.requests.validation import FarTooLong, PromptTooLong, TextTooLong, TooMany
 from ledger import DamagedLedger, Fenced, StoreLost
 from service_kit import errors, grpc_errors
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.choice_text import ChoiceText
-from gateway.detokenize import Pieces
-from gateway.generation import Choice, Delta, Event, Finished, new_choices, replay, told
+from gateway.requests.stream import Choice, Delta, Event, Finished, new_choices, replay, told
+from gateway.text.choice_text import ChoiceText
+from gateway.text.detokenizer import Pieces
 from ledger import Update
 from protos.kaiten.v1.common_pb2 import FinishReason
 from protos.kaiten.v1.inference_service_pb2 import Done, Usage

@@ -5,9 +5,16 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.detokenize import Pieces
-from gateway.generation import DELTA_TOKENS_MAX, Accepted, Delta, Event, Generation, new_choices
-from gateway.wire import event_to_proto
+from gateway.grpc.convert import event_to_proto
+from gateway.requests.stream import (
+    DELTA_TOKENS_MAX,
+    Accepted,
+    Delta,
+    Event,
+    Generation,
+    new_choices,
+)
+from gateway.text.detokenizer import Pieces
 from ledger import Update
 from protos.kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
 from protos.kaiten.v1.ledger_pb2 import RenderOptions, SequenceFinished

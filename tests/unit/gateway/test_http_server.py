@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
-from gateway import http_connection
-from gateway.http_connection import ConnectionLimits
-from gateway.http_server import HttpServer
+from gateway.http import connection
+from gateway.http.connection import ConnectionLimits
+from gateway.http.server import HttpServer
 
 
 async def app(scope: Any, _receive: Any, send: Any) -> None:
@@ -112,7 +112,7 @@ async def test_half_a_second_header_is_not_waited_for() -> None:
 
 
 async def test_the_rest_of_a_body_that_nobody_reads_is_not_waited_for(monkeypatch: Any) -> None:
-    monkeypatch.setattr(http_connection, "BODY_GRACE_S", 0.1)
+    monkeypatch.setattr(connection, "BODY_GRACE_S", 0.1)
     async with listening(SHORT) as port:
         reply = await told(port, HEAD + b"\r\n12345")
         assert reply.count(b"HTTP/1.1") <= 1

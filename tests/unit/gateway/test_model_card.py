@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway import model_card
-from gateway.model_card import SamplingDefaults
+from gateway.text import model_card
+from gateway.text.model_card import SamplingDefaults
 from service_kit.errors import ConfigError
 from tests.support.tokenizers import sentencepiece_bpe, write_model_folder
 

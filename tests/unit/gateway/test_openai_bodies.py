@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.json_body import STRINGS_MAX, VALUES_MAX, JsonBody
-from gateway.openai_models import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
+from gateway.http.json_body import STRINGS_MAX, VALUES_MAX, JsonBody
+from gateway.openai.request_models import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+    parse,
+)
 from service_kit.errors import InvalidRequest
 
 TOO_MANY = "the body must have at most"

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from gateway import errors, openapi
-from gateway.asks import TokenPrompt
-from gateway.json_body import JsonBody
-from gateway.model_card import SamplingDefaults
-from gateway.openai_models import (
+from gateway.http import errors
+from gateway.http.json_body import JsonBody
+from gateway.openai import openapi
+from gateway.openai.openapi_bodies import decimals_below
+from gateway.openai.request_models import (
     HARMLESS,
     NEUTRAL,
     ChatBody,
@@ -25,9 +25,10 @@ from gateway.openai_models import (
     parse,
     spoken_as,
 )
-from gateway.openapi_bodies import decimals_below
+from gateway.requests.validation import Limits, Model, check, to_record
 from gateway.tenants import Tenant
-from gateway.validate import Limits, Model, check, to_record
+from gateway.text.model_card import SamplingDefaults
+from gateway.values.generation_request import TokenPrompt
 from service_kit.errors import InvalidRequest, KaitenError
 from tests.support.json_schema import Schema, has_type, is_valid, resolved
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway import operators
-from gateway.operators import Operators, Part
+from gateway.grpc import operators
+from gateway.grpc.operators import Operators, Part
 from gateway.tenants import Keyring
 from ledger import Lease
 from protos.kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader

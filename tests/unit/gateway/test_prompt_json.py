@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from gateway.detokenize import Pieces
-from gateway.generation import Explained
-from gateway.openai_format import CompletionShape, Namer
+from gateway.openai.replies import CompletionShape, Namer
+from gateway.requests.stream import Explained
+from gateway.text.detokenizer import Pieces
 from protos.kaiten.v1.common_pb2 import PromptLogprobs
 from tests.support.tokenizers import byte_level_bpe
 

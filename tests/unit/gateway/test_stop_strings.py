@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.choice_text import ChoiceText
-from gateway.detokenize import Pieces, decode
-from gateway.stop_strings import StopMatcher
+from gateway.text.choice_text import ChoiceText
+from gateway.text.detokenizer import Pieces, decode
+from gateway.text.stop_strings import StopMatcher
 from tests.support import tokenizers as built
 
 letters = st.text(alphabet="ab", max_size=12)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gateway.template import ChatTemplate, TemplateFailed
-from gateway.template_process import TemplateLimits, TemplateProcess
+from gateway.text.chat_template import ChatTemplate, TemplateFailed
+from gateway.text.template_process import TemplateLimits, TemplateProcess
 from service_kit.errors import InvalidRequest
 from tests.support.gateway_stack import until
 

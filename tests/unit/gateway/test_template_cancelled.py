@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from gateway.template_process import TemplateProcess
+from gateway.text.template_process import TemplateProcess
 
 TEMPLATE = "{{ messages[0].content }}"
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.choice_text import ChoiceText
-from gateway.detokenize import Detokenizer, Pieces
-from gateway.generation import Delta, Event, Finished, new_choices
+from gateway.requests.stream import Delta, Event, Finished, new_choices
+from gateway.text.choice_text import ChoiceText
+from gateway.text.detokenizer import Detokenizer, Pieces
 from ledger import Update
 from protos.kaiten.v1.common_pb2 import FinishReason
 from protos.kaiten.v1.ledger_pb2 import RenderOptions, SequenceFinished

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.asks import Ask, SamplingAsk, TextPrompt, TokenPrompt
-from gateway.json_body import JsonBody
-from gateway.model_card import SamplingDefaults
-from gateway.openai_models import ChatBody, CompletionBody, parse
+from gateway.grpc.convert import SAMPLING_LISTS, SAMPLING_SCALARS, ask_from_proto
+from gateway.http.json_body import JsonBody
+from gateway.openai.request_models import ChatBody, CompletionBody, parse
+from gateway.requests.validation import Limits, Model, PromptTooLong, check, to_record
 from gateway.tenants import Tenant
-from gateway.validate import Limits, Model, PromptTooLong, check, to_record
-from gateway.wire import SAMPLING_LISTS, SAMPLING_SCALARS, ask_from_proto
+from gateway.text.model_card import SamplingDefaults
+from gateway.values.generation_request import Ask, SamplingAsk, TextPrompt, TokenPrompt
 from kaiten.asking import request_from
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import SamplingParams, TokenBias, TokenSequence

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from gateway.http.web_pages import WebPolicy
 from gateway.settings import GatewaySettings
-from gateway.web_pages import WebPolicy
 
 
 @pytest.mark.parametrize(
