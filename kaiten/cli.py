@@ -13,6 +13,7 @@ from cyclopts.validators import Number
 
 from kaiten.api_key import ApiKeyFile, api_key
 from kaiten.scheduling import Scheduling
+from kaiten.start_error import StartError
 
 # What each role's command becomes. They take their own flags, see `kaiten gateway --help`.
 SERVICES: Final = {
@@ -114,7 +115,6 @@ def serve(
     """Serve a model: store, scheduler, workers and gateway as processes under one supervisor."""
     from kaiten import display, model_source, stack
     from kaiten.serve import serve as serve_stack
-    from kaiten.start_error import StartError
 
     try:
         options = stack.ServeOptions(

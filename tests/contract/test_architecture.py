@@ -172,7 +172,7 @@ def test_no_two_files_import_each_other(folder: str) -> None:
     assert not below, f"these import each other: {sorted(below)}"
 
 
-@pytest.mark.parametrize("folder", [*ROOMS, "tests/unit/gpu_worker", "tests/unit/kernels"])
+@pytest.mark.parametrize("folder", [*ROOMS, *(f"tests/unit/{folder}" for folder in ROOMS)])
 def test_no_room_is_a_street(folder: str) -> None:
     rooms = [ROOT / folder, *(each for each in (ROOT / folder).rglob("*") if each.is_dir())]
     # Those of another version may still lie where Python keeps what it compiled.
