@@ -24,7 +24,7 @@ from benchmarks.core.bench_scheduler import Bench
 from benchmarks.recording import RESULTS, cpu_model, versions
 from gateway.text.detokenizer import Detokenizer, Pieces
 from gateway.text.stop_strings import StopMatcher
-from kaiten.following import Following
+from kaiten.client.following import Following
 from kaiten.mini import CHECKPOINT
 from ledger import Ledger
 from protos.kaiten.v1 import inference_service_pb2 as pb

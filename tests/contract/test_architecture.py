@@ -42,6 +42,13 @@ ROOMS = {
         ("batch", "model"),
         ("settings",),
     ],
+    "kaiten": [
+        ("__main__",),
+        ("cli",),
+        ("bench",),
+        ("client", "local"),
+        ("api_key", "console", "mini", "waits"),
+    ],
     "kernels": [
         ("layers",),
         ("attention", "linear", "rows", "sampling"),

@@ -17,7 +17,7 @@ from gateway.requests.validation import Limits, Model, PromptTooLong, check, to_
 from gateway.tenants import Tenant
 from gateway.text.model_card import SamplingDefaults
 from gateway.values.generation_request import Ask, SamplingAsk, TextPrompt, TokenPrompt
-from kaiten.asking import request_from
+from kaiten.client.request import request_from
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import SamplingParams, TokenBias, TokenSequence
 from protos.kaiten.v1.ledger_pb2 import SubmitRecord

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kaiten.mini import exchanges, rules, world
+from tools.mini import exchanges, rules, world
 
 Role = Literal["system", "user", "assistant"]
 Bound = dict[str, str]

@@ -13,11 +13,11 @@ from typing import Final, Literal
 from rich.table import Table
 from rich.text import Text
 
-from kaiten import ports, store
 from kaiten.console import console
+from kaiten.local import ports, store
+from kaiten.local.stack import core_count
+from kaiten.local.start_error import StartError
 from kaiten.mini import CHECKPOINT
-from kaiten.stack import core_count
-from kaiten.start_error import StartError
 
 Status = Literal["ok", "warn", "fail"]
 PYTHON_MIN: Final = (3, 11)

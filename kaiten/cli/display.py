@@ -10,8 +10,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
 from kaiten.console import console
-from kaiten.log_reading import activity_of
-from kaiten.start_error import StartError
+from kaiten.local.log_reading import activity_of
+from kaiten.local.start_error import StartError
 
 WAIT_SHOWN_S = 5.0
 

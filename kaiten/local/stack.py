@@ -11,13 +11,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from kaiten import store
-from kaiten.child import ChildSpec
-from kaiten.health import is_serving
-from kaiten.model_source import ModelSource
-from kaiten.ports import LOOPBACK, HeldPort, claim
-from kaiten.scheduling import Scheduling
-from kaiten.start_error import StartError
+from kaiten.local import store
+from kaiten.local.child import ChildSpec
+from kaiten.local.health import is_serving
+from kaiten.local.model_source import ModelSource
+from kaiten.local.ports import LOOPBACK, HeldPort, claim
+from kaiten.local.scheduling import Scheduling
+from kaiten.local.start_error import StartError
 
 # The first to be there leads. The other stands by, at 45 MB: who leads is killed, and nobody waits
 # for a process to start or for a lease to run out.

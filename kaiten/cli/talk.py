@@ -6,8 +6,8 @@ from rich.text import Text
 
 from kaiten.api_key import HOW_TO_GIVE
 from kaiten.client import Client, Generation
+from kaiten.client.errors import ApiError, UnauthenticatedError, UnavailableError
 from kaiten.console import console
-from kaiten.errors import ApiError, UnauthenticatedError, UnavailableError
 
 # A person is watching: say quickly that nobody answers.
 RESUME_S = 5.0

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from kaiten.errors import DeadlineExceededError
+from kaiten.client.errors import DeadlineExceededError
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 # How long a lost gateway is looked for before UnavailableError.

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from kaiten.api_key import VARIABLE
-from kaiten.stack import Stack
+from kaiten.local.stack import Stack
 from protos.kaiten.v1 import (
     common_pb2,
     model_service_pb2,

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from kaiten.start_error import StartError
+from kaiten.local.start_error import StartError
 
 VERSION_MIN: Final = (7, 2)
 # sun_path holds 108 bytes with its terminator.

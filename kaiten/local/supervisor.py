@@ -10,10 +10,10 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol
 
-from kaiten.child import Child, ChildDied, exit_text
-from kaiten.log_reading import cause_of, fix_of
-from kaiten.stack import Stack
-from kaiten.start_error import StartError
+from kaiten.local.child import Child, ChildDied, exit_text
+from kaiten.local.log_reading import cause_of, fix_of
+from kaiten.local.stack import Stack
+from kaiten.local.start_error import StartError
 from kaiten.waits import doubled_s
 
 RESTART_S_MIN: Final = 0.2

@@ -11,12 +11,12 @@ from typing import Final
 
 import grpc
 
-from kaiten import ready
+from kaiten.cli import ready
+from kaiten.cli.display import TerminalDisplay
 from kaiten.console import console
-from kaiten.display import TerminalDisplay
-from kaiten.stack import ServeOptions, planned_stack
-from kaiten.start_error import StartError
-from kaiten.supervisor import Supervisor
+from kaiten.local.stack import ServeOptions, planned_stack
+from kaiten.local.start_error import StartError
+from kaiten.local.supervisor import Supervisor
 
 DISK_MB_MIN: Final = 32
 

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from kaiten.errors import InvalidRequestError
+from kaiten.client.errors import InvalidRequestError
 from protos.kaiten.v1 import common_pb2, inference_service_pb2
 
 

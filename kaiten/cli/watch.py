@@ -9,10 +9,10 @@ from typing import Final
 import grpc
 from google.protobuf.json_format import MessageToJson
 
-from kaiten.connection import OPTIONS, with_key
-from kaiten.errors import ApiError, from_rpc_error
-from kaiten.live_core import NO_BLOCK, LiveCore, LiveSequence
-from kaiten.talk import RESUME_S, complain
+from kaiten.cli.talk import RESUME_S, complain
+from kaiten.client.connection import OPTIONS, with_key
+from kaiten.client.errors import ApiError, from_rpc_error
+from kaiten.client.live_core import NO_BLOCK, LiveCore, LiveSequence
 from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from protos.kaiten.v1.watch_pb2 import (
     PassedOver,

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from kaiten.mini import grammar
+from tools.mini import grammar
 
 BOS: Final = "<|bos|>"
 EOS: Final = "<|eos|>"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kaiten import tether
+from kaiten.local import tether
 
 TETHER: Final = str(Path(tether.__file__))
 READY_POLL_S: Final = 0.05

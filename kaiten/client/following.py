@@ -8,8 +8,13 @@ handed out again, and a hole is an error, never silence.
 from dataclasses import dataclass, field
 from typing import Final
 
-from kaiten.errors import ApiError, InternalServerError, RequestCancelledError, UnavailableError
-from kaiten.results import (
+from kaiten.client.errors import (
+    ApiError,
+    InternalServerError,
+    RequestCancelledError,
+    UnavailableError,
+)
+from kaiten.client.results import (
     Choice,
     Completion,
     Delta,

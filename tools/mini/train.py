@@ -1,4 +1,4 @@
-"""Train the shipped model: `python -m kaiten.mini.train --out kaiten/mini/checkpoint`.
+"""Train the shipped model: `python -m tools.mini.train --out kaiten/mini/checkpoint`.
 
 One seeded command from the grammar to a checkpoint in the Hugging Face layout. The corpus and the
 tokenizer are the same everywhere; the last bits of the weights depend on the machine's arithmetic.
@@ -19,7 +19,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from kaiten.mini import card, tokens
+from tools.mini import card, tokens
 
 HELD_OUT_SEED = 1_000_003
 

@@ -20,8 +20,9 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from kaiten.mini import CHECKPOINT, grammar, tokens
+from kaiten.mini import CHECKPOINT
 from tests.support.once import made_once
+from tools.mini import grammar, tokens
 
 ROOT = Path(__file__).parents[3]
 
@@ -76,7 +77,7 @@ TRAINING = """
 import sys
 from pathlib import Path
 import torch
-from kaiten.mini import tokens, train
+from tools.mini import tokens, train
 torch.set_num_threads(1)
 recipe = train.Recipe(steps=3, rows_per_step=2, hidden=128, layers=1, sample_tokens_max=4)
 tokenizer = tokens.train_tokenizer(seed=recipe.seed, documents=200, vocab_size=600)

@@ -12,8 +12,8 @@ from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
 from kaiten.api_key import ApiKeyFile, api_key
-from kaiten.scheduling import Scheduling
-from kaiten.start_error import StartError
+from kaiten.local.scheduling import Scheduling
+from kaiten.local.start_error import StartError
 
 # What each role's command becomes. They take their own flags, see `kaiten gateway --help`.
 SERVICES: Final = {
@@ -113,38 +113,34 @@ def serve(
     allowed_hosts: AllowedHosts = None,
 ) -> int:
     """Serve a model: store, scheduler, workers and gateway as processes under one supervisor."""
-    from kaiten import display, model_source, stack
-    from kaiten.serve import serve as serve_stack
+    from kaiten.cli.serve import serve as serve_stack
+    from kaiten.local import model_source, stack
 
-    try:
-        options = stack.ServeOptions(
-            model=model_source.resolve(model, served_model_name),
-            data_dir=data_dir.expanduser().resolve(),
-            host=host,
-            grpc_port=grpc_port,
-            http_port=http_port,
-            dtype=dtype,
-            weight_dtype=weight_dtype,
-            kv_dtype=kv_dtype,
-            scheduling=scheduling or Scheduling(),
-            workers=workers,
-            redis_url=redis_url,
-            cell=cell,
-            slots=slots,
-            step_tokens=step_tokens,
-            mixed_step_ms=mixed_step_ms,
-            gather_ms=gather_ms,
-            kv_memory_mb=kv_memory_mb,
-            kv_blocks=kv_blocks,
-            threads=threads,
-            api_keys_file=None if api_keys_file is None else api_keys_file.expanduser().resolve(),
-            cors_origins=cors_origins,
-            allowed_hosts=allowed_hosts,
-        )
-        return asyncio.run(serve_stack(options))
-    except StartError as error:
-        display.show_start_error(error)
-        return 1
+    options = stack.ServeOptions(
+        model=model_source.resolve(model, served_model_name),
+        data_dir=data_dir.expanduser().resolve(),
+        host=host,
+        grpc_port=grpc_port,
+        http_port=http_port,
+        dtype=dtype,
+        weight_dtype=weight_dtype,
+        kv_dtype=kv_dtype,
+        scheduling=scheduling or Scheduling(),
+        workers=workers,
+        redis_url=redis_url,
+        cell=cell,
+        slots=slots,
+        step_tokens=step_tokens,
+        mixed_step_ms=mixed_step_ms,
+        gather_ms=gather_ms,
+        kv_memory_mb=kv_memory_mb,
+        kv_blocks=kv_blocks,
+        threads=threads,
+        api_keys_file=None if api_keys_file is None else api_keys_file.expanduser().resolve(),
+        cors_origins=cors_origins,
+        allowed_hosts=allowed_hosts,
+    )
+    return asyncio.run(serve_stack(options))
 
 
 @app.command(group=USE)
@@ -162,7 +158,7 @@ def generate(
     stop: Annotated[tuple[str, ...], Parameter(help="end at this text; repeatable")] = (),
 ) -> int:
     """Continue a text, streaming it to the terminal."""
-    from kaiten.talk import generate as generate_text
+    from kaiten.cli.talk import generate as generate_text
 
     return generate_text(
         address,
@@ -187,7 +183,7 @@ def chat(
     temperature: Annotated[float | None, Parameter(help="0 is greedy")] = None,
 ) -> int:
     """Talk to the model. Ctrl-C stops an answer, Ctrl-D leaves."""
-    from kaiten.talk import chat as chat_loop
+    from kaiten.cli.talk import chat as chat_loop
 
     return chat_loop(
         address,
@@ -214,7 +210,7 @@ def watch(
     json: Annotated[bool, Parameter(help="what is told, as lines of JSON")] = False,
 ) -> int:
     """See the batch live: who runs on which worker, who waits, and why."""
-    from kaiten.watch import watch as watch_core
+    from kaiten.cli.watch import watch as watch_core
 
     return watch_core(
         address,
@@ -243,7 +239,7 @@ def healthcheck(
     service: Annotated[str, Parameter(help="a gRPC service; default: the process")] = "",
 ) -> int:
     """Exit with 0 when the part at ADDRESS is serving, else 1. For container health checks."""
-    from kaiten.health import state_of
+    from kaiten.local.health import state_of
 
     state = asyncio.run(state_of(address, service))
     print(f"{address} {service}{': ' if service else ''}{state}")
@@ -253,7 +249,7 @@ def healthcheck(
 @app.command(group=USE)
 def keygen(tenant: Annotated[str, Parameter(help="whose key it will be")], /) -> int:
     """Mint an API key. The key goes to stderr, its entry for the gateway's keys file to stdout."""
-    from kaiten.keygen import mint
+    from kaiten.cli.keygen import mint
 
     try:
         key, entry = mint(tenant)
@@ -272,7 +268,7 @@ def doctor(
     http_port: Annotated[int, Parameter(help="port you mean to use")] = 8000,
 ) -> int:
     """Check this machine: what works, what does not, and what to do about it."""
-    from kaiten.doctor import run
+    from kaiten.cli.doctor import run
 
     return run(grpc_port=grpc_port, http_port=http_port)
 
@@ -317,6 +313,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         become(arguments[0], arguments[1:])
     try:
         code = app(arguments, result_action="return_value")
+    except StartError as error:
+        from kaiten.cli.display import show_start_error
+
+        show_start_error(error)
+        code = 1
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
