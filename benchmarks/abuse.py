@@ -27,7 +27,7 @@ import psutil
 
 from benchmarks import hostile
 from benchmarks.recording import record
-from kaiten.ports import HeldPort
+from kaiten.local.ports import HeldPort
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import SamplingParams
 from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub

@@ -22,7 +22,7 @@ import httpx
 import psutil
 
 from benchmarks.recording import record
-from kaiten.ports import HeldPort
+from kaiten.local.ports import HeldPort
 from ledger import Ledger
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import SamplingParams

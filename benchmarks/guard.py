@@ -22,9 +22,9 @@ from tokenizers import Tokenizer
 from benchmarks.core.bench_ledger import dispatch_us
 from benchmarks.core.bench_scheduler import Bench
 from benchmarks.recording import RESULTS, cpu_model, versions
-from gateway.detokenize import Detokenizer, Pieces
-from gateway.stop_strings import StopMatcher
-from kaiten.following import Following
+from gateway.text.detokenizer import Detokenizer, Pieces
+from gateway.text.stop_strings import StopMatcher
+from kaiten.client.following import Following
 from kaiten.mini import CHECKPOINT
 from ledger import Ledger
 from protos.kaiten.v1 import inference_service_pb2 as pb

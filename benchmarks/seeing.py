@@ -14,9 +14,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from benchmarks.recording import record
-from gateway import meters as gateway_meters
-from gateway.asks import Ask, TextPrompt
+from gateway.observe import metrics as gateway_meters
 from gateway.tenants import DEFAULT
+from gateway.values.generation_request import Ask, TextPrompt
 from gpu_worker.batch.plans import StepOutcome, StepResult, StepTimings
 from gpu_worker.service import metrics as worker_meters
 from protos.kaiten.v1.common_pb2 import FinishReason

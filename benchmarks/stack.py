@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kaiten.async_client import AsyncClient
-from kaiten.ports import HeldPort
+from kaiten.client import AsyncClient
+from kaiten.local.ports import HeldPort
 from ledger import Ledger
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from kaiten.bench.outcomes import Ending
-from kaiten.bench.targets import AskError, OnTokens, Target
+from kaiten.bench.outcomes import AskError, Ending, OnTokens
+from kaiten.bench.targets import Target
 from kaiten.bench.workload import Job
 
 

@@ -7,23 +7,25 @@ from typing import Final
 import grpc
 import structlog
 
-from gateway import grpc_api, model_card, tenants
-from gateway.front import Front
-from gateway.http_api import create_app
-from gateway.http_connection import ConnectionLimits
-from gateway.http_server import HttpServer
-from gateway.ledger_link import LedgerLink
-from gateway.meters import Meters
-from gateway.model_card import ModelCard
-from gateway.operators import Operators
-from gateway.prompts import Prompter
-from gateway.readiness import Readiness, ReadinessLimits
+from gateway import tenants
+from gateway.app import create_app
+from gateway.grpc import inference
+from gateway.grpc.operators import Operators
+from gateway.http.connection import ConnectionLimits
+from gateway.http.server import HttpServer
+from gateway.http.web_pages import is_loopback
+from gateway.observe.metrics import Meters
+from gateway.observe.tracing import Tracing
+from gateway.requests.ledger_session import LedgerLink
+from gateway.requests.prompts import Prompter
+from gateway.requests.readiness import Readiness, ReadinessLimits
+from gateway.requests.service import Front
+from gateway.requests.validation import Limits
 from gateway.settings import GatewaySettings
-from gateway.template_process import TemplateLimits, TemplateProcess
 from gateway.tenants import Keyring, KeysFile
-from gateway.tracing import Tracing
-from gateway.validate import Limits
-from gateway.web_pages import is_loopback
+from gateway.text import model_card
+from gateway.text.model_card import ModelCard
+from gateway.text.template_process import TemplateLimits, TemplateProcess
 from ledger import LedgerLimits
 from service_kit import logs, settings, telemetry
 from service_kit.clock import SystemClock
@@ -102,11 +104,11 @@ class GatewayService:
                 records_max=RECORDS_MAX,
             )
         )
-        grpc_api.add_to(self._grpc, self.front, self._keyring, batch_max=self._config.prompts_max)
+        inference.add_to(self._grpc, self.front, self._keyring, batch_max=self._config.prompts_max)
         Operators(self.link, self._keyring, SystemClock()).add_to(self._grpc)
-        health = add_health(self._grpc, grpc_api.SERVICE_NAMES, self._config.watches_max)
+        health = add_health(self._grpc, inference.SERVICE_NAMES, self._config.watches_max)
         if self._config.reflection:
-            names = [*grpc_api.SERVICE_NAMES, "grpc.health.v1.Health"]
+            names = [*inference.SERVICE_NAMES, "grpc.health.v1.Health"]
             add_reflection(self._grpc, names, self._config.watches_max)
         self.grpc_port = bind(self._grpc, self._config.grpc_host, self._config.grpc_port)
         self.http_port = self._http.bind()

@@ -6,7 +6,7 @@ from typing import Final, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from gateway.validate import ROLES
+from gateway.requests.validation import ROLES
 from service_kit.settings import Settings
 
 # As browsers write it: no path, not even a slash.

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from kaiten import tether
+from kaiten.local import tether
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 

@@ -33,11 +33,11 @@ from benchmarks.peers.tokens import (
 )
 from benchmarks.stack import serving
 from benchmarks.static_batches import StaticBatches
-from kaiten.bench.outcomes import Outcome
+from kaiten.bench.outcomes import AskError, Outcome
 from kaiten.bench.runner import Load
-from kaiten.bench.targets import AskError, Target, target_of
+from kaiten.bench.targets import Target, target_of
 from kaiten.bench.workload import Job
-from kaiten.ports import HeldPort
+from kaiten.local.ports import HeldPort
 
 WARM_JOB: Final = Job(index=0, prompt=(500, 600, 700), output_tokens=2)
 

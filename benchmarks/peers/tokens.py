@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import httpx
 
-from kaiten.async_client import AsyncClient
 from kaiten.bench.workload import Job
+from kaiten.client import AsyncClient
 
 CHECKED: Final = 4
 ANSWER_S_MAX: Final = 120.0

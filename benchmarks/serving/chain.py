@@ -28,8 +28,8 @@ import grpc
 import psutil
 
 from benchmarks.recording import ROOT, record
+from kaiten.local.ports import HeldPort
 from kaiten.mini import CHECKPOINT
-from kaiten.ports import HeldPort
 from protos.kaiten.v1.inference_service_pb2 import GenerateRequest, GenerateResponse
 from tests.support.store_server import StoreServer
 

@@ -38,7 +38,7 @@ LAYERS: Final = {
     "scheduler_svc/core/": "core",
     "scheduler_svc/wire": "wire",
     "gpu_worker/service/wire": "wire",
-    "gateway/wire": "wire",
+    "gateway/grpc/convert": "wire",
     "google/protobuf/": "wire",
     "protos/": "wire",
     "scheduler_svc/": "scheduler shell",

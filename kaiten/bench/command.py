@@ -19,12 +19,12 @@ from kaiten.bench.figures import Target as Good
 from kaiten.bench.figures import figures_of
 from kaiten.bench.laws import LAWS
 from kaiten.bench.options import BenchOptions, OptionsError, check, smallest
-from kaiten.bench.outcomes import Outcome
+from kaiten.bench.outcomes import AskError, Outcome
 from kaiten.bench.plan import Plan, make_plan
 from kaiten.bench.report import ROWS, Run, by_name, figure, page, ratio_text
 from kaiten.bench.runner import Load
-from kaiten.bench.targets import AskError, Target, target_of
-from kaiten.display import console
+from kaiten.bench.targets import Target, target_of
+from kaiten.console import console
 
 SCHEMA_VERSION: Final = 1
 HINTS: Final = {

@@ -15,10 +15,9 @@ from typing import Any, Final
 
 import httpx
 
-from kaiten.bench.outcomes import Ending
-from kaiten.bench.targets import AskError, OnTokens
+from kaiten.bench.outcomes import AskError, Ending, OnTokens
 from kaiten.bench.workload import Job
-from kaiten.connection import with_key
+from kaiten.client.connection import with_key
 
 CONNECT_S: Final = 10.0
 PROBE: Final = Job(index=0, prompt=(7, 8, 9), output_tokens=1)

@@ -1,6 +1,18 @@
 """What came back, and when. All times are seconds since the start of the run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+OnTokens = Callable[[int], None]
+
+
+class AskError(Exception):
+    """A request failed; `kind` groups it with its like in the report."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+        self.detail = detail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

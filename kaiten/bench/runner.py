@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from kaiten.bench.outcomes import Ending, Frame, Outcome
-from kaiten.bench.targets import AskError, Target
+from kaiten.bench.outcomes import AskError, Ending, Frame, Outcome
+from kaiten.bench.targets import Target
 from kaiten.bench.workload import Job
 
 

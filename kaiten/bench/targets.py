@@ -1,31 +1,20 @@
 """Who is asked: something that streams an answer and says when tokens came. Here: kaiten's gRPC."""
 
-from collections.abc import Callable
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 import grpc
 
-from kaiten.async_client import AsyncClient
-from kaiten.bench.outcomes import Ending
+from kaiten.bench.outcomes import AskError, Ending, OnTokens
 from kaiten.bench.workload import Job
-from kaiten.connection import with_key
-from kaiten.errors import ApiError, UnavailableError, from_rpc_error
+from kaiten.client import AsyncClient
+from kaiten.client.connection import with_key
+from kaiten.client.errors import ApiError, UnavailableError, from_rpc_error
 from protos.kaiten.v1 import model_service_pb2, model_service_pb2_grpc
 
-OnTokens = Callable[[int], None]
 LOOK_S: Final = 10.0
 # A test of speed does not wait for a lost server to come back: that is an error of the run.
 RESUME_S: Final = 1.0
-
-
-class AskError(Exception):
-    """A request failed; `kind` groups it with its like in the report."""
-
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(f"{kind}: {detail}")
-        self.kind = kind
-        self.detail = detail
 
 
 class Target(Protocol):

@@ -1,4 +1,4 @@
-"""The shipped model: a grammar of one small world, the script that trains on it, the checkpoint."""
+"""The shipped model; its grammar and the script that trains on it are in `tools/mini`."""
 
 from pathlib import Path
 from typing import Final

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
-from kaiten import store
+from kaiten.local import store
 from kaiten.mini import CHECKPOINT
 from scheduler_svc.settings import SchedulerSettings
 from service_kit.lifecycle import STOP_S_MAX

@@ -14,8 +14,8 @@ import pytest
 from redis import Redis
 from redis.exceptions import AuthenticationError
 
+from kaiten.cli.keygen import mint
 from kaiten.client import Client
-from kaiten.keygen import mint
 from protos.kaiten.v1.common_pb2 import Capabilities, WorkerDescription
 from protos.kaiten.v1.scheduler_service_pb2 import (
     GetStateRequest,

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
-from gateway import grpc_api
+from gateway.grpc import inference
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import FinishReason, SamplingParams
 from tests.support.gateway_stack import WAIT_S, Stack, detail, text_of, until
@@ -112,8 +112,8 @@ async def test_a_deadline_names_the_phase_before_the_clients_own_clock_ends_the_
     stack: Stack, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     # Half of the time: here a busy machine may hold up whoever says where it went.
-    monkeypatch.setattr(grpc_api, "FAREWELL_SHARE", 0.5)
-    monkeypatch.setattr(grpc_api, "FAREWELL_S_MAX", CALL_S)
+    monkeypatch.setattr(inference, "FAREWELL_SHARE", 0.5)
+    monkeypatch.setattr(inference, "FAREWELL_S_MAX", CALL_S)
     if phase == "decode":
         stack.scheduler.step_s = 0.3
     else:

@@ -12,10 +12,10 @@ import httpx
 import psutil
 import pytest
 
-from gateway.http_bodies import Bodies, BodyLimits
-from gateway.http_pages import Pages
+from gateway.grpc.convert import IDS_MAX, LIST_MAX, ask_from_proto
+from gateway.http.bodies import Bodies, BodyLimits
+from gateway.openai.pages import Pages
 from gateway.settings import GatewaySettings
-from gateway.wire import IDS_MAX, LIST_MAX, ask_from_proto
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import SamplingParams, TokenBias, TokenSequence
 from service_kit.errors import TooLong

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.http_api import routes
+from gateway.app import routes
 from gateway.settings import GatewaySettings
 from service_kit.metrics import Metrics
 from tests.support.gateway_stack import JSON, MODEL, Stack

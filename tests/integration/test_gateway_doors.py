@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.detokenize import decode
+from gateway.text.detokenizer import decode
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1 import model_service_pb2 as model_pb
 from tests.support.gateway_stack import JSON, MODEL, Stack, running_stack, text_of

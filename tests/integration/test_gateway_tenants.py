@@ -12,7 +12,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, QuotaFailure
 from google.rpc.status_pb2 import Status
 from openai import AsyncOpenAI, AuthenticationError
 
-from gateway.grpc_api import SERVICE_NAMES
+from gateway.grpc.inference import SERVICE_NAMES
 from ledger.store import Command
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1 import model_service_pb2 as model_pb

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from kaiten.client import AsyncClient, Client
-from kaiten.results import Completion
+from kaiten.client.results import Completion
 from tests.support.served import ENV, ROOT, WAIT_S, Served
 
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from kaiten.async_client import AsyncClient
+from kaiten.client import AsyncClient
 from kaiten.mini import CHECKPOINT
 from protos.kaiten.v1.common_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH
 from protos.kaiten.v1.ledger_pb2 import JournalRecord

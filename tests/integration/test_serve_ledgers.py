@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kaiten.client import Client
-from kaiten.errors import NotFoundError
+from kaiten.client.errors import NotFoundError
 from kaiten.mini import CHECKPOINT
 from tests.support.served import Served
 

@@ -9,8 +9,8 @@ import httpx
 import psutil
 import pytest
 
+from kaiten.cli.keygen import mint
 from kaiten.client import Client
-from kaiten.keygen import mint
 from tests.support.served import ENV, ROOT, WAIT_S, Served
 from tests.support.store_server import StoreServer
 

@@ -15,8 +15,8 @@ import grpc
 import pytest
 
 from kaiten.client import AsyncClient
+from kaiten.client.results import Completion
 from kaiten.mini import CHECKPOINT
-from kaiten.results import Completion
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.support.answers import until

@@ -15,8 +15,8 @@ import grpc
 import pytest
 
 from gateway.tenants import digest
-from kaiten.health import state_of
-from kaiten.live_core import LiveCore
+from kaiten.client.live_core import LiveCore
+from kaiten.local.health import state_of
 from kaiten.mini import CHECKPOINT
 from ledger.archive import Wanted, entries, segments
 from ledger.archive.remote import remote_entries

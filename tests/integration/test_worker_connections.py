@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from kaiten.ports import HeldPort
+from kaiten.local.ports import HeldPort
 from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
 from tests.support.answers import Answer, until
 from tests.support.cluster import Cluster, Flags

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.service import registration
 from gpu_worker.service.process import WorkerProcess
-from kaiten.ports import HeldPort
+from kaiten.local.ports import HeldPort
 from protos.kaiten.v1 import (
     scheduler_service_pb2,
     scheduler_service_pb2_grpc,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kaiten.results import Completion
+from kaiten.client.results import Completion
 from tests.parity import oracle
 from tests.parity.test_stack_parity import LOGPROB_ERROR_MAX, ask, at_once, serving, standing
 

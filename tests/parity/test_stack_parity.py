@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kaiten.client import AsyncClient
-from kaiten.results import Completion
+from kaiten.client.results import Completion
 from tests.parity import oracle
 from tests.parity.oracle import CROWD, CROWD_MAX_TOKENS, ONE_PER_FAMILY, crowd_of
 from tests.support.answers import until

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pytest
 
-from kaiten.errors import InvalidRequestError
-from kaiten.results import Completion
+from kaiten.client.errors import InvalidRequestError
+from kaiten.client.results import Completion
 from tests.parity.oracle import CROWD
 from tests.parity.test_stack_parity import (
     LOGPROB_ERROR_MAX,

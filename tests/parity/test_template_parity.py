@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.template import ChatTemplate
-from tests.unit.gateway.test_template import BOT, NAMES, SHAPES, SYSTEM, USER
+from gateway.text.chat_template import ChatTemplate
+from tests.unit.gateway.text.test_template import BOT, NAMES, SHAPES, SYSTEM, USER
 
 # Written for this test in the manner of model families; none is copied.
 FAMILIES = {

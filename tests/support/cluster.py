@@ -23,10 +23,10 @@ from typing import Any, Self
 
 import grpc
 
-from kaiten.async_client import AsyncClient
-from kaiten.errors import UnavailableError
+from kaiten.client import AsyncClient
+from kaiten.client.errors import UnavailableError
+from kaiten.local.ports import HeldPort
 from kaiten.mini import CHECKPOINT
-from kaiten.ports import HeldPort
 from ledger import Follower, Ledger, LedgerLimits
 from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
 from protos.kaiten.v1.ledger_pb2 import SubmitRecord

@@ -25,7 +25,7 @@ from typing import Any, Final, Self
 
 import yaml
 
-from kaiten.ports import HeldPort
+from kaiten.local.ports import HeldPort
 from tests.support.store_server import server_binary
 from tools.children import tied
 

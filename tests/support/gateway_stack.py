@@ -13,8 +13,8 @@ from openai import AsyncOpenAI
 from pydantic import SecretStr
 
 from gateway.main import GatewayService
-from gateway.model_card import ModelCard
 from gateway.settings import GatewaySettings
+from gateway.text.model_card import ModelCard
 from ledger import Ledger
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import Feature

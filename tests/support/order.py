@@ -19,7 +19,7 @@ FIRST: Final = (
     "fuzz/test_fuzz_doors.py",
     "integration/test_stack_faults.py",
     "unit/kernels/test_triton_kernels.py",
-    "unit/kaiten/test_mini.py",
+    "unit/tools/test_mini.py",
     "unit/tools/test_mutants.py",
     "parity/test_triton_parity.py",
     "front_door/test_front_door_clients.py",

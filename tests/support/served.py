@@ -15,7 +15,7 @@ import grpc
 import psutil
 import pytest
 
-from kaiten.child import TETHER
+from kaiten.local.child import TETHER
 from protos.kaiten.v1.scheduler_service_pb2 import GetStateRequest
 from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from tests.support.whole_stack import wait_until

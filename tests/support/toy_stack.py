@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 
-from kaiten.child import ChildSpec
-from kaiten.errors import StartError
-from kaiten.stack import Stack
-from kaiten.supervisor import Supervisor
+from kaiten.local.child import ChildSpec
+from kaiten.local.stack import Stack
+from kaiten.local.start_error import StartError
+from kaiten.local.supervisor import Supervisor
 
 STAND_IN = """
 import os, pathlib, signal, sys

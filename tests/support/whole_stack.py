@@ -20,8 +20,8 @@ from typing import Any, Self
 import grpc
 import httpx
 
+from kaiten.local.ports import HeldPort
 from kaiten.mini import CHECKPOINT
-from kaiten.ports import HeldPort
 from ledger import Ledger
 from protos.kaiten.v1.scheduler_service_pb2 import GetStateRequest, GetStateResponse
 from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub

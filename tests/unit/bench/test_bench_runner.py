@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kaiten.bench.openai_target import OpenAITarget, text_of, tokens_of
-from kaiten.bench.outcomes import Ending
+from kaiten.bench.outcomes import AskError, Ending, OnTokens
 from kaiten.bench.runner import Load
-from kaiten.bench.targets import AskError, GrpcTarget, OnTokens, target_of
+from kaiten.bench.targets import GrpcTarget, target_of
 from kaiten.bench.workload import Job
 
 

@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from benchmarks.static_batches import StaticBatches
-from kaiten.bench.outcomes import Ending
+from kaiten.bench.outcomes import AskError, Ending, OnTokens
 from kaiten.bench.runner import Load
-from kaiten.bench.targets import AskError, OnTokens
 from kaiten.bench.workload import Job
 
 

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from kaiten.client import AsyncClient, Client, Generation
-from kaiten.errors import (
+from kaiten.client.errors import (
     AlreadyExistsError,
     ApiError,
     DeadlineExceededError,
@@ -18,9 +18,9 @@ from kaiten.errors import (
     OverloadedError,
     UnavailableError,
 )
-from kaiten.following import WAIT_S_MAX, Following
-from kaiten.ports import HeldPort
-from kaiten.results import Completion
+from kaiten.client.following import WAIT_S_MAX, Following
+from kaiten.client.results import Completion
+from kaiten.local.ports import HeldPort
 from protos.kaiten.v1 import common_pb2
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
@@ -360,7 +360,7 @@ def test_what_cannot_be_said_is_refused_here(prompt: Any, options: Any, said: st
 
 def test_every_code_has_a_class() -> None:
     """Codes without a row are faults of the service, and only those that mean that."""
-    from kaiten.errors import KINDS
+    from kaiten.client.errors import KINDS
 
     unmapped = {code.name for code in grpc.StatusCode} - {code.name for code in KINDS}
     assert unmapped == {"OK", "UNKNOWN", "INTERNAL", "UNIMPLEMENTED", "ABORTED"}

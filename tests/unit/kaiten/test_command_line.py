@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kaiten import cli
-from kaiten.ports import HeldPort
+from kaiten.cli import app as cli
+from kaiten.local.ports import HeldPort
 from service_kit.errors import Unauthenticated
 from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kaiten import doctor
-from kaiten.store import StoreProgram
+from kaiten.cli import doctor
+from kaiten.local.store import StoreProgram
 
 NEW = StoreProgram(path=Path("/bin/valkey-server"), version=(9, 1))
 OLD = StoreProgram(path=Path("/usr/bin/redis-server"), version=(7, 0))

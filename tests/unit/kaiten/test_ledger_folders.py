@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kaiten import model_identity, model_source
-from kaiten.stack import ServeOptions, planned_stack
+from kaiten.local import model_identity, model_source
+from kaiten.local.stack import ServeOptions, planned_stack
 
 # Two tensors of more than a sample each, so that there is a middle nobody looks at.
 TENSOR_BYTES = 3 * model_identity.SAMPLE_BYTES

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kaiten.model_source import ModelSource
-from kaiten.ports import HeldPort
-from kaiten.stack import ServeOptions, planned_stack
+from kaiten.local.model_source import ModelSource
+from kaiten.local.ports import HeldPort
+from kaiten.local.stack import ServeOptions, planned_stack
 
 
 def listener(port: int) -> socket.socket:

@@ -7,8 +7,8 @@ import grpc
 import pytest
 
 from gateway import tenants
-from kaiten.connection import SERVICE_CONFIG, with_key
-from kaiten.keygen import mint
+from kaiten.cli.keygen import mint
+from kaiten.client.connection import SERVICE_CONFIG, with_key
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1 import model_service_pb2
 from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub

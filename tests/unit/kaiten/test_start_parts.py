@@ -15,12 +15,13 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from kaiten import display, log_reading, model_source, ready, serve, store
-from kaiten.child import Child, ChildSpec
-from kaiten.errors import StartError
-from kaiten.model_source import ModelSource
-from kaiten.scheduling import Scheduling
-from kaiten.stack import ServeOptions, Stack, planned_stack
+from kaiten.cli import display, ready, serve
+from kaiten.local import log_reading, model_source, store
+from kaiten.local.child import Child, ChildSpec
+from kaiten.local.model_source import ModelSource
+from kaiten.local.scheduling import Scheduling
+from kaiten.local.stack import ServeOptions, Stack, planned_stack
+from kaiten.local.start_error import StartError
 from protos.kaiten.v1 import common_pb2, model_service_pb2
 
 BOX = """\
@@ -93,7 +94,7 @@ def test_a_wait_that_lasts_is_said_once_where_nobody_sees_the_bars(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr("kaiten.display.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("kaiten.cli.display.time.monotonic", lambda: now_s)
     shown = display.TerminalDisplay()
     shown.starting("gateway")
     for _ in range(9):

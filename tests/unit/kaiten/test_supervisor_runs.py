@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kaiten.supervisor import RESTART_S_MAX, restart_s
+from kaiten.local.supervisor import RESTART_S_MAX, restart_s
 from tests.support.toy_stack import NAMES
 
 ROOT = Path(__file__).parents[3]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kaiten.live_core import LiveCore
-from kaiten.watch import lines_of
+from kaiten.cli.watch import lines_of
+from kaiten.client.live_core import LiveCore
 from protos.kaiten.v1.ledger_pb2 import ConfiguredInput
 from protos.kaiten.v1.watch_pb2 import (
     InFlightPlan,

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from kaiten.scheduling import Scheduling
+from kaiten.local.scheduling import Scheduling
 from scheduler_svc.core.types import Config, Rules
 from scheduler_svc.scheduling import SchedulingSettings
 from scheduler_svc.settings import SchedulerSettings

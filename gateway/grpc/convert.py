@@ -1,0 +1,205 @@
+"""Between gRPC messages and our own values. What comes in is judged by `validation`, not here."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+from gateway.requests.stream import Accepted, Delta, Done, Event, Explained, Finished
+from gateway.requests.validation import TooMany
+from gateway.values.generation_request import (
+    Ask,
+    ChatPrompt,
+    Message,
+    Prompt,
+    SamplingAsk,
+    TextPrompt,
+    TokenPrompt,
+)
+from protos.kaiten.v1 import inference_service_pb2 as pb
+from protos.kaiten.v1 import model_service_pb2 as model_pb
+from protos.kaiten.v1.common_pb2 import SamplingParams
+from service_kit.error_table import retry_after_s
+from service_kit.errors import InvalidRequest, KaitenError
+from service_kit.grpc_errors import MESSAGE_CHARS_MAX, code_of
+
+ItemT = TypeVar("ItemT")
+
+SAMPLING_SCALARS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "ignore_eos",
+    "logprobs",
+    "prompt_logprobs",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+# More than any list of a request may have, and token ids than any context: what is longer is
+# refused before anything is made of it, which takes a microsecond for each.
+LIST_MAX: Final = 1 << 14
+IDS_MAX: Final = 1 << 20
+SAMPLING_LISTS = ("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words")
+
+
+def ask_from_proto(
+    message: pb.GenerateRequest,
+    *,
+    timeout_s: float | None = None,
+    grace_s: float = 1.0,
+    traceparent: str = "",
+) -> Ask:
+    """A GenerateRequest as an Ask. InvalidRequest only when there is no input at all."""
+    # Lists that are too long are refused before they are hashed.
+    prompt, sampling = _prompt_from_proto(message), _sampling_from_proto(message.sampling)
+    stop = tuple(_few("stop", message.stop))
+    return Ask(
+        prompt=prompt,
+        body_hash=_hash(message),
+        request_id=message.request_id,
+        model=message.model,
+        sampling=sampling,
+        n=message.n if message.HasField("n") else None,
+        stop=stop,
+        return_token_ids=message.return_token_ids,
+        keep_running=message.keep_running,
+        include_stop=message.include_stop,
+        show_special_tokens=message.show_special_tokens,
+        with_cursors=message.return_cursors,
+        priority=message.priority,
+        timeout_s=timeout_s,
+        grace_s=grace_s,
+        traceparent=traceparent,
+    )
+
+
+def event_to_proto(event: Event, *, with_token_ids: bool) -> pb.GenerationEvent:
+    """An event as the client sees it. On the path of every token: no loops over fields."""
+    if type(event) is Delta:
+        delta = pb.Delta(
+            choice=event.choice,
+            position=event.position,
+            token_count=len(event.token_ids),
+            text=event.text,
+            token_ids=event.token_ids if with_token_ids else (),
+            logprobs=event.logprobs,
+            cursor=event.cursor,
+        )
+        return pb.GenerationEvent(delta=delta)
+    return _rare_event_to_proto(event)
+
+
+def error_to_proto(error: KaitenError) -> pb.RequestError:
+    """What the request's own RPC would have ended with."""
+    message = pb.RequestError(code=code_of(error).value[0], message=str(error)[:MESSAGE_CHARS_MAX])
+    if isinstance(error, InvalidRequest):
+        message.fields.extend(
+            pb.FieldError(field=each.field, rule=each.rule[:MESSAGE_CHARS_MAX])
+            for each in error.violations
+        )
+    if (wait_s := retry_after_s(error)) is not None:
+        message.retry_after_ms = int(wait_s * 1000)
+    return message
+
+
+def tokenize_from_proto(message: model_pb.TokenizeRequest) -> Ask:
+    if message.WhichOneof("input") == "conversation":
+        prompt: Prompt = chat_from_proto(message.conversation)
+    else:
+        prompt = TextPrompt(text=message.text)
+    return Ask(prompt=prompt, body_hash=b"", model=message.model)
+
+
+def detokenize_from_proto(message: model_pb.DetokenizeRequest) -> Ask:
+    return Ask(
+        prompt=TokenPrompt(token_ids=tuple(_few(TokenPrompt.field, message.token_ids, IDS_MAX))),
+        body_hash=b"",
+        model=message.model,
+        show_special_tokens=message.show_special_tokens,
+    )
+
+
+def finished_to_proto(event: Finished) -> pb.ChoiceFinished:
+    return pb.ChoiceFinished(
+        choice=event.choice,
+        reason=event.reason,
+        output_tokens=event.output_tokens,
+        error=event.error,
+    )
+
+
+def _rare_event_to_proto(event: Event) -> pb.GenerationEvent:
+    match event:
+        case Accepted(request_id, prompt_tokens):
+            accepted = pb.Accepted(request_id=request_id, prompt_tokens=prompt_tokens)
+            return pb.GenerationEvent(accepted=accepted)
+        case Explained(_, token_ids, logprobs):
+            prompt = pb.PromptWithLogprobs(token_ids=token_ids, logprobs=logprobs)
+            return pb.GenerationEvent(prompt=prompt)
+        case Finished():
+            return pb.GenerationEvent(finished=finished_to_proto(event))
+        case Done(message):
+            return pb.GenerationEvent(done=message)
+    raise AssertionError(f"no event: {event!r}")
+
+
+def _prompt_from_proto(message: pb.GenerateRequest) -> Prompt:
+    match message.WhichOneof("input"):
+        case "text":
+            return TextPrompt(text=message.text)
+        case "token_ids":
+            return TokenPrompt(
+                token_ids=tuple(_few(TokenPrompt.field, message.token_ids.ids, IDS_MAX))
+            )
+        case "conversation":
+            return chat_from_proto(message.conversation)
+    raise InvalidRequest("input", "one of text, token_ids and conversation must be set")
+
+
+def chat_from_proto(message: pb.Conversation) -> ChatPrompt:
+    return ChatPrompt(
+        messages=tuple(
+            Message(role=turn.role, content=turn.content)
+            for turn in _few(ChatPrompt.field, message.messages)
+        ),
+        options=tuple(
+            (option.name, getattr(option, option.WhichOneof("value") or "text"))
+            for option in _few("conversation.template_options", message.template_options)
+        ),
+    )
+
+
+def _sampling_from_proto(message: SamplingParams) -> SamplingAsk:
+    given = {name: getattr(message, name) for name in SAMPLING_SCALARS if message.HasField(name)}
+    biases = _few("sampling.logit_bias", message.logit_bias)
+    words = _few("sampling.bad_words", message.bad_words)
+    for word in words:
+        _few("sampling.bad_words", word.token_ids, LIST_MAX // 16)
+    return SamplingAsk(
+        stop_token_ids=tuple(_few("sampling.stop_token_ids", message.stop_token_ids)),
+        logit_bias=tuple((each.token_id, each.bias) for each in biases),
+        allowed_token_ids=tuple(_few("sampling.allowed_token_ids", message.allowed_token_ids)),
+        bad_words=tuple(tuple(word.token_ids) for word in words),
+        **given,
+    )
+
+
+def _few(field: str, items: Sequence[ItemT], most: int = LIST_MAX) -> Sequence[ItemT]:
+    if len(items) > most:
+        raise TooMany(field, most, len(items), "items")
+    return items
+
+
+def _hash(message: pb.GenerateRequest) -> bytes:
+    """Of what decides the output: a repeat may ask for another presentation."""
+    body = pb.GenerateRequest()
+    body.CopyFrom(message)
+    body.ClearField("request_id")
+    body.ClearField("return_token_ids")
+    body.ClearField("keep_running")
+    body.ClearField("return_cursors")
+    return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()

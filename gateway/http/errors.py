@@ -1,0 +1,108 @@
+"""Domain errors as HTTP answers; `service_kit.error_table` has the codes.
+
+The body is OpenAI's: {"error": {"message", "type", "param", "code"}}.
+"""
+
+from typing import Any, Final
+
+from grpc import StatusCode
+
+from gateway.requests.validation import PromptTooLong
+from service_kit import error_table, errors
+from service_kit.error_table import CLIENT, Row
+
+# The words of the proto, and those of the OpenAI API where they differ.
+PARAMS: Final = {
+    "text": "prompt",
+    "token_ids.ids": "prompt",
+    "conversation.messages": "messages",
+    "conversation.template_options": "chat_template_kwargs",
+    "sampling.logprobs": "logprobs",
+    "sampling.bad_words": "bad_words_token_ids",
+    "positions": "starting_after",
+    "request_id": "Idempotency-Key",
+}
+
+
+MAX_TOKENS: Final = ("max_tokens", "max_completion_tokens")
+
+
+class HttpError(errors.KaitenError):
+    """Wrong as HTTP, before it is a request: path, method, size, JSON."""
+
+    def __init__(self, status: int, message: str, code: str | None) -> None:
+        super().__init__(message)
+        self.row = Row(StatusCode.INVALID_ARGUMENT, status, CLIENT, code)
+
+
+def row_of(error: errors.KaitenError) -> Row:
+    """The row of an error, with the codes that only HTTP has."""
+    if isinstance(error, HttpError):
+        return error.row
+    return _exact(error, error_table.row_of(error))
+
+
+def body_of(error: errors.KaitenError) -> dict[str, Any]:
+    """The OpenAI error object."""
+    row = row_of(error)
+    param = None
+    if isinstance(error, errors.InvalidRequest):
+        param = _param(error)
+    elif isinstance(error, errors.NotFound) and row.code == "model_not_found":
+        param = "model"
+    return {
+        "error": {
+            "message": _message(error, param),
+            "type": row.type,
+            "param": param,
+            "code": row.code,
+        }
+    }
+
+
+def headers_of(error: errors.KaitenError) -> dict[str, str]:
+    """When to ask again: in whole seconds, at least one, beside the SDK's millisecond form.
+
+    Of all others the gate says that they are not to be asked again.
+    """
+    wait_s = None if isinstance(error, HttpError) else error_table.retry_after_s(error)
+    if wait_s is None:
+        return {}
+    return {
+        "x-should-retry": "true",
+        "retry-after": str(max(1, round(wait_s))),
+        "retry-after-ms": str(max(1, int(wait_s * 1000))),
+    }
+
+
+def internal(error_id: str) -> dict[str, Any]:
+    """The body of a fault of ours: nothing of it leaks, the log has the rest."""
+    message = f"internal error, id={error_id}"
+    return {
+        "error": {"message": message, "type": "server_error", "param": None, "code": "internal"}
+    }
+
+
+def _message(error: errors.KaitenError, param: str | None) -> str:
+    """In the client's words: it wrote `prompt`, not `token_ids.ids`."""
+    if isinstance(error, errors.InvalidRequest) and param:
+        return "; ".join(_in_clients_words(each) for each in error.violations)
+    return str(error)
+
+
+def _in_clients_words(error: errors.InvalidRequest) -> str:
+    return f"{_param(error)}: {error.rule}" if error.field else error.rule
+
+
+def _param(error: errors.InvalidRequest) -> str | None:
+    return PARAMS.get(error.field, error.field.removeprefix("sampling.")) or None
+
+
+def _exact(error: errors.KaitenError, row: Row) -> Row:
+    """Codes that OpenAI's clients know for two of our rows."""
+    if isinstance(error, errors.NotFound) and error.what.startswith("model "):
+        return row._replace(code="model_not_found")
+    is_max_tokens = isinstance(error, errors.TooLong) and error.field.endswith(MAX_TOKENS)
+    if isinstance(error, PromptTooLong) or is_max_tokens:
+        return row._replace(code="context_length_exceeded")
+    return row

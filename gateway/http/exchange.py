@@ -1,0 +1,153 @@
+"""One HTTP exchange on bare ASGI: body in, JSON or events out, client gone noticed."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from gateway.http import errors
+from gateway.http.bodies import Bodies
+from gateway.http.json_body import JsonBody
+from gateway.http.middleware import header
+from gateway.http.sse import DONE, PING, sse
+from gateway.tenants import Tenant
+from service_kit.errors import KaitenError
+
+JSON_TYPE: Final = b"application/json"
+EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"
+# A comment: clients skip it, proxies and browsers see that the stream lives.
+
+log = structlog.get_logger()
+
+
+class Exchange:
+    """A request's headers and the response being sent. At most one response is ever started."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.scope = scope
+        self.tenant: Tenant = scope["state"]["tenant"]
+        self._send = send
+        self._is_started = False
+        self._has_events = False
+        self._sent_at_s = 0.0
+
+    def header(self, name: str) -> str:
+        """A header's value, or nothing."""
+        return header(self.scope, name)
+
+    async def send_json(
+        self, status: int, content: dict[str, Any], headers: dict[str, str] | None = None
+    ) -> None:
+        raw = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+        extra = {"content-length": str(len(raw))} | (headers or {})
+        await self._start(status, JSON_TYPE, extra)
+        await self._send({"type": "http.response.body", "body": raw})
+
+    async def start_events(self) -> None:
+        """Headers of an event stream; proxies are asked not to hold it back."""
+        self._has_events = True
+        await self._start(
+            200, EVENTS_TYPE, {"cache-control": "no-store", "x-accel-buffering": "no"}
+        )
+
+    async def send_events(self, raw: bytes) -> None:
+        """Waits while the client does not read: back-pressure reaches the journal's reader."""
+        await self._send({"type": "http.response.body", "body": raw, "more_body": True})
+        self._sent_at_s = asyncio.get_running_loop().time()
+
+    @asynccontextmanager
+    async def pinged(self, silent_s_max: float) -> AsyncIterator[None]:
+        """While events are being sent: a comment whenever there was none for so long."""
+        pinging = asyncio.create_task(self._ping(silent_s_max))
+        try:
+            yield
+        finally:
+            pinging.cancel()
+            await asyncio.wait({pinging})
+
+    async def _ping(self, silent_s_max: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._sent_at_s = loop.time()
+        while True:
+            due_s = self._sent_at_s + silent_s_max - loop.time()
+            if due_s > 0:
+                await asyncio.sleep(due_s)
+            else:
+                await self.send_events(PING)
+
+    async def end_events(self, raw: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": raw})
+
+    async def fail(self, error: KaitenError) -> None:
+        """Tell the error: as a response, or as an event when the response is under way."""
+        headers = errors.headers_of(error)
+        await self._fail(errors.row_of(error).status, errors.body_of(error), headers)
+
+    async def fail_internal(self, error_id: str) -> None:
+        await self._fail(500, errors.internal(error_id), {})
+
+    async def _fail(self, status: int, body: dict[str, Any], headers: dict[str, str]) -> None:
+        if not self._is_started:
+            await self.send_json(status, body, headers)
+        elif self._has_events:
+            await self.end_events(sse(body) + DONE)
+
+    async def _start(self, status: int, content_type: bytes, extra: dict[str, str]) -> None:
+        self._is_started = True
+        headers = [(b"content-type", content_type)]
+        headers += [(key.encode(), value.encode()) for key, value in extra.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def answer(
+    work: Callable[[Exchange, JsonBody], Coroutine[Any, Any, None]],
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    bodies: Bodies,
+    hashed: bytes = b"",
+) -> None:
+    """One exchange from its body to its end; whatever goes wrong is told in the right form.
+
+    `hashed` is part of the body's identity."""
+    exchange = Exchange(scope, send)
+    try:
+        body = await bodies.read(scope, receive, hashed)
+        await until_gone(receive, work(exchange, body))
+    except KaitenError as error:
+        await exchange.fail(error)
+    # A fault of ours, perhaps in mid-stream, where only an event can tell of it.
+    except Exception as error:
+        error_id = secrets.token_hex(6)
+        log.error("http.crashed", path=scope["path"], error_id=error_id, exc_info=error)
+        await exchange.fail_internal(error_id)
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, but not for nobody: it is cancelled when the client disconnects."""
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.wait({working, watching})
+    if not working.cancelled():
+        working.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def now_s() -> int:
+    """Unix seconds, as OpenAI's objects carry them."""
+    return int(datetime.now(UTC).timestamp())

@@ -1,0 +1,169 @@
+"""What a gateway counts: every request it was asked, and how each one ended for its client.
+
+The books balance at any time: accepted = ended + live. An end is what the client saw; what became
+of a request that outlived its client here, the scheduler counts. docs/operating.md lists it all.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from time import perf_counter_ns
+from typing import Final
+
+from opentelemetry.metrics import Histogram, Meter
+
+from gateway.observe.tracing import Trace
+from gateway.tenants import Tenant
+from gateway.values.generation_request import Ask, ChatPrompt
+from protos.kaiten.v1.common_pb2 import FinishReason
+from service_kit.errors import DeadlineExceeded, KaitenError
+from service_kit.grpc_errors import code_of
+from service_kit.metrics import seen
+
+REQUEST_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+FIRST_TOKEN_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60)
+NEXT_TOKEN_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+# Of a request whose choices ended differently, the end that somebody will ask about.
+GRAVEST_FIRST: Final = {
+    FinishReason.FINISH_REASON_ERROR: "error",
+    FinishReason.FINISH_REASON_DEADLINE_EXCEEDED: "deadline_exceeded",
+    FinishReason.FINISH_REASON_CANCELLED: "cancelled",
+    FinishReason.FINISH_REASON_LENGTH: "length",
+    FinishReason.FINISH_REASON_STOP: "stop",
+}
+# Ends that are no finish reasons: the client went away and the request was cancelled for it; it
+# goes on without this client; this gateway or its store went away.
+LEFT, DETACHED, MOVED = "left", "detached", "moved"
+Key = tuple[str, str]
+
+
+class Visit:
+    """One request, from its first byte to its end here."""
+
+    __slots__ = (
+        "first_ns",
+        "is_chat",
+        "is_repeat",
+        "prompt_tokens",
+        "started_ns",
+        "tenant",
+        "trace",
+    )
+
+    def __init__(self, *, tenant: str, is_chat: bool) -> None:
+        self.tenant = tenant
+        self.is_chat = is_chat
+        self.is_repeat = False
+        self.prompt_tokens = 0
+        self.started_ns = perf_counter_ns()
+        # When the first output was on its way to the client; 0: not yet.
+        self.first_ns = 0
+        self.trace: Trace | None = None
+
+
+class Meters:
+    """Of one gateway. `with_tenants` adds a label that has as many values as there are tenants."""
+
+    def __init__(self, meter: Meter, *, model: str, with_tenants: bool = False) -> None:
+        self._with_tenants = with_tenants
+        self._accepted = Counter[Key]()
+        self._refused = Counter[Key]()
+        self._ended = Counter[Key]()
+        self._prompt_tokens = Counter[Key]()
+        self._output_tokens = Counter[Key]()
+        self._count(meter)
+        self._duration_s = _seconds(meter, "request.duration", REQUEST_S, "asked to the end")
+        self._first_s = _seconds(
+            meter, "time_to_first_token", FIRST_TOKEN_S, "asked to the first output"
+        )
+        self._next_s = _seconds(
+            meter, "time_per_output_token", NEXT_TOKEN_S, "of each output token after the first"
+        )
+        self._chat, self._completion = (
+            {"gen_ai.operation.name": operation, "gen_ai.request.model": model}
+            for operation in ("chat", "text_completion")
+        )
+
+    @contextmanager
+    def opening(self, ask: Ask, tenant: Tenant) -> Iterator[Visit]:
+        """Count what happens inside: a request that is accepted, or refused with its code."""
+        name = tenant.name if self._with_tenants else ""
+        visit = Visit(tenant=name, is_chat=isinstance(ask.prompt, ChatPrompt))
+        try:
+            yield visit
+        except BaseException as error:
+            self._refused[_code(error), name] += 1
+            raise
+        self._accepted["repeat" if visit.is_repeat else "new", name] += 1
+        self._prompt_tokens["", name] += visit.prompt_tokens
+
+    def closed(
+        self,
+        visit: Visit,
+        output_tokens: Sequence[int],
+        reasons: Sequence[FinishReason],
+        error: BaseException | None,
+        *,
+        goes_on: bool,
+    ) -> str:
+        """An accepted request is no longer followed; the outcome that it is counted as.
+
+        `reasons`: of its choices, if all is over.
+        """
+        outcome = _outcome(reasons, error, goes_on=goes_on)
+        self._ended[outcome, visit.tenant] += 1
+        self._output_tokens["", visit.tenant] += sum(output_tokens)
+        attributes = self._chat if visit.is_chat else self._completion
+        now_ns = perf_counter_ns()
+        ended = attributes if reasons else {**attributes, "error.type": outcome}
+        self._duration_s.record((now_ns - visit.started_ns) / 1e9, ended)
+        if visit.first_ns:
+            self._first_s.record((visit.first_ns - visit.started_ns) / 1e9, attributes)
+            if (more := max(output_tokens) - 1) > 0:
+                self._next_s.record((now_ns - visit.first_ns) / 1e9 / more, attributes)
+        return outcome
+
+    @property
+    def _live(self) -> int:
+        return self._accepted.total() - self._ended.total()
+
+    def _count(self, meter: Meter) -> None:
+        for name, counts, label, what in (
+            ("requests_accepted", self._accepted, "origin", "requests that are in the ledger"),
+            ("requests_refused", self._refused, "code", "requests that never were"),
+            ("requests_ended", self._ended, "outcome", "accepted requests, as their clients left"),
+            ("prompt_tokens", self._prompt_tokens, "", "of the requests accepted"),
+            ("generation_tokens", self._output_tokens, "", "shown, of the requests ended"),
+        ):
+            read = seen(partial(_itself, counts), label, "tenant")
+            meter.create_observable_counter(f"kaiten.gateway.{name}", read, "", what)
+        live = seen(lambda: self._live)
+        meter.create_observable_gauge("kaiten.gateway.requests_live", live, "", "being followed")
+
+
+def _itself(counts: Counter[Key]) -> Counter[Key]:
+    return counts
+
+
+def _seconds(meter: Meter, name: str, bounds: Sequence[float], what: str) -> Histogram:
+    """One of the histograms that the GenAI semantic conventions name."""
+    full = f"gen_ai.server.{name}"
+    return meter.create_histogram(full, "s", what, explicit_bucket_boundaries_advisory=bounds)
+
+
+def _code(error: BaseException) -> str:
+    if isinstance(error, KaitenError):
+        return str(code_of(error).name)
+    return "CANCELLED" if isinstance(error, asyncio.CancelledError) else "INTERNAL"
+
+
+def _outcome(reasons: Sequence[FinishReason], error: BaseException | None, *, goes_on: bool) -> str:
+    if reasons:
+        return next(name for reason, name in GRAVEST_FIRST.items() if reason in reasons)
+    if isinstance(error, DeadlineExceeded):
+        return GRAVEST_FIRST[FinishReason.FINISH_REASON_DEADLINE_EXCEEDED]
+    if isinstance(error, KaitenError):
+        return MOVED
+    return DETACHED if goes_on else LEFT

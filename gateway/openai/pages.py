@@ -1,0 +1,110 @@
+"""The HTTP endpoints that answer at once: models, tokens, health."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from importlib.metadata import version
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from gateway.http.bodies import Bodies
+from gateway.http.exchange import now_s
+from gateway.http.json_body import JsonBody
+from gateway.openai import openapi, request_models
+from gateway.openai.request_models import DetokenizeBody, TokenizeBody, spoken_as
+from gateway.requests.service import Front
+from gateway.requests.validation import Limits
+from gateway.settings import GatewaySettings
+from service_kit.errors import NotFound
+from service_kit.metrics import Metrics
+
+# Numbers written between two looks at the other requests: a few milliseconds.
+PIECE: Final = 1 << 14
+NOT_YET: Final = {"retry-after": "1", "x-should-retry": "true"}
+
+
+class Pages:
+    """The small endpoints: models, tokens, health, version."""
+
+    def __init__(
+        self, front: Front, config: GatewaySettings, bodies: Bodies, metrics: Metrics
+    ) -> None:
+        self._front = front
+        self._metrics = metrics
+        self._bodies = bodies
+        self._prompts_max = config.prompts_max
+        self._started_s = now_s()
+        self._document: tuple[Limits, bytes] | None = None
+
+    async def models(self, _request: Request) -> Response:
+        """The model while it is served: scripts wait for this one rather than for /ready."""
+        self._front.readiness.check()
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != self._front.card.name:
+            raise NotFound(f"model {name[:128]!r}")
+        self._front.readiness.check()
+        return JSONResponse(self._model())
+
+    async def tokenize(self, request: Request) -> Response:
+        body = request_models.parse(TokenizeBody, await self._read(request))
+        token_ids = await self._front.tokenize(body.ask(), request.state.tenant)
+        context = self._front.limits.context_tokens_max
+        ids = b",".join([piece async for piece in _written(token_ids)])
+        head = f'{{"count":{len(token_ids)},"max_model_len":{context},"tokens":['.encode()
+        return Response(head + ids + b"]}", media_type="application/json")
+
+    async def detokenize(self, request: Request) -> Response:
+        body = request_models.parse(DetokenizeBody, await self._read(request))
+        with spoken_as(body):
+            return JSONResponse({"prompt": await self._front.detokenize(body.ask())})
+
+    async def openapi(self, _request: Request) -> Response:
+        """Made when it is asked for, and again only when a worker has changed the limits."""
+        limits = self._front.limits
+        if self._document is None or self._document[0] != limits:
+            name = self._front.card.name
+            content = openapi.document(version("kaiten"), name, limits, self._prompts_max)
+            self._document = limits, bytes(JSONResponse(content).body)
+        return Response(self._document[1], media_type="application/json")
+
+    async def health(self, _request: Request) -> Response:
+        """Alive: this loop turns. Whether requests can be served, /ready tells."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, _request: Request) -> Response:
+        problem = self._front.readiness.problem
+        if problem:
+            content = {"status": "not_serving", "reason": problem}
+            return JSONResponse(content, status_code=503, headers=NOT_YET)
+        return JSONResponse({"status": "serving"})
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus; takes a millisecond, which is why it needs no thread."""
+        page = self._metrics.page(request.headers.get("accept", ""))
+        return Response(page.body, headers={"content-type": page.content_type})
+
+    async def version(self, _request: Request) -> Response:
+        return JSONResponse({"version": version("kaiten")})
+
+    async def _read(self, request: Request) -> JsonBody:
+        return await self._bodies.read(request.scope, request.receive)
+
+    def _model(self) -> dict[str, Any]:
+        return {
+            "id": self._front.card.name,
+            "object": "model",
+            "created": self._started_s,
+            "owned_by": "kaiten",
+            "max_model_len": self._front.limits.context_tokens_max,
+        }
+
+
+async def _written(numbers: Sequence[int]) -> AsyncIterator[bytes]:
+    """As JSON, with a chance for everybody else after every piece: there may be millions."""
+    for start in range(0, len(numbers), PIECE):
+        yield ",".join(map(str, numbers[start : start + PIECE])).encode()
+        await asyncio.sleep(0)

@@ -1,0 +1,185 @@
+"""From a prompt to token ids: chat template, then tokenizer, never for long on the event loop."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.requests.validation import FarTooLong
+from gateway.text.model_card import ModelCard
+from gateway.text.template_process import TemplateProcess
+from gateway.values.generation_request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from service_kit.errors import InvalidRequest
+
+# Shorter text is tokenized on the spot: it takes less time than handing it to a thread.
+INLINE_CHARS_MAX: Final = 2048
+# Tokenizing takes some 200 bytes of memory per token, and a token may be one byte of text.
+COUNTED_CHARS: Final = 1 << 14
+# A text cut anywhere has a few tokens more for each cut; never twice as many. And who only wants to
+# know how many there are may be told of more than a context holds.
+COUNTED_CONTEXTS: Final = 4
+
+
+def is_long(prompt: Prompt) -> bool:
+    """Whether making ids of it is work."""
+    if isinstance(prompt, TextPrompt):
+        return len(prompt.text) > INLINE_CHARS_MAX
+    if isinstance(prompt, ChatPrompt):
+        return sum(len(message.content) for message in prompt.messages) > INLINE_CHARS_MAX
+    return False
+
+
+class TenantSlots:
+    """Places that tenants share: one alone never has the last one, and those who wait take turns.
+
+    Invariant: whoever waits has no place left, or is a tenant that already has all but one.
+    """
+
+    def __init__(self, count: int) -> None:
+        assert count > 1
+        self._free = count
+        self._most = count - 1
+        self._taken: dict[str, int] = {}
+        # In the order of their turns.
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    def __repr__(self) -> str:
+        waiting = sum(map(len, self._waiting.values()))
+        return f"TenantSlots({self._free} free, {waiting} waiting)"
+
+    @asynccontextmanager
+    async def place(self, tenant: str) -> AsyncIterator[None]:
+        """A place for as long as it takes."""
+        if self._may_take(tenant) and tenant not in self._waiting:
+            self._take(tenant)
+        else:
+            await self._wait(tenant)
+        try:
+            yield
+        finally:
+            self._give_back(tenant)
+
+    async def _wait(self, tenant: str) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._give_back(tenant)
+            raise
+
+    def _may_take(self, tenant: str) -> bool:
+        return self._free > 0 and self._taken.get(tenant, 0) < self._most
+
+    def _take(self, tenant: str) -> None:
+        self._free -= 1
+        self._taken[tenant] = self._taken.get(tenant, 0) + 1
+
+    def _give_back(self, tenant: str) -> None:
+        self._free += 1
+        self._taken[tenant] -= 1
+        if not self._taken[tenant]:
+            del self._taken[tenant]
+        for name in tuple(self._waiting):
+            if self._may_take(name):
+                self._next_of(name)
+
+    def _next_of(self, tenant: str) -> None:
+        """The tenant's next one, if it still waits; the tenant goes to the end of the line."""
+        turns = self._waiting.pop(tenant)
+        while turns and turns[0].cancelled():
+            turns.popleft()
+        if turns:
+            self._take(tenant)
+            turns.popleft().set_result(None)
+        if turns:
+            self._waiting[tenant] = turns
+
+
+class Prompter:
+    """Turns prompts into ids. At most `concurrent_max` long texts are tokenized at once."""
+
+    def __init__(
+        self, card: ModelCard, template: TemplateProcess | None, *, concurrent_max: int = 3
+    ) -> None:
+        self._card = card
+        self._template = template
+        self._slots = TenantSlots(concurrent_max)
+        self._control_ids = {text: self._literally(text) for text in card.special_texts}
+
+    async def token_ids(self, prompt: Prompt, tenant: str, context_tokens: int) -> Sequence[int]:
+        """The ids of a checked prompt. A tenant's long texts wait for each other first.
+
+        PromptTooLong when there are far more than a context holds; then they were not all made.
+        """
+        if isinstance(prompt, TokenPrompt):
+            return prompt.token_ids
+        text = _Text(prompt.field, tenant, context_tokens)
+        if isinstance(prompt, TextPrompt):
+            return await self._encode(prompt.text, text, has_specials=True)
+        return await self._encode_chat(prompt, text)
+
+    async def _encode_chat(self, prompt: ChatPrompt, text: "_Text") -> Sequence[int]:
+        if self._template is None:
+            raise InvalidRequest(prompt.field, "this model has no chat template; send a text")
+        pieces = await self._template.render(
+            [{"role": item.role, "content": item.content} for item in prompt.messages],
+            dict(prompt.options),
+        )
+        # Without control tokens' texts, which is always but under attack, this is one piece.
+        token_ids: list[int] = []
+        chars = 0
+        for index, piece in enumerate(pieces):
+            if index % 2:
+                token_ids += self._control_ids[piece]
+            elif piece:
+                token_ids += await self._encode(piece, text, has_specials=False)
+            chars += len(piece)
+            if chars > INLINE_CHARS_MAX:
+                chars = 0
+                await asyncio.sleep(0)
+        return token_ids
+
+    def _literally(self, text: str) -> list[int]:
+        """A control token's text as ordinary characters: no part of it is looked up whole."""
+        token_ids: list[int] = []
+        for character in text:
+            token_ids += self._card.tokenizer.encode(character, add_special_tokens=False).ids
+        return token_ids
+
+    async def _encode(self, text: str, of: "_Text", *, has_specials: bool) -> list[int]:
+        """`has_specials`: add what the tokenizer puts around a text, such as BOS."""
+        if len(text) <= INLINE_CHARS_MAX:
+            return list(self._card.tokenizer.encode(text, add_special_tokens=has_specials).ids)
+        async with self._slots.place(of.tenant):
+            if len(text) > max(COUNTED_CHARS, COUNTED_CONTEXTS * of.context_tokens):
+                await self._refuse_far_too_many(text, of)
+            return await self._encode_away(text, has_specials=has_specials)
+
+    async def _refuse_far_too_many(self, text: str, of: "_Text") -> None:
+        """Part by part, until there are far too many or all is counted."""
+        count, most = 0, COUNTED_CONTEXTS * of.context_tokens
+        for start in range(0, len(text), COUNTED_CHARS):
+            part = text[start : start + COUNTED_CHARS]
+            count += len(await self._encode_away(part, has_specials=False))
+            if count > most:
+                raise FarTooLong(of.field, of.context_tokens - 1, most)
+
+    async def _encode_away(self, text: str, *, has_specials: bool) -> list[int]:
+        # Of all its calls only the batch ones let go of the interpreter's lock.
+        [encoding] = await asyncio.to_thread(
+            self._card.tokenizer.encode_batch_fast, [text], add_special_tokens=has_specials
+        )
+        return list(encoding.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Whose text, under which name, and how many tokens a context has."""
+
+    field: str
+    tenant: str
+    context_tokens: int

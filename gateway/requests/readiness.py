@@ -1,0 +1,167 @@
+"""Is this gateway of use? The truth for health checks, and the limits that the cell's leader tells.
+
+Ready means: the store keeps the rules, the leader's renewals move by this process's own clock, a
+worker is there that serves our model, and runnable work is not standing still.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from gateway.requests.ledger_session import LedgerLink
+from gateway.text.model_card import ModelCard
+from protos.kaiten.v1.common_pb2 import WorkerDescription
+from protos.kaiten.v1.ledger_pb2 import CellRecord
+from service_kit.clock import Clock
+from service_kit.errors import ConfigError, Unavailable
+
+log = structlog.get_logger()
+
+# Store rules (eviction, durability) can be changed at run time; looking costs a few round trips.
+POLLS_PER_CHECK: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadinessLimits:
+    """When a quiet cell counts as gone."""
+
+    poll_s: float = 0.5
+    # Until ready: a start should not wait for the next look.
+    poll_s_unready: float = 0.05
+    leader_quiet_s_max: float = 10.0
+    stalled_ms_max: int = 10_000
+
+
+class CellWatch:
+    """What the leader last said, and when it last moved. Pure but for the clock."""
+
+    def __init__(self, clock: Clock, limits: ReadinessLimits) -> None:
+        self._clock = clock
+        self._limits = limits
+        self._renew_seq = -1
+        self._moved_ns = 0
+        self.record: CellRecord | None = None
+
+    def saw(self, record: CellRecord | None, renew_seq: int) -> None:
+        """One successful poll."""
+        if renew_seq != self._renew_seq:
+            self._renew_seq, self._moved_ns = renew_seq, self._clock.monotonic_ns()
+        if record is not None:
+            self.record = record
+
+    @property
+    def worker(self) -> WorkerDescription | None:
+        """What the cell's workers serve, once one has joined. Outlives the leader that said it."""
+        record = self.record
+        return record.model if record is not None and record.HasField("model") else None
+
+    def refusal(self, card: ModelCard) -> str:
+        """Why no request can be accepted: nobody here could ever compute it. Empty: it can."""
+        worker = self.worker
+        if worker is None:
+            return "no worker has joined this cell yet"
+        if worker.vocab_size and worker.vocab_size != card.vocab_size:
+            return (
+                f"the workers serve another model: its vocabulary has {worker.vocab_size} tokens, "
+                f"that of {card.name} {card.vocab_size}"
+            )
+        if worker.tokenizer_digest and worker.tokenizer_digest != card.tokenizer_digest:
+            return (
+                "the workers serve another model: the tokenizer.json beside their weights is not "
+                f"that of {card.name}; give both the same --model folder"
+            )
+        return ""
+
+    def problem(self, card: ModelCard) -> str:
+        """Why requests would not be served now; empty when they would."""
+        if self.record is None:
+            return "no scheduler has led this cell yet"
+        quiet_s = (self._clock.monotonic_ns() - self._moved_ns) / 1e9
+        if quiet_s > self._limits.leader_quiet_s_max:
+            return f"no scheduler leads: its lease has not been renewed for {quiet_s:.0f} s"
+        if self.worker is None or self.record.workers_ready < 1:
+            return "no worker is ready"
+        if refusal := self.refusal(card):
+            return refusal
+        if self.record.stalled_ms > self._limits.stalled_ms_max:
+            return f"work is runnable but nothing was committed for {self.record.stalled_ms} ms"
+        return ""
+
+
+class Readiness:
+    """Keeps the watch up to date and tells listeners when the answer changes."""
+
+    def __init__(
+        self, link: LedgerLink, card: ModelCard, *, clock: Clock, limits: ReadinessLimits
+    ) -> None:
+        self.watch = CellWatch(clock, limits)
+        self._link = link
+        self._card = card
+        self._clock = clock
+        self._limits = limits
+        self._listeners: list[Callable[[bool], None]] = []
+        self._last: str | None = None
+        self.is_draining = False
+
+    @property
+    def problem(self) -> str:
+        """The first reason not to send requests here; empty: send them."""
+        if self.is_draining:
+            return "this gateway is draining"
+        if self._link.problem:
+            return self._link.problem
+        if not self._link.follower.is_connected:
+            return "the journal cannot be followed"
+        return self.watch.problem(self._card)
+
+    def check(self) -> None:
+        """Unavailable, with the problem, unless a request sent now would be served at once."""
+        if problem := self.problem:
+            raise Unavailable(problem)
+
+    def listen(self, listener: Callable[[bool], None]) -> None:
+        """Call with every change, and once with the state as it is."""
+        self._listeners.append(listener)
+        listener(self._last == "")
+
+    def drain(self) -> None:
+        """Not ready from now on, whatever else is true."""
+        self.is_draining = True
+        self._tell()
+
+    async def run(self) -> None:
+        """Poll for as long as the gateway lives."""
+        polls = 0
+        while True:
+            await self._poll(is_check_due=polls % POLLS_PER_CHECK == 0)
+            polls += 1
+            self._tell()
+            limits = self._limits
+            await self._clock.sleep(limits.poll_s_unready if self.problem else limits.poll_s)
+
+    async def _poll(self, *, is_check_due: bool) -> None:
+        try:
+            async with asyncio.timeout(max(1.0, self._limits.poll_s)):
+                if is_check_due or self._link.problem:
+                    await self._link.check()
+                view = await self._link.ledger.cell()
+                self.watch.saw(view.record, view.renew_seq)
+        except (ConfigError, Unavailable) as error:
+            self._link.problem = str(error)
+        except TimeoutError:
+            self._link.problem = "the store does not answer"
+
+    def _tell(self) -> None:
+        problem = self.problem
+        if problem == self._last:
+            return
+        if problem:
+            log.warning("gateway.not_ready", reason=problem)
+        else:
+            log.info("gateway.ready")
+        self._last = problem
+        for listener in self._listeners:
+            listener(not problem)

@@ -1,0 +1,398 @@
+"""What both protocols call: generate, attach, cancel, look. Owns what is going on here."""
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from gateway.observe.metrics import Meters
+from gateway.observe.tracing import Tracing
+from gateway.requests.cancellation import Release, Releases
+from gateway.requests.ledger_session import LedgerLink
+from gateway.requests.prompts import Prompter, is_long
+from gateway.requests.queue_position import NOWHERE, Place, place_of
+from gateway.requests.readiness import Readiness
+from gateway.requests.stream import (
+    Accepted,
+    Choice,
+    Finished,
+    Generation,
+    checked_choices,
+    new_choices,
+    replay,
+)
+from gateway.requests.validation import Limits, Model, check, check_request_id, to_record
+from gateway.tenants import Tenant
+from gateway.text.detokenizer import Pieces, decode_in_turns
+from gateway.text.model_card import ModelCard
+from gateway.values.generation_request import Ask, TokenPrompt
+from ledger import RequestInfo, Submitted
+from protos.kaiten.v1.inference_service_pb2 import Done as DoneMessage
+from protos.kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
+from service_kit.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    InvalidRequest,
+    KaitenError,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A request as `look` finds it. `done` is None while it is live."""
+
+    ends: Sequence[Finished] = ()
+    done: DoneMessage | None = None
+    place: Place = NOWHERE
+
+
+class Front:
+    """One per gateway. Everything that is followed here is in `_active`."""
+
+    def __init__(
+        self,
+        *,
+        link: LedgerLink,
+        card: ModelCard,
+        prompter: Prompter,
+        readiness: Readiness,
+        limits: Limits,
+        meters: Meters,
+        tracing: Tracing,
+        streams_max: int,
+        timeout_s: float | None = None,
+    ) -> None:
+        self.card = card
+        self.readiness = readiness
+        self.releases = Releases(lambda: link.ledger)
+        self._link = link
+        self._prompter = prompter
+        self._limits = limits
+        self._meters = meters
+        self._tracing = tracing
+        self._streams_max = streams_max
+        self._timeout_s = timeout_s
+        self._active: dict[Generation, None] = {}
+        self._followers: Counter[str] = Counter()
+        self._opening = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_closed = False
+
+    @property
+    def limits(self) -> Limits:
+        """The gateway's own limits with what the cell's workers can take."""
+        worker = self.readiness.watch.worker
+        if worker is None:
+            return self._limits
+        context = self._limits.context_tokens_max
+        return replace(
+            self._limits,
+            context_tokens_max=min(context, worker.context_tokens_max or context),
+            features=frozenset(worker.capabilities.features),
+        )
+
+    @property
+    def model(self) -> Model:
+        card = self.card
+        return Model(name=card.name, eos_token_ids=card.eos_token_ids, defaults=card.defaults)
+
+    @contextmanager
+    def following(self, generation: Generation, *, keep_running: bool) -> Iterator[Generation]:
+        """For the time a client reads. When it leaves early the request is cancelled, unless it is
+        to keep running, somebody else here follows it too, or this gateway is going away."""
+        error: BaseException | None = None
+        try:
+            yield generation
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            generation.close()
+            self._active.pop(generation, None)
+            self._followers[generation.id] -= 1
+            is_last = self._followers[generation.id] <= 0
+            if is_last:
+                del self._followers[generation.id]
+            if is_last and not (generation.is_done or keep_running or self._is_closed):
+                self.releases.ask(Release(generation.id))
+            self._count(generation, error, goes_on=keep_running or not is_last or self._is_closed)
+            self._note_idle()
+
+    def _count(self, generation: Generation, error: BaseException | None, *, goes_on: bool) -> None:
+        """An end for the metrics and the trace. Of those who attach, nothing is counted."""
+        visit = generation.visit
+        if visit is None or visit.trace is None:
+            return
+        counts = [choice.text.output_tokens for choice in generation.choices]
+        reasons = [choice.end.reason for choice in generation.choices if choice.end is not None]
+        all_reasons = reasons if generation.is_done else []
+        outcome = self._meters.closed(visit, counts, all_reasons, error, goes_on=goes_on)
+        self._tracing.closed(
+            visit.trace,
+            outcome,
+            reasons,
+            input_tokens=visit.prompt_tokens,
+            output_tokens=sum(counts),
+        )
+
+    async def generate(self, ask: Ask, tenant: Tenant) -> Generation:
+        """Check, tokenize, submit, and follow from the beginning. Use with `following`."""
+        with (
+            self._meters.opening(ask, tenant) as visit,
+            self._tracing.opening(ask) as trace,
+            self._door(),
+        ):
+            limits = self.limits
+            check(ask, limits, self.card.name, priority_max=tenant.priority_max)
+            if refusal := self.readiness.watch.refusal(self.card):
+                raise Unavailable(self.readiness.problem or refusal)
+            named = self._complete(ask, trace.traceparent(ask.traceparent))
+            if not ask.request_id and is_long(ask.prompt):
+                # Refused before any work. A request with an id may have been accepted already.
+                await self._link.ledger.refuse_if_full(tenant.name, ask.n or 1, tenant.bounds)
+            context = limits.context_tokens_max
+            prompt_ids = await self._prompter.token_ids(ask.prompt, tenant.name, context)
+            record = to_record(
+                named,
+                prompt_ids,
+                limits=limits,
+                model=self.model,
+                tenant=tenant,
+                seed=secrets.randbits(64),
+            )
+            submitted = await self._submit(record, ask, tenant)
+            accepted = Accepted(named.request_id, len(prompt_ids))
+            generation = self._follow(
+                accepted,
+                record.id,
+                submitted.sequence_id,
+                self._choices(
+                    record.render, submitted.sequence_id, record.n, with_cursors=ask.with_cursors
+                ),
+                from_seq=submitted.journal_seq,
+                explained=record.render.prompt_token_ids,
+            )
+            visit.is_repeat, visit.prompt_tokens = not submitted.is_new, len(prompt_ids)
+            generation.visit, visit.trace = visit, trace
+            if named.timeout_s is not None:
+                self._watch_deadline(generation, named.timeout_s + named.grace_s)
+            return generation
+
+    async def attach(
+        self,
+        request_id: str,
+        tenant: Tenant,
+        positions: Sequence[int] = (),
+        *,
+        cursors: Sequence[bytes] = (),
+        with_cursors: bool = False,
+    ) -> Generation:
+        """Follow an accepted request, running or finished, from these positions or cursors."""
+        with self._door():
+            if positions and cursors:
+                raise InvalidRequest("cursors", "must not be given together with positions")
+            found = await self._find(request_id, tenant)
+            count, field = (len(cursors), "cursors") if cursors else (len(positions), "positions")
+            if count > found.n:
+                rule = f"must name at most {found.n} choices, got {count}"
+                raise InvalidRequest(field, rule)
+            return self._follow(
+                Accepted(request_id, found.prompt_tokens),
+                _ledger_id(request_id, tenant),
+                found.sequence_id,
+                self._choices(
+                    found.render,
+                    found.sequence_id,
+                    found.n,
+                    positions,
+                    cursors=cursors,
+                    with_cursors=with_cursors,
+                ),
+                from_seq=0,
+                explained=found.render.prompt_token_ids,
+            )
+
+    async def cancel(self, request_id: str, tenant: Tenant) -> bool:
+        """Stop a request. False: it had ended."""
+        await self._find(request_id, tenant)
+        return await self._link.ledger.cancel(_ledger_id(request_id, tenant))
+
+    async def look(self, request_id: str, tenant: Tenant) -> Seen:
+        """Live and where, or how it ended."""
+        found = await self._find(request_id, tenant)
+        result = await self._link.ledger.result(_ledger_id(request_id, tenant))
+        if result is None:
+            return Seen(place=self._place(found.sequence_id, tenant.name))
+        ends, done = replay(result, self._pieces(result.render))
+        return Seen(ends=ends, done=done)
+
+    async def tokenize(self, ask: Ask, tenant: Tenant) -> Sequence[int]:
+        """A prompt's ids, as `generate` would use them, and let in as a request would be."""
+        with self._door():
+            limits = self.limits
+            check(ask, limits, self.card.name)
+            if is_long(ask.prompt):
+                await self._link.ledger.refuse_if_full(tenant.name, 1, tenant.bounds)
+            context = limits.context_tokens_max
+            return await self._prompter.token_ids(ask.prompt, tenant.name, context)
+
+    async def detokenize(self, ask: Ask) -> str:
+        """The text of a TokenPrompt."""
+        with self._door():
+            check(ask, self.limits, self.card.name)
+            assert isinstance(ask.prompt, TokenPrompt)
+            pieces = self.card.pieces_with_special if ask.show_special_tokens else self.card.pieces
+            return await decode_in_turns(pieces, ask.prompt.token_ids)
+
+    async def drained(self) -> None:
+        """Wait until nobody is followed here any more."""
+        await self._idle.wait()
+
+    def close(self) -> None:
+        """End every stream so that clients resume elsewhere. Nothing is cancelled by it."""
+        self._is_closed = True
+        error = Unavailable("this gateway is shutting down; attach to the request at another one")
+        self.interrupt(error)
+
+    def interrupt(self, error: KaitenError) -> None:
+        for generation in tuple(self._active):
+            generation.interrupt(error)
+
+    @contextmanager
+    def _door(self) -> Iterator[None]:
+        """Bounds what is being opened and followed; closed while draining."""
+        if self.readiness.is_draining:
+            raise Unavailable("this gateway is draining; use another one")
+        if len(self._active) + self._opening >= self._streams_max:
+            live, limit = len(self._active) + self._opening, self._streams_max
+            raise Overloaded(
+                "too many streams", 1.0, limit, live=live, subject="gateway", rule="streams_max"
+            )
+        self._opening += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._opening -= 1
+            self._note_idle()
+
+    def _complete(self, ask: Ask, traceparent: str) -> Ask:
+        """An Ask with an id, its span, and this gateway's deadline if it brings none."""
+        return replace(
+            ask,
+            request_id=ask.request_id or secrets.token_hex(12),
+            timeout_s=self._timeout_s if ask.timeout_s is None else ask.timeout_s,
+            traceparent=traceparent,
+        )
+
+    def _note_idle(self) -> None:
+        if not self._active and not self._opening:
+            self._idle.set()
+
+    def _pieces(self, render: RenderOptions) -> Pieces:
+        return self.card.pieces_with_special if render.show_special_tokens else self.card.pieces
+
+    def _choices(
+        self,
+        render: RenderOptions,
+        sequence_id: int,
+        n: int,
+        positions: Sequence[int] = (),
+        *,
+        cursors: Sequence[bytes] = (),
+        with_cursors: bool,
+    ) -> Sequence[Choice]:
+        """Digests cost a microsecond per token: only for those who asked."""
+        pieces = self._pieces(render)
+        if cursors or (with_cursors and not positions):
+            return checked_choices(
+                pieces, render, sequence_id, n, cursors, with_cursors=with_cursors
+            )
+        return new_choices(pieces, render, n, positions)
+
+    def _place(self, sequence_id: int, tenant: str) -> Place:
+        return place_of(self.readiness.watch.record, sequence_id, tenant)
+
+    async def _submit(self, record: SubmitRecord, ask: Ask, tenant: Tenant) -> Submitted:
+        """Submit to the end even if the client leaves: what was accepted must be known."""
+        task = asyncio.ensure_future(self._link.ledger.submit(record, ask.body_hash, tenant.bounds))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not ask.keep_running:
+                self.releases.adopt(task, record.id)
+            raise
+        except AlreadyExists:
+            raise AlreadyExists(f"request {ask.request_id!r}") from None
+        except Unavailable:
+            # It may have been accepted. Nobody could ever ask for an id we have just minted.
+            if not ask.request_id:
+                self.releases.ask(Release(record.id))
+            raise
+
+    def _follow(
+        self,
+        accepted: Accepted,
+        id: str,
+        sequence_id: int,
+        choices: Sequence[Choice],
+        *,
+        from_seq: int,
+        explained: Sequence[int],
+    ) -> Generation:
+        """From the first token on: text and stop strings depend on all of it."""
+        sequence_ids = range(sequence_id, sequence_id + len(choices))
+        subscription = self._link.follower.subscribe(
+            sequence_ids, from_seq=from_seq, positions=dict.fromkeys(sequence_ids, 0)
+        )
+        generation = Generation(
+            accepted=accepted,
+            id=id,
+            sequence_id=sequence_id,
+            choices=choices,
+            subscription=subscription,
+            ledger=self._link.ledger,
+            release=self.releases.ask,
+            # Whoever has a token has been told before.
+            explained=() if any(choice.start for choice in choices) else explained,
+        )
+        self._active[generation] = None
+        self._followers[id] += 1
+        return generation
+
+    def _watch_deadline(self, generation: Generation, wait_s: float) -> None:
+        """The scheduler ends a request at its deadline; this gateway when it does not."""
+
+        def give_up() -> None:
+            generation.interrupt(DeadlineExceeded(self._phase(generation)))
+
+        generation.on_close(asyncio.get_running_loop().call_later(wait_s, give_up).cancel)
+
+    def _phase(self, generation: Generation) -> str:
+        """How far a request has come, as far as this gateway can tell."""
+        if any(choice.text.output_tokens for choice in generation.choices):
+            return "decode"
+        record = self.readiness.watch.record
+        is_waiting = record is None or not record.running
+        is_waiting = is_waiting or self._place(generation.sequence_id, "").position is not None
+        return "queue" if is_waiting else "prefill"
+
+    async def _find(self, request_id: str, tenant: Tenant) -> RequestInfo:
+        """The request under its public name: errors must not show the ledger's."""
+        if not request_id:
+            raise InvalidRequest("request_id", "must be given")
+        check_request_id(request_id)
+        try:
+            return await self._link.ledger.find(_ledger_id(request_id, tenant))
+        except NotFound:
+            raise NotFound(f"request {request_id!r}") from None
+
+
+def _ledger_id(request_id: str, tenant: Tenant) -> str:
+    return f"{tenant.name}:{request_id}"

@@ -1,0 +1,439 @@
+"""Judge an Ask and turn it into the record that goes to the ledger. Pure.
+
+`check` runs first and looks at every field that needs no tokenizer, so a wrong request costs
+microseconds. `to_record` runs on the prompt's ids. Errors name the field, the rule and the limit.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from gateway.tenants import PRIORITY_MAX, Tenant
+from gateway.text.model_card import SamplingDefaults
+from gateway.values.generation_request import Ask, ChatPrompt, SamplingAsk, TextPrompt, TokenPrompt
+from protos.kaiten.v1.common_pb2 import (
+    FEATURE_LOGITS_PROCESSORS,
+    FEATURE_LOGPROBS,
+    FEATURE_PROMPT_LOGPROBS,
+    Feature,
+    TokenBias,
+    TokenSequence,
+)
+from protos.kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
+from protos.kaiten.v1.worker_service_pb2 import RowSampling
+from service_kit.errors import InvalidRequest, NotFound, SeveralInvalid, TooLong
+
+REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+TOP_P_MIN: Final = 1e-30
+REPETITION_PENALTY_MIN: Final = 1e-30
+Rule = Callable[[], None]
+# No prompt that fits has more: the longest tokens, of spaces, are about as long. What is longer is
+# refused before it is tokenized, which takes memory and time in proportion.
+TOKEN_BYTES_MAX: Final = 128
+UINT32_MAX: Final = 2**32 - 1
+UINT64_MAX: Final = 2**64 - 1
+BIAS_MAX: Final = 100.0
+# A template may make control tokens of any other.
+ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
+# Of a SamplingAsk: the lowest and the highest, and the highest of what must be more than 0.
+# These, `integers` and Limits are also what the OpenAPI document says.
+NUMBERS: Final = {
+    "temperature": (0.0, 2.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+POSITIVES: Final = {"top_p": 1.0, "repetition_penalty": 2.0}
+# Of a SamplingAsk: what asks for a feature that not every worker has, unless it says this or None.
+FEATURES: Final[Mapping[str, tuple[Feature, object]]] = {
+    "logprobs": (FEATURE_LOGPROBS, None),
+    "prompt_logprobs": (FEATURE_PROMPT_LOGPROBS, None),
+    "repetition_penalty": (FEATURE_LOGITS_PROCESSORS, 1.0),
+    "presence_penalty": (FEATURE_LOGITS_PROCESSORS, 0.0),
+    "frequency_penalty": (FEATURE_LOGITS_PROCESSORS, 0.0),
+    "logit_bias": (FEATURE_LOGITS_PROCESSORS, ()),
+    "allowed_token_ids": (FEATURE_LOGITS_PROCESSORS, ()),
+    "bad_words": (FEATURE_LOGITS_PROCESSORS, ()),
+}
+ABILITIES: Final[Mapping[Feature, str]] = {
+    FEATURE_LOGPROBS: "give log-probabilities",
+    FEATURE_PROMPT_LOGPROBS: "give log-probabilities of a prompt",
+    FEATURE_LOGITS_PROCESSORS: "change logits before it samples",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What this gateway lets in. The first two are the model's and the cell's own."""
+
+    vocab_size: int
+    context_tokens_max: int
+    # What some worker of the cell can do; others than the cell's own limits know of all.
+    features: frozenset[Feature] = frozenset(ABILITIES)
+    choices_max: int = 16
+    stops_max: int = 16
+    stop_chars_max: int = 256
+    stop_token_ids_max: int = 256
+    logprobs_max: int = 20
+    # Prompt tokens times (prompt_logprobs + 1).
+    prompt_values_max: int = 1 << 15
+    biases_max: int = 1024
+    allowed_token_ids_max: int = 16384
+    bad_words_max: int = 64
+    bad_word_tokens_max: int = 32
+    text_bytes_max: int = 4 << 20
+    body_values_max: int = 1 << 18
+    messages_max: int = 4096
+    roles: frozenset[str] = frozenset(ROLES)
+    template_options: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What `to_record` must know of the model beyond its limits."""
+
+    name: str
+    eos_token_ids: tuple[int, ...]
+    defaults: SamplingDefaults
+
+
+class TooMany(TooLong):
+    """The sentence says what was counted."""
+
+    def __init__(self, field: str, limit: int, got: int, unit: str) -> None:
+        super().__init__(field, limit, got)
+        self.rule = f"must have at most {limit} {unit}, got {got}"
+        self.args = (f"{field}: {self.rule}",)
+
+
+class PromptTooLong(TooLong):
+    """More tokens than the context holds."""
+
+    def __init__(self, field: str, limit: int, got: int) -> None:
+        super().__init__(field, limit, got)
+        self.rule = (
+            f"the prompt has {got} tokens; at most {limit} leave room for an output token "
+            f"in this model's context"
+        )
+        self.args = (f"{field}: {self.rule}",)
+
+
+class TextTooLong(PromptTooLong):
+    """So long that it need not be tokenized to know that the context cannot hold it."""
+
+    def __init__(self, field: str, limit: int, got: int) -> None:
+        super().__init__(field, limit, got)
+        self.rule = f"the prompt has {got} bytes; no more than {limit} can fit this model's context"
+        self.args = (f"{field}: {self.rule}",)
+
+
+class FarTooLong(PromptTooLong):
+    """So many tokens that they were not all counted."""
+
+    def __init__(self, field: str, limit: int, got: int) -> None:
+        super().__init__(field, limit, got)
+        self.rule = (
+            f"the prompt has more than {got} tokens; at most {limit} leave room for an output "
+            f"token in this model's context"
+        )
+        self.args = (f"{field}: {self.rule}",)
+
+
+def check(ask: Ask, limits: Limits, model_name: str, *, priority_max: int = PRIORITY_MAX) -> None:
+    """Raise everything wrong with an Ask. No number in it makes this allocate anything."""
+    check_request_id(ask.request_id)
+    if ask.model not in ("", model_name):
+        raise NotFound(f"model {ask.model[:128]!r}")
+    wrong: list[InvalidRequest] = []
+    for rule in _rules(ask, limits, priority_max):
+        try:
+            rule()
+        except InvalidRequest as error:
+            wrong.append(error)
+    if len(wrong) > 1:
+        raise SeveralInvalid(wrong)
+    if wrong:
+        raise wrong[0]
+
+
+def _rules(ask: Ask, limits: Limits, priority_max: int) -> Iterator[Rule]:
+    """Each looks at one field, so that a client hears of all its mistakes at once."""
+    yield partial(_integer, "n", ask.n, 1, limits.choices_max)
+    yield partial(_check_priority, ask.priority, priority_max)
+    yield from _sampling_rules(ask.sampling, limits)
+    yield from _logit_rules(ask.sampling, limits)
+    yield partial(_check_stops, ask.stop, limits)
+    yield partial(_check_prompt, ask, limits)
+
+
+def check_request_id(request_id: str) -> None:
+    """Empty means: mint one."""
+    if request_id and not REQUEST_ID.fullmatch(request_id):
+        raise InvalidRequest("request_id", f"must match {REQUEST_ID.pattern}")
+
+
+def to_record(
+    ask: Ask, prompt_ids: Sequence[int], *, limits: Limits, model: Model, tenant: Tenant, seed: int
+) -> SubmitRecord:
+    """The durable form of a checked Ask. `seed` is used when the client gave none."""
+    room = limits.context_tokens_max - len(prompt_ids)
+    if not prompt_ids:
+        raise InvalidRequest(ask.prompt.field, "must give at least one token")
+    if room < 1:
+        raise PromptTooLong(ask.prompt.field, limits.context_tokens_max - 1, len(prompt_ids))
+    explained = () if ask.sampling.prompt_logprobs is None else prompt_ids
+    _check_prompt_values(len(explained), ask.sampling, limits)
+    timeout_ms = 0 if ask.timeout_s is None else max(1, math.ceil(ask.timeout_s * 1000))
+    return SubmitRecord(
+        id=f"{tenant.name}:{ask.request_id}",
+        tenant=tenant.name,
+        tenant_tokens_max=tenant.running_tokens_max or 0,
+        n=ask.n or 1,
+        prompt_token_ids=prompt_ids,
+        sampling=_row_sampling(ask.sampling, room, limits, model, seed),
+        timeout_ms=min(timeout_ms, UINT64_MAX),
+        traceparent=ask.traceparent,
+        priority=ask.priority,
+        render=RenderOptions(
+            stop=ask.stop,
+            include_stop=ask.include_stop,
+            show_special_tokens=ask.show_special_tokens,
+            prompt_token_ids=explained,
+            hide_output=ask.sampling.max_tokens == 0,
+        ),
+    )
+
+
+def _check_prompt_values(tokens: int, asked: SamplingAsk, limits: Limits) -> None:
+    values = tokens * ((asked.prompt_logprobs or 0) + 1)
+    if values > limits.prompt_values_max:
+        unit = f"values: {tokens} prompt tokens times (prompt_logprobs + 1)"
+        raise TooMany("sampling.prompt_logprobs", limits.prompt_values_max, values, unit)
+
+
+def _row_sampling(
+    asked: SamplingAsk, room: int, limits: Limits, model: Model, seed: int
+) -> RowSampling:
+    defaults = model.defaults
+    fallback = min(room, asked.default_max_tokens or room)
+    max_tokens = fallback if asked.max_tokens is None else asked.max_tokens
+    if max_tokens > room:
+        raise TooLong("sampling.max_tokens", room, max_tokens)
+    min_tokens = asked.min_tokens or 0
+    if min_tokens > max_tokens:
+        rule = f"must be at most max_tokens, which is {max_tokens}, got {min_tokens}"
+        raise InvalidRequest("sampling.min_tokens", rule)
+    top_k = defaults.top_k if asked.top_k is None else asked.top_k
+    eos = () if asked.ignore_eos else model.eos_token_ids
+    stops = dict.fromkeys((*eos, *asked.stop_token_ids))
+    _check_something_is_left(asked, stops if min_tokens else (), limits)
+    repetition = _or(asked.repetition_penalty, defaults.repetition_penalty)
+    # The model's own default may ask for what its workers cannot do.
+    _can_be_done("repetition_penalty", repetition, limits)
+    return RowSampling(
+        temperature=_or(asked.temperature, defaults.temperature),
+        # Keeping the whole vocabulary is keeping all.
+        top_k=top_k if top_k < limits.vocab_size else 0,
+        # The wire has single precision, where a tiny p would become 0.
+        top_p=max(_or(asked.top_p, defaults.top_p), TOP_P_MIN),
+        min_p=_or(asked.min_p, defaults.min_p),
+        seed=seed if asked.seed is None else asked.seed,
+        # The token after a prompt comes with the prompt's last logits; `hide_output` keeps it back.
+        max_tokens=max(max_tokens, 1),
+        min_tokens=min_tokens,
+        stop_token_ids=stops,
+        logprobs=-1 if asked.logprobs is None else asked.logprobs,
+        prompt_logprobs=asked.prompt_logprobs,
+        # In single precision a tiny penalty would become 0, which says: none.
+        repetition_penalty=max(repetition, REPETITION_PENALTY_MIN),
+        presence_penalty=asked.presence_penalty or 0.0,
+        frequency_penalty=asked.frequency_penalty or 0.0,
+        logit_bias=[TokenBias(token_id=each, bias=bias) for each, bias in asked.logit_bias],
+        allowed_token_ids=dict.fromkeys(asked.allowed_token_ids),
+        bad_words=[TokenSequence(token_ids=word) for word in dict.fromkeys(asked.bad_words)],
+    )
+
+
+def _check_something_is_left(asked: SamplingAsk, stops: Iterable[int], limits: Limits) -> None:
+    """What is forbidden at the first token must not be all that is allowed.
+
+    Bad words of several tokens can still use up a narrow choice later; the worker then says so.
+    """
+    forbidden = {*stops, *(word[0] for word in asked.bad_words if len(word) == 1)}
+    if asked.allowed_token_ids and forbidden.issuperset(asked.allowed_token_ids):
+        rule = "must hold a token that bad_words and min_tokens leave"
+        raise InvalidRequest("sampling.allowed_token_ids", rule)
+    if len(forbidden) >= limits.vocab_size:
+        rule = f"must leave one of the vocabulary's {limits.vocab_size} tokens"
+        raise InvalidRequest("sampling.bad_words", rule)
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _check_priority(priority: int, most: int) -> None:
+    _integer("priority", priority, -PRIORITY_MAX, PRIORITY_MAX)
+    if priority > most:
+        raise InvalidRequest("priority", "is more urgent than this tenant may ask for")
+
+
+def _sampling_rules(asked: SamplingAsk, limits: Limits) -> Iterator[Rule]:
+    for name, (lowest, highest) in NUMBERS.items():
+        yield partial(_number, f"sampling.{name}", getattr(asked, name), lowest, highest)
+    for name, highest in POSITIVES.items():
+        yield partial(_positive, f"sampling.{name}", getattr(asked, name), highest)
+    bounds = integers(limits)
+    if asked.prompt_logprobs is None:
+        # Without output there is nothing to tell but the prompt's log-probabilities.
+        bounds["max_tokens"] = (1, UINT32_MAX)
+    for name, (least, most) in bounds.items():
+        yield partial(_integer, f"sampling.{name}", getattr(asked, name), least, most)
+    for name in FEATURES:
+        yield partial(_can_be_done, name, getattr(asked, name), limits)
+    count = limits.stop_token_ids_max
+    yield partial(_token_ids, "sampling.stop_token_ids", asked.stop_token_ids, count, limits)
+
+
+def _can_be_done(name: str, value: object, limits: Limits) -> None:
+    feature, nothing = FEATURES[name]
+    if value is not None and value != nothing and feature not in limits.features:
+        raise InvalidRequest(f"sampling.{name}", f"no worker of this cell can {ABILITIES[feature]}")
+
+
+def integers(limits: Limits) -> dict[str, tuple[int, int]]:
+    """The least and the most of each whole number in a SamplingAsk."""
+    logprobs_max = min(limits.logprobs_max, limits.vocab_size)
+    return {
+        "top_k": (0, UINT32_MAX),
+        "seed": (0, UINT64_MAX),
+        "max_tokens": (0, UINT32_MAX),
+        "min_tokens": (0, UINT32_MAX),
+        "logprobs": (0, logprobs_max),
+        "prompt_logprobs": (0, logprobs_max),
+    }
+
+
+def _logit_rules(asked: SamplingAsk, limits: Limits) -> Iterator[Rule]:
+    yield partial(_check_biases, asked.logit_bias, limits)
+    allowed, most = asked.allowed_token_ids, limits.allowed_token_ids_max
+    yield partial(_token_ids, "sampling.allowed_token_ids", allowed, most, limits)
+    yield partial(_check_bad_words, asked.bad_words, limits)
+
+
+def _check_biases(biases: Sequence[tuple[int, float]], limits: Limits) -> None:
+    biased = [token_id for token_id, _ in biases]
+    _token_ids("sampling.logit_bias", biased, limits.biases_max, limits)
+    if len(set(biased)) < len(biased):
+        raise InvalidRequest("sampling.logit_bias", "must not name a token twice")
+    for _, bias in biases:
+        _number("sampling.logit_bias", bias, -BIAS_MAX, BIAS_MAX)
+
+
+def _check_bad_words(words: Sequence[Sequence[int]], limits: Limits) -> None:
+    if len(words) > limits.bad_words_max:
+        raise TooMany("sampling.bad_words", limits.bad_words_max, len(words), "sequences")
+    for word in words:
+        if not word:
+            raise InvalidRequest("sampling.bad_words", "must not hold an empty sequence")
+        _token_ids("sampling.bad_words", word, limits.bad_word_tokens_max, limits)
+
+
+def _check_stops(stops: Sequence[str], limits: Limits) -> None:
+    if len(stops) > limits.stops_max:
+        raise TooMany("stop", limits.stops_max, len(stops), "strings")
+    for stop in stops:
+        if not stop:
+            raise InvalidRequest("stop", "must not hold an empty string")
+        if len(stop) > limits.stop_chars_max:
+            raise TooMany("stop", limits.stop_chars_max, len(stop), "characters each")
+        _encodable("stop", stop)
+
+
+def _check_prompt(ask: Ask, limits: Limits) -> None:
+    prompt = ask.prompt
+    if isinstance(prompt, TokenPrompt):
+        if not prompt.token_ids:
+            raise InvalidRequest(prompt.field, "must give at least one token")
+        if len(prompt.token_ids) >= limits.context_tokens_max:
+            limit = limits.context_tokens_max - 1
+            raise PromptTooLong(prompt.field, limit, len(prompt.token_ids))
+        _in_vocabulary(prompt.field, prompt.token_ids, limits.vocab_size)
+    elif isinstance(prompt, TextPrompt):
+        _check_text(prompt.field, (prompt.text,), limits)
+    else:
+        _check_chat(prompt, limits)
+
+
+def _check_chat(prompt: ChatPrompt, limits: Limits) -> None:
+    if not prompt.messages:
+        raise InvalidRequest(prompt.field, "must hold at least one message")
+    if len(prompt.messages) > limits.messages_max:
+        raise TooMany(prompt.field, limits.messages_max, len(prompt.messages), "messages")
+    for message in prompt.messages:
+        if message.role not in limits.roles:
+            known = ", ".join(sorted(limits.roles))
+            rule = f"every role must be one of {known}; got {message.role[:64]!r}"
+            raise InvalidRequest(prompt.field, rule)
+    texts = [message.content for message in prompt.messages]
+    texts += [value for _, value in prompt.options if isinstance(value, str)]
+    _check_text(prompt.field, texts, limits)
+    for name, _ in prompt.options:
+        if name not in limits.template_options:
+            known = ", ".join(sorted(limits.template_options)) or "none"
+            rule = f"{name[:64]!r} is not among the allowed names: {known}"
+            raise InvalidRequest("conversation.template_options", rule)
+
+
+def _check_text(field: str, texts: Sequence[str], limits: Limits) -> None:
+    """The cap comes before the tokenizer: its time and memory grow with the text."""
+    size_bytes = 0
+    for text in texts:
+        size_bytes += len(text)
+        if size_bytes <= limits.text_bytes_max:
+            size_bytes += len(_encodable(field, text)) - len(text)
+    if size_bytes > limits.text_bytes_max:
+        raise TooMany(field, limits.text_bytes_max, size_bytes, "bytes")
+    if size_bytes > limits.context_tokens_max * TOKEN_BYTES_MAX:
+        raise TextTooLong(field, limits.context_tokens_max * TOKEN_BYTES_MAX, size_bytes)
+
+
+def _encodable(field: str, text: str) -> bytes:
+    """JSON can carry half a surrogate pair, which is no character."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(field, "must be valid Unicode text, has a lone surrogate") from None
+
+
+def _token_ids(field: str, token_ids: Sequence[int], most: int, limits: Limits) -> None:
+    """A bounded list of the vocabulary's ids."""
+    if len(token_ids) > most:
+        raise TooMany(field, most, len(token_ids), "ids")
+    _in_vocabulary(field, token_ids, limits.vocab_size)
+
+
+def _in_vocabulary(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise InvalidRequest(field, f"token ids must be in [0, {vocab_size}), got {wrong}")
+
+
+def _integer(field: str, value: int | None, least: int, most: int) -> None:
+    if value is not None and not least <= value <= most:
+        raise InvalidRequest(field, f"must be in [{least}, {most}], got {value}")
+
+
+def _number(field: str, value: float | None, least: float, most: float) -> None:
+    """NaN fails every comparison, so it fails this one."""
+    if value is not None and not least <= value <= most:
+        raise InvalidRequest(field, f"must be a number in [{least:g}, {most:g}], got {value}")
+
+
+def _positive(field: str, value: float | None, most: float) -> None:
+    _number(field, value, 0.0, most)
+    if value == 0.0:
+        raise InvalidRequest(field, f"must be more than 0 and at most {most:g}, got 0")

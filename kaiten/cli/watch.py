@@ -1,0 +1,160 @@
+"""`kaiten watch`: the live core of a cell, at a terminal."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle
+from typing import Final
+
+import grpc
+from google.protobuf.json_format import MessageToJson
+
+from kaiten.cli.talk import RESUME_S, complain
+from kaiten.client.connection import OPTIONS, with_key
+from kaiten.client.errors import ApiError, from_rpc_error
+from kaiten.client.live_core import NO_BLOCK, LiveCore, LiveSequence
+from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from protos.kaiten.v1.watch_pb2 import (
+    PassedOver,
+    SequenceState,
+    WatchedWorker,
+    WatchRequest,
+    WatchResponse,
+    WhyPassedOver,
+)
+
+# Who does not lead, or not any more, or is not there: somebody else may lead, or soon will.
+ELSEWHERE: Final = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
+RETRY_S: Final = 0.2
+CLEAR: Final = "\x1b[H\x1b[2J"
+
+
+def watch(
+    addresses: Sequence[str],
+    *,
+    api_key: str | None,
+    interval_ms: int,
+    once: bool,
+    with_blocks: bool,
+    as_json: bool,
+) -> int:
+    """Print every response, or what it makes of those before; the exit code."""
+    core, before = LiveCore(), CLEAR if sys.stdout.isatty() and not once else ""
+    try:
+        for response in responses(addresses, api_key, interval_ms):
+            if as_json:
+                text = MessageToJson(response, indent=None, preserving_proto_field_name=True)
+            else:
+                core.take(response)
+                text = before + "\n".join(lines_of(core, with_blocks=with_blocks))
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+            if once:
+                break
+    except ApiError as error:
+        return complain(error, ", ".join(addresses))
+    return 0
+
+
+def responses(
+    addresses: Sequence[str], api_key: str | None, interval_ms: int
+) -> Iterator[WatchResponse]:
+    """For ever, of whichever of these leads or knows who does. ApiError: none for a while."""
+    heard_s = time.monotonic()
+    for address in cycle(addresses):
+        try:
+            with grpc.insecure_channel(address, OPTIONS) as channel:
+                request = WatchRequest(interval_ms=interval_ms)
+                stub = SchedulerServiceStub(channel)
+                for response in stub.Watch(request, metadata=with_key((), api_key)):
+                    heard_s = time.monotonic()
+                    yield response
+        except grpc.RpcError as error:
+            if error.code() not in ELSEWHERE or time.monotonic() - heard_s > RESUME_S:
+                raise from_rpc_error(error) from None
+        # Nobody tells when another leads: ask again.
+        time.sleep(RETRY_S)
+
+
+def lines_of(core: LiveCore, *, with_blocks: bool = False) -> Iterator[str]:
+    """The whole cell: who runs by worker and slot, then who waits in order."""
+    running = sorted(core.sequences.items(), key=lambda item: (item[1].place.slot, item[0]))
+    yield (
+        f"epoch {core.epoch}  record {core.seq} ({core.seq - core.committed_seq} uncommitted)  "
+        f"{core.configured.policy}  {core.waiting} waiting"
+    )
+    for worker in core.workers.values():
+        theirs = [one for _, one in running if one.place.worker_id == worker.worker_id]
+        yield _worker(worker, theirs)
+        for one in theirs:
+            yield f"  {_name(one)}  {_counts(one)}" + (f"  {_blocks(one)}" if with_blocks else "")
+    for position, sequence_id in enumerate(core.queue, start=1):
+        one = core.sequences[sequence_id]
+        yield f"waiting {position}  {_name(one)}  {_counts(one)}{_why(core, one.passed_over)}"
+    for one in core.sequences.values():
+        if one.place.state == SequenceState.SEQUENCE_STATE_FORKING:
+            yield f"{_name(one)}  {_counts(one)}"
+    if len(core.queue) < core.waiting:
+        yield f"and {core.waiting - len(core.queue)} more"
+
+
+def _worker(worker: WatchedWorker, theirs: Sequence[LiveSequence]) -> str:
+    plans = ", ".join(
+        f"{plan.plan_id} ({plan.steps_answered} of {plan.lease_steps} steps)"
+        for plan in worker.plans
+    )
+    running = sum(one.place.state == SequenceState.SEQUENCE_STATE_RUNNING for one in theirs)
+    return (
+        f"worker {worker.address or worker.worker_id}  {running} of {worker.slots_max} slots  "
+        f"{worker.blocks_free} of {worker.block_count} blocks free  plans {plans or 'none'}"
+        + "  draining" * worker.is_draining
+        + "  late" * worker.is_late
+        + "".join(f"  {_reason(over)}" for over in worker.passed_over)
+    )
+
+
+def _name(one: LiveSequence) -> str:
+    """Where it is, and whose choice it is."""
+    state = SequenceState.Name(one.place.state).removeprefix("SEQUENCE_STATE_").lower()
+    is_running = one.place.state == SequenceState.SEQUENCE_STATE_RUNNING
+    where = f"slot {one.place.slot}" if is_running else state
+    return f"{where}  {one.identity.id}/{one.identity.choice}"
+
+
+def _counts(one: LiveSequence) -> str:
+    counts = one.counts
+    return (
+        f"computed {counts.num_computed_tokens}, scheduled {counts.num_scheduled_tokens}, "
+        f"tokens {counts.num_tokens} of {one.identity.tokens_max}"
+    )
+
+
+def _blocks(one: LiveSequence) -> str:
+    """By layer group, runs of blocks that follow each other."""
+    return "  ".join(f"[{' '.join(_runs(table))}]" for table in one.tables)
+
+
+def _runs(table: Iterable[int]) -> Iterator[str]:
+    first = last = NO_BLOCK
+    for block in [*table, NO_BLOCK]:
+        if last != NO_BLOCK and block == last + 1:
+            last = block
+            continue
+        if first != NO_BLOCK:
+            yield f"{first}-{last}" if last > first else f"{first}"
+        first = last = block
+
+
+def _why(core: LiveCore, passed_over: Iterable[PassedOver]) -> str:
+    """By worker, as far as it is one worker's reason."""
+    said = []
+    for over in passed_over:
+        worker = core.workers.get(over.worker_id)
+        said.append(f"  {worker.address or worker.worker_id}: " if worker else "  ")
+        said.append(_reason(over))
+    return "".join(said)
+
+
+def _reason(over: PassedOver) -> str:
+    why = WhyPassedOver.Name(over.why).removeprefix("WHY_PASSED_OVER_")
+    return f"{why.lower().replace('_', ' ')} ({over.stage})"

@@ -1,0 +1,192 @@
+"""The client for asyncio: as `kaiten.client.Client`, but awaited. Make it inside a running loop."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+
+from kaiten.client.connection import (
+    DEFAULT_ADDRESS,
+    OPTIONS,
+    RESUME_S,
+    UNARY_S,
+    seconds_left,
+    with_key,
+)
+from kaiten.client.errors import ApiError, from_rpc_error
+from kaiten.client.following import Following
+from kaiten.client.request import GenerateOptions, request_from
+from kaiten.client.results import Completion, Delta, RequestStatus, status_from_proto
+from protos.kaiten.v1 import inference_service_pb2 as pb
+from protos.kaiten.v1 import inference_service_pb2_grpc, model_service_pb2, model_service_pb2_grpc
+
+
+class AsyncGeneration:
+    """An async iterator over one request's output; `await result()` is the whole."""
+
+    def __init__(
+        self,
+        stub: inference_service_pb2_grpc.InferenceServiceStub,
+        following: Following,
+        timeout_s: float | None,
+        metadata: Sequence[tuple[str, str]],
+    ) -> None:
+        self._stub = stub
+        self._following = following
+        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._metadata = metadata
+        self._rpc: Any = None
+        self._is_closed = False
+        self._deltas = self._follow()
+
+    def __repr__(self) -> str:
+        return f"AsyncGeneration({self._following!r})"
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        return await anext(self._deltas)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def request_id(self) -> str:
+        return self._following.request_id
+
+    async def result(self) -> Completion:
+        """The whole answer (since attaching, if attached), reading what is left of it first."""
+        async for _ in self:
+            pass
+        return self._following.completion()
+
+    async def close(self) -> None:
+        """Go away. The service cancels the request, unless it was told to keep it running."""
+        self._is_closed = True
+        if self._rpc is not None:
+            self._rpc.cancel()
+        # In another task the iteration may be under way; it ends by itself then.
+        with suppress(RuntimeError):
+            await self._deltas.aclose()
+
+    async def _follow(self) -> AsyncGenerator[Delta, None]:
+        following = self._following
+        while not following.is_done and not self._is_closed:
+            error: ApiError | None = None
+            try:
+                self._rpc = self._open()
+                async for answer in self._rpc:
+                    if (delta := following.feed(answer.event)) is not None:
+                        yield delta
+            except grpc.RpcError as rpc_error:
+                error = from_rpc_error(rpc_error)
+            if not following.is_done and not self._is_closed:
+                await asyncio.sleep(following.wait_s_after(error, now_s=time.monotonic()))
+
+    def _open(self) -> Any:
+        call = self._following.next_call()
+        method = self._stub.Generate if isinstance(call, pb.GenerateRequest) else self._stub.Attach
+        return method(call, timeout=seconds_left(self._deadline_s), metadata=self._metadata)
+
+
+class AsyncClient:
+    """A connection to a gateway, or to several behind one gRPC target."""
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        resume_s: float = RESUME_S,
+        api_key: str | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._inference = inference_service_pb2_grpc.InferenceServiceStub(self._channel)
+        self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
+        self._resume_s = resume_s
+        self._metadata = with_key(metadata, api_key)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; generations in progress are cancelled."""
+        await self._channel.close()
+
+    def generate(
+        self, prompt: str | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncGeneration:
+        """Submit a request and stream its output."""
+        following = Following(generate=request_from(prompt, options), resume_s=self._resume_s)
+        return AsyncGeneration(self._inference, following, options.get("timeout_s"), self._metadata)
+
+    async def complete(
+        self, prompt: str | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion:
+        """Submit a request and return its whole output."""
+        async with self.generate(prompt, **options) as generation:
+            return await generation.result()
+
+    def attach(
+        self,
+        request_id: str,
+        *,
+        positions: Sequence[int] = (),
+        return_token_ids: bool = False,
+        keep_running: bool = False,
+        timeout_s: float | None = None,
+    ) -> AsyncGeneration:
+        """Follow an accepted request, running or finished, from output positions per choice."""
+        call = pb.AttachRequest(
+            request_id=request_id,
+            positions=positions,
+            return_token_ids=return_token_ids,
+            keep_running=keep_running,
+        )
+        following = Following(attach=call, resume_s=self._resume_s)
+        return AsyncGeneration(self._inference, following, timeout_s, self._metadata)
+
+    async def cancel(self, request_id: str) -> bool:
+        """Stop a request. False when it had already ended."""
+        answer = await self._call(self._inference.Cancel, pb.CancelRequest(request_id=request_id))
+        return bool(answer.was_live)
+
+    async def get(self, request_id: str) -> RequestStatus:
+        """Look at a request without following it."""
+        return status_from_proto(
+            await self._call(
+                self._inference.GetRequest, pb.GetRequestRequest(request_id=request_id)
+            )
+        )
+
+    async def models(self) -> tuple[str, ...]:
+        """Names of the models served here."""
+        answer = await self._call(self._models.ListModels, model_service_pb2.ListModelsRequest())
+        return tuple(model.name for model in answer.models)
+
+    async def _call(self, method: Callable[..., Awaitable[Any]], request: Any) -> Any:
+        try:
+            return await method(request, timeout=UNARY_S, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error

@@ -1,0 +1,65 @@
+"""What both clients share: where to connect, with which options, for how long."""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from kaiten.client.errors import DeadlineExceededError
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
+# How long a lost gateway is looked for before UnavailableError.
+RESUME_S: Final = 30.0
+UNARY_S: Final = 10.0
+# What gRPC does by itself: spread calls over every address of the name, and repeat a call that no
+# gateway took. deploy/service-config.json is the same for other languages.
+SERVICE_CONFIG: Final = {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "methodConfig": [
+        {
+            "name": [
+                {"service": "kaiten.v1.InferenceService"},
+                {"service": "kaiten.v1.ModelService"},
+            ],
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.05s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ],
+    "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
+}
+OPTIONS: Final = (
+    ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # The timeout that really ends a connection; left alone it is a minute.
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    # gRPC's own second-long first wait would be most of a gateway's restart.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+def with_key(
+    metadata: Sequence[tuple[str, str]], api_key: str | None
+) -> tuple[tuple[str, str], ...]:
+    """What goes with every call."""
+    if api_key is None:
+        return tuple(metadata)
+    return (*metadata, ("authorization", f"Bearer {api_key}"))
+
+
+def seconds_left(deadline_s: float | None) -> float | None:
+    """The rest of a request's time, for the next call."""
+    if deadline_s is None:
+        return None
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise DeadlineExceededError("the request's time ran out while its service was away")
+    return left_s

@@ -1,0 +1,181 @@
+"""Follow one request over any number of connections: decisions only, no I/O.
+
+The sync and the async client feed it events and failures; it says what is new, which call comes
+next and how long to wait before it. Positions make resuming exact: what was received is never
+handed out again, and a hole is an error, never silence.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from kaiten.client.errors import (
+    ApiError,
+    InternalServerError,
+    RequestCancelledError,
+    UnavailableError,
+)
+from kaiten.client.results import (
+    Choice,
+    Completion,
+    Delta,
+    FinishReason,
+    TokenLogprobs,
+    delta_from_proto,
+    prompt_from_proto,
+    reason_from_proto,
+    timings_from_proto,
+    usage_from_proto,
+)
+from kaiten.waits import doubled_s
+from protos.kaiten.v1 import inference_service_pb2 as pb
+
+WAIT_S_MIN: Final = 0.05
+WAIT_S_MAX: Final = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _ChoiceSoFar:
+    """What one choice has received: `position` tokens."""
+
+    position: int = 0
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    reason: FinishReason | None = None
+    output_tokens: int = 0
+    error: str = ""
+
+
+class Following:
+    """The state of one request as its client knows it."""
+
+    def __init__(
+        self,
+        *,
+        generate: pb.GenerateRequest | None = None,
+        attach: pb.AttachRequest | None = None,
+        resume_s: float,
+    ) -> None:
+        assert (generate is None) != (attach is None), "follow a new request or an old one"
+        self._generate = generate
+        first = generate if generate is not None else attach
+        assert first is not None
+        self.request_id: str = first.request_id
+        self._return_token_ids = first.return_token_ids
+        self._keep_running = first.keep_running
+        self._resume_s = resume_s
+        self._choices: dict[int, _ChoiceSoFar] = {}
+        if attach is not None:
+            for choice, position in enumerate(attach.positions):
+                self._choice(choice).position = position
+        self._is_accepted = attach is not None
+        self._prompt: pb.PromptWithLogprobs | None = None
+        self._done: pb.Done | None = None
+        self._failures = 0
+        self._lost_at_s: float | None = None
+
+    def __repr__(self) -> str:
+        positions = [self._choice(index).position for index in range(len(self._choices))]
+        return f"Following({self.request_id}, positions={positions}, done={self.is_done})"
+
+    @property
+    def is_done(self) -> bool:
+        return self._done is not None
+
+    def next_call(self) -> pb.GenerateRequest | pb.AttachRequest:
+        """The request to (re)open the stream with. Before Accepted the first one is repeated."""
+        if not self._is_accepted:
+            assert self._generate is not None
+            return self._generate
+        count = max(self._choices, default=-1) + 1
+        return pb.AttachRequest(
+            request_id=self.request_id,
+            positions=[self._choice(index).position for index in range(count)],
+            return_token_ids=self._return_token_ids,
+            keep_running=self._keep_running,
+        )
+
+    def feed(self, event: pb.GenerationEvent) -> Delta | None:
+        """Take one event. The new output in it, or None."""
+        kind = event.WhichOneof("event")
+        if kind == "accepted":
+            self._is_accepted = True
+            return None
+        # Being accepted again is no progress: a gateway that takes and drops us may not hold us.
+        self._failures, self._lost_at_s = 0, None
+        if kind == "delta":
+            return self._on_delta(delta_from_proto(event.delta))
+        if kind == "prompt":
+            # Whoever attaches from the beginning is told again, the same.
+            self._prompt = event.prompt
+        elif kind == "finished":
+            self._on_finished(event.finished)
+        elif kind == "done":
+            self._done = event.done
+        return None
+
+    def wait_s_after(self, error: ApiError | None, *, now_s: float) -> float:
+        """The stream broke (`error`) or just ended (None): how long to wait before the next call.
+
+        Raises the error when another call is no use or has been tried for `resume_s`. A
+        cancellation that we did not ask for is a server going away: a request ends by an event.
+        """
+        if error is not None and not isinstance(error, UnavailableError | RequestCancelledError):
+            raise error
+        self._failures += 1
+        wait_s = doubled_s(WAIT_S_MIN, self._failures, WAIT_S_MAX)
+        if self._lost_at_s is None:
+            self._lost_at_s = now_s
+        if now_s + wait_s - self._lost_at_s > self._resume_s:
+            if error is None:
+                raise UnavailableError("the stream ended without a last event")
+            raise UnavailableError(str(error), retry_after_s=error.retry_after_s) from error
+        return wait_s
+
+    def completion(self) -> Completion:
+        """The whole answer. Only when `is_done`."""
+        assert self._done is not None, "the request has not ended"
+        return Completion(
+            request_id=self.request_id,
+            choices=tuple(_whole(self._choices[index]) for index in sorted(self._choices)),
+            usage=usage_from_proto(self._done.usage),
+            timings=timings_from_proto(self._done.timings),
+            prompt=None if self._prompt is None else prompt_from_proto(self._prompt),
+        )
+
+    def _choice(self, index: int) -> _ChoiceSoFar:
+        return self._choices.setdefault(index, _ChoiceSoFar())
+
+    def _on_delta(self, delta: Delta) -> Delta | None:
+        choice = self._choice(delta.choice)
+        end = delta.position + delta.token_count
+        if delta.token_count > 0 and end <= choice.position:
+            return None
+        if delta.position != choice.position:
+            raise InternalServerError(
+                f"choice {delta.choice}: expected position {choice.position}, got {delta.position}"
+            )
+        choice.position = end
+        choice.text.append(delta.text)
+        choice.token_ids += delta.token_ids
+        choice.logprobs += delta.logprobs
+        return delta
+
+    def _on_finished(self, finished: pb.ChoiceFinished) -> None:
+        choice = self._choice(finished.choice)
+        choice.reason = reason_from_proto(finished.reason)
+        choice.output_tokens = finished.output_tokens
+        choice.error = finished.error
+
+
+def _whole(choice: _ChoiceSoFar) -> Choice:
+    if choice.reason is None:
+        raise InternalServerError("the request ended before one of its choices did")
+    return Choice(
+        text="".join(choice.text),
+        finish_reason=choice.reason,
+        output_tokens=choice.output_tokens,
+        token_ids=tuple(choice.token_ids),
+        logprobs=tuple(choice.logprobs),
+        error=choice.error,
+    )

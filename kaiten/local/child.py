@@ -1,0 +1,144 @@
+"""One child process of the supervisor: its own log file, its death tied to ours, a polite stop."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kaiten.local import tether
+
+TETHER: Final = str(Path(tether.__file__))
+READY_POLL_S: Final = 0.05
+LOG_TAIL_BYTES: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """What to run and how to know that it is ready."""
+
+    name: str
+    command: tuple[str, ...]
+    # On top of ours. Secrets go here: every user of the machine can read command lines.
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    log_path: Path
+    is_ready: Callable[[], Awaitable[bool]]
+    ready_s_max: float = 300.0
+    # After SIGTERM, before SIGKILL. Longer than the services' own drain limit.
+    stop_s_max: float = 45.0
+
+
+class ChildDied(Exception):
+    """The child ended before it was ready, or was not ready in time."""
+
+
+class Child:
+    """A spec and the process that runs it now, if any."""
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self.spec = spec
+        self.started_s = 0.0
+        self._process: asyncio.subprocess.Process | None = None
+        self._log_from = 0
+        # Spawning and stopping exclude each other; nothing is spawned once a stop was asked for.
+        self._changing = asyncio.Lock()
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"Child({self.spec.name}, pid={self.pid}, exit={self.exit_code})"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.returncode if self._process else None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def spawn(self) -> None:
+        """Start the process in its own session: Ctrl-C reaches the supervisor only."""
+        self.spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        async with self._changing:
+            if self._is_closed:
+                raise ChildDied(f"{self.spec.name} is being stopped")
+            with self.spec.log_path.open("ab") as log:
+                self._log_from = log.tell()
+                self.started_s = time.monotonic()
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-I", "-S", TETHER, str(os.getpid()), *self.spec.command),
+                    env=os.environ | dict(self.spec.environ),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+
+    async def until_ready(self, progress: Callable[[str], None] = lambda _log: None) -> float:
+        """Seconds from spawn to ready. `progress` gets the log so far, again and again."""
+        deadline_s = self.started_s + self.spec.ready_s_max
+        while True:
+            if not self.is_running:
+                raise ChildDied(f"{self.spec.name} ended with {exit_text(self.exit_code)}")
+            if await self.spec.is_ready():
+                return time.monotonic() - self.started_s
+            if time.monotonic() > deadline_s:
+                raise ChildDied(f"{self.spec.name} is not ready after {self.spec.ready_s_max:g} s")
+            progress(self.log_text())
+            await asyncio.sleep(READY_POLL_S)
+
+    async def wait(self) -> None:
+        """Return when the process has ended."""
+        assert self._process is not None, f"{self.spec.name} was never spawned"
+        await self._process.wait()
+
+    async def stop(self) -> bool:
+        """SIGTERM, then SIGKILL when the limit passes. True when it ended by itself."""
+        self._is_closed = True
+        async with self._changing:
+            if not self.is_running:
+                return True
+            self._signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self.wait(), self.spec.stop_s_max)
+        except TimeoutError:
+            self.kill()
+            await self.wait()
+            return False
+        return True
+
+    def kill(self) -> None:
+        """SIGKILL at once, and for good."""
+        self._is_closed = True
+        self._signal(signal.SIGKILL)
+
+    async def abandon(self) -> None:
+        """End a process that runs but never became ready; it may be spawned again."""
+        if self.is_running:
+            self._signal(signal.SIGKILL)
+            await self.wait()
+
+    def log_text(self) -> str:
+        """The end of what this run of the process has logged."""
+        with self.spec.log_path.open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_from, end - LOG_TAIL_BYTES))
+            return log.read().decode("utf-8", "replace")
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+
+def exit_text(code: int | None) -> str:
+    """`exit code 1`, or `signal SIGKILL`."""
+    if code is not None and code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"

@@ -1,0 +1,254 @@
+"""The children of `kaiten serve`: which processes, told what, started and stopped in what order."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+from kaiten.local import store
+from kaiten.local.child import ChildSpec
+from kaiten.local.health import is_serving
+from kaiten.local.model_source import ModelSource
+from kaiten.local.ports import LOOPBACK, HeldPort, claim
+from kaiten.local.scheduling import Scheduling
+from kaiten.local.start_error import StartError
+
+# The first to be there leads. The other stands by, at 45 MB: who leads is killed, and nobody waits
+# for a process to start or for a lease to run out.
+SCHEDULERS: Final = ("scheduler", "standby")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What the user asked for. None leaves a service its own default."""
+
+    model: ModelSource
+    data_dir: Path
+    host: str = LOOPBACK
+    grpc_port: int = 50051
+    http_port: int = 8000
+    dtype: str = "auto"
+    weight_dtype: str = "auto"
+    kv_dtype: str = "auto"
+    scheduling: Scheduling = field(default_factory=Scheduling)
+    workers: int = 1
+    redis_url: str | None = field(default=None, repr=False)
+    cell: str = "0"
+    slots: int | None = None
+    step_tokens: int | None = None
+    mixed_step_ms: float | None = None
+    gather_ms: float | None = None
+    kv_memory_mb: int | None = None
+    kv_blocks: int | None = None
+    threads: int | None = None
+    api_keys_file: Path | None = None
+    cors_origins: str | None = None
+    allowed_hosts: str | None = None
+
+    def __post_init__(self) -> None:
+        """StartError for what no service would refuse by itself."""
+        if self.workers < 1:
+            raise StartError(f"--workers must be at least 1, got {self.workers}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """The plan of a run: children by stage of starting, and where to reach them.
+
+    Children of one stage start together; those of one group of `stop_order` stop together: first
+    who takes requests in, last who keeps them.
+    """
+
+    stages: tuple[tuple[ChildSpec, ...], ...]
+    stop_order: tuple[tuple[str, ...], ...]
+    redis_url: str = field(repr=False)
+    grpc_address: str
+    http_url: str
+    worker_addresses: tuple[str, ...]
+    # Either may lead; the other stands by.
+    scheduler_addresses: tuple[str, ...]
+
+
+@contextmanager
+def planned_stack(options: ServeOptions) -> Iterator[Stack]:
+    """A plan whose ports stay ours while its children come and go.
+
+    StartError when a port is taken or no store can be had.
+    """
+    with ExitStack() as held:
+        grpc_port = held.enter_context(claim(options.host, options.grpc_port, "--grpc-port"))
+        http_port = held.enter_context(claim(options.host, options.http_port, "--http-port"))
+        addresses = tuple(
+            held.enter_context(HeldPort()).address for _ in range(len(SCHEDULERS) + options.workers)
+        )
+        yield _plan(options, grpc_port.number, http_port.number, addresses)
+
+
+def _plan(
+    options: ServeOptions,
+    grpc_port: int,
+    http_port: int,
+    inner_addresses: tuple[str, ...],
+) -> Stack:
+    """`inner_addresses`: of the schedulers, then of the workers."""
+    stores, redis_url = _store(options)
+    scheduler_addresses = inner_addresses[: len(SCHEDULERS)]
+    worker_addresses = inner_addresses[len(SCHEDULERS) :]
+    schedulers = tuple(
+        _scheduler(options, name, redis_url, address)
+        for name, address in zip(SCHEDULERS, scheduler_addresses, strict=True)
+    )
+    workers = tuple(
+        _worker(options, f"worker-{index}", address, scheduler_addresses)
+        for index, address in enumerate(worker_addresses)
+    )
+    services = (
+        *schedulers,
+        *workers,
+        _gateway(options, redis_url, grpc_port, http_port),
+    )
+    worker_names = tuple(worker.name for worker in workers)
+    return Stack(
+        stages=(stores, services) if stores else (services,),
+        stop_order=(("gateway",), SCHEDULERS, worker_names, ("store",)),
+        redis_url=redis_url,
+        grpc_address=f"{_reachable(options.host)}:{grpc_port}",
+        http_url=f"http://{_reachable(options.host)}:{http_port}",
+        worker_addresses=worker_addresses,
+        scheduler_addresses=scheduler_addresses,
+    )
+
+
+def core_count() -> int:
+    """Cores this process may use, which is what a container was given."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _store(options: ServeOptions) -> tuple[tuple[ChildSpec, ...], str]:
+    """Our own server, unless there is a URL of another. One folder per model, by what it holds:
+    requests that were accepted for one model must not be resumed by another."""
+    if options.redis_url is not None:
+        return (), options.redis_url
+    folder = _folder(options, "store")
+    folder.mkdir(parents=True, exist_ok=True)
+    socket = store.socket_path(folder)
+    spec = ChildSpec(
+        name="store",
+        command=store.command(store.choose_program(), folder, socket),
+        log_path=_log(options, "store"),
+        is_ready=partial(store.answers, socket),
+    )
+    return (spec,), f"unix://{socket}"
+
+
+def _scheduler(options: ServeOptions, name: str, redis_url: str, address: str) -> ChildSpec:
+    host, port = address.rsplit(":", 1)
+    return _service(
+        options,
+        name,
+        address,
+        *("scheduler_svc", "--cell", options.cell),
+        *("--grpc-host", host, "--grpc-port", port),
+        *_flags(options.scheduling.flags()),
+        *options.scheduling.archive_flags(_folder(options, "archive")),
+        environ={"KAITEN_SCHEDULER_REDIS_URL": redis_url},
+    )
+
+
+def _worker(
+    options: ServeOptions, name: str, address: str, scheduler_addresses: tuple[str, ...]
+) -> ChildSpec:
+    host, port = address.rsplit(":", 1)
+    threads = options.threads
+    if threads is None and options.workers > 1:
+        threads = max(1, core_count() // options.workers)
+    limits = {
+        "--slots": options.slots,
+        "--step-tokens": options.step_tokens,
+        "--mixed-step-ms": options.mixed_step_ms,
+        "--gather-ms": options.gather_ms,
+        "--kv-memory-mb": options.kv_memory_mb,
+        "--kv-blocks": options.kv_blocks,
+        "--threads": threads,
+    }
+    return _service(
+        options,
+        name,
+        address,
+        *("gpu_worker", "--model", str(options.model.folder)),
+        *("--served-model-name", options.model.name),
+        *("--scheduler", ",".join(scheduler_addresses)),
+        *("--grpc-host", host, "--grpc-port", port, "--dtype", options.dtype),
+        *("--weight-dtype", options.weight_dtype, "--kv-dtype", options.kv_dtype),
+        *_flags(limits),
+    )
+
+
+def _gateway(options: ServeOptions, redis_url: str, grpc_port: int, http_port: int) -> ChildSpec:
+    given = {
+        "--api-keys-file": options.api_keys_file,
+        "--cors-origins": options.cors_origins,
+        "--allowed-hosts": options.allowed_hosts,
+    }
+    return _service(
+        options,
+        "gateway",
+        f"{_reachable(options.host)}:{grpc_port}",
+        *("gateway", "--cell", options.cell),
+        *("--model", str(options.model.folder), "--served-model-name", options.model.name),
+        *("--grpc-host", options.host, "--grpc-port", str(grpc_port)),
+        *("--http-host", options.host, "--http-port", str(http_port)),
+        *_flags(given),
+        environ={"KAITEN_GATEWAY_REDIS_URL": redis_url},
+    )
+
+
+def _service(
+    options: ServeOptions,
+    name: str,
+    address: str,
+    *module_and_args: str,
+    environ: Mapping[str, str] | None = None,
+) -> ChildSpec:
+    return ChildSpec(
+        name=name,
+        command=(sys.executable, "-P", "-m", *module_and_args),
+        environ=environ or {},
+        log_path=_log(options, name),
+        is_ready=partial(is_serving, address),
+    )
+
+
+def _flags(given: Mapping[str, object]) -> tuple[str, ...]:
+    """Those that somebody gave."""
+    named = ((flag, str(value)) for flag, value in given.items() if value is not None)
+    return tuple(chain.from_iterable(named))
+
+
+def _folder(options: ServeOptions, kind: str) -> Path:
+    """One per model, by what it holds."""
+    return options.data_dir / f"{kind}-{_slug(options.model.name)}-{options.model.digest[:12]}"
+
+
+def _log(options: ServeOptions, name: str) -> Path:
+    return options.data_dir / "logs" / f"{name}.log"
+
+
+def _slug(name: str) -> str:
+    """What people recognise of a name, short enough for a folder's."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:64].strip(".-") or "model"
+
+
+def _reachable(host: str) -> str:
+    """An address to connect to for one that was bound; wildcards are reached by loopback."""
+    if host in ("0.0.0.0", "::"):
+        return LOOPBACK
+    return f"[{host}]" if ":" in host else host

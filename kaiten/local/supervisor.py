@@ -1,0 +1,160 @@
+"""Start the children of a stack, keep them alive, stop them in order.
+
+Before everything is ready a death ends the start, because it is a misconfiguration; afterwards it
+is a fault, and the child is started again. The first SIGTERM or Ctrl-C drains, the second kills.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final, Protocol
+
+from kaiten.local.child import Child, ChildDied, exit_text
+from kaiten.local.log_reading import cause_of, fix_of
+from kaiten.local.stack import Stack
+from kaiten.local.start_error import StartError
+from kaiten.waits import doubled_s
+
+RESTART_S_MIN: Final = 0.2
+RESTART_S_MAX: Final = 30.0
+# A child that lived this long had recovered: its next death is a first death.
+STABLE_S: Final = 60.0
+
+
+class Display(Protocol):
+    """What the person at the terminal is told."""
+
+    def starting(self, name: str) -> None: ...
+    def progress(self, name: str, log: str) -> None: ...
+    def ready(self, name: str, seconds: float) -> None: ...
+    def died(self, name: str, why: str, restart_s: float) -> None: ...
+    def stopping(self, name: str) -> None: ...
+    def stopped(self, name: str, *, by_itself: bool) -> None: ...
+
+
+def restart_s(deaths: int) -> float:
+    """The wait after the n-th death in a row."""
+    return doubled_s(RESTART_S_MIN, deaths, RESTART_S_MAX)
+
+
+class Supervisor:
+    """One run of a stack. `run` may be called once."""
+
+    def __init__(self, stack: Stack, display: Display) -> None:
+        self._stack = stack
+        self._display = display
+        self._children = {spec.name: Child(spec) for stage in stack.stages for spec in stage}
+        self._asked = asyncio.Event()
+        self._is_forced = False
+
+    def __repr__(self) -> str:
+        return f"Supervisor({', '.join(map(repr, self._children.values()))})"
+
+    async def run(self, on_ready: Callable[[Mapping[str, float]], Awaitable[None]]) -> int:
+        """Until asked to stop. `on_ready` gets the seconds each child took. The exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            took_s: dict[str, float] = {}
+            if await self._unless_asked(self._start(took_s)):
+                await on_ready(took_s)
+                await self._keep_all()
+        finally:
+            await self._stop_all()
+        return 1 if self._is_forced else 0
+
+    def _on_signal(self) -> None:
+        if not self._asked.is_set():
+            self._asked.set()
+            return
+        self._is_forced = True
+        for child in self._children.values():
+            child.kill()
+
+    async def _unless_asked(self, work: Coroutine[Any, Any, None]) -> bool:
+        """True when the work ended by itself, False when somebody asked to stop first."""
+        task, asked = asyncio.create_task(work), asyncio.create_task(self._asked.wait())
+        await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if task.done():
+            task.result()
+            return True
+        task.cancel()
+        await asyncio.wait({task})
+        return False
+
+    async def _start(self, took_s: dict[str, float]) -> None:
+        for stage in self._stack.stages:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for spec in stage:
+                        group.create_task(self._start_one(self._children[spec.name], took_s))
+            except* StartError as errors:
+                raise errors.exceptions[0] from None
+
+    async def _start_one(self, child: Child, took_s: dict[str, float]) -> None:
+        name = child.spec.name
+        self._display.starting(name)
+        await child.spawn()
+        try:
+            seconds = await child.until_ready(lambda log: self._display.progress(name, log))
+        except ChildDied as error:
+            raise start_error(child, error) from error
+        took_s[name] = seconds
+        self._display.ready(name, seconds)
+
+    async def _keep_all(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            keepers = [group.create_task(self._keep(child)) for child in self._children.values()]
+            await self._asked.wait()
+            for keeper in keepers:
+                keeper.cancel()
+
+    async def _keep(self, child: Child) -> None:
+        """Restart the child whenever it ends."""
+        deaths = 0
+        while True:
+            await child.wait()
+            lived_s = time.monotonic() - child.started_s
+            deaths = 1 if lived_s > STABLE_S else deaths + 1
+            self._display.died(child.spec.name, death_of(child), restart_s(deaths))
+            await asyncio.sleep(restart_s(deaths))
+            # Shielded: a process must not be born unseen while this task is being cancelled.
+            await asyncio.shield(child.spawn())
+            try:
+                self._display.ready(child.spec.name, await child.until_ready())
+            except ChildDied:
+                await child.abandon()
+
+    async def _stop_all(self) -> None:
+        for names in self._stack.stop_order:
+            await asyncio.gather(*(self._stop_one(name) for name in names))
+
+    async def _stop_one(self, name: str) -> None:
+        child = self._children.get(name)
+        if child is None:
+            return
+        if not child.is_running:
+            await child.stop()
+            return
+        self._display.stopping(name)
+        by_itself = await child.stop()
+        self._display.stopped(name, by_itself=by_itself)
+
+
+def death_of(child: Child) -> str:
+    """How it ended, and what its log says about that."""
+    how = exit_text(child.exit_code)
+    cause = cause_of(child.log_text()) if (child.exit_code or 0) > 0 else ""
+    return f"{how}: {cause}" if cause else how
+
+
+def start_error(child: Child, error: ChildDied) -> StartError:
+    """The boxed cause and fix of a failed start."""
+    said = cause_of(child.log_text())
+    cause = f"{error}: {said}" if said else str(error)
+    read = f"its log: {child.spec.log_path}"
+    fix = fix_of(cause)
+    return StartError(cause, f"{fix}\n{read}" if fix else read)

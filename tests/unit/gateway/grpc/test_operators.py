@@ -1,0 +1,124 @@
+"""What operators are told when schedulers are away, keep no archive, or nobody leads."""
+
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.grpc import operators
+from gateway.grpc.operators import Operators, Part
+from gateway.tenants import Keyring
+from ledger import Lease
+from protos.kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
+from protos.kaiten.v1.ledger_pb2 import CellRecord
+from protos.kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
+from protos.kaiten.v1.watch_pb2 import WatchRequest
+from service_kit.errors import NotFound, Unavailable
+
+
+class FakeClock:
+    """Passes by being slept on."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_ns += int(seconds * 1e9)
+
+
+class FakeLedger:
+    def __init__(self, address: str | None, *standbys: str, nonce: int = 1) -> None:
+        self._address, self._standbys, self._nonce = address, standbys, nonce
+        self.looks = 0
+
+    async def leader(self) -> Lease | None:
+        self.looks += 1
+        if self._address is None:
+            return None
+        return Lease(
+            epoch=5,
+            nonce=self._nonce,
+            address=self._address,
+            renew_seq=1,
+            journal_seq=0,
+            folded_seq=0,
+        )
+
+    async def cell(self) -> SimpleNamespace:
+        return SimpleNamespace(record=CellRecord(standby_addresses=self._standbys))
+
+
+class FakeArchive:
+    """By address: the epoch that it has, or why nothing came of it."""
+
+    HOLDS: dict[str, int | str] = {}  # noqa: RUF012 - each test sets its own
+
+    def __init__(self, address: str, _request: object) -> None:
+        self._held = self.HOLDS[address]
+        self.is_kept = self._held != "NOT_FOUND"
+        self.problem = self._held if isinstance(self._held, str) else ""
+
+    async def parts(self) -> AsyncGenerator[Part, None]:
+        if isinstance(self._held, int):
+            header = ArchiveHeader(epoch=self._held)
+            yield Part(self._held, 0, [ArchiveEntry(header=header)])
+
+
+def asked(ledger: FakeLedger, clock: FakeClock | None = None) -> Operators:
+    link: Any = SimpleNamespace(ledger=ledger)
+    return Operators(link, Keyring(is_local=True), clock or FakeClock())
+
+
+CONTEXT: Any = SimpleNamespace(invocation_metadata=tuple)
+
+
+async def read(
+    monkeypatch: pytest.MonkeyPatch, ledger: FakeLedger, **holds: int | str
+) -> list[ArchiveEntry]:
+    monkeypatch.setattr(FakeArchive, "HOLDS", holds)
+    monkeypatch.setattr(operators, "Archive", FakeArchive)
+    answers = asked(ledger).ReadArchive(ReadArchiveRequest(), CONTEXT)
+    return [entry async for answer in answers for entry in answer.entries]
+
+
+async def test_the_leader_and_who_stands_by_are_asked_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = await read(monkeypatch, FakeLedger("a", "b", "a"), a=3, b=2)
+    assert [entry.header.epoch for entry in told] == [2, 3]
+
+
+@pytest.mark.parametrize("why", ["UNAVAILABLE", "NOT_FOUND"])
+async def test_who_says_nothing_is_a_gap_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    told = await read(monkeypatch, FakeLedger("a", "b"), a=why, b=2)
+    assert [entry.WhichOneof("entry") for entry in told] == ["header", "gap"]
+    assert told[-1].gap.reason == why
+
+
+async def test_where_nobody_keeps_an_archive_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(NotFound, match="--archive-dir"):
+        await read(monkeypatch, FakeLedger("a", "b"), a="NOT_FOUND", b="NOT_FOUND")
+
+
+async def test_a_cell_that_nobody_has_led_has_no_schedulers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(Unavailable, match="no scheduler has led"):
+        await read(monkeypatch, FakeLedger(None))
+
+
+@pytest.mark.parametrize("ledger", [FakeLedger(None), FakeLedger("a", nonce=0)])
+async def test_a_leader_is_waited_for_and_then_not_any_more(ledger: FakeLedger) -> None:
+    clock = FakeClock()
+    with pytest.raises(Unavailable, match="no scheduler leads"):
+        await anext(aiter(asked(ledger, clock).Watch(WatchRequest(), CONTEXT)))
+    assert clock.now_ns == pytest.approx(10e9, rel=0.1)
+    assert ledger.looks > 10

@@ -1,0 +1,87 @@
+"""One error, two codes: the table knows every class."""
+
+import pytest
+
+from gateway.http import errors as http
+from gateway.requests.validation import FarTooLong, PromptTooLong, TextTooLong, TooMany
+from ledger import DamagedLedger, Fenced, StoreLost
+from service_kit import errors, grpc_errors
+
+EXAMPLES = [
+    errors.InvalidRequest("sampling.top_p", "must be more"),
+    errors.TooLong("stop", 1, 2),
+    errors.SeveralInvalid([errors.InvalidRequest("n", "bad"), errors.TooLong("stop", 1, 2)]),
+    TooMany("text", 1, 2, "bytes"),
+    PromptTooLong("text", 1, 2),
+    TextTooLong("text", 1, 2),
+    FarTooLong("text", 1, 2),
+    errors.NotFound("request 'x'"),
+    errors.AlreadyExists("request 'x'"),
+    errors.Overloaded("full", 2.5, 7),
+    errors.DeadlineExceeded("decode"),
+    errors.Cancelled(),
+    errors.Unavailable("away", 0.2),
+    errors.OutOfOrder("stale"),
+    errors.StaleLeader("stale", 7),
+    errors.NotLeader(""),
+    errors.Unauthenticated("no key"),
+    errors.Forbidden("for operators"),
+    errors.DataLoss("other tokens"),
+    errors.ConfigError("wrong"),
+    errors.Failed("row error"),
+    StoreLost(),
+    Fenced("old"),
+    DamagedLedger("hole"),
+]
+
+
+def every_class(root: type[errors.KaitenError]) -> set[type[errors.KaitenError]]:
+    return {root}.union(*(every_class(kind) for kind in root.__subclasses__()))
+
+
+def test_every_error_is_an_example() -> None:
+    ours = ("service_kit.", "gateway.", "ledger.")
+    found = {kind for kind in every_class(errors.KaitenError) if kind.__module__.startswith(ours)}
+    # The root is never raised; the other one is HTTP's own.
+    made_by_hand = {errors.KaitenError, http.HttpError}
+    assert found - made_by_hand == {type(example) for example in EXAMPLES}
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_the_two_codes_agree_on_who_must_act(error: errors.KaitenError) -> None:
+    row, code = http.row_of(error), grpc_errors.code_of(error)
+    is_client_at_fault = code.name in {
+        "INVALID_ARGUMENT",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "UNAUTHENTICATED",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "CANCELLED",
+        "DATA_LOSS",
+    }
+    if code.name != "FAILED_PRECONDITION":
+        assert (400 <= row.status < 500) is is_client_at_fault
+    body = http.body_of(error)["error"]
+    assert set(body) == {"message", "type", "param", "code"}
+    assert body["message"]
+
+
+def test_words_of_the_client() -> None:
+    error = http.body_of(errors.InvalidRequest("sampling.top_p", "must be more"))["error"]
+    assert (error["param"], error["message"]) == ("top_p", "top_p: must be more")
+    error = http.body_of(PromptTooLong("token_ids.ids", 7, 8))["error"]
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+    assert "8 tokens; at most 7" in error["message"]
+    assert http.body_of(errors.NotFound("model 'x'"))["error"]["code"] == "model_not_found"
+
+
+def test_errors_that_only_http_has() -> None:
+    assert http.row_of(http.HttpError(413, "too long", "too_long")).status == 413
+
+
+def test_retry_after_is_whole_seconds_and_never_zero() -> None:
+    assert http.headers_of(errors.Unavailable("away", 0.2))["retry-after"] == "1"
+    assert http.headers_of(errors.Overloaded("full", 2.6))["retry-after"] == "3"
+    assert http.headers_of(errors.Overloaded("full", 2.6))["x-should-retry"] == "true"
+    assert http.headers_of(errors.Cancelled()) == {}

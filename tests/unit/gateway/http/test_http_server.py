@@ -1,0 +1,156 @@
+"""The HTTP listener's own details."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+from gateway.http import connection
+from gateway.http.connection import ConnectionLimits
+from gateway.http.server import HttpServer
+
+
+async def app(scope: Any, _receive: Any, send: Any) -> None:
+    assert scope["type"] == "http"
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def test_small_answers_are_not_held_back(monkeypatch: Any) -> None:
+    """Nagle's algorithm and a client's delayed ACK make 40 ms of two writes."""
+    accepted: list[socket.socket] = []
+    accept = socket.socket.accept
+
+    def noting(listener: socket.socket) -> tuple[socket.socket, Any]:
+        connection, address = accept(listener)
+        accepted.append(connection)
+        return connection, address
+
+    monkeypatch.setattr(socket.socket, "accept", noting)
+    server = HttpServer(app, "127.0.0.1", 0)
+    port = server.bind()
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n")
+    assert await asyncio.wait_for(reader.readline(), 60) == b"HTTP/1.1 200 OK\r\n"
+    [connection] = accepted
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    writer.close()
+    await server.stop()
+
+
+async def test_an_answer_before_the_body_was_read_leaves_the_connection_usable() -> None:
+    """A refusal (413, 401) comes early; the next request on the same connection is served."""
+    server = HttpServer(app, "127.0.0.1", 0)
+    port = server.bind()
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = b"x" * 1_000_000
+    writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    replies = await asyncio.wait_for(reader.read(), 60)
+    assert replies.count(b"HTTP/1.1 200 OK\r\n") == 2
+    writer.close()
+    await server.stop()
+
+
+HEAD: Final = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n"
+GET: Final = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+# Short enough for a test, long enough that whole requests come in time on a busy machine.
+SHORT: Final = ConnectionLimits(headers_s_max=1.0, body_s_max=0.1)
+
+
+@asynccontextmanager
+async def listening(limits: ConnectionLimits) -> AsyncIterator[int]:
+    server = HttpServer(app, "127.0.0.1", 0, limits)
+    port = server.bind()
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop()
+
+
+async def told(port: int, *parts: bytes) -> bytes:
+    """All that comes back until the server ends the connection, which is all that ends this."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+    reply = b""
+    try:
+        while part := await asyncio.wait_for(reader.read(1 << 16), 60):
+            reply += part
+    except ConnectionResetError:
+        pass
+    writer.close()
+    with suppress(ConnectionResetError, BrokenPipeError):
+        await writer.wait_closed()
+    return reply
+
+
+async def test_half_a_header_is_not_waited_for() -> None:
+    async with listening(SHORT) as port:
+        reply = await told(port, b"GET / HT")
+        assert reply.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        assert reply.endswith(b"headers must be there within 1 s")
+
+
+async def test_who_never_says_anything_is_not_waited_for() -> None:
+    async with listening(SHORT) as port:
+        assert await told(port) == b""
+
+
+async def test_half_a_second_header_is_not_waited_for() -> None:
+    """After an answer uvicorn's own clock runs, which any byte stops."""
+    # Longer than whoever sends is put aside between two lines.
+    async with listening(ConnectionLimits(headers_s_max=3.0, body_s_max=0.1)) as port:
+        reply = await told(port, GET, b"GET / HT")
+        assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert reply.count(b"HTTP/1.1 408") == 1
+
+
+async def test_the_rest_of_a_body_that_nobody_reads_is_not_waited_for(monkeypatch: Any) -> None:
+    monkeypatch.setattr(connection, "BODY_GRACE_S", 0.1)
+    async with listening(SHORT) as port:
+        reply = await told(port, HEAD + b"\r\n12345")
+        assert reply.count(b"HTTP/1.1") <= 1
+
+
+async def test_a_request_that_is_all_there_has_all_the_time() -> None:
+    """Limits are for what a client does not send, not for what it waits for."""
+    answers = asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await answers.wait()
+        await app(scope, receive, send)
+
+    server = HttpServer(slow, "127.0.0.1", 0, ConnectionLimits(headers_s_max=2.0, body_s_max=2.0))
+    port = server.bind()
+    await server.start()
+    asyncio.get_running_loop().call_later(2.5, answers.set)
+    reply = await told(port, GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
+    await server.stop()
+
+
+async def test_one_connection_too_many_is_told_so() -> None:
+    async with listening(ConnectionLimits(connections_max=2)) as port:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for reader, writer in held:
+            writer.write(GET)
+            assert await asyncio.wait_for(reader.readline(), 60) == b"HTTP/1.1 200 OK\r\n"
+        reply = await told(port)
+        assert reply.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+        assert reply.endswith(b"too many connections")
+        for _, writer in held:
+            writer.close()
+            await writer.wait_closed()
+        last = b"\r\nConnection: close\r\n\r\n"
+        # The server hears of their ends in its own time.
+        async with asyncio.timeout(60):
+            while not (await told(port, GET.replace(b"\r\n\r\n", last))).startswith(
+                b"HTTP/1.1 200"
+            ):
+                pass

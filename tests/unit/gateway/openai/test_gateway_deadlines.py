@@ -1,0 +1,35 @@
+"""Who cannot make its deadline is told why, at both doors."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.grpc.inference import raise_if_late
+from gateway.openai.replies import reason_of
+from gateway.requests.stream import Finished
+from protos.kaiten.v1.common_pb2 import FinishReason
+from service_kit.errors import DeadlineExceeded
+
+LATE = FinishReason.FINISH_REASON_DEADLINE_EXCEEDED
+WHY = "the prompt of 1000 tokens takes 50 ms or more"
+
+
+def late(error: str, reason: FinishReason = LATE) -> Finished:
+    return Finished(choice=0, reason=reason, output_tokens=0, error=error)
+
+
+def ended(*ends: Finished) -> Any:
+    return SimpleNamespace(choices=[SimpleNamespace(end=end) for end in ends], done_message=None)
+
+
+@pytest.mark.parametrize(("error", "said"), [(WHY, f"'queue': {WHY}"), ("", "'queue'$")])
+def test_over_grpc(error: str, said: str) -> None:
+    with pytest.raises(DeadlineExceeded, match=said):
+        raise_if_late(ended(late(error)))
+    raise_if_late(ended(late("", FinishReason.FINISH_REASON_STOP)))
+
+
+def test_over_http() -> None:
+    with pytest.raises(DeadlineExceeded, match=f"'queue or prefill': {WHY}"):
+        reason_of(late(WHY))

@@ -1,0 +1,91 @@
+"""However much piled up for a reader, each of its messages fits what clients accept."""
+
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from gateway.grpc.convert import event_to_proto
+from gateway.requests.stream import (
+    DELTA_TOKENS_MAX,
+    Accepted,
+    Delta,
+    Event,
+    Generation,
+    new_choices,
+)
+from gateway.text.detokenizer import Pieces
+from ledger import Update
+from protos.kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
+from protos.kaiten.v1.ledger_pb2 import RenderOptions, SequenceFinished
+from tests.support.tokenizers import byte_level_bpe
+
+# What a gRPC client takes that sets nothing.
+MESSAGE_BYTES_MAX = 4 << 20
+TOKENS = 100_000
+
+
+class OneUpdate:
+    """A subscription with a single update."""
+
+    def __init__(self, update: Update) -> None:
+        self._updates = iter((update,))
+
+    async def __anext__(self) -> Update:
+        try:
+            return next(self._updates)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+
+class Kept:
+    """A ledger that has nothing any more, so that a test ends at its choices' ends."""
+
+    async def result(self, _id: str) -> None:
+        return None
+
+
+def long_update() -> Update:
+    likeliest = TokenLogprobs(
+        logprob=-1.5, top_token_ids=[120_000 + i for i in range(20)], top_logprobs=[-1.5] * 20
+    )
+    ended = SequenceFinished(
+        sequence_id=1, reason=FinishReason.FINISH_REASON_LENGTH, output_tokens=TOKENS
+    )
+    ids = [index % 400 for index in range(TOKENS)]
+    return Update(
+        sequence_id=1, position=0, token_ids=ids, logprobs=[likeliest] * TOKENS, finished=ended
+    )
+
+
+async def events_of(start: int) -> AsyncIterator[Event]:
+    generation = Generation(
+        accepted=Accepted("x", 1),
+        id="default:x",
+        sequence_id=1,
+        choices=new_choices(Pieces(byte_level_bpe()), RenderOptions(), 1, [start]),
+        subscription=cast(Any, OneUpdate(long_update())),
+        ledger=cast(Any, Kept()),
+        release=lambda _release: None,
+    )
+    await anext(generation)
+    for event in await anext(generation):
+        yield event
+
+
+@pytest.mark.parametrize("start", [0, 1, DELTA_TOKENS_MAX, DELTA_TOKENS_MAX + 1, TOKENS - 1])
+async def test_a_long_output_comes_in_messages_that_fit(start: int) -> None:
+    position, text = start, []
+    async for event in events_of(start):
+        size = event_to_proto(event, with_token_ids=True).ByteSize()
+        assert size < MESSAGE_BYTES_MAX
+        if isinstance(event, Delta):
+            assert event.position == position
+            assert len(event.token_ids) == len(event.logprobs)
+            position += len(event.token_ids)
+            text.append(event.text)
+    assert position == TOKENS
+    assert (
+        "".join(text)
+        == byte_level_bpe().decode([i % 400 for i in range(TOKENS)])[-len("".join(text)) :]
+    )

@@ -1,0 +1,205 @@
+"""Train the shipped model: `python -m tools.mini.train --out kaiten/mini/checkpoint`.
+
+One seeded command from the grammar to a checkpoint in the Hugging Face layout. The corpus and the
+tokenizer are the same everywhere; the last bits of the weights depend on the machine's arithmetic.
+"""
+
+import argparse
+import json
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from tools.mini import card, tokens
+
+HELD_OUT_SEED = 1_000_003
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Everything that decides the result. `row_tokens` bounds the longest document."""
+
+    seed: int = 7
+    steps: int = 1400
+    warmup_steps: int = 80
+    rows_per_step: int = 6
+    row_tokens: int = 384
+    learning_rate: float = 3e-3
+    vocab_size: int = 1536
+    positions: int = 1024
+    hidden: int = 256
+    layers: int = 4
+    sample_tokens_max: int = 400
+
+
+def build_model(recipe: Recipe, tokenizer: Tokenizer) -> Any:
+    """A Llama with tied embeddings and two query heads to each key/value head.
+
+    Any, here and below: the annotations of transformers do not hold under a strict type check.
+    """
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=tokenizer.get_vocab_size(),
+            hidden_size=recipe.hidden,
+            intermediate_size=recipe.hidden * 5 // 2,
+            num_hidden_layers=recipe.layers,
+            num_attention_heads=recipe.hidden // 64,
+            num_key_value_heads=recipe.hidden // 128,
+            head_dim=64,
+            max_position_embeddings=recipe.positions,
+            tie_word_embeddings=True,
+            pad_token_id=0,
+            bos_token_id=tokens.special_id(tokens.BOS),
+            eos_token_id=list(tokens.STOP_IDS),
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Packed rows. ids, labels and documents are [rows, row_tokens] int64.
+
+    A label of -100 is not counted. `documents` numbers the documents of a row from 1; 0 is padding.
+    """
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    documents: torch.Tensor
+
+    def mask(self) -> torch.Tensor:
+        """[rows, 1, row_tokens, row_tokens] bool: each id sees the earlier ids of its document.
+
+        Without it a story learns its hero from its neighbour in the row.
+        """
+        same = self.documents[:, None, :, None] == self.documents[:, None, None, :]
+        return same.tril()
+
+
+def batches(recipe: Recipe, tokenizer: Tokenizer, *, seed: int) -> Iterator[Batch]:
+    """Endless batches of the documents of one seed."""
+    rows = tokens.rows(tokenizer, random.Random(seed), length=recipe.row_tokens)
+    while True:
+        chosen = list(islice(rows, recipe.rows_per_step))
+        ids, labels, documents = torch.zeros(
+            3, recipe.rows_per_step, recipe.row_tokens, dtype=torch.int64
+        )
+        labels -= 100
+        for index, row in enumerate(chosen):
+            start = 0
+            for number, (document, counted) in enumerate(row, start=1):
+                here = slice(start, start + len(document))
+                ids[index, here] = torch.tensor(document)
+                labels[index, here] = ids[index, here].where(torch.tensor(counted), -100)
+                documents[index, here] = number
+                start += len(document)
+        yield Batch(ids=ids, labels=labels, documents=documents)
+
+
+def loss_of(model: Any, batch: Batch) -> torch.Tensor:
+    """Mean cross-entropy in nats over the counted tokens."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=batch.ids, attention_mask=batch.mask(), use_cache=False).logits
+    return torch.nn.functional.cross_entropy(
+        logits[:, :-1].float().flatten(0, 1), batch.labels[:, 1:].flatten()
+    )
+
+
+def train(recipe: Recipe, tokenizer: Tokenizer) -> Any:
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe, tokenizer)
+    groups: list[dict[str, Any]] = [
+        {"params": [weight for weight in model.parameters() if weight.dim() > 1]},
+        {"params": [weight for weight in model.parameters() if weight.dim() == 1]},
+    ]
+    groups[1]["weight_decay"] = 0.0  # norms are scales, not weights
+    optimizer = torch.optim.AdamW(
+        groups, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.05
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(recipe, step))
+    started = time.monotonic()
+    corpus = batches(recipe, tokenizer, seed=recipe.seed)
+    for step, batch in enumerate(islice(corpus, recipe.steps), start=1):
+        loss = loss_of(model, batch)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if step % 50 == 0 or step == recipe.steps:
+            seconds = time.monotonic() - started
+            print(f"step {step:5d}  loss {loss.item():.3f}  {seconds:6.0f} s", flush=True)
+    return model.eval()
+
+
+def rate(recipe: Recipe, step: int) -> float:
+    """Linear warm-up, then a half cosine that ends at nothing."""
+    if step < recipe.warmup_steps:
+        return (step + 1) / recipe.warmup_steps
+    done = (step - recipe.warmup_steps) / max(1, recipe.steps - recipe.warmup_steps)
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+@torch.inference_mode()
+def held_out_loss(recipe: Recipe, tokenizer: Tokenizer, model: Any) -> float:
+    """The loss on documents of another seed."""
+    corpus = islice(batches(recipe, tokenizer, seed=HELD_OUT_SEED), 8)
+    return sum(loss_of(model, batch).item() for batch in corpus) / 8
+
+
+@torch.inference_mode()
+def answer(tokenizer: Tokenizer, model: Any, prompt: str, *, tokens_max: int) -> str:
+    """Greedy continuation of a prompt that carries its own special tokens."""
+    ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+    made = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=tokens_max)
+    return str(tokenizer.decode(made[0, len(ids) :].tolist()))
+
+
+def save(out: Path, recipe: Recipe, tokenizer: Tokenizer, model: Any) -> None:
+    """Write the checkpoint folder; weights in bf16, as they are served."""
+    out.mkdir(parents=True, exist_ok=True)
+    loss = held_out_loss(recipe, tokenizer, model)
+    model = model.to(torch.bfloat16)
+    configured: Any = GenerationConfig
+    model.generation_config = configured(
+        bos_token_id=tokens.special_id(tokens.BOS),
+        eos_token_id=list(tokens.STOP_IDS),
+        pad_token_id=0,
+    )
+    model.save_pretrained(out)
+    tokenizer.save(str(out / "tokenizer.json"))
+    config = tokens.tokenizer_config(positions=recipe.positions)
+    (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    samples = [
+        (text, answer(tokenizer, model, shown, tokens_max=recipe.sample_tokens_max))
+        for text, shown in card.prompts()
+    ]
+    shown = card.render(
+        samples, parameters=model.num_parameters(), held_out_loss=loss, steps=recipe.steps
+    )
+    (out / "README.md").write_text(shown)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=Recipe().steps)
+    parser.add_argument("--seed", type=int, default=Recipe().seed)
+    options = parser.parse_args()
+    recipe = Recipe(steps=options.steps, seed=options.seed)
+    tokenizer = tokens.train_tokenizer(
+        seed=recipe.seed, documents=8000, vocab_size=recipe.vocab_size
+    )
+    save(options.out, recipe, tokenizer, train(recipe, tokenizer))
+
+
+if __name__ == "__main__":
+    main()
