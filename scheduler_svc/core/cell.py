@@ -147,15 +147,11 @@ class CellState:
             siblings = {s.sequence_id for s in live.siblings}
             assert live.has_prompt_logprobs or not any(s.num_output_tokens for s in live.sequences)
             for sequence in live.sequences:
-                places = (sequence.sequence_id in waiting, sequence.sequence_id in placed)
-                has_place = sum(places) + (sequence.sequence_id in siblings)
-                assert has_place == (sequence.state is not State.FINISHED), sequence
+                places = [sequence.sequence_id in each for each in (waiting, placed, siblings)]
+                assert sum(places) == (sequence.state is not State.FINISHED), sequence
         if not self.live:
-            assert not self.preempted
-            assert not waiting
-            assert not placed
-            for worker in self.workers.values():
-                assert worker.kv.free_count == worker.kv.block_count
+            assert not any([self.preempted, waiting, placed])
+            assert all(w.kv.free_count == w.kv.block_count for w in self.workers.values())
 
 
 def _over(live: LiveRequest, now_ns: int) -> RequestOver:

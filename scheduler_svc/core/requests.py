@@ -9,7 +9,8 @@ every step closes the gap.
     num_scheduled_tokens  [ KV answered or certain in flight ..)   >= num_computed_tokens
     num_tokens            [ tokens once that is answered ......)   > num_scheduled_tokens
 
-docs/core.md draws how the three move with two plans in flight.
+docs/core.md draws how the three move with two plans in flight. What is kept is how far each is from
+the number of known tokens: that is the same before and after a step in which everybody decodes.
 """
 
 from dataclasses import dataclass, field
@@ -52,9 +53,11 @@ class Sequence:
     kv: BlockTable
     state: State = State.WAITING
     residency: "Residency | None" = None
-    num_computed_tokens: int = 0
-    num_scheduled_tokens: int = 0
-    num_tokens: int = 0
+    # Of the known tokens; tokens beyond them that are certain to come; and of both together, those
+    # that are not scheduled: 1 while it decodes.
+    num_uncomputed_tokens: int = 0
+    num_tokens_ahead: int = 0
+    gap: int = 0
     num_preemptions: int = 0
     # So many computed tokens bring more to book than a token; 0 until a residency's first answer.
     milestone: int = 0
@@ -76,9 +79,19 @@ class Sequence:
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
-    def gap(self) -> int:
-        """Tokens that are known, or certain to be, and not scheduled: 1 while it decodes."""
-        return self.num_tokens - self.num_scheduled_tokens
+    def num_computed_tokens(self) -> int:
+        """Tokens whose KV has been answered."""
+        return len(self.tokens) - self.num_uncomputed_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens once what is certain is answered."""
+        return len(self.tokens) + self.num_tokens_ahead
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens whose KV is answered or certain in flight."""
+        return self.num_tokens - self.gap
 
     @property
     def is_suspect(self) -> bool:

@@ -5,7 +5,7 @@ computed for a sequence that has left meanwhile never happened.
 """
 
 from collections import Counter
-from itertools import compress, pairwise
+from itertools import compress
 
 from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.outcome import Event, StepTokens
@@ -164,7 +164,7 @@ def _book_chunks(worker: Worker, flight: Flight, result: StepResult) -> dict[Slo
         if slot in result.prompt_logprobs:
             sequence.live.prompt_logprobs_done = result.prompt_logprobs[slot].stop
             prompt_logprobs[slot] = sequence.sequence_id
-        sequence.num_computed_tokens += count - (slot in flight.sampling)
+        sequence.num_uncomputed_tokens -= count - (slot in flight.sampling)
         worker.commit(sequence)
     return prompt_logprobs
 
@@ -174,35 +174,33 @@ def _book_tokens(
 ) -> StepTokens:
     """Whose they are, and where in the output each stands. All tokens before it are computed."""
     slots, tokens = result.slots, result.tokens
-    if goes_on := slots == flight.slots and not (result.token_counts or flight.gone):
-        sequences, sequence_ids = flight.sequences, flight.sequence_ids
-    else:
+    if is_new := slots != flight.slots or result.token_counts or flight.gone:
         there = [slot not in flight.gone for slot in result.token_slots]
         slots, tokens = tuple(compress(result.token_slots, there)), tuple(compress(tokens, there))
-        sequences = [flight.members[slot].sequence for slot in slots]
-        sequence_ids = [sequence.sequence_id for sequence in sequences]
-        flight.slots, flight.sequences, flight.sequence_ids = slots, sequences, sequence_ids
-        flight.tenants = Counter(sequence.live.tenant for sequence in sequences)
+        flight.slots, flight.sequences = slots, [flight.members[slot].sequence for slot in slots]
+        flight.sequence_ids = [sequence.sequence_id for sequence in flight.sequences]
+        flight.tenants = Counter(sequence.live.tenant for sequence in flight.sequences)
     positions = []
-    for sequence, token in zip(sequences, tokens, strict=True):
-        known = sequence.tokens
-        sequence.num_computed_tokens = computed = len(known)
-        known.append(token)
+    for sequence, token in zip(flight.sequences, tokens, strict=True):
+        computed = len(sequence.tokens)
+        sequence.tokens.append(token)
+        sequence.num_uncomputed_tokens = 1
         positions.append(computed - sequence.num_prompt_tokens)
         if computed >= sequence.milestone:
             worker.commit(sequence)
     for tenant, count in flight.tenants.items():
         tenant.served += count
-    for live in () if goes_on else [sequence.live for sequence in sequences]:
+    for live in [sequence.live for sequence in flight.sequences] if is_new else ():
         if live.first_token_ns is None:
             live.first_token_ns = now_ns
             cell.queue_siblings(live)
-    # Of a step that was certain, only a row's first token was.
-    if result.step > 0:
-        worker.expect(sequences)
-    elif result.token_counts:
-        worker.expect(after for before, after in pairwise(sequences) if after is before)
-    return StepTokens(slots=slots, sequence_ids=sequence_ids, positions=positions, tokens=tokens)
+    # Of a step that was certain, a row's first token was.
+    for sequence in () if result.step else dict.fromkeys(flight.sequences):
+        sequence.num_tokens_ahead -= 1
+    worker.note_finishing()
+    return StepTokens(
+        slots=slots, sequence_ids=flight.sequence_ids, positions=positions, tokens=tokens
+    )
 
 
 def _resident(flight: Flight, slot: SlotIndex) -> Sequence | None:

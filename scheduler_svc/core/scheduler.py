@@ -314,6 +314,7 @@ def _sequence(live: LiveRequest, choice: int) -> Sequence:
         sequence_id=request.sequence_id + choice,
         tokens=tokens,
         num_prompt_tokens=len(request.prompt),
+        num_uncomputed_tokens=len(tokens),
         tokens_max=tokens_max,
         # The last token's KV is never needed.
         kv=BlockTable(tokens=tokens, tenant=request.tenant, places_max=tokens_max - 1),

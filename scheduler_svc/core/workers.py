@@ -8,7 +8,6 @@ written before (docs/adr/0002).
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from scheduler_svc.core.cost import StepCost
@@ -125,6 +124,12 @@ class Worker:
         most = self.spec.slot_tokens_max
         return optional * most + certain * (most - 1)
 
+    @property
+    def tokens_to_end(self) -> int:
+        """Beyond those that are certain, until the first sequence has all that it may have."""
+        running = self.running.values()
+        return min([s.tokens_max - len(s.tokens) - s.num_tokens_ahead for s in running], default=0)
+
     def lease_steps_max(self, plans_in_flight_max: int) -> int:
         """Of the next plan, so that no plan has to ask for more ahead than the blocks are for."""
         most = self.spec.slot_tokens_max
@@ -159,11 +164,12 @@ class Worker:
         slot = heapq.heappop(self.slots_free)
         sequence.residency = Residency(sequence=sequence, worker_id=self.id, slot=slot)
         self._residents[slot] = sequence.residency
-        sequence.num_computed_tokens = sequence.num_scheduled_tokens = num_computed_tokens
-        sequence.num_tokens, sequence.milestone = len(sequence.tokens), 0
+        gap = len(sequence.tokens) - num_computed_tokens
+        sequence.num_uncomputed_tokens = sequence.gap = gap
+        sequence.num_tokens_ahead = sequence.milestone = 0
         self.running[slot] = sequence
         self.steps_since_join = 0
-        if sequence.gap > 1:
+        if gap > 1:
             self.prefills[slot] = sequence
         self.checksum += slot_checksum(slot, sequence.sequence_id)
         return slot
@@ -236,14 +242,15 @@ class Worker:
             count, gap = chunks.get(slot, 0), sequence.gap
             if count < gap:
                 waiting.add(slot)
-                sequence.num_scheduled_tokens += count
+                sequence.gap -= count
             else:
                 # The last one is counted below, with the token that it samples.
-                sequence.num_scheduled_tokens += count - 1
+                sequence.gap -= count - 1
             if gap - count <= 1:
                 del self.prefills[slot]
-        self.expect([s for slot, s in self.running.items() if slot not in waiting])
-        left = [s.tokens_max - s.num_tokens for s in self.running.values()]
+        sampling = self.running.keys() - waiting
+        for slot in sampling:
+            self.running[slot].num_tokens_ahead += 1
         self.plan_id += 1
         self.flights.append(
             Flight(
@@ -251,19 +258,17 @@ class Worker:
                 lease_steps=lease_steps,
                 members=self._residents.copy(),
                 chunks={slot: count for slot, count in chunks.items() if count},
-                sampling=self.running.keys() - waiting,
-                may_end=min(left, default=0) <= self.tokens_ahead(lease_steps),
+                sampling=sampling,
+                may_end=self.tokens_to_end <= self.tokens_ahead(lease_steps),
             )
         )
+        self.note_finishing()
 
-    def expect(self, sequences: Iterable[Sequence]) -> None:
-        """One more token of each is certain, or has come."""
-        for sequence in sequences:
-            sequence.num_scheduled_tokens += 1
-            sequence.num_tokens = num_tokens = sequence.num_tokens + 1
-            if num_tokens == sequence.tokens_max:
-                assert sequence.residency is not None
-                self.finishing[sequence.residency.slot] = sequence
+    def note_finishing(self) -> None:
+        """More tokens are certain, or have come: of some it may be the last."""
+        for slot, sequence in self.running.items() if self.flights[-1].may_end else ():
+            if sequence.num_tokens >= sequence.tokens_max:
+                self.finishing[slot] = sequence
 
     def advance(self, flight: Flight, ended: set[SlotIndex], *, is_last: bool) -> None:
         """A step was answered: older plans are over, and those that ended answer no more."""
@@ -291,11 +296,10 @@ class Worker:
             assert sequence.residency is not None
             assert sequence.residency.slot == slot
             assert self._residents[slot] is sequence.residency
-            assert 0 <= sequence.num_computed_tokens <= sequence.num_scheduled_tokens
-            assert sequence.num_scheduled_tokens < sequence.num_tokens
-            assert len(sequence.tokens) <= sequence.num_tokens
-            places = min(sequence.num_scheduled_tokens, sequence.kv.places_max)
-            assert places <= sequence.kv.capacity
+            scheduled = sequence.num_scheduled_tokens
+            assert 0 <= sequence.num_computed_tokens <= scheduled < sequence.num_tokens
+            assert sequence.num_tokens_ahead >= 0
+            assert min(scheduled, sequence.kv.places_max) <= sequence.kv.capacity
         for sequence in self.members:
             assert sequence.residency is not None
             assert sequence.residency.worker_id == self.id

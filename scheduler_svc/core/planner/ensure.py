@@ -32,7 +32,7 @@ def growth_of(worker: Worker, lease_steps: int) -> Growth:
     return [
         (one, counts)
         for one in worker.running.values()
-        if one.num_tokens + ahead > one.kv.capacity
+        if len(one.tokens) + one.num_tokens_ahead + ahead > one.kv.capacity
         and any(counts := shortfall(one.kv, one.num_scheduled_tokens, one.num_tokens, ahead))
     ]
 

@@ -33,11 +33,10 @@ def lease(draft: Draft, chunks: dict[SlotIndex, int]) -> int:
 
 def _steps_wanted(draft: Draft) -> int:
     cell, worker = draft.cell, draft.worker
-    steps_to_end = min([s.tokens_max - s.num_tokens for s in worker.running.values()])
     steps = cell.policy.cadence.lease_steps(
         LeaseView(
             waiting=len(cell.waiting) if is_looked_at(cell, worker, draft.now_ns) else 0,
-            steps_to_end=steps_to_end - worker.optional_steps,
+            steps_to_end=worker.tokens_to_end - worker.optional_steps,
             plans_in_flight_max=cell.config.plans_in_flight_max,
             lease_steps_max=cell.config.lease_steps_max,
         )
