@@ -116,8 +116,7 @@ def paged_attention_triton(
     """As `paged_attention.paged_attention`, of arguments that it has checked."""
     (tokens, heads, head_dim), rows = q.shape, len(context_lengths)
     _, kv_heads, block_size, _ = k_pages.shape
-    if out is None:
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     if tokens == 0:
         return out
     group = heads // kv_heads
@@ -144,10 +143,8 @@ def paged_attention_triton(
         ends: Tensor, kept_starts: Tensor, kept_tokens: int, query_tile: int, *, is_long: bool
     ) -> None:
         split = LONG_SPLIT if is_long else SPLIT
-        tiling = _tiling(
-            q, group, query_tile, block_size,
-            is_long=is_long, is_fp8=is_fp8, has_window=window is not None,
-        )  # fmt: skip
+        kind = {"is_long": is_long, "is_fp8": is_fp8, "has_window": window is not None}
+        tiling = _tiling(q, group, query_tile, block_size, **kind)
         attend_kernel[(jit.programs(q.device, tiling.programs),)](
             q, fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), k, v, out,
             parts.sums, parts.tops, parts.totals, parts.tops if scales is None else scales,
