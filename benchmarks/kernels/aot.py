@@ -82,10 +82,10 @@ class Shape:
 
 
 SHAPES: Final = (
-    # Of Mistral 7B too.
+    # Of Mistral 7B too, and of Gemma 2 27B, of which every layer is capped and every other slides.
     Shape(
         name="8b", heads=32, kv_heads=8, head_dim=128, hidden=4096, inner=14336,
-        masks=((4096, None),),
+        masks=((4096, None), (None, 50.0), (4096, 50.0)),
     ),
     Shape(
         name="8b fp8", heads=32, kv_heads=8, head_dim=128, hidden=4096, inner=14336,
@@ -93,7 +93,7 @@ SHAPES: Final = (
     ),
     Shape(
         name="8b block 256", heads=32, kv_heads=8, head_dim=128, hidden=4096, inner=14336,
-        block_size=256,
+        block_size=256, masks=((4096, None),),
     ),
     Shape(
         name="8b fp16", heads=32, kv_heads=8, head_dim=128, hidden=4096, inner=14336,
@@ -107,12 +107,18 @@ SHAPES: Final = (
         name="0.6b", heads=16, kv_heads=8, head_dim=128, hidden=1024, inner=3072, vocab=151936
     ),
     Shape(name="group 7", heads=28, kv_heads=4, head_dim=128, hidden=3584, inner=18944),
-    Shape(name="head 64", heads=9, kv_heads=3, head_dim=64, hidden=576, inner=1536),
+    Shape(
+        name="head 64", heads=9, kv_heads=3, head_dim=64, hidden=576, inner=1536,
+        masks=((4096, None),),
+    ),
     Shape(
         name="head 80", heads=32, kv_heads=32, head_dim=80, hidden=2560, inner=10240, vocab=50257
     ),
-    Shape(name="head 96", heads=32, kv_heads=8, head_dim=96, hidden=3072, inner=8192),
-    # Of Gemma 2, of which every layer is capped and every other one slides, and of Gemma 3.
+    Shape(
+        name="head 96", heads=32, kv_heads=8, head_dim=96, hidden=3072, inner=8192,
+        masks=((2047, None),),
+    ),
+    # Of Gemma 1, 2 and 3.
     Shape(
         name="head 256", heads=16, kv_heads=8, head_dim=256, hidden=3584, inner=14336,
         vocab=256000, masks=((None, 50.0), (4096, 50.0), (4096, None)),

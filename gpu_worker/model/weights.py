@@ -79,8 +79,8 @@ class _LinearNames:
     rows: dict[str, int]
     columns: int
     has_bias: bool
-    # Whether what comes out is added to the residual.
-    is_added: bool = False
+    # Times what comes out: rounded once, with the weight.
+    scale: float = 1.0
 
 
 Shapes = dict[str, tuple[int, ...]]
@@ -132,12 +132,12 @@ def _linears(config: ModelConfig, layer: int) -> dict[str, _LinearNames]:
         qkv = {f"self_attn.{part}_proj": count for part, count in rows.items()}
         gate_up = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
     output, down = {"self_attn.o_proj": hidden}, {"mlp.down_proj": hidden}
-    of = _LinearNames
+    of, added = _LinearNames, config.residual_scale
     return {
         "qkv": of(rows=qkv, columns=hidden, has_bias=spec.has_qkv_bias),
-        "output": of(rows=output, columns=queries, has_bias=spec.has_output_bias, is_added=True),
+        "output": of(rows=output, columns=queries, has_bias=spec.has_output_bias, scale=added),
         "gate_up": of(rows=gate_up, columns=hidden, has_bias=spec.has_mlp_bias),
-        "down": of(rows=down, columns=inner, has_bias=spec.has_mlp_bias, is_added=True),
+        "down": of(rows=down, columns=inner, has_bias=spec.has_mlp_bias, scale=added),
     }
 
 
@@ -200,14 +200,11 @@ def load_weights(
     def view(name: str, scale: float = 1.0) -> Tensor:
         """For weights that are packed at once: without a copy of what the file has."""
         tensor = checkpoint.tensor(name)
-        scaled = tensor if scale == 1 else tensor.float() * scale
-        return scaled.to(device=device, dtype=dtype)
+        return (tensor if scale == 1 else tensor.float() * scale).to(device=device, dtype=dtype)
 
     def linear(prefix: str, of: _LinearNames) -> PackedLinear:
-        # Rounded once, with the weight: a branch is scaled where it is made.
-        scale = config.residual_scale if of.is_added else 1.0
-        weight = _stacked([view(f"{prefix}{name}.weight", scale) for name in of.rows])
-        biases = [view(f"{prefix}{name}.bias", scale) for name in of.rows if of.has_bias]
+        weight = _stacked([view(f"{prefix}{name}.weight", of.scale) for name in of.rows])
+        biases = [view(f"{prefix}{name}.bias", of.scale) for name in of.rows if of.has_bias]
         bias = _stacked(biases).clone() if biases else None
         return PackedLinear(weight, bias, is_int8=is_int8)
 

@@ -89,9 +89,12 @@ def _scored(
         # tanh x = 1 - 2 / (e^2x + 1), of x = score / softcap; `by` makes powers of two of e's.
         scores = 1.0 - 2.0 / (tl.exp2(scores * (by * 2.0 / softcap)) + 1.0)
     if MASKED:
-        is_seen = is_there[None, :] & (position[None, :] <= last_seen[:, None])
         if HAS_WINDOW:
-            is_seen &= position[None, :] > last_seen[:, None] - window
+            # What is not there is ahead of every query or behind its window: of two masks, one.
+            back = last_seen[:, None] - position[None, :]
+            is_seen = (back >= 0) & (back < window)
+        else:
+            is_seen = is_there[None, :] & (position[None, :] <= last_seen[:, None])
         scores = tl.where(is_seen, scores, float("-inf"))
     return scores
 

@@ -46,8 +46,9 @@ class _Tiling(NamedTuple):
 
 
 def _tiling(
-    q: Tensor, group: int, query_tile: int, block_size: int, *, is_long: bool, is_fp8: bool
-) -> _Tiling:
+    q: Tensor, group: int, query_tile: int, block_size: int,
+    *, is_long: bool, is_fp8: bool, has_window: bool,
+) -> _Tiling:  # fmt: skip
     """The most with which no listed processor spills, for sm_90 and sm_100 (sm_80 holds one less).
 
     Chosen 2026-11-20 from benchmarks/results/kernels_aot.json; not yet timed on a GPU.
@@ -63,6 +64,8 @@ def _tiling(
         programs = min(programs, 2) if is_odd and width == 128 else programs
         # Told so, reading codes or pages as large as a tile spills; it takes 168 untold.
         is_told = programs == 3 and not is_fp8 and block_size < 64
+        # So does a window of those who are not told; of those who are it fits, to the register.
+        programs = max(2, programs - 1) if has_window and not is_told else programs
         return _Tiling(positions, 4, 5, programs, 168 if is_told else None)
     if query_tile == WIDE_TILE:
         # Two groups of four warps, the least that the matrix units of sm_90 take. 128 positions
@@ -113,8 +116,7 @@ def paged_attention_triton(
     """As `paged_attention.paged_attention`, of arguments that it has checked."""
     (tokens, heads, head_dim), rows = q.shape, len(context_lengths)
     _, kv_heads, block_size, _ = k_pages.shape
-    if out is None:
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     if tokens == 0:
         return out
     group = heads // kv_heads
@@ -141,7 +143,8 @@ def paged_attention_triton(
         ends: Tensor, kept_starts: Tensor, kept_tokens: int, query_tile: int, *, is_long: bool
     ) -> None:
         split = LONG_SPLIT if is_long else SPLIT
-        tiling = _tiling(q, group, query_tile, block_size, is_long=is_long, is_fp8=is_fp8)
+        kind = {"is_long": is_long, "is_fp8": is_fp8, "has_window": window is not None}
+        tiling = _tiling(q, group, query_tile, block_size, **kind)
         attend_kernel[(jit.programs(q.device, tiling.programs),)](
             q, fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), k, v, out,
             parts.sums, parts.tops, parts.totals, parts.tops if scales is None else scales,
