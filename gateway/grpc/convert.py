@@ -163,7 +163,7 @@ def _prompt_from_proto(message: pb.GenerateRequest) -> Prompt:
 def chat_from_proto(message: pb.Conversation) -> ChatPrompt:
     return ChatPrompt(
         messages=tuple(
-            Message(role=turn.role, content=turn.content)
+            Message(role=turn.role, content=turn.content, name=turn.name)
             for turn in _few(ChatPrompt.field, message.messages)
         ),
         options=tuple(

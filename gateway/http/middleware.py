@@ -21,7 +21,9 @@ from service_kit.errors import KaitenError
 log = structlog.get_logger()
 
 # What load balancers, Prometheus and people without a key may ask.
-OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version", "/openapi.json", "/metrics"})
+OPEN_PATHS: Final = frozenset(
+    {"/health", "/livez", "/ready", "/readyz", "/version", "/openapi.json", "/metrics"}
+)
 SHOULD_RETRY: Final = b"x-should-retry"
 
 

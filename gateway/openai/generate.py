@@ -1,6 +1,7 @@
 """The two endpoints that generate, /v1/chat/completions and /v1/completions, over the front."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
@@ -22,9 +23,13 @@ from gateway.requests.stream import Accepted, Delta, Done, Event, Explained, Fin
 from gateway.settings import GatewaySettings
 from gateway.text.detokenizer import decode
 from gateway.values.generation_request import Ask, TextPrompt, TokenPrompt
+from service_kit.errors import InvalidRequest
 
 Body = ChatBody | CompletionBody
 TRACEPARENT_CHARS_MAX: Final = 64
+# A header, as gRPC's deadline is of the call: what is repeated later is the same request.
+TIMEOUT_HEADER: Final = "x-request-timeout-s"
+TIMEOUT_S: Final = re.compile(r"[0-9]{1,7}(\.[0-9]{1,3})?", re.ASCII)
 
 
 class Endpoint:
@@ -53,11 +58,12 @@ class Endpoint:
         body = request_models.parse(self._kind, sent)
         key = exchange.header("idempotency-key")
         traceparent = exchange.header("traceparent")[:TRACEPARENT_CHARS_MAX]
+        timeout_s = _timeout_s(exchange.header(TIMEOUT_HEADER))
         asks = body.asks(sent.digest, key, self._config.prompts_max)
         with ExitStack() as stack:
             generations = []
             for ask in asks:
-                asked = replace(ask, traceparent=traceparent)
+                asked = replace(ask, traceparent=traceparent, timeout_s=timeout_s)
                 with spoken_as(body):
                     generation = await self._front.generate(asked, exchange.tenant)
                 stack.enter_context(
@@ -136,6 +142,16 @@ class Endpoint:
                         _collect(gather, base, event, generations, echoes, usage)
         content = gather.to_json(usage, with_token_ids=bool(body.return_token_ids))
         await exchange.send_json(200, content)
+
+
+def _timeout_s(given: str) -> float | None:
+    """How long the client waits for the whole answer, as it says; None: it does not."""
+    if not given:
+        return None
+    if not TIMEOUT_S.fullmatch(given) or not float(given):
+        rule = f"must be seconds, more than 0, matching {TIMEOUT_S.pattern}; got {given[:64]!r}"
+        raise InvalidRequest(TIMEOUT_HEADER, rule)
+    return float(given)
 
 
 def _collect(

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from gateway.http.middleware import OPEN_PATHS
 from gateway.openai import openapi_bodies, openapi_replies
+from gateway.openai.generate import TIMEOUT_HEADER, TIMEOUT_S
 from gateway.openai.openapi_replies import ref
 from gateway.requests.validation import REQUEST_ID, UINT32_MAX, Limits
 
@@ -76,7 +77,13 @@ TRACE: Final = {
     "schema": TEXT,
     "description": "W3C trace context; one that is none is ignored",
 }
-GENERATING: Final = (KEY, TRACE)
+TIMEOUT: Final = {
+    "name": TIMEOUT_HEADER,
+    "in": "header",
+    "schema": TEXT | {"pattern": f"^({TIMEOUT_S.pattern})?$"},
+    "description": "seconds, more than 0, for the whole answer; then 504, or an event that says so",
+}
+GENERATING: Final = (KEY, TRACE, TIMEOUT)
 RETRY: Final = {
     "x-should-retry": {
         "schema": {"enum": ["true", "false"]},
@@ -155,7 +162,9 @@ def _open_paths() -> dict[str, dict[str, Schema]]:
     ready["responses"]["503"] = _reply("not now", _json("NotServing"), _headers(503))
     return {
         "/health": {"get": _operation("health", _json("Health"), OPEN)},
+        "/livez": {"get": _operation("livez", _json("Health"), OPEN)},
         "/ready": {"get": ready},
+        "/readyz": {"get": ready | {"operationId": "readyz"}},
         "/metrics": {"get": _operation("metrics", page, (*OPEN, 503))},
         "/version": {"get": _operation("version", _json("Version"), OPEN)},
         "/openapi.json": {"get": _operation("openapi", _json("Document"), OPEN)},

@@ -22,6 +22,7 @@ from gateway.openai.request_models import (
 )
 from gateway.requests.validation import (
     BIAS_MAX,
+    NAME,
     NUMBERS,
     POSITIVES,
     TOKEN_BYTES_MAX,
@@ -139,6 +140,7 @@ def _inner(schema: Schema) -> Schema | None:
 
 
 def _rules(model: str, limits: Limits, prompts_max: int) -> Rules:
+    names = limits.template_options
     return {
         "model": {"string": {"enum": [model, ""]}},
         "n": {"integer": _between(1, limits.choices_max)},
@@ -148,7 +150,9 @@ def _rules(model: str, limits: Limits, prompts_max: int) -> Rules:
             "string": {"minLength": 1, "maxLength": limits.stop_chars_max},
             "array[string]": {"maxItems": limits.stops_max},
         },
-        "chat_template_kwargs": {"object[]": _names(limits.template_options)},
+        # Type string and enum null: nothing.
+        "reasoning_effort": {"string": {} if "reasoning_effort" in names else {"enum": [None]}},
+        "chat_template_kwargs": {"object[]": _names(names)},
         **_number_rules(limits),
         **_prompt_rules(limits, prompts_max),
         **_token_rules(limits),
@@ -186,6 +190,7 @@ def _prompt_rules(limits: Limits, prompts_max: int) -> Rules:
         "prompt": {**ids, **text, "array[string]": several, "array[array[integer]]": several},
         "tokens": ids,
         "messages": {"array[]": {"minItems": 1, "maxItems": limits.messages_max}},
+        "name": {"string": {"pattern": f"^({NAME.pattern})?$"}},
         "role": {"string": {"enum": _roles(limits.roles)}},
         "content": text,
     }

@@ -45,7 +45,6 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
-    "reasoning_effort": (None,),
     "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
@@ -276,6 +275,7 @@ class ChatMessageBody(_Body):
     role: str
     content: str | Annotated[list[TextPart], _FIRST] | None = None
     name: str | None = None
+    """Who of that role speaks, for chat templates that show it."""
     refusal: None = None
     tool_calls: None = None
     function_call: None = None
@@ -299,6 +299,8 @@ class ChatBody(Common):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     """Needs logprobs."""
+    reasoning_effort: str | None = None
+    """For chat templates that ask for it. chat_template_kwargs may say another."""
     chat_template_kwargs: _Options | None = None
 
     @property
@@ -312,7 +314,10 @@ class ChatBody(Common):
         limit = (
             self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         )
-        prompt = ChatPrompt(messages=messages, options=_options(self.chat_template_kwargs))
+        effort = self.reasoning_effort
+        options: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+        options |= self.chat_template_kwargs or {}
+        prompt = ChatPrompt(messages=messages, options=_options(options))
         sampling = self.sampling(limit, self._logprobs())
         return [self.ask(prompt, body_hash, request_id, sampling)]
 
@@ -399,7 +404,11 @@ def _without_neutral(content: Mapping[str, Any]) -> dict[str, Any]:
 def _messages(items: "Sequence[ChatMessageBody]") -> tuple[Message, ...]:
     """ "developer" is OpenAI's newer word for what templates call "system"."""
     return tuple(
-        Message(role="system" if item.role == "developer" else item.role, content=item.text())
+        Message(
+            role="system" if item.role == "developer" else item.role,
+            content=item.text(),
+            name=item.name or "",
+        )
         for item in items
     )
 

@@ -10,7 +10,7 @@ from typing import Final
 from gateway.requests.validation import FarTooLong
 from gateway.text.model_card import ModelCard
 from gateway.text.template_process import TemplateProcess
-from gateway.values.generation_request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from gateway.values.generation_request import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
 from service_kit.errors import InvalidRequest
 
 # Shorter text is tokenized on the spot: it takes less time than handing it to a thread.
@@ -126,7 +126,7 @@ class Prompter:
         if self._template is None:
             raise InvalidRequest(prompt.field, "this model has no chat template; send a text")
         pieces = await self._template.render(
-            [{"role": item.role, "content": item.content} for item in prompt.messages],
+            [_turn(message) for message in prompt.messages],
             dict(prompt.options),
         )
         # Without control tokens' texts, which is always but under attack, this is one piece.
@@ -174,6 +174,12 @@ class Prompter:
             self._card.tokenizer.encode_batch_fast, [text], add_special_tokens=has_specials
         )
         return list(encoding.ids)
+
+
+def _turn(message: Message) -> dict[str, str]:
+    """As templates read it: they ask whether there is a name."""
+    turn = {"role": message.role, "content": message.content}
+    return turn | ({"name": message.name} if message.name else {})
 
 
 @dataclass(frozen=True, slots=True)

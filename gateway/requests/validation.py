@@ -27,6 +27,8 @@ from protos.kaiten.v1.worker_service_pb2 import RowSampling
 from service_kit.errors import InvalidRequest, NotFound, SeveralInvalid, TooLong
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+# As OpenAI has it. It may stand in a line of the prompt that a template writes: no line ends.
+NAME: Final = re.compile(r"[^\s<|\\/>]{1,64}")
 TOP_P_MIN: Final = 1e-30
 REPETITION_PENALTY_MIN: Final = 1e-30
 Rule = Callable[[], None]
@@ -377,6 +379,9 @@ def _check_chat(prompt: ChatPrompt, limits: Limits) -> None:
         if message.role not in limits.roles:
             known = ", ".join(sorted(limits.roles))
             rule = f"every role must be one of {known}; got {message.role[:64]!r}"
+            raise InvalidRequest(prompt.field, rule)
+        if message.name and not NAME.fullmatch(message.name):
+            rule = f"every name must match {NAME.pattern}; got {message.name[:64]!r}"
             raise InvalidRequest(prompt.field, rule)
     texts = [message.content for message in prompt.messages]
     texts += [value for _, value in prompt.options if isinstance(value, str)]

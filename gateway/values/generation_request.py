@@ -30,6 +30,8 @@ class Message:
 
     role: str
     content: str
+    # Who of that role speaks; empty: not said.
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,8 @@ from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
 from kaiten.api_key import ApiKeyFile, api_key
+from kaiten.cli.other_servers import explained
+from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.scheduling import Scheduling
 from kaiten.local.start_error import StartError
 
@@ -30,6 +32,7 @@ app = App(
     help="Serve large language models with continuous batching.",
     version=version("kaiten"),
     default_parameter=Parameter(negative=()),
+    error_formatter=explained,
 )
 USE = Group("Use a running stack", sort_key=1)
 PARTS = Group("Run one part", sort_key=2)
@@ -41,22 +44,19 @@ app.command(
 )
 
 Address = Annotated[str, Parameter(help="host:port of a gateway's gRPC API")]
-Model = Annotated[str | None, Parameter(help="folder or hub id; default: the shipped one")]
-# The worker's own names, and those of transformers' continuous batching.
-StepTokens = Annotated[
-    int | None,
-    Parameter(name=("--step-tokens", "--max-batch-tokens"), help="tokens per step at most"),
+Model = Annotated[
+    str | None, Parameter(name="--model", help="folder or hub id; default: the shipped one")
 ]
-KvMemoryMb = Annotated[int | None, Parameter(help="memory of each KV pool")]
-KvBlocks = Annotated[
-    int | None,
-    Parameter(name=("--kv-blocks", "--num-blocks"), help="KV blocks, instead of --kv-memory-mb"),
+HttpPort = Annotated[
+    int,
+    Parameter(name=("--http-port", "--port"), help="OpenAI HTTP API; 0 picks a free port"),
 ]
-MixedStepMs = Annotated[
-    float | None, Parameter(help="how long prompts may hold up those who decode, per step")
-]
-GatherMs = Annotated[
-    float | None, Parameter(help="gather the tokens of so long into one message; default: do not")
+Workers = Annotated[
+    int,
+    Parameter(
+        name=("--workers", "--data-parallel-size"),
+        help="worker processes, each with the whole model",
+    ),
 ]
 RedisUrl = Annotated[
     str | None,
@@ -65,80 +65,67 @@ RedisUrl = Annotated[
         help="use this store, start none; a password belongs into the variable: flags can be seen",
     ),
 ]
-ApiKeysFile = Annotated[
-    Path | None, Parameter(help="tenants and their keys, see `kaiten keygen`; default: no keys")
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"] | None,
+    Parameter(help="of every part's log; default: info"),
 ]
-CorsOrigins = Annotated[
-    str | None,
-    Parameter(help="origins whose web pages may call the HTTP API, separated by commas"),
+MetricsPort = Annotated[
+    int | None,
+    Parameter(
+        help="Prometheus pages of schedulers and workers, on loopback: this port and those after"
+        " it; 0 picks free ones; default: none. The gateway's is /metrics of the HTTP API"
+    ),
 ]
-AllowedHosts = Annotated[
-    str | None,
-    Parameter(help="names the HTTP API is called by, as behind a proxy; separated by commas"),
-]
-WeightDtype = Annotated[
-    Literal["auto", "int8"], Parameter(help="int8: a byte per weight; auto: --dtype")
-]
-KvDtype = Annotated[
-    Literal["auto", "bf16", "fp8"], Parameter(help="of keys and values; auto: --dtype")
-]
+# Of each part its own; the groups are those of `kaiten serve --help`.
+WORKERS = Parameter(name="*", group=Group("Workers", sort_key=2))
+DOOR = Parameter(name="*", group=Group("Gateway", sort_key=3))
+SCHEDULING = Parameter(
+    name="*", group=Group("Scheduling", sort_key=4, help="see docs/scheduling.md")
+)
+WORKER_DEFAULTS, DOOR_DEFAULTS, SCHEDULING_DEFAULTS = (
+    WorkerOptions(),
+    GatewayOptions(),
+    Scheduling(),
+)
 
 
 @app.command
 def serve(
     model: Model = None,
-    /,
     *,
-    host: Annotated[str, Parameter(help="listen here; 0.0.0.0: everywhere")] = "127.0.0.1",
-    grpc_port: Annotated[int, Parameter(help="gRPC API; 0 picks a free port")] = 50051,
-    http_port: Annotated[int, Parameter(help="OpenAI HTTP API; 0 picks a free port")] = 8000,
-    dtype: Annotated[Literal["auto", "bf16", "fp32"], Parameter(help="computed in")] = "auto",
-    weight_dtype: WeightDtype = "auto",
-    kv_dtype: KvDtype = "auto",
-    scheduling: Annotated[Scheduling | None, Parameter(name="*")] = None,
-    workers: Annotated[int, Parameter(help="worker processes")] = 1,
     served_model_name: Annotated[str | None, Parameter(help="default: the folder or id")] = None,
+    revision: Annotated[str | None, Parameter(help="branch, tag or commit of a hub id")] = None,
+    host: Annotated[str, Parameter(help="listen here; 0.0.0.0: everywhere")] = "127.0.0.1",
+    http_port: HttpPort = 8000,
+    grpc_port: Annotated[int, Parameter(help="gRPC API; 0 picks a free port")] = 50051,
+    workers: Workers = 1,
     data_dir: Annotated[Path, Parameter(help="the store's files, logs and lock")] = Path(".kaiten"),
     redis_url: RedisUrl = None,
     cell: Annotated[str, Parameter(help="which cell of a shared store")] = "0",
-    slots: Annotated[int | None, Parameter(help="sequences per worker at once")] = None,
-    step_tokens: StepTokens = None,
-    mixed_step_ms: MixedStepMs = None,
-    gather_ms: GatherMs = None,
-    kv_memory_mb: KvMemoryMb = None,
-    kv_blocks: KvBlocks = None,
-    threads: Annotated[int | None, Parameter(help="CPU threads per worker")] = None,
-    api_keys_file: ApiKeysFile = None,
-    cors_origins: CorsOrigins = None,
-    allowed_hosts: AllowedHosts = None,
+    log_level: LogLevel = None,
+    metrics_port: MetricsPort = None,
+    worker: Annotated[WorkerOptions, WORKERS] = WORKER_DEFAULTS,
+    door: Annotated[GatewayOptions, DOOR] = DOOR_DEFAULTS,
+    scheduling: Annotated[Scheduling, SCHEDULING] = SCHEDULING_DEFAULTS,
 ) -> int:
     """Serve a model: store, scheduler, workers and gateway as processes under one supervisor."""
     from kaiten.cli.serve import serve as serve_stack
     from kaiten.local import model_source, stack
 
     options = stack.ServeOptions(
-        model=model_source.resolve(model, served_model_name),
+        model=model_source.resolve(model, served_model_name, revision),
         data_dir=data_dir.expanduser().resolve(),
         host=host,
         grpc_port=grpc_port,
         http_port=http_port,
-        dtype=dtype,
-        weight_dtype=weight_dtype,
-        kv_dtype=kv_dtype,
-        scheduling=scheduling or Scheduling(),
         workers=workers,
         redis_url=redis_url,
         cell=cell,
-        slots=slots,
-        step_tokens=step_tokens,
-        mixed_step_ms=mixed_step_ms,
-        gather_ms=gather_ms,
-        kv_memory_mb=kv_memory_mb,
-        kv_blocks=kv_blocks,
-        threads=threads,
-        api_keys_file=None if api_keys_file is None else api_keys_file.expanduser().resolve(),
-        cors_origins=cors_origins,
-        allowed_hosts=allowed_hosts,
+        log_level=log_level,
+        metrics_port=metrics_port,
+        worker=worker,
+        gateway=door,
+        scheduling=scheduling,
     )
     return asyncio.run(serve_stack(options))
 

@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from kaiten.api_key import VARIABLE
+from kaiten.local.ports import LOOPBACK
 from kaiten.local.stack import Stack
 from protos.kaiten.v1 import (
     common_pb2,
@@ -101,9 +102,16 @@ def rows(
         ),
         ("HTTP", stack.http_url),
         ("gRPC", stack.grpc_address),
+        *([("metrics", _metrics(stack))] if stack.metrics_ports else []),
         *([("API keys", keys)] if has_keys else []),
         ("started", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in took_s.items())),
     ]
+
+
+def _metrics(stack: Stack) -> str:
+    """Where Prometheus looks: at every process but the store."""
+    pages = (f"{LOOPBACK}:{port}" for port in stack.metrics_ports)
+    return ", ".join((f"{stack.http_url}/metrics", *pages))
 
 
 def _python() -> str:

@@ -36,7 +36,7 @@ async def serve(options: ServeOptions) -> int:
                 facts = await ready.ask(stack)
             except grpc.aio.AioRpcError as error:
                 raise StartError(f"the stack does not answer: {error.details()}") from error
-            has_keys = options.api_keys_file is not None
+            has_keys = options.gateway.api_keys_file is not None
             ready.show(out, ready.rows(stack, facts, took_s, has_keys=has_keys))
             out.print(
                 ready.snippets(

@@ -42,8 +42,18 @@ class ModelSource:
             ) from error
 
 
-def resolve(model: str | None, served_name: str | None = None) -> ModelSource:
-    """None is the shipped model; a folder is itself; `owner/name` is downloaded once."""
+def resolve(
+    model: str | None, served_name: str | None = None, revision: str | None = None
+) -> ModelSource:
+    """None is the shipped model; a folder is itself; `owner/name` is downloaded once.
+
+    `revision`: a branch, tag or commit of the latter; None: its main branch.
+    """
+    if revision is not None and (model is None or Path(model).expanduser().exists()):
+        raise StartError(
+            "--revision is of a model of the hub, and this one is a folder here",
+            "leave it out, or give an id such as owner/name",
+        )
     if model is None:
         if not CHECKPOINT.is_dir():
             raise StartError(
@@ -54,7 +64,7 @@ def resolve(model: str | None, served_name: str | None = None) -> ModelSource:
     if folder.exists():
         return _checked(folder.resolve(), served_name or folder.resolve().name)
     if HUB_ID.fullmatch(model) and not model.startswith("."):
-        return _checked(_download(model), served_name or model)
+        return _checked(_download(model, revision), served_name or model)
     raise StartError(
         f"model {model!r} is neither a folder nor a hub id",
         "give the folder that holds config.json and *.safetensors, or an id such as owner/name",
@@ -75,7 +85,7 @@ def _checked(folder: Path, name: str) -> ModelSource:
     return ModelSource(folder=folder, name=name)
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, revision: str | None) -> Path:
     """The local snapshot of a hub model, fetched when it is not there."""
     try:
         from huggingface_hub import snapshot_download
@@ -85,7 +95,7 @@ def _download(hub_id: str) -> Path:
             "pip install 'kaiten[worker]', or give a local folder",
         ) from None
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(FILES)))
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=list(FILES)))
     except Exception as error:  # the hub library raises its own, httpx's and the system's errors
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise StartError(

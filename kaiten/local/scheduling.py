@@ -16,7 +16,10 @@ class Scheduling:
 
     policy: Annotated[
         Literal["fair", "fcfs", "priority", "static"] | None,
-        Parameter(help="who runs next, and who gives way; default: fair"),
+        Parameter(
+            name=("--policy", "--scheduling-policy"),
+            help="who runs next, and who gives way; default: fair",
+        ),
     ] = None
     preset: Annotated[
         Literal["reading", "chat", "writing", "batch", "static"] | None,
@@ -54,10 +57,18 @@ class Scheduling:
         float | None, Parameter(help="how long a step of prompts beside decodes may take")
     ] = None
     long_prefill_tokens: Annotated[
-        int | None, Parameter(help="prompts of more tokens are long")
+        int | None,
+        Parameter(
+            name=("--long-prefill-tokens", "--long-prefill-token-threshold"),
+            help="prompts of more tokens are long",
+        ),
     ] = None
     long_prefills_max: Annotated[
-        int | None, Parameter(help="long prompts computed at once on a worker")
+        int | None,
+        Parameter(
+            name=("--long-prefills-max", "--max-long-partial-prefills"),
+            help="long prompts computed at once on a worker",
+        ),
     ] = None
     prefill_tokens_min: Annotated[
         int | None, Parameter(help="tokens of every step a waiting prompt gets at least")

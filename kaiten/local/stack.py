@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +15,7 @@ from kaiten.local import store
 from kaiten.local.child import ChildSpec
 from kaiten.local.health import is_serving
 from kaiten.local.model_source import ModelSource
+from kaiten.local.part_options import GatewayOptions, WorkerOptions, flags_of
 from kaiten.local.ports import LOOPBACK, HeldPort, claim
 from kaiten.local.scheduling import Scheduling
 from kaiten.local.start_error import StartError
@@ -33,23 +34,15 @@ class ServeOptions:
     host: str = LOOPBACK
     grpc_port: int = 50051
     http_port: int = 8000
-    dtype: str = "auto"
-    weight_dtype: str = "auto"
-    kv_dtype: str = "auto"
-    scheduling: Scheduling = field(default_factory=Scheduling)
     workers: int = 1
     redis_url: str | None = field(default=None, repr=False)
     cell: str = "0"
-    slots: int | None = None
-    step_tokens: int | None = None
-    mixed_step_ms: float | None = None
-    gather_ms: float | None = None
-    kv_memory_mb: int | None = None
-    kv_blocks: int | None = None
-    threads: int | None = None
-    api_keys_file: Path | None = None
-    cors_origins: str | None = None
-    allowed_hosts: str | None = None
+    log_level: str | None = None
+    # Prometheus pages of schedulers and workers, on this port and those after it; 0: any.
+    metrics_port: int | None = None
+    worker: WorkerOptions = field(default_factory=WorkerOptions)
+    gateway: GatewayOptions = field(default_factory=GatewayOptions)
+    scheduling: Scheduling = field(default_factory=Scheduling)
 
     def __post_init__(self) -> None:
         """StartError for what no service would refuse by itself."""
@@ -73,6 +66,21 @@ class Stack:
     worker_addresses: tuple[str, ...]
     # Either may lead; the other stands by.
     scheduler_addresses: tuple[str, ...]
+    # On loopback, of the schedulers, then of the workers; none: nobody asked.
+    metrics_ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inner:
+    """Where a part listens that only parts talk to; its page for Prometheus, if it has one."""
+
+    address: str
+    metrics_port: int | None
+
+    def flags(self) -> tuple[str, ...]:
+        host, port = self.address.rsplit(":", 1)
+        told = ("--grpc-host", host, "--grpc-port", port)
+        return (*told, *_flags({"--metrics-port": self.metrics_port}))
 
 
 @contextmanager
@@ -84,29 +92,36 @@ def planned_stack(options: ServeOptions) -> Iterator[Stack]:
     with ExitStack() as held:
         grpc_port = held.enter_context(claim(options.host, options.grpc_port, "--grpc-port"))
         http_port = held.enter_context(claim(options.host, options.http_port, "--http-port"))
-        addresses = tuple(
-            held.enter_context(HeldPort()).address for _ in range(len(SCHEDULERS) + options.workers)
-        )
-        yield _plan(options, grpc_port.number, http_port.number, addresses)
+        inner = [
+            _Inner(
+                address=held.enter_context(HeldPort()).address,
+                metrics_port=_metrics_port(options, index, held),
+            )
+            for index in range(len(SCHEDULERS) + options.workers)
+        ]
+        yield _plan(options, grpc_port.number, http_port.number, inner)
 
 
-def _plan(
-    options: ServeOptions,
-    grpc_port: int,
-    http_port: int,
-    inner_addresses: tuple[str, ...],
-) -> Stack:
-    """`inner_addresses`: of the schedulers, then of the workers."""
+def _metrics_port(options: ServeOptions, index: int, held: ExitStack) -> int | None:
+    """Of the schedulers and workers in turn."""
+    first = options.metrics_port
+    if first is None:
+        return None
+    return held.enter_context(claim(LOOPBACK, first and first + index, "--metrics-port")).number
+
+
+def _plan(options: ServeOptions, grpc_port: int, http_port: int, inner: Sequence[_Inner]) -> Stack:
+    """`inner`: of the schedulers, then of the workers."""
     stores, redis_url = _store(options)
-    scheduler_addresses = inner_addresses[: len(SCHEDULERS)]
-    worker_addresses = inner_addresses[len(SCHEDULERS) :]
+    of_schedulers, of_workers = inner[: len(SCHEDULERS)], inner[len(SCHEDULERS) :]
+    scheduler_addresses = tuple(place.address for place in of_schedulers)
     schedulers = tuple(
-        _scheduler(options, name, redis_url, address)
-        for name, address in zip(SCHEDULERS, scheduler_addresses, strict=True)
+        _scheduler(options, name, redis_url, place)
+        for name, place in zip(SCHEDULERS, of_schedulers, strict=True)
     )
     workers = tuple(
-        _worker(options, f"worker-{index}", address, scheduler_addresses)
-        for index, address in enumerate(worker_addresses)
+        _worker(options, f"worker-{index}", place, scheduler_addresses)
+        for index, place in enumerate(of_workers)
     )
     services = (
         *schedulers,
@@ -120,8 +135,9 @@ def _plan(
         redis_url=redis_url,
         grpc_address=f"{_reachable(options.host)}:{grpc_port}",
         http_url=f"http://{_reachable(options.host)}:{http_port}",
-        worker_addresses=worker_addresses,
+        worker_addresses=tuple(place.address for place in of_workers),
         scheduler_addresses=scheduler_addresses,
+        metrics_ports=tuple(place.metrics_port for place in inner if place.metrics_port),
     )
 
 
@@ -149,14 +165,13 @@ def _store(options: ServeOptions) -> tuple[tuple[ChildSpec, ...], str]:
     return (spec,), f"unix://{socket}"
 
 
-def _scheduler(options: ServeOptions, name: str, redis_url: str, address: str) -> ChildSpec:
-    host, port = address.rsplit(":", 1)
+def _scheduler(options: ServeOptions, name: str, redis_url: str, place: _Inner) -> ChildSpec:
     return _service(
         options,
         name,
-        address,
+        place.address,
         *("scheduler_svc", "--cell", options.cell),
-        *("--grpc-host", host, "--grpc-port", port),
+        *place.flags(),
         *_flags(options.scheduling.flags()),
         *options.scheduling.archive_flags(_folder(options, "archive")),
         environ={"KAITEN_SCHEDULER_REDIS_URL": redis_url},
@@ -164,40 +179,24 @@ def _scheduler(options: ServeOptions, name: str, redis_url: str, address: str) -
 
 
 def _worker(
-    options: ServeOptions, name: str, address: str, scheduler_addresses: tuple[str, ...]
+    options: ServeOptions, name: str, place: _Inner, scheduler_addresses: tuple[str, ...]
 ) -> ChildSpec:
-    host, port = address.rsplit(":", 1)
-    threads = options.threads
-    if threads is None and options.workers > 1:
-        threads = max(1, core_count() // options.workers)
-    limits = {
-        "--slots": options.slots,
-        "--step-tokens": options.step_tokens,
-        "--mixed-step-ms": options.mixed_step_ms,
-        "--gather-ms": options.gather_ms,
-        "--kv-memory-mb": options.kv_memory_mb,
-        "--kv-blocks": options.kv_blocks,
-        "--threads": threads,
-    }
+    given = flags_of(options.worker)
+    if options.worker.threads is None and options.workers > 1:
+        given |= {"--threads": max(1, core_count() // options.workers)}
     return _service(
         options,
         name,
-        address,
+        place.address,
         *("gpu_worker", "--model", str(options.model.folder)),
         *("--served-model-name", options.model.name),
         *("--scheduler", ",".join(scheduler_addresses)),
-        *("--grpc-host", host, "--grpc-port", port, "--dtype", options.dtype),
-        *("--weight-dtype", options.weight_dtype, "--kv-dtype", options.kv_dtype),
-        *_flags(limits),
+        *place.flags(),
+        *_flags(given),
     )
 
 
 def _gateway(options: ServeOptions, redis_url: str, grpc_port: int, http_port: int) -> ChildSpec:
-    given = {
-        "--api-keys-file": options.api_keys_file,
-        "--cors-origins": options.cors_origins,
-        "--allowed-hosts": options.allowed_hosts,
-    }
     return _service(
         options,
         "gateway",
@@ -206,7 +205,7 @@ def _gateway(options: ServeOptions, redis_url: str, grpc_port: int, http_port: i
         *("--model", str(options.model.folder), "--served-model-name", options.model.name),
         *("--grpc-host", options.host, "--grpc-port", str(grpc_port)),
         *("--http-host", options.host, "--http-port", str(http_port)),
-        *_flags(given),
+        *_flags(flags_of(options.gateway)),
         environ={"KAITEN_GATEWAY_REDIS_URL": redis_url},
     )
 
@@ -218,9 +217,10 @@ def _service(
     *module_and_args: str,
     environ: Mapping[str, str] | None = None,
 ) -> ChildSpec:
+    told = {"--log-level": options.log_level}
     return ChildSpec(
         name=name,
-        command=(sys.executable, "-P", "-m", *module_and_args),
+        command=(sys.executable, "-P", "-m", *module_and_args, *_flags(told)),
         environ=environ or {},
         log_path=_log(options, name),
         is_ready=partial(is_serving, address),

@@ -11,6 +11,8 @@ from pydantic import BaseModel
 
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
+from kaiten.cli.app import app
+from kaiten.cli.other_servers import INSTEAD
 from scheduler_svc.settings import SchedulerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -154,3 +156,49 @@ def test_the_rooms_name_every_file() -> None:
     named = set(re.findall(r"`(\w+)`", rooms))
     there = {path.stem for room in folder.iterdir() for path in room.glob("*.py")}
     assert not there - named
+
+
+COMING = ROOT / "docs" / "coming_from.md"
+
+
+def serve_flags() -> dict[str, tuple[str, ...]]:
+    """Every name `kaiten serve` takes, with all the names of the same setting, ours first."""
+    command = app["serve"].assemble_argument_collection()
+    return {name: argument.names for argument in command for name in argument.names}
+
+
+def rows_of(page: str) -> Iterator[tuple[list[str], list[str]]]:
+    """The flags of others and ours, of every row of the tables of flags."""
+    part = page.partition("## Flags")[2].partition("## Endpoints")[0]
+    for theirs, ours in re.findall(r"^\| ([^|]+) \| ([^|]+) \|", part, re.MULTILINE):
+        yield re.findall(r"`(--[a-z0-9-]+)`", theirs), re.findall(r"`(--[a-z0-9-]+)`", ours)
+
+
+def test_whoever_comes_from_another_server_finds_our_flags() -> None:
+    """Ours are taken; theirs either mean the same, or the command says what the page says."""
+    known, rows = serve_flags(), list(rows_of(COMING.read_text()))
+    assert len(rows) > 40
+    for theirs, ours in rows:
+        assert known.keys() >= set(ours), ours
+        for flag in theirs:
+            if flag in known:
+                assert ours[0] == known[flag][0], flag
+            elif ours:
+                assert any(re.search(rf"{each}\b", INSTEAD[flag]) for each in ours), flag
+
+
+def test_the_metrics_named_there_are_those_of_the_list() -> None:
+    names = re.findall(r"`((?:kaiten|gen_ai)_[a-z0-9_]+)`", COMING.read_text())
+    listed = (ROOT / "docs" / "operating.md").read_text()
+    assert len(names) > 10
+    assert not [name for name in names if f"`{name}" not in listed]
+
+
+def test_the_page_has_every_name_of_others() -> None:
+    shown = {flag for theirs, _ in rows_of(COMING.read_text()) for flag in theirs}
+    aliases = {names[1:] for names in serve_flags().values()}
+    # Of transformers, and a switch's other side.
+    own = {"--max-batch-tokens", "--num-blocks", "--no-archive-prompts"}
+    assert shown >= {name for names in aliases for name in names} - own
+    assert shown >= INSTEAD.keys()
+    assert not INSTEAD.keys() & serve_flags().keys()

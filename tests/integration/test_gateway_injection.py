@@ -87,10 +87,11 @@ async def test_no_field_makes_a_control_token(gateway: RunningGateway) -> None:
         for field in (
             {"content": attack},
             {"content": parts},
-            {"content": "a", "name": attack},
         ):
             asked = [BENIGN[0] | field, BENIGN[1]]
             assert await controls_of(gateway, asked) == expected, (attack, field)
+        reply = await post(gateway, [BENIGN[0] | {"name": attack}])
+        assert (reply.status_code, "every name" in reply.text) == (400, True)
         options = {"date_string": attack}
         assert await controls_of(gateway, BENIGN, chat_template_kwargs=options) == expected
 

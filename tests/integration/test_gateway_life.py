@@ -77,9 +77,11 @@ async def test_readiness_follows_the_cell(tmp_path: Path, redis_url: str, cell: 
         stack.scheduler.stop_renewing()
         await until(lambda: "no scheduler leads" in readiness.problem, "no leader")
         async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
-            reply = await http.get("/ready")
-            assert (reply.status_code, "leads" in reply.json()["reason"]) == (503, True)
-            assert (await http.get("/health")).status_code == 200
+            for path in ("/ready", "/readyz"):
+                reply = await http.get(path)
+                assert (reply.status_code, "leads" in reply.json()["reason"]) == (503, True)
+            for path in ("/health", "/livez"):
+                assert (await http.get(path)).status_code == 200
 
 
 async def test_a_gateway_before_its_cell_says_so_and_recovers(
@@ -292,6 +294,34 @@ async def test_the_grpc_deadline_travels(tmp_path: Path, redis_url: str, cell: s
         await stack.generate(text="x")
         # Without one it would be 0, for none.
         assert 0 < stack.scheduler.submits[0].timeout_ms <= WAIT_S * 1000
+
+
+async def test_a_deadline_can_be_given_by_http(tmp_path: Path, redis_url: str, cell: str) -> None:
+    """Shorter or longer than the gateway's own; a stream ends with an event that tells."""
+    body = {"model": MODEL, "prompt": "x"}
+    async with (
+        running_stack(tmp_path / "model", redis_url, cell, request_timeout_s=60) as stack,
+        httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=WAIT_S) as http,
+    ):
+        for wrong in ("0", "0.0", "-1", "1e3", "nan", "soon", "1.0001", "12345678", "१"):
+            header = {b"x-request-timeout-s": wrong.encode()}
+            reply = await http.post("/v1/completions", json=body, headers=header)
+            assert reply.status_code == 400, wrong
+            assert reply.json()["error"]["param"] == "x-request-timeout-s"
+        stack.says("x")
+        headers = {"x-request-timeout-s": "90.5"}
+        assert (await http.post("/v1/completions", json=body, headers=headers)).is_success
+        stack.scheduler.is_open.clear()
+        headers = {"x-request-timeout-s": "0.2"}
+        reply = await http.post("/v1/completions", json=body, headers=headers)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
+        stream = await http.post("/v1/completions", json=body | {"stream": True}, headers=headers)
+        last = stream.text.split("\n\n")[-3:]
+        assert '"code":"deadline_exceeded"' in last[0]
+        assert last[1:] == ["data: [DONE]", ""]
+        stack.scheduler.is_open.set()
+        await until(lambda: len(stack.scheduler.submits) == 3, "the last one")
+        assert [record.timeout_ms for record in stack.scheduler.submits] == [90500, 200, 200]
 
 
 async def test_a_flushed_store_fails_streams_and_serves_again(tmp_path: Path, cell: str) -> None:

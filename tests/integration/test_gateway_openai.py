@@ -179,11 +179,13 @@ async def test_models_and_pages(stack: Stack, http: httpx.AsyncClient) -> None:
     assert (await stack.gateway.openai.models.retrieve(MODEL)).id == MODEL
     with pytest.raises(openai.NotFoundError):
         await stack.gateway.openai.models.retrieve("other")
-    assert (await http.get("/health")).json() == {"status": "ok"}
+    for path in ("/health", "/livez"):
+        assert (await http.get(path)).json() == {"status": "ok"}
     assert "version" in (await http.get("/version")).json()
     front = stack.gateway.service.front
     await until(lambda: front.readiness.problem == "", "readiness")
-    assert (await http.get("/ready")).json() == {"status": "serving"}
+    for path in ("/ready", "/readyz"):
+        assert (await http.get(path)).json() == {"status": "serving"}
 
 
 async def test_sse_framing(stack: Stack, http: httpx.AsyncClient) -> None:

@@ -96,7 +96,7 @@ async def test_no_path_answers_without_a_key_but_the_open_ones(stack: Stack) -> 
             assert reply.headers["www-authenticate"] == "Bearer"
             assert reply.json()["error"]["type"] == "authentication_error"
             assert reply.headers["x-request-id"]
-        for path in ("/health", "/ready", "/version", "/openapi.json"):
+        for path in ("/health", "/livez", "/ready", "/readyz", "/version", "/openapi.json"):
             assert (await http.get(path)).status_code in (200, 503)
     url = f"{stack.gateway.http_url}/v1"
     async with AsyncOpenAI(base_url=url, api_key="wrong", max_retries=0) as client:

@@ -19,7 +19,8 @@ from tests.support.served import ENV, ROOT, WAIT_S, Served
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("data")) as stack:
+    words = "--max-num-seqs 48 --max-model-len 1024 --metrics-port 0 --log-level warning"
+    with Served(tmp_path_factory.mktemp("data"), *words.split()) as stack:
         yield stack
 
 
@@ -32,6 +33,25 @@ def undisturbed(served: Served) -> list[Completion]:
 def test_the_box_tells_what_is_served(served: Served) -> None:
     for shown in ("kaiten-mini (Llama", "fp32 on cpu", "blocks ×", "sequences", "gateway "):
         assert shown in served.said
+
+
+def test_flags_of_the_field_reach_the_parts(served: Served) -> None:
+    assert "48 sequences, 1024 tokens each at most" in served.said
+    models = httpx.get(f"{served.http_url}/v1/models").json()
+    assert models["data"][0]["max_model_len"] == 1024
+
+
+def test_every_part_has_its_page_of_metrics(served: Served) -> None:
+    (shown,) = re.findall(r"metrics +(http.*)", served.said)
+    ports = re.findall(r":(\d+)", shown)
+    pages = [httpx.get(f"http://127.0.0.1:{port}/metrics").text for port in ports]
+    counted = (
+        "kaiten_gateway_is_ready",
+        "kaiten_is_leader",
+        "kaiten_is_leader",
+        "kaiten_worker_rows",
+    )
+    assert [name in page for name, page in zip(counted, pages, strict=True)] == [True] * 4
 
 
 def test_the_curl_snippet_answers(served: Served) -> None:

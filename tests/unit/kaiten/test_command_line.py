@@ -55,17 +55,42 @@ def test_help_names_every_command() -> None:
 def test_serve_shows_its_defaults() -> None:
     code, said = kaiten("serve", "--help")
     assert code == 0
+    for names in ("--http-port --port", "--slots --max-num-seqs", "--kv-dtype --kv-cache-dtype"):
+        assert names in said
     for default in ("50051", "8000", "127.0.0.1", ".kaiten"):
         assert f"[default: {default}]" in said
     assert "default: fair" in said
 
 
 @pytest.mark.parametrize(
-    "names", [("--step-tokens", "--kv-blocks"), ("--max-batch-tokens", "--num-blocks")], ids=str
+    ("theirs", "ours"),
+    [
+        ("--port 1", "--http-port 1"),
+        ("--data-parallel-size 2", "--workers 2"),
+        ("--max-model-len 96", "--context-tokens 96"),
+        ("--max-num-seqs 4", "--slots 4"),
+        ("--max-num-batched-tokens 96", "--step-tokens 96"),
+        ("--max-batch-tokens 96", "--step-tokens 96"),
+        ("--gpu-memory-utilization 0.5", "--gpu-memory-share 0.5"),
+        ("--num-gpu-blocks-override 64", "--kv-blocks 64"),
+        ("--num-blocks 64", "--kv-blocks 64"),
+        ("--kv-cache-dtype fp8_e4m3", "--kv-dtype fp8"),
+        ("--dtype bfloat16", "--dtype bf16"),
+        ("--dtype half", "--dtype fp16"),
+        ("--dtype float32", "--dtype fp32"),
+        ("--scheduling-policy fcfs", "--policy fcfs"),
+        ("--max-logprobs 3", "--logprobs-max 3"),
+        ("--allowed-origins https://a.example", "--cors-origins https://a.example"),
+        ("--long-prefill-token-threshold 9", "--long-prefill-tokens 9"),
+        ("--max-long-partial-prefills 2", "--long-prefills-max 2"),
+        ("--model owner/name", "owner/name"),
+    ],
 )
-def test_limits_of_a_worker_have_the_fields_names_too(names: tuple[str, str]) -> None:
-    _, bound, _ = cli.app.parse_args(["serve", names[0], "96", names[1], "64"])
-    assert (bound.arguments["step_tokens"], bound.arguments["kv_blocks"]) == (96, 64)
+def test_names_of_the_field_are_taken_and_shown_beside_ours(theirs: str, ours: str) -> None:
+    _, bound, _ = cli.app.parse_args(["serve", *theirs.split()])
+    _, same, _ = cli.app.parse_args(["serve", *ours.split()])
+    _, bare, _ = cli.app.parse_args(["serve"])
+    assert bound.arguments == same.arguments != bare.arguments
 
 
 @pytest.mark.parametrize(
@@ -73,6 +98,11 @@ def test_limits_of_a_worker_have_the_fields_names_too(names: tuple[str, str]) ->
     [
         (["serv"], 'Did you mean "serve"?'),
         (["serve", "--grpc-prot", "1"], "Did you mean --grpc-port?"),
+        (["serve", "--prot", "1"], "Did you mean --port?"),
+        (["serve", "--max-model-length", "1"], "Did you mean --max-model-len?"),
+        (["serve", "--ctx-size", "1"], "no --ctx-size: use --context-tokens"),
+        (["serve", "--max-total-tokens=1"], "no --max-total-tokens: use --context-tokens"),
+        (["serve", "--enable-prefix-caching"], "blocks of equal prefixes are always reused"),
         (["serve", "--dtype", "fp8"], "fp8"),
         (["serve", "--weight-dtype", "int4"], "int4"),
         (["serve", "--kv-dtype", "fp16"], "fp16"),
@@ -92,6 +122,7 @@ def test_mistakes_are_explained(arguments: list[str], hint: str) -> None:
         (["/"], "/ has no config.json", "give the folder of a checkpoint"),
         (["--workers", "0"], "--workers must be at least 1, got 0", ""),
         (["--http-port", "70000"], "--http-port must be in [0, 65535], got 70000", "0 picks a"),
+        (["--revision", "v2"], "this one is a folder here", "owner/name"),
         (["--host", "no such host"], "no such host is no address of this machine", "--host"),
     ],
 )

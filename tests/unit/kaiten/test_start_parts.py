@@ -19,6 +19,7 @@ from kaiten.cli import display, ready, serve
 from kaiten.local import log_reading, model_source, store
 from kaiten.local.child import Child, ChildSpec
 from kaiten.local.model_source import ModelSource
+from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.scheduling import Scheduling
 from kaiten.local.stack import ServeOptions, Stack, planned_stack
 from kaiten.local.start_error import StartError
@@ -196,16 +197,24 @@ def test_a_hub_id_is_fetched_without_code_or_pickles(
 ) -> None:
     import huggingface_hub
 
-    asked: list[tuple[str, list[str]]] = []
+    asked: list[tuple[str, str | None, list[str]]] = []
 
-    def snapshot_download(hub_id: str, *, allow_patterns: list[str]) -> str:
-        asked.append((hub_id, allow_patterns))
+    def snapshot_download(hub_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((hub_id, revision, allow_patterns))
         return str(checkpoint(tmp_path, "config.json", "model.safetensors"))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     monkeypatch.chdir(tmp_path)
     assert model_source.resolve("owner/name").name == "owner/name"
-    assert asked == [("owner/name", ["*.safetensors", "*.json", "*.jinja", "tokenizer*"])]
+    assert model_source.resolve("owner/name", revision="v2").name == "owner/name"
+    files = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
+    assert asked == [("owner/name", None, files), ("owner/name", "v2", files)]
+
+
+@pytest.mark.parametrize("model", [None, "."])
+def test_a_folder_has_no_revision(model: str | None) -> None:
+    with pytest.raises(StartError, match="--revision is of a model of the hub"):
+        model_source.resolve(model, revision="v2")
 
 
 def test_a_failed_download_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,13 +263,16 @@ def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
         options(
             tmp_path,
             workers=2,
-            dtype="fp32",
-            weight_dtype="int8",
-            kv_dtype="fp8",
+            log_level="warning",
+            worker=WorkerOptions(
+                dtype="fp32",
+                weight_dtype="int8",
+                kv_dtype="fp8",
+                slots=4,
+                step_tokens=96,
+                kv_blocks=64,
+            ),
             scheduling=Scheduling(policy="static", order="fcfs"),
-            slots=4,
-            step_tokens=96,
-            kv_blocks=64,
         )
     )
     names = [[spec.name for spec in stage] for stage in stack.stages]
@@ -289,17 +301,34 @@ def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
         assert "--kv-memory-mb" not in worker
     assert [path.is_dir() for path in tmp_path.glob("store-org-m-1-*")] == [True]
     assert "--api-keys-file" not in gateway
+    assert {told["--log-level"] for told in (scheduler, gateway, worker)} == {"warning"}
+    assert "--metrics-port" not in {*scheduler, *worker}
+
+
+def test_every_scheduler_and_worker_has_a_page_for_prometheus(tmp_path: Path) -> None:
+    """On the port that was given and those after it; of 0 on any."""
+    with planned_stack(options(tmp_path, workers=2, metrics_port=0)) as stack:
+        parts = ("scheduler", "standby", "worker-0", "worker-1")
+        told = [int(flags(stack, name)["--metrics-port"]) for name in parts]
+        assert stack.metrics_ports == tuple(told)
+        assert len(set(told)) == 4
+    with pytest.raises(StartError, match=r"--metrics-port must be in \[0, 65535\], got -1"):
+        plan_stack(options(tmp_path, metrics_port=-1))
 
 
 def test_a_keys_file_is_the_gateways(tmp_path: Path) -> None:
-    stack = plan_stack(options(tmp_path, api_keys_file=tmp_path / "keys.toml"))
+    stack = plan_stack(
+        options(tmp_path, gateway=GatewayOptions(api_keys_file=tmp_path / "keys.toml"))
+    )
     assert flags(stack, "gateway")["--api-keys-file"] == str(tmp_path / "keys.toml")
     assert "--api-keys-file" not in flags(stack, "scheduler")
 
 
 def test_who_may_call_is_the_gateways(tmp_path: Path) -> None:
     origins, hosts = "https://a.example,https://b.example", "chat.example"
-    stack = plan_stack(options(tmp_path, cors_origins=origins, allowed_hosts=hosts))
+    stack = plan_stack(
+        options(tmp_path, gateway=GatewayOptions(cors_origins=origins, allowed_hosts=hosts))
+    )
     gateway = flags(stack, "gateway")
     assert (gateway["--cors-origins"], gateway["--allowed-hosts"]) == (origins, hosts)
     assert "--allowed-hosts" not in flags(plan_stack(options(tmp_path)), "gateway")
@@ -326,7 +355,7 @@ def test_past_decisions_are_kept_within_a_bound_unless_nobody_wants_them(tmp_pat
     assert spec_of(bare, "scheduler").command[-1] == "--no-archive-prompts"
 
 
-@pytest.mark.parametrize("flag", ["--grpc-port", "--http-port"])
+@pytest.mark.parametrize("flag", ["--grpc-port", "--http-port", "--metrics-port"])
 def test_a_taken_port_is_noticed_before_anything_starts(tmp_path: Path, flag: str) -> None:
     field = flag.strip("-").replace("-", "_")
     with socket.create_server(("127.0.0.1", 0)) as holder:

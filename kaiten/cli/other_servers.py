@@ -1,0 +1,70 @@
+"""Flags of other servers that `kaiten serve` does not take, and what to say instead.
+
+Those that it takes under their name stand in its `--help`; docs/coming_from.md has both.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from cyclopts import CycloptsError, CycloptsPanel, UnknownOptionError
+
+SPLIT: Final = "a worker is one GPU with the whole model; more of them: --workers"
+CHUNKED: Final = "prompts are always computed in chunks beside decodes; how: --mix"
+PREFIXES: Final = "blocks of equal prefixes are always reused"
+
+# Of vLLM, TGI and llama.cpp's llama-server, in this order.
+INSTEAD: Final[Mapping[str, str]] = {
+    "--tensor-parallel-size": SPLIT,
+    "--pipeline-parallel-size": SPLIT,
+    "--quantization": "use --weight-dtype int8, or a checkpoint that is quantized",
+    "--kv-cache-memory-bytes": "use --kv-memory-mb, in MiB",
+    "--enable-prefix-caching": PREFIXES,
+    "--no-enable-prefix-caching": PREFIXES,
+    "--enable-chunked-prefill": CHUNKED,
+    "--no-enable-chunked-prefill": CHUNKED,
+    "--api-key": "use --api-keys-file, see `kaiten keygen`: flags can be seen",
+    "--chat-template": "put it into the model's folder, as chat_template.jinja",
+    "--trust-remote-code": "code of checkpoints is never run",
+    "--tokenizer": "the tokenizer is that of the model's folder",
+    "--uvicorn-log-level": "use --log-level",
+    "--download-dir": "set HF_HOME in the environment",
+    "--model-id": "use --model, or the bare name after serve",
+    "--hostname": "use --host",
+    "--quantize": "use --weight-dtype int8, or a checkpoint that is quantized",
+    "--num-shard": SPLIT,
+    "--sharded": SPLIT,
+    "--max-concurrent-requests": "use --requests-max",
+    "--max-total-tokens": "use --context-tokens",
+    "--max-input-tokens": "use --context-tokens",
+    "--max-batch-size": "use --slots",
+    "--max-batch-prefill-tokens": "use --step-tokens",
+    "--max-batch-total-tokens": "use --kv-blocks, of --block-size tokens each",
+    "--max-waiting-tokens": "use --max-waiting-steps",
+    "--max-best-of": "use --choices-max",
+    "--cuda-memory-fraction": "use --gpu-memory-share",
+    "--cors-allow-origin": "use --cors-origins",
+    "--prometheus-port": "use --metrics-port",
+    "--ctx-size": "use --context-tokens",
+    "--parallel": "use --slots",
+    "--batch-size": "use --step-tokens",
+    "--ubatch-size": "use --step-tokens",
+    "--alias": "use --served-model-name",
+    "--cache-type-k": "use --kv-dtype",
+    "--cache-type-v": "use --kv-dtype",
+    "--n-gpu-layers": "the whole model is on one device: --device",
+    "--gpu-layers": "the whole model is on one device: --device",
+    "--hf-repo": "use --model, or the bare id after serve",
+    "--cont-batching": "batches are always continuous",
+    "--api-key-file": "use --api-keys-file, see `kaiten keygen`",
+    "--metrics": "/metrics of the HTTP API is always there; other parts: --metrics-port",
+    "--timeout": "use --request-timeout-s",
+}
+
+
+def explained(error: CycloptsError) -> object:
+    """The panel of a mistake. A flag of another server is told by its name here."""
+    if isinstance(error, UnknownOptionError) and error.command_chain == ("serve",):
+        flag = (error.token.keyword or error.token.value).partition("=")[0]
+        if flag in INSTEAD:
+            return CycloptsPanel(f"kaiten serve has no {flag}: {INSTEAD[flag]}.")
+    return CycloptsPanel(error)

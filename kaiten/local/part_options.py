@@ -1,0 +1,145 @@
+"""What `kaiten serve` hands on to its workers and its gateway: their own settings, under the names
+people know from other servers too.
+
+None leaves a part its own default, or what `KAITEN_WORKER_…` and `KAITEN_GATEWAY_…` say; the part
+itself says what is wrong with a value.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from cyclopts import Parameter, Token, convert
+
+# The words of PyTorch, which vLLM takes.
+DTYPES: Final[Mapping[str, str]] = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "float": "fp32",
+    "fp8_e4m3": "fp8",
+}
+
+
+def our_dtype(kind: Any, tokens: Sequence[Token]) -> Any:
+    """One of the choices, by our word or by PyTorch's."""
+    return convert(kind, [each.evolve(value=DTYPES.get(each.value, each.value)) for each in tokens])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """Of every worker."""
+
+    device: Annotated[
+        str | None, Parameter(help="cpu, cuda or cuda:1; default: the first GPU, else the CPU")
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "bf16", "fp16", "fp32"] | None,
+        Parameter(converter=our_dtype, help="computed in; default: auto"),
+    ] = None
+    weight_dtype: Annotated[
+        Literal["auto", "int8"] | None,
+        Parameter(help="int8: a byte per weight, on a CPU; default: auto, as --dtype"),
+    ] = None
+    kv_dtype: Annotated[
+        Literal["auto", "bf16", "fp8"] | None,
+        Parameter(
+            name=("--kv-dtype", "--kv-cache-dtype"),
+            converter=our_dtype,
+            help="of keys and values; default: auto, as --dtype",
+        ),
+    ] = None
+    context_tokens: Annotated[
+        int | None,
+        Parameter(
+            name=("--context-tokens", "--max-model-len"),
+            help="longest sequence, prompt and output; default: what model and memory allow",
+        ),
+    ] = None
+    slots: Annotated[
+        int | None,
+        Parameter(name=("--slots", "--max-num-seqs"), help="sequences per worker at once"),
+    ] = None
+    # The last is the name of transformers' continuous batching.
+    step_tokens: Annotated[
+        int | None,
+        Parameter(
+            name=("--step-tokens", "--max-num-batched-tokens", "--max-batch-tokens"),
+            help="tokens per step at most",
+        ),
+    ] = None
+    mixed_step_ms: Annotated[
+        float | None, Parameter(help="how long prompts may hold up those who decode, per step")
+    ] = None
+    gather_ms: Annotated[
+        float | None,
+        Parameter(help="gather the tokens of so long into one message; default: do not"),
+    ] = None
+    gpu_memory_share: Annotated[
+        float | None,
+        Parameter(
+            name=("--gpu-memory-share", "--gpu-memory-utilization"),
+            help="of the GPU's memory, for weights, steps and KV blocks; default: 0.9",
+        ),
+    ] = None
+    kv_memory_mb: Annotated[int | None, Parameter(help="memory of each KV pool")] = None
+    kv_blocks: Annotated[
+        int | None,
+        Parameter(
+            name=("--kv-blocks", "--num-gpu-blocks-override", "--num-blocks"),
+            help="KV blocks, instead of --kv-memory-mb",
+        ),
+    ] = None
+    block_size: Annotated[int | None, Parameter(help="tokens per KV block")] = None
+    threads: Annotated[int | None, Parameter(help="CPU threads per worker")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayOptions:
+    """Of the gateway: who may call, and with what."""
+
+    api_keys_file: Annotated[
+        Path | None,
+        Parameter(help="tenants and their keys, see `kaiten keygen`; default: no keys"),
+    ] = None
+    cors_origins: Annotated[
+        str | None,
+        Parameter(
+            name=("--cors-origins", "--allowed-origins"),
+            help="origins whose web pages may call the HTTP API, separated by commas",
+        ),
+    ] = None
+    allowed_hosts: Annotated[
+        str | None,
+        Parameter(help="names the HTTP API is called by, as behind a proxy; separated by commas"),
+    ] = None
+    requests_max: Annotated[
+        int | None, Parameter(help="accepted and not over; beyond: 429; default: 4096")
+    ] = None
+    request_timeout_s: Annotated[
+        float | None, Parameter(help="deadline of requests that bring none; default: none")
+    ] = None
+    choices_max: Annotated[int | None, Parameter(help="largest n of a request")] = None
+    logprobs_max: Annotated[
+        int | None,
+        Parameter(name=("--logprobs-max", "--max-logprobs"), help="log-probabilities per position"),
+    ] = None
+    template_options: Annotated[
+        str | None,
+        Parameter(help="names clients may hand to the chat template, separated by commas"),
+    ] = None
+
+
+def flags_of(options: WorkerOptions | GatewayOptions) -> dict[str, object]:
+    """As the part itself takes them; None: not given. A path is that of here."""
+    return dict(_flags(options))
+
+
+def _flags(options: WorkerOptions | GatewayOptions) -> Iterator[tuple[str, object]]:
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if isinstance(value, Path):
+            value = value.expanduser().resolve()
+        yield f"--{field.name.replace('_', '-')}", value
