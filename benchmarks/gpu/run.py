@@ -155,6 +155,9 @@ class Run:
         self.end()
         # It ended because of the part that it has told of, now or a look ago.
         is_told = bool(self.outcomes) and self.outcomes[-1]["state"] == "failed"
+        if is_told:
+            # Its last words may have come after it told of its failure.
+            self.outcomes[-1]["log"] = self._log_kept
         left = self._parts[len(self.outcomes) :]
         if left and not (is_told and self._current is None):
             why = "failed" if has_ended else f"stopped after {now - self._began:.0f} s"
@@ -175,7 +178,7 @@ class Run:
         if error:
             outcome["error"] = error
         if state != "done":
-            outcome["log"] = self.text()[-_LOG_KEPT:]
+            outcome["log"] = self._log_kept
         self.outcomes.append(outcome)
         self._current, self._began = None, now
 
@@ -185,6 +188,10 @@ class Run:
         whole = text[self._read : text.rfind("\n") + 1]
         self._read += len(whole)
         return [json.loads(line) for line in whole.splitlines()]
+
+    @property
+    def _log_kept(self) -> str:
+        return self.text()[-_LOG_KEPT:]
 
     def text(self) -> str:
         return self._log.read_text(errors="replace")
@@ -219,6 +226,7 @@ def follow(runs: Sequence[Run], report: Report, due: float) -> None:
                 if not goes_on:
                     left.remove(run)
                     report.log(run.name, run.text())
+                    report.write()
     finally:
         for run in left:
             run.end()

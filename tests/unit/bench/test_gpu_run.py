@@ -156,6 +156,7 @@ def test_who_fails_and_ends_later_fails_alone(
     monkeypatch.setenv("LINGER_S", "1")
     found = played(tmp_path, ("fails", "second"))
     assert [outcome["state"] for outcome in found["parts"]] == ["failed", "done"]
+    assert "it failed" in logs(found)
 
 
 def test_parts_for_which_no_time_is_left_are_named(tmp_path: Path) -> None:
