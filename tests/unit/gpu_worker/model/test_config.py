@@ -98,7 +98,7 @@ def test_what_a_family_has(changes: dict[str, Any], expected: dict[str, Any]) ->
 def test_a_sliding_window_is_seen_where_it_matters(
     changes: dict[str, Any], window: int | None
 ) -> None:
-    assert config(**changes).window_tokens == window
+    assert config(**changes).groups.windows[-1] == window
 
 
 @pytest.mark.parametrize(
@@ -305,8 +305,8 @@ def test_two_kinds_of_layers(changes: dict[str, Any], theta: float) -> None:
     assert (whole.rope.theta, whole.window_tokens) == (1e6, None)
     assert whole.rope.kind == ("linear" if changes else "default")
     assert after == local
-    assert read.window_tokens == 512
-    assert config(**GEMMA3, sliding_window=4096).window_tokens is None
+    assert read.groups.windows[-1] == 512
+    assert config(**GEMMA3, sliding_window=4096).groups.windows == (None,)
 
 
 def test_what_gemma_scales() -> None:
