@@ -361,7 +361,7 @@ def _check_lease(after: Columns, counts: IntArray, lease_steps: int, limits: Row
     runs_on = after.num_tokens - after_first <= 1
     after_lease = after_first + np.where(runs_on, lease_steps - 1, 0)
     needed = np.minimum(after_lease, after.limit - 1)
-    held = after.held.min(axis=0)
+    held = np.minimum.reduce(after.held)
     capacity = held * limits.block_size
     is_short = after.is_member & ~after.is_idle & (needed > capacity)
     if is_short.any():

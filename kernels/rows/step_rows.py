@@ -187,10 +187,10 @@ def _step_rows_kernel(
             to = start + index
             tl.store(token_ids + to, tl.where(position == newest, its_id, ids), mask=is_in)
             tl.store(positions + to, position, mask=is_in)
-            at = own_slot * table_stride + position // BLOCK_SIZE
+            entry = own_slot * table_stride + position // BLOCK_SIZE
             for group in range(GROUPS):
-                block = tl.load(blocks + at, mask=is_in, other=0)
-                at += group_stride
+                block = tl.load(blocks + entry, mask=is_in, other=0)
+                entry += group_stride
                 place = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
                 tl.store(slot_mapping + group * mapping_stride + to, place, mask=is_in)
 
