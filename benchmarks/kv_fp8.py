@@ -83,13 +83,13 @@ class Rows:
         step = StepTensors(
             token_ids=tokens.flatten().contiguous(),
             positions=position.repeat(rows),
-            slot_mapping=(block * BLOCK_SIZE + position % BLOCK_SIZE).reshape(-1),
+            slot_mapping=(block * BLOCK_SIZE + position % BLOCK_SIZE).reshape(1, -1),
             queries=Queries(
                 starts=starts,
                 context_lengths=torch.full_like(starts[:-1], self._done),
                 row_max=count,
             ),
-            block_tables=self._tables,
+            block_tables=self._tables[None],
             context_max=self._done,
         )
         states = self._decoder.forward(step)

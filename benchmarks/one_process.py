@@ -6,7 +6,7 @@ from typing import Final
 
 from gpu_worker.batch import plans
 from gpu_worker.batch.plan_validation import RowLimits
-from gpu_worker.batch.plans import Join, Leader, RowSampling, StepOutcome
+from gpu_worker.batch.plans import BlockTable, Join, Leader, RowSampling, StepOutcome
 from scheduler_svc.core.outcome import Plan
 from scheduler_svc.core.types import Reason, StepResult, WorkerSpec
 
@@ -63,14 +63,14 @@ def to_worker(plan: Plan, output_of: Callable[[int], int]) -> plans.Plan:
                 token_ids=join.tokens,
                 prompt_tokens=join.num_prompt_tokens,
                 num_computed_tokens=join.num_computed_tokens,
-                blocks=join.block_tables[0][1],
+                block_tables=tuple(BlockTable(blocks, left) for left, blocks in join.block_tables),
                 sampling=greedy(output_of(join.sequence_id)),
                 prompt_logprobs_from=join.prompt_logprobs_from,
             )
             for join in plan.joins
         ),
-        appends=tuple((slot, block) for slot, block, _ in plan.appends),
-        replacements=tuple((slot, at, block) for slot, at, block, _ in plan.replacements),
+        appends=plan.appends,
+        replacements=plan.replacements,
         copies=plan.copies,
         chunks=plan.chunks,
         membership_checksum=plan.checksum,

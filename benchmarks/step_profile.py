@@ -104,10 +104,10 @@ def inputs_of(case: Case, vocab: int) -> StepInputs:
         counts=counts,
         query_starts=starts.astype(np.int32),
         context_lengths=contexts.astype(np.int32),
-        block_tables=tables,
+        block_tables=tables[None],
         token_ids=rng.integers(0, vocab, int(counts.sum())),
         positions=np.concatenate(positions),
-        slot_mapping=np.concatenate(slot_mapping),
+        slot_mapping=np.concatenate(slot_mapping)[None],
         sampled_rows=np.arange(rows),
         sampled_tokens=starts[1:] - 1,
         sampling=SamplingColumns(

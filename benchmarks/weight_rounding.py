@@ -62,13 +62,13 @@ class Reader:
             StepTensors(
                 token_ids=token_ids,
                 positions=torch.full((rows,), position),
-                slot_mapping=blocks * BLOCK_SIZE + position % BLOCK_SIZE,
+                slot_mapping=(blocks * BLOCK_SIZE + position % BLOCK_SIZE)[None],
                 queries=Queries(
                     starts=torch.arange(rows + 1, dtype=torch.int32),
                     context_lengths=torch.full((rows,), position + 1, dtype=torch.int32),
                     row_max=1,
                 ),
-                block_tables=self._tables,
+                block_tables=self._tables[None],
             )
         )
         return self._decoder.logits(states, self._rows)

@@ -127,12 +127,13 @@ class Bench:
         count, hidden = inputs.row_count, self.config.hidden_size
         dtype = self.weights.norm.dtype
         x = torch.randn(count, hidden).to(dtype)
+        tables, slots = step.block_tables[0], step.slot_mapping[0]
         parts: dict[str, Callable[[], object]] = {
             "step": lambda: self.device.execute(inputs),
             "linears": lambda: self._linears(x),
             "head": lambda: self.weights.head(x),
-            "attention": self._attention(step.block_tables, step.queries.starts, inputs.row_count),
-            "small_ops": self._small(x, step.positions, step.slot_mapping),
+            "attention": self._attention(tables, step.queries.starts, inputs.row_count),
+            "small_ops": self._small(x, step.positions, slots),
             "sampling": self._sampling(count),
             "host": self.host,
         }

@@ -4,8 +4,9 @@ formula  of each layer, x being the residual:
          h = rms_norm(x); q, k, v = qkv(h); rope_write_kv; x += output(paged_attention(q))
          x += down(gate_mul(gate_up(rms_norm(x))))
 shapes   residual         [tokens, hidden]        float32 | bfloat16, the embeddings; written
-         positions, slot_mapping  [tokens] int64   as for rope_write_kv
-         tables, starts, contexts                  as for paged_attention
+         positions, starts, contexts               as for rope_write_kv and paged_attention
+         slot_mapping [groups, tokens] int64, tables [groups, rows, blocks_max] int32: the same,
+                                  of each layer group; a layer reads and writes by its own
          logits_indices           [K] int64 ascending: the tokens that leave the last layer, with
                                   starts and contexts of their own; None: all
 returns  (output of the last layer's down, residual), [K, hidden] each: what is left is their sum
@@ -81,10 +82,14 @@ class CompiledLayers:
         is_gelu: bool,
         eps: float,
         scale: float,
-        window: int | None = None,
+        groups: Sequence[int],
+        windows: Sequence[int | None],
         softcap: float | None = None,
     ) -> Self | None:
-        """None where an operator has no native path: then they are called one by one."""
+        """None where an operator has no native path: then they are called one by one.
+
+        `groups` of each layer; of each group the window, None: everything.
+        """
         k_pages, _ = pages[0]
         if dispatch.path_for(k_pages) != "native" or k_pages.dtype != dtype:
             return None
@@ -93,8 +98,9 @@ class CompiledLayers:
         inner = layers[0].down.in_features
         each = zip(layers, pages, cos_sin, strict=True)
         parts = [_parts(layer, *own, table) for layer, own, table in each]
-        sizes = heads, hidden, inner, is_gelu, eps, scale, window or 0, softcap or 0.0
-        return cls(native.compiled().Layers(parts, *sizes))
+        sizes = heads, hidden, inner, is_gelu, eps, scale
+        reach = [window or 0 for window in windows]
+        return cls(native.compiled().Layers(parts, *sizes, list(groups), reach, softcap or 0.0))
 
     def __call__(
         self,
@@ -109,8 +115,8 @@ class CompiledLayers:
         """`queries` are (starts, contexts) of all tokens, `last_queries` of `logits_indices`."""
         tokens, rows = len(residual), len(queries[1])
         require(residual.is_contiguous(), "residual", "must be contiguous")
-        for ids, name in ((positions, "positions"), (slot_mapping, "slot_mapping")):
-            require_ids(ids, name, dtype=torch.int64, shape=(tokens,))
+        require_ids(positions, "positions", dtype=torch.int64, shape=(tokens,))
+        require_ids(slot_mapping, "slot_mapping", dtype=torch.int64, shape=(len(tables), tokens))
         _require_queries(queries, rows)
         require(
             (logits_indices is None) == (last_queries is None),
@@ -125,9 +131,9 @@ class CompiledLayers:
             _require_queries(last_queries, rows)
             starts, contexts = last_queries
         require(tables.dtype == torch.int32, "tables", "must be int32")
-        is_dense = tables.size(1) <= 1 or tables.stride(1) == 1
+        is_dense = tables.dim() == 3 and (tables.size(2) <= 1 or tables.stride(2) == 1)
         require(
-            len(tables) == rows and is_dense, "tables", "must have a dense row for each context"
+            is_dense and tables.size(1) == rows, "tables", "must have a dense row for each context"
         )
         out, kept = self._compiled.run(
             residual, positions, slot_mapping, tables, *queries, logits_indices, starts, contexts

@@ -17,7 +17,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.floors import floors
 from benchmarks.gpu.models import Shape, limits_of, random_weights, resident, shapes
 from benchmarks.one_process import LEADER, greedy
-from gpu_worker.batch.plans import Join, Plan, StepResult
+from gpu_worker.batch.plans import BlockTable, Join, Plan, StepResult
 from gpu_worker.batch.rows import Rows
 from gpu_worker.model.weights import Weights
 from gpu_worker.runner.stepping import OneAhead
@@ -97,7 +97,7 @@ def full_batch(rows: int, context: int, steps: int, blocks: int) -> Plan:
             token_ids=tuple((slot + 3 * at) % 90 for at in range(context)),
             prompt_tokens=context,
             num_computed_tokens=context - 1,
-            blocks=tuple(range(slot * blocks, (slot + 1) * blocks)),
+            block_tables=(BlockTable(tuple(range(slot * blocks, (slot + 1) * blocks))),),
             sampling=greedy(max_tokens=2 * steps),
         )
         for slot in range(rows)

@@ -309,7 +309,7 @@ def _launch_rows(shape: Shape, modules: Mapping[str, ModuleType], column: Tensor
     )
     state = step.RowState(
         **dict.fromkeys(columns, column),
-        blocks=torch.empty(rows, 8192, dtype=torch.int32),
+        blocks=torch.empty(1, rows, 8192, dtype=torch.int32),
         stops=torch.empty(rows, 64, dtype=torch.int32),
     )
     starts = torch.empty(rows + 1, dtype=torch.int64)

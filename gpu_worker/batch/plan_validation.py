@@ -24,6 +24,8 @@ from gpu_worker.batch.plans import (
 from gpu_worker.batch.step_types import BoolArray, IntArray
 
 SEED_MAX = (1 << 64) - 1
+# 16 bytes.
+_ALIGN_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +36,28 @@ class RowLimits:
     block_size: int
     block_count: int
     vocab_size: int
-    # To which every layer attends; None: to everything.
-    window: int | None = None
+    # To which the layers of each group attend; None: to everything.
+    windows: tuple[int | None, ...] = (None,)
 
     @property
     def blocks_per_row(self) -> int:
         return -(-self.context_tokens // self.block_size)
 
-    def blocks_behind(self, num_computed_tokens: int) -> int:
+    @property
+    def groups(self) -> int:
+        return len(self.windows)
+
+    @property
+    def table_width(self) -> int:
+        """A row's places for blocks: the table of each group begins where kernels expect it to."""
+        return -(-self.blocks_per_row // _ALIGN_BLOCKS) * _ALIGN_BLOCKS
+
+    def blocks_behind(self, num_computed_tokens: int, group: int) -> int:
         """Of a row with so many, those from the front that no token to come attends to."""
-        if self.window is None:
+        window = self.windows[group]
+        if window is None:
             return 0
-        return max(0, num_computed_tokens + 1 - self.window) // self.block_size
+        return max(0, num_computed_tokens + 1 - window) // self.block_size
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -59,11 +71,11 @@ class Columns:
     num_computed_tokens: IntArray
     # num_tokens at which the row ends: max_tokens or the context.
     limit: IntArray
-    # Blocks held.
+    # [groups, slots]: the blocks of each row, those that a window has left included.
     held: IntArray
 
     @classmethod
-    def empty(cls, slots: int) -> "Columns":
+    def empty(cls, slots: int, groups: int) -> "Columns":
         return cls(
             is_member=np.zeros(slots, np.bool_),
             is_idle=np.zeros(slots, np.bool_),
@@ -71,7 +83,7 @@ class Columns:
             num_tokens=np.zeros(slots, np.int64),
             num_computed_tokens=np.zeros(slots, np.int64),
             limit=np.zeros(slots, np.int64),
-            held=np.zeros(slots, np.int64),
+            held=np.zeros((groups, slots), np.int64),
         )
 
     def copy(self) -> "Columns":
@@ -99,9 +111,9 @@ class ValidPlan:
 
 
 def validate_plan(
-    plan: Plan, columns: Columns, limits: RowLimits, blocks_of: Callable[[int], list[int]]
+    plan: Plan, columns: Columns, limits: RowLimits, blocks_of: Callable[[int, int], list[int]]
 ) -> ValidPlan:
-    """Raise InvalidPlan naming what is wrong. `blocks_of(slot)` lists a present row's blocks."""
+    """Raise InvalidPlan naming what is wrong. `blocks_of(slot, group)`: those of a present row."""
     require(
         1 <= plan.lease_steps <= LEASE_STEPS_MAX,
         f"a lease is of 1 to {LEASE_STEPS_MAX} steps, not {plan.lease_steps}",
@@ -152,7 +164,7 @@ def _join(after: Columns, plan: Plan, limits: RowLimits) -> None:
         after.num_tokens[slot] = len(join.token_ids)
         after.num_computed_tokens[slot] = join.num_computed_tokens
         after.limit[slot] = row_limit(join, limits)
-        after.held[slot] = join.num_skipped_blocks + len(join.blocks)
+        after.held[:, slot] = [len(table) for table in join.block_tables]
 
 
 def _check_tokens(row: str, join: Join, limits: RowLimits) -> None:
@@ -167,23 +179,31 @@ def _check_tokens(row: str, join: Join, limits: RowLimits) -> None:
 
 
 def _check_blocks(row: str, join: Join, limits: RowLimits) -> None:
-    skipped, count = join.num_skipped_blocks, join.num_skipped_blocks + len(join.blocks)
+    tables, done = join.block_tables, join.num_computed_tokens
     require(
-        count <= limits.blocks_per_row,
-        f"{row}: {count} blocks are more than the {limits.blocks_per_row} of the context",
+        len(tables) == limits.groups,
+        f"{row}: block_tables has {len(tables)}, and the model has {limits.groups} layer groups",
     )
-    behind = limits.blocks_behind(join.num_computed_tokens)
-    require(
-        skipped <= behind,
-        f"{row}: {skipped} blocks are skipped, and only {behind} are behind the window",
-    )
-    require(len(set(join.blocks)) == len(join.blocks), f"{row}: a block is listed twice")
-    for block in join.blocks:
-        _check_block(block, limits)
-    require(
-        join.num_computed_tokens <= count * limits.block_size,
-        f"{row}: {join.num_computed_tokens} tokens done do not fit {count} blocks",
-    )
+    for group, table in enumerate(tables):
+        count, skipped = len(table), table.num_skipped_blocks
+        its = row if limits.groups == 1 else f"{row}, layer group {group}"
+        require(
+            count <= limits.blocks_per_row,
+            f"{its}: {count} blocks are more than the {limits.blocks_per_row} of the context",
+        )
+        behind = limits.blocks_behind(done, group)
+        require(
+            skipped <= behind,
+            f"{its}: {skipped} blocks are skipped, and only {behind} are behind the window",
+        )
+        for block in table.blocks:
+            _check_block(block, limits)
+        require(
+            done <= count * limits.block_size,
+            f"{its}: {done} tokens done do not fit {count} blocks",
+        )
+    blocks = [block for table in tables for block in table.blocks]
+    require(len(set(blocks)) == len(blocks), f"{row}: a block is listed twice")
 
 
 def _check_sampling(row: str, sampling: RowSampling, limits: RowLimits) -> None:
@@ -233,29 +253,34 @@ def _check_rules(row: str, sampling: RowSampling, limits: RowLimits) -> None:
         _check_token_ids(row, token_ids, limits)
 
 
-class _Tables(dict[int, list[int]]):
-    """The block tables of the rows that the plan touches, by slot."""
+class _Tables(dict[tuple[int, int], list[int]]):
+    """The block tables of the rows that the plan touches, by slot and layer group."""
 
-    def __init__(self, plan: Plan, blocks_of: Callable[[int], list[int]]) -> None:
+    def __init__(self, plan: Plan, blocks_of: Callable[[int, int], list[int]]) -> None:
         # -1: no block, where it was given back before.
         super().__init__(
-            {join.slot: [-1] * join.num_skipped_blocks + list(join.blocks) for join in plan.joins}
+            {
+                (join.slot, group): [-1] * table.num_skipped_blocks + list(table.blocks)
+                for join in plan.joins
+                for group, table in enumerate(join.block_tables)
+            }
         )
         self._blocks_of = blocks_of
 
-    def __missing__(self, slot: int) -> list[int]:
-        table = self[slot] = self._blocks_of(slot)
+    def __missing__(self, key: tuple[int, int]) -> list[int]:
+        table = self[key] = self._blocks_of(*key)
         return table
 
 
 def _replace(after: Columns, plan: Plan, limits: RowLimits, tables: _Tables) -> None:
-    for slot, index, block in plan.replacements:
+    for slot, index, block, group in plan.replacements:
         _check_slot(slot, limits)
+        _check_group(group, limits)
         _check_block(block, limits)
         require(
             bool(after.is_member[slot]), f"slot {slot} has a block replaced but nobody is in it"
         )
-        table, done = tables[slot], int(after.num_computed_tokens[slot])
+        table, done = tables[slot, group], int(after.num_computed_tokens[slot])
         require(
             index < len(table),
             f"slot {slot} has {len(table)} blocks, number {index} is to be replaced",
@@ -264,28 +289,30 @@ def _replace(after: Columns, plan: Plan, limits: RowLimits, tables: _Tables) -> 
             (index + 1) * limits.block_size <= done,
             f"slot {slot}: block number {index} is to be replaced with {done} tokens done",
         )
-        behind = limits.blocks_behind(done)
+        behind = limits.blocks_behind(done, group)
         require(block not in table[behind:], f"slot {slot} already has block {block}")
         table[index] = block
 
 
 def _append(after: Columns, plan: Plan, limits: RowLimits, tables: _Tables) -> None:
-    held: dict[int, set[int]] = {}
-    for slot, block in plan.appends:
+    held: dict[tuple[int, int], set[int]] = {}
+    for slot, block, group in plan.appends:
         _check_slot(slot, limits)
+        _check_group(group, limits)
         _check_block(block, limits)
         require(bool(after.is_member[slot]), f"slot {slot} gets a block but nobody is in it")
         require(
-            after.held[slot] < limits.blocks_per_row,
+            after.held[group, slot] < limits.blocks_per_row,
             f"slot {slot} has all the {limits.blocks_per_row} blocks of the context",
         )
-        if slot not in held:
+        key = slot, group
+        if key not in held:
             # What it had behind its window may be another's by now, or its own anew.
-            behind = limits.blocks_behind(int(after.num_computed_tokens[slot]))
-            held[slot] = set(tables[slot][behind:])
-        require(block not in held[slot], f"slot {slot} already has block {block}")
-        held[slot].add(block)
-        after.held[slot] += 1
+            behind = limits.blocks_behind(int(after.num_computed_tokens[slot]), group)
+            held[key] = set(tables[key][behind:])
+        require(block not in held[key], f"slot {slot} already has block {block}")
+        held[key].add(block)
+        after.held[group, slot] += 1
 
 
 def _check_copies(plan: Plan, limits: RowLimits) -> None:
@@ -334,13 +361,14 @@ def _check_lease(after: Columns, counts: IntArray, lease_steps: int, limits: Row
     runs_on = after.num_tokens - after_first <= 1
     after_lease = after_first + np.where(runs_on, lease_steps - 1, 0)
     needed = np.minimum(after_lease, after.limit - 1)
-    capacity = after.held * limits.block_size
+    held = np.minimum.reduce(after.held)
+    capacity = held * limits.block_size
     is_short = after.is_member & ~after.is_idle & (needed > capacity)
     if is_short.any():
         slot = int(np.flatnonzero(is_short)[0])
         raise InvalidPlan(
             f"slot {slot}: the lease can compute up to token {int(needed[slot])}, "
-            f"but its {int(after.held[slot])} blocks hold {int(capacity[slot])}"
+            f"but its {int(held[slot])} blocks hold {int(capacity[slot])}"
         )
 
 
@@ -355,6 +383,10 @@ def _check_membership(after: Columns, plan: Plan) -> None:
 
 def _check_slot(slot: int, limits: RowLimits) -> None:
     require(0 <= slot < limits.slots, f"slot {slot} is not below {limits.slots}")
+
+
+def _check_group(group: int, limits: RowLimits) -> None:
+    require(0 <= group < limits.groups, f"layer group {group} is not below {limits.groups}")
 
 
 def _check_block(block: int, limits: RowLimits) -> None:

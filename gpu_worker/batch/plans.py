@@ -56,6 +56,18 @@ class RowSampling:
     prompt_logprobs: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BlockTable:
+    """The blocks of a row in one layer group, and how many before them its window has left."""
+
+    blocks: tuple[int, ...]
+    num_skipped_blocks: int = 0
+
+    def __len__(self) -> int:
+        """Those that were left included."""
+        return self.num_skipped_blocks + len(self.blocks)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
     slot: int
@@ -64,9 +76,8 @@ class Join:
     token_ids: tuple[int, ...]
     prompt_tokens: int
     num_computed_tokens: int
-    # Of those from the front that the window has left, none is held; and the others.
-    num_skipped_blocks: int = 0
-    blocks: tuple[int, ...]
+    # Of each layer group.
+    block_tables: tuple[BlockTable, ...]
     sampling: RowSampling
     # Prompt logprobs before this position were answered already.
     prompt_logprobs_from: int = 1
@@ -79,11 +90,11 @@ class Plan:
     lease_steps: int
     leaves: tuple[int, ...]
     joins: tuple[Join, ...]
-    # (slot, block): the block becomes the next one of the slot's row.
-    appends: tuple[tuple[int, int], ...]
-    # (slot, index, block): the block, of equal content, takes the place of the row's block number
-    # `index`.
-    replacements: tuple[tuple[int, int, int], ...] = ()
+    # (slot, block, layer group): the block becomes the next one of the slot's row.
+    appends: tuple[tuple[int, int, int], ...]
+    # (slot, index, block, layer group): the block, of equal content, takes the place of the row's
+    # block number `index`.
+    replacements: tuple[tuple[int, int, int, int], ...] = ()
     # (source, target) blocks, copied before the first step.
     copies: tuple[tuple[int, int], ...]
     # (slot, tokens) computed in the first step.
@@ -150,6 +161,15 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGroup:
+    # To which its layers attend; None: to everything.
+    window_tokens: int | None
+    layer_count: int
+    # Of the longest sequence, at once.
+    blocks_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """What this worker is; fixed while the process lives."""
 
@@ -162,8 +182,7 @@ class Description:
     device: str
     vocab_size: int
     context_tokens_max: int
-    # To which every layer attends; None: to everything.
-    window_tokens: int | None = None
+    layer_groups: tuple[LayerGroup, ...]
     block_size: int
     block_count: int
     slots_max: int

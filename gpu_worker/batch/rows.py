@@ -4,11 +4,10 @@
 trace. Between two steps, for every member that is not idle:
 
     0 <= num_computed_tokens < num_tokens < limit <= context
-    blocks[slot, :held] are its blocks; in them the keys and values of [0, num_computed_tokens),
-        but for those that a sliding window has left, which may be another's by now
+    blocks[group, slot, :held] are its blocks in each layer group; in them the keys and values of
+        [0, num_computed_tokens), but for those that a sliding window has left, which may be
+        another's by now
 """
-
-from collections import Counter
 
 import numpy as np
 
@@ -43,7 +42,7 @@ class Rows:
         slots = limits.slots
         # Zeroed pages cost nothing until a long sequence touches them.
         self._tokens = np.zeros((slots, limits.context_tokens), np.int32)
-        self._blocks = np.zeros((slots, limits.blocks_per_row), np.int32)
+        self._blocks = np.zeros((limits.groups, slots, limits.table_width), np.int32)
         self._prompt = np.zeros(slots, np.int64)
         self._masked_until = np.zeros(slots, np.int64)
         self._temperature = np.zeros(slots, np.float32)
@@ -61,7 +60,7 @@ class Rows:
 
     def clear(self) -> None:
         """Start of a stream: no members, and the next plan is number 1."""
-        self._columns = Columns.empty(self.limits.slots)
+        self._columns = Columns.empty(self.limits.slots, self.limits.groups)
         self._plan_id = 0
         # Of the few rows that have any, by slot.
         self._rules: dict[int, RowRules] = {}
@@ -93,9 +92,9 @@ class Rows:
     def num_computed_tokens(self, slot: int) -> int:
         return int(self._columns.num_computed_tokens[slot])
 
-    def blocks(self, slot: int) -> list[int]:
-        """The blocks of a row, in order."""
-        return list(self._blocks[slot, : self._columns.held[slot]].tolist())
+    def blocks(self, slot: int, group: int = 0) -> list[int]:
+        """The blocks of a row in a layer group, in order."""
+        return list(self._blocks[group, slot, : self._columns.held[group, slot]].tolist())
 
     def is_idle(self, slot: int) -> bool:
         return bool(self._columns.is_idle[slot])
@@ -117,17 +116,14 @@ class Rows:
         for slot in plan.leaves:
             self._rules.pop(slot, None)
             self._prompt_logprobs.pop(slot, None)
-        held: dict[int, int] = {}
         for join in plan.joins:
             self._write_join(join)
             self._joined[join.slot] = plan.plan_id
-            held[join.slot] = join.num_skipped_blocks + len(join.blocks)
-        for slot, index, block in plan.replacements:
-            self._blocks[slot, index] = block
-        for slot, block in plan.appends:
-            count = held.get(slot, int(self._columns.held[slot]))
-            self._blocks[slot, count] = block
-            held[slot] = count + 1
+        for slot, index, block, group in plan.replacements:
+            self._blocks[group, slot, index] = block
+        for (slot, group), blocks in _appended(plan).items():
+            end = int(valid.columns.held[group, slot])
+            self._blocks[group, slot, end - len(blocks) : end] = blocks
         self._columns = valid.columns
         self._plan_id = plan.plan_id
         return valid.counts
@@ -135,8 +131,8 @@ class Rows:
     def _write_join(self, join: Join) -> None:
         slot, sampling = join.slot, join.sampling
         self._tokens[slot, : len(join.token_ids)] = join.token_ids
-        skipped = join.num_skipped_blocks
-        self._blocks[slot, skipped : skipped + len(join.blocks)] = join.blocks
+        for blocks, table in zip(self._blocks, join.block_tables, strict=True):
+            blocks[slot, table.num_skipped_blocks : len(table)] = table.blocks
         self._prompt[slot] = join.prompt_tokens
         self._masked_until[slot] = join.prompt_tokens + sampling.min_tokens
         is_greedy = sampling.temperature < _TEMPERATURE_MIN
@@ -193,17 +189,23 @@ class Rows:
 
     def _new_blocks(self, plan: Plan) -> tuple[IntArray, IndexArray]:
         """Where in the block tables the plan wrote, and what."""
-        first = {join.slot: 0 for join in plan.joins}
-        for slot, count in Counter(slot for slot, _ in plan.appends).items():
-            first.setdefault(slot, int(self._columns.held[slot]) - count)
-        spans = [(slot, start, int(self._columns.held[slot])) for slot, start in first.items()]
-        width = self.limits.blocks_per_row
-        spans += [(slot, index, index + 1) for slot, index, _ in plan.replacements]
-        places = [np.arange(slot * width + start, slot * width + end) for slot, start, end in spans]
-        blocks = [self._blocks[slot, start:end] for slot, start, end in spans]
+        held, (groups, slots, width) = self._columns.held, self._blocks.shape
+        first = {(join.slot, group): 0 for join in plan.joins for group in range(groups)}
+        for (slot, group), blocks in _appended(plan).items():
+            first.setdefault((slot, group), int(held[group, slot]) - len(blocks))
+        spans = [
+            (group * slots + slot, start, int(held[group, slot]))
+            for (slot, group), start in first.items()
+        ]
+        spans += [
+            (group * slots + slot, index, index + 1) for slot, index, _, group in plan.replacements
+        ]
+        tables = self._blocks.reshape(-1, width)
+        places = [np.arange(row * width + start, row * width + end) for row, start, end in spans]
+        written = [tables[row, start:end] for row, start, end in spans]
         return (
             np.concatenate([np.zeros(0, np.int64), *places]),
-            np.concatenate([np.zeros(0, np.int32), *blocks]),
+            np.concatenate([np.zeros(0, np.int32), *written]),
         )
 
     @property
@@ -231,7 +233,9 @@ class Rows:
         np.cumsum(per_row, out=starts[1:])
         slot_of_token = np.repeat(slots, per_row)
         positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - done, per_row)
-        block_of_token = self._blocks[slot_of_token, positions // block_size].astype(np.int64)
+        blocks_of_token = self._blocks[:, slot_of_token, positions // block_size]
+        # Dense group by group, which the result of an index need not be.
+        blocks_of_token = blocks_of_token.astype(np.int64, order="C")
         context = done + per_row
         width = -(-int(context.max(initial=1)) // block_size)
         sampled_rows = np.flatnonzero(context == columns.num_tokens[slots])
@@ -246,10 +250,10 @@ class Rows:
             counts=per_row,
             query_starts=starts.astype(np.int32),
             context_lengths=context.astype(np.int32),
-            block_tables=np.ascontiguousarray(self._blocks[slots, :width]),
+            block_tables=np.ascontiguousarray(self._blocks[:, slots, :width]),
             token_ids=self._tokens[slot_of_token, positions].astype(np.int64),
             positions=positions,
-            slot_mapping=block_of_token * block_size + positions % block_size,
+            slot_mapping=blocks_of_token * block_size + positions % block_size,
             sampled_rows=sampled_rows,
             sampled_tokens=starts[1:][sampled_rows] - 1,
             sampling=self._sampling(slots[sampled_rows]),
@@ -395,3 +399,11 @@ class Rows:
                 )
             )
         return tuple(rows)
+
+
+def _appended(plan: Plan) -> dict[tuple[int, int], list[int]]:
+    """By slot and layer group."""
+    appended: dict[tuple[int, int], list[int]] = {}
+    for slot, block, group in plan.appends:
+        appended.setdefault((slot, group), []).append(block)
+    return appended

@@ -101,10 +101,10 @@ class StepInputs:
     counts: IntArray  # [R] tokens of each row
     query_starts: IndexArray  # [R + 1]
     context_lengths: IndexArray  # [R] including this step's tokens
-    block_tables: IndexArray  # [R, blocks of the longest row]
+    block_tables: IndexArray  # [layer groups, R, blocks of the longest row]
     token_ids: IntArray  # [T]
     positions: IntArray  # [T]
-    slot_mapping: IntArray  # [T] block * block_size + offset
+    slot_mapping: IntArray  # [layer groups, T] block * block_size + offset
     sampled_rows: IntArray  # [Q] index into the R rows
     sampled_tokens: IntArray  # [Q] index into the T tokens
     sampling: SamplingColumns
@@ -160,7 +160,7 @@ class RowChanges:
     # By FLOAT_COLUMNS.
     floats: FloatArray  # [columns, C]
     stops: IndexArray  # [C, longest list], padded with -1
-    # slot * blocks per row + index of the block in the row.
+    # (layer group * slots + slot) * width of a table + index of the block in the row.
     places: IntArray  # [B]
     blocks: IndexArray  # [B]
 

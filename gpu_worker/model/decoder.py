@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gpu_worker.model.model import ModelConfig
 from gpu_worker.model.rope import RopeConfig, inverse_frequencies
-from gpu_worker.model.weights import LayerWeights, Weights
+from gpu_worker.model.weights import Weights
 from kernels import dispatch
 from kernels.attention.paged_attention import paged_attention
 from kernels.attention.plan import AttentionPlan, Parts, PartsSize, plan_attention, with_parts
@@ -45,7 +45,7 @@ class Queries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTensors:
-    """The step's inputs on the device; shapes as in `device.StepInputs`."""
+    """The step's inputs on the device; shapes as in `step_types.StepInputs`."""
 
     token_ids: Tensor
     positions: Tensor
@@ -75,10 +75,10 @@ class LayerKv:
     scales: Tensor | None
 
     @classmethod
-    def of(cls, pages: Tensor, scales: Tensor | None, layer: int) -> Self:
+    def of(cls, pages: Tensor, scales: Tensor | None) -> Self:
         # Memory of its own for each layer's scales, which begins where kernels expect it to.
-        own = None if scales is None else scales[layer].to(pages.device, copy=True)
-        return cls(k_pages=pages[layer, 0], v_pages=pages[layer, 1], scales=own)
+        own = None if scales is None else scales.to(pages.device, copy=True)
+        return cls(k_pages=pages[0], v_pages=pages[1], scales=own)
 
 
 class Decoder:
@@ -95,7 +95,12 @@ class Decoder:
         self._config = config
         self.vocab_size = config.vocab_size
         self.weights = weights
-        self._kv = [LayerKv.of(pages, kv_scales, layer) for layer in range(config.layers)]
+        groups = config.groups
+        self._group_of = [group for group, _ in groups.of_layer]
+        self._kv = [
+            LayerKv.of(pages[place], None if kv_scales is None else kv_scales[layer])
+            for layer, (_, place) in enumerate(groups.of_layer)
+        ]
         self._cos_sin = _rope_tables(config, context_tokens, pages.device)
         self._scale, self._softcap = config.attention_scale, config.blocks[0].softcap
         self._context_tokens = context_tokens
@@ -111,7 +116,8 @@ class Decoder:
             is_gelu=config.blocks[0].activation == "gelu_tanh",
             eps=config.norm_eps,
             scale=self._scale,
-            window=config.window_of_all,
+            groups=self._group_of,
+            windows=groups.windows,
             softcap=self._softcap,
         )
 
@@ -158,17 +164,17 @@ class Decoder:
         layers, queries = self.weights.layers, step.queries
         hidden, residual = self.weights.embed_and_norm(step.token_ids, self._config.norm_eps)
         plan = self._plan(len(hidden), queries, step)
+        slot_mapping, block_tables = step.slot_mapping.unbind(), step.block_tables.unbind()
         for index, layer in enumerate(layers):
-            is_last = index + 1 == len(layers)
-            kv = self._kv[index]
-            q, projected = self._project(index, hidden, step)
+            is_last, group = index + 1 == len(layers), self._group_of[index]
+            q, projected = self._project(index, hidden, step.positions, slot_mapping[group])
             own: tuple[Tensor, Tensor] | None = projected
             if is_last and step.logits_indices is not None:
                 tokens, queries = step.logits_indices
                 q, residual = q[tokens], residual[tokens]
                 # No longer beside their keys.
                 own, plan = None, self._plan(len(q), queries, step)
-            hidden = self._attend(layer, q, own, kv, step.block_tables, queries, plan)
+            hidden = self._attend(index, q, own, block_tables[group], queries, plan)
             hidden = self._normed(hidden, layer.attention_output_norm)
             hidden, residual = self._add(hidden, residual, layer.mlp_norm)
             is_gelu = self._config.blocks[index].activation == "gelu_tanh"
@@ -214,7 +220,7 @@ class Decoder:
             group=group,
             dtype=self.weights.norm.dtype,
             queries_max=queries.row_max,
-            context_max=step.context_max or step.block_tables.size(1) * pages.size(2),
+            context_max=step.context_max or step.block_tables.size(2) * pages.size(2),
             head_dim=config.head_dim,
         )
         return with_parts(
@@ -228,7 +234,7 @@ class Decoder:
         )
 
     def _project(
-        self, index: int, hidden: Tensor, step: StepTensors
+        self, index: int, hidden: Tensor, positions: Tensor, slot_mapping: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The step's queries, [T, heads, head_dim], and (keys, values), which are in the pages."""
         config, layer, kv = self._config, self.weights.layers[index], self._kv[index]
@@ -244,11 +250,11 @@ class Decoder:
             q,
             k,
             v,
-            step.positions,
+            positions,
             self._cos_sin[index],
             kv.k_pages,
             kv.v_pages,
-            step.slot_mapping,
+            slot_mapping,
             q_norm,
             k_norm,
             config.norm_eps,
@@ -258,14 +264,14 @@ class Decoder:
 
     def _attend(
         self,
-        layer: LayerWeights,
+        index: int,
         q: Tensor,
         own: tuple[Tensor, Tensor] | None,
-        kv: LayerKv,
         block_tables: Tensor,
         queries: Queries,
         plan: AttentionPlan | None,
     ) -> Tensor:
+        layer, kv = self.weights.layers[index], self._kv[index]
         mixed = paged_attention(
             q,
             kv.k_pages,
@@ -277,7 +283,7 @@ class Decoder:
             plan,
             kv.scales,
             own=None if plan is None else own,
-            window=self._config.window_of_all,
+            window=self._config.blocks[index].window_tokens,
             softcap=self._softcap,
         )
         return layer.output(mixed.view(len(q), self._config.heads * self._config.head_dim))

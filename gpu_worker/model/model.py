@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from gpu_worker.model.layer_groups import LayerGroups, group_layers
 from gpu_worker.model.layer_spec import LayerSpec
 
 
@@ -48,14 +49,17 @@ class ModelConfig:
         )
         return replace(self, blocks=tuple(blocks))
 
-    @property
-    def window_of_all(self) -> int | None:
-        """The window that every layer has; None: some attend to everything, or to another."""
-        windows = {each.window_tokens for each in self.blocks}
-        return windows.pop() if len(windows) == 1 else None
+    def within(self, tokens: int) -> "ModelConfig":
+        """The same, where no row has more tokens: windows that reach all of them are none.
+
+        That decides no token, so the fingerprint is of the model before.
+        """
+        blocks = (
+            replace(each, window_tokens=None) if (each.window_tokens or 0) >= tokens else each
+            for each in self.blocks
+        )
+        return replace(self, blocks=tuple(blocks))
 
     @property
-    def window_tokens(self) -> int | None:
-        """The narrowest window of any layer."""
-        windows = [each.window_tokens for each in self.blocks if each.window_tokens is not None]
-        return min(windows, default=None)
+    def groups(self) -> LayerGroups:
+        return group_layers([each.window_tokens for each in self.blocks])

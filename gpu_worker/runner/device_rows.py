@@ -42,7 +42,8 @@ class DeviceRows:
         slots = limits.slots
         self._ints = torch.zeros((len(INT_COLUMNS), slots), dtype=torch.int64, device=device)
         self._floats = torch.zeros((len(FLOAT_COLUMNS), slots), device=device)
-        blocks = torch.zeros((slots, limits.blocks_per_row), dtype=torch.int32, device=device)
+        tables = limits.groups, slots, limits.table_width
+        blocks = torch.zeros(tables, dtype=torch.int32, device=device)
         stops = torch.full((slots, STOP_TOKENS_MAX), _NO_STOP, dtype=torch.int32, device=device)
         columns = dict(zip(INT_COLUMNS, self._ints, strict=True))
         self.state = RowState(
@@ -89,8 +90,8 @@ class DeviceRows:
         )
 
     def block_tables(self, asked: Asked) -> Tensor:
-        """[R, blocks per row] int32."""
-        return self.state.blocks.index_select(0, asked.slots.clamp_min(0))
+        """[layer groups, R, width of a table] int32."""
+        return self.state.blocks.index_select(1, asked.slots.clamp_min(0))
 
     def sampling(self, slots: Tensor) -> SamplingTensors:
         """The parameters of the next sample of each of these rows."""

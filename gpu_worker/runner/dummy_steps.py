@@ -76,10 +76,10 @@ def step_of(
         counts=per_row,
         query_starts=starts.astype(np.int32),
         context_lengths=contexts.astype(np.int32),
-        block_tables=np.zeros((rows, width), np.int32),
+        block_tables=np.zeros((limits.groups, rows, width), np.int32),
         token_ids=np.zeros(starts[-1], np.int64),
         positions=np.concatenate([np.arange(count) for count in counts]),
-        slot_mapping=np.full(starts[-1], -1, np.int64),
+        slot_mapping=np.full((limits.groups, starts[-1]), -1, np.int64),
         sampled_rows=np.arange(rows),
         sampled_tokens=starts[1:] - 1,
         sampling=SamplingColumns(

@@ -2,11 +2,13 @@
 
 `dtype` is that of keys and values: in fp8 the same memory holds twice the blocks of bf16.
 
-layout   pages [layers, 2 (keys, values), blocks, kv_heads, block_size, head_dim]
+layout   pages [places, 2 (keys, values), blocks, kv_heads, block_size, head_dim]
          one dense tile per block and head, which paged attention reads in one go
+         a block is of one layer group (`layer_groups`), and has a place for each of its layers
 """
 
 import os
+from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,17 +33,13 @@ class PoolSize:
     block_bytes: int
     # The longest sequence: what the model takes, the operator allows and the pool holds.
     context_tokens: int
-    # KV places of such a sequence at once, where blocks behind a sliding window are given back.
-    tokens_held: int | None = None
-
-    @property
-    def tokens(self) -> int:
-        return self.block_count * self.block_size
+    # Those of such a sequence at once, by layer group: what a window has left is given back.
+    blocks_held: tuple[int, ...] = ()
 
     @property
     def concurrency(self) -> float:
         """Sequences of full length that fit at once."""
-        return self.tokens / (self.tokens_held or self.context_tokens)
+        return self.block_count / sum(self.blocks_held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +86,9 @@ def room_on_gpu(*, total_bytes: int, free_bytes: int, step_bytes: int, share: fl
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Of one block in all layers, keys and values."""
+    """Of one block in all layers of its group, keys and values."""
     tile = config.kv_heads * block_size * config.head_dim * dtype.itemsize
-    return config.layers * 2 * tile
+    return config.groups.places * 2 * tile
 
 
 def size_pool(
@@ -98,32 +96,41 @@ def size_pool(
 ) -> PoolSize:
     """ConfigError names the setting that does not fit, and what would."""
     bytes_each = block_bytes(config, request.block_size, dtype)
-    context = _context(config, request)
-    held = _tokens_held(config, request, context)
-    needed = -(-held // request.block_size)
+    windows, context = config.groups.windows, _context(config, request)
+    needed = sum(blocks_held(windows, context, request))
     # More blocks than all slots at full length can never be used.
     count = min(_affordable(request, bytes_each, room), request.slots * needed)
-    if count < needed and request.context_tokens is not None:
+
+    def blocks_for(tokens: int) -> int:
+        return sum(blocks_held(windows, tokens, request))
+
+    fits = bisect_right(range(1, context + 1), count, key=blocks_for)
+    if count < needed and (request.context_tokens is not None or not fits):
+        would = f"; give at least --kv-memory-mb {_mb(needed * bytes_each)}"
         raise ConfigError(
             f"--context-tokens {context} needs {needed} blocks ({_mb(needed * bytes_each)} MB) but "
-            f"the pool has {count}; give at least --kv-memory-mb {_mb(needed * bytes_each)}, or at "
-            f"most --context-tokens {count * request.block_size}"
+            f"the pool has {count}{would}"
+            + (f", or at most --context-tokens {fits}" if fits else "")
         )
     return PoolSize(
         block_count=count,
         block_size=request.block_size,
         block_bytes=bytes_each,
-        context_tokens=context if count >= needed else count * request.block_size,
-        tokens_held=min(held, count * request.block_size),
+        context_tokens=fits,
+        blocks_held=blocks_held(windows, fits, request),
     )
 
 
-def _tokens_held(config: ModelConfig, request: PoolRequest, context: int) -> int:
-    """At once, of a sequence of so many tokens; as the scheduler counts it (docs/core.md)."""
-    window, step, size = config.window_of_all, request.step_tokens, request.block_size
-    if window is None:
-        return context
-    return min(context, size - 1 + window - 1 + max(step, size) + step)
+def blocks_held(
+    windows: tuple[int | None, ...], context: int, request: PoolRequest
+) -> tuple[int, ...]:
+    """By layer group, at once, of a sequence of so many tokens; as the scheduler counts it
+    (docs/core.md).
+    """
+    size, step = request.block_size, request.step_tokens
+    beyond = size - 1 + max(step, size) + step
+    held = (context if window is None else min(context, window - 1 + beyond) for window in windows)
+    return tuple(-(-tokens // size) for tokens in held)
 
 
 def _context(config: ModelConfig, request: PoolRequest) -> int:
@@ -133,15 +140,7 @@ def _context(config: ModelConfig, request: PoolRequest) -> int:
             f"--context-tokens {asked} is more than the {config.positions_max} positions of the "
             "model"
         )
-    context = asked or config.positions_max
-    narrowest, is_one = config.window_tokens, config.window_of_all is not None
-    if narrowest is not None and not is_one and context > narrowest:
-        raise ConfigError(
-            f"some layers of the model attend to a sliding window of {narrowest} tokens and others "
-            "to more, which kaiten does not compute beyond that; serve it with --context-tokens "
-            f"{narrowest}, where the window makes no difference"
-        )
-    return context
+    return asked or config.positions_max
 
 
 def _affordable(request: PoolRequest, bytes_each: int, room: Room) -> int:
@@ -203,7 +202,7 @@ def allocate_pages(
     over the pool.
     """
     shape = (
-        config.layers,
+        config.groups.places,
         2,
         size.block_count,
         config.kv_heads,

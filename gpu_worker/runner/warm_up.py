@@ -68,8 +68,9 @@ def launch_seated(runner: GraphRunner, step: StepInputs) -> Callable[[], StepSam
     slots = np.arange(rows)
     contexts, sampling = step.context_lengths.astype(np.int64), step.sampling
     each = -(-contexts // limits.block_size)
-    first = slots * limits.blocks_per_row
-    places = np.concatenate([np.arange(at, at + n) for at, n in zip(first, each, strict=True)])
+    tables = limits.slots * np.arange(limits.groups)[:, None] + slots
+    spans = zip((tables * limits.table_width).flat, np.tile(each, limits.groups), strict=True)
+    places = np.concatenate([np.arange(at, at + count) for at, count in spans])
     zeros = np.zeros(rows, np.int64)
     # So far from its limit that its token does not end it.
     ints = (

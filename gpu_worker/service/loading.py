@@ -76,6 +76,8 @@ class Loaded:
     kv_dtype: str
     device_name: str
     pool: PoolSize
+    # Of each layer group.
+    layer_counts: tuple[int, ...]
     # How many tokens a step may have in which somebody decodes.
     mixed_tokens: int
     phases_ms: dict[str, int]
@@ -146,6 +148,7 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
     streams = streams_for(device)
     if device.type != "cpu":
         tell_compiles()
+    config = config.within(settings.context_tokens or config.positions_max)
     with timer.phase("pool"):
         room = find_room(settings, config, weights, kv_dtype, scales, streams)
         pool = size_pool(config, kv_dtype, pool_request(settings), room)
@@ -167,6 +170,7 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         kv_dtype=DTYPE_NAMES[kv_dtype],
         device_name=device_name(device),
         pool=pool,
+        layer_counts=config.groups.layer_counts,
         mixed_tokens=mixed,
         phases_ms=timer.phases_ms,
         weights_digest=weights_known_by,
@@ -326,7 +330,7 @@ def row_limits(settings: WorkerSettings, config: ModelConfig, pool: PoolSize) ->
         block_size=pool.block_size,
         block_count=pool.block_count,
         vocab_size=config.vocab_size,
-        window=config.window_of_all,
+        windows=config.groups.windows,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import grpc
 import structlog
 
-from gpu_worker.batch.plans import Description
+from gpu_worker.batch.plans import Description, LayerGroup
 from gpu_worker.batch.rows import Rows
 from gpu_worker.runner.engine import Engine
 from gpu_worker.service import runtime
@@ -158,7 +158,12 @@ def describe(loaded: Loaded) -> Description:
         device=loaded.device_name,
         vocab_size=limits.vocab_size,
         context_tokens_max=limits.context_tokens,
-        window_tokens=limits.window,
+        layer_groups=tuple(
+            LayerGroup(window_tokens=window, layer_count=count, blocks_max=blocks)
+            for window, count, blocks in zip(
+                limits.windows, loaded.layer_counts, loaded.pool.blocks_held, strict=True
+            )
+        ),
         block_size=limits.block_size,
         block_count=limits.block_count,
         slots_max=limits.slots,
@@ -178,7 +183,12 @@ def _ready_fields(loaded: Loaded, description: Description, address: str) -> dic
         "architecture": description.architecture,
         "dtype": description.dtype,
         "device": description.device,
-        "kv": f"{pool.block_count} blocks x {pool.block_size} = {pool.tokens} tokens",
+        "kv": f"{pool.block_count} blocks of {pool.block_size} tokens",
+        "kv_of_a_context": [
+            f"{group.blocks_max} blocks: {group.layer_count} layers, "
+            + (f"window {group.window_tokens}" if group.window_tokens else "all of it")
+            for group in description.layer_groups
+        ],
         "kv_dtype": description.kv_dtype,
         "kv_mb": pool.block_count * pool.block_bytes // 1_000_000,
         "context_tokens": pool.context_tokens,

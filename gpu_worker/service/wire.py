@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpu_worker.batch.plans import (
+    BlockTable,
     Description,
     FinishReason,
     InvalidPlan,
@@ -43,15 +44,13 @@ def plan_from_proto(message: worker_service_pb2.Plan) -> Plan:
     for field in ("slot_tokens_least", "slot_tokens_most"):
         if (count := getattr(message, field)) > 1:
             raise InvalidPlan(f"{field}: must be 0 or 1, got {count}: a step gives a row one token")
-    _check_groups("append_groups", message.append_groups, len(message.append_slots))
-    _check_groups("replace_groups", message.replace_groups, len(message.replace_slots))
     return Plan(
         leader=leader_from_proto(message.leader),
         plan_id=message.plan_id,
         lease_steps=message.lease_steps,
         leaves=tuple(message.leaves),
         joins=tuple(map(_join_from_proto, message.joins)),
-        appends=_pairs("append_slots, append_blocks", message.append_slots, message.append_blocks),
+        appends=_appends(message),
         replacements=_replacements(message),
         copies=_pairs("copy_sources, copy_targets", message.copy_sources, message.copy_targets),
         chunks=_pairs("chunk_slots, chunk_tokens", message.chunk_slots, message.chunk_tokens),
@@ -65,17 +64,27 @@ def _pairs(names: str, left: Sequence[int], right: Sequence[int]) -> tuple[tuple
     return tuple(zip(left, right, strict=True))
 
 
-def _replacements(message: worker_service_pb2.Plan) -> tuple[tuple[int, int, int], ...]:
+def _appends(message: worker_service_pb2.Plan) -> tuple[tuple[int, int, int], ...]:
+    pairs = _pairs("append_slots, append_blocks", message.append_slots, message.append_blocks)
+    groups = _groups("append_slots, append_groups", pairs, message.append_groups)
+    return tuple((slot, block, group) for (slot, block), group in zip(pairs, groups, strict=True))
+
+
+def _replacements(message: worker_service_pb2.Plan) -> tuple[tuple[int, int, int, int], ...]:
     at = _pairs("replace_slots, replace_indices", message.replace_slots, message.replace_indices)
     pairs = _pairs("replace_slots, replace_blocks", message.replace_slots, message.replace_blocks)
-    return tuple((slot, index, block) for (slot, index), (_, block) in zip(at, pairs, strict=True))
+    groups = _groups("replace_slots, replace_groups", pairs, message.replace_groups)
+    columns = zip(at, message.replace_blocks, groups, strict=True)
+    return tuple((slot, index, block, group) for (slot, index), block, group in columns)
 
 
-def _check_groups(name: str, groups: Sequence[int], count: int) -> None:
-    if groups and (any(groups) or len(groups) != count):
+def _groups(names: str, changes: Sequence[object], groups: Sequence[int]) -> Sequence[int]:
+    """One layer group for each change; none said is the first."""
+    if groups and len(groups) != len(changes):
         raise InvalidPlan(
-            f"{name} must be empty, or {count} zeros: this worker has one layer group"
+            f"{names} must be parallel, but have {len(changes)} and {len(groups)} items"
         )
+    return groups or [0] * len(changes)
 
 
 def _join_from_proto(message: worker_service_pb2.Join) -> Join:
@@ -85,19 +94,13 @@ def _join_from_proto(message: worker_service_pb2.Join) -> Join:
         token_ids=tuple(message.token_ids),
         prompt_tokens=message.prompt_tokens,
         num_computed_tokens=message.num_computed_tokens,
-        num_skipped_blocks=_table_from_proto(message).num_skipped_blocks,
-        blocks=tuple(_table_from_proto(message).blocks),
+        block_tables=tuple(
+            BlockTable(tuple(table.blocks), table.num_skipped_blocks)
+            for table in message.block_tables
+        ),
         sampling=_sampling_from_proto(message.sampling),
         prompt_logprobs_from=message.prompt_logprobs_from,
     )
-
-
-def _table_from_proto(message: worker_service_pb2.Join) -> worker_service_pb2.BlockTable:
-    if len(message.block_tables) != 1:
-        raise InvalidPlan(
-            f"slot {message.slot}: block_tables: must be one: this worker has one layer group"
-        )
-    return message.block_tables[0]
 
 
 def _sampling_from_proto(message: worker_service_pb2.RowSampling) -> RowSampling:
@@ -198,6 +201,13 @@ def description_to_proto(description: Description) -> common_pb2.WorkerDescripti
         capabilities=common_pb2.Capabilities(
             plan_version=PLAN_VERSION,
             features=FEATURES,
-            layer_groups=[common_pb2.LayerGroup(window_tokens=description.window_tokens or 0)],
+            layer_groups=[
+                common_pb2.LayerGroup(
+                    window_tokens=group.window_tokens or 0,
+                    layer_count=group.layer_count,
+                    blocks_max=group.blocks_max,
+                )
+                for group in description.layer_groups
+            ],
         ),
     )

@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,15 +88,20 @@ def rows(
     """The lines of the box."""
     worker = facts.workers[0]
     blocks = sum(each.block_count for each in facts.workers)
+    pool = f"{blocks} blocks × {worker.block_size}"
+    groups = worker.capabilities.layer_groups
+    is_windowed = any(group.window_tokens for group in groups)
+    if len(groups) > 1:
+        pool += f" tokens of {max(group.layer_count for group in groups)} layers"
+    else:
+        pool += f" = {facts.places} tokens"
     keys = f"on; export yours as {VARIABLE} for the lines below"
     count = f" × {len(facts.workers)} workers" if len(facts.workers) > 1 else ""
     return [
         ("model", f"{facts.model.name} ({worker.architecture})"),
         ("dtype", f"{worker.dtype} on {worker.device}{count}"),
-        (
-            "KV pool",
-            f"{blocks} blocks × {worker.block_size} = {facts.places} tokens in {worker.kv_dtype}",
-        ),
+        ("KV pool", f"{pool} in {worker.kv_dtype}"),
+        *([("a context", context_cost(facts))] if is_windowed else []),
         (
             "concurrency",
             f"{facts.slots} sequences, {worker.context_tokens_max} tokens each at most",
@@ -112,6 +118,21 @@ def _metrics(stack: Stack) -> str:
     """Where Prometheus looks: at every process but the store."""
     pages = (f"{LOOPBACK}:{port}" for port in stack.metrics_ports)
     return ", ".join((f"{stack.http_url}/metrics", *pages))
+
+
+def context_cost(facts: Facts) -> str:
+    """What the longest sequence holds at once, by kind of layer group."""
+    worker, layers, blocks = facts.workers[0], Counter[int](), Counter[int]()
+    for group in worker.capabilities.layer_groups:
+        layers[group.window_tokens] += group.layer_count
+        blocks[group.window_tokens] += group.blocks_max
+    told = (
+        f"{blocks[window]} blocks in {layers[window]} layers"
+        + (f" with a window of {window}" if window else "")
+        for window in layers
+    )
+    fits = sum(each.block_count // blocks.total() for each in facts.workers)
+    return f"{worker.context_tokens_max} tokens hold {', '.join(told)}; {fits} fit at once"
 
 
 def _python() -> str:

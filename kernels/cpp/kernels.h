@@ -119,6 +119,7 @@ struct Layer {
   // Null: no norm there.
   const void *attention_norm, *attention_output_norm, *mlp_norm, *mlp_output_norm, *q_norm, *k_norm;
   bool is_qk_norm_joint;
+  int group, window;  // positions that a query sees, its own the last; 0: all
   const float* cos_sin;
   Linear qkv, output, gate_up, down;                        // without x, y and rows
   void* k_pages;
@@ -127,7 +128,7 @@ struct Layer {
 struct Layers {
   const Layer* layers;
   int64_t count, hidden, inner, block_size;
-  int heads, kv_heads, head_dim, half, window;  // positions that a query sees, its own the last; 0: all
+  int heads, kv_heads, head_dim, half;
   float eps, scale, softcap;  // 0: none
   bool is_bf16, is_gelu;
 };
@@ -139,9 +140,9 @@ struct Queries {
 struct LayerStep {
   void* residual;  // [all.tokens][hidden]: embeddings, afterwards the residuals of last.tokens
   void* out;       // [last.tokens][hidden]
-  const int64_t *positions, *slots;
-  const int32_t* tables;
-  int64_t rows, table_stride;
+  const int64_t *positions, *slots;  // [all.tokens], [groups][all.tokens]
+  const int32_t* tables;             // [groups][rows][blocks]
+  int64_t rows, table_stride, group_stride;
   Queries all, last;
   const int64_t* logits_indices;  // [last.tokens] ascending, the tokens that leave the last layer; null: all
 };

@@ -103,7 +103,8 @@ class Pass {
     RopeWriteKv r{};
     r.rope = {at_.qkv, k, step_.positions, layer.cos_sin, queries_.tokens, w_.qkv(), w_.qkv(),
               a_.heads, a_.kv_heads, a_.head_dim, a_.half, a_.is_bf16};
-    r.write = {k, v, static_cast<char*>(layer.k_pages), static_cast<char*>(layer.v_pages), step_.slots,
+    r.write = {k, v, static_cast<char*>(layer.k_pages), static_cast<char*>(layer.v_pages),
+               step_.slots + layer.group * step_.all.tokens,
                queries_.tokens, w_.qkv() * w_.size, w_.qkv() * w_.size, a_.block_size, a_.kv_heads,
                a_.head_dim * w_.size};
     r.q_norm = layer.q_norm, r.k_norm = layer.k_norm, r.eps = a_.eps, r.is_norm_joint = layer.is_qk_norm_joint;
@@ -126,10 +127,11 @@ class Pass {
     if (queries_.tokens == 0) return;
     Attention t{};
     t.q = at_.qkv, t.k_pages = layer.k_pages, t.v_pages = layer.v_pages, t.out = at_.mixed;
-    t.tables = step_.tables, t.query_starts = queries_.starts, t.contexts = queries_.contexts;
+    t.tables = step_.tables + layer.group * step_.group_stride;
+    t.query_starts = queries_.starts, t.contexts = queries_.contexts;
     t.q_stride = w_.qkv(), t.table_stride = step_.table_stride;
     t.rows = int(step_.rows), t.heads = a_.heads, t.kv_heads = a_.kv_heads, t.head_dim = a_.head_dim;
-    t.block_size = int(a_.block_size), t.scale = a_.scale, t.is_bf16 = a_.is_bf16, t.window = a_.window;
+    t.block_size = int(a_.block_size), t.scale = a_.scale, t.is_bf16 = a_.is_bf16, t.window = layer.window;
     t.softcap = a_.softcap;
     paged_attention(t);
   }

@@ -23,18 +23,20 @@ const void* pointer(const Maybe& x) { return x ? x->const_data_ptr() : nullptr; 
 
 class Layers {
  public:
-  // `parts` of each layer as above; weights as `pack_linear` lays them out.
+  // `parts` of each layer as above, weights as `pack_linear` lays them out; the group of each; the window of each group.
   Layers(std::vector<std::vector<Maybe>> parts, int64_t heads, int64_t hidden, int64_t inner, bool is_gelu, double eps,
-         double scale, int64_t window, double softcap)
-      : parts_(std::move(parts)) {
+         double scale, std::vector<int64_t> groups, std::vector<int64_t> windows, double softcap)
+      : parts_(std::move(parts)), windows_(std::move(windows)) {
     const Tensor &pages = *parts_.at(0).at(kKPages), &cos_sin = *parts_[0].at(kCosSin);
     a_.count = parts_.size(), a_.hidden = hidden, a_.inner = inner, a_.is_gelu = is_gelu;
     a_.heads = heads, a_.kv_heads = pages.size(1), a_.block_size = pages.size(2), a_.head_dim = pages.size(3);
     a_.half = cos_sin.size(2), positions_max_ = cos_sin.size(0);
-    a_.eps = eps, a_.scale = scale, a_.window = int(window), a_.softcap = float(softcap);
-    a_.is_bf16 = pages.scalar_type() == at::kBFloat16;
+    a_.eps = eps, a_.scale = scale, a_.softcap = float(softcap), a_.is_bf16 = pages.scalar_type() == at::kBFloat16;
     slots_max_ = pages.size(0) * pages.size(2);
-    for (const auto& of : parts_) layers_.push_back(layer(of));
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      layers_.push_back(layer(parts_[i]));
+      layers_[i].group = int(groups.at(i)), layers_[i].window = int(windows_.at(groups[i]));
+    }
     a_.layers = layers_.data();
   }
 
@@ -52,8 +54,8 @@ class Layers {
     }
     step.positions = positions.const_data_ptr<int64_t>(), step.slots = slots.const_data_ptr<int64_t>();
     step.tables = tables.const_data_ptr<int32_t>();
-    step.rows = contexts.size(0), step.table_stride = tables.stride(0);
-    check(step, tables.size(1));
+    step.rows = contexts.size(0), step.group_stride = tables.stride(0), step.table_stride = tables.stride(1);
+    check(step, tables);
     Tensor out = at::empty({step.last.tokens, a_.hidden}, residual.options());
     step.residual = residual.data_ptr(), step.out = out.data_ptr();
     kaiten::run_layers(a_, step, scratch(step.all.tokens));
@@ -86,14 +88,18 @@ class Layers {
     return l;
   }
 
-  void check(const kaiten::LayerStep& s, int64_t table_width) const {
+  void check(const kaiten::LayerStep& s, const Tensor& tables) const {
+    const int64_t groups = windows_.size();
+    TORCH_CHECK_VALUE(tables.size(0) == groups, "tables: ", tables.size(0), " layer groups instead of ", groups);
     kaiten::check_positions(s.positions, s.all.tokens, positions_max_);
-    kaiten::check_slots(s.slots, s.all.tokens, slots_max_);
-    const kaiten::Tables tables{s.tables, s.rows, s.table_stride, table_width, a_.block_size,
-                                slots_max_ / a_.block_size, a_.window};
-    kaiten::check_rows(tables, s.all.starts, s.all.contexts, s.all.tokens);
+    kaiten::check_slots(s.slots, groups * s.all.tokens, slots_max_);
+    for (int64_t g = 0; g < groups; ++g) {
+      const kaiten::Tables own{s.tables + g * s.group_stride, s.rows, s.table_stride, tables.size(2), a_.block_size,
+                               slots_max_ / a_.block_size, windows_[g]};
+      kaiten::check_rows(own, s.all.starts, s.all.contexts, s.all.tokens);
+      if (s.logits_indices) kaiten::check_rows(own, s.last.starts, s.last.contexts, s.last.tokens);
+    }
     if (!s.logits_indices) return;
-    kaiten::check_rows(tables, s.last.starts, s.last.contexts, s.last.tokens);
     for (int64_t i = 0, least = 0; i < s.last.tokens; least = s.logits_indices[i++] + 1)
       TORCH_CHECK_INDEX(s.logits_indices[i] >= least && s.logits_indices[i] < s.all.tokens, "logits_indices: ", s.logits_indices[i],
                         " must ascend below ", s.all.tokens);
@@ -110,6 +116,7 @@ class Layers {
   }
 
   const std::vector<std::vector<Maybe>> parts_;
+  const std::vector<int64_t> windows_;
   std::vector<kaiten::Layer> layers_;
   kaiten::Layers a_{};
   int64_t slots_max_ = 0, positions_max_ = 0;
@@ -120,7 +127,7 @@ class Layers {
 
 void bind_layers(py::module_& m) {
   py::class_<Layers>(m, "Layers")
-      .def(py::init<std::vector<std::vector<Maybe>>, int64_t, int64_t, int64_t, bool, double, double, int64_t,
-                    double>())
+      .def(py::init<std::vector<std::vector<Maybe>>, int64_t, int64_t, int64_t, bool, double, double,
+                    std::vector<int64_t>, std::vector<int64_t>, double>())
       .def("run", &Layers::run, py::call_guard<py::gil_scoped_release>());
 }

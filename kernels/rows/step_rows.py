@@ -3,12 +3,12 @@
 formula  a row that has ended computes nothing, whatever is asked; the others close up:
          starts[r] = tokens of the live rows before r
          token i of row r   position = num_computed_tokens[r] + i, in blocks[position / size] of its
-                            table; its id is the row's own last token if it is the last known,
-                            else given
+                            table, of each layer group's; its id is the row's own last token if it
+                            is the last known, else given
          places beyond the last token are padding: token 0, position 0, written nowhere
 shapes   RowState, one entry per slot: is_live (0 or 1), num_tokens, num_computed_tokens, limit,
-                       masked_until, last_token [slots] int64; blocks [slots, width],
-                       stops [slots, any] int32
+                       masked_until, last_token [slots] int64;
+                       blocks [groups, slots, width], stops [slots, any] int32
          Asked, of R rows, T tokens and Q samples: slots [R] int64, distinct, -1 = padding;
                        starts [R + 1] int64 ascending from 0; samples [R] int64, which of the Q the
                        row's last token is, -1 = none; token_ids [T] int64, read where the host
@@ -56,10 +56,10 @@ class RowState:
             "last_token",
         ):
             require_ids(getattr(self, name), name, dtype=torch.int64, shape=shape)
-        for name in ("blocks", "stops"):
-            table = getattr(self, name)
-            shape_2 = (*shape, table.size(-1))
-            require_ids(table, name, dtype=torch.int32, shape=shape_2)
+        blocks, stops = self.blocks, self.stops
+        of_group = (blocks.size(0), *shape, blocks.size(-1))
+        require_ids(blocks, "blocks", dtype=torch.int32, shape=of_group)
+        require_ids(stops, "stops", dtype=torch.int32, shape=(*shape, stops.size(-1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class RowStep:
 
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
-    slot_mapping: Tensor  # [T] int64
+    slot_mapping: Tensor  # [groups, T] int64
     query_starts: Tensor  # [R + 1] int32
     context_lengths: Tensor  # [R] int32
     sampled_tokens: Tensor  # [Q] int64
@@ -118,7 +118,7 @@ def step_rows_reference(state: RowState, asked: Asked, block_size: int) -> RowSt
     slot, position = slots[row], torch.where(is_there, done[row] + index, 0)
     given = asked.token_ids[(asked.starts[row] + index).clamp_max(max(tokens - 1, 0))]
     ids = torch.where(position == state.num_tokens[slot] - 1, state.last_token[slot], given)
-    block = state.blocks[slot, position // block_size].long()
+    block = state.blocks[:, slot, position // block_size].long()
     sampled_tokens, sampled_slots = slots.new_zeros((2, asked.sample_count))
     is_sampled = asked.samples >= 0
     sampled_tokens[asked.samples[is_sampled]] = (ends - 1).clamp_min(0)[is_sampled]
@@ -142,8 +142,9 @@ def _step_rows_kernel(
     token_ids: pointer, positions: pointer, slot_mapping: pointer,
     query_starts: pointer, context_lengths: pointer,
     sampled_tokens: pointer, sampled_slots: pointer,
-    rows: scalar, tokens: scalar, table_stride: scalar,
-    BLOCK_SIZE: constexpr, ROWS_TILE: constexpr, TOKENS_TILE: constexpr,
+    rows: scalar, tokens: scalar,
+    table_stride: scalar, group_stride: scalar, mapping_stride: scalar,
+    GROUPS: constexpr, BLOCK_SIZE: constexpr, ROWS_TILE: constexpr, TOKENS_TILE: constexpr,
 ) -> None:  # fmt: skip
     """One row; the program after the last row pads."""
     own = tl.program_id(0)
@@ -162,7 +163,9 @@ def _step_rows_kernel(
             nothing = tl.zeros([TOKENS_TILE], tl.int64)
             tl.store(token_ids + token, nothing, mask=token < tokens)
             tl.store(positions + token, nothing, mask=token < tokens)
-            tl.store(slot_mapping + token, nothing - 1, mask=token < tokens)
+            for group in range(GROUPS):
+                its_mapping = slot_mapping + group * mapping_stride
+                tl.store(its_mapping + token, nothing - 1, mask=token < tokens)
     else:
         asked_slot = tl.load(slots + own)
         is_alive = tl.load(is_live + asked_slot, mask=asked_slot >= 0, other=0) > 0
@@ -181,13 +184,15 @@ def _step_rows_kernel(
             index = begin + tl.arange(0, TOKENS_TILE)
             is_in, position = index < own_count, first + index
             ids = tl.load(given + asked + index, mask=is_in & (position != newest), other=0)
-            block = tl.load(
-                blocks + own_slot * table_stride + position // BLOCK_SIZE, mask=is_in, other=0
-            ).to(tl.int64)
             to = start + index
             tl.store(token_ids + to, tl.where(position == newest, its_id, ids), mask=is_in)
             tl.store(positions + to, position, mask=is_in)
-            tl.store(slot_mapping + to, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=is_in)
+            entry = own_slot * table_stride + position // BLOCK_SIZE
+            for group in range(GROUPS):
+                block = tl.load(blocks + entry, mask=is_in, other=0)
+                entry += group_stride
+                place = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
+                tl.store(slot_mapping + group * mapping_stride + to, place, mask=is_in)
 
 
 _ROWS_TILE = 256
@@ -196,6 +201,7 @@ _TOKENS_TILE = 128
 
 def _step_rows_triton(state: RowState, asked: Asked, block_size: int) -> RowStep:
     rows, tokens = asked.slots.numel(), asked.token_ids.numel()
+    groups = state.blocks.size(0)
 
     def empty(size: int, dtype: torch.dtype) -> Tensor:
         # One by one: a view may begin where Triton would compile anew for it.
@@ -204,7 +210,10 @@ def _step_rows_triton(state: RowState, asked: Asked, block_size: int) -> RowStep
     step = RowStep(
         token_ids=empty(tokens, torch.int64),
         positions=empty(tokens, torch.int64),
-        slot_mapping=empty(tokens, torch.int64),
+        # An even number apart, for the same reason.
+        slot_mapping=empty(groups * (tokens + tokens % 2), torch.int64).view(groups, -1)[
+            :, :tokens
+        ],
         query_starts=empty(rows + 1, torch.int32),
         context_lengths=empty(rows, torch.int32),
         sampled_tokens=empty(asked.sample_count, torch.int64),
@@ -215,8 +224,8 @@ def _step_rows_triton(state: RowState, asked: Asked, block_size: int) -> RowStep
         asked.slots, asked.starts, asked.samples, asked.token_ids,
         step.token_ids, step.positions, step.slot_mapping,
         step.query_starts, step.context_lengths, step.sampled_tokens, step.sampled_slots,
-        rows, tokens, state.blocks.size(1),
-        BLOCK_SIZE=block_size, ROWS_TILE=_ROWS_TILE, TOKENS_TILE=_TOKENS_TILE,
+        rows, tokens, state.blocks.stride(1), state.blocks.stride(0), step.slot_mapping.stride(0),
+        GROUPS=groups, BLOCK_SIZE=block_size, ROWS_TILE=_ROWS_TILE, TOKENS_TILE=_TOKENS_TILE,
     )  # fmt: skip
     return step
 

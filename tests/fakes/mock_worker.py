@@ -184,6 +184,7 @@ def load_mock(settings: WorkerSettings) -> Loaded:
         kv_dtype="none",
         device_name="mock",
         pool=pool,
+        layer_counts=config.groups.layer_counts,
         mixed_tokens=settings.step_tokens,
         phases_ms={},
     )

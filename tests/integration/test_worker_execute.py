@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_worker.batch.plans import FinishReason, Join
+from gpu_worker.batch.plans import BlockTable, FinishReason, Join
 from gpu_worker.service.loading import Loaded, load
 from gpu_worker.settings import WorkerSettings
 from kernels import native
@@ -113,7 +113,7 @@ async def test_a_prefix_already_computed_gives_the_same_tokens(loaded: Loaded) -
         token_ids=tuple(prompt),
         prompt_tokens=len(prompt),
         num_computed_tokens=0,
-        blocks=tuple(range(30)),
+        block_tables=(BlockTable(tuple(range(30))),),
         sampling=params,
     )
     # Resumed with four output tokens known; 40 tokens are shared, the block at 40 is a copy.
@@ -123,7 +123,7 @@ async def test_a_prefix_already_computed_gives_the_same_tokens(loaded: Loaded) -
         token_ids=(*prompt, *expected[:4]),
         prompt_tokens=len(prompt),
         num_computed_tokens=42,
-        blocks=(*range(10), *range(100, 120)),
+        block_tables=(BlockTable((*range(10), *range(100, 120))),),
         sampling=params,
     )
     async with serving(loaded.runner, loaded.limits) as served:

@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
-from gpu_worker.batch.plans import Join, Leader, Plan
+from gpu_worker.batch.plans import BlockTable, Join, Leader, Plan
 from gpu_worker.batch.step_types import StepInputs, StepSamples
 from protos.kaiten.v1 import common_pb2, worker_service_pb2
 from service_kit.grpc_errors import metadata_of
@@ -76,7 +76,7 @@ def join(slot: int, sequence_id: int, *, max_tokens: int = 30, prompt: int = 3) 
         token_ids=tuple(range(3, 3 + prompt)),
         prompt_tokens=prompt,
         num_computed_tokens=0,
-        blocks=tuple(range(slot * 16, slot * 16 + 16)),
+        block_tables=(BlockTable(tuple(range(slot * 16, slot * 16 + 16))),),
         sampling=sampling(max_tokens=max_tokens),
     )
 

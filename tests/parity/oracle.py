@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -173,8 +173,8 @@ def _told(root: Path, names: tuple[str, ...]) -> Told:
     crowds, explained = _asked_more(names)
     return Told(
         folders={name: root / name for name in names},
-        crowd={n: _read(root / f"crowd-{n}.npz", len(crowd_of(n))) for n in crowds},
-        ragged={n: _read(root / f"ragged-{n}.npz", len(RAGGED)) for n in names},
+        crowd={n: read(root / f"crowd-{n}.npz", len(crowd_of(n))) for n in crowds},
+        ragged={n: read(root / f"ragged-{n}.npz", len(RAGGED)) for n in names},
         explained={
             n: _read_explained(root / f"explained-{n}.npz", len(EXPLAINED)) for n in explained
         },
@@ -190,13 +190,23 @@ def _write_all(names: Sequence[str], root: Path) -> None:
     """Weights, configs and answers by transformers; tokenizers with a chat template by us."""
     crowds, explained = _asked_more(names)
     questions = [
-        *(_question("crowd", name, crowd_of(name), CROWD_MAX_TOKENS) for name in crowds),
-        *(_question("ragged", name, RAGGED, RAGGED_MAX_TOKENS) for name in names),
-        *(_question("explained", name, EXPLAINED, 0) for name in explained),
+        *(question("crowd", name, crowd_of(name), CROWD_MAX_TOKENS) for name in crowds),
+        *(question("ragged", name, RAGGED, RAGGED_MAX_TOKENS) for name in names),
+        *(question("explained", name, EXPLAINED, 0) for name in explained),
     ]
+    answer(root, names, PUBLISHED, questions)
+
+
+def answer(
+    root: Path,
+    names: Sequence[str],
+    published: dict[str, dict[str, Any]],
+    questions: Sequence[dict[str, object]],
+) -> None:
+    """Leave in `root` a checkpoint of each name, and the answers to the questions."""
     listing = root / "questions.json"
     listing.write_text(
-        json.dumps({"models": names, "published": PUBLISHED, "top": TOP, "questions": questions})
+        json.dumps({"models": names, "published": published, "top": TOP, "questions": questions})
     )
     done = subprocess.run(
         [sys.executable, "-P", str(_SCRIPT), str(listing)],
@@ -210,9 +220,7 @@ def _write_all(names: Sequence[str], root: Path) -> None:
         _write_tokenizer(root / name)
 
 
-def _question(
-    what: str, model: str, prompts: list[list[int]], max_tokens: int
-) -> dict[str, object]:
+def question(what: str, model: str, prompts: list[list[int]], max_tokens: int) -> dict[str, object]:
     """Without tokens to generate, the prompts are explained."""
     target = f"{what}-{model}.npz"
     return {"model": model, "prompts": prompts, "max_tokens": max_tokens, "target": target}
@@ -241,7 +249,7 @@ def _read_explained(path: Path, count: int) -> list[Explained]:
         ]
 
 
-def _read(path: Path, count: int) -> list[Answer]:
+def read(path: Path, count: int) -> list[Answer]:
     with np.load(path) as arrays:
         return [
             Answer(

@@ -54,7 +54,16 @@ GEMMA3 = {
     "architectures": ["Gemma3ForCausalLM"],
     "head_dim": 16,
     "sliding_window_pattern": 2,
+    # The longest row is three of them.
+    "sliding_window": 6,
     "query_pre_attn_scalar": 16,
+}
+QWEN2 = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "use_sliding_window": True,
+    "max_window_layers": 1,
+    "sliding_window": 6,
 }
 GRANITE = {
     "model_type": "granite",
@@ -90,7 +99,8 @@ def runs(folder: Path, kv_dtype: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("changes", "kv_dtype"),
     [
-        pytest.param({}, "auto", id="llama-auto"),
+        pytest.param({}, "auto", id="llama-auto", marks=pytest.mark.slow),
+        pytest.param(QWEN2, "auto", id="qwen2-two-layer-groups"),
         pytest.param(QWEN3, "fp8", id="qwen3-fp8"),
         pytest.param(OLMO2, "auto", id="olmo2-auto"),
         pytest.param(PHI3, "fp8", id="phi3-fp8"),

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.rows import Rows
+from gpu_worker.model.config import read_config
 from gpu_worker.runner.eager_runner import EagerRunner
 from gpu_worker.service.loading import load
 from gpu_worker.settings import WorkerSettings
@@ -100,7 +101,13 @@ def run_ahead(folder: str, kv_dtype: KvDtype) -> MiniScheduler:
     """Whole prompts, the rows on the device, decode steps by size, and one step ahead."""
     dispatch.force("triton")
     limits = RowLimits(
-        slots=4, context_tokens=256, step_tokens=32, block_size=4, block_count=64, vocab_size=97
+        slots=4,
+        context_tokens=256,
+        step_tokens=32,
+        block_size=4,
+        block_count=64,
+        vocab_size=97,
+        windows=read_config(Path(folder)).groups.windows,
     )
     scheduler = MiniScheduler(limits, lease_steps=LEASE_STEPS)
     submit_all(scheduler, logprobs=-1)

@@ -181,7 +181,7 @@ class ReplacingScheduler(LateScheduler):
             made,
             copies=tuple(copies),
             replacements=tuple(
-                (slots[id(row)], index, block)
+                (slots[id(row)], index, block, 0)
                 for row, index, block in replaced
                 if id(row) in slots and self.running.get(slots[id(row)]) is row
             ),

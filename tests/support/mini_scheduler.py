@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.plans import (
+    BlockTable,
     FinishReason,
     Join,
     Leader,
@@ -73,6 +74,8 @@ class _Running:
     known: int
     done: int
     blocks: list[int]
+    # Of the layer groups after the first, which has as many in each; nothing is ever given back.
+    others: list[int] = field(default_factory=list)
     is_finished: bool = False
 
     @property
@@ -116,7 +119,8 @@ class MiniScheduler:
         """None when everything has finished."""
         leaves = tuple(slot for slot, row in self.running.items() if row.is_finished)
         for slot in leaves:
-            self._free += self.running.pop(slot).blocks
+            row = self.running.pop(slot)
+            self._free += row.blocks + row.others
             self._slots.append(slot)
         joins = tuple(self._joins())
         if not self.running:
@@ -159,7 +163,7 @@ class MiniScheduler:
         while self.waiting and self._slots:
             sequence_id, tokens, prompt_tokens, params = self.waiting[0]
             limit = min(prompt_tokens + params.max_tokens, self.limits.context_tokens)
-            if self._promised() + self._blocks_for(limit) > len(self._free):
+            if self._promised() + self._blocks_for(limit) * self.limits.groups > len(self._free):
                 break
             self.waiting.popleft()
             slot = self._slots.pop(0)
@@ -171,14 +175,15 @@ class MiniScheduler:
                     token_ids=tuple(tokens),
                     prompt_tokens=prompt_tokens,
                     num_computed_tokens=0,
-                    blocks=(),
+                    block_tables=(BlockTable(()),) * self.limits.groups,
                     sampling=params,
                 )
             )
         return joins
 
     def _promised(self) -> int:
-        return sum(self._blocks_for(row.limit) - len(row.blocks) for row in self.running.values())
+        missing = (self._blocks_for(row.limit) - len(row.blocks) for row in self.running.values())
+        return sum(missing) * self.limits.groups
 
     def _chunks(self) -> tuple[tuple[int, int], ...]:
         budget = self.limits.step_tokens - sum(row.gap == 1 for row in self.running.values())
@@ -192,7 +197,7 @@ class MiniScheduler:
             chunks += [(slot, 0) for slot, row in self.running.items() if row.gap == 1]
         return tuple(chunks)
 
-    def _appends(self, chunks: dict[int, int]) -> tuple[tuple[int, int], ...]:
+    def _appends(self, chunks: dict[int, int]) -> tuple[tuple[int, int, int], ...]:
         appends = []
         for slot, row in self.running.items():
             after = row.done + chunks.get(slot, 1 if row.gap == 1 else 0)
@@ -200,7 +205,10 @@ class MiniScheduler:
                 after += self.lease_steps - 1
             while len(row.blocks) < self._blocks_for(min(after, row.limit - 1)):
                 row.blocks.append(self._free.pop())
-                appends.append((slot, row.blocks[-1]))
+                appends.append((slot, row.blocks[-1], 0))
+                for group in range(1, self.limits.groups):
+                    row.others.append(self._free.pop())
+                    appends.append((slot, row.others[-1], group))
         return tuple(appends)
 
     def _blocks_for(self, tokens: int) -> int:

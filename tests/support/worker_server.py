@@ -12,6 +12,7 @@ from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.plans import (
     Description,
     FinishReason,
+    LayerGroup,
     Leader,
     Plan,
     RowLogprobs,
@@ -54,6 +55,10 @@ def description(limits: RowLimits, boot_id: str = "boot") -> Description:
         device="cpu",
         vocab_size=limits.vocab_size,
         context_tokens_max=limits.context_tokens,
+        layer_groups=tuple(
+            LayerGroup(window_tokens=window, layer_count=2, blocks_max=limits.blocks_per_row)
+            for window in limits.windows
+        ),
         block_size=limits.block_size,
         block_count=limits.block_count,
         slots_max=limits.slots,
@@ -181,17 +186,24 @@ def plan_to_proto(plan: Plan) -> Any:
                 token_ids=join.token_ids,
                 prompt_tokens=join.prompt_tokens,
                 num_computed_tokens=join.num_computed_tokens,
-                block_tables=[worker_service_pb2.BlockTable(blocks=join.blocks)],
+                block_tables=[
+                    worker_service_pb2.BlockTable(
+                        blocks=table.blocks, num_skipped_blocks=table.num_skipped_blocks
+                    )
+                    for table in join.block_tables
+                ],
                 sampling=_sampling_to_proto(join.sampling),
                 prompt_logprobs_from=join.prompt_logprobs_from,
             )
             for join in plan.joins
         ],
-        append_slots=_left(plan.appends),
-        append_blocks=_right(plan.appends),
-        replace_slots=[slot for slot, _, _ in plan.replacements],
-        replace_indices=[index for _, index, _ in plan.replacements],
-        replace_blocks=[block for _, _, block in plan.replacements],
+        append_slots=[slot for slot, _, _ in plan.appends],
+        append_blocks=[block for _, block, _ in plan.appends],
+        append_groups=[group for _, _, group in plan.appends],
+        replace_slots=[slot for slot, _, _, _ in plan.replacements],
+        replace_indices=[index for _, index, _, _ in plan.replacements],
+        replace_blocks=[block for _, _, block, _ in plan.replacements],
+        replace_groups=[group for _, _, _, group in plan.replacements],
         copy_sources=_left(plan.copies),
         copy_targets=_right(plan.copies),
         chunk_slots=_left(plan.chunks),

@@ -170,7 +170,11 @@ class Capabilities(_message.Message):
     def __init__(self, slot_tokens_max: _Optional[int] = ..., layer_groups: _Optional[_Iterable[_Union[LayerGroup, _Mapping]]] = ..., host_block_count: _Optional[int] = ..., plan_version: _Optional[int] = ..., features: _Optional[_Iterable[_Union[Feature, str]]] = ...) -> None: ...
 
 class LayerGroup(_message.Message):
-    __slots__ = ("window_tokens",)
+    __slots__ = ("window_tokens", "layer_count", "blocks_max")
     WINDOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAYER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_MAX_FIELD_NUMBER: _ClassVar[int]
     window_tokens: int
-    def __init__(self, window_tokens: _Optional[int] = ...) -> None: ...
+    layer_count: int
+    blocks_max: int
+    def __init__(self, window_tokens: _Optional[int] = ..., layer_count: _Optional[int] = ..., blocks_max: _Optional[int] = ...) -> None: ...

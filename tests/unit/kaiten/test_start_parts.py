@@ -414,6 +414,24 @@ def test_the_box_adds_up(tmp_path: Path) -> None:
     for text in ("kaiten is ready", stack.http_url, "export yours as KAITEN_API_KEY", "a[/b]"):
         assert text in out.getvalue()
     assert "API keys" not in shown
+    assert "a context" not in shown
+
+
+def test_the_box_says_what_a_context_costs_by_layer_group(tmp_path: Path) -> None:
+    some = facts()
+    groups = [(0, 4, 32), (10, 4, 6), (10, 2, 6)]
+    for worker in some.workers:
+        del worker.capabilities.layer_groups[:]
+        for window, layers, blocks in groups:
+            worker.capabilities.layer_groups.add(
+                window_tokens=window, layer_count=layers, blocks_max=blocks
+            )
+    shown = dict(ready.rows(plan_stack(options(tmp_path)), some, {}, has_keys=False))
+    assert shown["KV pool"] == "200 blocks × 16 tokens of 4 layers in fp8"
+    assert shown["a context"] == (
+        "512 tokens hold 32 blocks in 4 layers, 12 blocks in 6 layers with a window of 10; "
+        "4 fit at once"
+    )
 
 
 def pasted(snippet: str) -> list[str]:

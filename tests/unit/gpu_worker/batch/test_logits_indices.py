@@ -28,10 +28,10 @@ QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim
 def step(counts: Sequence[int], sampled: Sequence[int]) -> StepInputs:
     """Every row in blocks of its own, from its first token on."""
     whole = step_of(counts, LIMITS)
-    tables = np.arange(len(counts) * whole.block_tables.shape[1], dtype=np.int32)
-    tables = tables.reshape(whole.block_tables.shape)
+    shape = whole.block_tables.shape
+    tables = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     rows = np.repeat(np.arange(len(counts)), counts)
-    blocks = tables[rows, whole.positions // LIMITS.block_size].astype(np.int64)
+    blocks = tables[:, rows, whole.positions // LIMITS.block_size].astype(np.int64)
     return replace(
         whole,
         block_tables=tables,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpu_worker.batch.plan_validation import RowLimits
-from gpu_worker.batch.plans import InvalidPlan, Join, Plan
+from gpu_worker.batch.plans import BlockTable, InvalidPlan, Join, Plan
 from gpu_worker.batch.rows import Rows
 from tests.support.mini_scheduler import checksum, plan, sampling
 
@@ -18,13 +18,14 @@ LIMITS = RowLimits(
 
 def join(slot: int = 1, **changes: Any) -> Join:
     """Five tokens of prompt in two blocks, three tokens to sample: valid by itself."""
+    blocks = changes.pop("blocks", (8, 9))
     base: dict[str, Any] = {
         "slot": slot,
         "sequence_id": 70 + slot,
         "token_ids": (1, 2, 3, 4, 5),
         "prompt_tokens": 5,
         "num_computed_tokens": 0,
-        "blocks": (8, 9),
+        "block_tables": (BlockTable(blocks),),
         "sampling": sampling(max_tokens=3),
     }
     return Join(**(base | changes))
@@ -144,22 +145,22 @@ WRONG: list[tuple[Plan, str]] = [
     (after(join(sampling=sampling(bad_words=((1,) * 33,)))), "a bad word has at most 32 tokens"),
     (after(join(sampling=sampling(bad_words=((),)))), "a bad word has a token"),
     (after(join(sampling=sampling(bad_words=((1, 50),)))), "token id 50 is not in"),
-    (after(appends=((4, 2),)), "slot 4 is not below 4"),
-    (after(appends=((0, 10),)), "block 10 is not below 10"),
-    (after(appends=((1, 2),)), "slot 1 gets a block but nobody is in it"),
-    (after(appends=((0, 1),)), "slot 0 already has block 1"),
-    (after(appends=((0, 2), (0, 2))), "slot 0 already has block 2"),
-    (after(join(), appends=((1, 9),)), "slot 1 already has block 9"),
-    (after(appends=tuple((0, block) for block in (2, 3, 4, 5))), "has all the 5 blocks"),
-    (after(replacements=((4, 0, 2),)), "slot 4 is not below 4"),
-    (after(replacements=((0, 0, 10),)), "block 10 is not below 10"),
-    (after(replacements=((1, 0, 2),)), "slot 1 has a block replaced but nobody is in it"),
-    (after(replacements=((0, 2, 3),)), "slot 0 has 2 blocks, number 2 is to be replaced"),
-    (after(replacements=((0, 1, 3),)), "block number 1 is to be replaced with 4 tokens done"),
-    (after(replacements=((0, 0, 1),)), "slot 0 already has block 1"),
-    (after(replacements=((0, 0, 0),)), "slot 0 already has block 0"),
-    (after(join(), replacements=((1, 0, 3),)), "is to be replaced with 0 tokens done"),
-    (after(appends=((0, 2),), replacements=((0, 0, 2),)), "slot 0 already has block 2"),
+    (after(appends=((4, 2, 0),)), "slot 4 is not below 4"),
+    (after(appends=((0, 10, 0),)), "block 10 is not below 10"),
+    (after(appends=((1, 2, 0),)), "slot 1 gets a block but nobody is in it"),
+    (after(appends=((0, 1, 0),)), "slot 0 already has block 1"),
+    (after(appends=((0, 2, 0), (0, 2, 0))), "slot 0 already has block 2"),
+    (after(join(), appends=((1, 9, 0),)), "slot 1 already has block 9"),
+    (after(appends=tuple((0, block, 0) for block in (2, 3, 4, 5))), "has all the 5 blocks"),
+    (after(replacements=((4, 0, 2, 0),)), "slot 4 is not below 4"),
+    (after(replacements=((0, 0, 10, 0),)), "block 10 is not below 10"),
+    (after(replacements=((1, 0, 2, 0),)), "slot 1 has a block replaced but nobody is in it"),
+    (after(replacements=((0, 2, 3, 0),)), "slot 0 has 2 blocks, number 2 is to be replaced"),
+    (after(replacements=((0, 1, 3, 0),)), "block number 1 is to be replaced with 4 tokens done"),
+    (after(replacements=((0, 0, 1, 0),)), "slot 0 already has block 1"),
+    (after(replacements=((0, 0, 0, 0),)), "slot 0 already has block 0"),
+    (after(join(), replacements=((1, 0, 3, 0),)), "is to be replaced with 0 tokens done"),
+    (after(appends=((0, 2, 0),), replacements=((0, 0, 2, 0),)), "slot 0 already has block 2"),
     (after(copies=((10, 1),)), "block 10 is not below 10"),
     (after(copies=((1, 10),)), "block 10 is not below 10"),
     (after(copies=((1, 3), (2, 3))), "two copies have the same target"),
@@ -208,11 +209,11 @@ def test_a_lease_may_use_every_place_up_to_the_limit() -> None:
 
 def test_a_row_may_be_appended_the_block_that_it_has_given_up() -> None:
     rows = occupied()
-    rows.apply(after(replacements=((0, 0, 5),), appends=((0, 0),)))
+    rows.apply(after(replacements=((0, 0, 5, 0),), appends=((0, 0, 0),)))
     assert rows.blocks(0) == [5, 1, 0]
     rows = occupied()
     joined = join(num_computed_tokens=4)
-    rows.apply(after(joined, replacements=((1, 0, 5),), appends=((1, 8), (0, 3))))
+    rows.apply(after(joined, replacements=((1, 0, 5, 0),), appends=((1, 8, 0), (0, 3, 0))))
     assert (rows.blocks(0), rows.blocks(1)) == ([0, 1, 3], [5, 9, 8])
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpu_worker.batch.plan_validation import RowLimits
-from gpu_worker.batch.plans import Join
+from gpu_worker.batch.plans import BlockTable, Join
 from gpu_worker.batch.prompt_logprobs import PromptLogprobsRequest
 from gpu_worker.batch.rows import Rows
 from gpu_worker.batch.step_types import PromptTokenLogprobs, StepInputs, StepSamples
@@ -49,7 +49,7 @@ def rows_of(*rows: tuple[Sequence[int], int | None, int]) -> Rows:
             token_ids=tuple(prompt),
             prompt_tokens=len(prompt),
             num_computed_tokens=0,
-            blocks=tuple(range(slot * 8, slot * 8 + 8)),
+            block_tables=(BlockTable(tuple(range(slot * 8, slot * 8 + 8))),),
             sampling=sampling(prompt_logprobs=top),
             prompt_logprobs_from=prompt_logprobs_from,
         )
@@ -130,7 +130,7 @@ def test_a_wish_leaves_with_its_row() -> None:
         token_ids=(1, 2, 3),
         prompt_tokens=3,
         num_computed_tokens=0,
-        blocks=(0,),
+        block_tables=(BlockTable((0,)),),
         sampling=sampling(),
     )
     members = checksum([(0, 5)])

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker.batch.plans import FinishReason, Join, RowSampling
+from gpu_worker.batch.plans import BlockTable, FinishReason, Join, RowSampling
 from gpu_worker.batch.row_rules import RowRules, edits_of
 from gpu_worker.batch.rows import Rows
 from gpu_worker.runner import eager_runner
@@ -119,7 +119,7 @@ def _join(
             token_ids=(1,),
             prompt_tokens=1,
             num_computed_tokens=0,
-            blocks=(slot,),
+            block_tables=(BlockTable((slot,)),),
             sampling=params,
         )
         for slot, params in rows_of

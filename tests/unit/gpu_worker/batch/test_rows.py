@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpu_worker.batch.plan_validation import RowLimits
-from gpu_worker.batch.plans import FinishReason, Join
+from gpu_worker.batch.plans import BlockTable, FinishReason, Join
 from gpu_worker.batch.rows import Rows
 from gpu_worker.batch.step_types import StepInputs, StepSamples
 from tests.support.mini_scheduler import checksum, plan, sampling
@@ -152,7 +152,7 @@ class RowsMachine(RuleBasedStateMachine):
     def _live(self, chunks: dict[int, int]) -> dict[int, int]:
         return {s: count for s, count in chunks.items() if not self.batch.rows[s].is_idle}
 
-    def _replace(self, data: st.DataObject) -> tuple[tuple[int, int, int], ...]:
+    def _replace(self, data: st.DataObject) -> tuple[tuple[int, int, int, int], ...]:
         """Full blocks of some rows give way to others."""
         replacements = []
         for slot, row in self.batch.rows.items():
@@ -161,10 +161,10 @@ class RowsMachine(RuleBasedStateMachine):
             if full and spare and data.draw(st.integers(0, 3)) == 0:
                 index = data.draw(st.integers(0, full - 1))
                 row.blocks[index] = data.draw(st.sampled_from(spare))
-                replacements.append((slot, index, row.blocks[index]))
+                replacements.append((slot, index, row.blocks[index], 0))
         return tuple(replacements)
 
-    def _grant(self, chunks: dict[int, int], lease_steps: int) -> tuple[tuple[int, int], ...]:
+    def _grant(self, chunks: dict[int, int], lease_steps: int) -> tuple[tuple[int, int, int], ...]:
         """Blocks for the worst case of the lease."""
         appends = []
         for slot, row in self.batch.rows.items():
@@ -173,7 +173,7 @@ class RowsMachine(RuleBasedStateMachine):
             spare = [b for b in range(slot * 5, slot * 5 + 5) if b not in row.blocks]
             while len(row.blocks) * LIMITS.block_size < needed:
                 row.blocks.append(spare.pop())
-                appends.append((slot, row.blocks[-1]))
+                appends.append((slot, row.blocks[-1], 0))
         return tuple(appends)
 
     def _step(self, data: st.DataObject, counts: dict[int, int]) -> None:
@@ -219,9 +219,9 @@ class RowsMachine(RuleBasedStateMachine):
             assert inputs.positions[at : at + count].tolist() == list(span)
             assert inputs.token_ids[at : at + count].tolist() == [row.tokens[p] for p in span]
             places = [row.blocks[p // size] * size + p % size for p in span]
-            assert inputs.slot_mapping[at : at + count].tolist() == places
+            assert inputs.slot_mapping[0, at : at + count].tolist() == places
             used = -(-(row.done + count) // size)
-            assert inputs.block_tables[index, :used].tolist() == row.blocks[:used]
+            assert inputs.block_tables[0, index, :used].tolist() == row.blocks[:used]
             at += count
         assert inputs.query_starts[len(counts)] == at == inputs.token_count
         self._check_sampling(inputs)
@@ -245,7 +245,7 @@ def _join(slot: int, row: Row) -> Join:
         token_ids=tuple(row.tokens),
         prompt_tokens=row.prompt,
         num_computed_tokens=row.done,
-        blocks=tuple(row.blocks),
+        block_tables=(BlockTable(tuple(row.blocks)),),
         sampling=sampling(
             max_tokens=row.max_tokens,
             min_tokens=row.min_tokens,

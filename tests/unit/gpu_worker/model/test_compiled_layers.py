@@ -47,6 +47,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "sliding_window_pattern": 2,
     },
+    # Two layer groups of two layers each, which take turns.
+    "gemma3-windows": {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+        "sliding_window_pattern": 2,
+        "sliding_window": 5,
+    },
     "granite": {**family("Granite"), "residual_multiplier": 0.22, "embedding_multiplier": 12.0},
     "olmo2": {**family("Olmo2"), "num_key_value_heads": 4},
     "phi3": {**family("Phi3"), "head_dim": 16, "partial_rotary_factor": 0.75},
@@ -79,14 +88,20 @@ def model(folder: Path, dtype: torch.dtype, **changes: Any) -> Model:
     return Model(write_random_model(folder, **changes), LIMITS, dtype=dtype)
 
 
-def step(counts: Sequence[int], sampled: Sequence[int], device: EagerRunner) -> StepTensors:
+def step(
+    counts: Sequence[int],
+    sampled: Sequence[int],
+    device: EagerRunner,
+    limits: RowLimits = LIMITS,
+) -> StepTensors:
     """Every row in blocks of its own, from its fourth token on: what came before is noise."""
-    whole, done = step_of(counts, LIMITS), 3
+    whole, done = step_of(counts, limits), 3
     contexts = whole.context_lengths + done
     width = -(-int(contexts.max()) // LIMITS.block_size)
-    tables = np.arange(len(counts) * width, dtype=np.int32)[::-1].reshape(len(counts), width).copy()
+    shape = limits.groups, len(counts), width
+    tables = np.arange(np.prod(shape), dtype=np.int32)[::-1].reshape(shape).copy()
     rows, positions = np.repeat(np.arange(len(counts)), counts), whole.positions + done
-    blocks = tables[rows, positions // LIMITS.block_size].astype(np.int64)
+    blocks = tables[:, rows, positions // LIMITS.block_size].astype(np.int64, order="C")
     inputs = replace(
         whole,
         block_tables=tables,
@@ -116,9 +131,10 @@ def check_bits(own: Model, counts: list[int]) -> None:
     decoder, pages = own.decoder()
     compiled = decoder.compiled
     assert compiled is not None
+    limits = replace(LIMITS, windows=own.config.groups.windows)
     before = pages.normal_(generator=torch.Generator().manual_seed(7)).clone()
     for sampled in ([0], list(range(len(counts))), []):
-        tensors = step(counts, sampled, EagerRunner(decoder, pages))
+        tensors = step(counts, sampled, EagerRunner(decoder, pages), limits)
         found = {}
         for name, layers in (("at once", compiled), ("one by one", None)):
             pages.copy_(before)
@@ -150,8 +166,8 @@ def small_step(device: EagerRunner, **changes: Any) -> StepTensors:
     ("name", "value", "told"),
     [
         ("positions", torch.tensor([0, 1, 2, 64]), "positions: 64"),
-        ("slot_mapping", torch.tensor([0, 1, 2, 256]), "slots: 256"),
-        ("block_tables", torch.full((2, 2), 64, dtype=torch.int32), "block 64 of 64"),
+        ("slot_mapping", torch.tensor([[0, 1, 2, 256]]), "slots: 256"),
+        ("block_tables", torch.full((1, 2, 2), 64, dtype=torch.int32), "block 64 of 64"),
     ],
 )
 def test_what_is_outside_is_refused_before_anything_is_written(

@@ -101,7 +101,7 @@ def test_what_a_family_has(changes: dict[str, Any], expected: dict[str, Any]) ->
 def test_a_sliding_window_is_seen_where_it_matters(
     changes: dict[str, Any], window: int | None
 ) -> None:
-    assert config(**changes).window_tokens == window
+    assert config(**changes).groups.windows[-1] == window
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_what_gemma_2_caps() -> None:
     bare = config(**GEMMA2, attn_logit_softcapping=None, final_logit_softcapping=None)
     assert (bare.logits_softcap, bare.blocks[0].softcap) == (None, None)
     # The published window reaches everything of so short a model.
-    assert bare.window_tokens is None
+    assert {each.window_tokens for each in bare.within(bare.positions_max).blocks} == {None}
 
 
 def test_multipliers_are_granites_alone() -> None:
@@ -341,8 +341,8 @@ def test_two_kinds_of_layers(changes: dict[str, Any], theta: float) -> None:
     assert (whole.rope.theta, whole.window_tokens) == (1e6, None)
     assert whole.rope.kind == ("linear" if changes else "default")
     assert after == local
-    assert read.window_tokens == 512
-    assert config(**GEMMA3, sliding_window=4096).window_tokens is None
+    assert read.groups.windows[-1] == 512
+    assert config(**GEMMA3, sliding_window=4096).groups.windows == (None,)
 
 
 def test_what_gemma_scales() -> None:

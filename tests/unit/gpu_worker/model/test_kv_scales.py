@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpu_worker.batch.plan_validation import RowLimits
-from gpu_worker.batch.plans import Join, StepResult
+from gpu_worker.batch.plans import BlockTable, Join, StepResult
 from gpu_worker.batch.rows import Rows
 from gpu_worker.model.checkpoint import Checkpoint
 from gpu_worker.model.config import config_from_json, read_config
@@ -163,7 +163,7 @@ def joined(slot: int, known: tuple[int, ...], done: int, *, blocks: tuple[int, .
         token_ids=known,
         prompt_tokens=len(PROMPT),
         num_computed_tokens=done,
-        blocks=blocks,
+        block_tables=(BlockTable(blocks),),
         sampling=sampling(max_tokens=8),
     )
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gpu_worker.model.config import config_from_json
+from gpu_worker.model.model import ModelConfig
 from gpu_worker.runner.kv_cache import (
     PoolRequest,
     Room,
@@ -87,8 +88,8 @@ def test_the_same_memory_holds_twice_the_blocks_in_fp8() -> None:
 def test_what_fits(changes: dict[str, Any], blocks: int, context: int) -> None:
     pool = size(**changes)
     assert (pool.block_count, pool.context_tokens) == (blocks, context)
-    assert pool.tokens == blocks * 16
-    assert pool.concurrency == pytest.approx(blocks * 16 / context)
+    assert pool.blocks_held == (-(-context // 16),)
+    assert pool.concurrency == pytest.approx(blocks / -(-context // 16))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_behind_a_window_that_every_layer_has_a_row_holds_nothing() -> None:
     config = config_from_json(LLAMA | mistral)
     # 15 + 63 + 32 + 32 tokens, 9 blocks, of 256.
     pool = size(config=config)
-    assert (pool.context_tokens, pool.tokens_held, pool.block_count) == (256, 142, 4 * 9)
+    assert (pool.context_tokens, pool.blocks_held, pool.block_count) == (256, (9,), 4 * 9)
     assert size(config=config, kv_blocks=9).context_tokens == 256
     assert size(config=config, kv_blocks=8).context_tokens == 8 * 16
 
@@ -124,8 +125,7 @@ def test_a_long_context_behind_a_window_costs_a_fifth_and_the_scheduler_counts_a
     shape = {"architectures": ["MistralForCausalLM"], "max_position_embeddings": 32768}
     config = config_from_json(LLAMA | shape | {"sliding_window": 4096})
     pool = size(config=config, step_tokens=512, free_bytes=1 << 40)
-    assert pool.tokens_held is not None
-    assert pool.tokens_held <= 0.2 * pool.context_tokens == 0.2 * 32768
+    assert pool.blocks_held[0] * 16 <= 0.2 * pool.context_tokens == 0.2 * 32768
     spec = WorkerSpec(
         fingerprint="",
         block_size=pool.block_size,
@@ -140,12 +140,66 @@ def test_a_long_context_behind_a_window_costs_a_fifth_and_the_scheduler_counts_a
     assert 4 * KVManager(spec).worst(pool.context_tokens) == pool.block_count
 
 
-def test_windows_of_some_layers_are_served_up_to_their_length() -> None:
-    some = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+def gemma3_1b() -> ModelConfig:
+    """The shape of the published one: 26 layers, of which every sixth attends to everything."""
+    gemma3 = {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "num_hidden_layers": 26,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "sliding_window": 512,
+        "max_position_embeddings": 32768,
+    }
+    return config_from_json(LLAMA | gemma3)
+
+
+def test_a_context_of_32k_of_gemma_3_costs_a_fifth_and_five_times_as_many_fit() -> None:
+    config, step_tokens = gemma3_1b(), 512
+    asked = request(slots=256, step_tokens=step_tokens, kv_memory_mb=4000)
+    pool = size_pool(config, torch.bfloat16, asked, room_on_cpu(1 << 40))
+    # 4 layers in a block: one group of all positions and six of 15 + 511 + 2 * 512, some padded.
+    assert config.groups.windows == (None, *[512] * 6)
+    assert config.groups.layer_counts == (4, 4, 4, 4, 4, 4, 2)
+    assert pool.blocks_held == (2048, *[97] * 6)
+    held_bytes = sum(pool.blocks_held) * pool.block_bytes
+    full_bytes = 26 * 2 * 32768 * 256 * 2
+    assert held_bytes / full_bytes == pytest.approx(0.198, abs=0.001)
+    spec = WorkerSpec(
+        fingerprint="",
+        block_size=pool.block_size,
+        block_count=pool.block_count,
+        slots_max=256,
+        step_tokens_max=step_tokens,
+        vocab_size=100,
+        context_tokens_max=pool.context_tokens,
+        windows=config.groups.windows,
+    )
+    worst = KVManager(spec).worst(pool.context_tokens)
+    assert worst == sum(pool.blocks_held)
+    # The scheduler admits whose blocks at their longest fit.
+    assert (pool.block_count // worst, int(4000e6 // full_bytes)) == (23, 4)
+
+
+def test_the_longest_context_that_fits_counts_every_group() -> None:
+    some = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}
     config = config_from_json(LLAMA | {"architectures": ["Qwen2ForCausalLM"]} | some)
-    with pytest.raises(ConfigError, match="serve it with --context-tokens 64"):
-        size(config=config)
-    assert size(config=config, context_tokens=64).context_tokens == 64
+    # 256 tokens, and 15 + 31 + 32 + 32 of them.
+    assert size(config=config).blocks_held == (16, 7)
+    small = size(config=config, kv_blocks=20)
+    assert (small.context_tokens, small.blocks_held, small.concurrency) == (208, (13, 7), 1.0)
+    said = "--context-tokens 256 needs 23 blocks .* the pool has "
+    would = "20; give at least --kv-memory-mb 1, or at most --context-tokens 208"
+    with pytest.raises(ConfigError, match=said + would):
+        size(config=config, kv_blocks=20, context_tokens=256)
+    with pytest.raises(ConfigError, match=said + "1; give at least --kv-memory-mb 1$"):
+        size(config=config, kv_blocks=1)
+
+
+def test_a_window_that_no_row_outgrows_needs_no_group() -> None:
+    assert gemma3_1b().within(513).groups.windows == (None, *[512] * 6)
+    assert gemma3_1b().within(512).groups.windows == (None,)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, fp8.DTYPE])

@@ -154,7 +154,7 @@ def test_blocks_are_replaced_indeed(model: Model) -> None:
     replaced = [one for item in played for one in item.plan.replacements]
     assert len(replaced) > 8
     # What a row has given up is soon written by others.
-    appended = {block for item in played[1:] for _, block in item.plan.appends}
+    appended = {block for item in played[1:] for _, block, _ in item.plan.appends}
     assert appended & scheduler.given_up
 
 
@@ -199,7 +199,7 @@ def test_warming_up_leaves_no_row_and_writes_nowhere(model: Model) -> None:
 def test_the_largest_step_is_as_large_as_the_limits(model: Model) -> None:
     step = largest_step(LIMITS, context=LIMITS.context_tokens)
     assert (step.row_count, step.token_count) == (LIMITS.slots, LIMITS.step_tokens)
-    assert step.block_tables.shape == (LIMITS.slots, LIMITS.blocks_per_row)
+    assert step.block_tables.shape == (1, LIMITS.slots, LIMITS.blocks_per_row)
     assert (step.context_lengths == LIMITS.context_tokens).all()
     assert (step.slot_mapping == -1).all()
     assert len(model.turn_device().execute(step).token_ids) == LIMITS.slots

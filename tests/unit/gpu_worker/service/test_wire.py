@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker.batch.plans import (
+    BlockTable,
     FinishReason,
     InvalidPlan,
     Join,
@@ -55,7 +56,7 @@ joins = st.builds(
     token_ids=ids,
     prompt_tokens=u32,
     num_computed_tokens=u32,
-    blocks=ids,
+    block_tables=st.lists(st.builds(BlockTable, ids, u32), max_size=3).map(tuple),
     sampling=sampling,
     prompt_logprobs_from=u32,
 )
@@ -66,8 +67,8 @@ plans = st.builds(
     lease_steps=u32,
     leaves=ids,
     joins=st.lists(joins, max_size=3).map(tuple),
-    appends=pairs,
-    replacements=st.lists(st.tuples(u32, u32, u32), max_size=3).map(tuple),
+    appends=st.lists(st.tuples(u32, u32, u32), max_size=4).map(tuple),
+    replacements=st.lists(st.tuples(u32, u32, u32, u32), max_size=3).map(tuple),
     copies=pairs,
     chunks=pairs,
     membership_checksum=u64,
@@ -110,16 +111,16 @@ def test_a_step_gives_a_row_one_token(field: str) -> None:
         ("replace", {"replace_slots": [1], "replace_indices": [0], "replace_blocks": [2]}),
     ],
 )
-def test_the_only_layer_group_may_be_named_and_no_other(name: str, columns: dict[str, Any]) -> None:
+def test_the_first_layer_group_need_not_be_named(name: str, columns: dict[str, Any]) -> None:
     def read(groups: list[int]) -> Plan:
         fields: dict[str, Any] = columns | {f"{name}_groups": groups}
         message = worker_service_pb2.Plan(**fields)
         return wire.plan_from_proto(message)
 
-    assert read([0]) == read([])
-    for wrong in ([1], [0, 0]):
-        with pytest.raises(InvalidPlan, match=f"{name}_groups must be empty, or 1 zeros"):
-            read(wrong)
+    assert read([0]) == read([]) != read([1])
+    said = f"{name}_slots, {name}_groups must be parallel, but have 1 and 2 items"
+    with pytest.raises(InvalidPlan, match=said):
+        read([0, 0])
 
 
 tokens = st.lists(st.tuples(u32, u32), max_size=4)

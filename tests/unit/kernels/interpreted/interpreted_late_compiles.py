@@ -31,8 +31,22 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 # Odd: rows of logits begin wherever they come to lie.
 VOCAB = 97
+# Each layer has tables of its own: those of the second must begin where those of the first do.
+WINDOWED = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "use_sliding_window": True,
+    "max_window_layers": 1,
+    "sliding_window": 24,
+}
 LIMITS = RowLimits(
-    slots=5, context_tokens=80, step_tokens=70, block_size=4, block_count=100, vocab_size=VOCAB
+    slots=5,
+    context_tokens=76,
+    step_tokens=70,
+    block_size=4,
+    block_count=200,
+    vocab_size=VOCAB,
+    windows=(None, 24),
 )
 NEVER_CUT = 1 << 30
 # A step with the prompt, and a recorded one.
@@ -85,7 +99,7 @@ def small_splits() -> Iterator[None]:
 def warm(small_splits: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     dispatch.force("triton")
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    model = Model(write_random_model(folder, seed=3), LIMITS)
+    model = Model(write_random_model(folder, seed=3, **WINDOWED), LIMITS)
     with launch_keys(NUMBERS) as keys:
         device = GraphRunner(
             *model.decoder(), LIMITS, Recording(), graph_sizes=graph_sizes(LIMITS.slots)

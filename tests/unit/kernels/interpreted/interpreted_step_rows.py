@@ -22,6 +22,7 @@ def draw_state(draw: st.DrawFn) -> RowState:
     """Rows between two steps; some have ended."""
     known = [draw(st.integers(1, 150)) for _ in range(SLOTS)]
     done = [draw(st.integers(0, count - 1)) for count in known]
+    groups = draw(st.integers(1, 3))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     stops = torch.randint(
         -1, VOCAB, (SLOTS, draw(st.sampled_from([1, 3, 70]))), generator=generator
@@ -33,7 +34,7 @@ def draw_state(draw: st.DrawFn) -> RowState:
         limit=torch.tensor([count + draw(st.integers(1, 2)) for count in known]),
         masked_until=torch.tensor([count + draw(st.integers(-1, 1)) for count in known]),
         last_token=torch.tensor([draw(st.integers(0, VOCAB - 1)) for _ in range(SLOTS)]),
-        blocks=torch.randint(0, 1000, (SLOTS, WIDTH), generator=generator).int(),
+        blocks=torch.randint(0, 1000, (groups, SLOTS, WIDTH), generator=generator).int(),
         stops=stops.int(),
     )
 
@@ -75,6 +76,8 @@ def test_the_interpreter_is_the_path() -> None:
 def test_step_rows(step: tuple[RowState, Asked]) -> None:
     state, asked = step
     result, expected = step_rows(state, asked, BLOCK_SIZE), step_rows_reference(*step, BLOCK_SIZE)
+    # The slots of each layer group begin where kernels that take them need not be compiled anew.
+    assert result.slot_mapping.stride(0) % 2 == 0
     for field in fields(expected):
         own, known = getattr(result, field.name), getattr(expected, field.name)
         assert own.dtype == known.dtype
@@ -107,7 +110,7 @@ def by_hand() -> RowState:
         limit=torch.tensor([6, 20, 20]),
         masked_until=torch.tensor([0, 0, 0]),
         last_token=torch.tensor([55, 77, 66]),
-        blocks=torch.tensor([[3, 9], [8, 1], [7, 2]]).int(),
+        blocks=torch.tensor([[[3, 9], [8, 1], [7, 2]], [[0, 4], [5, 6], [2, 3]]]).int(),
         stops=torch.tensor([[-1], [-1], [44]]).int(),
     )
 
@@ -129,7 +132,10 @@ def test_by_hand(path: str) -> None:
     # The row that ended writes nowhere, and neither does padding; the others close up.
     assert step.token_ids.tolist() == [55, 60, 61, 62, 63, 64, 66, 0, 0]
     assert step.positions.tolist() == [4, 0, 1, 2, 3, 4, 5, 0, 0]
-    assert step.slot_mapping.tolist() == [36, 28, 29, 30, 31, 8, 9, -1, -1]
+    assert step.slot_mapping.tolist() == [
+        [36, 28, 29, 30, 31, 8, 9, -1, -1],
+        [16, 8, 9, 10, 11, 12, 13, -1, -1],
+    ]
     assert step.query_starts.tolist() == [0, 1, 1, 7, 7]
     assert step.context_lengths.tolist() == [5, 0, 6, 0]
     assert step.sampled_tokens.tolist() == [0, 0, 6]
