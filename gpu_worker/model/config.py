@@ -251,6 +251,8 @@ def _slides(hf: _HfConfig, family: Family, name: str) -> list[bool]:
         slides = _typed_as_sliding(hf.layer_types, count, name)
     elif family.has_window_pattern:
         slides = [(layer + 1) % hf.sliding_window_pattern != 0 for layer in range(count)]
+    elif family.has_layers_without_rope:
+        slides = [is_on and not rotates for rotates in _rotated(hf, family, name)]
     else:
         # The first `max_window_layers` layers see everything.
         first = (hf.max_window_layers or 0) if family.has_window_switch else 0

@@ -40,7 +40,7 @@ class Family:
     # Of `hidden_act`, names that do not mean what they mean elsewhere.
     activations: Mapping[str, str] = field(default_factory=dict)
     activation_key: str = "hidden_act"
-    # Some layers know no positions: `no_rope_layers`, or every so many.
+    # Some layers know no positions: `no_rope_layers`, or every so many. If any slide, they do.
     has_layers_without_rope: bool = False
     may_rotate_partly: bool = False
     # Rope types by the names that the family has for them.
@@ -53,12 +53,25 @@ class Family:
 
 FAMILIES: Final = {
     "LlamaForCausalLM": Family(model_type="llama", may_have_mlp_bias=True),
-    "MistralForCausalLM": Family(model_type="mistral", has_qkv_bias=False, has_output_bias=False),
+    "MistralForCausalLM": Family(
+        model_type="mistral",
+        has_qkv_bias=False,
+        has_output_bias=False,
+        defaults={"sliding_window": 4096},
+    ),
     "Qwen2ForCausalLM": Family(
-        model_type="qwen2", has_qkv_bias=True, has_output_bias=False, has_window_switch=True
+        model_type="qwen2",
+        has_qkv_bias=True,
+        has_output_bias=False,
+        has_window_switch=True,
+        defaults={"sliding_window": 4096, "max_window_layers": 28},
     ),
     "Qwen3ForCausalLM": Family(
-        model_type="qwen3", qk_norm="head", head_dim=128, has_window_switch=True
+        model_type="qwen3",
+        qk_norm="head",
+        head_dim=128,
+        has_window_switch=True,
+        defaults={"sliding_window": 4096, "max_window_layers": 28},
     ),
     "GemmaForCausalLM": Family(
         model_type="gemma",

@@ -1,7 +1,7 @@
 """Copies of blocks on the device, by way of memory of their own: no plan asks for more.
 
 A few blocks at a time are read, then written. No block is both read and written by one plan
-(`draft`), so it does not matter which go first.
+(`batch.plan_validation`), so it does not matter which go first.
 """
 
 from typing import Final

@@ -59,7 +59,7 @@ ONE_PER_FAMILY: Final = (
     "gemma3-1b",
     "gemma-7b",
     "gemma2-9b",
-    "granite-3.1-8b",
+    "granite-3.3-8b",
     "phi3-medium-4k",
     "smollm3-3b-base",
 )

@@ -33,6 +33,11 @@ ON_ROWS = {"_step_rows_kernel", "_advance_rows_kernel"}
 # position, so less than 2^-3 / 16 of a logit of size 1.
 LOGPROB_ERROR_MAX = {"auto": 1e-4, "fp8": 2.0**-7}
 QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
+MISTRAL = {
+    "model_type": "mistral",
+    "architectures": ["MistralForCausalLM"],
+    "sliding_window": 6,
+}
 OLMO2 = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
 PHI3 = {
     "model_type": "phi3",
@@ -104,6 +109,7 @@ def runs(folder: Path, kv_dtype: str) -> list[dict[str, Any]]:
         pytest.param(QWEN3, "fp8", id="qwen3-fp8"),
         pytest.param(OLMO2, "auto", id="olmo2-auto"),
         pytest.param(PHI3, "fp8", id="phi3-fp8"),
+        pytest.param(MISTRAL, "fp8", id="mistral-fp8", marks=pytest.mark.slow),
         pytest.param(GEMMA, "auto", id="gemma-auto", marks=pytest.mark.slow),
         pytest.param(GEMMA2, "auto", id="gemma2-auto", marks=pytest.mark.slow),
         pytest.param(GEMMA3, "auto", id="gemma3-auto", marks=pytest.mark.slow),

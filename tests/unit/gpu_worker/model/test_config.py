@@ -94,6 +94,18 @@ def test_what_a_family_has(changes: dict[str, Any], expected: dict[str, Any]) ->
             | {"sliding_window": 1024, "use_sliding_window": True, "max_window_layers": 3},
             1024,
         ),
+        # What a config.json leaves out is what transformers takes it for.
+        (family("Mistral") | {"max_position_embeddings": 8192}, 4096),
+        (family("Qwen2") | {"max_position_embeddings": 8192, "use_sliding_window": True}, None),
+        (
+            family("Qwen3")
+            | {
+                "max_position_embeddings": 8192,
+                "use_sliding_window": True,
+                "max_window_layers": 0,
+            },
+            4096,
+        ),
         (family("Mistral") | {"sliding_window": 9, "layer_types": ["full_attention"] * 4}, None),
         (family("Mistral") | {"sliding_window": 9, "layer_types": ["sliding_attention"] * 4}, 9),
     ],
@@ -286,6 +298,9 @@ def test_layers_without_positions() -> None:
     assert knows(no_rope_layers=[1, 0, 0, 1]) == [True, False, False, True]
     assert knows() == [True, True, True, False]
     assert knows(no_rope_layer_interval=2) == [True, False, True, False]
+    # They are those that slide, where any do.
+    slides = config(**family("SmolLM3"), use_sliding_window=True, sliding_window=9)
+    assert [each.window_tokens for each in slides.blocks] == [None, None, None, 9]
     # Of another family the key says nothing.
     assert all(each.rope is not None for each in config(no_rope_layers=[0] * 4).blocks)
 
