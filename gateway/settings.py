@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -59,6 +59,11 @@ class GatewaySettings(Settings):
     )
     sse_ping_s: float = Field(
         default=15.0, gt=0, description="a comment keeps a silent event stream open this often"
+    )
+    unknown_fields: Literal["refuse", "warn"] = Field(
+        default="refuse",
+        description="fields of HTTP bodies that nobody knows: 400, or left out, which the answer's"
+        " x-ignored-fields and the log tell",
     )
     template_options: tuple[str, ...] = Field(
         default=("enable_thinking", "thinking", "reasoning_effort", "date_string"),
