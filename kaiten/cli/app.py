@@ -259,12 +259,15 @@ def keygen(tenant: Annotated[str, Parameter(help="whose key it will be")], /) ->
 def doctor(
     *,
     grpc_port: Annotated[int, Parameter(help="port you mean to use")] = 50051,
-    http_port: Annotated[int, Parameter(help="port you mean to use")] = 8000,
+    http_port: Annotated[
+        int, Parameter(name=("--http-port", "--port"), help="port you mean to use")
+    ] = 8000,
+    json: Annotated[bool, Parameter(help="every finding, as JSON")] = False,
 ) -> int:
     """Check this machine: what works, what does not, and what to do about it."""
     from kaiten.cli.doctor import run
 
-    return run(grpc_port=grpc_port, http_port=http_port)
+    return run(grpc_port=grpc_port, http_port=http_port, as_json=json)
 
 
 Rest = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
