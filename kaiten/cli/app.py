@@ -36,6 +36,9 @@ app = App(
     error_formatter=explained,
     config=from_file,
 )
+app.register_install_completion_command(
+    help="Complete commands and flags in this shell, from its next start on."
+)
 USE = Group("Use a running stack", sort_key=1)
 PARTS = Group("Run one part", sort_key=2)
 app.command(

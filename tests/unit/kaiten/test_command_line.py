@@ -61,6 +61,20 @@ def test_help_names_every_command() -> None:
     assert [name for name in (*commands, "healthcheck") if name not in said] == []
 
 
+def test_a_shell_completes_flags(tmp_path: Path) -> None:
+    code, said = kaiten("--install-completion", HOME=str(tmp_path), SHELL="/bin/bash")
+    assert code == 0, said
+    (script,) = tmp_path.rglob("completions/kaiten")
+    program = """
+source "$1"; set -- $(complete -p kaiten); COMP_WORDS=(kaiten serve --max-mo); COMP_CWORD=2
+while [ "$1" != -F ]; do shift; done; "$2"; echo "${COMPREPLY[@]}"
+"""
+    done = subprocess.run(
+        ["bash", "-c", program, "bash", str(script)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["--max-model-len"], done.stderr
+
+
 def test_serve_shows_its_defaults() -> None:
     code, said = kaiten("serve", "--help")
     assert code == 0
