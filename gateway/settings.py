@@ -21,7 +21,9 @@ class GatewaySettings(Settings):
         description="where the ledger is; unix:///path works too",
     )
     cell: str = Field(default="0", description="the scheduler group to serve")
-    model: Path = Field(description="the model's folder; weights are not opened")
+    model: Path = Field(
+        description="the model's folder, or a hub id like owner/name; weights are not read"
+    )
     served_model_name: str = Field(
         default="", max_length=256, description="the name clients use; empty: the folder's name"
     )
