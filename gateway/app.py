@@ -18,6 +18,7 @@ from gateway.openai.pages import Pages
 from gateway.openai.replies import ChatShape, CompletionShape
 from gateway.openai.request_models import ChatBody, CompletionBody
 from gateway.openai.stored import StoredRequests
+from gateway.openai.unknown_fields import UnknownFields
 from gateway.requests.service import Front
 from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring
@@ -50,10 +51,11 @@ def routes(front: Front, config: GatewaySettings, metrics: Metrics) -> list[Rout
             reading_bytes_max=config.bodies_bytes_max,
         )
     )
-    pages = Pages(front, config, bodies, metrics)
+    unknown = UnknownFields(are_refused=config.unknown_fields == "refuse")
+    pages = Pages(front, config, bodies, metrics, unknown)
     stored = StoredRequests(front, config, bodies)
-    chat = Endpoint(front, config, bodies, ChatBody, ChatShape())
-    completions = Endpoint(front, config, bodies, CompletionBody, CompletionShape())
+    chat = Endpoint(front, config, bodies, unknown, ChatBody, ChatShape())
+    completions = Endpoint(front, config, bodies, unknown, CompletionBody, CompletionShape())
     return [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),

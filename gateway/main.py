@@ -23,7 +23,7 @@ from gateway.requests.service import Front
 from gateway.requests.validation import Limits
 from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring, KeysFile
-from gateway.text import model_card
+from gateway.text import model_card, model_files
 from gateway.text.model_card import ModelCard
 from gateway.text.template_process import TemplateLimits, TemplateProcess
 from ledger import LedgerLimits
@@ -49,7 +49,8 @@ class GatewayService:
     def __init__(self, config: GatewaySettings) -> None:
         self._config = config
         self.drain_s = config.drain_s
-        self._card = model_card.load(config.model, config.served_model_name)
+        name = config.served_model_name or config.model.expanduser().resolve().name
+        self._card = model_card.load(model_files.find(config.model), name)
         self.link = LedgerLink(
             config.redis_url.get_secret_value(), cell=config.cell, limits=_ledger_limits(config)
         )

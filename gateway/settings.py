@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -21,7 +21,9 @@ class GatewaySettings(Settings):
         description="where the ledger is; unix:///path works too",
     )
     cell: str = Field(default="0", description="the scheduler group to serve")
-    model: Path = Field(description="the model's folder; weights are not opened")
+    model: Path = Field(
+        description="the model's folder, or a hub id like owner/name; weights are not read"
+    )
     served_model_name: str = Field(
         default="", max_length=256, description="the name clients use; empty: the folder's name"
     )
@@ -59,6 +61,11 @@ class GatewaySettings(Settings):
     )
     sse_ping_s: float = Field(
         default=15.0, gt=0, description="a comment keeps a silent event stream open this often"
+    )
+    unknown_fields: Literal["refuse", "warn"] = Field(
+        default="refuse",
+        description="fields of HTTP bodies that nobody knows: 400, or left out, which the answer's"
+        " x-ignored-fields and the log tell",
     )
     template_options: tuple[str, ...] = Field(
         default=("enable_thinking", "thinking", "reasoning_effort", "date_string"),

@@ -36,6 +36,8 @@ class Exchange:
         self._is_started = False
         self._has_events = False
         self._sent_at_s = 0.0
+        # Of the answer, whatever it is.
+        self.headers: dict[str, str] = {}
 
     def header(self, name: str) -> str:
         """A header's value, or nothing."""
@@ -101,7 +103,8 @@ class Exchange:
     async def _start(self, status: int, content_type: bytes, extra: dict[str, str]) -> None:
         self._is_started = True
         headers = [(b"content-type", content_type)]
-        headers += [(key.encode(), value.encode()) for key, value in extra.items()]
+        told = (self.headers | extra).items()
+        headers += [(key.encode(), value.encode()) for key, value in told]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 

@@ -103,10 +103,13 @@ class JsonBody:
         return content
 
 
-def validated(kind: type[BodyT], content: Mapping[str, Any]) -> BodyT:
-    """The content as a model. InvalidRequest names the first field that is wrong."""
+def validated(kind: type[BodyT], content: Mapping[str, Any], context: object = None) -> BodyT:
+    """The content as a model. InvalidRequest names the first field that is wrong.
+
+    `context` is for the model's own validators.
+    """
     try:
-        return kind.model_validate(content)
+        return kind.model_validate(content, context=context)
     except ValidationError as error:
         raise _first_problem(error) from None
 

@@ -31,7 +31,13 @@ SHOULD_RETRY: Final = b"x-should-retry"
 CORS: Final[dict[str, Any]] = {
     "allow_methods": ["GET", "POST", "DELETE"],
     "allow_headers": ["*"],
-    "expose_headers": ["x-request-id", "x-should-retry", "retry-after", "retry-after-ms"],
+    "expose_headers": [
+        "x-request-id",
+        "x-should-retry",
+        "retry-after",
+        "retry-after-ms",
+        "x-ignored-fields",
+    ],
 }
 
 

@@ -17,6 +17,7 @@ from gateway.openai import request_models
 from gateway.openai.replies import Echo, Envelope, Gather, Namer, Shape, Stream, Usage
 from gateway.openai.request_models import ChatBody, CompletionBody, spoken_as
 from gateway.openai.streaming import prompt_at, send_stream
+from gateway.openai.unknown_fields import UnknownFields
 from gateway.requests.merge import merged
 from gateway.requests.service import Front
 from gateway.requests.stream import Accepted, Delta, Done, Event, Explained, Finished, Generation
@@ -40,11 +41,13 @@ class Endpoint:
         front: Front,
         config: GatewaySettings,
         bodies: Bodies,
+        unknown: UnknownFields,
         kind: type[Body],
         shape: Shape,
     ) -> None:
         self._front = front
         self._bodies = bodies
+        self._unknown = unknown
         self._config = config
         self._kind = kind
         self._shape = shape
@@ -55,7 +58,9 @@ class Endpoint:
         await answer(self._answer, scope, receive, send, self._bodies, hashed)
 
     async def _answer(self, exchange: Exchange, sent: JsonBody) -> None:
-        body = request_models.parse(self._kind, sent)
+        ignored = self._unknown.of_a_body()
+        body = request_models.parse(self._kind, sent, ignored)
+        exchange.headers |= self._unknown.told(ignored)
         key = exchange.header("idempotency-key")
         traceparent = exchange.header("traceparent")[:TRACEPARENT_CHARS_MAX]
         timeout_s = _timeout_s(exchange.header(TIMEOUT_HEADER))

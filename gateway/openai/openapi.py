@@ -100,9 +100,12 @@ ABOUT: Final = (
 )
 
 
-def document(version: str, model: str, limits: Limits, prompts_max: int) -> Schema:
+def document(
+    version: str, model: str, limits: Limits, prompts_max: int, *, refuses_unknown: bool = True
+) -> Schema:
     """OpenAPI 3.1, with this gateway's own limits."""
-    schemas = openapi_replies.SCHEMAS | openapi_bodies.schemas(model, limits, prompts_max)
+    bodies = openapi_bodies.schemas(model, limits, prompts_max, refuses_unknown=refuses_unknown)
+    schemas = openapi_replies.SCHEMAS | bodies
     return {
         "openapi": "3.1.0",
         "info": {"title": "kaiten", "version": version, "description": ABOUT},

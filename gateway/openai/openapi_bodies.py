@@ -92,7 +92,9 @@ CONDITIONS: Final[Mapping[str, Schema]] = {
 }
 
 
-def schemas(model: str, limits: Limits, prompts_max: int) -> Schema:
+def schemas(
+    model: str, limits: Limits, prompts_max: int, *, refuses_unknown: bool = True
+) -> Schema:
     """By name; those that only stand inside of others too."""
     found: Schema = {}
     for body in BODIES:
@@ -105,6 +107,7 @@ def schemas(model: str, limits: Limits, prompts_max: int) -> Schema:
         found[name] = schema | CONDITIONS.get(name, {})
     rules = _rules(model, limits, prompts_max)
     for schema in found.values():
+        schema["additionalProperties"] = not refuses_unknown
         for field, property_ in schema["properties"].items():
             _restrict(property_, rules.get(field, {}))
     return found

@@ -10,9 +10,9 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.http.bodies import Bodies
 from gateway.http.exchange import now_s
-from gateway.http.json_body import JsonBody
 from gateway.openai import openapi, request_models
-from gateway.openai.request_models import DetokenizeBody, TokenizeBody, spoken_as
+from gateway.openai.request_models import BodyT, DetokenizeBody, TokenizeBody, spoken_as
+from gateway.openai.unknown_fields import UnknownFields
 from gateway.requests.service import Front
 from gateway.requests.validation import Limits
 from gateway.settings import GatewaySettings
@@ -28,8 +28,14 @@ class Pages:
     """The small endpoints: models, tokens, health, version."""
 
     def __init__(
-        self, front: Front, config: GatewaySettings, bodies: Bodies, metrics: Metrics
+        self,
+        front: Front,
+        config: GatewaySettings,
+        bodies: Bodies,
+        metrics: Metrics,
+        unknown: UnknownFields,
     ) -> None:
+        self._unknown = unknown
         self._front = front
         self._metrics = metrics
         self._bodies = bodies
@@ -50,24 +56,31 @@ class Pages:
         return JSONResponse(self._model())
 
     async def tokenize(self, request: Request) -> Response:
-        body = request_models.parse(TokenizeBody, await self._read(request))
+        body, headers = await self._parsed(TokenizeBody, request)
         token_ids = await self._front.tokenize(body.ask(), request.state.tenant)
         context = self._front.limits.context_tokens_max
         ids = b",".join([piece async for piece in _written(token_ids)])
         head = f'{{"count":{len(token_ids)},"max_model_len":{context},"tokens":['.encode()
-        return Response(head + ids + b"]}", media_type="application/json")
+        return Response(head + ids + b"]}", media_type="application/json", headers=headers)
 
     async def detokenize(self, request: Request) -> Response:
-        body = request_models.parse(DetokenizeBody, await self._read(request))
+        body, headers = await self._parsed(DetokenizeBody, request)
         with spoken_as(body):
-            return JSONResponse({"prompt": await self._front.detokenize(body.ask())})
+            text = await self._front.detokenize(body.ask())
+        return JSONResponse({"prompt": text}, headers=headers)
 
     async def openapi(self, _request: Request) -> Response:
         """Made when it is asked for, and again only when a worker has changed the limits."""
         limits = self._front.limits
         if self._document is None or self._document[0] != limits:
             name = self._front.card.name
-            content = openapi.document(version("kaiten"), name, limits, self._prompts_max)
+            content = openapi.document(
+                version("kaiten"),
+                name,
+                limits,
+                self._prompts_max,
+                refuses_unknown=self._unknown.are_refused,
+            )
             self._document = limits, bytes(JSONResponse(content).body)
         return Response(self._document[1], media_type="application/json")
 
@@ -90,8 +103,12 @@ class Pages:
     async def version(self, _request: Request) -> Response:
         return JSONResponse({"version": version("kaiten")})
 
-    async def _read(self, request: Request) -> JsonBody:
-        return await self._bodies.read(request.scope, request.receive)
+    async def _parsed(self, kind: type[BodyT], request: Request) -> tuple[BodyT, dict[str, str]]:
+        """The body, and what the answer says of it."""
+        sent = await self._bodies.read(request.scope, request.receive)
+        ignored = self._unknown.of_a_body()
+        body = request_models.parse(kind, sent, ignored)
+        return body, self._unknown.told(ignored)
 
     def _model(self) -> dict[str, Any]:
         return {

@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from gateway.http.json_body import JsonBody, cut, validated
+from gateway.openai.unknown_fields import Ignored
 from gateway.requests.validation import TooMany
 from gateway.values.generation_request import (
     Ask,
@@ -86,12 +87,19 @@ class _Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, content: object) -> object:
-        """The first key that nobody knows: left to itself pydantic tells them all."""
-        for key in content if isinstance(content, dict) else ():
-            if key not in cls.model_fields:
-                raise PydanticCustomError("unknown", "is not a known field", {"key": key})
-        return content
+    def _known(cls, content: object, info: ValidationInfo) -> object:
+        """The first key that nobody knows: left to itself pydantic tells them all.
+
+        With a place to note them (`Ignored`) they are left out.
+        """
+        if not isinstance(content, dict) or content.keys() <= cls.model_fields.keys():
+            return content
+        unknown = (key for key in content if key not in cls.model_fields)
+        if info.context is None:
+            raise PydanticCustomError("unknown", "is not a known field", {"key": next(unknown)})
+        for key in unknown:
+            info.context.add(key)
+        return {key: value for key, value in content.items() if key in cls.model_fields}
 
     @property
     def words(self) -> Mapping[str, str]:
@@ -384,9 +392,12 @@ def spoken_as(body: _Body) -> Iterator[None]:
         raise
 
 
-def parse(kind: type[BodyT], body: JsonBody) -> BodyT:
-    """A request body, whose bytes are given up. InvalidRequest names the first wrong field."""
-    return validated(kind, _without_neutral(body.take()))
+def parse(kind: type[BodyT], body: JsonBody, ignored: Ignored | None = None) -> BodyT:
+    """A request body, whose bytes are given up. InvalidRequest names the first wrong field.
+
+    `ignored` notes those that nobody knows; None: the first of them is wrong.
+    """
+    return validated(kind, _without_neutral(body.take()), ignored)
 
 
 def _without_neutral(content: Mapping[str, Any]) -> dict[str, Any]:

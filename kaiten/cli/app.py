@@ -12,6 +12,7 @@ from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
 from kaiten.api_key import ApiKeyFile, api_key
+from kaiten.cli.config_file import from_file
 from kaiten.cli.other_servers import explained
 from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.scheduling import Scheduling
@@ -33,6 +34,10 @@ app = App(
     version=version("kaiten"),
     default_parameter=Parameter(negative=()),
     error_formatter=explained,
+    config=from_file,
+)
+app.register_install_completion_command(
+    help="Complete commands and flags in this shell, from its next start on."
 )
 USE = Group("Use a running stack", sort_key=1)
 PARTS = Group("Run one part", sort_key=2)
@@ -64,6 +69,10 @@ RedisUrl = Annotated[
         env_var="KAITEN_REDIS_URL",
         help="use this store, start none; a password belongs into the variable: flags can be seen",
     ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    Parameter(help="TOML file of these flags, without their dashes; flags go before it"),
 ]
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"] | None,
@@ -103,6 +112,7 @@ def serve(
     redis_url: RedisUrl = None,
     cell: Annotated[str, Parameter(help="which cell of a shared store")] = "0",
     log_level: LogLevel = None,
+    config: ConfigFile = None,
     metrics_port: MetricsPort = None,
     worker: Annotated[WorkerOptions, WORKERS] = WORKER_DEFAULTS,
     door: Annotated[GatewayOptions, DOOR] = DOOR_DEFAULTS,
@@ -252,12 +262,15 @@ def keygen(tenant: Annotated[str, Parameter(help="whose key it will be")], /) ->
 def doctor(
     *,
     grpc_port: Annotated[int, Parameter(help="port you mean to use")] = 50051,
-    http_port: Annotated[int, Parameter(help="port you mean to use")] = 8000,
+    http_port: Annotated[
+        int, Parameter(name=("--http-port", "--port"), help="port you mean to use")
+    ] = 8000,
+    json: Annotated[bool, Parameter(help="every finding, as JSON")] = False,
 ) -> int:
     """Check this machine: what works, what does not, and what to do about it."""
     from kaiten.cli.doctor import run
 
-    return run(grpc_port=grpc_port, http_port=http_port)
+    return run(grpc_port=grpc_port, http_port=http_port, as_json=json)
 
 
 Rest = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]

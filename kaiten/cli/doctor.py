@@ -1,10 +1,12 @@
 """`kaiten doctor`: check this machine line by line, with what to do about it."""
 
+import json
 import platform
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +24,7 @@ from kaiten.mini import CHECKPOINT
 Status = Literal["ok", "warn", "fail"]
 PYTHON_MIN: Final = (3, 11)
 DISK_FREE_GB_MIN: Final = 2
+LOOK_S: Final = 20.0
 
 # What each role imports, by the name it is installed under.
 PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -44,9 +47,17 @@ class Finding:
     fix: str = ""
 
 
-def run(*, grpc_port: int, http_port: int) -> int:
+def run(*, grpc_port: int, http_port: int, as_json: bool = False) -> int:
     """Print every finding. 0 unless something fails."""
     findings = examine(grpc_port=grpc_port, http_port=http_port)
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        _show(findings)
+    return 1 if any(finding.status == "fail" for finding in findings) else 0
+
+
+def _show(findings: Sequence[Finding]) -> None:
     table = Table.grid(padding=(0, 2))
     for _ in range(3):
         table.add_column(overflow="fold")
@@ -57,7 +68,6 @@ def run(*, grpc_port: int, http_port: int) -> int:
             text.append(f"\n→ {finding.fix}", style="bold")
         table.add_row(Text(finding.status, style=colours[finding.status]), finding.name, text)
     console(stderr=False).print(table)
-    return 1 if any(finding.status == "fail" for finding in findings) else 0
 
 
 def examine(*, grpc_port: int, http_port: int) -> list[Finding]:
@@ -69,6 +79,7 @@ def examine(*, grpc_port: int, http_port: int) -> list[Finding]:
         check_store(store.find_programs()),
         check_compiler(shutil.which),
         check_cpu(cpu_flags()),
+        check_gpus(gpus(), _version("torch") or "", has_triton=_version("triton") is not None),
         check_model(CHECKPOINT),
         check_disk(shutil.disk_usage(Path.cwd()).free),
         check_port("127.0.0.1", grpc_port, "--grpc-port"),
@@ -139,6 +150,45 @@ def check_cpu(flags: frozenset[str]) -> Finding:
     return Finding(
         name="cpu", status="warn", text=text, fix="expect it to be slow; any x86-64-v3 CPU"
     )
+
+
+def check_gpus(found: Sequence[str] | str, torch: str, *, has_triton: bool) -> Finding:
+    """`found`: a line per GPU, or why its driver cannot say."""
+    if isinstance(found, str):
+        fix = "reinstall or load the NVIDIA driver; until then: --device cpu"
+        return Finding(name="gpu", status="warn", text=f"nvidia-smi: {found}", fix=fix)
+    if not found:
+        return Finding(name="gpu", status="ok", text="none: workers compute on the CPU")
+    text = "; ".join(found)
+    if "+cpu" in torch:
+        fix = "install torch's CUDA build of this version: make TORCH_INDEX=URL setup"
+        return Finding(name="gpu", status="warn", text=f"{text}; torch {torch} is blind", fix=fix)
+    if not has_triton:
+        fix = "pip install 'kaiten[gpu]'"
+        return Finding(name="gpu", status="warn", text=f"{text}; no triton", fix=fix)
+    return Finding(name="gpu", status="ok", text=text)
+
+
+def gpus() -> Sequence[str] | str:
+    """Each with its memory and driver, as the driver's own tool says; or what is wrong with it."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    query = "--query-gpu=name,memory.total,driver_version"
+    try:
+        done = subprocess.run(
+            [program, query, "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=LOOK_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode:
+        return (done.stdout + done.stderr).strip() or f"exit code {done.returncode}"
+    lines = filter(None, map(str.strip, done.stdout.splitlines()))
+    return tuple(", driver ".join(line.rsplit(", ", 1)) for line in lines)
 
 
 def check_model(folder: Path) -> Finding:

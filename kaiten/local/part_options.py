@@ -126,6 +126,10 @@ class GatewayOptions:
         int | None,
         Parameter(name=("--logprobs-max", "--max-logprobs"), help="log-probabilities per position"),
     ] = None
+    unknown_fields: Annotated[
+        Literal["refuse", "warn"] | None,
+        Parameter(help="fields of requests that nobody knows: 400, or left out; default: refuse"),
+    ] = None
     template_options: Annotated[
         str | None,
         Parameter(help="names clients may hand to the chat template, separated by commas"),

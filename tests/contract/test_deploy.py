@@ -150,8 +150,12 @@ def test_the_image_holds_every_package_and_the_shipped_model() -> None:
     include = table["tool"]["setuptools"]["packages"]["find"]["include"]
     wanted = {pattern.rstrip("*") for pattern in include}
     copied = set(re.findall(r"^COPY (\w+) \1$", DOCKERFILE, re.M))
-    let_in = set(re.findall(r"^!(\w+)$", (ROOT / ".dockerignore").read_text(), re.M))
-    assert copied == wanted == let_in
+    let_in = set(re.findall(r"^!([\w.]+)$", (ROOT / ".dockerignore").read_text(), re.M))
+    assert copied == wanted
+    # What the package's metadata name, and the build reads.
+    files = {"pyproject.toml", table["project"]["readme"], *table["project"]["license-files"]}
+    assert let_in == wanted | files
+    assert files <= set(DOCKERFILE.split())
     assert f"COPY {CHECKPOINT.relative_to(ROOT)} /model" in DOCKERFILE
 
 

@@ -15,6 +15,7 @@ import pytest
 from gateway.grpc.convert import IDS_MAX, LIST_MAX, ask_from_proto
 from gateway.http.bodies import Bodies, BodyLimits
 from gateway.openai.pages import Pages
+from gateway.openai.unknown_fields import UnknownFields
 from gateway.settings import GatewaySettings
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import SamplingParams, TokenBias, TokenSequence
@@ -234,7 +235,11 @@ async def test_the_document_is_made_once(stack: Stack, tmp_path: Path) -> None:
     limits = BodyLimits(bytes_max=1, values_max=1, read_s_max=1.0, reading_bytes_max=1)
     config = GatewaySettings(model=tmp_path)
     pages = Pages(
-        stack.gateway.service.front, config, Bodies(limits), Metrics("test", is_scraped=False)
+        stack.gateway.service.front,
+        config,
+        Bodies(limits),
+        Metrics("test", is_scraped=False),
+        UnknownFields(are_refused=True),
     )
     first = await pages.openapi(None)  # type: ignore[arg-type]
     made = pages._document

@@ -139,6 +139,37 @@ async def test_the_effort_of_reasoning_can_be_kept_from_templates(
             )
 
 
+async def test_fields_that_nobody_knows_can_be_left_out(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    """And the answer says which; what is known and not done is refused as ever."""
+    strange = {"num_ctx": 4096, "a b": 1}
+    turn = USER[0] | {"id": "m1"}
+    async with (
+        running_stack(tmp_path / "model", redis_url, cell, unknown_fields="warn") as stack,
+        httpx.AsyncClient(base_url=stack.gateway.http_url) as http,
+    ):
+        stack.says("x")
+        body: dict[str, Any] = {"messages": [turn], **strange}
+        for change in ({}, {"stream": True, "stream_options": {"include_cost": True}}):
+            reply = await http.post("/v1/chat/completions", json=body | change)
+            assert reply.status_code == 200, reply.text
+            names = reply.headers["x-ignored-fields"].split(", ")
+            assert set(names) == {"num_ctx", "?", "id"} | ({"include_cost"} if change else set())
+        for path, known in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [7]})):
+            reply = await http.post(path, json={**known, "y": 0})
+            assert (reply.status_code, reply.headers["x-ignored-fields"]) == (200, "y")
+            assert "x-ignored-fields" not in (await http.post(path, json=known)).headers
+        many = {"prompt": "x", **{f"field{n}": n for n in range(1000)}}
+        reply = await http.post("/v1/completions", json=many)
+        assert len(reply.headers["x-ignored-fields"].split(", ")) == 16
+        wrongs: list[dict[str, Any]] = [{"tools": [{}]}, {"temperature": "hot"}]
+        for wrong in wrongs:
+            assert (await http.post("/v1/chat/completions", json=body | wrong)).status_code == 400
+        schemas = (await http.get("/openapi.json")).json()["components"]["schemas"]
+        assert schemas["ChatBody"]["additionalProperties"] is True
+
+
 @pytest.mark.parametrize("prompt", ["hello world", [["hello"], [7, 8, 9]]])
 async def test_echo_gives_the_prompt_before_the_text(
     stack: Stack, http: httpx.AsyncClient, prompt: Any

@@ -33,6 +33,15 @@ def kaiten(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, s
     return finished.returncode, re.sub(r"[\s│]+", " ", said)
 
 
+def here(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """The same without a process: for many cases of one kind, of which one has a process."""
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    said = "".join(capsys.readouterr())
+    assert isinstance(left.value.code, int)
+    return left.value.code, re.sub(r"[\s│]+", " ", said)
+
+
 def test_keygen_gives_the_key_and_its_entry_apart() -> None:
     made = [sys.executable, "-m", "kaiten", "keygen", "acme"]
     done = subprocess.run(made, capture_output=True, text=True, timeout=280, cwd=ROOT)
@@ -50,6 +59,20 @@ def test_help_names_every_command() -> None:
     assert code == 0
     commands = ("serve", "gateway", "scheduler", "worker", "generate", "chat", "doctor", "keygen")
     assert [name for name in (*commands, "healthcheck") if name not in said] == []
+
+
+def test_a_shell_completes_flags(tmp_path: Path) -> None:
+    code, said = kaiten("--install-completion", HOME=str(tmp_path), SHELL="/bin/bash")
+    assert code == 0, said
+    (script,) = tmp_path.rglob("completions/kaiten")
+    program = """
+source "$1"; set -- $(complete -p kaiten); COMP_WORDS=(kaiten serve --max-mo); COMP_CWORD=2
+while [ "$1" != -F ]; do shift; done; "$2"; echo "${COMPREPLY[@]}"
+"""
+    done = subprocess.run(
+        ["bash", "-c", program, "bash", str(script)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["--max-model-len"], done.stderr
 
 
 def test_serve_shows_its_defaults() -> None:
@@ -96,13 +119,58 @@ def test_names_of_the_field_are_taken_and_shown_beside_ours(theirs: str, ours: s
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
+        (["--prot", "1"], "Did you mean --port?"),
+        (["--max-model-length", "1"], "Did you mean --max-model-len?"),
+        (["--max-total-tokens=1"], "no --max-total-tokens: use --context-tokens"),
+        (["--enable-prefix-caching"], "blocks of equal prefixes are always reused"),
+        (["--slots", "4", "--max-num-seqs", "8"], "specified multiple times"),
+    ],
+)
+def test_a_name_that_is_none_gets_the_right_one(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = here(capsys, "serve", *arguments)
+    assert (code, hint in said) == (2, True), said
+
+
+def test_a_file_gives_the_flags_that_the_line_does_not(tmp_path: Path) -> None:
+    file = tmp_path / "kaiten.toml"
+    file.write_text('port = 1\nmax-num-seqs = 4\nstep-tokens = 96\ndtype = "half"\n')
+    _, bound, _ = cli.app.parse_args(["serve", "--config", str(file), "--slots", "8"])
+    worker = bound.arguments["worker"]
+    assert bound.arguments["http_port"] == 1
+    assert (worker.slots, worker.step_tokens, worker.dtype) == (8, 96, "fp16")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file or directory"),
+        ("slots", "is not TOML"),
+        ("slotz = 4", "unknown key 'slotz'; did you mean slots?"),
+        ("ctx-size = 4", "unknown key 'ctx-size': use --context-tokens"),
+        ("watch = true", "unknown key 'watch'"),
+        ("config = 'x'", "unknown key 'config'"),
+        ("[worker]\nslots = 4", "unknown key 'worker'"),
+        ("slots = 'many'", 'unable to convert "many" into int'),
+    ],
+)
+def test_a_wrong_file_is_refused(
+    content: str | None, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "kaiten.toml"
+    if content is not None:
+        file.write_text(content)
+    code, said = here(capsys, "serve", "--config", str(file))
+    assert (code, says in said) == (2, True), said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
         (["serv"], 'Did you mean "serve"?'),
         (["serve", "--grpc-prot", "1"], "Did you mean --grpc-port?"),
-        (["serve", "--prot", "1"], "Did you mean --port?"),
-        (["serve", "--max-model-length", "1"], "Did you mean --max-model-len?"),
         (["serve", "--ctx-size", "1"], "no --ctx-size: use --context-tokens"),
-        (["serve", "--max-total-tokens=1"], "no --max-total-tokens: use --context-tokens"),
-        (["serve", "--enable-prefix-caching"], "blocks of equal prefixes are always reused"),
         (["serve", "--dtype", "fp8"], "fp8"),
         (["serve", "--weight-dtype", "int4"], "int4"),
         (["serve", "--kv-dtype", "fp16"], "fp16"),

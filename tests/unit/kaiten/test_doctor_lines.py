@@ -1,5 +1,6 @@
 """Each line of `kaiten doctor`: well and unwell, with a fix exactly when it is unwell."""
 
+import json
 import socket
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from kaiten.local.store import StoreProgram
 
 NEW = StoreProgram(path=Path("/bin/valkey-server"), version=(9, 1))
 OLD = StoreProgram(path=Path("/usr/bin/redis-server"), version=(7, 0))
+
+H200 = "NVIDIA H200, 143771 MiB, 570.86.15"
 
 
 def none_found(_name: str) -> str | None:
@@ -40,6 +43,15 @@ CASES = {
     "compiler": (doctor.check_compiler(only_clang), "ok", "/usr/bin/clang++"),
     "no compiler": (doctor.check_compiler(none_found), "warn", "slower torch path"),
     "cpu": (doctor.check_cpu(frozenset({"avx2", "sse"})), "ok", "avx2"),
+    "no gpu": (doctor.check_gpus((), "2.13.0+cpu", has_triton=False), "ok", "none"),
+    "gpu": (doctor.check_gpus((H200,), "2.13.0", has_triton=True), "ok", "H200"),
+    "torch without CUDA": (
+        doctor.check_gpus((H200,), "2.13.0+cpu", has_triton=True),
+        "warn",
+        "torch 2.13.0+cpu is blind",
+    ),
+    "no triton": (doctor.check_gpus((H200,), "2.13.0", has_triton=False), "warn", "no triton"),
+    "no driver": (doctor.check_gpus("no driver", "", has_triton=True), "warn", "no driver"),
     "no model": (doctor.check_model(Path("/no/such")), "warn", "is missing"),
     "disk": (doctor.check_disk(10**10), "ok", "10.0 GB"),
     "disk full": (doctor.check_disk(10**8), "warn", "0.1 GB"),
@@ -83,6 +95,31 @@ def test_the_roles_list_only_packages_of_their_extra() -> None:
     for role, packages in doctor.PACKAGES.items():
         names = [] if role == "client" else extras[role]
         assert set(packages) <= brought([*table["dependencies"], *names]), role
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (f"echo '{H200}'; echo '{H200}'", 2 * ("NVIDIA H200, 143771 MiB, driver 570.86.15",)),
+        ("echo 'no driver is loaded'; exit 9", "no driver is loaded"),
+        ("exit 3", "exit code 3"),
+    ],
+)
+def test_gpus_are_those_of_the_drivers_tool(
+    script: str, told: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert doctor.gpus() == told
+
+
+def test_run_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(grpc_port=0, http_port=0, as_json=True) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert {"name", "status", "text", "fix"} == findings[0].keys()
+    assert [each["name"] for each in findings].count("gpu") == 1
 
 
 def test_run_ends_well_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
