@@ -48,7 +48,7 @@ def assert_near(completions: list[Completion], answers: list[Answer]) -> None:
 def little(name: str) -> Flags:
     """The longest row, chunked, needs all its blocks and of each window 3 + 11 + 2 * 15 tokens.
 
-    Little more than those: two long ones never fit together, and three preemptions are few.
+    There is little more: two long ones never fit together, and three preemptions are few.
     """
     step_tokens = SLOTS + CHUNK
     longest = -(-(len(CROWD[LONGEST]) + CROWD_MAX_TOKENS) // BLOCK_SIZE)
@@ -91,9 +91,8 @@ async def test_a_crowd_gets_what_each_gets_alone(
     folders: dict[str, Path],
     crowd_answers: dict[str, list[Answer]],
 ) -> None:
-    prompts, expected = (
-        [all_of[index] for index in MANY] for all_of in (CROWD, crowd_answers[name])
-    )
+    prompts = [CROWD[index] for index in MANY]
+    expected = [crowd_answers[name][index] for index in MANY]
     # Room for all prompts in all groups, so that the second time all are found.
     async with serving(tmp_path, folders[name], worker={"kv_blocks": 4096}) as client:
         first = await ask_all(client, prompts, logprobs=oracle.TOP)
