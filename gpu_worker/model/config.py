@@ -20,6 +20,7 @@ from service_kit.errors import ConfigError
 _ARCHITECTURES: Final = {family.model_type: name for name, family in FAMILIES.items()}
 # More than any model has, and what a list of them may take.
 _LAYERS_MAX: Final = 4096
+_LAYER_TYPES: Final = {"full_attention", "sliding_attention"}
 _ACTIVATIONS: Final[dict[str, Activation]] = {
     "silu": "silu",
     "swish": "silu",
@@ -146,8 +147,17 @@ def _multipliers(hf: _HfConfig, family: Family, head_dim: int) -> dict[str, floa
 def _blocks(hf: _HfConfig, family: Family, head_dim: int, name: str) -> tuple[LayerSpec, ...]:
     rope = _rope(hf, family, head_dim, name)
     local = _local_rope(hf, head_dim, name) if family.has_local_layers else rope
-    is_rotated, slides = _rotated(hf, family, name), _slides(hf, family)
+    is_rotated, slides = _rotated(hf, family, name), _slides(hf, family, name)
     window = hf.sliding_window
+    _require(
+        window is None or window >= 1,
+        f"{name}: sliding_window {window} is not a number of tokens; give at least 1, or null",
+    )
+    _require(
+        window is not None or not any(slides),
+        f"{name}: some layers attend to a window, and sliding_window does not say how far it "
+        "reaches; give its tokens, or layer_types of full_attention",
+    )
     if window is not None and window >= hf.max_position_embeddings:
         window = None
     common = LayerSpec(
@@ -233,15 +243,25 @@ def _scales_only_kv(quantization: dict[str, Any]) -> bool:
     )
 
 
-def _slides(hf: _HfConfig, family: Family) -> list[bool]:
+def _slides(hf: _HfConfig, family: Family, name: str) -> list[bool]:
     """Of each layer, whether it attends to a window only."""
-    count = hf.num_hidden_layers
-    is_off = hf.sliding_window is None and not family.has_local_layers
-    if is_off or (family.has_window_switch and not hf.use_sliding_window):
+    count, kinds = hf.num_hidden_layers, hf.layer_types
+    if kinds is not None:
+        _require(
+            len(kinds) >= count, f"{name}: layer_types has {len(kinds)} entries for {count} layers"
+        )
+        unknown = sorted(set(kinds[:count]) - _LAYER_TYPES)
+        _require(
+            not unknown,
+            f"{name}: layer_types has {', '.join(unknown)}; kaiten computes "
+            + ", ".join(sorted(_LAYER_TYPES)),
+        )
+    if family.has_window_switch and not hf.use_sliding_window:
         return [False] * count
-    if hf.layer_types is not None:
-        slides = [kind == "sliding_attention" for kind in hf.layer_types[:count]]
-        return slides + [False] * (count - len(slides))
+    if kinds is not None:
+        return [kind == "sliding_attention" for kind in kinds[:count]]
+    if hf.sliding_window is None and not family.has_local_layers:
+        return [False] * count
     if family.has_local_layers:
         return [(layer + 1) % hf.sliding_window_pattern != 0 for layer in range(count)]
     # The first `max_window_layers` layers see everything.

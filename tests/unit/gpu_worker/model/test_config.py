@@ -309,6 +309,21 @@ def test_two_kinds_of_layers(changes: dict[str, Any], theta: float) -> None:
     assert config(**GEMMA3, sliding_window=4096).groups.windows == (None,)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layer_types": ["sliding_attention"] * 4, "sliding_window": None}, "does not say how"),
+        ({"layer_types": ["full_attention"] * 3}, "layer_types has 3 entries for 4 layers"),
+        ({"layer_types": ["linear_attention"] * 4}, "layer_types has linear_attention; kaiten"),
+        ({"sliding_window": 0}, "sliding_window 0 is not a number of tokens; give at least 1"),
+        ({**GEMMA3, "sliding_window": None}, "sliding_window does not say how far"),
+    ],
+)
+def test_a_window_that_the_checkpoint_does_not_say(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config(**(family("Mistral") | changes))
+
+
 def test_what_gemma_scales() -> None:
     read = config(**GEMMA3, query_pre_attn_scalar=64)
     assert (read.attention_scale, read.embedding_scale, read.norm_offset) == (0.125, 8.0, 1.0)
