@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -42,10 +42,12 @@ MODELS: Final = (
     "qwen3-wide-head",
     "qwen3-bias",
 )
+# Of layers that attend to windows and to everything.
+WINDOWED: Final = ("gemma3-windows", "qwen2-windows")
 # Of a published checkpoint's config.json each; those that are asked in every run, and the others.
 DAILY: Final = (
     "gemma-2b", "gemma2-tight", "gemma3-1b", "granite-3.0-2b", "olmo2-7b", "phi4-mini",
-    "smollm3-3b",
+    "smollm3-3b", *WINDOWED,
 )  # fmt: skip
 NIGHTLY: Final = tuple(name for name in PUBLISHED if name not in DAILY)
 ALL: Final = (*MODELS, *PUBLISHED)
@@ -129,6 +131,8 @@ _FEW: Final = 16
 
 def crowd_of(name: str) -> list[list[int]]:
     """Of a model whose family the whole crowd asks another model, fewer ask."""
+    if name in WINDOWED:
+        return CROWD
     if name not in ONE_PER_FAMILY:
         return CROWD[:_FEW]
     return _MANY if name in NIGHTLY or name == MANY_AT_ONCE else CROWD
@@ -173,8 +177,8 @@ def _told(root: Path, names: tuple[str, ...]) -> Told:
     crowds, explained = _asked_more(names)
     return Told(
         folders={name: root / name for name in names},
-        crowd={n: read(root / f"crowd-{n}.npz", len(crowd_of(n))) for n in crowds},
-        ragged={n: read(root / f"ragged-{n}.npz", len(RAGGED)) for n in names},
+        crowd={n: _read(root / f"crowd-{n}.npz", len(crowd_of(n))) for n in crowds},
+        ragged={n: _read(root / f"ragged-{n}.npz", len(RAGGED)) for n in names},
         explained={
             n: _read_explained(root / f"explained-{n}.npz", len(EXPLAINED)) for n in explained
         },
@@ -183,30 +187,21 @@ def _told(root: Path, names: tuple[str, ...]) -> Told:
 
 def _asked_more(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Which of these are asked by a crowd, and which explain prompts."""
-    return [n for n in names if n in STACKED], [n for n in names if n in ONE_PER_FAMILY]
+    crowds = [n for n in names if n in (*STACKED, *WINDOWED)]
+    return crowds, [n for n in names if n in ONE_PER_FAMILY]
 
 
 def _write_all(names: Sequence[str], root: Path) -> None:
     """Weights, configs and answers by transformers; tokenizers with a chat template by us."""
     crowds, explained = _asked_more(names)
     questions = [
-        *(question("crowd", name, crowd_of(name), CROWD_MAX_TOKENS) for name in crowds),
-        *(question("ragged", name, RAGGED, RAGGED_MAX_TOKENS) for name in names),
-        *(question("explained", name, EXPLAINED, 0) for name in explained),
+        *(_question("crowd", name, crowd_of(name), CROWD_MAX_TOKENS) for name in crowds),
+        *(_question("ragged", name, RAGGED, RAGGED_MAX_TOKENS) for name in names),
+        *(_question("explained", name, EXPLAINED, 0) for name in explained),
     ]
-    answer(root, names, PUBLISHED, questions)
-
-
-def answer(
-    root: Path,
-    names: Sequence[str],
-    published: dict[str, dict[str, Any]],
-    questions: Sequence[dict[str, object]],
-) -> None:
-    """Leave in `root` a checkpoint of each name, and the answers to the questions."""
     listing = root / "questions.json"
     listing.write_text(
-        json.dumps({"models": names, "published": published, "top": TOP, "questions": questions})
+        json.dumps({"models": names, "published": PUBLISHED, "top": TOP, "questions": questions})
     )
     done = subprocess.run(
         [sys.executable, "-P", str(_SCRIPT), str(listing)],
@@ -220,7 +215,9 @@ def answer(
         _write_tokenizer(root / name)
 
 
-def question(what: str, model: str, prompts: list[list[int]], max_tokens: int) -> dict[str, object]:
+def _question(
+    what: str, model: str, prompts: list[list[int]], max_tokens: int
+) -> dict[str, object]:
     """Without tokens to generate, the prompts are explained."""
     target = f"{what}-{model}.npz"
     return {"model": model, "prompts": prompts, "max_tokens": max_tokens, "target": target}
@@ -249,7 +246,7 @@ def _read_explained(path: Path, count: int) -> list[Explained]:
         ]
 
 
-def read(path: Path, count: int) -> list[Answer]:
+def _read(path: Path, count: int) -> list[Answer]:
     with np.load(path) as arrays:
         return [
             Answer(

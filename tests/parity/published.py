@@ -185,6 +185,25 @@ def gemma3(**changes: Any) -> dict[str, Any]:
     }
 
 
+def qwen2(**changes: Any) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "max_window_layers": 28,
+        "model_type": "qwen2",
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "use_sliding_window": False,
+        **SHRUNK,
+        **changes,
+    }
+
+
 def _longrope(pairs: int, least: float, most: float) -> list[float]:
     """Factors that rise, as the published do."""
     return [round(least + (most - least) * at / (pairs - 1), 3) for at in range(pairs)]
@@ -235,6 +254,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         rope_scaling={"factor": 8.0, "rope_type": "linear"},
         sliding_window=1024,
         num_key_value_heads=2,
+    ),
+    # Of 3 full layers and 8 of a window, of 2 and 2: rows are many windows long.
+    "gemma3-windows": gemma3(sliding_window=12, sliding_window_pattern=3, num_hidden_layers=11),
+    "qwen2-windows": qwen2(
+        sliding_window=12, use_sliding_window=True, max_window_layers=2, num_hidden_layers=4
     ),
     # SmolLM3-3B, SmolLM3-3B-Base, and what older versions of transformers wrote of it
     "smollm3-3b": smollm3(),
