@@ -17,7 +17,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "--tensor-parallel-size": SPLIT,
     "--pipeline-parallel-size": SPLIT,
     "--quantization": "use --weight-dtype int8; quantized checkpoints are not read",
-    "--kv-cache-memory-bytes": "use --kv-memory-mb, in MiB",
+    "--kv-cache-memory-bytes": "use --kv-memory-mb, in millions of bytes",
     "--enable-prefix-caching": PREFIXES,
     "--no-enable-prefix-caching": PREFIXES,
     "--enable-chunked-prefill": CHUNKED,
