@@ -84,7 +84,7 @@ class WorkerOptions:
             help="of the GPU's memory, for weights, steps and KV blocks; default: 0.9",
         ),
     ] = None
-    kv_memory_mb: Annotated[int | None, Parameter(help="memory of each KV pool")] = None
+    kv_memory_mb: Annotated[int | None, Parameter(help="millions of bytes of each KV pool")] = None
     kv_blocks: Annotated[
         int | None,
         Parameter(
