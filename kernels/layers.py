@@ -17,7 +17,7 @@ cost     that of its operators; between them nothing is allocated, checked or as
          token of the largest step yet stay
 measured 2026-11-20, a whole step of 125M parameters in bfloat16, one thread, at once / one by one:
          1 row 7.7/9.1 ms, 16 rows 21.7/23.7, 64 rows 84.8/87.6, 64 rows + a chunk of 448 504/514
-         (benchmarks.step_profile)
+         (benchmarks.worker.step_profile)
 """
 
 from __future__ import annotations

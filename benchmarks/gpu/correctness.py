@@ -11,7 +11,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.crowd import Crowd, Job
 from benchmarks.gpu.in_process import compute_in_process
 from benchmarks.gpu.models import TINY, TINY_QWEN3, Shape, limits_of, resident
-from benchmarks.kv_fp8 import SHIPPED, Model, compare
+from benchmarks.worker.kv_fp8 import SHIPPED, Model, compare
 from gpu_worker.model.checkpoint import Checkpoint
 from gpu_worker.model.weights import Weights, load_weights
 from kernels import dispatch

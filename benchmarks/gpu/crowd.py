@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.one_process import WORKER, spec_of
+from benchmarks.serving.one_process import WORKER, spec_of
 from gpu_worker.batch.plan_validation import RowLimits
 from scheduler_svc.core.commands import Configured, MakePlan, StepDone, Submit, WorkerJoined
 from scheduler_svc.core.outcome import Plan

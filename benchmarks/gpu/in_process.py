@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from benchmarks.gpu.crowd import Crowd
-from benchmarks.one_process import to_core, to_worker
+from benchmarks.serving.one_process import to_core, to_worker
 from gpu_worker.batch import plans
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.rows import Rows

@@ -16,7 +16,7 @@ import torch
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.floors import floors
 from benchmarks.gpu.models import Shape, limits_of, random_weights, resident, shapes
-from benchmarks.one_process import LEADER, greedy
+from benchmarks.serving.one_process import LEADER, greedy
 from gpu_worker.batch.plans import BlockTable, Join, Plan, StepResult
 from gpu_worker.batch.rows import Rows
 from gpu_worker.model.weights import Weights

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks.ladder.static_batches import StaticBatches
 from benchmarks.peers.libraries import HERE
 from benchmarks.peers.setting import (
     RUN_S_MAX,
@@ -31,8 +32,7 @@ from benchmarks.peers.tokens import (
     tokens_of_llama_cpp,
     tokens_of_openai,
 )
-from benchmarks.stack import serving
-from benchmarks.static_batches import StaticBatches
+from benchmarks.serving.stack import serving
 from kaiten.bench.outcomes import AskError, Outcome
 from kaiten.bench.runner import Load
 from kaiten.bench.targets import Target, target_of

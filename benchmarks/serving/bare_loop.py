@@ -21,7 +21,7 @@ from gpu_worker.service import runtime
 runtime.prepare()  # Before torch is imported, as in a worker.
 runtime.take_short_turns()
 
-from benchmarks.one_process import WORKER, spec_of, to_core, to_worker  # noqa: E402
+from benchmarks.serving.one_process import WORKER, spec_of, to_core, to_worker  # noqa: E402
 from gpu_worker.batch.plan_validation import RowLimits  # noqa: E402
 from gpu_worker.batch.plans import StepOutcome  # noqa: E402
 from gpu_worker.batch.rows import Rows  # noqa: E402

@@ -22,7 +22,7 @@ from typing import Final
 
 from benchmarks.peers.checkpoint import write_checkpoint
 from benchmarks.recording import record
-from benchmarks.stack import cpu_s, pids_of, serving
+from benchmarks.serving.stack import cpu_s, pids_of, serving
 from kaiten.bench.figures import figures_of
 from kaiten.bench.options import BenchOptions
 from kaiten.bench.plan import make_plan

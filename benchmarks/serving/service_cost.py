@@ -25,7 +25,7 @@ from statistics import median
 
 from benchmarks.peers.checkpoint import write_checkpoint
 from benchmarks.recording import ROOT, record
-from benchmarks.stack import WHOLE_JOURNAL, Stack, cpu_s, journal_seq, rss_mb, serving
+from benchmarks.serving.stack import WHOLE_JOURNAL, Stack, cpu_s, journal_seq, rss_mb, serving
 from kaiten.bench.figures import Figures, figures_of
 from kaiten.bench.options import BenchOptions
 from kaiten.bench.outcomes import Frame, Outcome

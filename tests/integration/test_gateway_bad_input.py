@@ -336,7 +336,7 @@ async def test_after_all_mistakes_the_gateway_serves_on(stack: Stack) -> None:
 
 
 async def test_overload_is_refused_at_once(tmp_path: Path, redis_url: str, cell: str) -> None:
-    """While what fills the queue still waits; how soon is measured by benchmarks.refusals."""
+    """While what fills the queue still waits; `benchmarks.faults.refusals` measures how soon."""
     async with running_stack(
         tmp_path / "model", redis_url, cell, requests_max=2, choices_max=2
     ) as stack:

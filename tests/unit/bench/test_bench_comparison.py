@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import guard, ladder, ladder_page, page
-from benchmarks.floor import Machine, Shape, ideal, shape_of
+from benchmarks import guard
+from benchmarks.ladder import ladder, ladder_page, page
+from benchmarks.ladder.tally import Tally
 from benchmarks.peers.checkpoint import SHAPES, VOCAB_SIZE
-from benchmarks.tally import Tally
+from benchmarks.peers.floor import Machine, Shape, ideal, shape_of
 from kaiten.bench.options import BenchOptions
 from kaiten.bench.plan import make_plan
 from kaiten.bench.workload import Job

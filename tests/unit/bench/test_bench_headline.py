@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from benchmarks.ladder import law
-from benchmarks.serving import headline
+from benchmarks.ladder import headline
+from benchmarks.ladder.ladder import law
 from kaiten.bench.outcomes import Frame, Outcome
 
 

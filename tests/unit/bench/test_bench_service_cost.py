@@ -5,7 +5,7 @@ import os
 import pytest
 
 from benchmarks.serving.service_cost import Steps, Turn, _checked, _side, _told
-from benchmarks.stack import cpu_s, rss_mb
+from benchmarks.serving.stack import cpu_s, rss_mb
 from kaiten.bench.figures import figures_of
 from kaiten.bench.outcomes import Outcome
 from kaiten.bench.workload import Job

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.static_batches import StaticBatches
+from benchmarks.ladder.static_batches import StaticBatches
 from kaiten.bench.outcomes import AskError, Ending, OnTokens
 from kaiten.bench.runner import Load
 from kaiten.bench.workload import Job

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.weight_rounding import compare, measure
+from benchmarks.worker.weight_rounding import compare, measure
 from tests.support.random_model import write_random_model
 
 

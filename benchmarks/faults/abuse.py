@@ -2,9 +2,9 @@
 500 clients that never read, and bodies that are hostile, slow, many or too large (`hostile`).
 
 A real store, a scripted scheduler, the gateway and the abuser, each its own process; this one
-measures. `python -m benchmarks.abuse --save` runs every phase for `--seconds` and writes one line
-per phase. Goals: p99 of health under 100 ms, p99 of streams less than 100 ms above the quiet one;
-beside 500 clients that never read within 10 % of it, and memory bounded; beside hostile bodies
+measures. `python -m benchmarks.faults.abuse --save` runs every phase for `--seconds` and writes one
+line per phase. Goals: p99 of health under 100 ms, p99 of streams less than 100 ms above the quiet
+one; beside 500 clients that never read within 10 % of it, and memory bounded; beside hostile bodies
 nothing more than 50 ms above the quiet p99 and memory at most ten times a request's bytes (of small
 ones, a megabyte's). Needs a quiet machine.
 """
@@ -25,7 +25,7 @@ import grpc
 import httpx
 import psutil
 
-from benchmarks import hostile
+from benchmarks.faults import hostile
 from benchmarks.recording import record
 from kaiten.local.ports import HeldPort
 from protos.kaiten.v1 import inference_service_pb2 as pb
@@ -115,7 +115,7 @@ def gateway() -> Iterator[Target]:
         flags += ["--grpc-port", str(grpc_port.number), "--http-port", str(http_port.number)]
         served = held.enter_context(_process("gateway", *flags, "--log-level", "error"))
         lead = ["--lead", store.url, "--step-s", str(STEP_S)]
-        held.enter_context(_process("benchmarks.gateway_streams", *lead))
+        held.enter_context(_process("benchmarks.serving.gateway_streams", *lead))
         yield Target(
             grpc=grpc_port.address,
             http=f"http://{http_port.address}",
@@ -180,7 +180,7 @@ async def measure(target: Target, phase: str, seconds: float) -> dict[str, Any]:
         with ExitStack() as held:
             if phase != "quiet":
                 flags = ("--abuse", phase, "--grpc", target.grpc, "--http", target.http)
-                held.enter_context(_process("benchmarks.abuse", *flags))
+                held.enter_context(_process("benchmarks.faults.abuse", *flags))
                 # Its imports are not what is measured.
                 await asyncio.sleep(WARM_S)
             felt.gaps_ms.clear()

@@ -1,8 +1,8 @@
 """What counting and tracing cost: processor time per step and per request, listened to or not.
 
-`python -m benchmarks.seeing --save`. Nothing here waits for anybody: a step of the scheduler and of
-the worker is counted by plain numbers and, in the scheduler, two histograms; spans are made by a
-task of its own (`spans` figures), of so many iterations and requests per second.
+`python -m benchmarks.serving.seeing --save`. Nothing here waits for anybody: a step of the
+scheduler and of the worker is counted by plain numbers and, in the scheduler, two histograms; spans
+are made by a task of its own (`spans` figures), of so many iterations and requests per second.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Static to continuous at a load where static batching saturates: the table everybody quotes.
 
-    python -m benchmarks.serving.headline [--repeats 2] [--requests 800] [--save]
+    python -m benchmarks.ladder.headline [--repeats 2] [--requests 800] [--save]
 
 One stack serves the shipped model with 32 seats. First a crowd at once tells its capacity; then
 requests arrive at random at 0.9 of that, by one schedule for both ways, in turns:
@@ -23,11 +23,11 @@ from statistics import fmean, median
 
 import numpy as np
 
-from benchmarks import page
-from benchmarks.ladder import law
+from benchmarks.ladder import page
+from benchmarks.ladder.ladder import law
+from benchmarks.ladder.static_batches import StaticBatches
 from benchmarks.recording import record
-from benchmarks.stack import serving
-from benchmarks.static_batches import StaticBatches
+from benchmarks.serving.stack import serving
 from kaiten.bench.arrivals import due_times
 from kaiten.bench.charts import distribution, in_flight
 from kaiten.bench.figures import figures_of

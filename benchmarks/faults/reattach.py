@@ -1,6 +1,6 @@
 """A thousand clients come back at once beside streams that run: how long do those pause?
 
-    python -m benchmarks.reattach [--streams 256] [--clients 1000] [--save]
+    python -m benchmarks.faults.reattach [--streams 256] [--clients 1000] [--save]
 
 A store, a scheduler, two mock workers of two steps a second and a gateway, each its own process.
 `--streams` clients follow what they asked for; then so many others, all from another process,
@@ -67,7 +67,7 @@ async def storm(address: str, names: Sequence[str]) -> float:
 
 
 async def in_another_process(address: str, names: Sequence[str]) -> float:
-    command = [sys.executable, "-m", "benchmarks.reattach", "--storm", address]
+    command = [sys.executable, "-m", "benchmarks.faults.reattach", "--storm", address]
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )

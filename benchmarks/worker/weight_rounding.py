@@ -1,6 +1,6 @@
 """What a rounding of the weights does to what a model says: bf16 and int8 beside fp32.
 
-    python -m benchmarks.weight_rounding [--model FOLDER] [--rows 16] [--tokens 96] [--save]
+    python -m benchmarks.worker.weight_rounding [--model FOLDER] [--rows 16] [--tokens 96] [--save]
 
 The model in fp32 writes `rows` texts of its own, greedily, each after a token drawn at random. The
 others read the same texts and are asked for every next token.

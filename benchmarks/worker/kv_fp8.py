@@ -1,7 +1,7 @@
 """What keys and values in fp8 cost in accuracy: the same tokens over KV as the model computes, and
 over fp8.
 
-    python -m benchmarks.kv_fp8 [--model FOLDER] [--dtype fp32] [--scale 1] [--save]
+    python -m benchmarks.worker.kv_fp8 [--model FOLDER] [--dtype fp32] [--scale 1] [--save]
 
 The model speaks for itself, sampling from a random first token; then both are told all of that, in
 one pass. `agreed` of the positions have the same likeliest token; `logprob_error` is the mean

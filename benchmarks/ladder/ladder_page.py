@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import page
+from benchmarks.ladder import page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """How long a leadership takes over as much as a cell accepts, with a standby at hand all the time.
 
-    python -m benchmarks.recovery [--prompt-tokens 4000000] [--each 8192] [--rounds 3] [--save]
+    python -m benchmarks.faults.recovery [--prompt-tokens 4000000] [--each 8192] [--rounds 3]
 
 Two schedulers, a worker with few slots, and so many tokens of prompts that wait. The leader is
 killed and started again, as a supervisor would, `rounds` times. `recovered_ms`: from the kill until

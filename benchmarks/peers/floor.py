@@ -1,6 +1,6 @@
 """What the machine allows: its bandwidth and matrix rate, and the time they would need for a load.
 
-    python -m benchmarks.floor [--dtype bf16] [--threads 2]     measures, prints one JSON line
+    python -m benchmarks.peers.floor [--dtype bf16] [--threads 2]     measures, prints one JSON line
 
 One step of an ideal engine costs max(weight bytes / bandwidth, operations / rate) + KV bytes /
 bandwidth. `ideal` plays a crowd through such an engine: every seat is taken, every step is full.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kaiten.bench.workload import Job
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DTYPE_BYTES = {"bf16": 2, "fp32": 4}
 
 
@@ -127,7 +127,7 @@ def _step_s(
 
 def measure(dtype: str, threads: int) -> Machine:
     """In a process of its own, whose memory and threads are nobody else's."""
-    command = [sys.executable, "-m", "benchmarks.floor", "--dtype", dtype]
+    command = [sys.executable, "-m", "benchmarks.peers.floor", "--dtype", dtype]
     command += ["--threads", str(threads)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return Machine(**json.loads(done.stdout.splitlines()[-1]))

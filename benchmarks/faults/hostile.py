@@ -1,6 +1,6 @@
 """Requests that cost more than they are, and connections that take their time: what abusers send.
 
-Bodies by phase, and a coroutine that sends them until it is killed. See `benchmarks.abuse`.
+Bodies by phase, and a coroutine that sends them until it is killed. See `benchmarks.faults.abuse`.
 """
 
 import asyncio

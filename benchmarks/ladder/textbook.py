@@ -1,7 +1,7 @@
 """The textbook example, and the law behind it: continuous beside static batching on the same
 machine.
 
-    python -m benchmarks.serving.textbook [--save]
+    python -m benchmarks.ladder.textbook [--save]
 
 1. A batch of four with outputs of 10, 20, 50 and 100 tokens while others wait. The journal tells
 who sat in which slot at every step; the plot (docs/images/textbook.svg) draws it for both policies.
@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import page
-from benchmarks.ladder import law
+from benchmarks.ladder import page
+from benchmarks.ladder.ladder import law
 from benchmarks.recording import record
-from benchmarks.stack import WHOLE_JOURNAL, Stack, journal_seq, seats_taken, serving
+from benchmarks.serving.stack import WHOLE_JOURNAL, Stack, journal_seq, seats_taken, serving
 from kaiten.client import AsyncClient
 from ledger import Ledger
 

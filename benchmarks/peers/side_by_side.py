@@ -1,6 +1,6 @@
 """kaiten beside what a user would pick instead: same machine, weights and jobs, in turns.
 
-    python -m benchmarks.side_by_side [--peers kaiten,hf-continuous,hf-static16,hf-one:1]
+    python -m benchmarks.peers.side_by_side [--peers kaiten,hf-continuous,hf-static16,hf-one:1]
         [--repeats 3] [--shape 125m] [--dtype bf16] [--save] [--report FILE]
         [--with vllm=PYTHON --with llama-server=FILE --with openvino=PYTHON
          --with optimum=PYTHON --with gguf=PYTHON]
@@ -20,8 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from benchmarks.floor import Ideal, Machine, ideal, measure, shape_of
 from benchmarks.peers.checkpoint import SHAPES, write_checkpoint
+from benchmarks.peers.floor import Ideal, Machine, ideal, measure, shape_of
 from benchmarks.peers.running import Round, run_peer, versions_of
 from benchmarks.peers.setting import PeerError, Setting
 from benchmarks.peers.tokens import agreement

@@ -1,6 +1,6 @@
 """How long streams stand still when their leader is gone, in milliseconds.
 
-    python -m benchmarks.takeover [--rounds 5] [--save]
+    python -m benchmarks.faults.takeover [--rounds 5] [--save]
 
 `serve`: `kaiten serve` with the shipped model, its leader killed while clients read: the longest a
 client waits for its next token, the gateway and the prompt computed again included. `killed` and

@@ -1,6 +1,6 @@
 """The ladder from static to continuous batching with paged memory, on one and the same stack.
 
-    python -m benchmarks.ladder [--repeats 2] [--requests 96] [--save]
+    python -m benchmarks.ladder.ladder [--repeats 2] [--requests 96] [--save]
 
 Four rungs share one KV pool, except the second, which stands for memory without limit:
 
@@ -27,12 +27,12 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks import ladder_page, page
-from benchmarks.ladder_page import Cell, Gain
+from benchmarks.ladder import ladder_page, page
+from benchmarks.ladder.ladder_page import Cell, Gain
+from benchmarks.ladder.static_batches import StaticBatches
+from benchmarks.ladder.tally import Batches, Tally
 from benchmarks.recording import record
-from benchmarks.stack import Stack, serving
-from benchmarks.static_batches import StaticBatches
-from benchmarks.tally import Batches, Tally
+from benchmarks.serving.stack import Stack, serving
 from kaiten.bench.figures import Figures, figures_of
 from kaiten.bench.laws import LAWS
 from kaiten.bench.runner import Load

@@ -1,6 +1,6 @@
 """How soon an overloaded stack says no, in milliseconds.
 
-    python -m benchmarks.refusals [--seconds 10] [--save]
+    python -m benchmarks.faults.refusals [--seconds 10] [--save]
 
 `kaiten serve` with the shipped model. A tenant fills its bound of live requests with long ones,
 which go on computing (whatever takes the place of one that ended is as long); then it floods from
@@ -23,7 +23,7 @@ import grpc
 import httpx
 
 from benchmarks.recording import record
-from benchmarks.stack import Stack, serving
+from benchmarks.serving.stack import Stack, serving
 from protos.kaiten.v1 import inference_service_pb2 as pb
 from protos.kaiten.v1.common_pb2 import SamplingParams
 from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub

@@ -1,6 +1,6 @@
 """Where the milliseconds of a worker's step go, operator by operator, inside whole steps.
 
-GOMP_SPINCOUNT=5000 python -m benchmarks.step_profile --model FOLDER [--dtype bf16] [--save]
+GOMP_SPINCOUNT=5000 python -m benchmarks.worker.step_profile --model FOLDER [--dtype bf16] [--save]
 
 Each operator of the decoder is timed where it runs, so what one does to the next (caches, threads
 asleep) is in the figures. A figure is the least of all steps: neighbours on a shared machine only

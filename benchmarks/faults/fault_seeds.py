@@ -1,6 +1,6 @@
 """Whole life cycles of the core with faults, thousands of them, under two hash seeds.
 
-    python -m benchmarks.fault_seeds [--seeds 2000] [--save]
+    python -m benchmarks.faults.fault_seeds [--seeds 2000] [--save]
 
 Seeds go round over the combinations of rules in which every allowed pair stands together
 (`tests.support.combinations`); each is a run of `tests.sim.test_scheduler_sim`: requests, cancels,
@@ -49,7 +49,7 @@ def run_here(seeds: int) -> None:
 def run_beside(seeds: int, hash_seed: str) -> tuple[list[tuple[str, int]], float]:
     """The same in a process with that hash seed."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.fault_seeds", "--here", "--seeds", str(seeds)],
+        [sys.executable, "-m", "benchmarks.faults.fault_seeds", "--here", "--seeds", str(seeds)],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
         cwd=ROOT,
         stdout=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """One steady decode step of a worker by part, beside the floor of the machine in the same run.
 
-GOMP_SPINCOUNT=5000 python -m benchmarks.worker_step --model FOLDER [--dtype bf16]
+GOMP_SPINCOUNT=5000 python -m benchmarks.worker.worker_step --model FOLDER [--dtype bf16]
     [--weight-dtype int8] [--rows 1 16 64]
 (a worker sets the spin count itself, see gpu_worker/service/runtime.py; without it, two threads on
 a busy machine took 30 times as long)

@@ -150,7 +150,7 @@ def main() -> None:
         if arguments.pin:
             os.sched_setaffinity(gateway.pid, {first})
         lead_flags = ["--lead", store.url, "--step-s", str(arguments.step_s)]
-        leader = subprocess.Popen([*python, "benchmarks.gateway_streams", *lead_flags])
+        leader = subprocess.Popen([*python, "benchmarks.serving.gateway_streams", *lead_flags])
         try:
             asyncio.run(retry_measure(arguments, grpc_port, http_port, gateway.pid))
         finally:
