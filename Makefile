@@ -12,7 +12,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PARALLEL := -q -n auto --dist worksteal --durations=30 --durations-min=1
 MODEL ?=
 ARGS ?=
-BENCH ?= $(shell grep -rl --include='*.py' --exclude-dir=peers '^if __name__ ==' benchmarks | sort | sed 's/\.py$$//; s,/,.,g')
+BENCH ?= $(shell grep -rl --include='*.py' --exclude='*_script.py' '^if __name__ ==' benchmarks | sort | sed 's/\.py$$//; s,/,.,g')
 
 # Images set it for what runs once. Each process of tests would compile every module of theirs again.
 unexport PYTHONDONTWRITEBYTECODE
