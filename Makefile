@@ -12,7 +12,9 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PARALLEL := -q -n auto --dist worksteal --durations=30 --durations-min=1
 MODEL ?=
 ARGS ?=
-BENCH ?= $(shell grep -rl --include='*.py' --exclude='*_script.py' '^if __name__ ==' benchmarks | sort | sed 's/\.py$$//; s,/,.,g')
+# Those that need no words of their own.
+BENCH ?= $(shell grep -rl --include='*.py' '^if __name__ ==' benchmarks | grep -v gpu/leader \
+	| xargs grep -LE 'required=True|add_argument\("[a-z]' | sort | sed 's/\.py$$//; s,/,.,g')
 
 # Images set it for what runs once. Each process of tests would compile every module of theirs again.
 unexport PYTHONDONTWRITEBYTECODE
