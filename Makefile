@@ -14,7 +14,7 @@ MODEL ?=
 ARGS ?=
 # Those that need no words of their own.
 BENCH ?= $(shell grep -rl --include='*.py' '^if __name__ ==' benchmarks | grep -v gpu/leader \
-	| xargs grep -LE 'required=True|add_argument\("[a-z]' | sort | sed 's/\.py$$//; s,/,.,g')
+	| xargs grep -LE 'required=True|add_argument."[a-z]' | sort | sed 's/\.py$$//; s,/,.,g')
 
 # Images set it for what runs once. Each process of tests would compile every module of theirs again.
 unexport PYTHONDONTWRITEBYTECODE
