@@ -4,7 +4,6 @@ A row of a result counts only while the residency that the plan was made for las
 computed for a sequence that has left meanwhile never happened.
 """
 
-from collections import Counter
 from itertools import compress
 
 from scheduler_svc.core.cell import CellState
@@ -173,13 +172,13 @@ def _book_tokens(
     cell: CellState, worker: Worker, flight: Flight, result: StepResult, now_ns: int
 ) -> StepTokens:
     """Whose they are, and where in the output each stands. All tokens before it are computed."""
-    slots, tokens = result.slots, result.tokens
-    if is_new := slots != flight.slots or result.token_counts or flight.gone:
-        there = [slot not in flight.gone for slot in result.token_slots]
-        slots, tokens = tuple(compress(result.token_slots, there)), tuple(compress(tokens, there))
+    slots, tokens = tuple(result.token_slots), result.tokens
+    if is_new := slots != flight.slots or bool(result.token_counts or flight.gone):
+        there = [slot not in flight.gone for slot in slots]
+        slots, tokens = tuple(compress(slots, there)), tuple(compress(tokens, there))
         flight.slots, flight.sequences = slots, [flight.members[slot].sequence for slot in slots]
         flight.sequence_ids = [sequence.sequence_id for sequence in flight.sequences]
-        flight.tenants = Counter(sequence.live.tenant for sequence in flight.sequences)
+        flight.tenants.clear()
     positions = []
     for sequence, token in zip(flight.sequences, tokens, strict=True):
         computed = len(sequence.tokens)
@@ -188,16 +187,20 @@ def _book_tokens(
         positions.append(computed - sequence.num_prompt_tokens)
         if computed >= sequence.milestone:
             worker.commit(sequence)
+        if is_new:
+            live = sequence.live
+            flight.tenants[live.tenant] += 1
+            if live.first_token_ns is None:
+                live.first_token_ns = now_ns
+                cell.queue_siblings(live)
     for tenant, count in flight.tenants.items():
         tenant.served += count
-    for live in [sequence.live for sequence in flight.sequences] if is_new else ():
-        if live.first_token_ns is None:
-            live.first_token_ns = now_ns
-            cell.queue_siblings(live)
     # Of a step that was certain, a row's first token was.
-    for sequence in () if result.step else dict.fromkeys(flight.sequences):
+    first = dict.fromkeys(flight.sequences) if result.token_counts else flight.sequences
+    for sequence in () if result.step else first:
         sequence.num_tokens_ahead -= 1
-    worker.note_finishing()
+    if result.step > 0 or result.token_counts:
+        worker.note_finishing()
     return StepTokens(
         slots=slots, sequence_ids=flight.sequence_ids, positions=positions, tokens=tokens
     )

@@ -7,7 +7,7 @@ written before (docs/adr/0002).
 """
 
 import heapq
-from collections import Counter, deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
 
 from scheduler_svc.core.cost import StepCost
@@ -46,7 +46,7 @@ class Flight:
     slots: tuple[SlotIndex, ...] = ()
     sequences: list[Sequence] = field(default_factory=list)
     sequence_ids: list[SequenceId] = field(default_factory=list)
-    tenants: Counter[Tenant] = field(default_factory=Counter)
+    tenants: defaultdict[Tenant, int] = field(default_factory=lambda: defaultdict(int))
 
     @property
     def optional_steps(self) -> int:
@@ -251,7 +251,7 @@ class Worker:
         sampling = self.running.keys() - waiting
         for slot in sampling:
             self.running[slot].num_tokens_ahead += 1
-        self.plan_id += 1
+        self.plan_id, tokens_to_end = self.plan_id + 1, self.tokens_to_end
         self.flights.append(
             Flight(
                 plan_id=self.plan_id,
@@ -259,15 +259,16 @@ class Worker:
                 members=self._residents.copy(),
                 chunks={slot: count for slot, count in chunks.items() if count},
                 sampling=sampling,
-                may_end=self.tokens_to_end <= self.tokens_ahead(lease_steps),
+                may_end=tokens_to_end <= self.tokens_ahead(lease_steps),
             )
         )
-        self.note_finishing()
+        if tokens_to_end <= 0:
+            self.note_finishing()
 
     def note_finishing(self) -> None:
         """More tokens are certain, or have come: of some it may be the last."""
         for slot, sequence in self.running.items() if self.flights[-1].may_end else ():
-            if sequence.num_tokens >= sequence.tokens_max:
+            if len(sequence.tokens) + sequence.num_tokens_ahead >= sequence.tokens_max:
                 self.finishing[slot] = sequence
 
     def advance(self, flight: Flight, ended: set[SlotIndex], *, is_last: bool) -> None:
