@@ -188,13 +188,13 @@ def _book_tokens(
         if computed >= sequence.milestone:
             worker.commit(sequence)
         if is_new:
-            live = sequence.live
-            flight.tenants[live.tenant] += 1
-            if live.first_token_ns is None:
-                live.first_token_ns = now_ns
-                cell.queue_siblings(live)
+            flight.tenants[sequence.live.tenant] += 1
     for tenant, count in flight.tenants.items():
         tenant.served += count
+    for live in [sequence.live for sequence in flight.sequences] if is_new else ():
+        if live.first_token_ns is None:
+            live.first_token_ns = now_ns
+            cell.queue_siblings(live)
     # Of a step that was certain, a row's first token was.
     first = dict.fromkeys(flight.sequences) if result.token_counts else flight.sequences
     for sequence in () if result.step else first:
