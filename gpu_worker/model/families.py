@@ -148,7 +148,7 @@ PARTS_MISSING: Final = {
     "GptOssForCausalLM": "it has experts and attention sinks",
     "GraniteMoeForCausalLM": "it has experts",
     "MixtralForCausalLM": "it has experts",
-    "Olmo3ForCausalLM": "it has sliding layers",
+    "Olmo3ForCausalLM": "its sliding layers rotate without the scaling of the others",
     "OlmoForCausalLM": "it has norms without weights",
     "Qwen2MoeForCausalLM": "it has experts",
     "Qwen3MoeForCausalLM": "it has experts",
