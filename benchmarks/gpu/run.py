@@ -218,6 +218,7 @@ def follow(runs: Sequence[Run], report: Report, due: float) -> None:
     left = list(runs)
     try:
         while left:
+            # A part says what it found in a file, so that a kill takes nothing with it.
             time.sleep(_LOOK_S)
             for run in tuple(left):
                 told = len(run.outcomes)

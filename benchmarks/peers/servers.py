@@ -162,6 +162,7 @@ def _wait_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> No
                 return
         if process.poll() is not None or time.monotonic() > give_up_s:
             raise PeerError(f"the server did not start:\n{_end_of(log)}")
+        # Not every peer says when it listens.
         time.sleep(0.05)
 
 

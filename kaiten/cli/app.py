@@ -87,11 +87,11 @@ MetricsPort = Annotated[
 ]
 # Of each part its own; the groups are those of `kaiten serve --help`.
 WORKERS = Parameter(name="*", group=Group("Workers", sort_key=2))
-DOOR = Parameter(name="*", group=Group("Gateway", sort_key=3))
+GATEWAY = Parameter(name="*", group=Group("Gateway", sort_key=3))
 SCHEDULING = Parameter(
     name="*", group=Group("Scheduling", sort_key=4, help="see docs/scheduling.md")
 )
-WORKER_DEFAULTS, DOOR_DEFAULTS, SCHEDULING_DEFAULTS = (
+WORKER_DEFAULTS, GATEWAY_DEFAULTS, SCHEDULING_DEFAULTS = (
     WorkerOptions(),
     GatewayOptions(),
     Scheduling(),
@@ -115,7 +115,7 @@ def serve(
     config: ConfigFile = None,
     metrics_port: MetricsPort = None,
     worker: Annotated[WorkerOptions, WORKERS] = WORKER_DEFAULTS,
-    door: Annotated[GatewayOptions, DOOR] = DOOR_DEFAULTS,
+    gateway: Annotated[GatewayOptions, GATEWAY] = GATEWAY_DEFAULTS,
     scheduling: Annotated[Scheduling, SCHEDULING] = SCHEDULING_DEFAULTS,
 ) -> int:
     """Serve a model: store, scheduler, workers and gateway as processes under one supervisor."""
@@ -134,7 +134,7 @@ def serve(
         log_level=log_level,
         metrics_port=metrics_port,
         worker=worker,
-        gateway=door,
+        gateway=gateway,
         scheduling=scheduling,
     )
     return asyncio.run(serve_stack(options))
