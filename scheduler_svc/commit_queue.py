@@ -129,7 +129,8 @@ class CommitQueue:
         """
         if self._queue:
             await self._commit_batch()
-        if self._folds and self._folds[0].through_seq <= self.committed_seq:
+        # What it covers was put before it, so where nothing is left all of it is committed.
+        if self._folds and (not self._queue or self._folds[0].through_seq <= self.committed_seq):
             await self._fold_part(self._folds[0])
         if not self._queue and not self._folds:
             self._has_work.clear()
