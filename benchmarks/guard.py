@@ -26,8 +26,8 @@ from gateway.text.detokenizer import Detokenizer, Pieces
 from gateway.text.stop_strings import StopMatcher
 from kaiten.client.following import Following
 from kaiten.mini import CHECKPOINT
+from kaiten.v1 import inference_service_pb2 as pb
 from ledger import Ledger
-from protos.kaiten.v1 import inference_service_pb2 as pb
 
 KEPT = RESULTS / "guard.json"
 SCHEMA_VERSION = 1

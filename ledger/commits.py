@@ -5,6 +5,15 @@ election.
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from kaiten.v1.ledger_pb2 import (
+    FoldedTokens,
+    InboxRecord,
+    JournalRecord,
+    RequestResult,
+    SequenceFinished,
+    StoredPromptLogprobs,
+    SubmitRecord,
+)
 from ledger import scripts
 from ledger.store import Argument, Call, Store
 from ledger.tokens import Outputs, joined
@@ -17,15 +26,6 @@ from ledger.types import (
     InboxEntry,
     Leader,
     Recovered,
-)
-from protos.kaiten.v1.ledger_pb2 import (
-    FoldedTokens,
-    InboxRecord,
-    JournalRecord,
-    RequestResult,
-    SequenceFinished,
-    StoredPromptLogprobs,
-    SubmitRecord,
 )
 
 Between: TypeAlias = Callable[[], Awaitable[None]]

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
+from kaiten.v1.ledger_pb2 import JournalRecord
 from ledger.shared_history import RETRY_WAIT_S_FIRST, RETRY_WAIT_S_MAX, Histories, SharedHistory
 from ledger.subscription import Pending, Subscription
 from ledger.tokens import tokens_of
 from ledger.types import Lease, StoreLost
-from protos.kaiten.v1.ledger_pb2 import JournalRecord
 from service_kit.errors import Unavailable
 
 # Records remembered for subscriptions that start a little in the past: the time between a submit

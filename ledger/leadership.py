@@ -9,10 +9,10 @@ import asyncio
 import secrets
 from typing import Final, Protocol
 
+from kaiten.v1.ledger_pb2 import CellRecord
 from ledger import scripts
 from ledger.store import Store
 from ledger.types import Fenced, Leader, Lease, StoreLost
-from protos.kaiten.v1.ledger_pb2 import CellRecord
 from service_kit.clock import Clock
 from service_kit.errors import Unavailable
 

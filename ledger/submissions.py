@@ -3,6 +3,19 @@
 import asyncio
 from collections.abc import Sequence
 
+from kaiten.v1.common_pb2 import FinishReason, PromptLogprobs
+from kaiten.v1.ledger_pb2 import (
+    CancelRecord,
+    CellRecord,
+    FoldedTokens,
+    InboxRecord,
+    JournalRecord,
+    RenderOptions,
+    RequestResult,
+    SequenceFinished,
+    StoredPromptLogprobs,
+    SubmitRecord,
+)
 from ledger import scripts
 from ledger.store import Store, time_ns
 from ledger.tokens import Outputs, cut, joined
@@ -15,19 +28,6 @@ from ledger.types import (
     RequestInfo,
     Submitted,
     TenantBounds,
-)
-from protos.kaiten.v1.common_pb2 import FinishReason, PromptLogprobs
-from protos.kaiten.v1.ledger_pb2 import (
-    CancelRecord,
-    CellRecord,
-    FoldedTokens,
-    InboxRecord,
-    JournalRecord,
-    RenderOptions,
-    RequestResult,
-    SequenceFinished,
-    StoredPromptLogprobs,
-    SubmitRecord,
 )
 from service_kit.errors import AlreadyExists, InvalidRequest, NotFound, Overloaded, TooLong
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from kaiten.v1.common_pb2 import TokenLogprobs
+from kaiten.v1.ledger_pb2 import SequenceFinished
 from ledger.types import Update
-from protos.kaiten.v1.common_pb2 import TokenLogprobs
-from protos.kaiten.v1.ledger_pb2 import SequenceFinished
 
 UNKNOWN: Final = -1
 

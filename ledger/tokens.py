@@ -8,14 +8,14 @@ once.
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 
-from ledger.types import DamagedLedger
-from protos.kaiten.v1.common_pb2 import PromptLogprobs, TokenLogprobs
-from protos.kaiten.v1.ledger_pb2 import (
+from kaiten.v1.common_pb2 import PromptLogprobs, TokenLogprobs
+from kaiten.v1.ledger_pb2 import (
     FoldedTokens,
     JournalRecord,
     SequenceFinished,
     StoredPromptLogprobs,
 )
+from ledger.types import DamagedLedger
 
 
 def tokens_of(record: JournalRecord) -> Iterator[tuple[int, int, int, TokenLogprobs | None]]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
-from protos.kaiten.v1.common_pb2 import PromptLogprobs, TokenLogprobs
-from protos.kaiten.v1.ledger_pb2 import (
+from kaiten.v1.common_pb2 import PromptLogprobs, TokenLogprobs
+from kaiten.v1.ledger_pb2 import (
     CancelRecord,
     CellRecord,
     FoldedTokens,

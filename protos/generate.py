@@ -1,28 +1,22 @@
-"""Write the Python stubs beside their .proto files; `--check` only says whether they are fresh.
+"""Write the Python stubs to `kaiten/v1`, as protobuf names them. `--check`: are they fresh?"""
 
-The stubs import each other as `kaiten.v1`, the protobuf package; the folder `kaiten` is our command
-line, so their imports are rewritten to where they live: `protos.kaiten.v1`.
-"""
-
-import re
 import sys
 import tempfile
 from pathlib import Path
 
 from grpc_tools import protoc
 
-ROOT = Path(__file__).parent
-PACKAGE = ROOT / "kaiten" / "v1"
+PROTOS = Path(__file__).parent
+ROOT = PROTOS.parent
+PACKAGE = Path("kaiten", "v1")
 
 
 def generate(target: Path) -> None:
     """Write every stub of the package below `target`."""
-    sources = sorted(str(path.relative_to(ROOT)) for path in PACKAGE.glob("*.proto"))
+    sources = sorted(str(path.relative_to(PROTOS)) for path in (PROTOS / PACKAGE).glob("*.proto"))
     outputs = [f"--{kind}_out={target}" for kind in ("python", "pyi", "grpc_python")]
-    if protoc.main(["protoc", f"-I{ROOT}", *outputs, *sources]) != 0:
+    if protoc.main(["protoc", f"-I{PROTOS}", *outputs, *sources]) != 0:
         sys.exit(1)
-    for path in (target / "kaiten" / "v1").glob("*_pb2*.py*"):
-        path.write_text(re.sub(r"\bfrom kaiten\.v1\b", "from protos.kaiten.v1", path.read_text()))
 
 
 def stale() -> list[str]:
@@ -30,7 +24,7 @@ def stale() -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder))
         fresh = {p.name: p.read_text() for p in Path(folder).rglob("*_pb2*.py*")}
-    kept = {p.name: p.read_text() for p in PACKAGE.glob("*_pb2*.py*")}
+    kept = {p.name: p.read_text() for p in (ROOT / PACKAGE).glob("*_pb2*.py*")}
     return sorted(name for name in fresh.keys() | kept.keys() if fresh.get(name) != kept.get(name))
 
 

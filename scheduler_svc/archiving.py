@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 import structlog
 
+from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
+from kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SubmitRecord
+from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
 from ledger import InboxEntry, Leader
-from protos.kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
-from protos.kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SubmitRecord
-from protos.kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
 from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.settings import SchedulerSettings
 from service_kit.errors import ConfigError, NotFound

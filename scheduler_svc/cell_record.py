@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import islice
 
-from protos.kaiten.v1.ledger_pb2 import CellRecord
+from kaiten.v1.ledger_pb2 import CellRecord
 from scheduler_svc.command_wire import handover_to_proto
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.links import WorkerLink

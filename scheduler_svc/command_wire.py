@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from protos.kaiten.v1.common_pb2 import (
+from kaiten.v1.common_pb2 import (
     PromptLogprobs,
     WorkerDescription,
 )
-from protos.kaiten.v1.ledger_pb2 import (
+from kaiten.v1.ledger_pb2 import (
     CancelRecord,
     CellHandover,
     ConfiguredInput,
@@ -29,14 +29,14 @@ from protos.kaiten.v1.ledger_pb2 import (
     WorkerLateInput,
     WorkerLostInput,
 )
-from protos.kaiten.v1.ledger_pb2 import SequencePast as PastMessage
-from protos.kaiten.v1.worker_service_pb2 import (
+from kaiten.v1.ledger_pb2 import SequencePast as PastMessage
+from kaiten.v1.worker_service_pb2 import (
     RowError,
     RowFinished,
     RowPromptLogprobs,
     StepTimings,
 )
-from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
+from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from scheduler_svc import wire
 from scheduler_svc.core.commands import (
     Cancel,

@@ -12,8 +12,8 @@ from itertools import islice
 
 import structlog
 
+from kaiten.v1.ledger_pb2 import FoldedTokens
 from ledger import Commit, FoldPart, Leader, Ledger, StoreLost
-from protos.kaiten.v1.ledger_pb2 import FoldedTokens
 from scheduler_svc.archiving import Archive
 from scheduler_svc.core.types import SequenceId
 from scheduler_svc.journal_window import JournalWindow

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 from zlib import crc32
 
-from ledger import Commit, Leader
-from protos.kaiten.v1.ledger_pb2 import (
+from kaiten.v1.ledger_pb2 import (
     ChoiceResult,
     CoreInput,
     FoldedTokens,
@@ -19,8 +18,9 @@ from protos.kaiten.v1.ledger_pb2 import (
     SequenceLogprobs,
     StepRecord,
 )
-from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
-from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
+from kaiten.v1.worker_service_pb2 import Plan as PlanMessage
+from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
+from ledger import Commit, Leader
 from scheduler_svc.command_wire import describe_plan, input_to_proto
 from scheduler_svc.core.commands import Command
 from scheduler_svc.core.outcome import Event, Finished, Outcome, RequestOver, StepTokens

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 
 import structlog
 
+from kaiten.v1 import common_pb2
+from kaiten.v1.ledger_pb2 import CellRecord, SubmitRecord
+from kaiten.v1.worker_service_pb2 import Plan as PlanMessage
+from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from ledger import InboxEntry, Leader, Ledger, Recovered
-from protos.kaiten.v1 import common_pb2
-from protos.kaiten.v1.ledger_pb2 import CellRecord, SubmitRecord
-from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
-from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from scheduler_svc import wire
 from scheduler_svc.archiving import Archive
 from scheduler_svc.cell_record import describe_cell

@@ -7,8 +7,8 @@ from typing import Final, Protocol
 import grpc
 import structlog
 
-from protos.kaiten.v1.common_pb2 import Leader, WorkerDescription
-from protos.kaiten.v1.worker_service_pb2 import (
+from kaiten.v1.common_pb2 import Leader, WorkerDescription
+from kaiten.v1.worker_service_pb2 import (
     ExecuteRequest,
     ExecuteResponse,
     Open,
@@ -16,7 +16,7 @@ from protos.kaiten.v1.worker_service_pb2 import (
     StepResult,
     StepTimings,
 )
-from protos.kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
+from kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
 from service_kit.grpc_errors import metadata_of
 
 log = structlog.get_logger()

@@ -8,8 +8,8 @@ from itertools import takewhile
 from operator import eq
 from typing import Final
 
-from protos.kaiten.v1.common_pb2 import LayerGroup
-from protos.kaiten.v1.watch_pb2 import (
+from kaiten.v1.common_pb2 import LayerGroup
+from kaiten.v1.watch_pb2 import (
     SEQUENCE_STATE_FORKING,
     SEQUENCE_STATE_PREEMPTED,
     SEQUENCE_STATE_RETIRING,
@@ -27,7 +27,7 @@ from protos.kaiten.v1.watch_pb2 import (
     WatchedWorker,
     WatchResponse,
 )
-from protos.kaiten.v1.watch_pb2 import PassedOver as PassedOverMessage
+from kaiten.v1.watch_pb2 import PassedOver as PassedOverMessage
 from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.types import BlockId, Request, SequenceId

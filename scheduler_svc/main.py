@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from kaiten.v1.scheduler_service_pb2_grpc import add_SchedulerServiceServicer_to_server
 from ledger import Leader, Ledger, LedgerLimits
-from protos.kaiten.v1.scheduler_service_pb2_grpc import add_SchedulerServiceServicer_to_server
 from scheduler_svc import archiving
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.meters import Meters

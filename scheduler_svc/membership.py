@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from protos.kaiten.v1.common_pb2 import Capabilities, WorkerDescription
-from protos.kaiten.v1.scheduler_service_pb2 import RegisterRequest
+from kaiten.v1.common_pb2 import Capabilities, WorkerDescription
+from kaiten.v1.scheduler_service_pb2 import RegisterRequest
 from scheduler_svc.wire import PLAN_VERSION
 from service_kit.errors import InvalidRequest, OutOfOrder
 

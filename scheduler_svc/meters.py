@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from opentelemetry.metrics import Meter
 
-from protos.kaiten.v1.worker_service_pb2 import StepTimings
+from kaiten.v1.worker_service_pb2 import StepTimings
 from scheduler_svc.core.outcome import Event, Plan, RequestOver
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from kaiten.v1.ledger_pb2 import CellRecord
 from ledger import Leader, Ledger, StoreLost
-from protos.kaiten.v1.ledger_pb2 import CellRecord
 from service_kit.clock import Clock
 from service_kit.errors import Unavailable
 

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from ledger import InboxEntry
-from protos.kaiten.v1.archive_pb2 import ArchivedRequest, ArchiveEntry, ArchiveHeader
-from protos.kaiten.v1.common_pb2 import Leader
-from protos.kaiten.v1.ledger_pb2 import (
+from kaiten.v1.archive_pb2 import ArchivedRequest, ArchiveEntry, ArchiveHeader
+from kaiten.v1.common_pb2 import Leader
+from kaiten.v1.ledger_pb2 import (
     CoreInput,
     JournalRecord,
     PlanInput,
@@ -22,7 +21,8 @@ from protos.kaiten.v1.ledger_pb2 import (
     SubmitInput,
     SubmitRecord,
 )
-from protos.kaiten.v1.worker_service_pb2 import RowSampling
+from kaiten.v1.worker_service_pb2 import RowSampling
+from ledger import InboxEntry
 from scheduler_svc import wire
 from scheduler_svc.command_wire import command_from_proto
 from scheduler_svc.core.commands import Command, Configured

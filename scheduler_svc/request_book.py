@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kaiten.v1.common_pb2 import TokenLogprobs
+from kaiten.v1.ledger_pb2 import FoldedTokens, SequenceFinished, SubmitRecord
+from kaiten.v1.worker_service_pb2 import RowSampling
 from ledger import InboxEntry, Recovered
-from protos.kaiten.v1.common_pb2 import TokenLogprobs
-from protos.kaiten.v1.ledger_pb2 import FoldedTokens, SequenceFinished, SubmitRecord
-from protos.kaiten.v1.worker_service_pb2 import RowSampling
 from scheduler_svc.archiving import Archive
 from scheduler_svc.core.types import SequenceId
 from scheduler_svc.wire import sampling_of_choice

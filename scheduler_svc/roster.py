@@ -10,12 +10,12 @@ from typing import Protocol
 import grpc
 import structlog
 
-from protos.kaiten.v1 import common_pb2
-from protos.kaiten.v1.common_pb2 import WorkerDescription
-from protos.kaiten.v1.scheduler_service_pb2 import RegisterRequest
-from protos.kaiten.v1.worker_service_pb2 import DescribeRequest
-from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
-from protos.kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
+from kaiten.v1 import common_pb2
+from kaiten.v1.common_pb2 import WorkerDescription
+from kaiten.v1.scheduler_service_pb2 import RegisterRequest
+from kaiten.v1.worker_service_pb2 import DescribeRequest
+from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
+from kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
 from scheduler_svc import wire
 from scheduler_svc.core.commands import (
     Command,

@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final
 
-from ledger import Leader
-from protos.kaiten.v1 import common_pb2
-from protos.kaiten.v1.scheduler_service_pb2 import (
+from kaiten.v1 import common_pb2
+from kaiten.v1.scheduler_service_pb2 import (
     ConfigureResponse,
     GetStateResponse,
     HeartbeatResponse,
@@ -16,8 +15,9 @@ from protos.kaiten.v1.scheduler_service_pb2 import (
     StandByResponse,
     WorkerState,
 )
-from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceServicer
-from protos.kaiten.v1.watch_pb2 import WatchResponse
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceServicer
+from kaiten.v1.watch_pb2 import WatchResponse
+from ledger import Leader
 from scheduler_svc import archiving
 from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.leader_session import LeaderSession

@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 import grpc
 import structlog
 
+from kaiten.v1 import common_pb2
+from kaiten.v1.scheduler_service_pb2 import StandByRequest
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from ledger import Candidate, Leader, Lease, Ledger
-from protos.kaiten.v1 import common_pb2
-from protos.kaiten.v1.scheduler_service_pb2 import StandByRequest
-from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from scheduler_svc.servicer import Servicer
 from service_kit.clock import Clock
 from service_kit.errors import Unavailable

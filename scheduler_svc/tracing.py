@@ -16,7 +16,7 @@ from typing import Final
 from opentelemetry.trace import SpanContext
 from opentelemetry.util.types import AttributeValue
 
-from protos.kaiten.v1.worker_service_pb2 import StepResult, StepTimings
+from kaiten.v1.worker_service_pb2 import StepResult, StepTimings
 from scheduler_svc.core.outcome import Event, Plan, RequestOver, StepTokens
 from scheduler_svc.core.types import Reason, SequenceId
 from service_kit.telemetry import (

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 from weakref import WeakKeyDictionary, ref
 
-from protos.kaiten.v1.watch_pb2 import WatchResponse
+from kaiten.v1.watch_pb2 import WatchResponse
 from scheduler_svc.core.outcome import Outcome, PassedOver
 from scheduler_svc.core.workers import Worker
 from scheduler_svc.live_view import Looks, View

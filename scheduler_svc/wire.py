@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import repeat
 from typing import Final
 
-from ledger import InboxEntry
-from protos.kaiten.v1.common_pb2 import (
+from kaiten.v1.common_pb2 import (
     FEATURE_LOGITS_PROCESSORS,
     FEATURE_LOGPROBS,
     FEATURE_PROMPT_LOGPROBS,
@@ -23,17 +22,18 @@ from protos.kaiten.v1.common_pb2 import (
     TokenLogprobs,
     WorkerDescription,
 )
-from protos.kaiten.v1.inference_service_pb2 import Done, Timings, Usage
-from protos.kaiten.v1.ledger_pb2 import (
+from kaiten.v1.inference_service_pb2 import Done, Timings, Usage
+from kaiten.v1.ledger_pb2 import (
     FullTenant,
     SequenceFinished,
     SubmitRecord,
 )
-from protos.kaiten.v1.worker_service_pb2 import BlockTable as BlockTableMessage
-from protos.kaiten.v1.worker_service_pb2 import Join as JoinMessage
-from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
-from protos.kaiten.v1.worker_service_pb2 import RowSampling
-from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
+from kaiten.v1.worker_service_pb2 import BlockTable as BlockTableMessage
+from kaiten.v1.worker_service_pb2 import Join as JoinMessage
+from kaiten.v1.worker_service_pb2 import Plan as PlanMessage
+from kaiten.v1.worker_service_pb2 import RowSampling
+from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
+from ledger import InboxEntry
 from scheduler_svc.core.outcome import Finished, Join, Plan, RequestOver
 from scheduler_svc.core.requests import Tenant
 from scheduler_svc.core.types import (

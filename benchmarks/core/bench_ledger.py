@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.recording import record
+from kaiten.v1.common_pb2 import TokenLogprobs
+from kaiten.v1.ledger_pb2 import JournalRecord, SequenceLogprobs, SubmitRecord
+from kaiten.v1.worker_service_pb2 import RowSampling
 from ledger import Commit, Follower, Leader, Ledger
-from protos.kaiten.v1.common_pb2 import TokenLogprobs
-from protos.kaiten.v1.ledger_pb2 import JournalRecord, SequenceLogprobs, SubmitRecord
-from protos.kaiten.v1.worker_service_pb2 import RowSampling
 from tests.support.store_server import StoreServer
 
 SEQUENCES = 256

@@ -23,9 +23,9 @@ from typing import Final
 import psutil
 
 from benchmarks.recording import record
+from kaiten.v1.ledger_pb2 import SubmitRecord
+from kaiten.v1.worker_service_pb2 import RowSampling
 from ledger import LedgerLimits
-from protos.kaiten.v1.ledger_pb2 import SubmitRecord
-from protos.kaiten.v1.worker_service_pb2 import RowSampling
 from tests.support.answers import until
 from tests.support.cluster import Cluster
 from tests.support.processes import ServiceProcess

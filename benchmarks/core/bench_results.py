@@ -21,9 +21,9 @@ from redis.asyncio import Redis
 
 from benchmarks.core.bench_process import PLAIN, WORKERS, cpu_s
 from benchmarks.recording import record
+from kaiten.v1.ledger_pb2 import SubmitRecord
+from kaiten.v1.worker_service_pb2 import RowSampling
 from ledger import Ledger, LedgerLimits
-from protos.kaiten.v1.ledger_pb2 import SubmitRecord
-from protos.kaiten.v1.worker_service_pb2 import RowSampling
 from tests.support.answers import until
 from tests.support.cluster import Cluster
 

@@ -25,14 +25,14 @@ from typing import Any, Final
 
 import grpc
 
-from protos.kaiten.v1.common_pb2 import (
+from kaiten.v1.common_pb2 import (
     FINISH_REASON_LENGTH,
     Capabilities,
     WorkerDescription,
 )
-from protos.kaiten.v1.scheduler_service_pb2 import HeartbeatRequest, RegisterRequest
-from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
-from protos.kaiten.v1.worker_service_pb2 import (
+from kaiten.v1.scheduler_service_pb2 import HeartbeatRequest, RegisterRequest
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from kaiten.v1.worker_service_pb2 import (
     DescribeResponse,
     ExecuteResponse,
     Opened,
@@ -42,7 +42,7 @@ from protos.kaiten.v1.worker_service_pb2 import (
     StepResults,
     StepTimings,
 )
-from protos.kaiten.v1.worker_service_pb2_grpc import (
+from kaiten.v1.worker_service_pb2_grpc import (
     WorkerServiceServicer,
     add_WorkerServiceServicer_to_server,
 )

@@ -28,9 +28,9 @@ import psutil
 from benchmarks.faults import hostile
 from benchmarks.recording import record
 from kaiten.local.ports import HeldPort
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.common_pb2 import SamplingParams
-from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import SamplingParams
+from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.support.store_server import StoreServer
 from tests.support.tokenizers import write_model_folder
 

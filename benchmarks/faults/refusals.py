@@ -24,9 +24,9 @@ import httpx
 
 from benchmarks.recording import record
 from benchmarks.serving.stack import Stack, serving
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.common_pb2 import SamplingParams
-from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import SamplingParams
+from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 
 BOUND: Final = 16
 PROBE_EVERY_S: Final = 0.02

@@ -15,7 +15,7 @@ from gpu_worker.batch import plans
 from gpu_worker.batch.rows import Rows
 from gpu_worker.runner.engine import Engine
 from gpu_worker.service.wire import plan_from_proto, result_to_proto
-from protos.kaiten.v1 import worker_service_pb2, worker_service_pb2_grpc
+from kaiten.v1 import worker_service_pb2, worker_service_pb2_grpc
 
 LEADER_S_MAX = 100
 

@@ -16,7 +16,7 @@ from benchmarks.gpu.crowd import Crowd, Job
 from benchmarks.gpu.stand_ins import stand_in
 from benchmarks.serving.one_process import WORKER
 from gpu_worker.batch.plan_validation import RowLimits
-from protos.kaiten.v1 import common_pb2, worker_service_pb2, worker_service_pb2_grpc
+from kaiten.v1 import common_pb2, worker_service_pb2, worker_service_pb2_grpc
 from scheduler_svc.core.outcome import Plan
 
 stand_in()

@@ -5,7 +5,7 @@ the KV memory taken held tokens. Pure; fed with records in order.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from protos.kaiten.v1.ledger_pb2 import JournalRecord, PlanInput
+from kaiten.v1.ledger_pb2 import JournalRecord, PlanInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

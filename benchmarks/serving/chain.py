@@ -30,7 +30,7 @@ import psutil
 from benchmarks.recording import ROOT, record
 from kaiten.local.ports import HeldPort
 from kaiten.mini import CHECKPOINT
-from protos.kaiten.v1.inference_service_pb2 import GenerateRequest, GenerateResponse
+from kaiten.v1.inference_service_pb2 import GenerateRequest, GenerateResponse
 from tests.support.store_server import StoreServer
 
 STEP_MS = 2.6

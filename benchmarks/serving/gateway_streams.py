@@ -23,10 +23,10 @@ import psutil
 
 from benchmarks.recording import record
 from kaiten.local.ports import HeldPort
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import SamplingParams
+from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from ledger import Ledger
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.common_pb2 import SamplingParams
-from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.fakes.scripted_scheduler import ScriptedScheduler
 from tests.support.store_server import StoreServer
 from tests.support.tokenizers import byte_level_bpe, write_model_folder

@@ -40,7 +40,7 @@ LAYERS: Final = {
     "gpu_worker/service/wire": "wire",
     "gateway/grpc/convert": "wire",
     "google/protobuf/": "wire",
-    "protos/": "wire",
+    "kaiten/v1/": "wire",
     "scheduler_svc/": "scheduler shell",
     "ledger/": "ledger",
     "redis/": "ledger",

@@ -19,8 +19,8 @@ from gateway.tenants import DEFAULT
 from gateway.values.generation_request import Ask, TextPrompt
 from gpu_worker.batch.plans import StepOutcome, StepResult, StepTimings
 from gpu_worker.service import metrics as worker_meters
-from protos.kaiten.v1.common_pb2 import FinishReason
-from protos.kaiten.v1.worker_service_pb2 import StepTimings as TimingsMessage
+from kaiten.v1.common_pb2 import FinishReason
+from kaiten.v1.worker_service_pb2 import StepTimings as TimingsMessage
 from scheduler_svc import meters as scheduler_meters
 from scheduler_svc.core.outcome import Finished, RequestOver
 from scheduler_svc.core.types import Reason

@@ -38,6 +38,7 @@ from gpu_worker.model.weights import Weights, load_weights
 from gpu_worker.runner.eager_runner import EagerRunner
 from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
 from gpu_worker.service.wire import plan_from_proto, result_to_proto
+from kaiten.v1 import worker_service_pb2
 from kernels import native
 from kernels.attention.paged_attention import paged_attention
 from kernels.kv.write_kv import write_kv
@@ -45,7 +46,6 @@ from kernels.norms_rope.gate_mul import gate_mul
 from kernels.norms_rope.rms_norm import add_rms_norm
 from kernels.norms_rope.rope import rope, rope_table
 from kernels.sampling.sample import SamplingTensors, sample
-from protos.kaiten.v1 import worker_service_pb2
 
 BLOCK_SIZE = 16
 STEPS = 25

@@ -15,9 +15,9 @@ from gateway.values.generation_request import (
     TextPrompt,
     TokenPrompt,
 )
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1 import model_service_pb2 as model_pb
-from protos.kaiten.v1.common_pb2 import SamplingParams
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1 import model_service_pb2 as model_pb
+from kaiten.v1.common_pb2 import SamplingParams
 from service_kit.error_table import retry_after_s
 from service_kit.errors import InvalidRequest, KaitenError
 from service_kit.grpc_errors import MESSAGE_CHARS_MAX, code_of

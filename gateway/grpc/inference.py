@@ -24,12 +24,12 @@ from gateway.requests.stream import Finished, Generation
 from gateway.requests.validation import TooMany
 from gateway.tenants import AUTHORIZATION_CHARS_MAX, Keyring, Tenant
 from gateway.values.generation_request import Ask
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1 import inference_service_pb2_grpc as inference_grpc
-from protos.kaiten.v1 import model_service_pb2 as model_pb
-from protos.kaiten.v1 import model_service_pb2_grpc as model_grpc
-from protos.kaiten.v1.common_pb2 import FinishReason, SamplingParams
-from protos.kaiten.v1.inference_service_pb2 import Done as DoneMessage
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1 import inference_service_pb2_grpc as inference_grpc
+from kaiten.v1 import model_service_pb2 as model_pb
+from kaiten.v1 import model_service_pb2_grpc as model_grpc
+from kaiten.v1.common_pb2 import FinishReason, SamplingParams
+from kaiten.v1.inference_service_pb2 import Done as DoneMessage
 from service_kit.errors import DeadlineExceeded, InvalidRequest
 
 Context = Any

@@ -15,10 +15,10 @@ import structlog
 from gateway.grpc.inference import metadata
 from gateway.requests.ledger_session import LedgerLink
 from gateway.tenants import AUTHORIZATION_CHARS_MAX, Keyring
-from protos.kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveGap
-from protos.kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest, ReadArchiveResponse
-from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
-from protos.kaiten.v1.watch_pb2 import WatchRequest
+from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveGap
+from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest, ReadArchiveResponse
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from kaiten.v1.watch_pb2 import WatchRequest
 from service_kit.clock import Clock
 from service_kit.errors import NotFound, Overloaded, Unavailable
 from service_kit.grpc_health import AtMost

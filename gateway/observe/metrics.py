@@ -17,7 +17,7 @@ from opentelemetry.metrics import Histogram, Meter
 from gateway.observe.tracing import Trace
 from gateway.tenants import Tenant
 from gateway.values.generation_request import Ask, ChatPrompt
-from protos.kaiten.v1.common_pb2 import FinishReason
+from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import DeadlineExceeded, KaitenError
 from service_kit.grpc_errors import code_of
 from service_kit.metrics import seen

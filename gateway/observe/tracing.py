@@ -13,7 +13,7 @@ from typing import Final
 from opentelemetry.trace import SpanContext, SpanKind
 
 from gateway.values.generation_request import Ask, ChatPrompt
-from protos.kaiten.v1.common_pb2 import FinishReason
+from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import KaitenError
 from service_kit.grpc_errors import code_of
 from service_kit.telemetry import RateLimit, Spans, context_of, minted, traceparent_of

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple, Protocol
 from gateway.http.sse import sse
 from gateway.requests.stream import Delta, Explained, Finished
 from gateway.text.detokenizer import Detokenizer, Pieces
-from protos.kaiten.v1.common_pb2 import FinishReason
-from protos.kaiten.v1.inference_service_pb2 import Done as DoneMessage
+from kaiten.v1.common_pb2 import FinishReason
+from kaiten.v1.inference_service_pb2 import Done as DoneMessage
 from service_kit.errors import Cancelled, DeadlineExceeded, Failed, KaitenError
 
 FINISH_REASONS: Final = {

@@ -32,7 +32,7 @@ from gateway.requests.service import Front, Seen
 from gateway.requests.stream import Delta, Done, Explained, Finished, Generation
 from gateway.requests.validation import REQUEST_ID, UINT32_MAX
 from gateway.settings import GatewaySettings
-from protos.kaiten.v1.common_pb2 import FinishReason
+from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import InvalidRequest
 
 SHAPES: Final[tuple[Shape, ...]] = (ChatShape(), CompletionShape())

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
+from kaiten.v1.common_pb2 import FinishReason
 from ledger import StoreLost, Submitted
-from protos.kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import NotFound, Unavailable
 
 log = structlog.get_logger()

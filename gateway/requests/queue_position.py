@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from protos.kaiten.v1.ledger_pb2 import CellRecord
+from kaiten.v1.ledger_pb2 import CellRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ import structlog
 
 from gateway.requests.ledger_session import LedgerLink
 from gateway.text.model_card import ModelCard
-from protos.kaiten.v1.common_pb2 import WorkerDescription
-from protos.kaiten.v1.ledger_pb2 import CellRecord
+from kaiten.v1.common_pb2 import WorkerDescription
+from kaiten.v1.ledger_pb2 import CellRecord
 from service_kit.clock import Clock
 from service_kit.errors import ConfigError, Unavailable
 

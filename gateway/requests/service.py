@@ -28,9 +28,9 @@ from gateway.tenants import Tenant
 from gateway.text.detokenizer import Pieces, decode_in_turns
 from gateway.text.model_card import ModelCard
 from gateway.values.generation_request import Ask, TokenPrompt
+from kaiten.v1.inference_service_pb2 import Done as DoneMessage
+from kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
 from ledger import RequestInfo, Submitted
-from protos.kaiten.v1.inference_service_pb2 import Done as DoneMessage
-from protos.kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
 from service_kit.errors import (
     AlreadyExists,
     DeadlineExceeded,

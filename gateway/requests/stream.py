@@ -14,10 +14,10 @@ from gateway.requests.cancellation import Release
 from gateway.text.choice_text import ChoiceText
 from gateway.text.detokenizer import Pieces
 from gateway.values.cursor import TokenDigest, position_of
+from kaiten.v1.common_pb2 import FinishReason, PromptLogprobs, TokenLogprobs
+from kaiten.v1.inference_service_pb2 import Done as DoneMessage
+from kaiten.v1.ledger_pb2 import RenderOptions, RequestResult, SequenceFinished
 from ledger import Ledger, Subscription, Update
-from protos.kaiten.v1.common_pb2 import FinishReason, PromptLogprobs, TokenLogprobs
-from protos.kaiten.v1.inference_service_pb2 import Done as DoneMessage
-from protos.kaiten.v1.ledger_pb2 import RenderOptions, RequestResult, SequenceFinished
 from service_kit.errors import DataLoss, KaitenError, Unavailable
 
 STOP = FinishReason.FINISH_REASON_STOP

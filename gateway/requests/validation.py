@@ -14,7 +14,7 @@ from typing import Final
 from gateway.tenants import PRIORITY_MAX, Tenant
 from gateway.text.model_card import SamplingDefaults
 from gateway.values.generation_request import Ask, ChatPrompt, SamplingAsk, TextPrompt, TokenPrompt
-from protos.kaiten.v1.common_pb2 import (
+from kaiten.v1.common_pb2 import (
     FEATURE_LOGITS_PROCESSORS,
     FEATURE_LOGPROBS,
     FEATURE_PROMPT_LOGPROBS,
@@ -22,8 +22,8 @@ from protos.kaiten.v1.common_pb2 import (
     TokenBias,
     TokenSequence,
 )
-from protos.kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
-from protos.kaiten.v1.worker_service_pb2 import RowSampling
+from kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
+from kaiten.v1.worker_service_pb2 import RowSampling
 from service_kit.errors import InvalidRequest, NotFound, SeveralInvalid, TooLong
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")

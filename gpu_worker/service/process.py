@@ -17,7 +17,7 @@ from gpu_worker.service.metrics import Meters
 from gpu_worker.service.registration import Registrar
 from gpu_worker.service.server import SERVICE_NAME, WorkerServicer
 from gpu_worker.settings import WorkerSettings
-from protos.kaiten.v1 import worker_service_pb2_grpc
+from kaiten.v1 import worker_service_pb2_grpc
 from service_kit import telemetry
 from service_kit.addresses import advertised
 from service_kit.grpc_health import HealthStatus

@@ -14,7 +14,7 @@ import structlog
 
 from gpu_worker.batch.plans import Description
 from gpu_worker.service import wire
-from protos.kaiten.v1 import scheduler_service_pb2, scheduler_service_pb2_grpc
+from kaiten.v1 import scheduler_service_pb2, scheduler_service_pb2_grpc
 from service_kit.grpc_errors import metadata_of
 
 log = structlog.get_logger()

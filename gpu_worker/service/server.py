@@ -19,7 +19,7 @@ from gpu_worker.service import wire
 from gpu_worker.service.gathering import Gathering
 from gpu_worker.service.metrics import Meters
 from gpu_worker.service.tracing import StepTracing
-from protos.kaiten.v1 import worker_service_pb2, worker_service_pb2_grpc
+from kaiten.v1 import worker_service_pb2, worker_service_pb2_grpc
 from service_kit.errors import OutOfOrder, Overloaded, StaleLeader
 from service_kit.telemetry import Spans
 

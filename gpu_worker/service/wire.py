@@ -20,7 +20,7 @@ from gpu_worker.batch.plans import (
     StepResult,
     StepTimings,
 )
-from protos.kaiten.v1 import common_pb2, worker_service_pb2
+from kaiten.v1 import common_pb2, worker_service_pb2
 
 _REASONS: Final = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,

@@ -10,7 +10,7 @@ from kaiten.bench.workload import Job
 from kaiten.client import AsyncClient
 from kaiten.client.connection import with_key
 from kaiten.client.errors import ApiError, UnavailableError, from_rpc_error
-from protos.kaiten.v1 import model_service_pb2, model_service_pb2_grpc
+from kaiten.v1 import model_service_pb2, model_service_pb2_grpc
 
 LOOK_S: Final = 10.0
 # A test of speed does not wait for a lost server to come back: that is an error of the run.

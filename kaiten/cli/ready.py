@@ -17,7 +17,7 @@ from rich.table import Table
 from kaiten.api_key import VARIABLE
 from kaiten.local.ports import LOOPBACK
 from kaiten.local.stack import Stack
-from protos.kaiten.v1 import (
+from kaiten.v1 import (
     common_pb2,
     model_service_pb2,
     model_service_pb2_grpc,

@@ -26,8 +26,8 @@ from kaiten.client.results import (
     timings_from_proto,
     usage_from_proto,
 )
+from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.waits import doubled_s
-from protos.kaiten.v1 import inference_service_pb2 as pb
 
 WAIT_S_MIN: Final = 0.05
 WAIT_S_MAX: Final = 2.0

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from protos.kaiten.v1.ledger_pb2 import ConfiguredInput
-from protos.kaiten.v1.watch_pb2 import (
+from kaiten.v1.ledger_pb2 import ConfiguredInput
+from kaiten.v1.watch_pb2 import (
     PassedOver,
     SequenceCounts,
     SequenceIdentity,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from kaiten.client.errors import InvalidRequestError
-from protos.kaiten.v1 import common_pb2, inference_service_pb2
+from kaiten.v1 import common_pb2, inference_service_pb2
 
 
 class GenerateOptions(TypedDict, total=False):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from kaiten.client.errors import InternalServerError
-from protos.kaiten.v1 import common_pb2, inference_service_pb2
+from kaiten.v1 import common_pb2, inference_service_pb2
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline_exceeded", "error"]
 

@@ -11,10 +11,10 @@ from typing import Final
 import grpc
 from google.protobuf.json_format import MessageToJson
 
+from kaiten.v1.archive_pb2 import ArchiveEntry
 from ledger.archive.reader import Cursor, Segment, Wanted, entries, segments, verify
 from ledger.archive.remote import remote_entries
 from ledger.archive.segment import Chunk
-from protos.kaiten.v1.archive_pb2 import ArchiveEntry
 
 NS: Final = 1_000_000_000
 FOLDER: Final = ".kaiten"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveGap, ArchiveHeader
+from kaiten.v1.ledger_pb2 import CoreInput, JournalRecord
 from ledger.archive.segment import FORMAT, SUFFIX, Chunk, Damage, read
-from protos.kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveGap, ArchiveHeader
-from protos.kaiten.v1.ledger_pb2 import CoreInput, JournalRecord
 
 
 class Cursor(NamedTuple):

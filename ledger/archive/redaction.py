@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
-from protos.kaiten.v1.archive_pb2 import ArchivedRequest, FilledBlock, ResumedChoice
-from protos.kaiten.v1.ledger_pb2 import JournalRecord
+from kaiten.v1.archive_pb2 import ArchivedRequest, FilledBlock, ResumedChoice
+from kaiten.v1.ledger_pb2 import JournalRecord
 
 BLOCK_TOKENS: Final = 16
 HASH_BYTES: Final = 8

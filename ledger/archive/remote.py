@@ -7,10 +7,10 @@ from typing import Final
 
 import grpc
 
+from kaiten.v1.archive_pb2 import ArchiveEntry
+from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from ledger.archive.reader import Wanted
-from protos.kaiten.v1.archive_pb2 import ArchiveEntry
-from protos.kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
-from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 
 # A chunk, and the longest prompt behind it.
 MESSAGE_BYTES_MAX: Final = 64 << 20

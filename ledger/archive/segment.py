@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from protos.kaiten.v1.archive_pb2 import ArchiveChunk, ArchiveEntry
+from kaiten.v1.archive_pb2 import ArchiveChunk, ArchiveEntry
 
 if sys.version_info >= (3, 14):
     from compression import zstd

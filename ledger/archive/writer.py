@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ledger.archive.redaction import BLOCK_TOKENS, Redactor
-from ledger.archive.segment import FORMAT, SUFFIX, Span, entry_of, name_of, seal
-from ledger.types import InboxEntry
-from protos.kaiten.v1.archive_pb2 import (
+from kaiten.v1.archive_pb2 import (
     ArchivedRequest,
     ArchiveEntry,
     ArchiveGap,
     ArchiveHeader,
     ResumedChoice,
 )
-from protos.kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SubmitRecord
+from kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SubmitRecord
+from ledger.archive.redaction import BLOCK_TOKENS, Redactor
+from ledger.archive.segment import FORMAT, SUFFIX, Span, entry_of, name_of, seal
+from ledger.types import InboxEntry
 
 # What a killed process loses of its archive. Chunks of less cost more, of time and of bytes.
 FLUSH_S: Final = 0.5

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import EnumDescriptor, FileDescriptor
 
-from protos.generate import stale
-from protos.kaiten.v1 import (
+from kaiten.v1 import (
     archive_pb2,
     common_pb2,
     inference_service_pb2,
@@ -18,6 +17,7 @@ from protos.kaiten.v1 import (
     watch_pb2,
     worker_service_pb2,
 )
+from protos.generate import stale
 
 FILES: list[FileDescriptor] = [
     module.DESCRIPTOR

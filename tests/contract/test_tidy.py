@@ -16,7 +16,8 @@ VAGUE_MODULES = {"utils", "helpers", "manager", "misc", "common"}
 
 
 def sources() -> list[Path]:
-    paths = [p for folder in SERVICES for p in (ROOT / folder).rglob("*.py")]
+    found = [p for folder in SERVICES for p in (ROOT / folder).rglob("*.py")]
+    paths = [path for path in found if not path.stem.endswith(("_pb2", "_pb2_grpc"))]
     assert len(paths) > 50
     return paths
 

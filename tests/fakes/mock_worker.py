@@ -41,14 +41,14 @@ from gpu_worker.service import wire
 from gpu_worker.service.loading import Loaded, model_name, pool_request, row_limits
 from gpu_worker.service.process import WorkerProcess
 from gpu_worker.settings import WorkerSettings
-from protos.kaiten.v1.common_pb2 import (
+from kaiten.v1.common_pb2 import (
     FINISH_REASON_LENGTH,
     Feature,
     PromptLogprobs,
     TokenLogprobs,
     WorkerDescription,
 )
-from protos.kaiten.v1.worker_service_pb2 import StepResult
+from kaiten.v1.worker_service_pb2 import StepResult
 from service_kit import lifecycle, logs
 from service_kit.settings import load as load_settings
 from tests.fakes.several_tokens import give_several

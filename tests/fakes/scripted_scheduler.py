@@ -9,9 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ledger import Commit, Leader, Ledger
-from ledger.types import InboxEntry
-from protos.kaiten.v1.common_pb2 import (
+from kaiten.v1.common_pb2 import (
     FEATURE_LOGITS_PROCESSORS,
     FEATURE_LOGPROBS,
     FEATURE_PROMPT_LOGPROBS,
@@ -22,8 +20,8 @@ from protos.kaiten.v1.common_pb2 import (
     TokenLogprobs,
     WorkerDescription,
 )
-from protos.kaiten.v1.inference_service_pb2 import Done, Timings, Usage
-from protos.kaiten.v1.ledger_pb2 import (
+from kaiten.v1.inference_service_pb2 import Done, Timings, Usage
+from kaiten.v1.ledger_pb2 import (
     CancelRecord,
     CellRecord,
     ChoiceResult,
@@ -34,6 +32,8 @@ from protos.kaiten.v1.ledger_pb2 import (
     SequenceLogprobs,
     SubmitRecord,
 )
+from ledger import Commit, Leader, Ledger
+from ledger.types import InboxEntry
 
 # Of the worker that is not there: all.
 FEATURES = (FEATURE_LOGPROBS, FEATURE_PROMPT_LOGPROBS, FEATURE_LOGITS_PROCESSORS)

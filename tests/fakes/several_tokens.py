@@ -16,7 +16,7 @@ from gpu_worker.batch.step_types import IntArray, ModelRunner
 from gpu_worker.runner import engine
 from gpu_worker.runner.stepping import InTurns
 from gpu_worker.service import wire
-from protos.kaiten.v1 import common_pb2, worker_service_pb2
+from kaiten.v1 import common_pb2, worker_service_pb2
 from tests.fakes.model_worker import tokens_given
 
 

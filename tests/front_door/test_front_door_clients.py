@@ -14,14 +14,14 @@ import httpx
 import psutil
 import pytest
 
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1 import model_service_pb2 as model_pb
-from protos.kaiten.v1.inference_service_pb2_grpc import (
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1 import model_service_pb2 as model_pb
+from kaiten.v1.inference_service_pb2_grpc import (
     InferenceServiceServicer,
     InferenceServiceStub,
     add_InferenceServiceServicer_to_server,
 )
-from protos.kaiten.v1.model_service_pb2_grpc import ModelServiceStub
+from kaiten.v1.model_service_pb2_grpc import ModelServiceStub
 from service_kit.grpc_server import ServerLimits, bind, create_server
 from tests.support.answers import until
 from tests.support.relay import Relay
@@ -34,8 +34,8 @@ SLOTS = 4
 CROWD = """
 import asyncio, sys
 import grpc
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 
 async def main():
     request = pb.GenerateRequest(text="The chef")

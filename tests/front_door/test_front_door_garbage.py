@@ -12,8 +12,8 @@ from typing import Self
 import grpc
 import pytest
 
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.support import frames
 from tests.support.whole_stack import WholeStack, wait_until
 

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from benchmarks.recording import record
-from protos.kaiten.v1 import inference_service_pb2, model_service_pb2
+from kaiten.v1 import inference_service_pb2, model_service_pb2
 from tests.fuzz import documents
 from tests.fuzz.documents import Sent
 from tests.fuzz.messages import wire

@@ -16,13 +16,13 @@ from redis.exceptions import AuthenticationError
 
 from kaiten.cli.keygen import mint
 from kaiten.client import Client
-from protos.kaiten.v1.common_pb2 import Capabilities, WorkerDescription
-from protos.kaiten.v1.scheduler_service_pb2 import (
+from kaiten.v1.common_pb2 import Capabilities, WorkerDescription
+from kaiten.v1.scheduler_service_pb2 import (
     GetStateRequest,
     GetStateResponse,
     RegisterRequest,
 )
-from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from tests.support.compose import PASSWORD, START_S, Container, Rehearsal
 
 # As an operator would in .env; small, because many tests share the machine.

@@ -12,8 +12,8 @@ import pytest
 from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
 
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.common_pb2 import SamplingParams
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import SamplingParams
 from tests.support.gateway_stack import JSON, MODEL, Stack, running_stack, text_of
 
 NAN, INF = float("nan"), float("inf")

@@ -8,8 +8,8 @@ import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
 from gateway.grpc import inference
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.common_pb2 import FinishReason, SamplingParams
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import FinishReason, SamplingParams
 from tests.support.gateway_stack import WAIT_S, Stack, detail, text_of, until
 
 CALL_S = 4.0

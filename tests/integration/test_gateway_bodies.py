@@ -17,8 +17,8 @@ from gateway.http.bodies import Bodies, BodyLimits
 from gateway.openai.pages import Pages
 from gateway.openai.unknown_fields import UnknownFields
 from gateway.settings import GatewaySettings
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.common_pb2 import SamplingParams, TokenBias, TokenSequence
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import SamplingParams, TokenBias, TokenSequence
 from service_kit.errors import TooLong
 from service_kit.metrics import Metrics
 from tests.support.gateway_stack import MODEL, Stack, running_stack, until

@@ -14,9 +14,9 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.common_pb2 import SamplingParams
-from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import SamplingParams
+from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.support.gateway_stack import MODEL, Stack, detail, running_stack, text_of, until
 
 

@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from gateway.text.detokenizer import decode
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1 import model_service_pb2 as model_pb
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1 import model_service_pb2 as model_pb
 from tests.support.gateway_stack import JSON, MODEL, Stack, running_stack, text_of
 from tests.support.tokenizers import token_id, write_model_folder
 

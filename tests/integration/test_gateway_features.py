@@ -7,7 +7,7 @@ import httpx
 import pytest
 from google.rpc.error_details_pb2 import BadRequest
 
-from protos.kaiten.v1.common_pb2 import (
+from kaiten.v1.common_pb2 import (
     FEATURE_LOGITS_PROCESSORS,
     FEATURE_LOGPROBS,
     FEATURE_PROMPT_LOGPROBS,

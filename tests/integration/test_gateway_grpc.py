@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.common_pb2 import FinishReason, SamplingParams
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import FinishReason, SamplingParams
 from tests.support.gateway_stack import WAIT_S, Stack, text_of, until
 from tests.support.tokenizers import token_id
 

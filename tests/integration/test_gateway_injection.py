@@ -11,8 +11,8 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1 import model_service_pb2 as model_pb
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1 import model_service_pb2 as model_pb
 from tests.support.gateway_stack import JSON, RunningGateway, running_gateway
 from tests.support.tokenizers import byte_level_bpe, write_model_folder
 

@@ -22,9 +22,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1 import model_service_pb2 as model_pb
-from protos.kaiten.v1.common_pb2 import SamplingParams
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1 import model_service_pb2 as model_pb
+from kaiten.v1.common_pb2 import SamplingParams
 from service_kit.errors import ConfigError
 from tests.fakes.scripted_scheduler import ScriptedScheduler
 from tests.support.gateway_stack import (

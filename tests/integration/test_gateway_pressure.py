@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from gateway.text.model_card import ModelCard
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.common_pb2 import SamplingParams
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import SamplingParams
 from tests.support.gateway_stack import JSON, MODEL, Stack, running_stack, text_of, until
 from tests.support.tokenizers import write_model_folder
 

@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH, SamplingParams
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import FINISH_REASON_LENGTH, SamplingParams
 from tests.support.gateway_stack import MODEL, WAIT_S, Stack, text_of
 
 

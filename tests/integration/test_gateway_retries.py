@@ -16,8 +16,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from service_kit import errors
 from tests.support.gateway_stack import MODEL, WAIT_S, Stack, until
 from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished

@@ -8,9 +8,9 @@ import grpc
 import httpx
 import pytest
 
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.common_pb2 import SamplingParams
-from protos.kaiten.v1.ledger_pb2 import SubmitRecord
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import SamplingParams
+from kaiten.v1.ledger_pb2 import SubmitRecord
 from tests.support.gateway_stack import Stack, text_of, until
 
 TEXT = "a 😀 b 日本 c STO d"

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from ledger import Candidate, Ledger
-from ledger.commits import PAGE_ENTRIES
-from protos.kaiten.v1.common_pb2 import (
+from kaiten.v1.common_pb2 import (
     FEATURE_LOGPROBS,
     FEATURE_PROMPT_LOGPROBS,
     Capabilities,
     Leader,
     WorkerDescription,
 )
-from protos.kaiten.v1.ledger_pb2 import CellRecord
-from protos.kaiten.v1.worker_service_pb2 import StepResult, StepTimings
+from kaiten.v1.ledger_pb2 import CellRecord
+from kaiten.v1.worker_service_pb2 import StepResult, StepTimings
+from ledger import Candidate, Ledger
+from ledger.commits import PAGE_ENTRIES
 from scheduler_svc.core.commands import HandedOver, MakePlan, Submit
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Handover, Request, SequencePast

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
+from kaiten.v1.common_pb2 import PromptLogprobs
+from kaiten.v1.ledger_pb2 import CellRecord, FoldedTokens, JournalRecord, SubmitRecord
 from ledger import Candidate, Commit, Fenced, FoldPart, Ledger, LedgerLimits, Load
-from protos.kaiten.v1.common_pb2 import PromptLogprobs
-from protos.kaiten.v1.ledger_pb2 import CellRecord, FoldedTokens, JournalRecord, SubmitRecord
 from service_kit.clock import SystemClock
 from service_kit.errors import NotFound
 from tests.support.play_leader import PlayLeader, outlive_results, stopped, submit_record

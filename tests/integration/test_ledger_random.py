@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from kaiten.v1.ledger_pb2 import SubmitRecord
 from ledger import Ledger, Load
-from protos.kaiten.v1.ledger_pb2 import SubmitRecord
 from tests.support.play_leader import PlayLeader, stopped, submit_record
 
 STEPS = 150

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from kaiten.v1.common_pb2 import FinishReason
+from kaiten.v1.ledger_pb2 import CancelRecord, SubmitRecord
 from ledger import InboxEntry, Ledger, LedgerLimits, Load, TenantBounds
-from protos.kaiten.v1.common_pb2 import FinishReason
-from protos.kaiten.v1.ledger_pb2 import CancelRecord, SubmitRecord
 from service_kit.errors import (
     AlreadyExists,
     ConfigError,

@@ -6,7 +6,7 @@
 from pathlib import Path
 from typing import Any
 
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH
+from kaiten.v1.common_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH
 from tests.integration.test_scheduler_replay import (
     SCHEDULER_FLAGS,
     Recording,

@@ -8,9 +8,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from kaiten.v1.ledger_pb2 import JournalRecord
 from ledger.archive import Cursor, Wanted, entries, segments, verify
 from ledger.archive.remote import remote_entries
-from protos.kaiten.v1.ledger_pb2 import JournalRecord
 from scheduler_svc.replay import Compared, Skipped, replay_archive
 from tests.support.answers import until
 from tests.support.cluster import SCHEDULER_FLAGS, Cluster, argv_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
+from kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
 from tests.support.answers import Answer, until
 from tests.support.cluster import IMPATIENT, LEASE_TTL_S, Cluster
 from tests.support.processes import ServiceProcess

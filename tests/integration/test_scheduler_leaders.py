@@ -7,11 +7,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH
-from protos.kaiten.v1.scheduler_service_pb2 import RegisterRequest
-from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
-from protos.kaiten.v1.worker_service_pb2 import DescribeRequest
-from protos.kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
+from kaiten.v1.common_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH
+from kaiten.v1.scheduler_service_pb2 import RegisterRequest
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from kaiten.v1.worker_service_pb2 import DescribeRequest
+from kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tests.support.answers import Answer, until
 from tests.support.cluster import Cluster
 from tests.support.processes import FAULTY_SCHEDULER

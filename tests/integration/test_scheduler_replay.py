@@ -10,16 +10,16 @@ from typing import Any
 import grpc
 import pytest
 
-from ledger import InboxEntry
-from protos.kaiten.v1.common_pb2 import (
+from kaiten.v1.common_pb2 import (
     FINISH_REASON_CANCELLED,
     FINISH_REASON_DEADLINE_EXCEEDED,
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
 )
-from protos.kaiten.v1.ledger_pb2 import JournalRecord, SubmitRecord
-from protos.kaiten.v1.scheduler_service_pb2 import ConfigureRequest
-from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from kaiten.v1.ledger_pb2 import JournalRecord, SubmitRecord
+from kaiten.v1.scheduler_service_pb2 import ConfigureRequest
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from ledger import InboxEntry
 from scheduler_svc.replay import Compared, Replay
 from tests.support.answers import Answer, until
 from tests.support.cluster import Cluster, Flags

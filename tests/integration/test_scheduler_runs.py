@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from ledger import LedgerLimits
-from protos.kaiten.v1.common_pb2 import (
+from kaiten.v1.common_pb2 import (
     FINISH_REASON_CANCELLED,
     FINISH_REASON_DEADLINE_EXCEEDED,
     FINISH_REASON_ERROR,
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
 )
+from ledger import LedgerLimits
 from service_kit.errors import Overloaded
 from tests.support.answers import Answer, until
 from tests.support.cluster import Cluster

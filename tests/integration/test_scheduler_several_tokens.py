@@ -10,8 +10,8 @@ from pathlib import Path
 
 from kaiten.client import AsyncClient
 from kaiten.mini import CHECKPOINT
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH
-from protos.kaiten.v1.ledger_pb2 import JournalRecord
+from kaiten.v1.common_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH
+from kaiten.v1.ledger_pb2 import JournalRecord
 from tests.support.answers import until
 from tests.support.cluster import Cluster, Flags, gold, is_answering
 from tests.support.processes import GATEWAY

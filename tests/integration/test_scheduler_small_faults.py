@@ -10,13 +10,13 @@ import pytest
 import redis.asyncio
 from pydantic import SecretStr
 
-from ledger import Ledger
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_ERROR, Leader, WorkerDescription
-from protos.kaiten.v1.worker_service_pb2 import ExecuteResponse, Opened, StepResult
-from protos.kaiten.v1.worker_service_pb2_grpc import (
+from kaiten.v1.common_pb2 import FINISH_REASON_ERROR, Leader, WorkerDescription
+from kaiten.v1.worker_service_pb2 import ExecuteResponse, Opened, StepResult
+from kaiten.v1.worker_service_pb2_grpc import (
     WorkerServiceServicer,
     add_WorkerServiceServicer_to_server,
 )
+from ledger import Ledger
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.leader_session import TICK_S_MAX
 from scheduler_svc.links import REDIAL_S_FIRST, REDIAL_S_MAX, WorkerLink

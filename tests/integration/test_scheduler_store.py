@@ -4,8 +4,8 @@ import asyncio
 from itertools import pairwise
 from pathlib import Path
 
+from kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
 from ledger import StoreLost
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
 from scheduler_svc.leader_session import TICK_S_MAX
 from tests.support.answers import Answer, until
 from tests.support.cluster import Cluster

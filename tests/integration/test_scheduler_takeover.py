@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH, Leader
-from protos.kaiten.v1.scheduler_service_pb2 import StandByResponse
-from protos.kaiten.v1.scheduler_service_pb2_grpc import (
+from kaiten.v1.common_pb2 import FINISH_REASON_LENGTH, Leader
+from kaiten.v1.scheduler_service_pb2 import StandByResponse
+from kaiten.v1.scheduler_service_pb2_grpc import (
     SchedulerServiceServicer,
     add_SchedulerServiceServicer_to_server,
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_ERROR, FINISH_REASON_LENGTH
+from kaiten.v1.common_pb2 import FINISH_REASON_ERROR, FINISH_REASON_LENGTH
 from tests.fakes.mock_worker import LIES
 from tests.support.answers import Answer, until
 from tests.support.cluster import IMPATIENT, Cluster

@@ -17,8 +17,8 @@ import pytest
 from kaiten.client import AsyncClient
 from kaiten.client.results import Completion
 from kaiten.mini import CHECKPOINT
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.support.answers import until
 from tests.support.cluster import Cluster, Flags, is_answering
 from tests.support.processes import AHEAD_WORKER, GATEWAY, WORKER, ServiceProcess

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_DEADLINE_EXCEEDED, FINISH_REASON_LENGTH
+from kaiten.v1.common_pb2 import FINISH_REASON_DEADLINE_EXCEEDED, FINISH_REASON_LENGTH
 from tests.support.answers import until
 from tests.support.cluster import Cluster
 from tests.support.set_clock import COMPILER, SetClock

@@ -10,10 +10,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from kaiten.v1.common_pb2 import FINISH_REASON_LENGTH, Leader
+from kaiten.v1.worker_service_pb2 import ExecuteRequest, Open
+from kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
 from ledger import Follower, Ledger
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH, Leader
-from protos.kaiten.v1.worker_service_pb2 import ExecuteRequest, Open
-from protos.kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
 from service_kit.errors import NotFound
 from tests.support.answers import until
 from tests.support.cluster import Cluster, gold

@@ -8,9 +8,9 @@ import grpc
 import httpx
 import pytest
 
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.common_pb2 import SamplingParams
-from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import SamplingParams
+from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.support.whole_stack import WAIT_S, WholeStack, wait_until
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="no kaiten[otlp] here")

@@ -18,11 +18,11 @@ from gateway.tenants import digest
 from kaiten.client.live_core import LiveCore
 from kaiten.local.health import state_of
 from kaiten.mini import CHECKPOINT
+from kaiten.v1.archive_pb2 import ArchiveEntry
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from kaiten.v1.watch_pb2 import SEQUENCE_STATE_RUNNING, WatchRequest
 from ledger.archive import Wanted, entries, segments
 from ledger.archive.remote import remote_entries
-from protos.kaiten.v1.archive_pb2 import ArchiveEntry
-from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
-from protos.kaiten.v1.watch_pb2 import SEQUENCE_STATE_RUNNING, WatchRequest
 from scheduler_svc.servicer import WATCHERS_MAX
 from tests.support.answers import until
 from tests.support.cluster import Cluster

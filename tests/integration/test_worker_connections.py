@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from kaiten.local.ports import HeldPort
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
+from kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
 from tests.support.answers import Answer, until
 from tests.support.cluster import Cluster, Flags
 from tests.support.relay import Relay

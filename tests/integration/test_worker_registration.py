@@ -19,7 +19,7 @@ from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.service import registration
 from gpu_worker.service.process import WorkerProcess
 from kaiten.local.ports import HeldPort
-from protos.kaiten.v1 import (
+from kaiten.v1 import (
     scheduler_service_pb2,
     scheduler_service_pb2_grpc,
     worker_service_pb2,

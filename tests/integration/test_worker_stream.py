@@ -10,7 +10,7 @@ import pytest
 
 from gpu_worker.batch.plans import BlockTable, Join, Leader, Plan
 from gpu_worker.batch.step_types import StepInputs, StepSamples
-from protos.kaiten.v1 import common_pb2, worker_service_pb2
+from kaiten.v1 import common_pb2, worker_service_pb2
 from service_kit.grpc_errors import metadata_of
 from tests.fakes.mock_worker import MockDevice, token_function
 from tests.support.answers import until

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kaiten.client.live_core import NO_BLOCK, LiveCore
-from protos.kaiten.v1.watch_pb2 import WatchResponse
+from kaiten.v1.watch_pb2 import WatchResponse
 from scheduler_svc.core.commands import Command, Configured, MakePlan
 from scheduler_svc.core.outcome import Outcome, PassedOver
 from scheduler_svc.core.requests import State

@@ -5,9 +5,9 @@ import time
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 
+from kaiten.v1.common_pb2 import FINISH_REASON_STOP, FinishReason
+from kaiten.v1.ledger_pb2 import SequenceFinished, SubmitRecord
 from ledger import Subscription, Update
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_STOP, FinishReason
-from protos.kaiten.v1.ledger_pb2 import SequenceFinished, SubmitRecord
 
 WAIT_S = 60.0
 POLL_S, POLL_S_MAX = 0.01, 0.1

@@ -27,12 +27,12 @@ from kaiten.client import AsyncClient
 from kaiten.client.errors import UnavailableError
 from kaiten.local.ports import HeldPort
 from kaiten.mini import CHECKPOINT
+from kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
+from kaiten.v1.ledger_pb2 import SubmitRecord
+from kaiten.v1.scheduler_service_pb2 import GetStateRequest, GetStateResponse
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from kaiten.v1.worker_service_pb2 import RowSampling
 from ledger import Follower, Ledger, LedgerLimits
-from protos.kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
-from protos.kaiten.v1.ledger_pb2 import SubmitRecord
-from protos.kaiten.v1.scheduler_service_pb2 import GetStateRequest, GetStateResponse
-from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
-from protos.kaiten.v1.worker_service_pb2 import RowSampling
 from tests.fakes.mock_worker import mock_token_ids
 from tests.support.answers import WAIT_S, Answer, until
 from tests.support.processes import MOCK_WORKER, SCHEDULER, ServiceProcess

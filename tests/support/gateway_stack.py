@@ -15,11 +15,11 @@ from pydantic import SecretStr
 from gateway.main import GatewayService
 from gateway.settings import GatewaySettings
 from gateway.text.model_card import ModelCard
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import Feature
+from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from kaiten.v1.model_service_pb2_grpc import ModelServiceStub
 from ledger import Ledger
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.common_pb2 import Feature
-from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
-from protos.kaiten.v1.model_service_pb2_grpc import ModelServiceStub
 from tests.fakes.scripted_scheduler import FEATURES, Script, ScriptedScheduler, echo
 from tests.support.tokenizers import write_model_folder
 

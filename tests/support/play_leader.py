@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from redis.asyncio import Redis
 
-from ledger import FoldPart, Leader, Ledger, pieces_of
-from protos.kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
-from protos.kaiten.v1.ledger_pb2 import (
+from kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
+from kaiten.v1.ledger_pb2 import (
     ChoiceResult,
     FoldedTokens,
     JournalRecord,
@@ -17,7 +16,8 @@ from protos.kaiten.v1.ledger_pb2 import (
     SequenceLogprobs,
     SubmitRecord,
 )
-from protos.kaiten.v1.worker_service_pb2 import RowSampling
+from kaiten.v1.worker_service_pb2 import RowSampling
+from ledger import FoldPart, Leader, Ledger, pieces_of
 
 
 def submit_record(id: str, *, n: int = 1, prompt: Sequence[int] = (1, 2, 3)) -> SubmitRecord:

@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import grpc
 
-from protos.kaiten.v1 import common_pb2, inference_service_pb2_grpc, model_service_pb2_grpc
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1 import model_service_pb2 as models_pb
+from kaiten.v1 import common_pb2, inference_service_pb2_grpc, model_service_pb2_grpc
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1 import model_service_pb2 as models_pb
 from service_kit import grpc_server
 from service_kit.errors import KaitenError
 

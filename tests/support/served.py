@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from kaiten.local.child import TETHER
-from protos.kaiten.v1.scheduler_service_pb2 import GetStateRequest
-from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from kaiten.v1.scheduler_service_pb2 import GetStateRequest
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from tests.support.whole_stack import wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -22,9 +22,9 @@ import httpx
 
 from kaiten.local.ports import HeldPort
 from kaiten.mini import CHECKPOINT
+from kaiten.v1.scheduler_service_pb2 import GetStateRequest, GetStateResponse
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from ledger import Ledger
-from protos.kaiten.v1.scheduler_service_pb2 import GetStateRequest, GetStateResponse
-from protos.kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from tests.support.cluster import SCHEDULER_FLAGS, Flags, argv_of
 from tests.support.processes import GATEWAY, SCHEDULER, WORKER, ServiceProcess
 from tests.support.store_server import StoreServer

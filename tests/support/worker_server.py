@@ -25,7 +25,7 @@ from gpu_worker.batch.step_types import AheadRunner, ModelRunner
 from gpu_worker.runner.engine import Engine
 from gpu_worker.service.metrics import Meters
 from gpu_worker.service.server import WorkerServicer
-from protos.kaiten.v1 import common_pb2, worker_service_pb2, worker_service_pb2_grpc
+from kaiten.v1 import common_pb2, worker_service_pb2, worker_service_pb2_grpc
 from service_kit.grpc_server import bind, create_server
 from service_kit.metrics import NO_METER
 from tests.support.mini_scheduler import LEADER, MiniScheduler

@@ -16,7 +16,7 @@ from benchmarks.peers.floor import Machine, Shape, ideal, shape_of
 from kaiten.bench.options import BenchOptions
 from kaiten.bench.plan import make_plan
 from kaiten.bench.workload import Job
-from protos.kaiten.v1.ledger_pb2 import CoreInput, JournalRecord, PlanInput, SequenceFinished
+from kaiten.v1.ledger_pb2 import CoreInput, JournalRecord, PlanInput, SequenceFinished
 
 SHAPE = Shape(layers=1, hidden_size=2, kv_size=1, body_parameters=100, head_parameters=50)
 lengths = st.lists(st.integers(1, 50), min_size=1, max_size=40)

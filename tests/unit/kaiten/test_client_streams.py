@@ -21,9 +21,9 @@ from kaiten.client.errors import (
 from kaiten.client.following import WAIT_S_MAX, Following
 from kaiten.client.results import Completion
 from kaiten.local.ports import HeldPort
-from protos.kaiten.v1 import common_pb2
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from kaiten.v1 import common_pb2
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from service_kit import errors
 from tests.support.scripted_gateway import ScriptedGateway, Step, accepted, delta, done, finished
 

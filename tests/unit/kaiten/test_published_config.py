@@ -9,9 +9,9 @@ import pytest
 from gateway import tenants
 from kaiten.cli.keygen import mint
 from kaiten.client.connection import SERVICE_CONFIG, with_key
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1 import model_service_pb2
-from protos.kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1 import model_service_pb2
+from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from service_kit.errors import Overloaded, Unavailable
 from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
 

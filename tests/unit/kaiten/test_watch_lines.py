@@ -4,8 +4,8 @@ import pytest
 
 from kaiten.cli.watch import lines_of
 from kaiten.client.live_core import LiveCore
-from protos.kaiten.v1.ledger_pb2 import ConfiguredInput
-from protos.kaiten.v1.watch_pb2 import (
+from kaiten.v1.ledger_pb2 import ConfiguredInput
+from kaiten.v1.watch_pb2 import (
     InFlightPlan,
     PassedOver,
     SequenceCounts,

@@ -10,6 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
+from kaiten.v1.ledger_pb2 import (
+    ConfiguredInput,
+    FoldedTokens,
+    JournalRecord,
+    SequenceFinished,
+    SubmitRecord,
+)
 from ledger import InboxEntry
 from ledger.archive import (
     ArchiveBounds,
@@ -23,14 +31,6 @@ from ledger.archive import (
 )
 from ledger.archive import segment as segment_files
 from ledger.archive.__main__ import main
-from protos.kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
-from protos.kaiten.v1.ledger_pb2 import (
-    ConfiguredInput,
-    FoldedTokens,
-    JournalRecord,
-    SequenceFinished,
-    SubmitRecord,
-)
 
 BOUNDS = ArchiveBounds(bytes_max=64 << 20, age_s_max=3600.0)
 SECOND = 1_000_000_000

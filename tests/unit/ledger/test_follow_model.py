@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord
 from ledger import Follower, History, Lease, Update
-from protos.kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord
 from service_kit.errors import Unavailable
 from tests.support.play_leader import eventually, stopped
 

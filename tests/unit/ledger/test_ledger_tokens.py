@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger import DamagedLedger, pieces_of
-from ledger.tokens import Outputs, cut, joined, tokens_of
-from protos.kaiten.v1.common_pb2 import PromptLogprobs, TokenLogprobs
-from protos.kaiten.v1.ledger_pb2 import (
+from kaiten.v1.common_pb2 import PromptLogprobs, TokenLogprobs
+from kaiten.v1.ledger_pb2 import (
     FoldedTokens,
     JournalRecord,
     SequenceLogprobs,
     StoredPromptLogprobs,
 )
+from ledger import DamagedLedger, pieces_of
+from ledger.tokens import Outputs, cut, joined, tokens_of
 from tests.support.play_leader import stopped
 
 

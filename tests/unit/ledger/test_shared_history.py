@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from kaiten.v1.ledger_pb2 import FoldedTokens
 from ledger import History
 from ledger.shared_history import READS_APART_S, SharedHistory
-from protos.kaiten.v1.ledger_pb2 import FoldedTokens
 
 CLIENTS = 50
 

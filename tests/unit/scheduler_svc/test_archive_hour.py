@@ -4,14 +4,14 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from kaiten.v1.archive_pb2 import ArchiveHeader
+from kaiten.v1.common_pb2 import Leader as LeaderMessage
+from kaiten.v1.ledger_pb2 import FoldedTokens, SequenceFinished, SubmitRecord
+from kaiten.v1.worker_service_pb2 import RowSampling
+from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from ledger import Commit, InboxEntry, Recovered
 from ledger import Leader as Elected
 from ledger.archive import ArchiveBounds, ArchiveWriter, entries, segments
-from protos.kaiten.v1.archive_pb2 import ArchiveHeader
-from protos.kaiten.v1.common_pb2 import Leader as LeaderMessage
-from protos.kaiten.v1.ledger_pb2 import FoldedTokens, SequenceFinished, SubmitRecord
-from protos.kaiten.v1.worker_service_pb2 import RowSampling
-from protos.kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from scheduler_svc import wire
 from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.core.commands import Command, MakePlan, StepDone, Submit, WorkerJoined

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.kaiten.v1 import common_pb2
-from protos.kaiten.v1.common_pb2 import FinishReason
-from protos.kaiten.v1.ledger_pb2 import CancelRecord, CoreInput, SubmitInput
+from kaiten.v1 import common_pb2
+from kaiten.v1.common_pb2 import FinishReason
+from kaiten.v1.ledger_pb2 import CancelRecord, CoreInput, SubmitInput
 from scheduler_svc import command_wire, wire
 from scheduler_svc.core.commands import (
     Cancel,

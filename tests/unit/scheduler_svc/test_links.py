@@ -8,7 +8,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
-from protos.kaiten.v1.common_pb2 import Leader, WorkerDescription
+from kaiten.v1.common_pb2 import Leader, WorkerDescription
 from scheduler_svc.links import EPOCHS_AHEAD_MAX, WorkerLink
 
 OURS = 1_795_000_000_000_000

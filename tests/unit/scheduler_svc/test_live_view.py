@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kaiten.client.live_core import LiveCore
-from protos.kaiten.v1.watch_pb2 import (
+from kaiten.v1.watch_pb2 import (
     SEQUENCE_STATE_FORKING,
     SEQUENCE_STATE_RUNNING,
     SEQUENCE_STATE_WAITING,

@@ -1,9 +1,9 @@
 """A worker that changed is in the journal: without it the replay would make other plans."""
 
+from kaiten.v1.common_pb2 import Leader
+from kaiten.v1.ledger_pb2 import CoreInput, JournalRecord, SubmitRecord
+from kaiten.v1.worker_service_pb2 import RowSampling
 from ledger import InboxEntry
-from protos.kaiten.v1.common_pb2 import Leader
-from protos.kaiten.v1.ledger_pb2 import CoreInput, JournalRecord, SubmitRecord
-from protos.kaiten.v1.worker_service_pb2 import RowSampling
 from scheduler_svc import wire
 from scheduler_svc.command_wire import describe_plan, input_to_proto
 from scheduler_svc.core.commands import (

@@ -2,10 +2,10 @@
 
 import pytest
 
+from kaiten.v1.common_pb2 import TokenLogprobs
+from kaiten.v1.ledger_pb2 import FoldedTokens, SubmitRecord
+from kaiten.v1.worker_service_pb2 import RowSampling
 from ledger import InboxEntry
-from protos.kaiten.v1.common_pb2 import TokenLogprobs
-from protos.kaiten.v1.ledger_pb2 import FoldedTokens, SubmitRecord
-from protos.kaiten.v1.worker_service_pb2 import RowSampling
 from scheduler_svc.request_book import BookedRequest, RequestBook
 
 

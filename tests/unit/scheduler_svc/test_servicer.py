@@ -2,8 +2,8 @@
 
 import pytest
 
-from protos.kaiten.v1.common_pb2 import FEATURE_LOGPROBS, Capabilities, WorkerDescription
-from protos.kaiten.v1.scheduler_service_pb2 import RegisterRequest
+from kaiten.v1.common_pb2 import FEATURE_LOGPROBS, Capabilities, WorkerDescription
+from kaiten.v1.scheduler_service_pb2 import RegisterRequest
 from scheduler_svc import membership
 from scheduler_svc.servicer import Servicer
 from scheduler_svc.settings import SchedulerSettings

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from protos.kaiten.v1.worker_service_pb2 import StepResult, StepTimings
+from kaiten.v1.worker_service_pb2 import StepResult, StepTimings
 from scheduler_svc.core.outcome import Finished, Plan, RequestOver, StepTokens
 from scheduler_svc.core.types import Reason
 from scheduler_svc.tracing import QUEUE_MAX, PlanSampler, Tracing

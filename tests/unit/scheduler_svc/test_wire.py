@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger import InboxEntry
-from protos.kaiten.v1 import common_pb2, worker_service_pb2
-from protos.kaiten.v1.common_pb2 import (
+from kaiten.v1 import common_pb2, worker_service_pb2
+from kaiten.v1.common_pb2 import (
     FinishReason,
     Leader,
     PromptLogprobs,
@@ -21,10 +20,11 @@ from protos.kaiten.v1.common_pb2 import (
     TokenSequence,
     WorkerDescription,
 )
-from protos.kaiten.v1.ledger_pb2 import SubmitRecord
-from protos.kaiten.v1.worker_service_pb2 import Join as JoinMessage
-from protos.kaiten.v1.worker_service_pb2 import Plan as PlanMessage
-from protos.kaiten.v1.worker_service_pb2 import RowLogprobs, RowSampling
+from kaiten.v1.ledger_pb2 import SubmitRecord
+from kaiten.v1.worker_service_pb2 import Join as JoinMessage
+from kaiten.v1.worker_service_pb2 import Plan as PlanMessage
+from kaiten.v1.worker_service_pb2 import RowLogprobs, RowSampling
+from ledger import InboxEntry
 from scheduler_svc import wire
 from scheduler_svc.core.outcome import Finished, Join, Plan, RequestOver
 from scheduler_svc.core.types import Feature, Reason, ResultRejected, StepResult, WorkerSpec

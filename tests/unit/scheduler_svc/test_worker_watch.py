@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from protos.kaiten.v1.common_pb2 import Leader, WorkerDescription
-from protos.kaiten.v1.worker_service_pb2 import StepTimings
+from kaiten.v1.common_pb2 import Leader, WorkerDescription
+from kaiten.v1.worker_service_pb2 import StepTimings
 from scheduler_svc.core.workers import Worker
 from scheduler_svc.links import WorkerLink
 from scheduler_svc.worker_watch import Finding, look_at

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.common_pb2 import SamplingParams, TokenBias
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import SamplingParams, TokenBias
 from service_kit.proto_bounds import records
 
 KIND = pb.GenerateRequest.DESCRIPTOR

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.grpc.inference import _ask
-from protos.kaiten.v1.inference_service_pb2 import GenerateRequest
+from kaiten.v1.inference_service_pb2 import GenerateRequest
 
 
 def context(left_s: float | None) -> Any:

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from gateway.grpc.operators import Part, merged
-from protos.kaiten.v1.archive_pb2 import ArchiveEntry
-from protos.kaiten.v1.ledger_pb2 import JournalRecord
+from kaiten.v1.archive_pb2 import ArchiveEntry
+from kaiten.v1.ledger_pb2 import JournalRecord
 
 
 def part(epoch: int, segment: int, *seqs: int) -> Part:

@@ -9,11 +9,11 @@ import pytest
 from gateway.grpc import operators
 from gateway.grpc.operators import Operators, Part
 from gateway.tenants import Keyring
+from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
+from kaiten.v1.ledger_pb2 import CellRecord
+from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
+from kaiten.v1.watch_pb2 import WatchRequest
 from ledger import Lease
-from protos.kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
-from protos.kaiten.v1.ledger_pb2 import CellRecord
-from protos.kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
-from protos.kaiten.v1.watch_pb2 import WatchRequest
 from service_kit.errors import NotFound, Unavailable
 
 

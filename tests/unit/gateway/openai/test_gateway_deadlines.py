@@ -8,7 +8,7 @@ import pytest
 from gateway.grpc.inference import raise_if_late
 from gateway.openai.replies import reason_of
 from gateway.requests.stream import Finished
-from protos.kaiten.v1.common_pb2 import FinishReason
+from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import DeadlineExceeded
 
 LATE = FinishReason.FINISH_REASON_DEADLINE_EXCEEDED

@@ -8,7 +8,7 @@ import pytest
 from gateway.openai.replies import CompletionShape, Namer
 from gateway.requests.stream import Explained
 from gateway.text.detokenizer import Pieces
-from protos.kaiten.v1.common_pb2 import PromptLogprobs
+from kaiten.v1.common_pb2 import PromptLogprobs
 from tests.support.tokenizers import byte_level_bpe
 
 

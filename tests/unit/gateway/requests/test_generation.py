@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from gateway.requests.stream import Choice, Delta, Event, Finished, new_choices, replay, told
 from gateway.text.choice_text import ChoiceText
 from gateway.text.detokenizer import Pieces
-from ledger import Update
-from protos.kaiten.v1.common_pb2 import FinishReason
-from protos.kaiten.v1.inference_service_pb2 import Done, Usage
-from protos.kaiten.v1.ledger_pb2 import (
+from kaiten.v1.common_pb2 import FinishReason
+from kaiten.v1.inference_service_pb2 import Done, Usage
+from kaiten.v1.ledger_pb2 import (
     ChoiceResult,
     FoldedTokens,
     RenderOptions,
     RequestResult,
     SequenceFinished,
 )
+from ledger import Update
 from tests.support.tokenizers import byte_level_bpe
 
 STOP, LENGTH = FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH

@@ -15,9 +15,9 @@ from gateway.requests.stream import (
     new_choices,
 )
 from gateway.text.detokenizer import Pieces
+from kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
+from kaiten.v1.ledger_pb2 import RenderOptions, SequenceFinished
 from ledger import Update
-from protos.kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
-from protos.kaiten.v1.ledger_pb2 import RenderOptions, SequenceFinished
 from tests.support.tokenizers import byte_level_bpe
 
 # What a gRPC client takes that sets nothing.

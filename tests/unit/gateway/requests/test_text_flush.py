@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from gateway.requests.stream import Delta, Event, Finished, new_choices
 from gateway.text.choice_text import ChoiceText
 from gateway.text.detokenizer import Detokenizer, Pieces
+from kaiten.v1.common_pb2 import FinishReason
+from kaiten.v1.ledger_pb2 import RenderOptions, SequenceFinished
 from ledger import Update
-from protos.kaiten.v1.common_pb2 import FinishReason
-from protos.kaiten.v1.ledger_pb2 import RenderOptions, SequenceFinished
 from tests.support import tokenizers as built
 from tests.support.tokenizers import byte_level_bpe, token_id
 

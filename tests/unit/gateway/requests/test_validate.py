@@ -18,9 +18,9 @@ from gateway.tenants import Tenant
 from gateway.text.model_card import SamplingDefaults
 from gateway.values.generation_request import Ask, SamplingAsk, TextPrompt, TokenPrompt
 from kaiten.client.request import request_from
-from protos.kaiten.v1 import inference_service_pb2 as pb
-from protos.kaiten.v1.common_pb2 import SamplingParams, TokenBias, TokenSequence
-from protos.kaiten.v1.ledger_pb2 import SubmitRecord
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import SamplingParams, TokenBias, TokenSequence
+from kaiten.v1.ledger_pb2 import SubmitRecord
 from service_kit.errors import InvalidRequest, NotFound, TooLong
 
 LIMITS = Limits(vocab_size=100, context_tokens_max=32, text_bytes_max=1000)

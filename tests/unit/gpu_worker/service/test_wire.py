@@ -21,7 +21,7 @@ from gpu_worker.batch.plans import (
     StepTimings,
 )
 from gpu_worker.service import wire
-from protos.kaiten.v1 import common_pb2, worker_service_pb2
+from kaiten.v1 import common_pb2, worker_service_pb2
 from tests.support.worker_server import LIMITS, description, outcome_from_proto, plan_to_proto
 
 u32 = st.integers(0, (1 << 32) - 1)

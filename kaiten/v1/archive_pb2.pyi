@@ -1,4 +1,4 @@
-from protos.kaiten.v1 import ledger_pb2 as _ledger_pb2
+from kaiten.v1 import ledger_pb2 as _ledger_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

@@ -1,7 +1,7 @@
-from protos.kaiten.v1 import archive_pb2 as _archive_pb2
-from protos.kaiten.v1 import common_pb2 as _common_pb2
-from protos.kaiten.v1 import ledger_pb2 as _ledger_pb2
-from protos.kaiten.v1 import watch_pb2 as _watch_pb2
+from kaiten.v1 import archive_pb2 as _archive_pb2
+from kaiten.v1 import common_pb2 as _common_pb2
+from kaiten.v1 import ledger_pb2 as _ledger_pb2
+from kaiten.v1 import watch_pb2 as _watch_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

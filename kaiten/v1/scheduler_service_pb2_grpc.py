@@ -3,8 +3,8 @@
 import grpc
 import warnings
 
-from protos.kaiten.v1 import scheduler_service_pb2 as kaiten_dot_v1_dot_scheduler__service__pb2
-from protos.kaiten.v1 import watch_pb2 as kaiten_dot_v1_dot_watch__pb2
+from kaiten.v1 import scheduler_service_pb2 as kaiten_dot_v1_dot_scheduler__service__pb2
+from kaiten.v1 import watch_pb2 as kaiten_dot_v1_dot_watch__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__

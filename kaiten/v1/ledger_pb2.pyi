@@ -1,6 +1,6 @@
-from protos.kaiten.v1 import common_pb2 as _common_pb2
-from protos.kaiten.v1 import inference_service_pb2 as _inference_service_pb2
-from protos.kaiten.v1 import worker_service_pb2 as _worker_service_pb2
+from kaiten.v1 import common_pb2 as _common_pb2
+from kaiten.v1 import inference_service_pb2 as _inference_service_pb2
+from kaiten.v1 import worker_service_pb2 as _worker_service_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

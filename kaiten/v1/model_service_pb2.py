@@ -22,8 +22,8 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from protos.kaiten.v1 import common_pb2 as kaiten_dot_v1_dot_common__pb2
-from protos.kaiten.v1 import inference_service_pb2 as kaiten_dot_v1_dot_inference__service__pb2
+from kaiten.v1 import common_pb2 as kaiten_dot_v1_dot_common__pb2
+from kaiten.v1 import inference_service_pb2 as kaiten_dot_v1_dot_inference__service__pb2
 
 
 DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dkaiten/v1/model_service.proto\x12\tkaiten.v1\x1a\x16kaiten/v1/common.proto\x1a!kaiten/v1/inference_service.proto\"\x13\n\x11ListModelsRequest\"6\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.kaiten.v1.Model\"\xf9\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x1a\n\x12\x63ontext_tokens_max\x18\x05 \x01(\r\x12\x13\n\x0b\x63hoices_max\x18\x06 \x01(\r\x12\x14\n\x0clogprobs_max\x18\x07 \x01(\r\x12\x34\n\x11sampling_defaults\x18\x08 \x01(\x0b\x32\x19.kaiten.v1.SamplingParams\x12\x15\n\rworkers_ready\x18\t \x01(\r\x12\x15\n\reos_token_ids\x18\n \x03(\r\"j\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12/\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\x17.kaiten.v1.ConversationH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13show_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xe9\x01\n\x0cModelService\x12I\n\nListModels\x12\x1c.kaiten.v1.ListModelsRequest\x1a\x1d.kaiten.v1.ListModelsResponse\x12\x43\n\x08Tokenize\x12\x1a.kaiten.v1.TokenizeRequest\x1a\x1b.kaiten.v1.TokenizeResponse\x12I\n\nDetokenize\x12\x1c.kaiten.v1.DetokenizeRequest\x1a\x1d.kaiten.v1.DetokenizeResponseb\x06proto3')

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos.kaiten.v1 import model_service_pb2 as kaiten_dot_v1_dot_model__service__pb2
+from kaiten.v1 import model_service_pb2 as kaiten_dot_v1_dot_model__service__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
