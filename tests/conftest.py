@@ -21,6 +21,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # a test has one: they are looked for where none are, by the processes of tests too.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)
+# Services that tests start as processes, wherever those stand.
+os.environ["PYTHONPATH"] = os.path.dirname(os.path.dirname(__file__))
 
 pytest_plugins = ("tests.support.reporting", "tests.support.order")
 

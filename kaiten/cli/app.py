@@ -14,17 +14,11 @@ from cyclopts.validators import Number
 from kaiten.api_key import ApiKeyFile, api_key
 from kaiten.cli.config_file import from_file
 from kaiten.cli.other_servers import explained
+from kaiten.local import services
 from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.scheduling import Scheduling
 from kaiten.local.start_error import StartError
 
-# What each role's command becomes. They take their own flags, see `kaiten gateway --help`.
-SERVICES: Final = {
-    "gateway": "gateway",
-    "scheduler": "scheduler_svc",
-    "worker": "gpu_worker",
-    "archive": "ledger.archive",
-}
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 INTERRUPTED: Final = 130
 
@@ -302,14 +296,14 @@ def worker(*arguments: Rest) -> NoReturn:
 
 def become(role: str, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by another. Its parent sees one process, and signals reach it."""
-    # -P keeps the current folder off the path: a file named gateway.py there must not be run.
-    os.execv(sys.executable, [sys.executable, "-P", "-m", SERVICES[role], *arguments])
+    command = (*services.command(services.MODULES[role]), *arguments)
+    os.execve(command[0], command, os.environ | services.environ())
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script. Users never see a traceback of their own mistake."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments and arguments[0] in SERVICES:
+    if arguments and arguments[0] in services.MODULES:
         become(arguments[0], arguments[1:])
     try:
         code = app(arguments, result_action="return_value")

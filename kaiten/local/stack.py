@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from kaiten.local import store
+from kaiten.local import services, store
 from kaiten.local.child import ChildSpec
 from kaiten.local.health import is_serving
 from kaiten.local.model_source import ModelSource
@@ -170,7 +169,8 @@ def _scheduler(options: ServeOptions, name: str, redis_url: str, place: _Inner) 
         options,
         name,
         place.address,
-        *("scheduler_svc", "--cell", options.cell),
+        "scheduler_svc",
+        *("--cell", options.cell),
         *place.flags(),
         *_flags(options.scheduling.flags()),
         *options.scheduling.archive_flags(_folder(options, "archive")),
@@ -188,7 +188,8 @@ def _worker(
         options,
         name,
         place.address,
-        *("gpu_worker", "--model", str(options.model.folder)),
+        "gpu_worker",
+        *("--model", str(options.model.folder)),
         *("--served-model-name", options.model.name),
         *("--scheduler", ",".join(scheduler_addresses)),
         *place.flags(),
@@ -201,7 +202,8 @@ def _gateway(options: ServeOptions, redis_url: str, grpc_port: int, http_port: i
         options,
         "gateway",
         f"{_reachable(options.host)}:{grpc_port}",
-        *("gateway", "--cell", options.cell),
+        "gateway",
+        *("--cell", options.cell),
         *("--model", str(options.model.folder), "--served-model-name", options.model.name),
         *("--grpc-host", options.host, "--grpc-port", str(grpc_port)),
         *("--http-host", options.host, "--http-port", str(http_port)),
@@ -214,14 +216,15 @@ def _service(
     options: ServeOptions,
     name: str,
     address: str,
-    *module_and_args: str,
+    module: str,
+    *arguments: str,
     environ: Mapping[str, str] | None = None,
 ) -> ChildSpec:
     told = {"--log-level": options.log_level}
     return ChildSpec(
         name=name,
-        command=(sys.executable, "-P", "-m", *module_and_args, *_flags(told)),
-        environ=environ or {},
+        command=(*services.command(module), *arguments, *_flags(told)),
+        environ=services.environ() | dict(environ or {}),
         log_path=_log(options, name),
         is_ready=partial(is_serving, address),
     )

@@ -1,5 +1,6 @@
 """The compose file and the Dockerfile keep the rules of deploy/README.md."""
 
+import ast
 import os
 import re
 import shutil
@@ -147,13 +148,18 @@ def test_only_workers_have_torch() -> None:
 
 def test_the_image_holds_every_package_and_the_shipped_model() -> None:
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    include = table["tool"]["setuptools"]["packages"]["find"]["include"]
-    wanted = {pattern.rstrip("*") for pattern in include}
+    (named,) = re.findall(r"^SERVICES = (\(.+\))$", (ROOT / "setup.py").read_text(), re.M)
+    wanted = {"kaiten", *ast.literal_eval(named)}
     copied = set(re.findall(r"^COPY (\w+) \1$", DOCKERFILE, re.M))
     let_in = set(re.findall(r"^!([\w.]+)$", (ROOT / ".dockerignore").read_text(), re.M))
     assert copied == wanted
     # What the package's metadata name, and the build reads.
-    files = {"pyproject.toml", table["project"]["readme"], *table["project"]["license-files"]}
+    files = {
+        "pyproject.toml",
+        "setup.py",
+        table["project"]["readme"],
+        *table["project"]["license-files"],
+    }
     assert let_in == wanted | files
     assert files <= set(DOCKERFILE.split())
     assert f"COPY {CHECKPOINT.relative_to(ROOT)} /model" in DOCKERFILE

@@ -5,11 +5,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from kaiten.cli import app as cli
+from kaiten.local import services
 from kaiten.local.ports import HeldPort
 from service_kit.errors import Unauthenticated
 from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
@@ -208,12 +210,13 @@ def test_a_role_takes_its_own_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of the line goes through untouched, `--help` and `--version` too."""
     seen: list[list[str]] = []
 
-    def execv(_path: str, command: list[str]) -> None:
-        seen.append(command)
+    def execve(_path: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        assert str(ROOT) in environ["PYTHONPATH"].split(os.pathsep)
+        seen.append([*command])
         raise SystemExit(0)
 
-    monkeypatch.setattr(os, "execv", execv)
-    for role, module in cli.SERVICES.items():
+    monkeypatch.setattr(os, "execve", execve)
+    for role, module in services.MODULES.items():
         with pytest.raises(SystemExit):
             cli.main([role, "--help", "--version", "--x", "-1"])
         assert seen.pop() == [
