@@ -13,11 +13,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from gateway.text.template_child import LENGTH, frame
 from service_kit.errors import InvalidRequest, KaitenError, Unavailable
 
+PACKAGES: Final = Path(__file__).parents[2]
 # A child that imports and compiles longer than this is not coming.
 START_S_MAX: Final = 60.0
 # Of a text as JSON: a control character takes six bytes, a piece of one character four.
@@ -141,7 +143,9 @@ class _Child:
         if self.process is not None and self.process.returncode is None:
             return self.process
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "gateway.text.template_child"),
+            *(sys.executable, "-m", "gateway.text.template_child"),
+            # The first place on its path, wherever this process has its own from.
+            cwd=PACKAGES,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
