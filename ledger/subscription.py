@@ -111,6 +111,8 @@ class Subscription:
         self.pending = [Pending(self, s, positions.get(s, UNKNOWN)) for s in sequence_ids]
         self._open = len(self.pending)
         self._ready: deque[Pending] = deque()
+        # Asked for again and again it would cost a system call each time.
+        self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self.is_closed = False
@@ -166,7 +168,7 @@ class Subscription:
                 elif (update := self._take(pending)) is not None:
                     return update
                 continue
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:

@@ -15,9 +15,9 @@ from gateway.grpc.convert import (
     ask_from_proto,
     detokenize_from_proto,
     error_to_proto,
-    event_to_proto,
     finished_to_proto,
     tokenize_from_proto,
+    write_event,
 )
 from gateway.requests.service import Front
 from gateway.requests.stream import Finished, Generation
@@ -56,12 +56,7 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         tenant = _tenant(self._keyring, context)
         generation = await self._front.generate(_ask(request, context), tenant)
-        with self._front.following(generation, keep_running=request.keep_running):
-            async for events in generation:
-                for event in events:
-                    message = event_to_proto(event, with_token_ids=request.return_token_ids)
-                    await context.write(pb.GenerateResponse(event=message))
-        raise_if_late(generation)
+        await self._follow(generation, request, context, pb.GenerateResponse)
 
     async def GenerateBatch(
         self, request: pb.GenerateBatchRequest, context: Context
@@ -88,8 +83,9 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
                     yield pb.GenerateBatchResponse(index=which, error=error_to_proto(error))
                 for event in events:
                     with_ids = requests[which].return_token_ids
-                    message = event_to_proto(event, with_token_ids=with_ids)
-                    yield pb.GenerateBatchResponse(index=which, event=message)
+                    response = pb.GenerateBatchResponse(index=which)
+                    write_event(response.event, event, with_token_ids=with_ids)
+                    yield response
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:
         generation = await self._front.attach(
@@ -99,11 +95,22 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
             cursors=request.cursors,
             with_cursors=request.return_cursors,
         )
+        await self._follow(generation, request, context, pb.AttachResponse)
+
+    async def _follow(
+        self,
+        generation: Generation,
+        request: pb.GenerateRequest | pb.AttachRequest,
+        context: Context,
+        response_of: type[pb.GenerateResponse | pb.AttachResponse],
+    ) -> None:
+        with_ids = request.return_token_ids
         with self._front.following(generation, keep_running=request.keep_running):
             async for events in generation:
                 for event in events:
-                    message = event_to_proto(event, with_token_ids=request.return_token_ids)
-                    await context.write(pb.AttachResponse(event=message))
+                    response = response_of()
+                    write_event(response.event, event, with_token_ids=with_ids)
+                    await context.write(response)
         raise_if_late(generation)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:

@@ -33,6 +33,8 @@ class Exchange:
         self.scope = scope
         self.tenant: Tenant = scope["state"]["tenant"]
         self._send = send
+        # Asked for at every event it would cost a system call each time.
+        self._now_s = asyncio.get_running_loop().time
         self._is_started = False
         self._has_events = False
         self._sent_at_s = 0.0
@@ -61,7 +63,7 @@ class Exchange:
     async def send_events(self, raw: bytes) -> None:
         """Waits while the client does not read: back-pressure reaches the journal's reader."""
         await self._send({"type": "http.response.body", "body": raw, "more_body": True})
-        self._sent_at_s = asyncio.get_running_loop().time()
+        self._sent_at_s = self._now_s()
 
     @asynccontextmanager
     async def pinged(self, silent_s_max: float) -> AsyncIterator[None]:
@@ -74,10 +76,9 @@ class Exchange:
             await asyncio.wait({pinging})
 
     async def _ping(self, silent_s_max: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._sent_at_s = loop.time()
+        self._sent_at_s = self._now_s()
         while True:
-            due_s = self._sent_at_s + silent_s_max - loop.time()
+            due_s = self._sent_at_s + silent_s_max - self._now_s()
             if due_s > 0:
                 await asyncio.sleep(due_s)
             else:

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.grpc.convert import event_to_proto
+from gateway.grpc.convert import write_event
 from gateway.requests.stream import (
     DELTA_TOKENS_MAX,
     Accepted,
@@ -16,6 +16,7 @@ from gateway.requests.stream import (
 )
 from gateway.text.detokenizer import Pieces
 from kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
+from kaiten.v1.inference_service_pb2 import GenerationEvent
 from kaiten.v1.ledger_pb2 import RenderOptions, SequenceFinished
 from ledger import Update
 from tests.support.tokenizers import byte_level_bpe
@@ -77,7 +78,9 @@ async def events_of(start: int) -> AsyncIterator[Event]:
 async def test_a_long_output_comes_in_messages_that_fit(start: int) -> None:
     position, text = start, []
     async for event in events_of(start):
-        size = event_to_proto(event, with_token_ids=True).ByteSize()
+        message = GenerationEvent()
+        write_event(message, event, with_token_ids=True)
+        size = message.ByteSize()
         assert size < MESSAGE_BYTES_MAX
         if isinstance(event, Delta):
             assert event.position == position
