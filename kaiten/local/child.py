@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from kaiten.local import tether
+from kaiten.local.liveness import Liveness, ProcessState, state_of
 
 TETHER: Final = str(Path(tether.__file__))
 READY_POLL_S: Final = 0.05
+PING_EVERY_S: Final = 0.5
 LOG_TAIL_BYTES: Final = 64 << 10
 
 
@@ -27,6 +29,8 @@ class ChildSpec:
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     log_path: Path
     is_ready: Callable[[], Awaitable[bool]]
+    # Any answer at all, of a process that was ready once; None: it is asked for nothing.
+    is_alive: Callable[[], Awaitable[bool]] | None = None
     ready_s_max: float = 300.0
     # After SIGTERM, before SIGKILL. Longer than the services' own drain limit.
     stop_s_max: float = 45.0
@@ -99,6 +103,34 @@ class Child:
         assert self._process is not None, f"{self.spec.name} was never spawned"
         await self._process.wait()
 
+    async def ended_or_hung(self) -> str:
+        """Return when the process has ended: by itself, or, with the reason, because it hung."""
+        ending = asyncio.create_task(self.wait())
+        watching = asyncio.create_task(self._until_hung())
+        try:
+            await asyncio.wait({ending, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return ""
+            await self.abandon()
+            return watching.result()
+        finally:
+            ending.cancel()
+            watching.cancel()
+
+    async def _until_hung(self) -> str:
+        is_alive, pid = self.spec.is_alive, self.pid
+        if is_alive is None or pid is None:
+            return await asyncio.Future[str]()
+        liveness = Liveness(time.monotonic())
+        while True:
+            await asyncio.sleep(PING_EVERY_S)
+            if await is_alive():
+                liveness.answered(time.monotonic())
+                continue
+            state = state_of(pid, os.sysconf("SC_CLK_TCK"))
+            if why := liveness.silent(time.monotonic(), state or ProcessState()):
+                return why
+
     async def stop(self) -> bool:
         """SIGTERM, then SIGKILL when the limit passes. True when it ended by itself."""
         self._is_closed = True
@@ -120,7 +152,7 @@ class Child:
         self._signal(signal.SIGKILL)
 
     async def abandon(self) -> None:
-        """End a process that runs but never became ready; it may be spawned again."""
+        """End a process that is of no use; it may be spawned again."""
         if self.is_running:
             self._signal(signal.SIGKILL)
             await self.wait()

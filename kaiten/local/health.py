@@ -10,11 +10,18 @@ import grpc
 CHECK: Final = "/grpc.health.v1.Health/Check"
 SERVING: Final = b"\x08\x01"
 TIMEOUT_S: Final = 2.0
+PING_TIMEOUT_S: Final = 1.0
 
 
 async def is_serving(address: str, service: str = "", timeout_s: float = TIMEOUT_S) -> bool:
     """True when `service` ("" = the whole process) at host:port says SERVING."""
     return await state_of(address, service, timeout_s) == "serving"
+
+
+async def answers(address: str) -> bool:
+    """True when the process says anything at all, be it that it has too much to do."""
+    state = await state_of(address, timeout_s=PING_TIMEOUT_S)
+    return state.partition(":")[0] not in ("unavailable", "deadline_exceeded")
 
 
 async def state_of(address: str, service: str = "", timeout_s: float = TIMEOUT_S) -> str:

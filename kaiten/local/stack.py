@@ -12,7 +12,7 @@ from typing import Final
 
 from kaiten.local import services, store
 from kaiten.local.child import ChildSpec
-from kaiten.local.health import is_serving
+from kaiten.local.health import answers, is_serving
 from kaiten.local.model_source import ModelSource
 from kaiten.local.part_options import GatewayOptions, WorkerOptions, flags_of
 from kaiten.local.ports import LOOPBACK, HeldPort, claim
@@ -159,7 +159,8 @@ def _store(options: ServeOptions) -> tuple[tuple[ChildSpec, ...], str]:
         name="store",
         command=store.command(store.choose_program(), folder, socket),
         log_path=_log(options, "store"),
-        is_ready=partial(store.answers, socket),
+        is_ready=partial(store.is_ready, socket),
+        is_alive=partial(store.answers, socket),
     )
     return (spec,), f"unix://{socket}"
 
@@ -227,6 +228,7 @@ def _service(
         environ=services.environ() | dict(environ or {}),
         log_path=_log(options, name),
         is_ready=partial(is_serving, address),
+        is_alive=partial(answers, address),
     )
 
 

@@ -80,17 +80,27 @@ def socket_path(folder: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="kaiten-")) / "store.sock"
 
 
-async def answers(socket: Path) -> bool:
+async def is_ready(socket: Path) -> bool:
     """True when the server has loaded its files and takes commands."""
+    return await _answer(socket) == b"+PONG\r\n"
+
+
+async def answers(socket: Path) -> bool:
+    """True when the server says anything at all."""
+    return await _answer(socket) != b""
+
+
+async def _answer(socket: Path) -> bytes:
+    """To a PING; nothing when there is none in time."""
     try:
         reader, writer = await asyncio.open_unix_connection(str(socket))
     except OSError:
-        return False
+        return b""
     try:
         writer.write(b"PING\r\n")
-        return await asyncio.wait_for(reader.readline(), 1.0) == b"+PONG\r\n"
+        return await asyncio.wait_for(reader.readline(), 1.0)
     except (OSError, TimeoutError):
-        return False
+        return b""
     finally:
         writer.close()
 

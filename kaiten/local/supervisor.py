@@ -17,9 +17,9 @@ from kaiten.local.start_error import StartError
 from kaiten.waits import doubled_s
 
 RESTART_S_MIN: Final = 0.2
-RESTART_S_MAX: Final = 30.0
-# A child that lived this long had recovered: its next death is a first death.
-STABLE_S: Final = 60.0
+RESTART_S_MAX: Final = 5.0
+# A child that was ready for this long had recovered: its next death is a first death.
+STABLE_S: Final = 30.0
 
 
 class Display(Protocol):
@@ -113,13 +113,14 @@ class Supervisor:
                 keeper.cancel()
 
     async def _keep(self, child: Child) -> None:
-        """Restart the child whenever it ends."""
+        """Restart the child whenever it ends, and end it when it hangs."""
         deaths = 0
+        ready_s = time.monotonic()
         while True:
-            await child.wait()
-            lived_s = time.monotonic() - child.started_s
-            deaths = 1 if lived_s > STABLE_S else deaths + 1
-            self._display.died(child.spec.name, death_of(child), restart_s(deaths))
+            hung = await child.ended_or_hung()
+            deaths = 1 if time.monotonic() - ready_s > STABLE_S else deaths + 1
+            why = hung or death_of(child)
+            self._display.died(child.spec.name, why, restart_s(deaths))
             await asyncio.sleep(restart_s(deaths))
             # Shielded: a process must not be born unseen while this task is being cancelled.
             await asyncio.shield(child.spawn())
@@ -127,6 +128,7 @@ class Supervisor:
                 self._display.ready(child.spec.name, await child.until_ready())
             except ChildDied:
                 await child.abandon()
+            ready_s = time.monotonic()
 
     async def _stop_all(self) -> None:
         for names in self._stack.stop_order:

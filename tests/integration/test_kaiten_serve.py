@@ -3,6 +3,7 @@
 import asyncio
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -117,6 +118,22 @@ async def test_a_killed_process_is_not_seen_by_clients(
     assert {r.choices[0].output_tokens for r in results} == {200}
     successor = served.leader() if name == "scheduler" else served.child(name)
     assert successor.pid != victim.pid
+
+
+@pytest.mark.parametrize("name", ["worker-0", "gateway", "scheduler", "store"])
+async def test_a_stopped_process_is_replaced_and_not_seen_by_clients(
+    served: Served, undisturbed: list[Completion], name: str
+) -> None:
+    """SIGSTOP in mid-stream, and nobody sends SIGCONT."""
+    started = asyncio.Event()
+    disturbed = asyncio.create_task(crowd(served.address, started))
+    await asyncio.wait_for(started.wait(), WAIT_S)
+    victim = served.leader() if name == "scheduler" else served.child(name)
+    victim.send_signal(signal.SIGSTOP)
+    results = await asyncio.wait_for(disturbed, WAIT_S)
+    assert [r.choices for r in results] == [r.choices for r in undisturbed]
+    assert await asyncio.to_thread(victim.wait, WAIT_S) is None
+    assert served.child(name).pid != victim.pid
 
 
 def test_it_drains_and_leaves_nothing(served: Served) -> None:

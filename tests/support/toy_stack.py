@@ -41,6 +41,7 @@ def toy_stack(folder: Path, modes: Mapping[str, str]) -> Stack:
             command=(sys.executable, "-c", STAND_IN, str(folder), name, modes.get(name, "plain")),
             log_path=folder / "logs" / f"{name}.log",
             is_ready=partial(is_up, folder / f"{name}.pid"),
+            is_alive=partial(runs, folder / f"{name}.pid"),
         )
         for name in NAMES
     }
@@ -57,6 +58,15 @@ def toy_stack(folder: Path, modes: Mapping[str, str]) -> Stack:
 
 async def is_up(pid_file: Path) -> bool:
     return process_is_up(pid_file)
+
+
+async def runs(pid_file: Path) -> bool:
+    """A stopped one answers nobody."""
+    return not process_is_stopped(pid_file)
+
+
+def process_is_stopped(pid_file: Path) -> bool:
+    return psutil.Process(int(pid_file.read_text())).status() == psutil.STATUS_STOPPED
 
 
 def process_is_up(pid_file: Path) -> bool:
