@@ -15,6 +15,7 @@ from gateway.http.connection import ConnectionLimits
 from gateway.http.server import HttpServer
 from gateway.http.web_pages import is_loopback
 from gateway.observe.metrics import Meters
+from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Tracing
 from gateway.requests.ledger_session import LedgerLink
 from gateway.requests.prompts import Prompter
@@ -76,6 +77,7 @@ class GatewayService:
             limits=_limits(config, self._card),
             meters=self._meters(),
             tracing=Tracing(self._spans, model=self._card.name),
+            request_log=RequestLog(is_on=config.log_requests),
             streams_max=config.streams_max,
             timeout_s=config.request_timeout_s or None,
         )

@@ -37,6 +37,9 @@ class GatewaySettings(Settings):
     )
     reflection: bool = Field(default=True, description="let clients list the gRPC services")
     log_level: str = "info"
+    log_requests: bool = Field(
+        default=False, description="a log line per request: who, how it ended, tokens, phases"
+    )
     api_keys_file: Path | None = Field(
         default=None, description="TOML file of tenants and their keys' digests; none: no keys"
     )

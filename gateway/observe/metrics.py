@@ -94,7 +94,7 @@ class Meters:
         try:
             yield visit
         except BaseException as error:
-            self._refused[_code(error), name] += 1
+            self._refused[refusal_code(error), name] += 1
             raise
         self._accepted["repeat" if visit.is_repeat else "new", name] += 1
         self._prompt_tokens["", name] += visit.prompt_tokens
@@ -153,7 +153,8 @@ def _seconds(meter: Meter, name: str, bounds: Sequence[float], what: str) -> His
     return meter.create_histogram(full, "s", what, explicit_bucket_boundaries_advisory=bounds)
 
 
-def _code(error: BaseException) -> str:
+def refusal_code(error: BaseException) -> str:
+    """As gRPC names it."""
     if isinstance(error, KaitenError):
         return str(code_of(error).name)
     return "CANCELLED" if isinstance(error, asyncio.CancelledError) else "INTERNAL"

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from gateway.observe.metrics import Meters
+from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Tracing
 from gateway.requests.cancellation import Release, Releases
 from gateway.requests.ledger_session import LedgerLink
@@ -64,6 +65,7 @@ class Front:
         limits: Limits,
         meters: Meters,
         tracing: Tracing,
+        request_log: RequestLog,
         streams_max: int,
         timeout_s: float | None = None,
     ) -> None:
@@ -75,6 +77,7 @@ class Front:
         self._limits = limits
         self._meters = meters
         self._tracing = tracing
+        self._request_log = request_log
         self._streams_max = streams_max
         self._timeout_s = timeout_s
         self._active: dict[Generation, None] = {}
@@ -140,12 +143,16 @@ class Front:
             input_tokens=visit.prompt_tokens,
             output_tokens=sum(counts),
         )
+        self._request_log.closed(
+            generation.id, visit, outcome, sum(counts), generation.done_message
+        )
 
     async def generate(self, ask: Ask, tenant: Tenant) -> Generation:
         """Check, tokenize, submit, and follow from the beginning. Use with `following`."""
         with (
             self._meters.opening(ask, tenant) as visit,
             self._tracing.opening(ask) as trace,
+            self._request_log.opening(ask, tenant),
             self._door(),
         ):
             limits = self.limits

@@ -134,6 +134,14 @@ class GatewayOptions:
         str | None,
         Parameter(help="names clients may hand to the chat template, separated by commas"),
     ] = None
+    log_requests: Annotated[
+        bool | None,
+        Parameter(
+            name=("--log-requests", "--enable-log-requests"),
+            negative=(),
+            help="a line per request in the gateway's log: who, how it ended, tokens, phases",
+        ),
+    ] = None
 
 
 def flags_of(options: WorkerOptions | GatewayOptions) -> dict[str, object]:

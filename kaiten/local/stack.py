@@ -233,9 +233,10 @@ def _service(
 
 
 def _flags(given: Mapping[str, object]) -> tuple[str, ...]:
-    """Those that somebody gave."""
-    named = ((flag, str(value)) for flag, value in given.items() if value is not None)
-    return tuple(chain.from_iterable(named))
+    """Those that somebody gave; a switch has no value."""
+    named = ((flag, value) for flag, value in given.items() if value is not None)
+    words = ((flag,) if value is True else (flag, str(value)) for flag, value in named)
+    return tuple(chain.from_iterable(words))
 
 
 def _folder(options: ServeOptions, kind: str) -> Path:
