@@ -6,23 +6,17 @@ in `.example` lead to 127.0.0.1, as an attacker's would after DNS rebinding.
 
 import asyncio
 import json
-import os
-import queue
-import shutil
-import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import asynccontextmanager
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.support.browser import CHROMIUM, Site, chromium
 from tests.support.gateway_stack import MODEL, Stack, running_stack
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 # A browser takes seconds to start, and many on a machine that does other things.
 WAIT_S = 120.0
 
@@ -81,74 +75,10 @@ SDK = """
 """
 
 
-class Site:
-    """A web server of somebody else: it serves one page and hears its report."""
-
-    def __init__(self) -> None:
-        self.page = ""
-        self.reports: queue.Queue[dict[str, Any]] = queue.Queue()
-        site = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer(site.page.encode())
-
-            def do_POST(self) -> None:
-                raw = self.rfile.read(int(self.headers["content-length"]))
-                site.reports.put(json.loads(raw))
-                self._answer(b"")
-
-            def _answer(self, raw: bytes) -> None:
-                self.send_response(200)
-                self.send_header("content-type", "text/html")
-                self.send_header("content-length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.origin = f"http://page.example:{self._server.server_port}"
-        self._thread = Thread(target=self._server.serve_forever)
-
-    def __enter__(self) -> "Site":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
 @pytest.fixture
 def site() -> Iterator[Site]:
     with Site() as site:
         yield site
-
-
-@asynccontextmanager
-async def chromium(folder: Path, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A headless browser, ended with all its processes."""
-    assert CHROMIUM is not None
-    flags = ["--headless=new", "--disable-gpu", "--no-first-run", f"--user-data-dir={folder}"]
-    flags += ["--host-resolver-rules=MAP *.example 127.0.0.1", "--disable-dev-shm-usage"]
-    if os.geteuid() == 0:
-        # Chromium's own sandbox refuses to run for root.
-        flags.append("--no-sandbox")
-    process = await asyncio.create_subprocess_exec(
-        *(CHROMIUM, *flags, *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
 
 
 async def visit(site: Site, stack: Stack, folder: Path, script: str) -> dict[str, Any]:
