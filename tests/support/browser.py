@@ -17,25 +17,30 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 
 class Site:
-    """A web server of somebody else: it serves one page and hears its report."""
+    """A web server of somebody else: it serves a page and modules, and hears reports."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Path | None = None) -> None:
         self.page = ""
         self.reports: queue.Queue[dict[str, Any]] = queue.Queue()
         site = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self._answer(site.page.encode())
+                if self.path == "/":
+                    self._answer(site.page.encode())
+                elif modules is not None and (modules / self.path[1:]).is_file():
+                    self._answer((modules / self.path[1:]).read_bytes(), "text/javascript")
+                else:
+                    self.send_error(404)
 
             def do_POST(self) -> None:
                 raw = self.rfile.read(int(self.headers["content-length"]))
                 site.reports.put(json.loads(raw))
                 self._answer(b"")
 
-            def _answer(self, raw: bytes) -> None:
+            def _answer(self, raw: bytes, content_type: str = "text/html") -> None:
                 self.send_response(200)
-                self.send_header("content-type", "text/html")
+                self.send_header("content-type", content_type)
                 self.send_header("content-length", str(len(raw)))
                 self.end_headers()
                 self.wfile.write(raw)
