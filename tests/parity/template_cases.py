@@ -171,6 +171,7 @@ CASES: Final[dict[str, Case]] = {
 
 # What is said of each: a text, what raise_exception was told, or that it failed otherwise.
 Outcome = tuple[str, str]
+# `apply_chat_template` calls this, with the tokenizer's special tokens as further names.
 ORACLE: Final = """
 import json, sys, jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
