@@ -20,7 +20,7 @@ BENCH ?= $(shell grep -rl --include='*.py' '^if __name__ ==' benchmarks | grep -
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint type protos protos-check test test-browser sim serve bench guard flakes mutants doctor ci clean
+.PHONY: help setup fmt lint type protos protos-check test test-browser test-node sim serve bench guard flakes mutants doctor ci clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*##/  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -70,6 +70,9 @@ test: setup  ## every test, on all cores: 6 to 8 minutes on two
 test-browser: setup  ## what web pages can do to a local gateway, by a real Chromium
 	$(BIN)/python -m pytest tests/browser -m browser $(ARGS)
 
+test-node: setup  ## the official JavaScript SDK before a real stack
+	$(BIN)/python -m pytest tests/node -m node $(ARGS)
+
 sim: setup  ## the whole-system simulation once more, under another hash seed
 	PYTHONHASHSEED=1 $(BIN)/python -m pytest tests/sim $(PARALLEL) $(ARGS)
 
@@ -91,7 +94,7 @@ flakes: setup  ## tests that start a process or wait, 20 times, half beside busy
 mutants: setup  ## which tests catch which mistakes, each made in a copy of the tree; docs/testing.md
 	$(BIN)/python -m tools.mutants $(ARGS)
 
-ci: lint type protos-check test-browser test sim guard  ## what CI runs
+ci: lint type protos-check test-browser test-node test sim guard  ## what CI runs
 
 clean:  ## remove what can be made again, except the store and the models
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

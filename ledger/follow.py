@@ -116,25 +116,19 @@ class Follower:
         else:
             self._pending.pop(pending.sequence_id, None)
 
-    async def fill(self, pending: Pending) -> None:
-        """Close a hole from the ledger's history. Cancelled or failed, it can be called again."""
-        pending.late = []
-        pending.has_hole = False
+    async def fill(self, holed: Sequence[Pending]) -> None:
+        """Close holes from the ledger's history. Cancelled or failed, it can be called again."""
+        for pending in holed:
+            pending.late = []
+            pending.has_hole = False
         try:
-            history = await self._history.of(pending.sequence_id)
+            histories = await self._history.of([pending.sequence_id for pending in holed])
         except BaseException:
-            pending.late, pending.has_hole = None, True
+            for pending in holed:
+                pending.late, pending.has_hole = None, True
             raise
-        late, pending.late = pending.late, None
-        output = history.output
-        has_logprobs = len(output.logprobs) > 0
-        for position in range(pending.next, len(output.token_ids)):
-            logprobs = output.logprobs[position] if has_logprobs else None
-            pending.take_token(position, output.token_ids[position], logprobs)
-        for token in late:
-            pending.take_token(*token)
-        if history.finished is not None:
-            pending.finished = history.finished
+        for pending, history in zip(holed, histories, strict=True):
+            pending.take_history(history)
 
     async def run(self) -> None:
         """Tail the journal until cancelled. An unreachable store only pauses; StoreLost ends it."""

@@ -48,18 +48,25 @@ class SharedHistory:
         self._asked: dict[int, asyncio.Future[History | Exception]] = {}
         self._reading: asyncio.Task[None] | None = None
 
-    async def of(self, sequence_id: int) -> History:
-        """Raises what is wrong with the sequence, or with the store. Waits for one that is away."""
+    async def of(self, sequence_ids: Sequence[int]) -> list[History]:
+        """Raises what is wrong with one of them, or with the store. Waits for one that is away."""
+        futures = [self._ask(sequence_id) for sequence_id in sequence_ids]
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read_all())
+        histories = []
+        for future in futures:
+            # Whoever gives up must not take it from the others.
+            found = await asyncio.shield(future)
+            if isinstance(found, Exception):
+                raise found
+            histories.append(found)
+        return histories
+
+    def _ask(self, sequence_id: int) -> asyncio.Future[History | Exception]:
         future = self._asked.get(sequence_id)
         if future is None:
             future = self._asked[sequence_id] = asyncio.get_running_loop().create_future()
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read_all())
-        # Whoever gives up must not take it from the others.
-        found = await asyncio.shield(future)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        return future
 
     async def _read_all(self) -> None:
         try:

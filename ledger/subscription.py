@@ -10,7 +10,7 @@ from typing import Final, Protocol, Self
 
 from kaiten.v1.common_pb2 import TokenLogprobs
 from kaiten.v1.ledger_pb2 import SequenceFinished
-from ledger.types import Update
+from ledger.types import History, Update
 
 UNKNOWN: Final = -1
 
@@ -22,7 +22,7 @@ class Source(Protocol):
 
     def forget_sequence(self, pending: "Pending") -> None: ...
 
-    async def fill(self, pending: "Pending") -> None: ...
+    async def fill(self, holed: Sequence["Pending"]) -> None: ...
 
 
 class Pending:
@@ -73,6 +73,19 @@ class Pending:
         """Something was missed: history decides, from the next position wanted or from 0."""
         self.has_hole = True
         self.next = max(self.next, 0)
+
+    def take_history(self, history: History) -> None:
+        """What was missed, then what arrived while it was read."""
+        late, self.late = self.late or [], None
+        output = history.output
+        has_logprobs = len(output.logprobs) > 0
+        for position in range(self.next, len(output.token_ids)):
+            logprobs = output.logprobs[position] if has_logprobs else None
+            self.take_token(position, output.token_ids[position], logprobs)
+        for token in late:
+            self.take_token(*token)
+        if history.finished is not None:
+            self.finished = history.finished
 
     def take_end(self, finished: SequenceFinished) -> None:
         self.finished = finished
@@ -164,7 +177,7 @@ class Subscription:
             if self._ready:
                 pending = self._ready[0]
                 if pending.has_hole:
-                    await self._follower.fill(pending)
+                    await self._follower.fill([each for each in self._ready if each.has_hole])
                 elif (update := self._take(pending)) is not None:
                     return update
                 continue

@@ -5,19 +5,22 @@ no attributes of Python objects, a limit on the work (`FUEL`). What fuel cannot 
 wall time, `template_process` does.
 """
 
-import json
-import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final
 
 import minijinja
 
+from gateway.text import template_names, template_source
+
 # Instructions; 2 million take some 40 ms. Long conversations with tools stay below 100,000.
 FUEL: Final = 2_000_000
-# A tag of transformers that marks what was generated, for training. It changes no text.
-GENERATION_TAG: Final = re.compile(r"\{%(-?)\s*generation\s*(-?)%\}")
-END_GENERATION_TAG: Final = re.compile(r"\{%(-?)\s*endgeneration\s*(-?)%\}")
+FILTERS: Final = {"tojson": template_names.to_json}
+TESTS: Final = {
+    "iterable": template_names.is_iterable,
+    "sequence": template_names.is_sequence,
+    "number": template_names.is_number,
+    "float": template_names.is_float,
+}
 
 
 class TemplateFailed(Exception):
@@ -29,20 +32,19 @@ class ChatTemplate:
 
     def __init__(self, source: str, names: Mapping[str, Any] | None = None) -> None:
         self._names = dict(names or {})
-        source = GENERATION_TAG.sub(r"{%\1 if true \2%}", source)
-        source = END_GENERATION_TAG.sub(r"{%\1 endif \2%}", source)
         self._environment = minijinja.Environment(
             trim_blocks=True,
             lstrip_blocks=True,
             fuel=FUEL,
             debug=False,
             auto_escape_callback=lambda _: False,
-            filters={"tojson": _to_json},
+            filters=FILTERS,
+            tests=TESTS,
         )
-        self._environment.add_global("raise_exception", _raise_exception)
-        self._environment.add_global("strftime_now", _strftime_now)
+        self._environment.add_global("raise_exception", template_names.raise_exception)
+        self._environment.add_global("strftime_now", template_names.strftime_now)
         try:
-            self._environment.add_template("chat", source)
+            self._environment.add_template("chat", template_source.rewritten(source))
         except minijinja.TemplateError as error:
             raise TemplateFailed(f"the chat template does not compile: {error.message}") from error
 
@@ -50,29 +52,15 @@ class ChatTemplate:
         """The prompt text, ready for the assistant's turn. TemplateFailed says why not."""
         known: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": True}
         known |= self._names | names
+        known["messages"] = [template_names.as_templates_read(message) for message in messages]
         try:
-            return self._environment.render_template("chat", messages=list(messages), **known)
-        except _Refused as error:
+            return self._environment.render_template(
+                "chat", **template_names.with_whole_floats(known)
+            )
+        except template_names.TemplateRefused as error:
             raise TemplateFailed(str(error)) from error
         except minijinja.TemplateError as error:
             raise TemplateFailed(_first_line(error)) from error
-
-
-class _Refused(Exception):
-    """What a template's raise_exception raises."""
-
-
-def _raise_exception(message: object) -> None:
-    raise _Refused(str(message))
-
-
-def _strftime_now(format_: str) -> str:
-    return datetime.now().astimezone().strftime(format_)
-
-
-def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    """As transformers has it: no HTML escapes, no \\u escapes."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _first_line(error: minijinja.TemplateError) -> str:

@@ -50,7 +50,10 @@ class _Renderer:
             reason = str(error)
         except MemoryError:
             reason = "it outgrew its memory"
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        # A fault of minijinja's own is no Exception: Rust panics are not.
+        except BaseException as error:
             reason = f"{type(error).__name__}: {error}"
         return frame({"error": reason[:REASON_CHARS_MAX].encode("utf-8", "replace").decode()})
 

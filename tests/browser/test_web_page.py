@@ -6,23 +6,18 @@ in `.example` lead to 127.0.0.1, as an attacker's would after DNS rebinding.
 
 import asyncio
 import json
-import os
-import queue
-import shutil
-import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import asynccontextmanager
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.support.browser import CHROMIUM, Site, chromium
 from tests.support.gateway_stack import MODEL, Stack, running_stack
+from tests.support.node_sdk import installed
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 # A browser takes seconds to start, and many on a machine that does other things.
 WAIT_S = 120.0
 
@@ -61,65 +56,40 @@ ATTACK = """
   await attempt("json", async () => (await fetch(gateway + "/v1/completions", json)).status);
   await attempt("read", async () => (await fetch(gateway + "/v1/models")).status);
 """
-# As OpenAI's SDK asks from a page, and reads what it decides by.
+# The official SDK in the page. What answers when is for it to decide, by headers it must see.
 SDK = """
-  const headers = {"authorization": "Bearer any", "content-type": "application/json",
-    "x-stainless-arch": "unknown", "x-stainless-lang": "js", "x-stainless-os": "Unknown",
-    "x-stainless-package-version": "6.0.0", "x-stainless-retry-count": "0",
-    "x-stainless-runtime": "browser:chrome", "x-stainless-runtime-version": "1",
-    "x-stainless-timeout": "600", "idempotency-key": "page"};
-  const body = JSON.stringify({prompt: "x", stream: true});
+  const { default: OpenAI } = await import("/openai/index.mjs");
+  let tries = 0;
+  const client = new OpenAI({baseURL: gateway + "/v1", apiKey: "any", dangerouslyAllowBrowser: true,
+    fetch: (...asked) => { tries += 1; return fetch(...asked); }});
+  const messages = [{role: "user", content: "x"}];
+  async function named(prompt) {
+    const body = {model: MODEL, prompt, max_tokens: 4};
+    return client.completions.create(body, {headers: {"idempotency-key": "page"}});
+  }
+  await attempt("chat", async () => {
+    const answer = await client.chat.completions.create({model: MODEL, messages});
+    found.id = answer._request_id;
+    return answer.choices[0].message.content;
+  });
   await attempt("stream", async () => {
-    const reply = await fetch(gateway + "/v1/completions", {method: "POST", headers, body});
-    found.id = reply.headers.get("x-request-id");
-    return await reply.text();
+    const asked = client.chat.completions.create({model: MODEL, messages, stream: true});
+    const {data, request_id} = await asked.withResponse();
+    found.stream_id = request_id;
+    let text = "";
+    for await (const chunk of data) text += chunk.choices[0]?.delta?.content ?? "";
+    return text;
   });
-  await attempt("refusal", async () => {
-    const reply = await fetch(gateway + "/v1/completions", {method: "POST", headers, body: "{"});
-    return [reply.status, reply.headers.get("x-should-retry"), (await reply.json()).error.type];
+  await attempt("models", async () => (await client.models.list()).data[0].id);
+  tries = 0;
+  await attempt("refusal", () => client.completions.create({model: MODEL, prompt: "x", n: 0}).catch(
+    (error) => [error.constructor.name, error.status, error.param, error.requestID?.length]));
+  await attempt("conflict", async () => {
+    await named("x");
+    return named("y").catch((error) => [error.constructor.name, error.status]);
   });
-"""
-
-
-class Site:
-    """A web server of somebody else: it serves one page and hears its report."""
-
-    def __init__(self) -> None:
-        self.page = ""
-        self.reports: queue.Queue[dict[str, Any]] = queue.Queue()
-        site = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer(site.page.encode())
-
-            def do_POST(self) -> None:
-                raw = self.rfile.read(int(self.headers["content-length"]))
-                site.reports.put(json.loads(raw))
-                self._answer(b"")
-
-            def _answer(self, raw: bytes) -> None:
-                self.send_response(200)
-                self.send_header("content-type", "text/html")
-                self.send_header("content-length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.origin = f"http://page.example:{self._server.server_port}"
-        self._thread = Thread(target=self._server.serve_forever)
-
-    def __enter__(self) -> "Site":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+  found.tries = tries;
+""".replace("MODEL", json.dumps(MODEL))
 
 
 @pytest.fixture
@@ -128,27 +98,10 @@ def site() -> Iterator[Site]:
         yield site
 
 
-@asynccontextmanager
-async def chromium(folder: Path, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A headless browser, ended with all its processes."""
-    assert CHROMIUM is not None
-    flags = ["--headless=new", "--disable-gpu", "--no-first-run", f"--user-data-dir={folder}"]
-    flags += ["--host-resolver-rules=MAP *.example 127.0.0.1", "--disable-dev-shm-usage"]
-    if os.geteuid() == 0:
-        # Chromium's own sandbox refuses to run for root.
-        flags.append("--no-sandbox")
-    process = await asyncio.create_subprocess_exec(
-        *(CHROMIUM, *flags, *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+@pytest.fixture
+def sdk_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with Site(installed(tmp_path_factory) / "node_modules") as site:
+        yield site
 
 
 async def visit(site: Site, stack: Stack, folder: Path, script: str) -> dict[str, Any]:
@@ -207,12 +160,32 @@ async def test_a_name_led_to_this_machine_gets_no_answer(
     assert ("one of --allowed-hosts" in dom) is not is_read, dom[:1000]
 
 
-async def test_a_page_that_is_allowed_may_do_what_the_sdk_does(
-    site: Site, tmp_path: Path, redis_url: str, cell: str
+async def test_a_page_that_is_allowed_may_use_the_official_sdk(
+    sdk_site: Site, tmp_path: Path, redis_url: str, cell: str
 ) -> None:
-    async with serving(tmp_path, redis_url, cell, cors_origins=(site.origin,)) as stack:
-        found = await visit(site, stack, tmp_path / "profile", SDK)
-        assert "data: [DONE]" in found["stream"]
-        assert len(found["id"]) == 24
-        assert found["refusal"] == [400, "false", "invalid_request_error"]
-        assert len(stack.scheduler.submits) == 1
+    async with serving(tmp_path, redis_url, cell, cors_origins=(sdk_site.origin,)) as stack:
+        found = await visit(sdk_site, stack, tmp_path / "profile", SDK)
+        assert (len(found.pop("id")), len(found.pop("stream_id"))) == (24, 24)
+        assert found == {
+            "chat": "four words are said",
+            "stream": "four words are said",
+            "models": MODEL,
+            "refusal": ["BadRequestError", 400, "n", 24],
+            "conflict": ["ConflictError", 409],
+            # It saw that neither can ever succeed.
+            "tries": 3,
+        }
+        assert len(stack.scheduler.submits) == 3
+
+
+async def test_another_page_may_not_use_it(
+    sdk_site: Site, tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    allowed = ("http://other.example", sdk_site.origin.replace("page.", "other."))
+    async with serving(tmp_path, redis_url, cell, cors_origins=allowed) as stack:
+        script = SDK.replace("dangerously", "maxRetries: 0, dangerously")
+        found = await visit(sdk_site, stack, tmp_path / "profile", script)
+        tries = {name: found[name] for name in ("chat", "stream", "models", "conflict")}
+        assert set(tries.values()) == {"Error"}, found
+        assert found["refusal"][0] == "APIConnectionError"
+        assert stack.scheduler.submits == []

@@ -107,6 +107,7 @@ BOMB = (
     "{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x|length }}"
     "{% elif messages[0].content == 'long' %}{{ 'a' * 100000 }}"
     "{% elif messages[0].content[:3] == 'day' %}{{ strftime_now(5) }}"
+    "{% elif messages[0].content == 'back' %}{{ messages[1:][::-1] }}"
     "{% else %}{{ messages[0].content }}{% endif %}"
 )
 
@@ -177,6 +178,8 @@ async def test_no_error_of_a_template_costs_a_child(process: TemplateProcess) ->
     children = pids(process)
     with pytest.raises(InvalidRequest, match="the chat template says: TypeError: "):
         await process.render(said("day"))
+    with pytest.raises(InvalidRequest, match="the chat template says: PanicException: "):
+        await process.render(said("back"))
     with pytest.raises(InvalidRequest, match="at most 10000 bytes"):
         await process.render(said("long"))
     assert await process.render(said("next")) == ["next"]
