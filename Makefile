@@ -20,7 +20,7 @@ BENCH ?= $(shell grep -rl --include='*.py' '^if __name__ ==' benchmarks | grep -
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint type protos protos-check test test-browser test-node sim serve bench guard flakes mutants doctor ci clean
+.PHONY: help setup fmt lint type protos lock protos-check test test-browser test-node sim serve bench guard flakes mutants doctor ci clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*##/  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -58,6 +58,9 @@ type: setup  ## mypy --strict
 
 protos: setup  ## rewrite the stubs from the .proto files
 	$(BIN)/python protos/generate.py
+
+lock: setup  ## write anew what the images install, from the ranges of pyproject.toml
+	$(BIN)/python -m tools.lock
 
 protos-check: setup  ## are the checked-in stubs fresh?
 	$(BIN)/python protos/generate.py --check

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
@@ -20,6 +21,7 @@ from service_kit.lifecycle import STOP_S_MAX
 from service_kit.settings import Settings
 from service_kit.settings import load as load_settings
 from tests.support.compose import NEEDED, PASSWORD, ROOT, load, seconds
+from tools import lock
 
 COMPOSE = load(NEEDED)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -140,10 +142,24 @@ def test_an_image_is_built_for_its_role(name: str) -> None:
 
 def test_only_workers_have_torch() -> None:
     assert re.findall(r'"\.\[(.+)\]"', DOCKERFILE) == ["${ROLE:?},metrics,otlp"]
-    assert set(re.findall(r"pip install (?!--extra-index-url|--no-cache-dir)", DOCKERFILE)) == set()
+    other = r"pip install (?!--extra-index-url|--no-cache-dir|--no-deps --require-hashes)"
+    assert re.findall(other, DOCKERFILE) == []
     for name in OURS:
         has_torch = "torch" in packages(role(name)) | packages("otlp") | packages("metrics")
         assert has_torch == name.startswith("worker"), name
+
+
+@pytest.mark.parametrize("name", lock.ROLES)
+def test_what_an_image_installs_is_locked_within_the_ranges(name: str) -> None:
+    """`make lock` was run after the last change of pyproject.toml."""
+    locked = lock.locked(name)
+    for requirement in lock.requirements(name):
+        wanted = Requirement(requirement)
+        if wanted.marker is None or wanted.marker.evaluate({"python_version": "3.11"}):
+            assert locked[lock.name_of(requirement)] in wanted.specifier, requirement
+    assert not locked.keys() & set(lock.BY_PLACE)
+    text = (lock.LOCKS / f"{name}.txt").read_text()
+    assert len(re.findall(r"^[\w.-]+==.*\n    --hash=sha256:", text, re.M)) == len(locked)
 
 
 def test_the_image_holds_every_package_and_the_shipped_model() -> None:
