@@ -1,19 +1,22 @@
 """The HTTP door: every route, behind the gate."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from gateway.http import errors
 from gateway.http.bodies import Bodies, BodyLimits
 from gateway.http.middleware import Gate
+from gateway.http.sse import encode
 from gateway.http.web_pages import WebPolicy
 from gateway.openai.generate import Endpoint
+from gateway.openai.operations import OPERATIONS
 from gateway.openai.pages import Pages
 from gateway.openai.replies import ChatShape, CompletionShape
 from gateway.openai.request_models import ChatBody, CompletionBody
@@ -42,7 +45,7 @@ def create_app(
 
 
 def routes(front: Front, config: GatewaySettings, metrics: Metrics) -> list[Route]:
-    """What `openapi` describes."""
+    """Those of the operations, each of which has a handler."""
     bodies = Bodies(
         BodyLimits(
             bytes_max=config.body_bytes_max,
@@ -54,31 +57,35 @@ def routes(front: Front, config: GatewaySettings, metrics: Metrics) -> list[Rout
     unknown = UnknownFields(are_refused=config.unknown_fields == "refuse")
     pages = Pages(front, config, bodies, metrics, unknown)
     stored = StoredRequests(front, config, bodies)
-    chat = Endpoint(front, config, bodies, unknown, ChatBody, ChatShape())
-    completions = Endpoint(front, config, bodies, unknown, CompletionBody, CompletionShape())
+    handlers: dict[str, Any] = {
+        "chat": Endpoint(front, config, bodies, unknown, ChatBody, ChatShape()),
+        "complete": Endpoint(front, config, bodies, unknown, CompletionBody, CompletionShape()),
+        "listModels": pages.models,
+        "getModel": pages.model,
+        **dict.fromkeys(("getRequest", "deleteRequest", "cancelRequest"), stored),
+        "tokenize": pages.tokenize,
+        "detokenize": pages.detokenize,
+        **dict.fromkeys(("health", "livez"), pages.health),
+        **dict.fromkeys(("ready", "readyz"), pages.ready),
+        "metrics": pages.metrics,
+        "version": pages.version,
+        "openapi": pages.openapi,
+        "docs": pages.docs,
+    }
+    methods: dict[str, list[str]] = {}
+    for operation in OPERATIONS:
+        methods.setdefault(operation.path, []).append(operation.method)
+    of_path = {operation.path: handlers[operation.name] for operation in OPERATIONS}
+    # A model's name may have slashes.
     return [
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/models", pages.models),
-        Route("/v1/models/{name:path}", pages.model),
-        Route("/v1/requests/{id}", stored, methods=["GET", "DELETE"]),
-        Route("/v1/requests/{id}/cancel", stored.cancel, methods=["POST"]),
-        Route("/tokenize", pages.tokenize, methods=["POST"]),
-        Route("/detokenize", pages.detokenize, methods=["POST"]),
-        Route("/health", pages.health),
-        Route("/livez", pages.health),
-        Route("/ready", pages.ready),
-        Route("/readyz", pages.ready),
-        Route("/metrics", pages.metrics),
-        Route("/version", pages.version),
-        Route("/openapi.json", pages.openapi),
+        Route(path.replace("{name}", "{name:path}"), of_path[path], methods=allowed)
+        for path, allowed in methods.items()
     ]
 
 
 async def _on_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, KaitenError)
-    status = errors.row_of(error).status
-    return JSONResponse(errors.body_of(error), status, headers=errors.headers_of(error))
+    return _answer(error, errors.headers_of(error))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -86,4 +93,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path[:128]}: {error.detail}"
     code = HTTP_CODES.get(error.status_code)
     refused = errors.HttpError(error.status_code, message, code)
-    return JSONResponse(errors.body_of(refused), error.status_code, headers=error.headers)
+    return _answer(refused, error.headers)
+
+
+def _answer(error: KaitenError, headers: Mapping[str, str] | None) -> Response:
+    content, status = encode(errors.body_of(error)), errors.row_of(error).status
+    return Response(content, status, headers, "application/json")

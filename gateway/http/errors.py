@@ -3,13 +3,14 @@
 The body is OpenAI's: {"error": {"message", "type", "param", "code"}}.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from grpc import StatusCode
+from msgspec import Struct
 
 from gateway.requests.validation import PromptTooLong
 from service_kit import error_table, errors
-from service_kit.error_table import CLIENT, Row
+from service_kit.error_table import CLIENT, SERVER, Row
 
 # The words of the proto, and those of the OpenAI API where they differ.
 PARAMS: Final = {
@@ -42,22 +43,29 @@ def row_of(error: errors.KaitenError) -> Row:
     return _exact(error, error_table.row_of(error))
 
 
-def body_of(error: errors.KaitenError) -> dict[str, Any]:
-    """The OpenAI error object."""
+class ErrorDetail(Struct):
+    """`param` is the field as the client wrote it. `type` and `code` are for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(Struct):
+    """Why there is no answer, or no more of it: OpenAI's error object."""
+
+    error: ErrorDetail
+
+
+def body_of(error: errors.KaitenError) -> Error:
     row = row_of(error)
     param = None
     if isinstance(error, errors.InvalidRequest):
         param = _param(error)
     elif isinstance(error, errors.NotFound) and row.code == "model_not_found":
         param = "model"
-    return {
-        "error": {
-            "message": _message(error, param),
-            "type": row.type,
-            "param": param,
-            "code": row.code,
-        }
-    }
+    return Error(ErrorDetail(_message(error, param), row.type, param, row.code))
 
 
 def headers_of(error: errors.KaitenError) -> dict[str, str]:
@@ -75,12 +83,10 @@ def headers_of(error: errors.KaitenError) -> dict[str, str]:
     }
 
 
-def internal(error_id: str) -> dict[str, Any]:
+def internal(error_id: str) -> Error:
     """The body of a fault of ours: nothing of it leaks, the log has the rest."""
     message = f"internal error, id={error_id}"
-    return {
-        "error": {"message": message, "type": "server_error", "param": None, "code": "internal"}
-    }
+    return Error(ErrorDetail(message, SERVER, None, "internal"))
 
 
 def _message(error: errors.KaitenError, param: str | None) -> str:

@@ -1,10 +1,9 @@
 """One HTTP exchange on bare ASGI: body in, JSON or events out, client gone noticed."""
 
 import asyncio
-import json
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from gateway.http import errors
 from gateway.http.bodies import Bodies
 from gateway.http.json_body import JsonBody
 from gateway.http.middleware import header
-from gateway.http.sse import DONE, PING, sse
+from gateway.http.sse import DONE, PING, encode, sse
 from gateway.tenants import Tenant
 from service_kit.errors import KaitenError
 
@@ -46,9 +45,10 @@ class Exchange:
         return header(self.scope, name)
 
     async def send_json(
-        self, status: int, content: dict[str, Any], headers: dict[str, str] | None = None
+        self, status: int, content: object, headers: dict[str, str] | None = None
     ) -> None:
-        raw = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+        """A model, or what is JSON already."""
+        raw = encode(content)
         extra = {"content-length": str(len(raw))} | (headers or {})
         await self._start(status, JSON_TYPE, extra)
         await self._send({"type": "http.response.body", "body": raw})
@@ -65,8 +65,15 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": raw, "more_body": True})
         self._sent_at_s = self._now_s()
 
+    async def send_all(self, events: AsyncGenerator[bytes, None], silent_s_max: float) -> None:
+        """Every event of a stream but the last one, from its headers on."""
+        await self.start_events()
+        async with self._pinged(silent_s_max), aclosing(events) as parts:
+            async for raw in parts:
+                await self.send_events(raw)
+
     @asynccontextmanager
-    async def pinged(self, silent_s_max: float) -> AsyncIterator[None]:
+    async def _pinged(self, silent_s_max: float) -> AsyncIterator[None]:
         """While events are being sent: a comment whenever there was none for so long."""
         pinging = asyncio.create_task(self._ping(silent_s_max))
         try:
@@ -95,7 +102,7 @@ class Exchange:
     async def fail_internal(self, error_id: str) -> None:
         await self._fail(500, errors.internal(error_id), {})
 
-    async def _fail(self, status: int, body: dict[str, Any], headers: dict[str, str]) -> None:
+    async def _fail(self, status: int, body: errors.Error, headers: dict[str, str]) -> None:
         if not self._is_started:
             await self.send_json(status, body, headers)
         elif self._has_events:

@@ -1,9 +1,8 @@
 """The two endpoints that generate, /v1/chat/completions and /v1/completions, over the front."""
 
-import asyncio
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
@@ -14,13 +13,13 @@ from gateway.http.bodies import Bodies
 from gateway.http.exchange import Exchange, answer, now_s
 from gateway.http.json_body import JsonBody
 from gateway.openai import request_models
-from gateway.openai.replies import Echo, Envelope, Gather, Namer, Shape, Stream, Usage
-from gateway.openai.request_models import ChatBody, CompletionBody, spoken_as
-from gateway.openai.streaming import prompt_at, send_stream
+from gateway.openai.logprobs import LogprobFormatter
+from gateway.openai.replies import Collector, Echo, Envelope, Shape, Stream, Totals, formed
+from gateway.openai.reply_models import Accepted
+from gateway.openai.request_models import ChatBody, CompletionBody, with_aliases
 from gateway.openai.unknown_fields import UnknownFields
-from gateway.requests.merge import merged
 from gateway.requests.service import Front
-from gateway.requests.stream import Accepted, Delta, Done, Event, Explained, Finished, Generation
+from gateway.requests.stream import Generation
 from gateway.settings import GatewaySettings
 from gateway.text.detokenizer import decode
 from gateway.values.generation_request import Ask, TextPrompt, TokenPrompt
@@ -51,7 +50,7 @@ class Endpoint:
         self._config = config
         self._kind = kind
         self._shape = shape
-        self._namer = Namer(front.card.pieces)
+        self._formatter = LogprobFormatter(front.card.pieces)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         hashed = self._shape.id_prefix.encode()
@@ -69,7 +68,7 @@ class Endpoint:
             generations = []
             for ask in asks:
                 asked = replace(ask, traceparent=traceparent, timeout_s=timeout_s)
-                with spoken_as(body):
+                with with_aliases(body):
                     generation = await self._front.generate(asked, exchange.tenant)
                 stack.enter_context(
                     self._front.following(generation, keep_running=ask.keep_running)
@@ -84,10 +83,9 @@ class Endpoint:
             if body.is_streaming:
                 await self._stream(exchange, body, envelope, generations, echoes)
             elif body.background:
-                content = {"id": envelope.id, "object": "request", "status": "queued"}
-                await exchange.send_json(202, content)
+                await exchange.send_json(202, Accepted(envelope.id))
             else:
-                await self._gather(exchange, body, envelope, generations, echoes)
+                await self._collect(exchange, body, envelope, generations, echoes)
 
     def _echo(self, body: Body, ask: Ask) -> Echo:
         """The prompt's text, for a completion that wants to see it again."""
@@ -110,16 +108,19 @@ class Endpoint:
         stream = Stream(
             self._shape,
             envelope,
-            self._namer,
+            self._formatter,
             with_token_ids=bool(body.return_token_ids),
             with_usage=body.includes_usage,
             with_positions=body.includes_position,
         )
-        usage = await send_stream(exchange, stream, generations, echoes, self._config.sse_ping_s)
-        tail = stream.usage(usage) if body.includes_usage else b""
+        totals = Totals()
+        await exchange.send_all(
+            formed(stream, generations, echoes, totals), self._config.sse_ping_s
+        )
+        tail = stream.end(totals) if body.includes_usage else b""
         await exchange.end_events(tail + sse.DONE)
 
-    async def _gather(
+    async def _collect(
         self,
         exchange: Exchange,
         body: Body,
@@ -127,26 +128,17 @@ class Endpoint:
         generations: Sequence[Generation],
         echoes: Sequence[Echo],
     ) -> None:
-        gather = Gather(
-            self._shape,
-            envelope,
-            self._namer,
+        collector = Collector(
+            self._formatter,
             choices=sum(len(generation.choices) for generation in generations),
             with_logprobs=body.logprobs is not None and body.logprobs is not False,
+            with_token_ids=bool(body.return_token_ids),
             prompt_logprobs=body.prompt_logprobs,
         )
-        usage = Usage()
-        async with aclosing(merged(generations)) as batches:
-            async for base, events in batches:
-                for event in events:
-                    if isinstance(event, Explained):
-                        _, echo = prompt_at(base, generations, echoes)
-                        # It takes as long as a thousand deltas.
-                        await asyncio.to_thread(gather.explained, base, event, echo)
-                    else:
-                        _collect(gather, base, event, generations, echoes, usage)
-        content = gather.to_json(usage, with_token_ids=bool(body.return_token_ids))
-        await exchange.send_json(200, content)
+        totals = Totals()
+        async for _ in formed(collector, generations, echoes, totals):
+            pass
+        await exchange.send_json(200, collector.reply(self._shape, envelope, totals))
 
 
 def _timeout_s(given: str) -> float | None:
@@ -157,24 +149,3 @@ def _timeout_s(given: str) -> float | None:
         rule = f"must be seconds, more than 0, matching {TIMEOUT_S.pattern}; got {given[:64]!r}"
         raise InvalidRequest(TIMEOUT_HEADER, rule)
     return float(given)
-
-
-def _collect(
-    gather: Gather,
-    base: int,
-    event: Event,
-    generations: Sequence[Generation],
-    echoes: Sequence[Echo],
-    usage: Usage,
-) -> None:
-    match event:
-        case Delta():
-            gather.delta(base + event.choice, event)
-        case Finished():
-            gather.finished(base + event.choice, event)
-        case Done():
-            usage.add(event.message)
-        case Accepted():
-            n, echo = prompt_at(base, generations, echoes)
-            for index in range(n):
-                gather.opening(base + index, echo.text)

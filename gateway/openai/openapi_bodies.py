@@ -10,7 +10,6 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from gateway.http.json_body import STRINGS_MAX
-from gateway.openai.openapi_replies import REFERENCE
 from gateway.openai.request_models import (
     HARMLESS,
     NEUTRAL,
@@ -32,6 +31,7 @@ from gateway.requests.validation import (
 from gateway.tenants import PRIORITY_MAX
 
 Schema = dict[str, Any]
+REFERENCE: Final = "#/components/schemas/{name}"
 # By field, then by the kind of its values: "integer", "array[integer]", …
 Rules = Mapping[str, Mapping[str, Schema]]
 BODIES: Final[tuple[type[BaseModel], ...]] = (
@@ -98,7 +98,7 @@ def schemas(
     """By name; those that only stand inside of others too."""
     found: Schema = {}
     for body in BODIES:
-        schema = body.model_json_schema(ref_template=REFERENCE)
+        schema = body.model_json_schema(ref_template=REFERENCE.replace("{name}", "{model}"))
         found |= schema.pop("$defs", {})
         name = body.__name__
         written = WRITTEN.format(values=limits.body_values_max, strings=STRINGS_MAX)

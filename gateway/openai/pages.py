@@ -1,17 +1,22 @@
 """The HTTP endpoints that answer at once: models, tokens, health."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import hashlib
+from base64 import b64encode
+from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from gateway.http.bodies import Bodies
 from gateway.http.exchange import now_s
+from gateway.http.sse import encode
 from gateway.openai import openapi, request_models
-from gateway.openai.request_models import BodyT, DetokenizeBody, TokenizeBody, spoken_as
+from gateway.openai.reply_models import Health, Model, Models, NotServing, Serving, Text, Version
+from gateway.openai.request_models import BodyT, DetokenizeBody, TokenizeBody, with_aliases
 from gateway.openai.unknown_fields import UnknownFields
 from gateway.requests.service import Front
 from gateway.requests.validation import Limits
@@ -21,6 +26,12 @@ from service_kit.metrics import Metrics
 
 # Numbers written between two looks at the other requests: a few milliseconds.
 PIECE: Final = 1 << 14
+DOCS: Final = Path(__file__).with_name("docs.html").read_bytes()
+# It loads the document and nothing else, and runs no script but its own.
+DOCS_POLICY: Final = (
+    "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; frame-ancestors 'none'; "
+    "base-uri 'none'; form-action 'none'; script-src 'sha256-{digest}'"
+)
 NOT_YET: Final = {"retry-after": "1", "x-should-retry": "true"}
 
 
@@ -46,14 +57,14 @@ class Pages:
     async def models(self, _request: Request) -> Response:
         """The model while it is served: scripts wait for this one rather than for /ready."""
         self._front.readiness.check()
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        return _json(Models([self._model()]))
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name != self._front.card.name:
             raise NotFound(f"model {name[:128]!r}")
         self._front.readiness.check()
-        return JSONResponse(self._model())
+        return _json(self._model())
 
     async def tokenize(self, request: Request) -> Response:
         body, headers = await self._parsed(TokenizeBody, request)
@@ -65,9 +76,9 @@ class Pages:
 
     async def detokenize(self, request: Request) -> Response:
         body, headers = await self._parsed(DetokenizeBody, request)
-        with spoken_as(body):
+        with with_aliases(body):
             text = await self._front.detokenize(body.ask())
-        return JSONResponse({"prompt": text}, headers=headers)
+        return _json(Text(text), headers=headers)
 
     async def openapi(self, _request: Request) -> Response:
         """Made when it is asked for, and again only when a worker has changed the limits."""
@@ -81,19 +92,25 @@ class Pages:
                 self._prompts_max,
                 refuses_unknown=self._unknown.are_refused,
             )
-            self._document = limits, bytes(JSONResponse(content).body)
+            self._document = limits, encode(content)
         return Response(self._document[1], media_type="application/json")
+
+    async def docs(self, _request: Request) -> Response:
+        """The same document for people."""
+        script = DOCS.partition(b"<script>")[2].partition(b"</script>")[0]
+        digest = b64encode(hashlib.sha256(script).digest()).decode()
+        policy = {"content-security-policy": DOCS_POLICY.format(digest=digest)}
+        return Response(DOCS, media_type="text/html", headers=policy)
 
     async def health(self, _request: Request) -> Response:
         """Alive: this loop turns. Whether requests can be served, /ready tells."""
-        return JSONResponse({"status": "ok"})
+        return _json(Health())
 
     async def ready(self, _request: Request) -> Response:
         problem = self._front.readiness.problem
         if problem:
-            content = {"status": "not_serving", "reason": problem}
-            return JSONResponse(content, status_code=503, headers=NOT_YET)
-        return JSONResponse({"status": "serving"})
+            return _json(NotServing(problem), 503, NOT_YET)
+        return _json(Serving())
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus; takes a millisecond, which is why it needs no thread."""
@@ -101,7 +118,7 @@ class Pages:
         return Response(page.body, headers={"content-type": page.content_type})
 
     async def version(self, _request: Request) -> Response:
-        return JSONResponse({"version": version("kaiten")})
+        return _json(Version(version("kaiten")))
 
     async def _parsed(self, kind: type[BodyT], request: Request) -> tuple[BodyT, dict[str, str]]:
         """The body, and what the answer says of it."""
@@ -110,14 +127,16 @@ class Pages:
         body = request_models.parse(kind, sent, ignored)
         return body, self._unknown.told(ignored)
 
-    def _model(self) -> dict[str, Any]:
-        return {
-            "id": self._front.card.name,
-            "object": "model",
-            "created": self._started_s,
-            "owned_by": "kaiten",
-            "max_model_len": self._front.limits.context_tokens_max,
-        }
+    def _model(self) -> Model:
+        return Model(
+            id=self._front.card.name,
+            created=self._started_s,
+            max_model_len=self._front.limits.context_tokens_max,
+        )
+
+
+def _json(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encode(content), status, headers, "application/json")
 
 
 async def _written(numbers: Sequence[int]) -> AsyncIterator[bytes]:

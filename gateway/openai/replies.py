@@ -1,28 +1,34 @@
-"""Events as OpenAI-style JSON: chunks of a stream, or one object at the end. Pure.
+"""Events as OpenAI-style replies: chunks of a stream, or one object at the end.
 
-A `Shape` is one of the two endpoints; what they share is in `Stream` and `Gather`.
+A `Shape` is one of the two endpoints; `Stream` and `Collector` are what they share.
 """
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
+from msgspec import UNSET, UnsetType
+
 from gateway.http.sse import sse
-from gateway.requests.stream import Delta, Explained, Finished
-from gateway.text.detokenizer import Detokenizer, Pieces
+from gateway.openai import reply_models as models
+from gateway.openai.logprobs import LogprobFormatter, TokenInfo, chat_logprobs, text_logprobs
+from gateway.openai.reply_models import FinishWord
+from gateway.requests.merge import merged
+from gateway.requests.stream import Accepted, Delta, Event, Explained, Finished, Generation
 from kaiten.v1.common_pb2 import FinishReason
 from kaiten.v1.inference_service_pb2 import Done as DoneMessage
 from service_kit.errors import Cancelled, DeadlineExceeded, Failed, KaitenError
 
-FINISH_REASONS: Final = {
+FINISH_REASONS: Final[dict[int, FinishWord]] = {
     FinishReason.FINISH_REASON_STOP: "stop",
     FinishReason.FINISH_REASON_LENGTH: "length",
 }
 
 
 @dataclass(slots=True, kw_only=True)
-class Usage:
+class Totals:
     """Sums over the prompts of one HTTP request."""
 
     prompt_tokens: int = 0
@@ -44,46 +50,31 @@ class Usage:
         self.output_tokens += done.usage.output_tokens
         self.cached_tokens += done.usage.cached_tokens
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.output_tokens,
-            "total_tokens": self.prompt_tokens + self.output_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
+    def usage(self) -> models.Usage:
+        return models.Usage(
+            self.prompt_tokens,
+            self.output_tokens,
+            self.prompt_tokens + self.output_tokens,
+            models.PromptTokensDetails(self.cached_tokens),
+        )
 
-    def timing_to_json(self) -> dict[str, Any]:
-        """Where the time went. OpenAI has no word for it, so it stands under our name."""
+    def timing(self) -> models.Timing:
         tokens_per_s = self.output_tokens / self.decode_us * 1e6 if self.decode_us else None
-        return {
-            "queue_ms": self.queue_us / 1000,
-            "prefill_ms": self.prefill_us / 1000,
-            "decode_ms": self.decode_us / 1000,
-            "tokens_per_s": None if tokens_per_s is None else round(tokens_per_s, 3),
-            "preemptions": self.preemptions,
-        }
-
-    def fields(self) -> dict[str, Any]:
-        """What the last message of a response says."""
-        return {"usage": self.to_json(), "kaiten": self.timing_to_json()}
+        return models.Timing(
+            self.queue_us / 1000,
+            self.prefill_us / 1000,
+            self.decode_us / 1000,
+            None if tokens_per_s is None else round(tokens_per_s, 3),
+            self.preemptions,
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Envelope:
+class Envelope(NamedTuple):
     """What every object of one response repeats."""
 
     id: str
     created: int
     model: str
-
-    def wrap(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "choices": list(choices),
-        }
 
 
 class Echo(NamedTuple):
@@ -95,178 +86,135 @@ class Echo(NamedTuple):
 
 
 class Shape(Protocol):
-    """One endpoint's way of writing a choice."""
+    """One endpoint's way of writing."""
 
     id_prefix: str
-    object_kind: str
-    chunk_kind: str
+    reply: Callable[..., Any]
+    chunk: Callable[..., Any]
     # Choices may be of different prompts.
     has_prompts: bool
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """The chunk before a choice's first text, if there is one."""
+    def opening(self, index: int) -> Any:
+        """The choice of the chunk before its first text; None: there is none."""
 
-    def chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]: ...
+    def part(self, index: int, text: str, logprobs: Any, reason: FinishWord | None) -> Any:
+        """A choice of a chunk."""
 
-    def choice(self, index: int, text: str, logprobs: Any, reason: str) -> dict[str, Any]: ...
+    def choice(self, index: int, text: str, logprobs: Any, reason: FinishWord) -> Any: ...
 
-    def logprobs(self, tokens: Sequence["TokenInfo"]) -> Any: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenInfo:
-    """One token's log-probabilities, in text. `offset`: characters of the output before it.
-
-    None: there is none, for the first token of a prompt or where the model gave no number.
-    """
-
-    text: str
-    raw: bytes
-    logprob: float | None
-    top: Sequence[tuple[str, bytes, float | None]] | None
-    offset: int
+    def logprobs(self, tokens: Sequence[TokenInfo]) -> Any: ...
 
 
 class ChatShape:
     """/v1/chat/completions."""
 
     id_prefix = "chatcmpl-"
-    object_kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
+    reply: Callable[..., Any] = models.Chat
+    chunk: Callable[..., Any] = models.ChatChunk
     has_prompts = False
+    logprobs = staticmethod(chat_logprobs)
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        delta = {"role": "assistant", "content": ""}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+    def opening(self, index: int) -> models.ChatChunkChoice:
+        delta = models.ChatDelta(role="assistant", content="")
+        return models.ChatChunkChoice(index=index, delta=delta)
 
-    def chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
-        delta = {"content": text} if reason is None else {}
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+    def part(
+        self, index: int, text: str, logprobs: Any, reason: FinishWord | None
+    ) -> models.ChatChunkChoice:
+        return models.ChatChunkChoice(
+            index=index,
+            delta=models.ChatDelta(content=text if reason is None else UNSET),
+            logprobs=logprobs,
+            finish_reason=reason,
+        )
 
-    def choice(self, index: int, text: str, logprobs: Any, reason: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
-
-    def logprobs(self, tokens: Sequence[TokenInfo]) -> Any:
-        return {"content": [_chat_logprob(token) for token in tokens], "refusal": None}
+    def choice(self, index: int, text: str, logprobs: Any, reason: FinishWord) -> models.ChatChoice:
+        return models.ChatChoice(
+            index=index,
+            message=models.ChatMessage(text),
+            logprobs=logprobs,
+            finish_reason=reason,
+        )
 
 
 class CompletionShape:
     """/v1/completions."""
 
     id_prefix = "cmpl-"
-    object_kind = "text_completion"
-    chunk_kind = "text_completion"
+    reply: Callable[..., Any] = models.Completion
+    chunk: Callable[..., Any] = models.CompletionChunk
     has_prompts = True
+    logprobs = staticmethod(text_logprobs)
 
-    def opening(self, index: int) -> dict[str, Any] | None:
+    def opening(self, index: int) -> None:
         return None
 
-    def chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+    def part(
+        self, index: int, text: str, logprobs: Any, reason: FinishWord | None
+    ) -> models.CompletionChunkChoice:
+        return models.CompletionChunkChoice(
+            index=index, text=text, logprobs=logprobs, finish_reason=reason
+        )
 
-    def choice(self, index: int, text: str, logprobs: Any, reason: str) -> dict[str, Any]:
-        return self.chunk(index, text, logprobs, reason)
-
-    def logprobs(self, tokens: Sequence[TokenInfo]) -> Any:
-        return {
-            "tokens": [token.text for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [_by_text(token) for token in tokens],
-            "text_offset": [token.offset for token in tokens],
-        }
-
-
-def _by_text(token: TokenInfo) -> dict[str, float | None] | None:
-    """Of tokens that look the same the likeliest counts: they are ordered."""
-    if token.top is None:
-        return None
-    return {text: logprob for text, _, logprob in reversed(token.top)}
+    def choice(
+        self, index: int, text: str, logprobs: Any, reason: FinishWord
+    ) -> models.CompletionChoice:
+        return models.CompletionChoice(
+            index=index, text=text, logprobs=logprobs, finish_reason=reason
+        )
 
 
-def _chat_logprob(token: TokenInfo) -> dict[str, Any]:
-    top = [{"token": t, "logprob": p, "bytes": list(raw)} for t, raw, p in token.top or ()]
-    return {
-        "token": token.text,
-        "logprob": token.logprob,
-        "bytes": list(token.raw),
-        "top_logprobs": top,
-    }
+class Form(Protocol):
+    """What events become. Each gives the bytes to be sent at once, if there are any."""
+
+    def opening(self, index: int, echo: Echo) -> bytes: ...
+
+    def explained(self, first: int, event: Explained, echo: Echo) -> bytes: ...
+
+    def delta(self, index: int, delta: Delta) -> bytes: ...
+
+    def finished(self, index: int, finished: Finished) -> bytes: ...
 
 
-class Namer:
-    """Log-probabilities with token texts. JSON has no -Infinity; OpenAI writes -9999."""
+async def formed(
+    form: Form, generations: Sequence[Generation], echoes: Sequence[Echo], totals: Totals
+) -> AsyncGenerator[bytes, None]:
+    """What there is to be sent, whenever there is something; the sums are complete at the end."""
 
-    LOGPROB_MIN: Final = -9999.0
+    def take(base: int, event: Event) -> bytes:
+        match event:
+            case Delta():
+                return form.delta(base + event.choice, event)
+            case Finished():
+                return form.finished(base + event.choice, event)
+            case Accepted():
+                n, echo = _prompt_at(base, generations, echoes)
+                return b"".join([form.opening(base + index, echo) for index in range(n)])
+            case Explained():
+                return form.explained(base, event, _prompt_at(base, generations, echoes)[1])
+        totals.add(event.message)
+        return b""
 
-    def __init__(self, pieces: Pieces) -> None:
-        self._pieces = pieces
-
-    def name(self, delta: Delta, offset: int) -> list[TokenInfo]:
-        infos = []
-        for token_id, logprobs in zip(delta.token_ids, delta.logprobs, strict=False):
-            text, raw = self._text(token_id)
-            infos.append(
-                TokenInfo(
-                    text=text,
-                    raw=raw,
-                    logprob=self._clip(logprobs.logprob),
-                    top=self._top(zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)),
-                    offset=offset,
-                )
-            )
-            offset += len(text)
-        return infos
-
-    def name_prompt(self, event: Explained, top: int) -> list[TokenInfo]:
-        """All of a prompt, its first token without a log-probability."""
-        infos = []
-        decoded, offset = Detokenizer(self._pieces), 0
-        for token_id, run in zip(event.token_ids, (None, *_runs(event, top)), strict=True):
-            text, raw = self._text(token_id)
-            logprob, tops = (None, None) if run is None else (self._clip(run[0]), self._top(run[1]))
-            infos.append(TokenInfo(text=text, raw=raw, logprob=logprob, top=tops, offset=offset))
-            offset += len(decoded.feed((token_id,)))
-        return infos
-
-    def prompt_to_json(
-        self, event: Explained, top: int | None = None
-    ) -> list[dict[str, Any] | None]:
-        """As vLLM writes it: per token its own and the likeliest ones (None: all), by id."""
-        rows: list[dict[str, Any] | None] = [None]
-        for token_id, (own, tops) in zip(event.token_ids[1:], _runs(event, top), strict=True):
-            ranks = {top_id: rank for rank, (top_id, _) in enumerate(tops, 1)}
-            rows.append(
-                {
-                    str(each): {
-                        "logprob": self._clip(logprob),
-                        "rank": ranks.get(each),
-                        "decoded_token": self._pieces.token_text(each),
-                    }
-                    for each, logprob in dict([(token_id, own), *tops]).items()
-                }
-            )
-        return rows
-
-    def _top(self, tops: Iterable[tuple[int, float]]) -> list[tuple[str, bytes, float | None]]:
-        return [(*self._text(token_id), self._clip(logprob)) for token_id, logprob in tops]
-
-    def _text(self, token_id: int) -> tuple[str, bytes]:
-        text = self._pieces.token_text(token_id)
-        return text, self._pieces.get(token_id) or text.encode()
-
-    def _clip(self, logprob: float) -> float | None:
-        return None if math.isnan(logprob) else max(logprob, self.LOGPROB_MIN)
+    async with aclosing(merged(generations)) as batches:
+        async for base, events in batches:
+            if any(type(event) is Explained for event in events):
+                # One takes as long as a thousand deltas.
+                parts = [await asyncio.to_thread(take, base, event) for event in events]
+            else:
+                parts = [take(base, event) for event in events]
+            if sent := b"".join(parts):
+                yield sent
 
 
-def _runs(event: Explained, top: int | None) -> Iterator[tuple[float, Sequence[tuple[int, float]]]]:
-    """Own log-probability and the `top` likeliest of each prompt token but the first."""
-    told = event.logprobs
-    k = len(told.top_token_ids) // max(1, told.token_count)
-    shown = k if top is None else min(k, top)
-    for index, own in enumerate(told.logprobs):
-        part = slice(index * k, index * k + shown)
-        yield own, list(zip(told.top_token_ids[part], told.top_logprobs[part], strict=True))
+def _prompt_at(
+    base: int, generations: Sequence[Generation], echoes: Sequence[Echo]
+) -> tuple[int, Echo]:
+    """How many choices the prompt has whose first one is `base`, and what they show of it."""
+    for generation, echo in zip(generations, echoes, strict=True):
+        if base == 0:
+            return len(generation.choices), echo
+        base -= len(generation.choices)
+    raise AssertionError("no prompt begins there")
 
 
 class Stream:
@@ -276,7 +224,7 @@ class Stream:
         self,
         shape: Shape,
         envelope: Envelope,
-        namer: Namer,
+        formatter: LogprobFormatter,
         *,
         with_token_ids: bool,
         with_usage: bool,
@@ -284,130 +232,149 @@ class Stream:
     ) -> None:
         self._shape = shape
         self._envelope = envelope
-        self._namer = namer
+        self._formatter = formatter
         self._with_token_ids = with_token_ids
         self._with_positions = with_positions
         # Every chunk then says that the usage is still to come.
-        self._extra: dict[str, Any] = {"usage": None} if with_usage else {}
+        self._usage: UnsetType | None = None if with_usage else UNSET
         self._offsets: dict[int, int] = {}
 
     def opening(self, index: int, echo: Echo) -> bytes:
         choice = self._shape.opening(index)
         if echo.text and echo.top is None:
-            choice = self._shape.chunk(index, echo.text, None, None)
+            choice = self._shape.part(index, echo.text, None, None)
         return b"" if choice is None else self._chunk(choice)
 
     def explained(self, first: int, event: Explained, echo: Echo) -> bytes:
         """The echo of an explained prompt, for each choice."""
         if echo.top is None:
             return b""
-        logprobs = self._shape.logprobs(self._namer.name_prompt(event, echo.top))
+        logprobs = self._shape.logprobs(self._formatter.echo(event, echo.top))
         indexes = range(first, first + event.choices)
         self._offsets.update(dict.fromkeys(indexes, len(echo.text)))
-        chunks = (self._shape.chunk(index, echo.text, logprobs, None) for index in indexes)
-        return b"".join(map(self._chunk, chunks))
+        parts = (self._shape.part(index, echo.text, logprobs, None) for index in indexes)
+        return b"".join(map(self._chunk, parts))
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """A chunk, or nothing when there is nothing to tell yet."""
         logprobs = None
         if delta.logprobs:
             offset = self._offsets.get(index, 0)
-            logprobs = self._shape.logprobs(self._namer.name(delta, offset))
+            logprobs = self._shape.logprobs(self._formatter.output(delta, offset))
             self._offsets[index] = offset + len(delta.text)
         elif not delta.text and not self._with_token_ids:
             return b""
-        choice = self._shape.chunk(index, delta.text, logprobs, None)
+        choice = self._shape.part(index, delta.text, logprobs, None)
         if self._with_token_ids:
-            choice["token_ids"] = list(delta.token_ids)
+            choice.token_ids = list(delta.token_ids)
         if self._with_positions:
-            choice["position"] = delta.position + len(delta.token_ids)
+            choice.position = delta.position + len(delta.token_ids)
         return self._chunk(choice)
 
     def finished(self, index: int, finished: Finished) -> bytes:
-        return self._chunk(self._shape.chunk(index, "", None, reason_of(finished)))
+        return self._chunk(self._shape.part(index, "", None, reason_of(finished)))
 
-    def usage(self, usage: Usage) -> bytes:
-        body = self._envelope.wrap(self._shape.chunk_kind, ())
-        return sse(body | usage.fields())
+    def end(self, totals: Totals) -> bytes:
+        """The last event, which has the usage and no choice."""
+        usage, timing = totals.usage(), totals.timing()
+        chunk = self._shape.chunk
+        return sse(chunk(**self._envelope._asdict(), choices=[], usage=usage, kaiten=timing))
 
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return sse(self._envelope.wrap(self._shape.chunk_kind, (choice,)) | self._extra)
+    def _chunk(self, choice: Any) -> bytes:
+        id, created, model = self._envelope
+        chunk = self._shape.chunk
+        return sse(chunk(id=id, created=created, model=model, choices=[choice], usage=self._usage))
 
 
 @dataclass(slots=True)
-class _Gathered:
+class Collected:
+    """One choice, so far."""
+
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenInfo] = field(default_factory=list)
     text_chars: int = 0
-    reason: str = ""
-    prompt: Sequence[dict[str, Any] | None] | None = None
+    end: Finished | None = None
+    prompt: models.PromptLogprobs | UnsetType = UNSET
 
 
-class Gather:
-    """One response as one object."""
+class Collector:
+    """One response as one object.
+
+    `keeps_failures`: a choice may end in any way, as a stored one has; else that is an error.
+    """
 
     def __init__(
         self,
-        shape: Shape,
-        envelope: Envelope,
-        namer: Namer,
+        formatter: LogprobFormatter,
         *,
         choices: int,
-        with_logprobs: bool,
-        prompt_logprobs: int | None,
+        with_logprobs: bool = False,
+        with_token_ids: bool = False,
+        prompt_logprobs: int | None = None,
+        keeps_failures: bool = False,
     ) -> None:
-        self._shape = shape
-        self._envelope = envelope
-        self._namer = namer
+        self.choices = [Collected() for _ in range(choices)]
         self._with_logprobs = with_logprobs
+        self._with_token_ids = with_token_ids
+        self._formatter = formatter
         self._prompt_logprobs = prompt_logprobs
-        self._choices = [_Gathered() for _ in range(choices)]
+        self._keeps_failures = keeps_failures
 
-    def opening(self, index: int, echo: str) -> None:
-        self._choices[index].texts.append(echo)
-        self._choices[index].text_chars += len(echo)
+    def opening(self, index: int, echo: Echo) -> bytes:
+        self.choices[index].texts.append(echo.text)
+        self.choices[index].text_chars += len(echo.text)
+        return b""
 
-    def explained(self, first: int, event: Explained, echo: Echo) -> None:
+    def explained(self, first: int, event: Explained, echo: Echo) -> bytes:
         """The log-probabilities of the prompt, wherever they were asked for."""
-        choices = self._choices[first : first + event.choices]
+        choices = self.choices[first : first + event.choices]
         if echo.top is not None:
-            infos = self._namer.name_prompt(event, echo.top)
+            infos = self._formatter.echo(event, echo.top)
             for choice in choices:
                 choice.logprobs += infos
-        if self._prompt_logprobs is not None:
-            prompt = self._namer.prompt_to_json(event, self._prompt_logprobs)
+        if self._keeps_failures or self._prompt_logprobs is not None:
+            prompt = self._formatter.prompt(event, self._prompt_logprobs)
             for choice in choices:
                 choice.prompt = prompt
+        return b""
 
-    def delta(self, index: int, delta: Delta) -> None:
-        choice = self._choices[index]
+    def delta(self, index: int, delta: Delta) -> bytes:
+        choice = self.choices[index]
         choice.texts.append(delta.text)
         choice.token_ids += delta.token_ids
         if self._with_logprobs:
-            choice.logprobs += self._namer.name(delta, choice.text_chars)
+            choice.logprobs += self._formatter.output(delta, choice.text_chars)
         choice.text_chars += len(delta.text)
+        return b""
 
-    def finished(self, index: int, finished: Finished) -> None:
-        self._choices[index].reason = reason_of(finished)
+    def finished(self, index: int, finished: Finished) -> bytes:
+        if not self._keeps_failures:
+            reason_of(finished)
+        self.choices[index].end = finished
+        return b""
 
-    def to_json(self, usage: Usage, *, with_token_ids: bool) -> dict[str, Any]:
+    def reply(self, shape: Shape, envelope: Envelope, totals: Totals) -> Any:
+        """All of it, when every choice has ended."""
         choices = []
-        for index, got in enumerate(self._choices):
-            logprobs = self._shape.logprobs(got.logprobs) if self._with_logprobs else None
-            choice = self._shape.choice(index, "".join(got.texts), logprobs, got.reason)
-            if with_token_ids:
-                choice["token_ids"] = got.token_ids
-            if got.prompt is not None and self._shape.has_prompts:
-                choice["prompt_logprobs"] = got.prompt
+        for index, each in enumerate(self.choices):
+            assert each.end is not None
+            logprobs = shape.logprobs(each.logprobs) if self._with_logprobs else None
+            choice = shape.choice(index, "".join(each.texts), logprobs, reason_of(each.end))
+            if self._with_token_ids:
+                choice.token_ids = each.token_ids
+            if shape.has_prompts:
+                choice.prompt_logprobs = each.prompt
             choices.append(choice)
-        body = self._envelope.wrap(self._shape.object_kind, choices)
-        if self._prompt_logprobs is not None and not self._shape.has_prompts:
-            body["prompt_logprobs"] = self._choices[0].prompt
-        return body | usage.fields()
+        reply = shape.reply(
+            **envelope._asdict(), choices=choices, usage=totals.usage(), kaiten=totals.timing()
+        )
+        if not shape.has_prompts:
+            reply.prompt_logprobs = self.choices[0].prompt
+        return reply
 
 
-def reason_of(finished: Finished) -> str:
+def reason_of(finished: Finished) -> FinishWord:
     """OpenAI's word. Other ends are errors there, and are raised."""
     word = FINISH_REASONS.get(finished.reason)
     if word is None:

@@ -102,8 +102,8 @@ class _Body(BaseModel):
         return {key: value for key, value in content.items() if key in cls.model_fields}
 
     @property
-    def words(self) -> Mapping[str, str]:
-        """What this body calls the fields of an Ask, where it is not what most bodies call them."""
+    def aliases(self) -> Mapping[str, str]:
+        """This body's names of an Ask's fields, where they are not those of most bodies."""
         return {}
 
 
@@ -312,7 +312,7 @@ class ChatBody(Common):
     chat_template_kwargs: _Options | None = None
 
     @property
-    def words(self) -> Mapping[str, str]:
+    def aliases(self) -> Mapping[str, str]:
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return {"sampling.logprobs": "top_logprobs", "sampling.max_tokens": limit}
 
@@ -366,7 +366,7 @@ class DetokenizeBody(_Body):
     skip_special_tokens: bool = True
 
     @property
-    def words(self) -> Mapping[str, str]:
+    def aliases(self) -> Mapping[str, str]:
         return {"token_ids.ids": "tokens"}
 
     def ask(self) -> Ask:
@@ -382,13 +382,13 @@ BodyT = TypeVar("BodyT", bound=_Body)
 
 
 @contextmanager
-def spoken_as(body: _Body) -> Iterator[None]:
+def with_aliases(body: _Body) -> Iterator[None]:
     """Complaints about an Ask come out in the words of the body that it was made of."""
     try:
         yield
     except InvalidRequest as error:
         for each in (error, *error.violations):
-            each.field = body.words.get(each.field, each.field)
+            each.field = body.aliases.get(each.field, each.field)
         raise
 
 

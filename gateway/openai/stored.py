@@ -4,39 +4,48 @@
 chunks say it as `position`. What follows is exactly what it does not have.
 """
 
-import asyncio
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
+from msgspec import UNSET
 from starlette.datastructures import QueryParams
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.http import sse
 from gateway.http.bodies import Bodies
 from gateway.http.exchange import Exchange, answer, now_s
 from gateway.http.json_body import JsonBody
+from gateway.openai.logprobs import LogprobFormatter
 from gateway.openai.replies import (
     ChatShape,
+    Collected,
+    Collector,
     CompletionShape,
     Echo,
     Envelope,
-    Namer,
     Shape,
     Stream,
-    Usage,
+    Totals,
+    formed,
 )
-from gateway.openai.streaming import send_stream
+from gateway.openai.reply_models import (
+    CancelledRequest,
+    EndWord,
+    FinishedRequest,
+    LiveRequest,
+    QueuePosition,
+    StoredChoice,
+    StoredStatus,
+)
 from gateway.requests.service import Front, Seen
-from gateway.requests.stream import Delta, Done, Explained, Finished, Generation
+from gateway.requests.stream import Generation
 from gateway.requests.validation import REQUEST_ID, UINT32_MAX
 from gateway.settings import GatewaySettings
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import InvalidRequest
 
 SHAPES: Final[tuple[Shape, ...]] = (ChatShape(), CompletionShape())
-WORDS: Final = {
+WORDS: Final[dict[int, EndWord]] = {
     FinishReason.FINISH_REASON_STOP: "stop",
     FinishReason.FINISH_REASON_LENGTH: "length",
     FinishReason.FINISH_REASON_CANCELLED: "cancelled",
@@ -44,33 +53,30 @@ WORDS: Final = {
     FinishReason.FINISH_REASON_ERROR: "error",
 }
 # The worst end of a choice is the state of its request.
-STATES: Final = (("error", "failed"), ("deadline_exceeded", "expired"), ("cancelled", "cancelled"))
+STATES: Final[dict[EndWord, StoredStatus]] = {
+    "error": "failed",
+    "deadline_exceeded": "expired",
+    "cancelled": "cancelled",
+}
 
 
 class StoredRequests:
-    """GET and DELETE of /v1/requests/ID, as an ASGI application."""
+    """GET and DELETE of /v1/requests/ID and POST of its /cancel, as an ASGI application."""
 
     def __init__(self, front: Front, config: GatewaySettings, bodies: Bodies) -> None:
         self._front = front
         self._bodies = bodies
         self._config = config
-        self._namer = Namer(front.card.pieces)
+        self._formatter = LogprobFormatter(front.card.pieces)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = self._delete if scope["method"] == "DELETE" else self._get
+        work = self._get if scope["method"] in ("GET", "HEAD") else self._cancel
         await answer(work, scope, receive, send, self._bodies)
 
-    async def cancel(self, request: Request) -> Response:
-        """POST /v1/requests/ID/cancel."""
-        public = request.path_params["id"]
-        request_id, _ = _name(public)
-        was_live = await self._front.cancel(request_id, request.state.tenant)
-        return JSONResponse(_cancelled(public, was_live))
-
-    async def _delete(self, exchange: Exchange, _body: JsonBody) -> None:
+    async def _cancel(self, exchange: Exchange, _body: JsonBody) -> None:
         public = exchange.scope["path_params"]["id"]
         was_live = await self._front.cancel(_name(public)[0], exchange.tenant)
-        await exchange.send_json(200, _cancelled(public, was_live))
+        await exchange.send_json(200, CancelledRequest(id=public, was_live=was_live))
 
     async def _get(self, exchange: Exchange, _body: JsonBody) -> None:
         public = exchange.scope["path_params"]["id"]
@@ -89,7 +95,7 @@ class StoredRequests:
             if is_streaming or query.get("stream", "") in ("true", "1"):
                 await self._stream(exchange, public, shape, generation)
             else:
-                await exchange.send_json(200, await self._gather(public, generation))
+                await exchange.send_json(200, await self._finished(public, generation))
 
     async def _stream(
         self, exchange: Exchange, public: str, shape: Shape, generation: Generation
@@ -98,59 +104,53 @@ class StoredRequests:
         stream = Stream(
             shape,
             envelope,
-            self._namer,
+            self._formatter,
             with_token_ids=False,
             with_usage=True,
             with_positions=True,
         )
-        usage = await send_stream(exchange, stream, [generation], [Echo()], self._config.sse_ping_s)
-        await exchange.end_events(stream.usage(usage) + sse.DONE)
+        totals = Totals()
+        events = formed(stream, [generation], [Echo()], totals)
+        await exchange.send_all(events, self._config.sse_ping_s)
+        await exchange.end_events(stream.end(totals) + sse.DONE)
 
-    async def _gather(self, public: str, generation: Generation) -> dict[str, Any]:
-        """A finished request as one object."""
-        body: dict[str, Any] = {"id": public, "object": "request"}
-        texts: list[list[str]] = [[] for _ in generation.choices]
-        ends: dict[int, Finished] = {}
-        usage = Usage()
-        async for events in generation:
-            for event in events:
-                match event:
-                    case Delta():
-                        texts[event.choice].append(event.text)
-                    case Explained():
-                        told = await asyncio.to_thread(self._namer.prompt_to_json, event)
-                        body["prompt_logprobs"] = told
-                    case Finished():
-                        ends[event.choice] = event
-                    case Done():
-                        usage.add(event.message)
-        choices = [_choice(index, "".join(text), ends[index]) for index, text in enumerate(texts)]
-        reasons = {choice["finish_reason"] for choice in choices}
-        state = next((word for reason, word in STATES if reason in reasons), "completed")
-        end = {"status": state, "model": self._front.card.name, "choices": choices}
-        return body | end | usage.fields()
+    async def _finished(self, public: str, generation: Generation) -> FinishedRequest:
+        n = len(generation.choices)
+        collector = Collector(self._formatter, choices=n, keeps_failures=True)
+        totals = Totals()
+        async for _ in formed(collector, [generation], [Echo()], totals):
+            pass
+        choices = [_choice(index, each) for index, each in enumerate(collector.choices)]
+        reasons = {choice.finish_reason for choice in choices}
+        states = (state for reason, state in STATES.items() if reason in reasons)
+        return FinishedRequest(
+            id=public,
+            prompt_logprobs=collector.choices[0].prompt,
+            status=next(states, "completed"),
+            model=self._front.card.name,
+            choices=choices,
+            usage=totals.usage(),
+            kaiten=totals.timing(),
+        )
 
 
-def _choice(index: int, text: str, end: Finished) -> dict[str, Any]:
-    choice = {
-        "index": index,
-        "text": text,
-        "finish_reason": WORDS[end.reason],
-        "output_tokens": end.output_tokens,
-    }
-    return choice | ({"error": end.error} if end.error else {})
+def _choice(index: int, collected: Collected) -> StoredChoice:
+    end = collected.end
+    assert end is not None
+    return StoredChoice(
+        index=index,
+        text="".join(collected.texts),
+        finish_reason=WORDS[end.reason],
+        output_tokens=end.output_tokens,
+        error=end.error or UNSET,
+    )
 
 
-def _live(public: str, seen: Seen) -> dict[str, Any]:
-    body: dict[str, Any] = {"id": public, "object": "request", "status": "in_progress"}
-    if seen.place.position is not None:
-        queue = {"position": seen.place.position, "reason": seen.place.reason}
-        body |= {"status": "queued", "queue": queue}
-    return body
-
-
-def _cancelled(public: str, was_live: bool) -> dict[str, Any]:
-    return {"id": public, "object": "request", "was_live": was_live}
+def _live(public: str, seen: Seen) -> LiveRequest:
+    if seen.place.position is None:
+        return LiveRequest(id=public, status="in_progress")
+    queue = QueuePosition(seen.place.position, seen.place.reason)
+    return LiveRequest(id=public, status="queued", queue=queue)
 
 
 def _name(public: str) -> tuple[str, Shape]:

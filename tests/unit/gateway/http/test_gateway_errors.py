@@ -1,6 +1,7 @@
 """One error, two codes: the table knows every class."""
 
 import pytest
+from msgspec import to_builtins
 
 from gateway.http import errors as http
 from gateway.requests.validation import FarTooLong, PromptTooLong, TextTooLong, TooMany
@@ -62,18 +63,18 @@ def test_the_two_codes_agree_on_who_must_act(error: errors.KaitenError) -> None:
     }
     if code.name != "FAILED_PRECONDITION":
         assert (400 <= row.status < 500) is is_client_at_fault
-    body = http.body_of(error)["error"]
+    body = to_builtins(http.body_of(error))["error"]
     assert set(body) == {"message", "type", "param", "code"}
     assert body["message"]
 
 
 def test_words_of_the_client() -> None:
-    error = http.body_of(errors.InvalidRequest("sampling.top_p", "must be more"))["error"]
-    assert (error["param"], error["message"]) == ("top_p", "top_p: must be more")
-    error = http.body_of(PromptTooLong("token_ids.ids", 7, 8))["error"]
-    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
-    assert "8 tokens; at most 7" in error["message"]
-    assert http.body_of(errors.NotFound("model 'x'"))["error"]["code"] == "model_not_found"
+    error = http.body_of(errors.InvalidRequest("sampling.top_p", "must be more")).error
+    assert (error.param, error.message) == ("top_p", "top_p: must be more")
+    error = http.body_of(PromptTooLong("token_ids.ids", 7, 8)).error
+    assert (error.param, error.code) == ("prompt", "context_length_exceeded")
+    assert "8 tokens; at most 7" in error.message
+    assert http.body_of(errors.NotFound("model 'x'")).error.code == "model_not_found"
 
 
 def test_errors_that_only_http_has() -> None:

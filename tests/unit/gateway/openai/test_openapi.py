@@ -23,7 +23,7 @@ from gateway.openai.request_models import (
     DetokenizeBody,
     TokenizeBody,
     parse,
-    spoken_as,
+    with_aliases,
 )
 from gateway.requests.validation import Limits, Model, check, to_record
 from gateway.tenants import Tenant
@@ -102,7 +102,7 @@ def judge(name: str, body: Any) -> KaitenError | None:
         read = parse(kind, JsonBody.of(raw))
         asks = read.asks(b"", "", PROMPTS_MAX) if hasattr(read, "asks") else [read.ask()]
         for ask in asks:
-            with spoken_as(read):
+            with with_aliases(read):
                 check(ask, LIMITS, MODEL.name)
                 if hasattr(read, "asks"):
                     ids = ask.prompt.token_ids if isinstance(ask.prompt, TokenPrompt) else (1,)
@@ -119,7 +119,7 @@ def worded(name: str, body: dict[str, Any], error: KaitenError) -> bool:
 
     Asked only of bodies in which every field by itself is right.
     """
-    text = str(errors.body_of(error)["error"]["message"])
+    text = str(errors.body_of(error).error.message)
     described = {
         "min_tokens: must be at most max_tokens": body.get("min_tokens"),
         "best_of: ": body.get("best_of"),
@@ -235,7 +235,7 @@ def check_naming(name: str, body: dict[str, Any]) -> None:
         beside = {} if field == "messages" else GOOD[name]
         error = judge(name, beside | {field: body[field]})
         assert error is not None, (field, body[field])
-        param = errors.body_of(error)["error"]["param"]
+        param = errors.body_of(error).error.param
         assert param is not None, (field, body[field])
         assert param.split(".")[0] == field, (field, body[field], param)
 
@@ -340,9 +340,10 @@ def test_a_refusal_names_the_field_as_the_client_wrote_it(
 ) -> None:
     error = judge(name, GOOD[name] | body)
     assert error is not None
-    told = errors.body_of(error)["error"]
-    assert told["param"].startswith(param)
-    assert told["message"].startswith(told["param"])
+    told = errors.body_of(error).error
+    assert told.param is not None
+    assert told.param.startswith(param)
+    assert told.message.startswith(told.param)
 
 
 @pytest.mark.parametrize("end", [1, 2, 9, 10, 11, 20, 30, 100, 101, 517, 1000, 32_000])

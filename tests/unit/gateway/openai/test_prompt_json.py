@@ -5,7 +5,9 @@ import math
 
 import pytest
 
-from gateway.openai.replies import CompletionShape, Namer
+from gateway.http.sse import encode
+from gateway.openai.logprobs import LogprobFormatter as Formatter
+from gateway.openai.logprobs import text_logprobs
 from gateway.requests.stream import Explained
 from gateway.text.detokenizer import Pieces
 from kaiten.v1.common_pb2 import PromptLogprobs
@@ -13,8 +15,8 @@ from tests.support.tokenizers import byte_level_bpe
 
 
 @pytest.fixture(scope="module")
-def namer() -> Namer:
-    return Namer(Pieces(byte_level_bpe(300)))
+def formatter() -> Formatter:
+    return Formatter(Pieces(byte_level_bpe(300)))
 
 
 def explained(ids: list[int], own: list[float], tops: list[list[tuple[int, float]]]) -> Explained:
@@ -28,62 +30,64 @@ def explained(ids: list[int], own: list[float], tops: list[list[tuple[int, float
     return Explained(1, ids, told)
 
 
-def test_the_own_token_comes_first_and_is_ranked_among_the_likeliest(namer: Namer) -> None:
+def test_the_own_token_comes_first_and_is_ranked_among_the_likeliest(
+    formatter: Formatter,
+) -> None:
     event = explained([70, 71, 72], [-1.5, -4.0], [[(9, -0.5), (71, -1.5)], [(8, -0.25), (7, -2)]])
-    first, second, third = namer.prompt_to_json(event)
+    first, second, third = formatter.prompt(event)
     assert first is None
     assert second is not None
     assert third is not None
-    assert [(key, entry["logprob"], entry["rank"]) for key, entry in second.items()] == [
+    assert [(key, entry.logprob, entry.rank) for key, entry in second.items()] == [
         ("71", -1.5, 2),
         ("9", -0.5, 1),
     ]
     # Its rank beyond the likeliest is not known.
-    assert [(key, entry["rank"]) for key, entry in third.items()] == [
+    assert [(key, entry.rank) for key, entry in third.items()] == [
         ("72", None),
         ("8", 1),
         ("7", 2),
     ]
 
 
-def test_fewer_than_were_computed_may_be_shown(namer: Namer) -> None:
+def test_fewer_than_were_computed_may_be_shown(formatter: Formatter) -> None:
     event = explained([70, 71], [-1.5], [[(9, -0.5), (71, -1.5)]])
-    (_, entry) = namer.prompt_to_json(event, 0)
+    (_, entry) = formatter.prompt(event, 0)
     assert list(entry or ()) == ["71"]
-    columns = CompletionShape().logprobs(namer.name_prompt(event, 1))
-    assert columns["token_logprobs"] == [None, -1.5]
-    assert [len(top) for top in columns["top_logprobs"][1:]] == [1]
+    columns = text_logprobs(formatter.echo(event, 1))
+    assert columns.token_logprobs == [None, -1.5]
+    assert [len(top or ()) for top in columns.top_logprobs[1:]] == [1]
 
 
 @pytest.mark.parametrize(
     ("logprob", "shown"), [(math.nan, None), (-math.inf, -9999.0), (-0.5, -0.5)]
 )
-def test_json_has_only_numbers(namer: Namer, logprob: float, shown: float | None) -> None:
+def test_json_has_only_numbers(formatter: Formatter, logprob: float, shown: float | None) -> None:
     event = explained([70, 71], [logprob], [[(9, logprob)]])
-    columns = CompletionShape().logprobs(namer.name_prompt(event, 1))
-    assert columns["token_logprobs"] == [None, shown]
-    assert list(columns["top_logprobs"][1].values()) == [shown]
-    json.dumps([columns, namer.prompt_to_json(event)], allow_nan=False)
+    columns = text_logprobs(formatter.echo(event, 1))
+    assert columns.token_logprobs == [None, shown]
+    assert list((columns.top_logprobs[1] or {}).values()) == [shown]
+    json.loads(encode([columns, formatter.prompt(event)]), parse_constant=pytest.fail)
 
 
-def test_of_tokens_that_look_the_same_the_likeliest_counts(namer: Namer) -> None:
+def test_of_tokens_that_look_the_same_the_likeliest_counts(formatter: Formatter) -> None:
     """Bytes that are no character by themselves all look like U+FFFD."""
     pieces = Pieces(byte_level_bpe(300))
     halves = [token_id for token_id in range(300) if pieces.token_text(token_id) == "\ufffd"][:2]
     event = explained([70, halves[0]], [-0.5], [[(halves[0], -0.5), (halves[1], -3.0)]])
-    columns = CompletionShape().logprobs(namer.name_prompt(event, 2))
-    assert columns["top_logprobs"][1] == {"\ufffd": -0.5}
+    columns = text_logprobs(formatter.echo(event, 2))
+    assert columns.top_logprobs[1] == {"\ufffd": -0.5}
 
 
-def test_offsets_are_those_of_the_text(namer: Namer) -> None:
+def test_offsets_are_those_of_the_text(formatter: Formatter) -> None:
     tokenizer = byte_level_bpe(300)
     text = "寿司 sushi 🍣!"
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     event = explained(ids, [-1.0] * (len(ids) - 1), [[]] * (len(ids) - 1))
-    columns = CompletionShape().logprobs(namer.name_prompt(event, 0))
-    offsets = columns["text_offset"]
+    columns = text_logprobs(formatter.echo(event, 0))
+    offsets = columns.text_offset
     assert offsets == sorted(offsets)
     assert max(offsets) <= len(text)
-    for token, offset in zip(columns["tokens"], offsets, strict=True):
+    for token, offset in zip(columns.tokens, offsets, strict=True):
         if "\ufffd" not in token:
             assert text[offset:].startswith(token)
