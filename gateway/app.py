@@ -1,19 +1,15 @@
 """The HTTP door: every route, behind the gate."""
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http import errors
 from gateway.http.bodies import Bodies, BodyLimits
 from gateway.http.middleware import Gate
-from gateway.http.sse import encode
 from gateway.http.web_pages import WebPolicy
 from gateway.openai.generate import Endpoint
 from gateway.openai.operations import OPERATIONS
@@ -25,7 +21,6 @@ from gateway.openai.unknown_fields import UnknownFields
 from gateway.requests.service import Front
 from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring
-from service_kit.errors import KaitenError
 from service_kit.metrics import Metrics
 
 # What a misbehaving path or method is called in the error body.
@@ -36,12 +31,22 @@ def create_app(
     front: Front, config: GatewaySettings, keyring: Keyring, metrics: Metrics
 ) -> ASGIApp:
     """Every route, with errors in OpenAI's form, behind the gate."""
-    handlers = {KaitenError: _on_error, HTTPException: _on_http_error}
-    app = Starlette(routes=routes(front, config, metrics), exception_handlers=handlers)
     # A path with one slash too many is no path of ours, and a redirect would name the Host header.
-    app.router.redirect_slashes = False
+    router = Router(routes(front, config, metrics), redirect_slashes=False)
     policy = WebPolicy.of(config.http_host, config.allowed_hosts, config.cors_origins)
-    return Gate(app, keyring, policy)
+    return Gate(partial(_routed, router), keyring, policy)
+
+
+async def _routed(router: Router, scope: Scope, receive: Receive, send: Send) -> None:
+    """Starlette's middleware would lie on the way of every event; errors are the gate's."""
+    # It tells the router to raise what would else be its own answer.
+    scope["app"] = router
+    try:
+        await router(scope, receive, send)
+    except HTTPException as error:
+        message = f"{scope['method']} {scope['path'][:128]}: {error.detail}"
+        code = HTTP_CODES.get(error.status_code)
+        raise errors.HttpError(error.status_code, message, code, error.headers) from None
 
 
 def routes(front: Front, config: GatewaySettings, metrics: Metrics) -> list[Route]:
@@ -81,21 +86,3 @@ def routes(front: Front, config: GatewaySettings, metrics: Metrics) -> list[Rout
         Route(path.replace("{name}", "{name:path}"), of_path[path], methods=allowed)
         for path, allowed in methods.items()
     ]
-
-
-async def _on_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, KaitenError)
-    return _answer(error, errors.headers_of(error))
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path[:128]}: {error.detail}"
-    code = HTTP_CODES.get(error.status_code)
-    refused = errors.HttpError(error.status_code, message, code)
-    return _answer(refused, error.headers)
-
-
-def _answer(error: KaitenError, headers: Mapping[str, str] | None) -> Response:
-    content, status = encode(errors.body_of(error)), errors.row_of(error).status
-    return Response(content, status, headers, "application/json")

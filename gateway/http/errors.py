@@ -3,6 +3,7 @@
 The body is OpenAI's: {"error": {"message", "type", "param", "code"}}.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from grpc import StatusCode
@@ -31,8 +32,15 @@ MAX_TOKENS: Final = ("max_tokens", "max_completion_tokens")
 class HttpError(errors.KaitenError):
     """Wrong as HTTP, before it is a request: path, method, size, JSON."""
 
-    def __init__(self, status: int, message: str, code: str | None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
+        self.headers = dict(headers or {})
         self.row = Row(StatusCode.INVALID_ARGUMENT, status, CLIENT, code)
 
 
@@ -73,7 +81,9 @@ def headers_of(error: errors.KaitenError) -> dict[str, str]:
 
     Of all others the gate says that they are not to be asked again.
     """
-    wait_s = None if isinstance(error, HttpError) else error_table.retry_after_s(error)
+    if isinstance(error, HttpError):
+        return error.headers
+    wait_s = error_table.retry_after_s(error)
     if wait_s is None:
         return {}
     return {
