@@ -14,6 +14,7 @@ from cyclopts.validators import Number
 from kaiten.api_key import ApiKeyFile, api_key
 from kaiten.cli.config_file import from_file
 from kaiten.cli.other_servers import explained
+from kaiten.local import packages
 from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.scheduling import Scheduling
 from kaiten.local.start_error import StartError
@@ -302,6 +303,7 @@ def worker(*arguments: Rest) -> NoReturn:
 
 def become(role: str, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by another. Its parent sees one process, and signals reach it."""
+    packages.require("scheduler" if role == "archive" else role)
     # -P keeps the current folder off the path: a file named gateway.py there must not be run.
     os.execv(sys.executable, [sys.executable, "-P", "-m", SERVICES[role], *arguments])
 
@@ -309,9 +311,9 @@ def become(role: str, arguments: Sequence[str]) -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script. Users never see a traceback of their own mistake."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments and arguments[0] in SERVICES:
-        become(arguments[0], arguments[1:])
     try:
+        if arguments and arguments[0] in SERVICES:
+            become(arguments[0], arguments[1:])
         code = app(arguments, result_action="return_value")
     except StartError as error:
         from kaiten.cli.display import show_start_error
