@@ -7,20 +7,16 @@ from typing import Final
 
 from kaiten.local.start_error import StartError
 
-SERVICE: Final = (
-    "grpcio-health-checking",
-    "grpcio-reflection",
-    "opentelemetry-sdk",
-    "pydantic",
-    "structlog",
-)
+GRPC: Final = ("grpcio", "grpcio-health-checking", "googleapis-common-protos", "protobuf")
+CLIENT: Final = (*GRPC, "cyclopts", "rich")
+SERVICE: Final = ("grpcio-reflection", "opentelemetry-sdk", "pydantic", "structlog")
 HTTP: Final = ("h11", "starlette", "uvicorn")
 GATEWAY: Final = (*HTTP, "huggingface-hub", "minijinja", "redis", "tokenizers")
 SCHEDULER: Final = ("redis",) if sys.version_info >= (3, 14) else ("backports-zstd", "redis")
 WORKER: Final = ("huggingface-hub", "numpy", "safetensors", "torch")
 # Without which it does not start, by the extra that brings it.
 PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
-    "client": ("grpcio", "protobuf", "googleapis-common-protos", "cyclopts", "rich"),
+    "client": CLIENT,
     "gateway": (*SERVICE, *GATEWAY),
     "scheduler": (*SERVICE, *SCHEDULER),
     "worker": (*SERVICE, *WORKER),
