@@ -8,7 +8,7 @@ Nothing is ever ignored: a key that no field has, from any layer, ends the start
 import inspect
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -17,6 +17,7 @@ from cyclopts import (
     ArgumentCollection,
     CoercionError,
     CycloptsError,
+    Group,
     MissingArgumentError,
     Parameter,
     Token,
@@ -52,6 +53,17 @@ class Settings(BaseModel):
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 ConfigFile = Annotated[Path | None, Parameter(help="TOML file of these, as in `http_port = 8000`")]
+
+
+def grouped(name: str) -> Callable[[type[SettingsT]], type[SettingsT]]:
+    """The fields of this class, not those it inherits, stand together in `--help`."""
+
+    def mark(model: type[SettingsT]) -> type[SettingsT]:
+        for field in model.__annotations__.keys() & model.model_fields.keys():
+            model.model_fields[field].metadata.append(Parameter(group=Group(name, sort_key=1)))
+        return model
+
+    return mark
 
 
 def load(

@@ -33,6 +33,11 @@ class Gateway(settings.Settings):
         return self
 
 
+@settings.grouped("Limits")
+class Grouped(Gateway):
+    rows_max: int = 8
+
+
 class Needy(settings.Settings):
     model_path: str = Field(description="folder of the checkpoint")
 
@@ -183,3 +188,12 @@ def test_help_lists_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--metrics --no-metrics [default: on]" in shown
     assert "[default: redis://here]" in shown
     assert all(name.replace("_", "-") in shown for name in Gateway.model_fields)
+
+
+def test_help_groups_the_fields_of_a_class(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings.load(Grouped, "gateway", ["--help"], {})
+    before, _, limits = capsys.readouterr().out.partition("Limits")
+    assert "--grpc-port" in before
+    assert "--rows-max" in limits
+    assert "--grpc-port" not in limits
