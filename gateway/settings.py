@@ -7,13 +7,78 @@ from typing import Final, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from gateway.requests.validation import ROLES
-from service_kit.settings import Settings
+from service_kit.settings import Settings, grouped
 
 # As browsers write it: no path, not even a slash.
 ORIGIN: Final = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/A-Z]+")
 
 
-class GatewaySettings(Settings):
+@grouped("Limits")
+class RequestLimits(Settings):
+    """What is refused, and how much at once."""
+
+    streams_max: int = Field(default=4096, ge=1, description="streams followed at once")
+    choices_max: int = Field(default=16, ge=1, le=1024, description="largest n of a request")
+    prompts_max: int = Field(default=64, ge=1, description="prompts of one call")
+    stops_max: int = Field(default=16, ge=0, description="stop strings of a request")
+    stop_chars_max: int = Field(default=256, ge=1, description="characters of a stop string")
+    logprobs_max: int = Field(default=20, ge=0, description="log-probabilities per position")
+    prompt_values_max: int = Field(
+        default=1 << 15,
+        ge=1,
+        # So many still fit a message of 4 MiB. As JSON they hold everybody up: 3 us each.
+        le=1 << 19,
+        description="prompt tokens times (prompt_logprobs + 1)",
+    )
+    text_bytes_max: int = Field(default=4 << 20, ge=1, description="prompt text before tokenizing")
+    body_bytes_max: int = Field(
+        # As JSON 8 MiB of escapes hold everybody up for some 30 ms.
+        default=8 << 20,
+        ge=1,
+        description="HTTP body before parsing",
+    )
+    body_values_max: int = Field(
+        default=1 << 18,
+        ge=1,
+        description="JSON values of an HTTP body; each holds everybody up for about 60 ns",
+    )
+    bodies_bytes_max: int = Field(
+        default=256 << 20,
+        ge=1,
+        description="HTTP bodies coming in at once, beyond the first 64 KiB of each",
+    )
+    body_s_max: float = Field(
+        default=60.0, gt=0, description="a request's HTTP body must be there after this"
+    )
+    headers_s_max: float = Field(
+        default=10.0, gt=0, description="a request's HTTP headers must be there after this"
+    )
+    http_connections_max: int = Field(
+        default=8192, ge=1, description="HTTP connections; streams take one each"
+    )
+    rpcs_max: int = Field(
+        default=8192, ge=1, description="gRPC calls at once, those that stream among them"
+    )
+    watches_max: int = Field(
+        default=256, ge=1, description="of them health watches, and as many for reflection"
+    )
+    request_timeout_s: float = Field(
+        default=0.0, ge=0, description="deadline of requests that bring none; 0: none"
+    )
+    requests_max: int = Field(default=4096, ge=1, description="live choices of the whole cell")
+    prompt_tokens_max: int = Field(
+        default=4_000_000, ge=1, description="live prompt tokens of the whole cell"
+    )
+    results_mb: int = Field(
+        default=512,
+        ge=1,
+        le=1 << 30,
+        description="MiB of finished results in the store; beyond half of"
+        " it they are kept for less",
+    )
+
+
+class GatewaySettings(RequestLimits):
     """The public door: gRPC and OpenAI HTTP in, text out."""
 
     redis_url: SecretStr = Field(
@@ -79,66 +144,6 @@ class GatewaySettings(Settings):
     )
     drain_s: float = Field(
         default=30.0, ge=0, description="running streams get this long after SIGTERM"
-    )
-
-    streams_max: int = Field(default=4096, ge=1, description="streams followed at once")
-    choices_max: int = Field(default=16, ge=1, le=1024, description="largest n of a request")
-    prompts_max: int = Field(default=64, ge=1, description="prompts of one call")
-    stops_max: int = Field(default=16, ge=0, description="stop strings of a request")
-    stop_chars_max: int = Field(default=256, ge=1, description="characters of a stop string")
-    logprobs_max: int = Field(default=20, ge=0, description="log-probabilities per position")
-    prompt_values_max: int = Field(
-        default=1 << 15,
-        ge=1,
-        # So many still fit a message of 4 MiB. As JSON they hold everybody up: 3 us each.
-        le=1 << 19,
-        description="prompt tokens times (prompt_logprobs + 1)",
-    )
-    text_bytes_max: int = Field(default=4 << 20, ge=1, description="prompt text before tokenizing")
-    body_bytes_max: int = Field(
-        # As JSON 8 MiB of escapes hold everybody up for some 30 ms.
-        default=8 << 20,
-        ge=1,
-        description="HTTP body before parsing",
-    )
-    body_values_max: int = Field(
-        default=1 << 18,
-        ge=1,
-        description="JSON values of an HTTP body; each holds everybody up for about 60 ns",
-    )
-    bodies_bytes_max: int = Field(
-        default=256 << 20,
-        ge=1,
-        description="HTTP bodies coming in at once, beyond the first 64 KiB of each",
-    )
-    body_s_max: float = Field(
-        default=60.0, gt=0, description="a request's HTTP body must be there after this"
-    )
-    headers_s_max: float = Field(
-        default=10.0, gt=0, description="a request's HTTP headers must be there after this"
-    )
-    http_connections_max: int = Field(
-        default=8192, ge=1, description="HTTP connections; streams take one each"
-    )
-    rpcs_max: int = Field(
-        default=8192, ge=1, description="gRPC calls at once, those that stream among them"
-    )
-    watches_max: int = Field(
-        default=256, ge=1, description="of them health watches, and as many for reflection"
-    )
-    request_timeout_s: float = Field(
-        default=0.0, ge=0, description="deadline of requests that bring none; 0: none"
-    )
-    requests_max: int = Field(default=4096, ge=1, description="live choices of the whole cell")
-    prompt_tokens_max: int = Field(
-        default=4_000_000, ge=1, description="live prompt tokens of the whole cell"
-    )
-    results_mb: int = Field(
-        default=512,
-        ge=1,
-        le=1 << 30,
-        description="MiB of finished results in the store; beyond half of"
-        " it they are kept for less",
     )
     allow_everysec: bool = Field(
         default=False, description="accept a store with appendfsync everysec, which may lose work"

@@ -10,7 +10,7 @@ from scheduler_svc.core.commands import Configured
 from scheduler_svc.core.policy.presets import PRESETS, policy_of
 from scheduler_svc.core.types import Config, Rules
 from service_kit.errors import InvalidRequest
-from service_kit.settings import Settings
+from service_kit.settings import Settings, grouped
 
 # Settings that the core has under another name and in another unit, and what one is in that.
 UNITS: Final[Mapping[str, tuple[str, int]]] = {
@@ -28,6 +28,7 @@ MS_MAX = 86_400_000
 COUNT_MAX = 1 << 30
 
 
+@grouped("Scheduling")
 class SchedulingSettings(Settings):
     """Which rules decide, and what they are made with; docs/scheduling.md has what each is for."""
 

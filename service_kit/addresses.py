@@ -1,8 +1,11 @@
-"""Under which address others reach a process that listens on every interface."""
+"""Where to listen, and under which address others reach what listens on every interface."""
 
 import asyncio
+import errno
 import socket
 from typing import Final
+
+from service_kit.errors import ConfigError
 
 WILDCARDS: Final = ("0.0.0.0", "::", "")
 
@@ -36,3 +39,29 @@ async def _own_address(peer: str, family: int) -> str:
             return str(probe.getsockname()[0])
     except (OSError, UnicodeError):
         return ""
+
+
+def bind_socket(host: str, port: int, flag: str, *, listens: bool = False) -> socket.socket:
+    """A socket bound to host:port (0: any free one). ConfigError says why there is none."""
+    host_flag = flag.removesuffix("-port") + "-host"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Unless TCP is named asyncio leaves Nagle's algorithm on, which costs 40 ms per answer.
+    taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        taken.bind((host, port))
+        if listens:
+            taken.listen()
+    except OSError as error:
+        taken.close()
+        if isinstance(error, socket.gaierror):
+            why = f"host {host!r} cannot be resolved; choose another with {host_flag}"
+        elif error.errno == errno.EADDRINUSE:
+            fix = f"stop what holds it, or choose another with {flag}"
+            why = f"port {port} is taken on {host}; {fix}"
+        elif error.errno == errno.EACCES:
+            why = f"port {port} needs privileges; choose one above 1023 with {flag}"
+        else:
+            why = f"cannot listen on {host}:{port}: {error.strerror}; see {host_flag} and {flag}"
+        raise ConfigError(why) from error
+    return taken

@@ -1,15 +1,15 @@
 """A gRPC server with every limit set, and binding that explains itself."""
 
 import asyncio
-import errno
-import socket
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
+from service_kit.addresses import bind_socket
 from service_kit.errors import ConfigError, DeadlineExceeded
 from service_kit.grpc_errors import ErrorInterceptor
 from service_kit.grpc_health import WATCHES_MAX, AtMost, HealthStatus
@@ -86,12 +86,13 @@ def create_server(
 def bind(server: "grpc.aio.Server", host: str, port: int, flag: str = "--grpc-port") -> int:
     """Bind to host:port (0 = any free one) and return the port. ConfigError says why not."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
+    bound = 0
+    with suppress(RuntimeError):
         bound = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise ConfigError(_why_not(host, port, flag)) from error
     if bound == 0:
-        raise ConfigError(_why_not(host, port, flag))
+        # The same question to the operating system, whose answer gRPC does not pass on.
+        bind_socket(host, port, flag, listens=True).close()
+        raise ConfigError(f"port {port} was taken on {host} a moment ago; try again, or see {flag}")
     return int(bound)
 
 
@@ -127,27 +128,3 @@ def add_reflection(
     """Let grpcurl and friends list these services. Call after they were added."""
     servicer = _Reflection([*names, reflection.SERVICE_NAME], streams_max)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
-
-
-def _why_not(host: str, port: int, flag: str) -> str:
-    """Ask the operating system the same question, because gRPC does not pass its answer on."""
-    host_flag = flag.removesuffix("-port") + "-host"
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen()
-    except socket.gaierror:
-        return f"host {host!r} cannot be resolved; choose another with {host_flag}"
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return (
-                f"port {port} is taken on {host}; stop what holds it, or choose another with {flag}"
-            )
-        if error.errno == errno.EACCES:
-            return f"port {port} needs privileges; choose one above 1023 with {flag}"
-        return f"cannot listen on {host}:{port}: {error.strerror}; see {host_flag} and {flag}"
-    return f"port {port} was taken on {host} a moment ago; try again, or choose another with {flag}"

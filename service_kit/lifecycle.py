@@ -10,6 +10,7 @@ worker, on a machine whose cores are busy.
 
 import asyncio
 import gc
+import json
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping
@@ -76,14 +77,15 @@ def run(service: Service) -> int:
     return 0
 
 
-def show_box(title: str, text: str) -> None:
-    """One framed message on stderr, for the person who started this process."""
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else 100)
-    console.print(Panel(Text(text), title=title, title_align="left", border_style="red"))
-
-
 def _refuse(error: ConfigError) -> int:
-    show_box("cannot start", str(error))
+    """One sentence on stderr: framed for a person, else an event as all others are."""
+    if sys.stderr.isatty():
+        text = Text(str(error))
+        panel = Panel(text, title="cannot start", title_align="left", border_style="red")
+        Console(stderr=True).print(panel)
+    else:
+        told = {"event": "service.refused", "level": "error", "reason": str(error)}
+        sys.stderr.write(json.dumps(told) + "\n")
     return 2
 
 

@@ -4,13 +4,13 @@ A delta per token while the client keeps up: a write waits for flow control, and
 brings meanwhile piles up as token ids and goes out as one delta.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, aclosing
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, Final
 
 import grpc
 
-from gateway.grpc.batch import Batch
 from gateway.grpc.convert import (
     ask_from_proto,
     detokenize_from_proto,
@@ -19,6 +19,7 @@ from gateway.grpc.convert import (
     tokenize_from_proto,
     write_event,
 )
+from gateway.requests.merge import interleaved
 from gateway.requests.service import Front
 from gateway.requests.stream import Finished, Generation
 from gateway.requests.validation import TooMany
@@ -30,7 +31,7 @@ from kaiten.v1 import model_service_pb2 as model_pb
 from kaiten.v1 import model_service_pb2_grpc as model_grpc
 from kaiten.v1.common_pb2 import FinishReason, SamplingParams
 from kaiten.v1.inference_service_pb2 import Done as DoneMessage
-from service_kit.errors import DeadlineExceeded, InvalidRequest
+from service_kit.errors import DeadlineExceeded, InvalidRequest, KaitenError
 
 Context = Any
 # Between the end of a request and its client's deadline.
@@ -68,24 +69,35 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
         if len(requests) > self._batch_max:
             raise TooMany("requests", self._batch_max, len(requests), "requests")
 
-        async def generate(each: pb.GenerateRequest) -> Generation:
-            return await self._front.generate(_ask(each, context), tenant)
+        # Accepted in the order of the batch, while those before run already.
+        opening = asyncio.Lock()
+        streams = [self._one_of_batch(each, context, tenant, opening) for each in requests]
+        async with AsyncExitStack() as held:
+            for stream in streams:
+                held.push_async_callback(stream.aclose)
+            told = await held.enter_async_context(aclosing(interleaved(streams)))
+            async for which, answers in told:
+                for answer in answers:
+                    answer.index = which
+                    yield answer
 
-        def follow(
-            generation: Generation, each: pb.GenerateRequest
-        ) -> AbstractContextManager[Generation]:
-            return self._front.following(generation, keep_running=each.keep_running)
-
-        batch = Batch(requests, generate, follow, raise_if_late)
-        async with aclosing(batch.tellings()) as tellings:
-            async for which, events, error in tellings:
-                if error is not None:
-                    yield pb.GenerateBatchResponse(index=which, error=error_to_proto(error))
-                for event in events:
-                    with_ids = requests[which].return_token_ids
-                    response = pb.GenerateBatchResponse(index=which)
-                    write_event(response.event, event, with_token_ids=with_ids)
-                    yield response
+    async def _one_of_batch(
+        self, request: pb.GenerateRequest, context: Context, tenant: Tenant, opening: asyncio.Lock
+    ) -> AsyncGenerator[list[pb.GenerateBatchResponse], None]:
+        """Accepted, refused and ended on its own: an error is its last answer."""
+        try:
+            async with opening:
+                generation = await self._front.generate(_ask(request, context), tenant)
+            with self._front.following(generation, keep_running=request.keep_running):
+                async for events in generation:
+                    answers = [pb.GenerateBatchResponse() for _ in events]
+                    for answer, event in zip(answers, events, strict=True):
+                        with_ids = request.return_token_ids
+                        write_event(answer.event, event, with_token_ids=with_ids)
+                    yield answers
+            raise_if_late(generation)
+        except KaitenError as error:
+            yield [pb.GenerateBatchResponse(error=error_to_proto(error))]
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:
         generation = await self._front.attach(

@@ -1,7 +1,6 @@
 """uvicorn inside our own event loop: our sockets, our signals, our log."""
 
 import asyncio
-import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +10,7 @@ from typing import Any, Final
 import uvicorn
 
 from gateway.http.connection import Connection, ConnectionLimits
-from service_kit.errors import ConfigError
+from service_kit.addresses import bind_socket
 
 KEEP_ALIVE_S: Final = 15
 BACKLOG: Final = 512
@@ -63,17 +62,8 @@ class HttpServer:
 
     def bind(self) -> int:
         """Take the port (0: any free one). ConfigError says why not."""
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        # Unless TCP is named asyncio leaves Nagle's algorithm on, which costs 40 ms per answer.
-        taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            taken.bind((self._host, self._port))
-        except OSError as error:
-            taken.close()
-            raise ConfigError(_why_not(error, self._host, self._port)) from error
-        self._socket = taken
-        return int(taken.getsockname()[1])
+        self._socket = bind_socket(self._host, self._port, "--http-port")
+        return int(self._socket.getsockname()[1])
 
     async def start(self) -> None:
         """Answer from now on."""
@@ -94,9 +84,3 @@ class HttpServer:
                 await self._task
         if self._socket is not None:
             self._socket.close()
-
-
-def _why_not(error: OSError, host: str, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is taken; choose another one with --http-port"
-    return f"cannot listen on {host}:{port}: {error.strerror}; see --http-host and --http-port"

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kaiten.bench.figures import percentile
+import numpy as np
+
 from kaiten.bench.outcomes import Outcome
 
 WIDTH, HEIGHT = 460, 250
@@ -115,12 +116,11 @@ def sample(look: Look) -> str:
 
 def distribution(numbers: Iterable[float], scale: float = 1.0) -> Points:
     """Share of numbers at most so large, thinned to what a picture can show."""
-    ascending = sorted(numbers)
-    if not ascending:
+    values = [number * scale for number in numbers]
+    if not values:
         return []
-    count = min(len(ascending), POINTS_MAX)
-    shares = [index / max(count - 1, 1) for index in range(count)]
-    return [(0.0, 0.0)] + [(percentile(ascending, share) * scale, share) for share in shares]
+    shares = np.linspace(0, 1, min(len(values), POINTS_MAX))
+    return [(0.0, 0.0), *zip(np.quantile(values, shares).tolist(), shares.tolist(), strict=True)]
 
 
 def token_rate(outcomes: Sequence[Outcome]) -> Points:

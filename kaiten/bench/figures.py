@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from kaiten.bench.outcomes import Outcome
 
 
@@ -71,26 +73,14 @@ class Figures:
         return {key: _rounded(value) for key, value in asdict(self).items()}
 
 
-def percentile(ascending: Sequence[float], share: float) -> float:
-    """Linear between the two nearest; 0 of nothing."""
-    if not ascending:
-        return 0.0
-    place = share * (len(ascending) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ascending) - 1)
-    return ascending[below] + (ascending[above] - ascending[below]) * (place - below)
-
-
 def spread(numbers: Iterable[float]) -> Spread:
-    ascending = sorted(numbers)
-    return Spread(
-        count=len(ascending),
-        mean=math.fsum(ascending) / len(ascending) if ascending else 0.0,
-        p50=percentile(ascending, 0.5),
-        p90=percentile(ascending, 0.9),
-        p99=percentile(ascending, 0.99),
-        max=ascending[-1] if ascending else 0.0,
-    )
+    values = list(numbers)
+    if not values:
+        return Spread(count=0, mean=0.0, p50=0.0, p90=0.0, p99=0.0, max=0.0)
+    p50, p90, p99 = np.quantile(values, (0.5, 0.9, 0.99)).tolist()
+    # Exact, so in any order the same.
+    mean = math.fsum(values) / len(values)
+    return Spread(count=len(values), mean=mean, p50=p50, p90=p90, p99=p99, max=max(values))
 
 
 def frame_gaps_s(outcome: Outcome) -> list[float]:

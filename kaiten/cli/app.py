@@ -14,7 +14,7 @@ from cyclopts.validators import Number
 from kaiten.api_key import ApiKeyFile, api_key
 from kaiten.cli.config_file import from_file
 from kaiten.cli.other_servers import explained
-from kaiten.local import services
+from kaiten.local import packages, services
 from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.scheduling import Scheduling
 from kaiten.local.start_error import StartError
@@ -296,6 +296,7 @@ def worker(*arguments: Rest) -> NoReturn:
 
 def become(role: str, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by another. Its parent sees one process, and signals reach it."""
+    packages.require("scheduler" if role == "archive" else role)
     command = (*services.command(services.MODULES[role]), *arguments)
     os.execve(command[0], command, os.environ | services.environ())
 
@@ -303,9 +304,9 @@ def become(role: str, arguments: Sequence[str]) -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script. Users never see a traceback of their own mistake."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments and arguments[0] in services.MODULES:
-        become(arguments[0], arguments[1:])
     try:
+        if arguments and arguments[0] in services.MODULES:
+            become(arguments[0], arguments[1:])
         code = app(arguments, result_action="return_value")
     except StartError as error:
         from kaiten.cli.display import show_start_error

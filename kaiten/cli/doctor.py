@@ -5,9 +5,8 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from kaiten.console import console
 from kaiten.local import ports, store
+from kaiten.local.packages import PACKAGES, version_of
 from kaiten.local.stack import core_count
 from kaiten.local.start_error import StartError
 from kaiten.mini import CHECKPOINT
@@ -24,15 +24,9 @@ from kaiten.mini import CHECKPOINT
 Status = Literal["ok", "warn", "fail"]
 PYTHON_MIN: Final = (3, 11)
 DISK_FREE_GB_MIN: Final = 2
+ROLES: Final = ("client", "gateway", "scheduler", "worker")
 LOOK_S: Final = 20.0
 
-# What each role imports, by the name it is installed under.
-PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
-    "client": ("grpcio", "protobuf", "googleapis-common-protos", "cyclopts", "rich"),
-    "gateway": ("redis", "tokenizers", "minijinja", "starlette", "uvicorn"),
-    "scheduler": ("redis", "grpcio-health-checking"),
-    "worker": ("torch", "safetensors", "numpy", "grpcio-health-checking"),
-}
 # Vector units the fast kernels want, best first, as Linux names them.
 VECTOR_FLAGS: Final = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
 
@@ -74,12 +68,12 @@ def examine(*, grpc_port: int, http_port: int) -> list[Finding]:
     """Everything that is looked at, in the order of the installation."""
     return [
         check_python(sys.version_info[:3]),
-        *(check_packages(role, names) for role, names in PACKAGES.items()),
+        *(check_packages(role, PACKAGES[role]) for role in ROLES),
         check_torch(),
         check_store(store.find_programs()),
         check_compiler(shutil.which),
         check_cpu(cpu_flags()),
-        check_gpus(gpus(), _version("torch") or "", has_triton=_version("triton") is not None),
+        check_gpus(gpus(), version_of("torch") or "", has_triton=version_of("triton") is not None),
         check_model(CHECKPOINT),
         check_disk(shutil.disk_usage(Path.cwd()).free),
         check_port("127.0.0.1", grpc_port, "--grpc-port"),
@@ -96,7 +90,7 @@ def check_python(found: tuple[int, ...]) -> Finding:
 
 
 def check_packages(role: str, names: tuple[str, ...]) -> Finding:
-    missing = [name for name in names if _version(name) is None]
+    missing = [name for name in names if version_of(name) is None]
     if not missing:
         return Finding(name=f"packages: {role}", status="ok", text=", ".join(names))
     extra = "" if role == "client" else f"[{role}]"
@@ -109,8 +103,7 @@ def check_packages(role: str, names: tuple[str, ...]) -> Finding:
 
 
 def check_torch() -> Finding:
-    """By its metadata: importing torch takes seconds, and doctor should not."""
-    found = _version("torch")
+    found = version_of("torch")
     if found is None:
         fix = "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
         return Finding(name="torch", status="warn", text="not installed: no worker here", fix=fix)
@@ -225,10 +218,3 @@ def cpu_flags() -> frozenset[str]:
     except OSError:
         return frozenset()
     return frozenset(word for line in lines if line.startswith("flags") for word in line.split())
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

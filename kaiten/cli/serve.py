@@ -14,6 +14,7 @@ import grpc
 from kaiten.cli import ready
 from kaiten.cli.display import TerminalDisplay
 from kaiten.console import console
+from kaiten.local import packages
 from kaiten.local.stack import ServeOptions, planned_stack
 from kaiten.local.start_error import StartError
 from kaiten.local.supervisor import Supervisor
@@ -23,6 +24,7 @@ DISK_MB_MIN: Final = 32
 
 async def serve(options: ServeOptions) -> int:
     """Run until asked to stop; the exit code. StartError when it cannot start."""
+    packages.require("serve")
     with (
         _only_one(options.data_dir),
         TerminalDisplay() as display,

@@ -1,14 +1,11 @@
-"""Ask a process whether it is serving: grpc.health.v1, spoken in its few bytes.
-
-The messages are `{1: service}` and `{1: status}` with SERVING = 1, so no generated code is needed.
-"""
+"""Ask a process whether it is serving, by grpc.health.v1."""
 
 from typing import Final
 
 import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
-CHECK: Final = "/grpc.health.v1.Health/Check"
-SERVING: Final = b"\x08\x01"
 TIMEOUT_S: Final = 2.0
 PING_TIMEOUT_S: Final = 1.0
 
@@ -26,12 +23,10 @@ async def answers(address: str) -> bool:
 
 async def state_of(address: str, service: str = "", timeout_s: float = TIMEOUT_S) -> str:
     """ "serving", "not serving", or why nobody answered."""
-    name = service.encode()
-    assert len(name) < 128, "a longer name needs a longer length prefix"
-    request = b"\x0a" + bytes([len(name)]) + name if name else b""
     async with grpc.aio.insecure_channel(address) as channel:
+        asked = HealthCheckRequest(service=service)
         try:
-            answer = await channel.unary_unary(CHECK)(request, timeout=timeout_s)
+            answer = await HealthStub(channel).Check(asked, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name.lower()}: {error.details()}"
-    return "serving" if answer == SERVING else "not serving"
+    return "serving" if answer.status == HealthCheckResponse.SERVING else "not serving"

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 # First match wins. The services' own sentences mostly say what to do; these are for the others.
 FIXES: Final = (
-    (r"No module named '(gateway|scheduler_svc|gpu_worker)", "reinstall kaiten: pip install -e ."),
-    (r"No module named", "install what is missing: pip install 'kaiten[serve]'"),
     (
         r"signal SIGKILL|MemoryError|not enough memory",
         "free memory, or use --dtype bf16 or --weight-dtype int8",
@@ -31,7 +29,7 @@ class Activity:
 
 def cause_of(log: str) -> str:
     """The line of a log that best says why the process ended; "" when it says nothing."""
-    return _boxed(log) or _logged_error(log) or _last_line(log)
+    return _logged_error(log) or _last_line(log)
 
 
 def fix_of(cause: str) -> str:
@@ -58,22 +56,14 @@ def _count(entry: dict[str, Any], key: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _boxed(log: str) -> str:
-    """The text inside the last frame, as one line."""
-    lines = log.splitlines()
-    starts = [index for index, line in enumerate(lines) if line.startswith("╭")]
-    if not starts:
-        return ""
-    inside = [line.strip("│ ") for line in lines[starts[-1] :] if line.startswith("│")]
-    return " ".join(line for line in inside if line)
-
-
 def _logged_error(log: str) -> str:
     for line in reversed(log.splitlines()):
         entry = _entry(line)
         if entry is not None and entry.get("level") in ("error", "critical"):
             trace = str(entry.get("exception") or "").strip().splitlines()
-            return trace[-1].strip() if trace else str(entry.get("event", ""))
+            return (
+                trace[-1].strip() if trace else str(entry.get("reason") or entry.get("event", ""))
+            )
     return ""
 
 

@@ -1,14 +1,15 @@
 """`kaiten archive`: look at what schedulers have kept of their decisions."""
 
-import argparse
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from json import dumps
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Any, Final
 
 import grpc
+from cyclopts import App, CycloptsError, Parameter
 from google.protobuf.json_format import MessageToJson
 
 from kaiten.v1.archive_pb2 import ArchiveEntry
@@ -21,61 +22,76 @@ FOLDER: Final = ".kaiten"
 # What a header's value may hold.
 KEY: Final = re.compile(r"[!-~]{1,512}")
 
+app = App(
+    name="kaiten archive",
+    help="Look at what schedulers have kept of their decisions.",
+    version_flags=(),
+    default_parameter=Parameter(negative=()),
+    result_action="return_value",
+)
+Folders = Annotated[Path, Parameter(help=f"searched for segments; default: {FOLDER}")]
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0: done, and nothing is wrong. 1: verify found something that nobody had told."""
-    chosen = _parser().parse_args(argv)
     try:
-        for line in chosen.lines(chosen):
-            sys.stdout.write(line + "\n")
+        return int(app(argv, exit_on_error=False) or 0)
+    except CycloptsError:
+        return 2
     except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     except grpc.RpcError as error:
         sys.stderr.write(f"{error.code().name}: {error.details()}\n")
         return 2
-    return int(chosen.found_something)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kaiten archive", description=__doc__)
-    parser.set_defaults(found_something=False)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, lines, what in (
-        ("ls", _ls, "one line for each segment"),
-        ("cat", _cat, "every entry as a line of JSON"),
-        ("verify", _verify, "read all of it, and say what is torn, damaged or missing"),
-    ):
-        command = commands.add_parser(name, help=what, description=what)
-        command.set_defaults(lines=lines)
-        command.add_argument(
-            "folder",
-            nargs="*",
-            type=Path,
-            default=[Path(FOLDER)],
-            help=f"searched for segments; default: {FOLDER}",
-        )
-        if name == "cat":
-            _add_wanted(command)
-    return parser
+@app.command
+def ls(
+    *folders: Folders, json: Annotated[bool, Parameter(help="as lines of JSON")] = False
+) -> None:
+    """One line for each segment."""
+    for facts in map(_facts, segments(_existing(folders))):
+        sys.stdout.write((dumps(facts) if json else _line(facts)) + "\n")
 
 
-def _add_wanted(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--id", default="", help="one request: TENANT:REQUEST_ID")
-    command.add_argument(
-        "--after", type=_cursor, default=Cursor(), metavar="EPOCH:SEQ", help="behind this record"
-    )
-    for flag, what in (("--since", "from this time on"), ("--until", "before this time")):
-        command.add_argument(flag, type=_time_ns, default=0, help=f"{what}: 2026-11-22T17:00")
-    command.add_argument(
-        "--address",
-        action="append",
-        metavar="HOST:PORT",
-        help="of a gateway, or of a scheduler, in place of folders; repeatable",
-    )
-    command.add_argument(
-        "--api-key-file", type=Path, help="holds an operator's API key, for a gateway with keys"
-    )
+@app.command
+def cat(
+    *folders: Folders,
+    id: Annotated[str, Parameter(help="one request: TENANT:REQUEST_ID")] = "",
+    after: Annotated[str, Parameter(help="behind this record: EPOCH:SEQ")] = "0:0",
+    since: Annotated[str, Parameter(help="from this time on: 2026-11-22T17:00")] = "",
+    until: Annotated[str, Parameter(help="before this time")] = "",
+    address: Annotated[
+        tuple[str, ...],
+        Parameter(help="host:port of a gateway or of a scheduler, not folders; repeatable"),
+    ] = (),
+    api_key_file: Annotated[
+        Path | None, Parameter(help="holds an operator's API key, for a gateway with keys")
+    ] = None,
+) -> None:
+    """Every entry as a line of JSON."""
+    wanted = Wanted(after=_cursor(after), since_ns=_time_ns(since), until_ns=_time_ns(until), id=id)
+    found: Iterator[ArchiveEntry]
+    if address:
+        found = remote_entries(address, wanted, _api_key(api_key_file))
+    else:
+        found = entries(_existing(folders), wanted)
+    for entry in found:
+        line = MessageToJson(entry, indent=None, preserving_proto_field_name=True)
+        sys.stdout.write(line + "\n")
+
+
+@app.command(name="verify")
+def check(*folders: Folders) -> int:
+    """Read all of it, and say what is torn, damaged or missing."""
+    existing = _existing(folders)
+    is_well = True
+    for problem in verify(existing):
+        is_well &= problem.is_told
+        sys.stdout.write(f"{problem.path}: {problem.what}\n")
+    sys.stdout.write(f"{len(segments(existing))} segments were read\n")
+    return int(not is_well)
 
 
 def _cursor(text: str) -> Cursor:
@@ -83,60 +99,54 @@ def _cursor(text: str) -> Cursor:
     try:
         return Cursor(int(epoch), int(seq))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not EPOCH:SEQ, as in 1763830000:7") from None
+        raise ValueError(f"--after: {text!r} is not EPOCH:SEQ, as in 1763830000:7") from None
 
 
 def _time_ns(text: str) -> int:
     """Without a zone: in that of this machine."""
     try:
-        return int(datetime.fromisoformat(text).timestamp() * NS)
+        return int(datetime.fromisoformat(text).timestamp() * NS) if text else 0
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no time: write 2026-11-22 or 2026-11-22T17:00"
-        ) from None
+        raise ValueError(f"{text!r} is no time: write 2026-11-22 or 2026-11-22T17:00") from None
 
 
 def _shown(unix_ns: int) -> str:
     return datetime.fromtimestamp(unix_ns / NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _folders(chosen: argparse.Namespace) -> list[Path]:
-    for folder in chosen.folder:
+def _existing(folders: Sequence[Path]) -> list[Path]:
+    for folder in folders:
         if not folder.is_dir():
             raise FileNotFoundError(f"{folder}: no such folder")
-    return list(chosen.folder)
+    return list(folders) or _existing([Path(FOLDER)])
 
 
-def _ls(chosen: argparse.Namespace) -> Iterator[str]:
-    for segment in segments(_folders(chosen)):
-        yield _line(segment)
-
-
-def _line(segment: Segment) -> str:
+def _facts(segment: Segment) -> dict[str, object]:
     header = segment.header
     spans = [part.span for part in segment.parts() if isinstance(part, Chunk)]
     filled = [span for span in spans if span.first_seq <= span.last_seq]
+    return {
+        "path": str(segment.path),
+        "epoch": header.epoch,
+        "segment": header.segment,
+        "cell": header.cell,
+        "version": header.version,
+        "policy": header.configured.policy,
+        "has_tokens": header.has_tokens,
+        "records": [filled[0].first_seq, filled[-1].last_seq] if filled else [],
+        "times": [_shown(filled[0].first_ns), _shown(filled[-1].last_ns)] if filled else [],
+    }
+
+
+def _line(facts: dict[str, Any]) -> str:
     what = "empty"
-    if filled:
-        first, last = filled[0], filled[-1]
-        when = f"{_shown(first.first_ns)} to {_shown(last.last_ns)}"
-        what = f"records {first.first_seq} to {last.last_seq}, {when}"
+    if facts["records"]:
+        what = "records {} to {}, {} to {}".format(*facts["records"], *facts["times"])
+    tokens = "with" if facts["has_tokens"] else "without"
     return (
-        f"{segment.path}  epoch {header.epoch} segment {header.segment}, cell {header.cell}, "
-        f"kaiten {header.version}, {header.configured.policy}, "
-        f"{'with' if header.has_tokens else 'without'} tokens, {what}"
-    )
-
-
-def _cat(chosen: argparse.Namespace) -> Iterator[str]:
-    wanted = Wanted(after=chosen.after, since_ns=chosen.since, until_ns=chosen.until, id=chosen.id)
-    found: Iterator[ArchiveEntry]
-    if chosen.address:
-        found = remote_entries(chosen.address, wanted, _api_key(chosen.api_key_file))
-    else:
-        found = entries(_folders(chosen), wanted)
-    for entry in found:
-        yield MessageToJson(entry, indent=None, preserving_proto_field_name=True)
+        "{path}  epoch {epoch} segment {segment}, cell {cell}, kaiten {version}, {policy}, "
+        "{tokens} tokens, {what}"
+    ).format(**facts, tokens=tokens, what=what)
 
 
 def _api_key(file: Path | None) -> str:
@@ -147,14 +157,6 @@ def _api_key(file: Path | None) -> str:
     if not KEY.fullmatch(key):
         raise ValueError(f"--api-key-file {file} holds no API key")
     return key
-
-
-def _verify(chosen: argparse.Namespace) -> Iterator[str]:
-    folders = _folders(chosen)
-    for problem in verify(folders):
-        chosen.found_something |= not problem.is_told
-        yield f"{problem.path}: {problem.what}"
-    yield f"{len(segments(folders))} segments were read"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import random
 from dataclasses import replace
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +14,6 @@ from kaiten.bench.figures import (
     Target,
     figures_of,
     frame_gaps_s,
-    percentile,
     spread,
     token_gaps_s,
 )
@@ -65,10 +63,10 @@ def outcomes(draw: st.DrawFn) -> Outcome:
     )
 
 
-@given(st.lists(times, min_size=1, max_size=50), st.floats(0, 1))
-def test_percentiles_are_numpys(numbers: list[float], share: float) -> None:
-    expected = float(np.percentile(numbers, share * 100))
-    assert percentile(sorted(numbers), share) == pytest.approx(expected, abs=1e-9)
+def test_a_spread_of_known_numbers() -> None:
+    found = spread(float(number) for number in range(100, -1, -1))
+    assert (found.count, found.mean, found.max) == (101, 50.0, 100.0)
+    assert (found.p50, found.p90, found.p99) == (50.0, 90.0, 99.0)
 
 
 def test_nothing_has_a_spread_of_zeros() -> None:

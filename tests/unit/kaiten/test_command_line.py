@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from kaiten.cli import app as cli
-from kaiten.local import services
+from kaiten.local import packages, services
 from kaiten.local.ports import HeldPort
+from kaiten.mini import CHECKPOINT
 from service_kit.errors import Unauthenticated
 from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
 
@@ -222,6 +223,29 @@ def test_a_role_takes_its_own_flags(monkeypatch: pytest.MonkeyPatch) -> None:
         assert seen.pop() == [
             *(sys.executable, "-P", "-m", module, "--help", "--version", "--x", "-1")
         ]
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        (("worker", "--help"), "worker"),
+        (("gateway",), "gateway"),
+        (("scheduler",), "scheduler"),
+        (("archive", "ls"), "scheduler"),
+        (("serve", "--model", str(CHECKPOINT)), "serve"),
+    ],
+)
+def test_what_is_not_installed_is_named(
+    command: tuple[str, ...],
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    missing = packages.PACKAGES[extra][0]
+    monkeypatch.setattr(packages, "version_of", lambda name: None if name == missing else "1")
+    code, said = here(capsys, *command)
+    assert code == 1
+    assert f"not installed: {missing} pip install 'kaiten[{extra}]'" in said
 
 
 def test_healthcheck_of_nobody() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kaiten.cli import doctor
+from kaiten.local import packages
 from kaiten.local.store import StoreProgram
 
 NEW = StoreProgram(path=Path("/bin/valkey-server"), version=(9, 1))
@@ -92,9 +93,9 @@ def test_the_roles_list_only_packages_of_their_extra() -> None:
                 found.add(name.split(">")[0].split("=")[0])
         return found
 
-    for role, packages in doctor.PACKAGES.items():
+    for role, needed in packages.PACKAGES.items():
         names = [] if role == "client" else extras[role]
-        assert set(packages) <= brought([*table["dependencies"], *names]), role
+        assert set(needed) <= brought([*table["dependencies"], *names]), role
 
 
 @pytest.mark.parametrize(
@@ -125,4 +126,4 @@ def test_run_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_run_ends_well_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.run(grpc_port=0, http_port=0) == 0
     shown = capsys.readouterr().out
-    assert all(f"packages: {role}" in shown for role in doctor.PACKAGES)
+    assert all(f"packages: {role}" in shown for role in doctor.ROLES)

@@ -25,12 +25,9 @@ from kaiten.local.stack import ServeOptions, Stack, planned_stack
 from kaiten.local.start_error import StartError
 from kaiten.v1 import common_pb2, model_service_pb2
 
-BOX = """\
+REFUSED = """\
 {"event": "settings", "level": "info"}
-╭─ cannot start ─────────────────╮
-│ port 1 is taken; choose another │
-│ with --grpc-port                │
-╰────────────────────────────────╯
+{"event": "service.refused", "level": "error", "reason": "port 1 is taken; choose another"}
 """
 LOGGED = """\
 {"event": "service.crashed", "level": "critical", "exception": "Traceback …\\nValueError: boom"}
@@ -46,7 +43,7 @@ ModuleNotFoundError: No module named 'torch'
 @pytest.mark.parametrize(
     ("log", "cause"),
     [
-        (BOX, "port 1 is taken; choose another with --grpc-port"),
+        (REFUSED, "port 1 is taken; choose another"),
         (LOGGED, "ValueError: boom"),
         ('{"event": "model.refused", "level": "error"}', "model.refused"),
         (TRACE, "ModuleNotFoundError: No module named 'torch'"),
@@ -66,8 +63,6 @@ def test_the_cause_of_a_death(log: str, cause: str) -> None:
 @pytest.mark.parametrize(
     ("cause", "fix"),
     [
-        ("No module named 'torch'", "pip install 'kaiten[serve]'"),
-        ("No module named 'gateway.x'", "pip install -e ."),
         ("worker-0 ended with signal SIGKILL", "free memory"),
         ("port 1 is taken; choose another", ""),
     ],

@@ -122,7 +122,7 @@ def test_a_wrong_change_is_refused_in_words(texts: dict[str, str], field: str, s
 
 
 def test_kaiten_serve_takes_knobs_of_the_scheduler_only() -> None:
-    known = {settings.flag_of(name) for name in SchedulingSettings.model_fields}
+    known = {"--" + name.replace("_", "-") for name in SchedulingSettings.model_fields}
     assert Scheduling().flags().keys() <= known
     given = Scheduling(order="fair", max_wait_ms=2.5).flags()
     flags = [f"{flag}={value}" for flag, value in given.items() if value is not None]

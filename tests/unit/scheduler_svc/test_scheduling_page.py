@@ -16,7 +16,6 @@ import pytest
 from scheduler_svc.core.policy.presets import PRESETS
 from scheduler_svc.core.policy.rules import TABLES
 from scheduler_svc.scheduling import SchedulingSettings
-from service_kit.settings import flag_of
 from tests.support.cell import Cell, spec
 
 PAGE = Path(__file__).parents[3] / "docs" / "scheduling.md"
@@ -140,4 +139,4 @@ def test_the_page_has_every_rule_preset_and_knob() -> None:
         assert not name or f"| `{name}` |" in page, name
         assert not name or preset.why in page, name
     for name in SchedulingSettings.model_fields:
-        assert f"`{flag_of(name)}" in page, name
+        assert f"`--{name.replace('_', '-')}" in page, name

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from service_kit import lifecycle
+from service_kit.errors import ConfigError
+
 ROOT = Path(__file__).parents[3]
 WAIT_S = 120
 
@@ -168,9 +171,24 @@ def test_a_crash_is_logged_and_is_exit_code_1() -> None:
         ("bad-start", "no model; give --model", ["stopped"]),
     ],
 )
-def test_misconfiguration_is_one_boxed_sentence(mode: str, sentence: str, calls: list[str]) -> None:
+def test_misconfiguration_is_one_sentence(mode: str, sentence: str, calls: list[str]) -> None:
     with running(mode) as process:
         code, out, err = finish(process)
     assert (code, out) == (2, calls)
-    assert f"│ {sentence}" in err
+    told = json.loads(err.splitlines()[-1])
+    assert (told["event"], told["reason"]) == ("service.refused", sentence)
     assert "Traceback" not in err
+
+
+def test_a_person_sees_it_framed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build() -> lifecycle.Service:
+        raise ConfigError("no model; give --model")
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert lifecycle.launch(build) == 2
+    said = capsys.readouterr().err
+    assert "cannot start" in said
+    assert "no model; give --model" in said
+    assert "service.refused" not in said

@@ -1,5 +1,6 @@
 """Layers, origins, and complaints that name what was written and the rule."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +31,11 @@ class Gateway(settings.Settings):
         if self.heartbeat_ms >= self.timeout_ms:
             raise ValueError("heartbeat_ms must be less than timeout_ms")
         return self
+
+
+@settings.grouped("Limits")
+class Grouped(Gateway):
+    rows_max: int = 8
 
 
 class Needy(settings.Settings):
@@ -87,17 +93,23 @@ def test_secrets_are_redacted() -> None:
 @pytest.mark.parametrize(
     ("argv", "environ", "parts"),
     [
-        (["--grpc-prot", "1"], {}, ["unknown flag --grpc-prot", "did you mean --grpc-port?"]),
-        (["--zzz", "1"], {}, ["unknown flag --zzz (see --help)"]),
-        (["--grpc-port"], {}, ["--grpc-port needs a value"]),
+        (["--grpc-prot", "1"], {}, ["Unknown option: --grpc-prot.", "Did you mean --grpc-port?"]),
+        (["--zzz", "1"], {}, ["Unknown option: --zzz."]),
+        (["--grpc-port"], {}, ["--grpc-port requires an argument"]),
         (["--grpc-port=x"], {}, ["flag --grpc-port = 'x'", "valid integer", "port of the gRPC"]),
         (["--grpc-port=70000"], {}, ["'70000'", "less than or equal to 65535"]),
         (["--weight=inf"], {}, ["flag --weight = 'inf'", "finite number"]),
         (["--weight", "nan"], {}, ["flag --weight = 'nan'", "finite number"]),
         (["--policy=fifo"], {}, ["'fifo'", "'fcfs' or 'static'"]),
-        (["--grpc-port=1", "--grpc-port=2"], {}, ["--grpc-port is given twice"]),
-        (["stray"], {}, ["unexpected argument 'stray'"]),
-        ([], {"KAITEN_GATEWAY_GRPC_PROT": "1"}, ["did you mean KAITEN_GATEWAY_GRPC_PORT?"]),
+        (["--grpc-port=1", "--grpc-port=2"], {}, ["--grpc-port specified multiple times"]),
+        (["--names=a", "--names=b"], {}, ["--names specified multiple times"]),
+        (["--verbose", "--no-verbose"], {}, ["--no-verbose specified multiple times"]),
+        (["--verbose=maybe"], {}, ["--verbose", '"maybe"', "into bool"]),
+        (["--redis-url.x=1"], {}, ["--redis-url.x"]),
+        (["stray"], {}, ["Unused Tokens: ['stray']"]),
+        ([], {"KAITEN_GATEWAY_GRPC_PROT": "1"}, ["GRPC_PROT", "Did you mean --grpc-port?"]),
+        ([], {"KAITEN_GATEWAY_grpc_port": "1"}, ["Unknown option", "env KAITEN_GATEWAY_grpc_port"]),
+        ([], {"KAITEN_GATEWAY_CONFIG": "x"}, ["Unknown option", "env KAITEN_GATEWAY_CONFIG"]),
         ([], {"KAITEN_GATEWAY_GRPC_PORT": "x"}, ["env KAITEN_GATEWAY_GRPC_PORT = 'x'"]),
         (["--heartbeat-ms=9", "--timeout-ms=9"], {}, ["heartbeat_ms must be less than timeout_ms"]),
         (["--config=/no/such"], {}, ["--config /no/such: No such file"]),
@@ -106,6 +118,25 @@ def test_secrets_are_redacted() -> None:
 def test_complaints(argv: list[str], environ: dict[str, str], parts: list[str]) -> None:
     text = complaint(*argv, environ=environ)
     assert [part for part in parts if part not in text] == []
+
+
+def test_many_values_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "g.toml"
+    file.write_text('names = ["a", "b,c"]\nverbose = true\nweight = 1.5')
+    loaded = load("--config", str(file))
+    assert (loaded.names, loaded.verbose, loaded.weight) == (("a", "b", "c"), True, 1.5)
+    file.write_text("names = []")
+    assert load("--config", str(file)).names == ()
+
+
+def test_a_secret_of_a_wrong_shape_is_not_repeated(tmp_path: Path) -> None:
+    file = tmp_path / "g.toml"
+    file.write_text('key = ["hunter2"]')
+    assert "hunter2" not in complaint("--config", str(file))
+
+
+def test_what_stands_behind_a_misspelt_flag_is_not_repeated() -> None:
+    assert complaint("--kez=hunter2") == "Unknown option: --kez. Did you mean --key?"
 
 
 def test_a_bad_secret_is_not_repeated() -> None:
@@ -120,7 +151,11 @@ def test_a_bad_secret_is_not_repeated() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("grpc_prot = 1", "unknown key 'grpc_prot'; did you mean grpc_port?"),
+        ("grpc_prot = 1", "Did you mean --grpc-port?"),
+        ("config = 'x'", 'Unknown option: "[config]"'),
+        ("[grpc_port]\nx = 1", "[grpc_port][x]"),
+        ("grpc_port = [1, 2]", "int"),
+        ("grpc_port = true", "'True': input should be a valid integer"),
         ("a = ", "is not TOML"),
     ],
 )
@@ -135,7 +170,7 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, expected: str) -> None:
 def test_a_missing_required_field_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
         settings.load(Needy, "needy", [], {})
-    assert str(caught.value) == "--model-path is required (model_path: folder of the checkpoint)"
+    assert str(caught.value) == "Parameter --model-path requires an argument."
 
 
 def test_other_services_variables_are_not_ours() -> None:
@@ -146,10 +181,19 @@ def test_help_lists_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         load("--help")
     assert caught.value.code == 0
-    shown = capsys.readouterr().out
-    assert "--grpc-port  [default 50051]\n      port of the gRPC API" in shown
-    assert "--policy  [fcfs | static; default fcfs]" in shown
-    assert "--verbose  [default off]" in shown
-    assert "--metrics | --no-metrics  [default on]" in shown
-    assert "--url  [default redis://here]" in shown
+    shown = " ".join(re.sub("│", "", capsys.readouterr().out).split())
+    assert "--grpc-port INT port of the gRPC API [default: 50051]" in shown
+    assert "--policy CHOICE [choices: fcfs, static] [default: fcfs]" in shown
+    assert "--verbose --no-verbose [default: off]" in shown
+    assert "--metrics --no-metrics [default: on]" in shown
+    assert "[default: redis://here]" in shown
     assert all(name.replace("_", "-") in shown for name in Gateway.model_fields)
+
+
+def test_help_groups_the_fields_of_a_class(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings.load(Grouped, "gateway", ["--help"], {})
+    before, _, limits = capsys.readouterr().out.partition("Limits")
+    assert "--grpc-port" in before
+    assert "--rows-max" in limits
+    assert "--grpc-port" not in limits
