@@ -11,7 +11,6 @@ from gateway.values.generation_request import (
     ChatPrompt,
     Message,
     Prompt,
-    SamplingAsk,
     TextPrompt,
     TokenPrompt,
 )
@@ -24,26 +23,10 @@ from service_kit.grpc_errors import MESSAGE_CHARS_MAX, code_of
 
 ItemT = TypeVar("ItemT")
 
-SAMPLING_SCALARS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "max_tokens",
-    "min_tokens",
-    "ignore_eos",
-    "logprobs",
-    "prompt_logprobs",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
 # More than any list of a request may have, and token ids than any context: what is longer is
 # refused before anything is made of it, which takes a microsecond for each.
 LIST_MAX: Final = 1 << 14
 IDS_MAX: Final = 1 << 20
-SAMPLING_LISTS = ("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words")
 
 
 def ask_from_proto(
@@ -55,7 +38,7 @@ def ask_from_proto(
 ) -> Ask:
     """A GenerateRequest as an Ask. InvalidRequest only when there is no input at all."""
     # Lists that are too long are refused before they are hashed.
-    prompt, sampling = _prompt_from_proto(message), _sampling_from_proto(message.sampling)
+    prompt, sampling = _prompt_from_proto(message), _bounded(message.sampling)
     stop = tuple(_few("stop", message.stop))
     return Ask(
         prompt=prompt,
@@ -173,19 +156,12 @@ def chat_from_proto(message: pb.Conversation) -> ChatPrompt:
     )
 
 
-def _sampling_from_proto(message: SamplingParams) -> SamplingAsk:
-    given = {name: getattr(message, name) for name in SAMPLING_SCALARS if message.HasField(name)}
-    biases = _few("sampling.logit_bias", message.logit_bias)
-    words = _few("sampling.bad_words", message.bad_words)
-    for word in words:
+def _bounded(message: SamplingParams) -> SamplingParams:
+    for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words"):
+        _few(f"sampling.{name}", getattr(message, name))
+    for word in message.bad_words:
         _few("sampling.bad_words", word.token_ids, LIST_MAX // 16)
-    return SamplingAsk(
-        stop_token_ids=tuple(_few("sampling.stop_token_ids", message.stop_token_ids)),
-        logit_bias=tuple((each.token_id, each.bias) for each in biases),
-        allowed_token_ids=tuple(_few("sampling.allowed_token_ids", message.allowed_token_ids)),
-        bad_words=tuple(tuple(word.token_ids) for word in words),
-        **given,
-    )
+    return message
 
 
 def _few(field: str, items: Sequence[ItemT], most: int = LIST_MAX) -> Sequence[ItemT]:

@@ -64,7 +64,7 @@ class Endpoint:
         key = exchange.header("idempotency-key")
         traceparent = exchange.header("traceparent")[:TRACEPARENT_CHARS_MAX]
         timeout_s = _timeout_s(exchange.header(TIMEOUT_HEADER))
-        asks = body.asks(sent.digest, key, self._config.prompts_max)
+        asks = body.asks(sent.digest, key, self._front.limits, self._config.prompts_max)
         with ExitStack() as stack:
             generations = []
             for ask in asks:

@@ -22,16 +22,16 @@ from pydantic_core import PydanticCustomError
 
 from gateway.http.json_body import JsonBody, cut, validated
 from gateway.openai.unknown_fields import Ignored
-from gateway.requests.validation import TooMany
+from gateway.requests.validation import Limits, TooMany, sampling_from
 from gateway.values.generation_request import (
     Ask,
     ChatPrompt,
     Message,
     Prompt,
-    SamplingAsk,
     TextPrompt,
     TokenPrompt,
 )
+from kaiten.v1.common_pb2 import SamplingParams
 from service_kit.errors import InvalidRequest
 
 # Sent by clients for OpenAI's own bookkeeping; they change no output.
@@ -53,6 +53,7 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "verbosity": (None,),
     "web_search_options": (None,),
 }
+SAMPLING_FIELDS: Final = tuple(SamplingParams.DESCRIPTOR.fields_by_name)
 SEED_MIN: Final = -(2**63)
 # Of a completion that says no max_tokens, as OpenAI and vLLM have it: a base model never stops.
 COMPLETION_TOKENS: Final = 16
@@ -158,17 +159,26 @@ class Common(_Body):
     """Keep computing when the client leaves; come back by GET /v1/requests/{id}. With a single
     prompt only."""
 
-    def ask(self, prompt: Prompt, body_hash: bytes, request_id: str, sampling: SamplingAsk) -> Ask:
-        """What both endpoints ask alike."""
+    def ask(
+        self,
+        prompt: Prompt,
+        body_hash: bytes,
+        request_id: str,
+        given: dict[str, Any],
+        limits: Limits,
+    ) -> Ask:
+        """What both endpoints ask alike. `given`: sampling fields that they read in their ways."""
         if self.prompt_logprobs is not None and self.is_streaming:
             rule = "is not told in streams; leave stream out, or take echo with logprobs"
             raise InvalidRequest("prompt_logprobs", rule)
+        sampling, wrong = sampling_from(self._sampling() | given, limits)
         return Ask(
             prompt=prompt,
             body_hash=body_hash,
             request_id=request_id,
             model=self.model or "",
             sampling=sampling,
+            sampling_wrong=wrong,
             n=self.n,
             stop=self.stops,
             return_token_ids=bool(self.return_token_ids),
@@ -177,6 +187,18 @@ class Common(_Body):
             show_special_tokens=self.skip_special_tokens is False,
             priority=-(self.priority or 0),
         )
+
+    def _sampling(self) -> dict[str, Any]:
+        """Fields that are called as in SamplingParams, and those that mean one of them."""
+        given = {name: getattr(self, name) for name in SAMPLING_FIELDS if hasattr(self, name)}
+        # -1 means "all" to other servers' clients.
+        given["top_k"] = 0 if self.top_k == -1 else self.top_k
+        # OpenAI's seed is a signed 64-bit number: the negative ones are the upper half of ours.
+        if self.seed is not None and SEED_MIN <= self.seed < 0:
+            given["seed"] = self.seed + 2**64
+        given["logit_bias"] = _biases(self.logit_bias or {})
+        given["bad_words"] = self.bad_words_token_ids
+        return given
 
     @property
     def is_streaming(self) -> bool:
@@ -189,29 +211,6 @@ class Common(_Body):
     @property
     def includes_position(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_position
-
-    def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingAsk:
-        return SamplingAsk(
-            temperature=self.temperature,
-            # -1 means "all" to other servers' clients.
-            top_k=0 if self.top_k == -1 else self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            # OpenAI's seed is a signed 64-bit number: the negative ones are the upper half of ours.
-            seed=self.seed % 2**64 if self.seed and SEED_MIN <= self.seed < 0 else self.seed,
-            max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
-            ignore_eos=self.ignore_eos,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            logprobs=logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=_biases(self.logit_bias or {}),
-            allowed_token_ids=tuple(self.allowed_token_ids or ()),
-            bad_words=tuple(map(tuple, self.bad_words_token_ids or ())),
-        )
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -235,7 +234,9 @@ class CompletionBody(Common):
     best_of: int | None = None
     """Only what n is."""
 
-    def asks(self, body_hash: bytes, request_id: str, prompts_max: int) -> list[Ask]:
+    def asks(
+        self, body_hash: bytes, request_id: str, limits: Limits, prompts_max: int
+    ) -> list[Ask]:
         """One Ask per prompt."""
         prompts = _prompts(self.prompt)
         if not prompts:
@@ -247,13 +248,12 @@ class CompletionBody(Common):
         if len(prompts) > 1 and self.background:
             raise InvalidRequest("background", "works with a single prompt only")
         self._check_choosing()
-        sampling = self.sampling(self.max_tokens, self.logprobs)
-        sampling = replace(sampling, default_max_tokens=COMPLETION_TOKENS)
         echoed, asked = self.echoed_logprobs, self.prompt_logprobs
         # A negative one stays, to be refused.
-        if echoed is not None and (asked is None or 0 <= asked < echoed):
-            sampling = replace(sampling, prompt_logprobs=echoed)
-        return [self.ask(prompt, body_hash, request_id, sampling) for prompt in prompts]
+        is_more = echoed is not None and (asked is None or 0 <= asked < echoed)
+        given = {"prompt_logprobs": echoed} if is_more else {}
+        asks = [self.ask(each, body_hash, request_id, given, limits) for each in prompts]
+        return [replace(ask, default_max_tokens=COMPLETION_TOKENS) for ask in asks]
 
     @property
     def echoed_logprobs(self) -> int | None:
@@ -316,7 +316,9 @@ class ChatBody(Common):
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return {"sampling.logprobs": "top_logprobs", "sampling.max_tokens": limit}
 
-    def asks(self, body_hash: bytes, request_id: str, prompts_max: int) -> list[Ask]:
+    def asks(
+        self, body_hash: bytes, request_id: str, limits: Limits, prompts_max: int
+    ) -> list[Ask]:
         """The one Ask."""
         messages = _messages(self.messages)
         limit = (
@@ -326,8 +328,8 @@ class ChatBody(Common):
         options: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
         options |= self.chat_template_kwargs or {}
         prompt = ChatPrompt(messages=messages, options=_options(options))
-        sampling = self.sampling(limit, self._logprobs())
-        return [self.ask(prompt, body_hash, request_id, sampling)]
+        given = {"logprobs": self._logprobs(), "max_tokens": limit}
+        return [self.ask(prompt, body_hash, request_id, given, limits)]
 
     def _logprobs(self) -> int | None:
         if self.logprobs:

@@ -7,18 +7,19 @@ microseconds. `to_record` runs on the prompt's ids. Errors name the field, the r
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from gateway.tenants import PRIORITY_MAX, Tenant
 from gateway.text.model_card import SamplingDefaults
-from gateway.values.generation_request import Ask, ChatPrompt, SamplingAsk, TextPrompt, TokenPrompt
+from gateway.values.generation_request import Ask, ChatPrompt, TextPrompt, TokenPrompt
 from kaiten.v1.common_pb2 import (
     FEATURE_LOGITS_PROCESSORS,
     FEATURE_LOGPROBS,
     FEATURE_PROMPT_LOGPROBS,
     Feature,
+    SamplingParams,
     TokenBias,
     TokenSequence,
 )
@@ -40,7 +41,7 @@ UINT64_MAX: Final = 2**64 - 1
 BIAS_MAX: Final = 100.0
 # A template may make control tokens of any other.
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
-# Of a SamplingAsk: the lowest and the highest, and the highest of what must be more than 0.
+# Of SamplingParams: the lowest and the highest, and the highest of what must be more than 0.
 # These, `integers` and Limits are also what the OpenAPI document says.
 NUMBERS: Final = {
     "temperature": (0.0, 2.0),
@@ -49,17 +50,18 @@ NUMBERS: Final = {
     "frequency_penalty": (-2.0, 2.0),
 }
 POSITIVES: Final = {"top_p": 1.0, "repetition_penalty": 2.0}
-# Of a SamplingAsk: what asks for a feature that not every worker has, unless it says this or None.
+# Of SamplingParams: what asks for a feature that not every worker has, unless it says this.
 FEATURES: Final[Mapping[str, tuple[Feature, object]]] = {
     "logprobs": (FEATURE_LOGPROBS, None),
     "prompt_logprobs": (FEATURE_PROMPT_LOGPROBS, None),
     "repetition_penalty": (FEATURE_LOGITS_PROCESSORS, 1.0),
     "presence_penalty": (FEATURE_LOGITS_PROCESSORS, 0.0),
     "frequency_penalty": (FEATURE_LOGITS_PROCESSORS, 0.0),
-    "logit_bias": (FEATURE_LOGITS_PROCESSORS, ()),
-    "allowed_token_ids": (FEATURE_LOGITS_PROCESSORS, ()),
-    "bad_words": (FEATURE_LOGITS_PROCESSORS, ()),
+    "logit_bias": (FEATURE_LOGITS_PROCESSORS, None),
+    "allowed_token_ids": (FEATURE_LOGITS_PROCESSORS, None),
+    "bad_words": (FEATURE_LOGITS_PROCESSORS, None),
 }
+ROW_FIELDS: Final = frozenset(RowSampling.DESCRIPTOR.fields_by_name)
 ABILITIES: Final[Mapping[Feature, str]] = {
     FEATURE_LOGPROBS: "give log-probabilities",
     FEATURE_PROMPT_LOGPROBS: "give log-probabilities of a prompt",
@@ -149,26 +151,63 @@ def check(ask: Ask, limits: Limits, model_name: str, *, priority_max: int = PRIO
     check_request_id(ask.request_id)
     if ask.model not in ("", model_name):
         raise NotFound(f"model {ask.model[:128]!r}")
-    wrong: list[InvalidRequest] = []
-    for rule in _rules(ask, limits, priority_max):
-        try:
-            rule()
-        except InvalidRequest as error:
-            wrong.append(error)
+    wrong = _broken(
+        (
+            partial(_integer, "n", ask.n, 1, limits.choices_max),
+            partial(_check_priority, ask.priority, priority_max),
+        )
+    )
+    if ask.sampling_wrong is None:
+        wrong += _broken(_sampling_rules(_values(ask.sampling), limits))
+    else:
+        wrong += ask.sampling_wrong
+    wrong += _broken((partial(_check_stops, ask.stop, limits), partial(_check_prompt, ask, limits)))
     if len(wrong) > 1:
         raise SeveralInvalid(wrong)
     if wrong:
         raise wrong[0]
 
 
-def _rules(ask: Ask, limits: Limits, priority_max: int) -> Iterator[Rule]:
-    """Each looks at one field, so that a client hears of all its mistakes at once."""
-    yield partial(_integer, "n", ask.n, 1, limits.choices_max)
-    yield partial(_check_priority, ask.priority, priority_max)
-    yield from _sampling_rules(ask.sampling, limits)
-    yield from _logit_rules(ask.sampling, limits)
-    yield partial(_check_stops, ask.stop, limits)
-    yield partial(_check_prompt, ask, limits)
+def sampling_from(
+    given: Mapping[str, Any], limits: Limits
+) -> tuple[SamplingParams, list[InvalidRequest]]:
+    """Values by the names of SamplingParams as such a message, and what is wrong with them.
+
+    The message has what is right: it could not even hold a number that is far out of its bounds.
+    `logit_bias` is pairs of token id and bias; None and empty mean that a field is not set.
+    """
+    values = {name: value for name, value in given.items() if value not in (None, (), [])}
+    wrong = _broken(_sampling_rules(values, limits))
+    for error in wrong:
+        values.pop(error.field.removeprefix("sampling."), None)
+    biases, words = values.pop("logit_bias", ()), values.pop("bad_words", ())
+    params = SamplingParams(
+        **values,
+        logit_bias=[TokenBias(token_id=each, bias=bias) for each, bias in biases],
+        bad_words=[TokenSequence(token_ids=word) for word in words],
+    )
+    return params, wrong
+
+
+def _values(params: SamplingParams) -> dict[str, Any]:
+    """What `sampling_from` would make the same message of."""
+    values: dict[str, Any] = {field.name: value for field, value in params.ListFields()}
+    if params.logit_bias:
+        values["logit_bias"] = [(each.token_id, each.bias) for each in params.logit_bias]
+    if params.bad_words:
+        values["bad_words"] = [word.token_ids for word in params.bad_words]
+    return values
+
+
+def _broken(rules: Iterable[Rule]) -> list[InvalidRequest]:
+    """Each rule looks at one field, so that a client hears of all its mistakes at once."""
+    wrong = []
+    for rule in rules:
+        try:
+            rule()
+        except InvalidRequest as error:
+            wrong.append(error)
+    return wrong
 
 
 def check_request_id(request_id: str) -> None:
@@ -186,8 +225,9 @@ def to_record(
         raise InvalidRequest(ask.prompt.field, "must give at least one token")
     if room < 1:
         raise PromptTooLong(ask.prompt.field, limits.context_tokens_max - 1, len(prompt_ids))
-    explained = () if ask.sampling.prompt_logprobs is None else prompt_ids
-    _check_prompt_values(len(explained), ask.sampling, limits)
+    asked = ask.sampling
+    explained = prompt_ids if asked.HasField("prompt_logprobs") else ()
+    _check_prompt_values(len(explained), asked.prompt_logprobs, limits)
     timeout_ms = 0 if ask.timeout_s is None else max(1, math.ceil(ask.timeout_s * 1000))
     return SubmitRecord(
         id=f"{tenant.name}:{ask.request_id}",
@@ -195,7 +235,7 @@ def to_record(
         tenant_tokens_max=tenant.running_tokens_max or 0,
         n=ask.n or 1,
         prompt_token_ids=prompt_ids,
-        sampling=_row_sampling(ask.sampling, room, limits, model, seed),
+        sampling=_row_sampling(ask, room, limits, model, seed),
         timeout_ms=min(timeout_ms, UINT64_MAX),
         traceparent=ask.traceparent,
         priority=ask.priority,
@@ -204,67 +244,63 @@ def to_record(
             include_stop=ask.include_stop,
             show_special_tokens=ask.show_special_tokens,
             prompt_token_ids=explained,
-            hide_output=ask.sampling.max_tokens == 0,
+            hide_output=asked.HasField("max_tokens") and asked.max_tokens == 0,
         ),
     )
 
 
-def _check_prompt_values(tokens: int, asked: SamplingAsk, limits: Limits) -> None:
-    values = tokens * ((asked.prompt_logprobs or 0) + 1)
+def _check_prompt_values(tokens: int, prompt_logprobs: int, limits: Limits) -> None:
+    values = tokens * (prompt_logprobs + 1)
     if values > limits.prompt_values_max:
         unit = f"values: {tokens} prompt tokens times (prompt_logprobs + 1)"
         raise TooMany("sampling.prompt_logprobs", limits.prompt_values_max, values, unit)
 
 
-def _row_sampling(
-    asked: SamplingAsk, room: int, limits: Limits, model: Model, seed: int
-) -> RowSampling:
-    defaults = model.defaults
-    fallback = min(room, asked.default_max_tokens or room)
-    max_tokens = fallback if asked.max_tokens is None else asked.max_tokens
+def _row_sampling(ask: Ask, room: int, limits: Limits, model: Model, seed: int) -> RowSampling:
+    """What was asked for over the model's own defaults. A field of the same name is copied."""
+    asked = ask.sampling
+    max_tokens = min(room, ask.default_max_tokens or room)
+    if asked.HasField("max_tokens"):
+        max_tokens = asked.max_tokens
     if max_tokens > room:
         raise TooLong("sampling.max_tokens", room, max_tokens)
-    min_tokens = asked.min_tokens or 0
-    if min_tokens > max_tokens:
-        rule = f"must be at most max_tokens, which is {max_tokens}, got {min_tokens}"
+    if asked.min_tokens > max_tokens:
+        rule = f"must be at most max_tokens, which is {max_tokens}, got {asked.min_tokens}"
         raise InvalidRequest("sampling.min_tokens", rule)
-    top_k = defaults.top_k if asked.top_k is None else asked.top_k
     eos = () if asked.ignore_eos else model.eos_token_ids
     stops = dict.fromkeys((*eos, *asked.stop_token_ids))
-    _check_something_is_left(asked, stops if min_tokens else (), limits)
-    repetition = _or(asked.repetition_penalty, defaults.repetition_penalty)
+    words = dict.fromkeys(tuple(word.token_ids) for word in asked.bad_words)
+    _check_something_is_left(asked, words, stops if asked.min_tokens else (), limits)
+    fields: dict[str, Any] = asdict(model.defaults) | {"seed": seed, "logprobs": -1}
+    fields |= {each.name: value for each, value in asked.ListFields() if each.name in ROW_FIELDS}
     # The model's own default may ask for what its workers cannot do.
-    _can_be_done("repetition_penalty", repetition, limits)
-    return RowSampling(
-        temperature=_or(asked.temperature, defaults.temperature),
+    _can_be_done("repetition_penalty", fields["repetition_penalty"], limits)
+    fields |= {
         # Keeping the whole vocabulary is keeping all.
-        top_k=top_k if top_k < limits.vocab_size else 0,
-        # The wire has single precision, where a tiny p would become 0.
-        top_p=max(_or(asked.top_p, defaults.top_p), TOP_P_MIN),
-        min_p=_or(asked.min_p, defaults.min_p),
-        seed=seed if asked.seed is None else asked.seed,
+        "top_k": fields["top_k"] if fields["top_k"] < limits.vocab_size else 0,
+        # In single precision a tiny number would become 0, which for a penalty says: none.
+        "top_p": max(fields["top_p"], TOP_P_MIN),
+        "repetition_penalty": max(fields["repetition_penalty"], REPETITION_PENALTY_MIN),
         # The token after a prompt comes with the prompt's last logits; `hide_output` keeps it back.
-        max_tokens=max(max_tokens, 1),
-        min_tokens=min_tokens,
-        stop_token_ids=stops,
-        logprobs=-1 if asked.logprobs is None else asked.logprobs,
-        prompt_logprobs=asked.prompt_logprobs,
-        # In single precision a tiny penalty would become 0, which says: none.
-        repetition_penalty=max(repetition, REPETITION_PENALTY_MIN),
-        presence_penalty=asked.presence_penalty or 0.0,
-        frequency_penalty=asked.frequency_penalty or 0.0,
-        logit_bias=[TokenBias(token_id=each, bias=bias) for each, bias in asked.logit_bias],
-        allowed_token_ids=dict.fromkeys(asked.allowed_token_ids),
-        bad_words=[TokenSequence(token_ids=word) for word in dict.fromkeys(asked.bad_words)],
-    )
+        "max_tokens": max(max_tokens, 1),
+        "stop_token_ids": stops,
+        "allowed_token_ids": dict.fromkeys(asked.allowed_token_ids),
+        "bad_words": [TokenSequence(token_ids=word) for word in words],
+    }
+    return RowSampling(**fields)
 
 
-def _check_something_is_left(asked: SamplingAsk, stops: Iterable[int], limits: Limits) -> None:
+def _check_something_is_left(
+    asked: SamplingParams,
+    words: Iterable[Sequence[int]],
+    stops: Iterable[int],
+    limits: Limits,
+) -> None:
     """What is forbidden at the first token must not be all that is allowed.
 
     Bad words of several tokens can still use up a narrow choice later; the worker then says so.
     """
-    forbidden = {*stops, *(word[0] for word in asked.bad_words if len(word) == 1)}
+    forbidden = {*stops, *(word[0] for word in words if len(word) == 1)}
     if asked.allowed_token_ids and forbidden.issuperset(asked.allowed_token_ids):
         rule = "must hold a token that bad_words and min_tokens leave"
         raise InvalidRequest("sampling.allowed_token_ids", rule)
@@ -273,31 +309,29 @@ def _check_something_is_left(asked: SamplingAsk, stops: Iterable[int], limits: L
         raise InvalidRequest("sampling.bad_words", rule)
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
-
-
 def _check_priority(priority: int, most: int) -> None:
     _integer("priority", priority, -PRIORITY_MAX, PRIORITY_MAX)
     if priority > most:
         raise InvalidRequest("priority", "is more urgent than this tenant may ask for")
 
 
-def _sampling_rules(asked: SamplingAsk, limits: Limits) -> Iterator[Rule]:
+def _sampling_rules(values: Mapping[str, Any], limits: Limits) -> Iterator[Rule]:
     for name, (lowest, highest) in NUMBERS.items():
-        yield partial(_number, f"sampling.{name}", getattr(asked, name), lowest, highest)
+        yield partial(_number, f"sampling.{name}", values.get(name), lowest, highest)
     for name, highest in POSITIVES.items():
-        yield partial(_positive, f"sampling.{name}", getattr(asked, name), highest)
+        yield partial(_positive, f"sampling.{name}", values.get(name), highest)
     bounds = integers(limits)
-    if asked.prompt_logprobs is None:
+    if "prompt_logprobs" not in values:
         # Without output there is nothing to tell but the prompt's log-probabilities.
         bounds["max_tokens"] = (1, UINT32_MAX)
     for name, (least, most) in bounds.items():
-        yield partial(_integer, f"sampling.{name}", getattr(asked, name), least, most)
+        yield partial(_integer, f"sampling.{name}", values.get(name), least, most)
     for name in FEATURES:
-        yield partial(_can_be_done, name, getattr(asked, name), limits)
-    count = limits.stop_token_ids_max
-    yield partial(_token_ids, "sampling.stop_token_ids", asked.stop_token_ids, count, limits)
+        yield partial(_can_be_done, name, values.get(name), limits)
+    for name, count in id_lists(limits).items():
+        yield partial(_token_ids, f"sampling.{name}", values.get(name, ()), count, limits)
+    yield partial(_check_biases, values.get("logit_bias", ()), limits)
+    yield partial(_check_bad_words, values.get("bad_words", ()), limits)
 
 
 def _can_be_done(name: str, value: object, limits: Limits) -> None:
@@ -307,7 +341,7 @@ def _can_be_done(name: str, value: object, limits: Limits) -> None:
 
 
 def integers(limits: Limits) -> dict[str, tuple[int, int]]:
-    """The least and the most of each whole number in a SamplingAsk."""
+    """The least and the most of each whole number in SamplingParams."""
     logprobs_max = min(limits.logprobs_max, limits.vocab_size)
     return {
         "top_k": (0, UINT32_MAX),
@@ -319,11 +353,12 @@ def integers(limits: Limits) -> dict[str, tuple[int, int]]:
     }
 
 
-def _logit_rules(asked: SamplingAsk, limits: Limits) -> Iterator[Rule]:
-    yield partial(_check_biases, asked.logit_bias, limits)
-    allowed, most = asked.allowed_token_ids, limits.allowed_token_ids_max
-    yield partial(_token_ids, "sampling.allowed_token_ids", allowed, most, limits)
-    yield partial(_check_bad_words, asked.bad_words, limits)
+def id_lists(limits: Limits) -> dict[str, int]:
+    """How many token ids each list of them in SamplingParams may have."""
+    return {
+        "stop_token_ids": limits.stop_token_ids_max,
+        "allowed_token_ids": limits.allowed_token_ids_max,
+    }
 
 
 def _check_biases(biases: Sequence[tuple[int, float]], limits: Limits) -> None:

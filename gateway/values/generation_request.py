@@ -1,11 +1,15 @@
 """What a client asked for: both protocols become an Ask, and only an Ask is checked.
 
-Fields are plain Python values as the client wrote them, right or wrong; `validation` judges them.
-`field` names where a value came from, in the words of the proto.
+Values are as the client wrote them, right or wrong; `validation` judges them. `field` names where a
+value came from, in the words of the proto.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
+
+from kaiten.v1.common_pb2 import SamplingParams
+from service_kit.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,32 +52,6 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingAsk:
-    """None means: the model's default."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    # Without max_tokens: so many, or fewer where the context ends before. None: to its end.
-    default_max_tokens: int | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    # (token id, bias)
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """One request. `body_hash` tells a repeat from another request under the same id."""
 
@@ -81,7 +59,12 @@ class Ask:
     body_hash: bytes
     request_id: str = ""
     model: str = ""
-    sampling: SamplingAsk = SamplingAsk()
+    # A field that is not set means the model's default.
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    # What was wrong with the values that `sampling` was made of; None: it is still to be judged.
+    sampling_wrong: Sequence[InvalidRequest] | None = None
+    # Without max_tokens: so many, or fewer where the context ends before. None: to its end.
+    default_max_tokens: int | None = None
     n: int | None = None
     stop: tuple[str, ...] = ()
     return_token_ids: bool = False

@@ -100,7 +100,7 @@ def judge(name: str, body: Any) -> KaitenError | None:
     kind: Any = BODIES[name]
     try:
         read = parse(kind, JsonBody.of(raw))
-        asks = read.asks(b"", "", PROMPTS_MAX) if hasattr(read, "asks") else [read.ask()]
+        asks = read.asks(b"", "", LIMITS, PROMPTS_MAX) if hasattr(read, "asks") else [read.ask()]
         for ask in asks:
             with spoken_as(read):
                 check(ask, LIMITS, MODEL.name)

@@ -10,13 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.grpc.convert import SAMPLING_LISTS, SAMPLING_SCALARS, ask_from_proto
+from gateway.grpc.convert import ask_from_proto
 from gateway.http.json_body import JsonBody
 from gateway.openai.request_models import ChatBody, CompletionBody, parse
-from gateway.requests.validation import Limits, Model, PromptTooLong, check, to_record
+from gateway.requests.validation import (
+    Limits,
+    Model,
+    PromptTooLong,
+    check,
+    sampling_from,
+    to_record,
+)
 from gateway.tenants import Tenant
 from gateway.text.model_card import SamplingDefaults
-from gateway.values.generation_request import Ask, SamplingAsk, TextPrompt, TokenPrompt
+from gateway.values.generation_request import Ask, TextPrompt, TokenPrompt
 from kaiten.client.request import request_from
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import SamplingParams, TokenBias, TokenSequence
@@ -41,13 +48,13 @@ def test_what_no_worker_can_do_is_refused_by_field() -> None:
         "bad_words": (((1,),), ()),
     }
     for name, (wanted, neutral) in asks.items():
-        wants = ask(sampling=SamplingAsk(**{name: wanted}))
+        wants = sampling_ask(**{name: wanted})
         check(wants, LIMITS, MODEL.name)
         with pytest.raises(
             InvalidRequest, match=rf"^sampling\.{name}: no worker of this cell can "
         ):
-            check(wants, can_nothing, MODEL.name)
-        check(ask(sampling=SamplingAsk(**{name: neutral})), can_nothing, MODEL.name)
+            check(sampling_ask(can_nothing, **{name: wanted}), can_nothing, MODEL.name)
+        check(sampling_ask(can_nothing, **{name: neutral}), can_nothing, MODEL.name)
 
 
 def test_a_models_own_penalty_needs_a_worker_that_can() -> None:
@@ -57,7 +64,7 @@ def test_a_models_own_penalty_needs_a_worker_that_can() -> None:
     rest: dict[str, Any] = {"limits": limits, "model": model, "tenant": TENANT, "seed": 7}
     with pytest.raises(InvalidRequest, match=r"^sampling\.repetition_penalty: no worker of this"):
         to_record(ask(), (1, 2), **rest)
-    plain = ask(sampling=SamplingAsk(repetition_penalty=1.0))
+    plain = sampling_ask(repetition_penalty=1.0)
     assert to_record(plain, (1, 2), **rest).sampling.repetition_penalty == 1.0
 
 
@@ -71,6 +78,11 @@ def ask(**fields: Any) -> Ask:
     return Ask(**(base | fields))
 
 
+def sampling_ask(limits: Limits = LIMITS, **given: Any) -> Ask:
+    sampling, wrong = sampling_from(given, limits)
+    return ask(sampling=sampling, sampling_wrong=wrong)
+
+
 def test_unset_fields_mean_the_models_defaults() -> None:
     record = record_of(ask())
     assert (record.id, record.tenant, record.n, record.timeout_ms) == ("t:r", "t", 1, 0)
@@ -81,19 +93,17 @@ def test_unset_fields_mean_the_models_defaults() -> None:
 
 
 def test_explicit_fields_win_even_when_they_are_zero() -> None:
-    sampling = record_of(
-        ask(sampling=SamplingAsk(temperature=0.0, top_k=0, seed=0, logprobs=0))
-    ).sampling
+    sampling = record_of(sampling_ask(temperature=0.0, top_k=0, seed=0, logprobs=0)).sampling
     assert (sampling.temperature, sampling.top_k, sampling.seed, sampling.logprobs) == (0, 0, 0, 0)
 
 
 def test_a_tiny_top_p_does_not_become_zero_on_the_wire() -> None:
-    assert record_of(ask(sampling=SamplingAsk(top_p=1e-300))).sampling.top_p > 0
+    assert record_of(sampling_ask(top_p=1e-300)).sampling.top_p > 0
 
 
 def test_ignoring_eos_leaves_the_clients_own_stop_ids() -> None:
-    asked = SamplingAsk(ignore_eos=True, stop_token_ids=(7, 7, 2))
-    assert list(record_of(ask(sampling=asked)).sampling.stop_token_ids) == [7, 2]
+    asked = sampling_ask(ignore_eos=True, stop_token_ids=(7, 7, 2))
+    assert list(record_of(asked).sampling.stop_token_ids) == [7, 2]
 
 
 @pytest.mark.parametrize(("count", "is_fine"), [(31, True), (32, False), (33, False)])
@@ -245,7 +255,7 @@ def test_any_http_body_gives_a_legal_record_or_a_sentence(
         parsed: ChatBody | CompletionBody
         sent = JsonBody.of(content)
         parsed = parse(ChatBody, sent) if is_chat else parse(CompletionBody, sent)
-        for one in parsed.asks(sent.digest, "", prompts_max=4):
+        for one in parsed.asks(sent.digest, "", LIMITS, prompts_max=4):
             assert record_of(one).n >= 1
 
 
@@ -279,12 +289,12 @@ BIAS = tuple((token_id, 1.0) for token_id in range(99))
 )
 def test_wishes_about_logits_that_no_worker_could_grant(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        record_of(ask(sampling=SamplingAsk(**asked)))
+        record_of(sampling_ask(**asked))
 
 
 def test_bad_words_must_leave_a_token_of_a_small_vocabulary() -> None:
     limits = Limits(vocab_size=4, context_tokens_max=32)
-    asked = ask(sampling=SamplingAsk(bad_words=((0,), (1,)), min_tokens=1))
+    asked = sampling_ask(bad_words=((0,), (1,)), min_tokens=1)
     with pytest.raises(InvalidRequest, match="must leave one of the vocabulary's 4 tokens"):
         to_record(asked, (1,), limits=limits, model=MODEL, tenant=TENANT, seed=1)
 
@@ -295,7 +305,7 @@ def test_the_record_carries_its_tenant_and_what_it_may_have_running() -> None:
 
 
 def test_wishes_about_logits_reach_the_record() -> None:
-    asked = SamplingAsk(
+    asked = sampling_ask(
         repetition_penalty=1e-300,
         presence_penalty=-2.0,
         frequency_penalty=2.0,
@@ -304,7 +314,7 @@ def test_wishes_about_logits_reach_the_record() -> None:
         bad_words=((2,), (5, 5), (2,)),
         ignore_eos=True,
     )
-    row = record_of(ask(sampling=asked)).sampling
+    row = record_of(asked).sampling
     assert row.repetition_penalty > 0
     assert (row.presence_penalty, row.frequency_penalty) == (-2.0, 2.0)
     assert [(each.token_id, each.bias) for each in row.logit_bias] == [(99, -100.0), (0, 100.0)]
@@ -321,10 +331,8 @@ def test_a_request_without_wishes_has_neutral_ones() -> None:
 def test_the_models_own_repetition_penalty_is_the_default() -> None:
     model = Model(name="m", eos_token_ids=(), defaults=SamplingDefaults(repetition_penalty=1.25))
     rows = [
-        to_record(
-            ask(sampling=each), (1,), limits=LIMITS, model=model, tenant=TENANT, seed=1
-        ).sampling
-        for each in (SamplingAsk(), SamplingAsk(repetition_penalty=1.0))
+        to_record(each, (1,), limits=LIMITS, model=model, tenant=TENANT, seed=1).sampling
+        for each in (ask(), sampling_ask(repetition_penalty=1.0))
     ]
     assert [row.repetition_penalty for row in rows] == [1.25, 1.0]
 
@@ -340,7 +348,7 @@ WISHES: dict[str, Any] = {
 
 
 def test_both_protocols_and_the_client_ask_for_the_same() -> None:
-    asked = SamplingAsk(
+    asked = sampling_ask(
         repetition_penalty=1.5,
         presence_penalty=0.5,
         frequency_penalty=-0.5,
@@ -349,15 +357,12 @@ def test_both_protocols_and_the_client_ask_for_the_same() -> None:
         bad_words=((7, 0), (9,)),
     )
     message = request_from("x", WISHES)  # type: ignore[arg-type]
-    assert ask_from_proto(message).sampling == asked
+    assert ask_from_proto(message).sampling == asked.sampling
     words = {"bad_words_token_ids": WISHES["bad_words"], "model": "m", "prompt": "x"}
     body = json.dumps({key: value for key, value in WISHES.items() if key != "bad_words"} | words)
-    (parsed,) = parse(CompletionBody, JsonBody.of(body.encode())).asks(b"", "", prompts_max=1)
-    assert parsed.sampling == replace(asked, default_max_tokens=16)
-
-
-def test_every_sampling_field_of_the_proto_is_read() -> None:
-    assert {*SAMPLING_SCALARS, *SAMPLING_LISTS} == set(SamplingParams.DESCRIPTOR.fields_by_name)
+    parsed_body = parse(CompletionBody, JsonBody.of(body.encode()))
+    (parsed,) = parsed_body.asks(b"", "", LIMITS, prompts_max=1)
+    assert (parsed.sampling, parsed.default_max_tokens) == (asked.sampling, 16)
 
 
 def test_a_repeat_may_ask_for_another_presentation_only() -> None:
@@ -370,7 +375,7 @@ def test_a_repeat_may_ask_for_another_presentation_only() -> None:
 
 def explained(count: int, **fields: Any) -> SubmitRecord:
     prompt = TokenPrompt(token_ids=(1,) * count)
-    return record_of(ask(prompt=prompt, sampling=SamplingAsk(**fields)), (1,) * count)
+    return record_of(replace(sampling_ask(**fields), prompt=prompt), (1,) * count)
 
 
 def test_a_prompt_is_explained_only_when_that_is_asked() -> None:
@@ -395,7 +400,7 @@ def test_no_output_may_be_asked_for_with_the_prompts_values_only() -> None:
 def test_the_values_of_a_prompt_are_counted(k: int, most: int) -> None:
     limits = replace(LIMITS, prompt_values_max=24)
     for count in (most, most + 1):
-        asked = ask(sampling=SamplingAsk(prompt_logprobs=k))
+        asked = sampling_ask(prompt_logprobs=k)
         given: Any = {"limits": limits, "model": MODEL, "tenant": TENANT, "seed": 1}
         if count == most:
             to_record(asked, (1,) * count, **given)
