@@ -3,9 +3,10 @@
 The body is OpenAI's: {"error": {"message", "type", "param", "code"}}.
 """
 
-from typing import Any, Final
+from typing import Annotated, Final
 
 from grpc import StatusCode
+from msgspec import Meta, Struct
 
 from gateway.requests.validation import PromptTooLong
 from service_kit import error_table, errors
@@ -22,9 +23,36 @@ PARAMS: Final = {
     "positions": "starting_after",
     "request_id": "Idempotency-Key",
 }
-
-
 MAX_TOKENS: Final = ("max_tokens", "max_completion_tokens")
+# Codes that are no row of the error table: HTTP's own, and two rows' more exact ones.
+CODES: Final = {
+    "context_length_exceeded",
+    "gone",
+    "host_not_allowed",
+    "internal",
+    "method_not_allowed",
+    "model_not_found",
+    "origin_not_allowed",
+    "slow",
+    "too_long",
+    "unknown_url",
+    "unsupported_media_type",
+} | {row.code for row in error_table.TABLE.values() if row.code}
+TYPES: Final = {row.type for row in error_table.TABLE.values()}
+
+
+class ErrorDetail(Struct):
+    """What OpenAI's SDK and its users switch on."""
+
+    message: str
+    type: Annotated[str, Meta(extra_json_schema={"enum": sorted(TYPES)})]
+    # The field that is wrong.
+    param: str | None
+    code: Annotated[str | None, Meta(extra_json_schema={"enum": [*sorted(CODES), None]})]
+
+
+class Error(Struct):
+    error: ErrorDetail
 
 
 class HttpError(errors.KaitenError):
@@ -42,7 +70,7 @@ def row_of(error: errors.KaitenError) -> Row:
     return _exact(error, error_table.row_of(error))
 
 
-def body_of(error: errors.KaitenError) -> dict[str, Any]:
+def body_of(error: errors.KaitenError) -> Error:
     """The OpenAI error object."""
     row = row_of(error)
     param = None
@@ -50,14 +78,7 @@ def body_of(error: errors.KaitenError) -> dict[str, Any]:
         param = _param(error)
     elif isinstance(error, errors.NotFound) and row.code == "model_not_found":
         param = "model"
-    return {
-        "error": {
-            "message": _message(error, param),
-            "type": row.type,
-            "param": param,
-            "code": row.code,
-        }
-    }
+    return Error(ErrorDetail(_message(error, param), row.type, param, row.code))
 
 
 def headers_of(error: errors.KaitenError) -> dict[str, str]:
@@ -75,12 +96,9 @@ def headers_of(error: errors.KaitenError) -> dict[str, str]:
     }
 
 
-def internal(error_id: str) -> dict[str, Any]:
+def internal(error_id: str) -> Error:
     """The body of a fault of ours: nothing of it leaks, the log has the rest."""
-    message = f"internal error, id={error_id}"
-    return {
-        "error": {"message": message, "type": "server_error", "param": None, "code": "internal"}
-    }
+    return Error(ErrorDetail(f"internal error, id={error_id}", "server_error", None, "internal"))
 
 
 def _message(error: errors.KaitenError, param: str | None) -> str:

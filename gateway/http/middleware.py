@@ -4,15 +4,16 @@ Plain ASGI, so that streams pass untouched. Nothing behind it runs for a page th
 for a caller without a key.
 """
 
-import json
 import secrets
 from typing import Any, Final
 
 import structlog
+from msgspec import Struct
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http import errors
+from gateway.http.json_reply import to_json
 from gateway.http.web_pages import WebPolicy
 from gateway.requests.validation import REQUEST_ID
 from gateway.tenants import AUTHORIZATION_CHARS_MAX, Keyring
@@ -22,7 +23,7 @@ log = structlog.get_logger()
 
 # What load balancers, Prometheus and people without a key may ask.
 OPEN_PATHS: Final = frozenset(
-    {"/health", "/livez", "/ready", "/readyz", "/version", "/openapi.json", "/metrics"}
+    {"/health", "/livez", "/ready", "/readyz", "/version", "/openapi.json", "/docs", "/metrics"}
 )
 SHOULD_RETRY: Final = b"x-should-retry"
 
@@ -122,8 +123,8 @@ async def _refuse(send: Send, error: KaitenError) -> None:
     )
 
 
-async def _answer(send: Send, status: int, body: dict[str, Any], extra: dict[str, str]) -> None:
-    raw = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+async def _answer(send: Send, status: int, body: Struct, extra: dict[str, str]) -> None:
+    raw = to_json(body)
     if status == 401:
         extra = extra | {"www-authenticate": "Bearer"}
     extra = extra | {"content-type": "application/json", "content-length": str(len(raw))}

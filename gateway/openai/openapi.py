@@ -1,18 +1,29 @@
-"""The OpenAPI document of every HTTP route.
+"""The OpenAPI document of every route: of what is declared, and of the models that read and write.
 
-Bodies are the models that read them (`openapi_bodies`), errors the error table (`openapi_replies`).
+Request bodies are the models that read them, with the bounds of `validation` (`openapi_bounds`);
+replies are the Structs that write them. `/docs` shows it.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from base64 import b64encode
+from collections.abc import Sequence
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
+from gateway.http.errors import Error
+from gateway.http.exchange import Exchange
+from gateway.http.json_reply import to_json
 from gateway.http.middleware import OPEN_PATHS
-from gateway.openai import openapi_bodies, openapi_replies
-from gateway.openai.generate import TIMEOUT_HEADER, TIMEOUT_S
-from gateway.openai.openapi_replies import ref
-from gateway.requests.validation import REQUEST_ID, UINT32_MAX, Limits
+from gateway.openai import openapi_bounds
+from gateway.openai.operation import OPEN, Api, Operation
+from gateway.requests.validation import Limits
 
 Schema = dict[str, Any]
+REFERENCE: Final = "#/components/schemas/{name}"
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 # What an operation may answer besides its success. The texts are for readers of the document.
@@ -32,85 +43,58 @@ FAILURES: Final = {
     503: "nothing can be served now; see retry-after",
     504: "the request's time ran out",
 }
-ALL: Final = tuple(FAILURES)
-SMALL: Final = (401, 403, 405, 500)
-LOOKS: Final = (400, 401, 403, 404, 405, 408, 413, 429, 500, 503)
-READS: Final = (*LOOKS, 415)
-OPEN: Final = (403, 405, 500)
-TEXT: Final = {"type": "string"}
-NAME: Final = {
-    "name": "name",
-    "in": "path",
-    "required": True,
-    "schema": TEXT,
-    "description": "slashes in it are taken as they are",
-}
-ID: Final = {
-    "name": "id",
-    "in": "path",
-    "required": True,
-    "schema": TEXT | {"pattern": f"^(chatcmpl-|cmpl-)?{REQUEST_ID.pattern}$"},
-    "description": "as the response of the request named it",
-}
-AFTER: Final = {
-    "name": "starting_after",
-    "in": "query",
-    "schema": TEXT | {"pattern": "^([0-9]{1,10}(,[0-9]{1,10})*)?$"},
-    "description": "output tokens the client has, one per choice, separated by commas; "
-    f"each at most {UINT32_MAX}",
-}
-STREAMED: Final = {
-    "name": "stream",
-    "in": "query",
-    "schema": TEXT,
-    "description": "true or 1: a stream, as accept: text/event-stream; anything else: no stream",
-}
-KEY: Final = {
-    "name": "idempotency-key",
-    "in": "header",
-    "schema": TEXT | {"pattern": f"^({REQUEST_ID.pattern})?$"},
-    "description": "names the request: the same key and body again is the same request",
-}
-TRACE: Final = {
-    "name": "traceparent",
-    "in": "header",
-    "schema": TEXT,
-    "description": "W3C trace context; one that is none is ignored",
-}
-TIMEOUT: Final = {
-    "name": TIMEOUT_HEADER,
-    "in": "header",
-    "schema": TEXT | {"pattern": f"^({TIMEOUT_S.pattern})?$"},
-    "description": "seconds, more than 0, for the whole answer; then 504, or an event that says so",
-}
-GENERATING: Final = (KEY, TRACE, TIMEOUT)
-RETRY: Final = {
-    "x-should-retry": {
-        "schema": {"enum": ["true", "false"]},
-        "description": "whether the same request may succeed later; OpenAI's SDKs obey",
-    }
-}
-RETRY_AFTER: Final = {
-    "retry-after": {"schema": {"type": "integer", "minimum": 1}, "description": "seconds"},
-    "retry-after-ms": {"schema": {"type": "integer", "minimum": 1}},
-}
 ABOUT: Final = (
-    "Every answer carries x-request-id, the request's own if it is a name. Routes with GET answer"
-    " HEAD too. Failures in mid-stream are an event whose data is an Error, before [DONE]."
+    "Every answer carries x-request-id, the request's own if it is a name; every error"
+    " x-should-retry, and retry-after and retry-after-ms if waiting helps. GET answers HEAD too."
+    " Failures in mid-stream are an event whose data is an Error, before [DONE]."
 )
+PAGE: Final = Path(__file__).with_name("docs.html").read_bytes()
+
+
+def _hashes(tag: str) -> str:
+    """The page's own code, by its hash: nothing else runs or is loaded, whatever is in it."""
+    found = re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), PAGE, re.DOTALL)
+    return " ".join(f"'sha256-{b64encode(sha256(each).digest()).decode()}'" for each in found)
+
+
+PAGE_HEADERS: Final = {
+    "content-security-policy": f"default-src 'none'; script-src {_hashes('script')}; "
+    f"style-src {_hashes('style')}; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
 
 
 def document(
-    version: str, model: str, limits: Limits, prompts_max: int, *, refuses_unknown: bool = True
+    operations: Sequence[Operation],
+    model: str,
+    limits: Limits,
+    prompts_max: int,
+    *,
+    refuses_unknown: bool = True,
 ) -> Schema:
     """OpenAPI 3.1, with this gateway's own limits."""
-    bodies = openapi_bodies.schemas(model, limits, prompts_max, refuses_unknown=refuses_unknown)
-    schemas = openapi_replies.SCHEMAS | bodies
+    bodies = [each.body for each in operations if each.body is not None]
+    schemas = openapi_bounds.schemas(
+        bodies, model, limits, prompts_max, refuses_unknown=refuses_unknown
+    )
+    written = [Error, *(each for operation in operations for each in _written(operation))]
+    _, components = msgspec.json.schema_components(written, ref_template=REFERENCE)
+    for schema in components.values():
+        # A field that is always written is there even where it has a default.
+        told = schema["properties"].items()
+        always = [name for name, each in told if name in schema["required"] or "default" in each]
+        schemas[schema["title"]] = schema | {"required": always}
+    paths: Schema = {}
+    for each in operations:
+        path = each.path.replace(":path}", "}")
+        paths.setdefault(path, {})[each.method.lower()] = _operation(each)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "kaiten", "version": version, "description": ABOUT},
+        "info": {"title": "kaiten", "version": version("kaiten"), "description": ABOUT},
         "security": [{"key": []}, {}],
-        "paths": {path: _secured(path, operations) for path, operations in _paths().items()},
+        "paths": paths,
         "components": {
             "schemas": schemas,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -118,101 +102,63 @@ def document(
     }
 
 
-def _secured(path: str, operations: Mapping[str, Schema]) -> Schema:
-    """Nobody needs a key for these."""
-    extra: Schema = {"security": []} if path in OPEN_PATHS else {}
-    return {method: operation | extra for method, operation in operations.items()}
+def _written(operation: Operation) -> list[type]:
+    every = (*operation.replies, *operation.events, *operation.others.values())
+    return [each for each in every if isinstance(each, type)]
 
 
-def _paths() -> dict[str, dict[str, Schema]]:
-    return {
-        "/v1/chat/completions": {
-            "post": _generating("chat", "ChatBody", "Chat"),
-        },
-        "/v1/completions": {
-            "post": _generating("complete", "CompletionBody", "Completion"),
-        },
-        "/v1/models": {"get": _operation("listModels", _json("Models"), (*SMALL, 503))},
-        "/v1/models/{name}": {
-            "get": _operation("getModel", _json("Model"), (*SMALL, 404, 503), parameters=(NAME,))
-        },
-        "/v1/requests/{id}": {
-            "get": _operation(
-                "getRequest",
-                _json("StoredRequest") | _events("StoredChunk"),
-                LOOKS,
-                parameters=(ID, AFTER, STREAMED),
-            ),
-            "delete": _operation(
-                "deleteRequest", _json("CancelledRequest"), LOOKS, parameters=(ID,)
-            ),
-        },
-        "/v1/requests/{id}/cancel": {
-            "post": _operation("cancelRequest", _json("CancelledRequest"), READS, parameters=(ID,))
-        },
-        "/tokenize": {
-            "post": _operation("tokenize", _json("Tokens"), READS, body="TokenizeBody"),
-        },
-        "/detokenize": {
-            "post": _operation("detokenize", _json("Text"), READS, body="DetokenizeBody"),
-        },
-    } | _open_paths()
+def _operation(operation: Operation) -> Schema:
+    events = {EVENTS: {"schema": _schema(operation.events)}} if operation.events else {}
+    texts = [each for each in operation.replies if isinstance(each, str)]
+    content: Schema = {each: {"schema": {"type": "string"}} for each in texts} | events
+    if structs := [each for each in operation.replies if isinstance(each, type)]:
+        content = _json(*structs) | content
+    responses: Schema = {"200": {"description": "done", "content": content}}
+    for status in operation.failures:
+        responses[str(status)] = {"description": FAILURES[status], "content": _json(Error)}
+    for status, kind in operation.others.items():
+        responses[str(status)] = {"description": kind.__doc__, "content": _json(kind)}
+    told: Schema = {"operationId": operation.name, "responses": responses}
+    if operation.parameters:
+        told["parameters"] = list(operation.parameters)
+    if operation.body is not None:
+        told["requestBody"] = {"required": True, "content": _json(operation.body)}
+    # Nobody needs a key for these.
+    return told | ({"security": []} if operation.path in OPEN_PATHS else {})
 
 
-def _open_paths() -> dict[str, dict[str, Schema]]:
-    page = {"text/plain": {"schema": TEXT}, "application/openmetrics-text": {"schema": TEXT}}
-    ready = _operation("ready", _json("Serving"), OPEN)
-    ready["responses"]["503"] = _reply("not now", _json("NotServing"), _headers(503))
-    return {
-        "/health": {"get": _operation("health", _json("Health"), OPEN)},
-        "/livez": {"get": _operation("livez", _json("Health"), OPEN)},
-        "/ready": {"get": ready},
-        "/readyz": {"get": ready | {"operationId": "readyz"}},
-        "/metrics": {"get": _operation("metrics", page, (*OPEN, 503))},
-        "/version": {"get": _operation("version", _json("Version"), OPEN)},
-        "/openapi.json": {"get": _operation("openapi", _json("Document"), OPEN)},
-    }
+def _json(*kinds: type) -> Schema:
+    return {JSON: {"schema": _schema(kinds)}}
 
 
-def _generating(name: str, body: str, reply: str) -> Schema:
-    content = _json(reply) | _events(f"{reply}Chunk")
-    operation = _operation(name, content, ALL, body=body, parameters=GENERATING)
-    operation["responses"]["202"] = _reply("with background, not streamed", _json("Accepted"))
-    return operation
+def _schema(kinds: Sequence[type]) -> Schema:
+    several = [
+        {"type": "object"} if kind is dict else {"$ref": REFERENCE.format(name=kind.__name__)}
+        for kind in kinds
+    ]
+    return several[0] if len(several) == 1 else {"anyOf": several}
 
 
-def _operation(
-    name: str,
-    content: Schema,
-    failures: Sequence[int],
-    *,
-    body: str = "",
-    parameters: Sequence[Schema] = (),
-) -> Schema:
-    responses = {"200": _reply("done", content)}
-    for status in failures:
-        responses[str(status)] = _reply(FAILURES[status], _json("Error"), _headers(status))
-    operation: Schema = {"operationId": name, "responses": responses}
-    if parameters:
-        operation["parameters"] = list(parameters)
-    if body:
-        operation["requestBody"] = {"required": True, "content": _json(body)}
-    return operation
+async def openapi(api: Api, exchange: Exchange, _body: None) -> None:
+    """Made when it is asked for, and again only when a worker has changed the limits."""
+    limits, config = api.front.limits, api.config
+    if api.document is None or api.document[0] != limits:
+        content = document(
+            api.operations,
+            api.front.card.name,
+            limits,
+            config.prompts_max,
+            refuses_unknown=config.unknown_fields == "refuse",
+        )
+        api.document = limits, to_json(content)
+    await exchange.send(200, api.document[1])
 
 
-def _headers(status: int) -> Schema:
-    return RETRY | (RETRY_AFTER if status in (429, 503) else {})
+async def docs(_api: Api, exchange: Exchange, _body: None) -> None:
+    await exchange.send(200, PAGE, "text/html; charset=utf-8", PAGE_HEADERS)
 
 
-def _reply(description: str, content: Schema, headers: Schema | None = None) -> Schema:
-    reply = {"description": description, "content": content}
-    return reply | ({"headers": headers} if headers else {})
-
-
-def _json(model: str) -> Schema:
-    return {JSON: {"schema": ref(model)}}
-
-
-def _events(model: str) -> Schema:
-    """Server-sent events: the data of each is one of these, of the last one [DONE]."""
-    return {EVENTS: {"schema": ref(model)}}
+OPERATIONS: Final = (
+    Operation("GET", "/openapi.json", "openapi", openapi, OPEN, (dict,)),
+    Operation("GET", "/docs", "docs", docs, OPEN, ("text/html",)),
+)

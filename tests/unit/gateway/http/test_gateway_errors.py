@@ -1,8 +1,11 @@
 """One error, two codes: the table knows every class."""
 
+import json
+
 import pytest
 
 from gateway.http import errors as http
+from gateway.http.json_reply import to_json
 from gateway.requests.validation import FarTooLong, PromptTooLong, TextTooLong, TooMany
 from ledger import DamagedLedger, Fenced, StoreLost
 from service_kit import errors, grpc_errors
@@ -62,18 +65,20 @@ def test_the_two_codes_agree_on_who_must_act(error: errors.KaitenError) -> None:
     }
     if code.name != "FAILED_PRECONDITION":
         assert (400 <= row.status < 500) is is_client_at_fault
-    body = http.body_of(error)["error"]
+    body = json.loads(to_json(http.body_of(error)))["error"]
     assert set(body) == {"message", "type", "param", "code"}
     assert body["message"]
+    assert body["type"] in http.TYPES
+    assert body["code"] in {*http.CODES, None}
 
 
 def test_words_of_the_client() -> None:
-    error = http.body_of(errors.InvalidRequest("sampling.top_p", "must be more"))["error"]
-    assert (error["param"], error["message"]) == ("top_p", "top_p: must be more")
-    error = http.body_of(PromptTooLong("token_ids.ids", 7, 8))["error"]
-    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
-    assert "8 tokens; at most 7" in error["message"]
-    assert http.body_of(errors.NotFound("model 'x'"))["error"]["code"] == "model_not_found"
+    error = http.body_of(errors.InvalidRequest("sampling.top_p", "must be more")).error
+    assert (error.param, error.message) == ("top_p", "top_p: must be more")
+    error = http.body_of(PromptTooLong("token_ids.ids", 7, 8)).error
+    assert (error.param, error.code) == ("prompt", "context_length_exceeded")
+    assert "8 tokens; at most 7" in error.message
+    assert http.body_of(errors.NotFound("model 'x'")).error.code == "model_not_found"
 
 
 def test_errors_that_only_http_has() -> None:
