@@ -182,17 +182,19 @@ class Parts:
         return (Part(index, delta.text, False, logprobs, token_ids, position),)
 
     def _of_prompt(self, first: int, event: Explained) -> Iterable[Part]:
-        """The same for each of its choices."""
-        echo, top, shown = self._prompts[first][1], None, self._shown.prompt_logprobs
-        text = ""
-        by_id: PromptLogprobs | UnsetType = UNSET
+        """The same for each of its choices, if it is told at all."""
+        echo, most = self._prompts[first][1], self._shown.prompt_logprobs
+        part = Part(first)
         if echo.top is not None:
-            text, top = echo.text, self._formatter.prompt(event, echo.top)
-        if shown is not None:
-            by_id = self._formatter.prompt_by_id(event, shown)
+            tokens = self._formatter.prompt(event, echo.top)
+            part = part._replace(text=echo.text, logprobs=tokens)
+        if most is not None:
+            part = part._replace(prompt_logprobs=self._formatter.prompt_by_id(event, most))
+        if part == Part(first):
+            return ()
         indexes = range(first, first + event.choices)
-        self._chars.update(dict.fromkeys(indexes, len(text)))
-        return [Part(each, text, logprobs=top, prompt_logprobs=by_id) for each in indexes]
+        self._chars.update(dict.fromkeys(indexes, len(part.text)))
+        return [part._replace(choice=each) for each in indexes]
 
 
 class Format(Protocol):
