@@ -1,28 +1,35 @@
-"""The HTTP door: every route, behind the gate."""
+"""The HTTP door: every route (`openai.routes`), behind the gate."""
 
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from starlette.exceptions import HTTPException
-from starlette.routing import Route, Router
+from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http import errors
 from gateway.http.bodies import Bodies, BodyLimits
+from gateway.http.exchange import now_s
 from gateway.http.middleware import Gate
 from gateway.http.web_pages import WebPolicy
-from gateway.openai.generate import Endpoint
-from gateway.openai.operations import OPERATIONS
-from gateway.openai.pages import Pages
-from gateway.openai.replies import ChatShape, CompletionShape
-from gateway.openai.request_models import ChatBody, CompletionBody
-from gateway.openai.stored import StoredRequests
-from gateway.openai.unknown_fields import UnknownFields
+from gateway.openai import chat, completions, health, models, openapi, stored, tokenize
+from gateway.openai.logprobs import LogprobFormatter
+from gateway.openai.operation import Api, Operation, routes_of
+from gateway.openai.request_body import BodyParser
 from gateway.requests.service import Front
 from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring
 from service_kit.metrics import Metrics
 
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    *chat.OPERATIONS,
+    *completions.OPERATIONS,
+    *models.OPERATIONS,
+    *stored.OPERATIONS,
+    *tokenize.OPERATIONS,
+    *health.OPERATIONS,
+    *openapi.OPERATIONS,
+)
 # What a misbehaving path or method is called in the error body.
 HTTP_CODES: Final = {404: "unknown_url", 405: "method_not_allowed"}
 
@@ -32,7 +39,7 @@ def create_app(
 ) -> ASGIApp:
     """Every route, with errors in OpenAI's form, behind the gate."""
     # A path with one slash too many is no path of ours, and a redirect would name the Host header.
-    router = Router(routes(front, config, metrics), redirect_slashes=False)
+    router = Router(routes_of(api_of(front, config, metrics)), redirect_slashes=False)
     policy = WebPolicy.of(config.http_host, config.allowed_hosts, config.cors_origins)
     return Gate(partial(_routed, router), keyring, policy)
 
@@ -49,40 +56,21 @@ async def _routed(router: Router, scope: Scope, receive: Receive, send: Send) ->
         raise errors.HttpError(error.status_code, message, code, error.headers) from None
 
 
-def routes(front: Front, config: GatewaySettings, metrics: Metrics) -> list[Route]:
-    """Those of the operations, each of which has a handler."""
-    bodies = Bodies(
-        BodyLimits(
-            bytes_max=config.body_bytes_max,
-            values_max=config.body_values_max,
-            read_s_max=config.body_s_max,
-            reading_bytes_max=config.bodies_bytes_max,
-        )
+def api_of(front: Front, config: GatewaySettings, metrics: Metrics) -> Api:
+    """What all handlers work with."""
+    bodies = BodyLimits(
+        bytes_max=config.body_bytes_max,
+        values_max=config.body_values_max,
+        read_s_max=config.body_s_max,
+        reading_bytes_max=config.bodies_bytes_max,
     )
-    unknown = UnknownFields(are_refused=config.unknown_fields == "refuse")
-    pages = Pages(front, config, bodies, metrics, unknown)
-    stored = StoredRequests(front, config, bodies)
-    handlers: dict[str, Any] = {
-        "chat": Endpoint(front, config, bodies, unknown, ChatBody, ChatShape()),
-        "complete": Endpoint(front, config, bodies, unknown, CompletionBody, CompletionShape()),
-        "listModels": pages.models,
-        "getModel": pages.model,
-        **dict.fromkeys(("getRequest", "deleteRequest", "cancelRequest"), stored),
-        "tokenize": pages.tokenize,
-        "detokenize": pages.detokenize,
-        **dict.fromkeys(("health", "livez"), pages.health),
-        **dict.fromkeys(("ready", "readyz"), pages.ready),
-        "metrics": pages.metrics,
-        "version": pages.version,
-        "openapi": pages.openapi,
-        "docs": pages.docs,
-    }
-    methods: dict[str, list[str]] = {}
-    for operation in OPERATIONS:
-        methods.setdefault(operation.path, []).append(operation.method)
-    of_path = {operation.path: handlers[operation.name] for operation in OPERATIONS}
-    # A model's name may have slashes.
-    return [
-        Route(path.replace("{name}", "{name:path}"), of_path[path], methods=allowed)
-        for path, allowed in methods.items()
-    ]
+    return Api(
+        front=front,
+        config=config,
+        metrics=metrics,
+        bodies=Bodies(bodies),
+        parser=BodyParser(refuses_unknown=config.unknown_fields == "refuse"),
+        formatter=LogprobFormatter(front.card.pieces),
+        operations=OPERATIONS,
+        started_s=now_s(),
+    )

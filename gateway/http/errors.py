@@ -4,14 +4,14 @@ The body is OpenAI's: {"error": {"message", "type", "param", "code"}}.
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 
 from grpc import StatusCode
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gateway.requests.validation import PromptTooLong
 from service_kit import error_table, errors
-from service_kit.error_table import CLIENT, SERVER, Row
+from service_kit.error_table import CLIENT, Row
 
 # The words of the proto, and those of the OpenAI API where they differ.
 PARAMS: Final = {
@@ -24,9 +24,36 @@ PARAMS: Final = {
     "positions": "starting_after",
     "request_id": "Idempotency-Key",
 }
-
-
 MAX_TOKENS: Final = ("max_tokens", "max_completion_tokens")
+# Codes that are no row of the error table: HTTP's own, and two rows' more exact ones.
+CODES: Final = {
+    "context_length_exceeded",
+    "gone",
+    "host_not_allowed",
+    "internal",
+    "method_not_allowed",
+    "model_not_found",
+    "origin_not_allowed",
+    "slow",
+    "too_long",
+    "unknown_url",
+    "unsupported_media_type",
+} | {row.code for row in error_table.TABLE.values() if row.code}
+TYPES: Final = {row.type for row in error_table.TABLE.values()}
+
+
+class ErrorDetail(Struct):
+    """What OpenAI's SDK and its users switch on."""
+
+    message: str
+    type: Annotated[str, Meta(extra_json_schema={"enum": sorted(TYPES)})]
+    # The field that is wrong.
+    param: str | None
+    code: Annotated[str | None, Meta(extra_json_schema={"enum": [*sorted(CODES), None]})]
+
+
+class Error(Struct):
+    error: ErrorDetail
 
 
 class HttpError(errors.KaitenError):
@@ -51,22 +78,8 @@ def row_of(error: errors.KaitenError) -> Row:
     return _exact(error, error_table.row_of(error))
 
 
-class ErrorDetail(Struct):
-    """`param` is the field as the client wrote it. `type` and `code` are for programs."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class Error(Struct):
-    """Why there is no answer, or no more of it: OpenAI's error object."""
-
-    error: ErrorDetail
-
-
 def body_of(error: errors.KaitenError) -> Error:
+    """The OpenAI error object."""
     row = row_of(error)
     param = None
     if isinstance(error, errors.InvalidRequest):
@@ -95,8 +108,7 @@ def headers_of(error: errors.KaitenError) -> dict[str, str]:
 
 def internal(error_id: str) -> Error:
     """The body of a fault of ours: nothing of it leaks, the log has the rest."""
-    message = f"internal error, id={error_id}"
-    return Error(ErrorDetail(message, SERVER, None, "internal"))
+    return Error(ErrorDetail(f"internal error, id={error_id}", "server_error", None, "internal"))
 
 
 def _message(error: errors.KaitenError, param: str | None) -> str:

@@ -2,25 +2,24 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import structlog
+from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from gateway.http import errors
 from gateway.http.bodies import Bodies
 from gateway.http.json_body import JsonBody
+from gateway.http.json_reply import DONE, PING, to_event, to_json
 from gateway.http.middleware import header
-from gateway.http.sse import DONE, PING, encode, sse
 from gateway.tenants import Tenant
 from service_kit.errors import KaitenError
 
-JSON_TYPE: Final = b"application/json"
-EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"
-# A comment: clients skip it, proxies and browsers see that the stream lives.
+EVENTS_TYPE: Final = "text/event-stream; charset=utf-8"
 
 log = structlog.get_logger()
 
@@ -30,7 +29,6 @@ class Exchange:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.scope = scope
-        self.tenant: Tenant = scope["state"]["tenant"]
         self._send = send
         # Asked for at every event it would cost a system call each time.
         self._now_s = asyncio.get_running_loop().time
@@ -39,18 +37,39 @@ class Exchange:
         self._sent_at_s = 0.0
         # Of the answer, whatever it is.
         self.headers: dict[str, str] = {}
+        self.body_digest = b""
+
+    @property
+    def tenant(self) -> Tenant:
+        """Who asks. Paths that need no key have none."""
+        tenant: Tenant = self.scope["state"]["tenant"]
+        return tenant
+
+    @property
+    def path(self) -> Mapping[str, str]:
+        """The parts of the path that have a name."""
+        names: Mapping[str, str] = self.scope["path_params"]
+        return names
 
     def header(self, name: str) -> str:
         """A header's value, or nothing."""
         return header(self.scope, name)
 
     async def send_json(
-        self, status: int, content: object, headers: dict[str, str] | None = None
+        self, status: int, reply: Struct, headers: Mapping[str, str] | None = None
     ) -> None:
-        """A model, or what is JSON already."""
-        raw = encode(content)
-        extra = {"content-length": str(len(raw))} | (headers or {})
-        await self._start(status, JSON_TYPE, extra)
+        await self.send(status, to_json(reply), headers=headers)
+
+    async def send(
+        self,
+        status: int,
+        raw: bytes,
+        content_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """The whole answer."""
+        extra = {"content-length": str(len(raw)), **(headers or {})}
+        await self._start(status, content_type, extra)
         await self._send({"type": "http.response.body", "body": raw})
 
     async def start_events(self) -> None:
@@ -65,15 +84,8 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": raw, "more_body": True})
         self._sent_at_s = self._now_s()
 
-    async def send_all(self, events: AsyncGenerator[bytes, None], silent_s_max: float) -> None:
-        """Every event of a stream but the last one, from its headers on."""
-        await self.start_events()
-        async with self._pinged(silent_s_max), aclosing(events) as parts:
-            async for raw in parts:
-                await self.send_events(raw)
-
     @asynccontextmanager
-    async def _pinged(self, silent_s_max: float) -> AsyncIterator[None]:
+    async def pinged(self, silent_s_max: float) -> AsyncIterator[None]:
         """While events are being sent: a comment whenever there was none for so long."""
         pinging = asyncio.create_task(self._ping(silent_s_max))
         try:
@@ -102,17 +114,16 @@ class Exchange:
     async def fail_internal(self, error_id: str) -> None:
         await self._fail(500, errors.internal(error_id), {})
 
-    async def _fail(self, status: int, body: errors.Error, headers: dict[str, str]) -> None:
+    async def _fail(self, status: int, body: Struct, headers: dict[str, str]) -> None:
         if not self._is_started:
             await self.send_json(status, body, headers)
         elif self._has_events:
-            await self.end_events(sse(body) + DONE)
+            await self.end_events(to_event(body) + DONE)
 
-    async def _start(self, status: int, content_type: bytes, extra: dict[str, str]) -> None:
+    async def _start(self, status: int, content_type: str, extra: dict[str, str]) -> None:
         self._is_started = True
-        headers = [(b"content-type", content_type)]
-        told = (self.headers | extra).items()
-        headers += [(key.encode(), value.encode()) for key, value in told]
+        told = {"content-type": content_type} | self.headers | extra
+        headers = [(key.encode(), value.encode()) for key, value in told.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 
@@ -121,15 +132,16 @@ async def answer(
     scope: Scope,
     receive: Receive,
     send: Send,
-    bodies: Bodies,
+    bodies: Bodies | None = None,
     hashed: bytes = b"",
 ) -> None:
     """One exchange from its body to its end; whatever goes wrong is told in the right form.
 
-    `hashed` is part of the body's identity."""
+    Without `bodies` none is read. `hashed` is part of the body's identity."""
     exchange = Exchange(scope, send)
     try:
-        body = await bodies.read(scope, receive, hashed)
+        body = JsonBody() if bodies is None else await bodies.read(scope, receive, hashed)
+        exchange.body_digest = body.digest
         await until_gone(receive, work(exchange, body))
     except KaitenError as error:
         await exchange.fail(error)

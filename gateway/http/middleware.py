@@ -9,11 +9,12 @@ from collections.abc import Awaitable
 from typing import Any, Final
 
 import structlog
+from msgspec import Struct
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http import errors
-from gateway.http.sse import encode
+from gateway.http.json_reply import to_json
 from gateway.http.web_pages import WebPolicy
 from gateway.requests.validation import REQUEST_ID
 from gateway.tenants import AUTHORIZATION_CHARS_MAX, Keyring
@@ -124,8 +125,8 @@ async def _refuse(send: Send, error: KaitenError) -> None:
     )
 
 
-async def _answer(send: Send, status: int, body: errors.Error, extra: dict[str, str]) -> None:
-    raw = encode(body)
+async def _answer(send: Send, status: int, body: Struct, extra: dict[str, str]) -> None:
+    raw = to_json(body)
     if status == 401:
         extra = extra | {"www-authenticate": "Bearer"}
     extra = extra | {"content-type": "application/json", "content-length": str(len(raw))}

@@ -1,144 +1,68 @@
-"""The two endpoints that generate, /v1/chat/completions and /v1/completions, over the front."""
+"""The handler of the two endpoints that generate, `chat` and `completions`."""
 
 import re
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Any, Final, Literal
 
-from starlette.types import Receive, Scope, Send
+from msgspec import Struct
 
-from gateway.http import sse
-from gateway.http.bodies import Bodies
-from gateway.http.exchange import Exchange, answer, now_s
-from gateway.http.json_body import JsonBody
-from gateway.openai import request_models
-from gateway.openai.logprobs import LogprobFormatter
-from gateway.openai.replies import Collector, Echo, Envelope, Shape, Stream, Totals, formed
-from gateway.openai.reply_models import Accepted
-from gateway.openai.request_models import ChatBody, CompletionBody, with_aliases
-from gateway.openai.unknown_fields import UnknownFields
-from gateway.requests.service import Front
-from gateway.requests.stream import Generation
-from gateway.settings import GatewaySettings
-from gateway.text.detokenizer import decode
-from gateway.values.generation_request import Ask, TextPrompt, TokenPrompt
+from gateway.http.exchange import Exchange
+from gateway.openai.generation_body import GenerationBody
+from gateway.openai.operation import GENERATES, Api, Operation, parameter
+from gateway.openai.parts import Parts, head_of, send_stream
+from gateway.requests.validation import REQUEST_ID
+from gateway.values.generation_request import Ask
 from service_kit.errors import InvalidRequest
 
-Body = ChatBody | CompletionBody
 TRACEPARENT_CHARS_MAX: Final = 64
 # A header, as gRPC's deadline is of the call: what is repeated later is the same request.
 TIMEOUT_HEADER: Final = "x-request-timeout-s"
 TIMEOUT_S: Final = re.compile(r"[0-9]{1,7}(\.[0-9]{1,3})?", re.ASCII)
 
 
-class Endpoint:
-    """One of the two generating endpoints, as an ASGI application."""
+class QueuedRequest(Struct, kw_only=True):
+    """With background, not streamed."""
 
-    def __init__(
-        self,
-        front: Front,
-        config: GatewaySettings,
-        bodies: Bodies,
-        unknown: UnknownFields,
-        kind: type[Body],
-        shape: Shape,
-    ) -> None:
-        self._front = front
-        self._bodies = bodies
-        self._unknown = unknown
-        self._config = config
-        self._kind = kind
-        self._shape = shape
-        self._formatter = LogprobFormatter(front.card.pieces)
+    id: str
+    object: Literal["request"] = "request"
+    status: Literal["queued"] = "queued"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        hashed = self._shape.id_prefix.encode()
-        await answer(self._answer, scope, receive, send, self._bodies, hashed)
 
-    async def _answer(self, exchange: Exchange, sent: JsonBody) -> None:
-        ignored = self._unknown.of_a_body()
-        body = request_models.parse(self._kind, sent, ignored)
-        exchange.headers |= self._unknown.told(ignored)
-        key = exchange.header("idempotency-key")
-        traceparent = exchange.header("traceparent")[:TRACEPARENT_CHARS_MAX]
-        timeout_s = _timeout_s(exchange.header(TIMEOUT_HEADER))
-        asks = body.asks(sent.digest, key, self._front.limits, self._config.prompts_max)
-        with ExitStack() as stack:
-            generations = []
-            for ask in asks:
-                asked = replace(ask, traceparent=traceparent, timeout_s=timeout_s)
-                with with_aliases(body):
-                    generation = await self._front.generate(asked, exchange.tenant)
-                stack.enter_context(
-                    self._front.following(generation, keep_running=ask.keep_running)
-                )
-                generations.append(generation)
-            envelope = Envelope(
-                id=self._shape.id_prefix + generations[0].accepted.request_id,
-                created=now_s(),
-                model=self._front.card.name,
-            )
-            echoes = [self._echo(body, ask) for ask in asks]
-            if body.is_streaming:
-                await self._stream(exchange, body, envelope, generations, echoes)
-            elif body.background:
-                await exchange.send_json(202, Accepted(envelope.id))
-            else:
-                await self._collect(exchange, body, envelope, generations, echoes)
+async def generate(api: Api, exchange: Exchange, body: GenerationBody) -> None:
+    """Submit one request per prompt, and tell what becomes of them as one answer."""
+    asks, form, generations = _asks(api, exchange, body), body.FORMAT, []
+    with ExitStack() as stack:
+        for ask in asks:
+            with body.aliased():
+                generation = await api.front.generate(ask, exchange.tenant)
+            following = api.front.following(generation, keep_running=ask.keep_running)
+            stack.enter_context(following)
+            generations.append(generation)
+        head = head_of(form.id_prefix + generations[0].accepted.request_id, api.front.card.name)
+        echoes = [body.echoed(ask.prompt, api.front.card.pieces) for ask in asks]
+        parts = Parts(generations, api.formatter, body.shown, echoes)
+        if body.stream:
+            usage, ping_s = body.stream_shows.include_usage, api.config.sse_ping_s
+            await send_stream(exchange, form, head, parts, with_usage=usage, ping_s=ping_s)
+        elif body.background:
+            await exchange.send_json(202, QueuedRequest(id=head["id"]))
+        else:
+            wholes = await parts.collect()
+            await exchange.send_json(200, form.reply(head, wholes, parts.ends()))
 
-    def _echo(self, body: Body, ask: Ask) -> Echo:
-        """The prompt's text, for a completion that wants to see it again."""
-        if not isinstance(body, CompletionBody) or not body.echo:
-            return Echo()
-        if isinstance(ask.prompt, TextPrompt):
-            return Echo(ask.prompt.text, body.echoed_logprobs)
-        assert isinstance(ask.prompt, TokenPrompt)
-        text = decode(self._front.card.pieces, ask.prompt.token_ids)
-        return Echo(text, body.echoed_logprobs)
 
-    async def _stream(
-        self,
-        exchange: Exchange,
-        body: Body,
-        envelope: Envelope,
-        generations: Sequence[Generation],
-        echoes: Sequence[Echo],
-    ) -> None:
-        stream = Stream(
-            self._shape,
-            envelope,
-            self._formatter,
-            with_token_ids=bool(body.return_token_ids),
-            with_usage=body.includes_usage,
-            with_positions=body.includes_position,
-        )
-        totals = Totals()
-        await exchange.send_all(
-            formed(stream, generations, echoes, totals), self._config.sse_ping_s
-        )
-        tail = stream.end(totals) if body.includes_usage else b""
-        await exchange.end_events(tail + sse.DONE)
-
-    async def _collect(
-        self,
-        exchange: Exchange,
-        body: Body,
-        envelope: Envelope,
-        generations: Sequence[Generation],
-        echoes: Sequence[Echo],
-    ) -> None:
-        collector = Collector(
-            self._formatter,
-            choices=sum(len(generation.choices) for generation in generations),
-            with_logprobs=body.logprobs is not None and body.logprobs is not False,
-            with_token_ids=bool(body.return_token_ids),
-            prompt_logprobs=body.prompt_logprobs,
-        )
-        totals = Totals()
-        async for _ in formed(collector, generations, echoes, totals):
-            pass
-        await exchange.send_json(200, collector.reply(self._shape, envelope, totals))
+def _asks(api: Api, exchange: Exchange, body: GenerationBody) -> list[Ask]:
+    """The body's, with what the headers say."""
+    timeout_s = _timeout_s(exchange.header(TIMEOUT_HEADER))
+    asks = body.asks(api.front.limits, api.config.prompts_max)
+    key = exchange.header("idempotency-key")
+    if key and len(asks) > 1:
+        raise InvalidRequest("Idempotency-Key", "works with a single prompt only")
+    traceparent = exchange.header("traceparent")[:TRACEPARENT_CHARS_MAX]
+    named: Any = {"request_id": key, "body_hash": exchange.body_digest}
+    return [replace(ask, traceparent=traceparent, timeout_s=timeout_s, **named) for ask in asks]
 
 
 def _timeout_s(given: str) -> float | None:
@@ -149,3 +73,28 @@ def _timeout_s(given: str) -> float | None:
         rule = f"must be seconds, more than 0, matching {TIMEOUT_S.pattern}; got {given[:64]!r}"
         raise InvalidRequest(TIMEOUT_HEADER, rule)
     return float(given)
+
+
+PARAMETERS: Final = (
+    parameter(
+        "header",
+        "idempotency-key",
+        f"({REQUEST_ID.pattern})?",
+        "names the request: the same key and body again is the same request",
+    ),
+    parameter("header", "traceparent", ".*", "W3C trace context; one that is none is ignored"),
+    parameter(
+        "header",
+        TIMEOUT_HEADER,
+        f"({TIMEOUT_S.pattern})?",
+        "seconds, more than 0, for the whole answer; then 504, or an event that says so",
+    ),
+)
+generating = partial(
+    Operation,
+    "POST",
+    handler=generate,
+    failures=GENERATES,
+    parameters=PARAMETERS,
+    others={202: QueuedRequest},
+)

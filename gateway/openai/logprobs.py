@@ -1,132 +1,101 @@
-"""Log-probabilities with the texts of their tokens, in the forms of OpenAI and vLLM. Pure."""
+"""Log-probabilities with token texts. JSON has no -Infinity; OpenAI writes -9999."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from gateway.openai.reply_models import (
-    ChatLogprobs,
-    PromptLogprob,
-    PromptLogprobs,
-    TextLogprobs,
-    TokenLogprob,
-    TopLogprob,
-)
+from msgspec import Struct
+
+from gateway.openai.usage import Count
 from gateway.requests.stream import Delta, Explained
 from gateway.text.detokenizer import Detokenizer, Pieces
 
+LOGPROB_MIN: Final = -9999.0
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenInfo:
-    """One token's log-probabilities, in text. `offset`: characters of the output before it.
 
-    None: there is none, for the first token of a prompt or where the model gave no number.
-    """
+class TokenLogprob(NamedTuple):
+    """One token's. None: of a prompt's first token, or where the model gave no number."""
 
     text: str
     raw: bytes
     logprob: float | None
+    # The likeliest tokens, best first.
     top: Sequence[tuple[str, bytes, float | None]] | None
+    # Characters of the output before it.
     offset: int
 
 
-def chat_logprobs(tokens: Sequence[TokenInfo]) -> ChatLogprobs:
-    return ChatLogprobs(
-        [
-            TokenLogprob(
-                token.text,
-                token.logprob,
-                list(token.raw),
-                [TopLogprob(text, logprob, list(raw)) for text, raw, logprob in token.top or ()],
-            )
-            for token in tokens
-        ]
-    )
+class PromptLogprob(Struct):
+    """Of one token at one place of a prompt, as vLLM writes it."""
+
+    logprob: float | None
+    # Beyond the likeliest it is not known.
+    rank: Count | None
+    decoded_token: str
 
 
-def text_logprobs(tokens: Sequence[TokenInfo]) -> TextLogprobs:
-    return TextLogprobs(
-        [token.text for token in tokens],
-        [token.logprob for token in tokens],
-        [_by_text(token) for token in tokens],
-        [token.offset for token in tokens],
-    )
-
-
-def _by_text(token: TokenInfo) -> dict[str, float | None] | None:
-    """Of tokens that look the same the likeliest counts: they are ordered."""
-    if token.top is None:
-        return None
-    return {text: logprob for text, _, logprob in reversed(token.top)}
+# By token id, for each token of a prompt but the first.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class LogprobFormatter:
-    """Log-probabilities with token texts. JSON has no -Infinity; OpenAI writes -9999."""
-
-    LOGPROB_MIN: Final = -9999.0
+    """One per endpoint."""
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
 
-    def output(self, delta: Delta, offset: int) -> list[TokenInfo]:
-        infos = []
+    def output(self, delta: Delta, offset: int) -> list[TokenLogprob]:
+        tokens = []
         for token_id, logprobs in zip(delta.token_ids, delta.logprobs, strict=False):
             text, raw = self._text(token_id)
-            infos.append(
-                TokenInfo(
-                    text=text,
-                    raw=raw,
-                    logprob=self._clip(logprobs.logprob),
-                    top=self._top(zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)),
-                    offset=offset,
-                )
-            )
+            top = self._top(zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True))
+            tokens.append(TokenLogprob(text, raw, _clip(logprobs.logprob), top, offset))
             offset += len(text)
-        return infos
+        return tokens
 
-    def echo(self, event: Explained, top: int) -> list[TokenInfo]:
+    def prompt(self, event: Explained, top: int) -> list[TokenLogprob]:
         """All of a prompt, its first token without a log-probability."""
-        infos = []
+        tokens = []
         decoded, offset = Detokenizer(self._pieces), 0
         for token_id, run in zip(event.token_ids, (None, *_runs(event, top)), strict=True):
             text, raw = self._text(token_id)
-            logprob, tops = (None, None) if run is None else (self._clip(run[0]), self._top(run[1]))
-            infos.append(TokenInfo(text=text, raw=raw, logprob=logprob, top=tops, offset=offset))
+            logprob, tops = (None, None) if run is None else (_clip(run[0]), self._top(run[1]))
+            tokens.append(TokenLogprob(text, raw, logprob, tops, offset))
             offset += len(decoded.feed((token_id,)))
-        return infos
+        return tokens
 
-    def prompt(self, event: Explained, top: int | None = None) -> PromptLogprobs:
-        """As vLLM writes it: per token its own and the likeliest ones (None: all), by id."""
+    def prompt_by_id(self, event: Explained, top: int) -> PromptLogprobs:
+        """Per token its own and at most `top` likeliest ones."""
         rows: PromptLogprobs = [None]
         for token_id, (own, tops) in zip(event.token_ids[1:], _runs(event, top), strict=True):
             ranks = {top_id: rank for rank, (top_id, _) in enumerate(tops, 1)}
+            named = dict([(token_id, own), *tops])
             rows.append(
                 {
                     str(each): PromptLogprob(
-                        self._clip(logprob), ranks.get(each), self._pieces.token_text(each)
+                        _clip(logprob), ranks.get(each), self._pieces.token_text(each)
                     )
-                    for each, logprob in dict([(token_id, own), *tops]).items()
+                    for each, logprob in named.items()
                 }
             )
         return rows
 
     def _top(self, tops: Iterable[tuple[int, float]]) -> list[tuple[str, bytes, float | None]]:
-        return [(*self._text(token_id), self._clip(logprob)) for token_id, logprob in tops]
+        return [(*self._text(token_id), _clip(logprob)) for token_id, logprob in tops]
 
     def _text(self, token_id: int) -> tuple[str, bytes]:
         text = self._pieces.token_text(token_id)
         return text, self._pieces.get(token_id) or text.encode()
 
-    def _clip(self, logprob: float) -> float | None:
-        return None if math.isnan(logprob) else max(logprob, self.LOGPROB_MIN)
+
+def _clip(logprob: float) -> float | None:
+    return None if math.isnan(logprob) else max(logprob, LOGPROB_MIN)
 
 
-def _runs(event: Explained, top: int | None) -> Iterator[tuple[float, Sequence[tuple[int, float]]]]:
+def _runs(event: Explained, top: int) -> Iterator[tuple[float, Sequence[tuple[int, float]]]]:
     """Own log-probability and the `top` likeliest of each prompt token but the first."""
     told = event.logprobs
     k = len(told.top_token_ids) // max(1, told.token_count)
-    shown = k if top is None else min(k, top)
     for index, own in enumerate(told.logprobs):
-        part = slice(index * k, index * k + shown)
+        part = slice(index * k, index * k + min(k, top))
         yield own, list(zip(told.top_token_ids[part], told.top_logprobs[part], strict=True))

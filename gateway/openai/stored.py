@@ -5,47 +5,27 @@ chunks say it as `position`. What follows is exactly what it does not have.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct, UnsetType
 from starlette.datastructures import QueryParams
-from starlette.types import Receive, Scope, Send
 
-from gateway.http import sse
-from gateway.http.bodies import Bodies
-from gateway.http.exchange import Exchange, answer, now_s
-from gateway.http.json_body import JsonBody
-from gateway.openai.logprobs import LogprobFormatter
-from gateway.openai.replies import (
-    ChatShape,
-    Collected,
-    Collector,
-    CompletionShape,
-    Echo,
-    Envelope,
-    Shape,
-    Stream,
-    Totals,
-    formed,
-)
-from gateway.openai.reply_models import (
-    CancelledRequest,
-    EndWord,
-    FinishedRequest,
-    LiveRequest,
-    QueuePosition,
-    StoredChoice,
-    StoredStatus,
-)
-from gateway.requests.service import Front, Seen
-from gateway.requests.stream import Generation
+from gateway.http.exchange import Exchange
+from gateway.openai.chat import ChatChunk, ChatFormat
+from gateway.openai.completions import CompletionChunk, CompletionFormat
+from gateway.openai.logprobs import PromptLogprobs
+from gateway.openai.operation import LOOKS, Api, Operation, parameter
+from gateway.openai.parts import Format, Parts, Shown, head_of, send_stream
+from gateway.openai.usage import Count, Timing, Usage
+from gateway.requests.service import Seen
 from gateway.requests.validation import REQUEST_ID, UINT32_MAX
-from gateway.settings import GatewaySettings
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import InvalidRequest
 
-SHAPES: Final[tuple[Shape, ...]] = (ChatShape(), CompletionShape())
-WORDS: Final[dict[int, EndWord]] = {
+FORMATS: Final[tuple[Format, ...]] = (ChatFormat(), CompletionFormat())
+End = Literal["stop", "length", "cancelled", "deadline_exceeded", "error"]
+State = Literal["completed", "cancelled", "expired", "failed"]
+ENDS: Final[dict[FinishReason, End]] = {
     FinishReason.FINISH_REASON_STOP: "stop",
     FinishReason.FINISH_REASON_LENGTH: "length",
     FinishReason.FINISH_REASON_CANCELLED: "cancelled",
@@ -53,113 +33,124 @@ WORDS: Final[dict[int, EndWord]] = {
     FinishReason.FINISH_REASON_ERROR: "error",
 }
 # The worst end of a choice is the state of its request.
-STATES: Final[dict[EndWord, StoredStatus]] = {
-    "error": "failed",
-    "deadline_exceeded": "expired",
-    "cancelled": "cancelled",
-}
+STATES: Final[tuple[tuple[End, State], ...]] = (
+    ("error", "failed"),
+    ("deadline_exceeded", "expired"),
+    ("cancelled", "cancelled"),
+)
 
 
-class StoredRequests:
-    """GET and DELETE of /v1/requests/ID and POST of its /cancel, as an ASGI application."""
+class RequestReply(Struct, kw_only=True):
+    id: str
+    object: Literal["request"] = "request"
 
-    def __init__(self, front: Front, config: GatewaySettings, bodies: Bodies) -> None:
-        self._front = front
-        self._bodies = bodies
-        self._config = config
-        self._formatter = LogprobFormatter(front.card.pieces)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = self._get if scope["method"] in ("GET", "HEAD") else self._cancel
-        await answer(work, scope, receive, send, self._bodies)
+class QueuedRequest(RequestReply, kw_only=True):
+    status: Literal["queued"] = "queued"
 
-    async def _cancel(self, exchange: Exchange, _body: JsonBody) -> None:
-        public = exchange.scope["path_params"]["id"]
-        was_live = await self._front.cancel(_name(public)[0], exchange.tenant)
-        await exchange.send_json(200, CancelledRequest(id=public, was_live=was_live))
 
-    async def _get(self, exchange: Exchange, _body: JsonBody) -> None:
-        public = exchange.scope["path_params"]["id"]
-        request_id, shape = _name(public)
-        query = QueryParams(exchange.scope["query_string"])
-        positions = _positions(query.get("starting_after", ""))
-        is_streaming = "text/event-stream" in exchange.header("accept")
-        if not is_streaming and query.get("stream", "") not in ("true", "1"):
-            seen = await self._front.look(request_id, exchange.tenant)
-            if seen.done is None:
-                await exchange.send_json(200, _live(public, seen))
-                return
-        generation = await self._front.attach(request_id, exchange.tenant, positions)
-        # Somebody who only looks does not end what others wait for: DELETE does.
-        with self._front.following(generation, keep_running=True):
-            if is_streaming or query.get("stream", "") in ("true", "1"):
-                await self._stream(exchange, public, shape, generation)
-            else:
-                await exchange.send_json(200, await self._finished(public, generation))
+class QueuePlace(Struct):
+    position: Count
+    reason: str
 
-    async def _stream(
-        self, exchange: Exchange, public: str, shape: Shape, generation: Generation
-    ) -> None:
-        envelope = Envelope(id=public, created=now_s(), model=self._front.card.name)
-        stream = Stream(
-            shape,
-            envelope,
-            self._formatter,
-            with_token_ids=False,
-            with_usage=True,
-            with_positions=True,
+
+class LiveRequest(RequestReply, kw_only=True):
+    status: Literal["queued", "in_progress"] = "in_progress"
+    queue: QueuePlace | UnsetType = UNSET
+
+
+class FinishedChoice(Struct, kw_only=True):
+    index: Count
+    text: str
+    finish_reason: End
+    output_tokens: Count
+    error: str | UnsetType = UNSET
+
+
+class FinishedRequest(RequestReply, kw_only=True):
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    status: State
+    model: str
+    choices: list[FinishedChoice]
+    usage: Usage
+    kaiten: Timing
+
+
+class CancelledRequest(RequestReply, kw_only=True):
+    was_live: bool
+
+
+async def get_request(api: Api, exchange: Exchange, _body: None) -> None:
+    """What there is of it so far, all of it, or its stream."""
+    public, tenant = exchange.path["id"], exchange.tenant
+    request_id, form = _parsed(public)
+    query = QueryParams(exchange.scope["query_string"])
+    positions = _positions(query.get("starting_after", ""))
+    is_streaming = "text/event-stream" in exchange.header("accept")
+    is_streaming = is_streaming or query.get("stream", "") in ("true", "1")
+    if not is_streaming:
+        seen = await api.front.look(request_id, tenant)
+        if seen.done is None:
+            await exchange.send_json(200, _live(public, seen))
+            return
+    generation = await api.front.attach(request_id, tenant, positions)
+    # Somebody who only looks does not end what others wait for: DELETE does.
+    with api.front.following(generation, keep_running=True):
+        if is_streaming:
+            parts = Parts([generation], api.formatter, Shown(positions=True))
+            head = head_of(public, api.front.card.name)
+            ping_s = api.config.sse_ping_s
+            await send_stream(exchange, form, head, parts, with_usage=True, ping_s=ping_s)
+        else:
+            shown = Shown(logprobs=False, prompt_logprobs=UINT32_MAX)
+            parts = Parts([generation], api.formatter, shown)
+            await exchange.send_json(200, await _finished(public, api.front.card.name, parts))
+
+
+async def cancel_request(api: Api, exchange: Exchange, _body: None) -> None:
+    public = exchange.path["id"]
+    was_live = await api.front.cancel(_parsed(public)[0], exchange.tenant)
+    await exchange.send_json(200, CancelledRequest(id=public, was_live=was_live))
+
+
+async def _finished(public: str, model: str, parts: Parts) -> FinishedRequest:
+    wholes = await parts.collect(is_strict=False)
+    choices = [
+        FinishedChoice(
+            index=whole.choice,
+            text=whole.text,
+            finish_reason=ENDS[end.reason],
+            output_tokens=end.output_tokens,
+            error=end.error or UNSET,
         )
-        totals = Totals()
-        events = formed(stream, [generation], [Echo()], totals)
-        await exchange.send_all(events, self._config.sse_ping_s)
-        await exchange.end_events(stream.end(totals) + sse.DONE)
-
-    async def _finished(self, public: str, generation: Generation) -> FinishedRequest:
-        n = len(generation.choices)
-        collector = Collector(self._formatter, choices=n, keeps_failures=True)
-        totals = Totals()
-        async for _ in formed(collector, [generation], [Echo()], totals):
-            pass
-        choices = [_choice(index, each) for index, each in enumerate(collector.choices)]
-        reasons = {choice.finish_reason for choice in choices}
-        states = (state for reason, state in STATES.items() if reason in reasons)
-        return FinishedRequest(
-            id=public,
-            prompt_logprobs=collector.choices[0].prompt,
-            status=next(states, "completed"),
-            model=self._front.card.name,
-            choices=choices,
-            usage=totals.usage(),
-            kaiten=totals.timing(),
-        )
-
-
-def _choice(index: int, collected: Collected) -> StoredChoice:
-    end = collected.end
-    assert end is not None
-    return StoredChoice(
-        index=index,
-        text="".join(collected.texts),
-        finish_reason=WORDS[end.reason],
-        output_tokens=end.output_tokens,
-        error=end.error or UNSET,
+        for whole in wholes
+        if (end := whole.end) is not None
+    ]
+    reasons = {choice.finish_reason for choice in choices}
+    return FinishedRequest(
+        id=public,
+        prompt_logprobs=wholes[0].prompt_logprobs,
+        status=next((state for reason, state in STATES if reason in reasons), "completed"),
+        model=model,
+        choices=choices,
+        **parts.ends(),
     )
 
 
 def _live(public: str, seen: Seen) -> LiveRequest:
     if seen.place.position is None:
-        return LiveRequest(id=public, status="in_progress")
-    queue = QueuePosition(seen.place.position, seen.place.reason)
+        return LiveRequest(id=public)
+    queue = QueuePlace(seen.place.position, seen.place.reason)
     return LiveRequest(id=public, status="queued", queue=queue)
 
 
-def _name(public: str) -> tuple[str, Shape]:
+def _parsed(public: str) -> tuple[str, Format]:
     """The request's own id, and how its chunks look: both are in the id its client was given."""
-    shape = next((each for each in SHAPES if public.startswith(each.id_prefix)), SHAPES[-1])
-    request_id = public.removeprefix(shape.id_prefix)
+    form = next((each for each in FORMATS if public.startswith(each.id_prefix)), FORMATS[-1])
+    request_id = public.removeprefix(form.id_prefix)
     if not REQUEST_ID.fullmatch(request_id):
         raise InvalidRequest("id", f"must match {REQUEST_ID.pattern}")
-    return request_id, shape
+    return request_id, form
 
 
 def _positions(text: str) -> Sequence[int]:
@@ -171,3 +162,47 @@ def _positions(text: str) -> Sequence[int]:
             rule = "must be token counts, one per choice, separated by commas"
             raise InvalidRequest("starting_after", rule)
     return [int(part) for part in parts]
+
+
+ID: Final = parameter(
+    "path",
+    "id",
+    f"(chatcmpl-|cmpl-)?{REQUEST_ID.pattern}",
+    "as the response of the request named it",
+)
+RESUMING: Final = (
+    ID,
+    parameter(
+        "query",
+        "starting_after",
+        "([0-9]{1,10}(,[0-9]{1,10})*)?",
+        "output tokens the client has, one per choice, separated by commas; "
+        f"each at most {UINT32_MAX}",
+    ),
+    parameter("query", "stream", ".*", "true or 1: a stream, as accept: text/event-stream"),
+)
+PATH: Final = "/v1/requests/{id}"
+CHUNKS: Final = (ChatChunk, CompletionChunk)
+CANCELLED: Final = (CancelledRequest,)
+OPERATIONS: Final = (
+    Operation(
+        "GET",
+        PATH,
+        "getRequest",
+        get_request,
+        LOOKS,
+        (LiveRequest, FinishedRequest),
+        events=CHUNKS,
+        parameters=RESUMING,
+    ),
+    Operation("DELETE", PATH, "deleteRequest", cancel_request, LOOKS, CANCELLED, parameters=(ID,)),
+    Operation(
+        "POST",
+        f"{PATH}/cancel",
+        "cancelRequest",
+        cancel_request,
+        (*LOOKS, 415),
+        CANCELLED,
+        parameters=(ID,),
+    ),
+)

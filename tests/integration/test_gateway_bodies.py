@@ -6,6 +6,7 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import grpc
 import httpx
@@ -13,14 +14,9 @@ import psutil
 import pytest
 
 from gateway.grpc.convert import IDS_MAX, LIST_MAX, ask_from_proto
-from gateway.http.bodies import Bodies, BodyLimits
-from gateway.openai.pages import Pages
-from gateway.openai.unknown_fields import UnknownFields
-from gateway.settings import GatewaySettings
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import SamplingParams, TokenBias, TokenSequence
 from service_kit.errors import TooLong
-from service_kit.metrics import Metrics
 from tests.support.gateway_stack import MODEL, Stack, running_stack, until
 from tests.support.tokenizers import write_model_folder
 
@@ -231,24 +227,14 @@ async def watch_loop(gaps_s: list[float]) -> None:
         gaps_s.append(time.thread_time() - begin_s)
 
 
-async def test_the_document_is_made_once(stack: Stack, tmp_path: Path) -> None:
-    limits = BodyLimits(bytes_max=1, values_max=1, read_s_max=1.0, reading_bytes_max=1)
-    config = GatewaySettings(model=tmp_path)
-    pages = Pages(
-        stack.gateway.service.front,
-        config,
-        Bodies(limits),
-        Metrics("test", is_scraped=False),
-        UnknownFields(are_refused=True),
-    )
-    first = await pages.openapi(None)  # type: ignore[arg-type]
-    made = pages._document
-    assert (await pages.openapi(None)).body == first.body  # type: ignore[arg-type]
-    assert pages._document is made
-    stack.scheduler.cell.model.context_tokens_max = 100
+async def test_the_document_is_made_once(stack: Stack, http: httpx.AsyncClient) -> None:
     front = stack.gateway.service.front
+    first = (await http.get("/openapi.json")).content
+    with patch("gateway.openai.openapi.document", side_effect=AssertionError("made again")):
+        assert (await http.get("/openapi.json")).content == first
+    stack.scheduler.cell.model.context_tokens_max = 100
     await until(lambda: front.limits.context_tokens_max == 100, "another context")
-    assert (await pages.openapi(None)).body != first.body  # type: ignore[arg-type]
+    assert (await http.get("/openapi.json")).content != first
 
 
 async def test_far_too_many_tokens_are_not_all_made(

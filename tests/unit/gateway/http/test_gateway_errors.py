@@ -1,9 +1,11 @@
 """One error, two codes: the table knows every class."""
 
+import json
+
 import pytest
-from msgspec import to_builtins
 
 from gateway.http import errors as http
+from gateway.http.json_reply import to_json
 from gateway.requests.validation import FarTooLong, PromptTooLong, TextTooLong, TooMany
 from ledger import DamagedLedger, Fenced, StoreLost
 from service_kit import errors, grpc_errors
@@ -63,9 +65,11 @@ def test_the_two_codes_agree_on_who_must_act(error: errors.KaitenError) -> None:
     }
     if code.name != "FAILED_PRECONDITION":
         assert (400 <= row.status < 500) is is_client_at_fault
-    body = to_builtins(http.body_of(error))["error"]
+    body = json.loads(to_json(http.body_of(error)))["error"]
     assert set(body) == {"message", "type", "param", "code"}
     assert body["message"]
+    assert body["type"] in http.TYPES
+    assert body["code"] in {*http.CODES, None}
 
 
 def test_words_of_the_client() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.grpc.inference import raise_if_late
-from gateway.openai.replies import reason_of
+from gateway.openai.parts import reason_of
 from gateway.requests.stream import Finished
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import DeadlineExceeded

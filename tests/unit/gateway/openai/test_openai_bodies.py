@@ -11,13 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http.json_body import STRINGS_MAX, VALUES_MAX, JsonBody
-from gateway.openai.request_models import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    TokenizeBody,
-    parse,
-)
+from gateway.openai.chat import ChatBody
+from gateway.openai.completions import CompletionBody
+from gateway.openai.request_body import parse
+from gateway.openai.tokenize import DetokenizeBody, TokenizeBody
 from service_kit.errors import InvalidRequest
 
 TOO_MANY = "the body must have at most"

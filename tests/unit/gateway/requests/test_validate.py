@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from gateway.grpc.convert import ask_from_proto
 from gateway.http.json_body import JsonBody
-from gateway.openai.request_models import ChatBody, CompletionBody, parse
+from gateway.openai.chat import ChatBody
+from gateway.openai.completions import CompletionBody
+from gateway.openai.request_body import parse
 from gateway.requests.validation import (
     Limits,
     Model,
@@ -255,8 +257,8 @@ def test_any_http_body_gives_a_legal_record_or_a_sentence(
         parsed: ChatBody | CompletionBody
         sent = JsonBody.of(content)
         parsed = parse(ChatBody, sent) if is_chat else parse(CompletionBody, sent)
-        for one in parsed.asks(sent.digest, "", LIMITS, prompts_max=4):
-            assert record_of(one).n >= 1
+        for one in parsed.asks(LIMITS, prompts_max=4):
+            assert record_of(replace(one, request_id="r")).n >= 1
 
 
 BIAS = tuple((token_id, 1.0) for token_id in range(99))
@@ -361,7 +363,7 @@ def test_both_protocols_and_the_client_ask_for_the_same() -> None:
     words = {"bad_words_token_ids": WISHES["bad_words"], "model": "m", "prompt": "x"}
     body = json.dumps({key: value for key, value in WISHES.items() if key != "bad_words"} | words)
     parsed_body = parse(CompletionBody, JsonBody.of(body.encode()))
-    (parsed,) = parsed_body.asks(b"", "", LIMITS, prompts_max=1)
+    (parsed,) = parsed_body.asks(LIMITS, prompts_max=1)
     assert (parsed.sampling, parsed.default_max_tokens) == (asked.sampling, 16)
 
 

@@ -1,0 +1,171 @@
+"""/v1/completions: what it reads, and what it answers."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Final, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from gateway.openai.generate import generating
+from gateway.openai.generation_body import GenerationBody
+from gateway.openai.logprobs import PromptLogprobs, TokenLogprob
+from gateway.openai.parts import Chunk, Echo, Head, Part, Position, Reason, TokenIds
+from gateway.openai.request_body import IdLists, Ids, Texts
+from gateway.openai.usage import Count, Timing, Usage
+from gateway.requests.validation import Limits, TooMany
+from gateway.text.detokenizer import Pieces, decode
+from gateway.values.generation_request import Ask, Prompt, TextPrompt, TokenPrompt
+from service_kit.errors import InvalidRequest
+
+# Of a body that says no max_tokens, as OpenAI and vLLM have it: a base model never stops.
+COMPLETION_TOKENS: Final = 16
+
+
+class CompletionLogprobs(Struct):
+    """A column per kind."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None] | None]
+    text_offset: list[Count]
+
+
+class CompletionChoice(Struct, kw_only=True):
+    index: Count
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Reason | None
+    token_ids: TokenIds | UnsetType = UNSET
+    position: Position | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class CompletionReply(Head, kw_only=True):
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
+    usage: Usage
+    kaiten: Timing
+
+
+class CompletionChunk(Chunk, kw_only=True):
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
+
+
+class CompletionFormat:
+    """See `parts.Format`."""
+
+    id_prefix: ClassVar = "cmpl-"
+    chunk: ClassVar = CompletionChunk
+
+    def chunk_choice(self, part: Part) -> CompletionChoice | None:
+        return None if part.is_first and not part.text else _choice(part)
+
+    def reply(
+        self, head: dict[str, Any], wholes: Sequence[Part], ends: dict[str, Any]
+    ) -> CompletionReply:
+        return CompletionReply(**head, choices=[_choice(each) for each in wholes], **ends)
+
+
+def _choice(part: Part) -> CompletionChoice:
+    return CompletionChoice(
+        index=part.choice,
+        text=part.text,
+        logprobs=None if part.logprobs is None else columns(part.logprobs),
+        finish_reason=part.reason,
+        token_ids=part.token_ids,
+        position=part.position,
+        prompt_logprobs=part.prompt_logprobs,
+    )
+
+
+def columns(tokens: Sequence[TokenLogprob]) -> CompletionLogprobs:
+    """Of tokens that look the same the likeliest counts: they are ordered."""
+    return CompletionLogprobs(
+        [each.text for each in tokens],
+        [each.logprob for each in tokens],
+        [
+            None if each.top is None else {text: logprob for text, _, logprob in reversed(each.top)}
+            for each in tokens
+        ],
+        [each.offset for each in tokens],
+    )
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    FORMAT = CompletionFormat()
+    identity = FORMAT.id_prefix.encode()
+
+    prompt: str | Ids | Texts | IdLists
+    """Must become at least one token, which an empty text does only where the tokenizer adds one,
+    and leave room for an output token. Texts are bounded in bytes of UTF-8."""
+    max_tokens: int | None = None
+    """With the prompt's tokens at most the context. Left out: 16, or fewer where the context ends
+    before. 0 scores a prompt whose log-probabilities are asked for, and is refused for others."""
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    """Only what n is."""
+
+    def asks(self, limits: Limits, prompts_max: int) -> list[Ask]:
+        prompts = _prompts(self.prompt)
+        if not prompts:
+            raise InvalidRequest("prompt", "must not be empty")
+        if len(prompts) > prompts_max:
+            raise TooMany("prompt", prompts_max, len(prompts), "prompts")
+        if len(prompts) > 1 and self.background:
+            raise InvalidRequest("background", "works with a single prompt only")
+        self._check_choosing()
+        # Likeliest tokens beside each of the prompt's own, where it comes before the text.
+        echoed, asked = self.logprobs if self.echo else None, self.prompt_logprobs
+        # A negative one stays, to be refused.
+        is_more = echoed is not None and (asked is None or 0 <= asked < echoed)
+        given = {"prompt_logprobs": echoed} if is_more else {}
+        asks = [self.ask(prompt, limits, **given) for prompt in prompts]
+        return [replace(ask, default_max_tokens=COMPLETION_TOKENS) for ask in asks]
+
+    @property
+    def shows_logprobs(self) -> bool:
+        return self.logprobs is not None
+
+    def echoed(self, prompt: Prompt, pieces: Pieces) -> Echo:
+        """The prompt's text, for whoever wants to see it again."""
+        if not self.echo:
+            return Echo()
+        if isinstance(prompt, TextPrompt):
+            return Echo(prompt.text, self.logprobs)
+        assert isinstance(prompt, TokenPrompt)
+        return Echo(decode(pieces, prompt.token_ids), self.logprobs)
+
+    def _check_choosing(self) -> None:
+        n = self.n or 1
+        if self.best_of is not None and self.best_of < n:
+            rule = f"must be at least n, which is {n}, got {self.best_of}"
+            raise InvalidRequest("best_of", rule)
+        if self.best_of is not None and self.best_of > n:
+            rule = "larger than n is not supported; ask for n with logprobs and choose yourself"
+            raise InvalidRequest("best_of", rule)
+
+
+def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[Prompt]:
+    if isinstance(prompt, str):
+        return [TextPrompt(text=prompt)]
+    if prompt and isinstance(prompt[0], int):
+        return [TokenPrompt(token_ids=tuple(prompt))]
+    return [
+        TextPrompt(text=item) if isinstance(item, str) else TokenPrompt(token_ids=tuple(item))  # type: ignore[arg-type]
+        for item in prompt
+    ]
+
+
+OPERATIONS: Final = (
+    generating(
+        path="/v1/completions",
+        name="complete",
+        replies=(CompletionReply,),
+        body=CompletionBody,
+        events=(CompletionChunk,),
+    ),
+)

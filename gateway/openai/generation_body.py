@@ -1,0 +1,142 @@
+"""What the bodies of both generating endpoints take, and their way to an Ask.
+
+A field that is called as in SamplingParams is sampled by; it needs no other line here.
+"""
+
+import re
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from gateway.http.json_body import cut
+from gateway.openai.parts import Echo, Format, Shown
+from gateway.openai.request_body import Biases, IdLists, Ids, RequestBody, Texts
+from gateway.requests.validation import Limits, sampling_from
+from gateway.text.detokenizer import Pieces
+from gateway.values.generation_request import Ask, Prompt
+from kaiten.v1.common_pb2 import SamplingParams
+from service_kit.errors import InvalidRequest
+
+SAMPLING_FIELDS: Final = tuple(SamplingParams.DESCRIPTOR.fields_by_name)
+SEED_MIN: Final = -(2**63)
+# Few enough digits that one string has one meaning and none costs time.
+TOKEN_ID: Final = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
+
+
+class StreamOptions(RequestBody):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    include_position: bool = False
+    """Ours: how many tokens of the choice there are so far, for `starting_after`."""
+
+
+class GenerationBody(RequestBody):
+    """What both endpoints take, vendor extras included."""
+
+    FORMAT: ClassVar[Format]
+
+    model: str | None = None
+    """Left out or empty: the only model. Another one is answered with 404."""
+    n: int | None = None
+    temperature: float | None = None
+    prompt_logprobs: int | None = None
+    """As in vLLM: of the prompt's tokens, with this many likeliest ones. Not told in streams, and
+    bounded in all: prompt tokens times (prompt_logprobs + 1)."""
+    top_p: float | None = None
+    top_k: int | None = None
+    """0 or -1: all."""
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    """With the prompt's tokens at most the context. Left out: to its end. 0 scores a prompt whose
+    log-probabilities are asked for, and is refused for others."""
+    min_tokens: int | None = None
+    """At most max_tokens."""
+    stop: str | Texts | None = None
+    stop_token_ids: Ids | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Biases | None = None
+    """By token id, as a string: JSON has no other keys."""
+    allowed_token_ids: Ids | None = None
+    """Empty: all. One must be left by bad_words_token_ids of one token and, with min_tokens, by
+    the tokens that stop."""
+    bad_words_token_ids: IdLists | None = None
+    """Something of the vocabulary must be left."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: int | None = None
+    """As other servers have it: lower runs first. A tenant may have a bound of its own."""
+    background: bool | None = None
+    """Keep computing when the client leaves; come back by GET /v1/requests/{id}. With a single
+    prompt only."""
+
+    @abstractmethod
+    def asks(self, limits: Limits, prompts_max: int) -> list[Ask]:
+        """One Ask per prompt."""
+
+    def ask(self, prompt: Prompt, limits: Limits, **given: Any) -> Ask:
+        """What both endpoints ask alike. `given`: sampling fields that they read in their ways."""
+        if self.prompt_logprobs is not None and self.stream:
+            rule = "is not told in streams; leave stream out, or take echo with logprobs"
+            raise InvalidRequest("prompt_logprobs", rule)
+        sampling, wrong = sampling_from(self._sampling() | given, limits)
+        return Ask(
+            prompt=prompt,
+            body_hash=b"",
+            model=self.model or "",
+            sampling=sampling,
+            sampling_wrong=wrong,
+            n=self.n,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            return_token_ids=bool(self.return_token_ids),
+            keep_running=bool(self.background),
+            include_stop=bool(self.include_stop_str_in_output),
+            show_special_tokens=self.skip_special_tokens is False,
+            priority=-(self.priority or 0),
+        )
+
+    def _sampling(self) -> dict[str, Any]:
+        given = {name: getattr(self, name) for name in SAMPLING_FIELDS if hasattr(self, name)}
+        # -1 means "all" to other servers' clients.
+        given["top_k"] = 0 if self.top_k == -1 else self.top_k
+        # OpenAI's seed is a signed 64-bit number: the negative ones are the upper half of ours.
+        if self.seed is not None and SEED_MIN <= self.seed < 0:
+            given["seed"] = self.seed + 2**64
+        given["logit_bias"] = _biases(self.logit_bias or {})
+        given["bad_words"] = self.bad_words_token_ids
+        return given
+
+    @property
+    @abstractmethod
+    def shows_logprobs(self) -> bool:
+        """Of the output."""
+
+    @property
+    def shown(self) -> Shown:
+        return Shown(
+            logprobs=self.shows_logprobs,
+            token_ids=bool(self.return_token_ids),
+            positions=self.stream_shows.include_position,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+    @property
+    def stream_shows(self) -> StreamOptions:
+        return self.stream_options or StreamOptions()
+
+    def echoed(self, prompt: Prompt, pieces: Pieces) -> Echo:
+        """What the answer shows of this prompt of its."""
+        return Echo()
+
+
+def _biases(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    wrong = next((key for key in biases if not TOKEN_ID.fullmatch(key)), None)
+    if wrong is not None:
+        raise InvalidRequest("logit_bias", f"keys must be token ids, got {cut(wrong)!r}")
+    return tuple((int(key), bias) for key, bias in biases.items())

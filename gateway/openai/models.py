@@ -1,0 +1,56 @@
+"""/v1/models: the one model."""
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from gateway.http.exchange import Exchange
+from gateway.openai.operation import SMALL, Api, Operation, parameter
+from gateway.openai.usage import Count
+from service_kit.errors import NotFound
+
+
+class Model(Struct, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: Count
+    owned_by: str = "kaiten"
+    max_model_len: Count
+
+
+class Models(Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+async def list_models(api: Api, exchange: Exchange, _body: None) -> None:
+    """The model while it is served: scripts wait for this one rather than for /ready."""
+    await exchange.send_json(200, Models(data=[_model(api)]))
+
+
+async def get_model(api: Api, exchange: Exchange, _body: None) -> None:
+    name = exchange.path["name"]
+    if name != api.front.card.name:
+        raise NotFound(f"model {name[:128]!r}")
+    await exchange.send_json(200, _model(api))
+
+
+def _model(api: Api) -> Model:
+    api.front.readiness.check()
+    context = api.front.limits.context_tokens_max
+    return Model(id=api.front.card.name, created=api.started_s, max_model_len=context)
+
+
+NAME: Final = parameter("path", "name", ".*", "slashes in it are taken as they are")
+OPERATIONS: Final = (
+    Operation("GET", "/v1/models", "listModels", list_models, SMALL, (Models,)),
+    Operation(
+        "GET",
+        "/v1/models/{name:path}",
+        "getModel",
+        get_model,
+        (*SMALL, 404),
+        (Model,),
+        parameters=(NAME,),
+    ),
+)

@@ -1,0 +1,105 @@
+"""An operation: one method of one path, declared once beside its handler.
+
+Routes and the OpenAPI document are made of the same declarations.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from gateway.http.bodies import Bodies
+from gateway.http.exchange import Exchange, answer
+from gateway.http.json_body import JsonBody
+from gateway.openai.logprobs import LogprobFormatter
+from gateway.openai.request_body import BodyParser, RequestBody
+from gateway.requests.service import Front
+from gateway.requests.validation import Limits
+from gateway.settings import GatewaySettings
+from service_kit.metrics import Metrics
+
+# What an operation may answer besides its success.
+OPEN: Final = (403, 405, 500)
+SMALL: Final = (401, *OPEN, 503)
+LOOKS: Final = (400, 404, 429, *SMALL)
+READS: Final = (408, 413, 415, *LOOKS)
+GENERATES: Final = (409, 499, 504, *READS)
+
+
+@dataclass(slots=True, kw_only=True)
+class Api:
+    """What handlers work with. One per gateway."""
+
+    front: Front
+    config: GatewaySettings
+    metrics: Metrics
+    bodies: Bodies
+    parser: BodyParser
+    formatter: LogprobFormatter
+    operations: Sequence["Operation"]
+    started_s: int
+    # The OpenAPI document, and what it was made for.
+    document: tuple[Limits, bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """`replies` and `events` (a stream's) are Structs, or the media types of what is no JSON.
+
+    The handler gets the body as its model, or None, and answers by the exchange.
+    """
+
+    method: str
+    path: str
+    name: str
+    handler: Callable[[Api, Exchange, Any], Awaitable[None]]
+    failures: Sequence[int]
+    replies: Sequence[type | str]
+    body: type[RequestBody] | None = None
+    events: Sequence[type] = ()
+    parameters: Sequence[Mapping[str, Any]] = ()
+    # By status, besides 200.
+    others: Mapping[int, type] = field(default_factory=dict)
+
+
+class Path:
+    """All operations of a path, as an ASGI application."""
+
+    def __init__(self, api: Api, operations: Sequence[Operation]) -> None:
+        self._api = api
+        self._operations = {each.method: each for each in operations}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        operation, api = self._operations[method], self._api
+
+        async def work(exchange: Exchange, sent: JsonBody) -> None:
+            body = None
+            if operation.body is not None:
+                body, exchange.headers = api.parser.parse(operation.body, sent)
+            await operation.handler(api, exchange, body)
+
+        if operation.body is None:
+            await answer(work, scope, receive, send)
+        else:
+            await answer(work, scope, receive, send, api.bodies, operation.body.identity)
+
+
+def routes_of(api: Api) -> list[Route]:
+    """Starlette's. One per path: a wrong method is told which are right."""
+    paths: dict[str, list[Operation]] = {}
+    for each in api.operations:
+        paths.setdefault(each.path, []).append(each)
+    return [
+        Route(path, Path(api, several), methods=[each.method for each in several])
+        for path, several in paths.items()
+    ]
+
+
+def parameter(where: str, name: str, pattern: str, description: str) -> Mapping[str, Any]:
+    """A string. `pattern` is of all of it."""
+    schema = {"type": "string", "pattern": f"^({pattern})$"}
+    told = {"name": name, "in": where, "schema": schema, "description": description}
+    return told | ({"required": True} if where == "path" else {})

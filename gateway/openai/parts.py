@@ -1,0 +1,248 @@
+"""The one place where events become parts of an answer: chunks of a stream, or one object."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from gateway.http.exchange import Exchange, now_s
+from gateway.http.json_reply import DONE, to_event
+from gateway.openai.logprobs import LogprobFormatter, PromptLogprobs, TokenLogprob
+from gateway.openai.usage import Count, Timing, Usage, timing_of, usage_of
+from gateway.requests.merge import merged
+from gateway.requests.stream import Accepted, Delta, Done, Explained, Finished, Generation
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import FinishReason
+from service_kit.errors import Cancelled, DeadlineExceeded, Failed
+
+Reason = Literal["stop", "length"]
+TokenIds = Annotated[list[Count], Meta(description="with return_token_ids")]
+Position = Annotated[
+    int, Meta(ge=0, description="with stream_options.include_position: output tokens so far")
+]
+REASONS: Final[dict[FinishReason, Reason]] = {
+    FinishReason.FINISH_REASON_STOP: "stop",
+    FinishReason.FINISH_REASON_LENGTH: "length",
+}
+
+
+class Head(Struct, kw_only=True):
+    """What every object of one response begins with."""
+
+    id: str
+    object: str
+    created: Count
+    model: str
+
+
+class Chunk(Head, kw_only=True):
+    """One event of a stream."""
+
+    choices: list[Any]
+    # With include_usage it is null until the last chunk, and else not there.
+    usage: Usage | UnsetType | None = UNSET
+    kaiten: Timing | UnsetType = UNSET
+
+
+def head_of(id: str, model: str) -> dict[str, Any]:
+    return {"id": id, "created": now_s(), "model": model}
+
+
+class Echo(NamedTuple):
+    """What a completion shows of its prompt."""
+
+    text: str = ""
+    # Likeliest tokens with its log-probabilities, which are then shown too; None: text only.
+    top: int | None = None
+
+
+class Part(NamedTuple):
+    """What an event says of one choice, or all events together."""
+
+    choice: int
+    text: str = ""
+    is_first: bool = False
+    logprobs: Sequence[TokenLogprob] | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    # Output tokens of the choice so far.
+    position: int | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    end: Finished | None = None
+
+    @property
+    def reason(self) -> Reason | None:
+        """OpenAI's word for the end. Other ends are errors there, and are raised."""
+        return None if self.end is None else reason_of(self.end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What an answer shows beside the text. `prompt_logprobs`: so many likeliest tokens."""
+
+    logprobs: bool = True
+    token_ids: bool = False
+    positions: bool = False
+    prompt_logprobs: int | None = None
+
+
+class Parts:
+    """What happens to the generations of one HTTP request."""
+
+    def __init__(
+        self,
+        generations: Sequence[Generation],
+        formatter: LogprobFormatter,
+        shown: Shown,
+        echoes: Sequence[Echo] = (Echo(),),
+    ) -> None:
+        self._generations = generations
+        self._formatter = formatter
+        self._shown = shown
+        # By the first choice of each prompt: how many it has, and what they show of it.
+        self._prompts: dict[int, tuple[int, Echo]] = {}
+        self._count = 0
+        for generation, echo in zip(generations, echoes, strict=True):
+            self._prompts[self._count] = len(generation.choices), echo
+            self._count += len(generation.choices)
+        self._chars: defaultdict[int, int] = defaultdict(int)
+        self._done: list[pb.Done] = []
+
+    def ends(self) -> dict[str, Any]:
+        """What the last message of a response says."""
+        return {"usage": usage_of(self._done), "kaiten": timing_of(self._done)}
+
+    async def batches(self) -> AsyncGenerator[list[Part], None]:
+        """What piled up comes together."""
+        async with aclosing(merged(self._generations)) as batches:
+            async for base, events in batches:
+                parts: list[Part] = []
+                for event in events:
+                    if isinstance(event, Explained):
+                        # It takes as long as a thousand deltas.
+                        parts += await asyncio.to_thread(self._of_prompt, base, event)
+                    else:
+                        parts += self._of(base, event)
+                if parts:
+                    yield parts
+
+    async def collect(self, *, is_strict: bool = True) -> list[Part]:
+        """Each choice as one part. `is_strict`: an end that is an error is raised at once."""
+        found: list[list[Part]] = [[] for _ in range(self._count)]
+        async with aclosing(self.batches()) as batches:
+            async for parts in batches:
+                for part in parts:
+                    found[part.choice].append(part)
+                    if is_strict and part.end is not None:
+                        reason_of(part.end)
+        return [self._whole(choice, parts) for choice, parts in enumerate(found)]
+
+    def _whole(self, choice: int, parts: Sequence[Part]) -> Part:
+        told = [part.logprobs for part in parts if part.logprobs]
+        ids = [part.token_ids for part in parts if part.token_ids is not UNSET]
+        prompts = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not UNSET]
+        return Part(
+            choice,
+            "".join([part.text for part in parts]),
+            logprobs=list(chain.from_iterable(told)) if self._shown.logprobs else None,
+            token_ids=list(chain.from_iterable(ids)) if self._shown.token_ids else UNSET,
+            prompt_logprobs=prompts[0] if prompts else UNSET,
+            end=parts[-1].end,
+        )
+
+    def _of(self, base: int, event: Accepted | Delta | Finished | Done) -> Iterable[Part]:
+        match event:
+            case Delta():
+                return self._of_delta(base + event.choice, event)
+            case Finished():
+                return (Part(base + event.choice, end=event),)
+            case Done():
+                self._done.append(event.message)
+                return ()
+            case Accepted():
+                n, echo = self._prompts[base]
+                # With its log-probabilities the prompt's text comes when these are known.
+                text = echo.text if echo.top is None else ""
+                return [Part(base + index, text, is_first=True) for index in range(n)]
+
+    def _of_delta(self, index: int, delta: Delta) -> Iterable[Part]:
+        """A part, or nothing when there is nothing to tell yet."""
+        shown, logprobs = self._shown, None
+        if delta.logprobs and shown.logprobs:
+            logprobs = self._formatter.output(delta, self._chars[index])
+            self._chars[index] += len(delta.text)
+        elif not delta.text and not shown.token_ids:
+            return ()
+        token_ids = list(delta.token_ids) if shown.token_ids else UNSET
+        position = delta.position + len(delta.token_ids) if shown.positions else UNSET
+        return (Part(index, delta.text, False, logprobs, token_ids, position),)
+
+    def _of_prompt(self, first: int, event: Explained) -> Iterable[Part]:
+        """The same for each of its choices, if it is told at all."""
+        echo, most = self._prompts[first][1], self._shown.prompt_logprobs
+        part = Part(first)
+        if echo.top is not None:
+            tokens = self._formatter.prompt(event, echo.top)
+            part = part._replace(text=echo.text, logprobs=tokens)
+        if most is not None:
+            part = part._replace(prompt_logprobs=self._formatter.prompt_by_id(event, most))
+        if part == Part(first):
+            return ()
+        indexes = range(first, first + event.choices)
+        self._chars.update(dict.fromkeys(indexes, len(part.text)))
+        return [part._replace(choice=each) for each in indexes]
+
+
+class Format(Protocol):
+    """How one of the two generating endpoints writes its answers."""
+
+    @property
+    def id_prefix(self) -> str: ...
+
+    @property
+    def chunk(self) -> type[Chunk]: ...
+
+    def chunk_choice(self, part: Part) -> Struct | None:
+        """A choice of a chunk, if the endpoint tells this part."""
+
+    def reply(self, head: dict[str, Any], wholes: Sequence[Part], ends: dict[str, Any]) -> Struct:
+        """All choices at once. `head` and `ends`: fields of every reply."""
+
+
+async def send_stream(
+    exchange: Exchange,
+    form: Format,
+    head: dict[str, Any],
+    parts: Parts,
+    *,
+    with_usage: bool,
+    ping_s: float,
+) -> None:
+    """A chunk per part, one for the usage if it is wanted, and [DONE]."""
+    usage = None if with_usage else UNSET
+    await exchange.start_events()
+    async with exchange.pinged(ping_s), aclosing(parts.batches()) as batches:
+        async for batch in batches:
+            choices = [each for each in map(form.chunk_choice, batch) if each is not None]
+            chunks = [form.chunk(**head, choices=[each], usage=usage) for each in choices]
+            if chunks:
+                await exchange.send_events(b"".join(map(to_event, chunks)))
+    last = to_event(form.chunk(**head, choices=[], **parts.ends())) if with_usage else b""
+    await exchange.end_events(last + DONE)
+
+
+def reason_of(finished: Finished) -> Reason:
+    """OpenAI's word. Other ends are errors there, and are raised."""
+    reason = finished.reason
+    if reason in REASONS:
+        return REASONS[reason]
+    if reason == FinishReason.FINISH_REASON_CANCELLED:
+        raise Cancelled
+    if reason == FinishReason.FINISH_REASON_DEADLINE_EXCEEDED:
+        phase = "decode" if finished.output_tokens else "queue or prefill"
+        raise DeadlineExceeded(phase, finished.error)
+    raise Failed(finished.error or "the system could not compute this choice")

@@ -1,0 +1,144 @@
+"""What the bodies of all endpoints share: strict types, and the names of what is wrong.
+
+Types are strict (a string is no number) but ranges are left to `validation`, which both protocols
+share. A key nobody knows is refused as OpenAI does it (a misspelt `max_token` must not be ignored),
+or, where the operator says so, left out with a word to whoever sent it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, ClassVar, Final, TypeVar
+
+import structlog
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
+
+from gateway.http.json_body import JsonBody, validated
+from gateway.requests.validation import TooMany
+from service_kit.errors import InvalidRequest
+
+log = structlog.get_logger()
+
+# Sent by clients for OpenAI's own bookkeeping; they change no output.
+HARMLESS: Final = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+)
+# Known to OpenAI's API, not to this one yet: accepted only with a value that asks for nothing.
+NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "audio": (None,),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, True, False),
+    "prediction": (None,),
+    "response_format": (None, {"type": "text"}),
+    "suffix": (None, ""),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "verbosity": (None,),
+    "web_search_options": (None,),
+}
+# More entries than any object of ours may have: pydantic tells each wrong one.
+ENTRIES_MAX: Final = 1024
+IGNORED_HEADER: Final = "x-ignored-fields"
+# What can stand in a header, and how many of them.
+NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+NAMES_MAX: Final = 16
+# Names in the log, each once: clients may make up new ones for ever.
+LOGGED_MAX: Final = 256
+
+
+def _few(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, dict) and len(value) > ENTRIES_MAX:
+        raise TooMany(str(info.field_name), ENTRIES_MAX, len(value), "entries")
+    return value
+
+
+# Of a list or an object with a million mistakes the first is enough.
+FIRST: Final = Field(fail_fast=True)
+Texts = Annotated[list[str], FIRST]
+Ids = Annotated[list[int], FIRST]
+IdLists = Annotated[list[Ids], FIRST]
+Options = Annotated[dict[str, bool | int | str | None], BeforeValidator(_few)]
+Biases = Annotated[dict[str, float], BeforeValidator(_few)]
+
+
+class RequestBody(BaseModel):
+    # What its bytes are hashed after: two endpoints may read the same ones in two ways.
+    identity: ClassVar[bytes] = b""
+    # Docstrings of fields are their descriptions in the OpenAPI document.
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, content: object, info: ValidationInfo) -> object:
+        """The first key that nobody knows: left to itself pydantic tells them all.
+
+        With a place to note them they are left out.
+        """
+        if not isinstance(content, dict) or content.keys() <= cls.model_fields.keys():
+            return content
+        unknown = (key for key in content if key not in cls.model_fields)
+        if info.context is None:
+            raise PydanticCustomError("unknown", "is not a known field", {"key": next(unknown)})
+        for key in unknown:
+            if len(info.context) < NAMES_MAX:
+                info.context[key if NAME.fullmatch(key) else "?"] = None
+        return {key: value for key, value in content.items() if key in cls.model_fields}
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """What this body calls the fields of an Ask, where it is not what most bodies call them."""
+        return {}
+
+    @contextmanager
+    def aliased(self) -> Iterator[None]:
+        """Complaints about an Ask name the fields of the body that it was made of."""
+        try:
+            yield
+        except InvalidRequest as error:
+            for each in (error, *error.violations):
+                each.field = self.aliases.get(each.field, each.field)
+            raise
+
+
+BodyT = TypeVar("BodyT", bound=RequestBody)
+
+
+class BodyParser:
+    """Makes models of bodies. One per gateway."""
+
+    def __init__(self, *, refuses_unknown: bool) -> None:
+        self._refuses_unknown = refuses_unknown
+        self._logged: set[str] = set()
+
+    def parse(self, kind: type[BodyT], sent: JsonBody) -> tuple[BodyT, dict[str, str]]:
+        """The model, and the headers that tell the client which fields were left out."""
+        ignored: dict[str, None] | None = None if self._refuses_unknown else {}
+        body = parse(kind, sent, ignored)
+        if not ignored:
+            return body, {}
+        for name in ignored:
+            if name not in self._logged and len(self._logged) < LOGGED_MAX:
+                self._logged.add(name)
+                log.warning("http.field_ignored", field=name)
+        return body, {IGNORED_HEADER: ", ".join(ignored)}
+
+
+def parse(kind: type[BodyT], sent: JsonBody, ignored: dict[str, None] | None = None) -> BodyT:
+    """A request body, whose bytes are given up. InvalidRequest names the first wrong field.
+
+    `ignored` notes those that nobody knows; None: the first of them is wrong.
+    """
+    kept: dict[str, Any] = {}
+    for key, value in sent.take().items():
+        if key in NEUTRAL:
+            # By type too: Python has 1 == True, JSON has not.
+            if not any(type(value) is type(each) and value == each for each in NEUTRAL[key]):
+                raise InvalidRequest(key, "is not supported by this server")
+        elif key not in HARMLESS:
+            kept[key] = value
+    return validated(kind, kept, ignored)
