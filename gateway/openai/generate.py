@@ -82,7 +82,7 @@ PARAMETERS: Final = (
         f"({REQUEST_ID.pattern})?",
         "names the request: the same key and body again is the same request",
     ),
-    parameter("header", "traceparent", ".*", "W3C trace context; one that is none is ignored"),
+    parameter("header", "traceparent", "", "W3C trace context; one that is none is ignored"),
     parameter(
         "header",
         TIMEOUT_HEADER,

@@ -41,7 +41,7 @@ def _model(api: Api) -> Model:
     return Model(id=api.front.card.name, created=api.started_s, max_model_len=context)
 
 
-NAME: Final = parameter("path", "name", ".*", "slashes in it are taken as they are")
+NAME: Final = parameter("path", "name", "", "slashes in it are taken as they are")
 OPERATIONS: Final = (
     Operation("GET", "/v1/models", "listModels", list_models, SMALL, (Models,)),
     Operation(

@@ -99,7 +99,7 @@ def routes_of(api: Api) -> list[Route]:
 
 
 def parameter(where: str, name: str, pattern: str, description: str) -> Mapping[str, Any]:
-    """A string. `pattern` is of all of it."""
-    schema = {"type": "string", "pattern": f"^({pattern})$"}
+    """A string. `pattern` is of all of it; empty: any."""
+    schema = {"type": "string"} | ({"pattern": f"^({pattern})$"} if pattern else {})
     told = {"name": name, "in": where, "schema": schema, "description": description}
     return told | ({"required": True} if where == "path" else {})

@@ -172,11 +172,12 @@ class Parts:
     def _of_delta(self, index: int, delta: Delta) -> Iterable[Part]:
         """A part, or nothing when there is nothing to tell yet."""
         shown, logprobs = self._shown, None
-        if delta.logprobs and shown.logprobs:
-            logprobs = self._formatter.output(delta, self._chars[index])
-            self._chars[index] += len(delta.text)
-        elif not delta.text and not shown.token_ids:
+        if not (delta.text or delta.logprobs or shown.token_ids):
             return ()
+        if shown.logprobs:
+            if delta.logprobs:
+                logprobs = self._formatter.output(delta, self._chars[index])
+            self._chars[index] += len(delta.text)
         token_ids = list(delta.token_ids) if shown.token_ids else UNSET
         position = delta.position + len(delta.token_ids) if shown.positions else UNSET
         return (Part(index, delta.text, False, logprobs, token_ids, position),)

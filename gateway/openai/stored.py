@@ -179,7 +179,7 @@ RESUMING: Final = (
         "output tokens the client has, one per choice, separated by commas; "
         f"each at most {UINT32_MAX}",
     ),
-    parameter("query", "stream", ".*", "true or 1: a stream, as accept: text/event-stream"),
+    parameter("query", "stream", "", "true or 1: a stream, as accept: text/event-stream"),
 )
 PATH: Final = "/v1/requests/{id}"
 CHUNKS: Final = (ChatChunk, CompletionChunk)
