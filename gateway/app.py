@@ -9,15 +9,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from gateway.http import errors
-from gateway.http.bodies import Bodies, BodyLimits
-from gateway.http.exchange import now_s
 from gateway.http.json_reply import JsonResponse
 from gateway.http.middleware import Gate
 from gateway.http.web_pages import WebPolicy
 from gateway.openai import chat, completions, health, models, openapi, stored, tokenize
-from gateway.openai.logprobs import LogprobFormatter
 from gateway.openai.operation import Api, Operation, routes_of
-from gateway.openai.request_body import BodyParser
 from gateway.requests.service import Front
 from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring
@@ -40,32 +36,12 @@ def create_app(
     front: Front, config: GatewaySettings, keyring: Keyring, metrics: Metrics
 ) -> ASGIApp:
     """Every route, with errors in OpenAI's form, behind the gate."""
-    routes = routes_of(api_of(front, config, metrics))
+    routes = routes_of(Api(front, config, metrics, OPERATIONS))
     app = Starlette(routes=routes, exception_handlers={HTTPException: _on_http_error})
     # A path with one slash too many is no path of ours, and a redirect would name the Host header.
     app.router.redirect_slashes = False
     policy = WebPolicy.of(config.http_host, config.allowed_hosts, config.cors_origins)
     return Gate(app, keyring, policy)
-
-
-def api_of(front: Front, config: GatewaySettings, metrics: Metrics) -> Api:
-    """What all handlers work with."""
-    bodies = BodyLimits(
-        bytes_max=config.body_bytes_max,
-        values_max=config.body_values_max,
-        read_s_max=config.body_s_max,
-        reading_bytes_max=config.bodies_bytes_max,
-    )
-    return Api(
-        front=front,
-        config=config,
-        metrics=metrics,
-        bodies=Bodies(bodies),
-        parser=BodyParser(refuses_unknown=config.unknown_fields == "refuse"),
-        formatter=LogprobFormatter(front.card.pieces),
-        operations=OPERATIONS,
-        started_s=now_s(),
-    )
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -37,7 +37,7 @@ class ChatMessage(Struct, kw_only=True):
     refusal: None = None
 
 
-class ChatChoice(Struct, kw_only=True):
+class ChatChoice(Struct):
     index: Count
     message: ChatMessage
     logprobs: ChatLogprobs | None
@@ -58,7 +58,7 @@ class ChatDelta(Struct, kw_only=True):
     content: str | UnsetType = UNSET
 
 
-class ChatChunkChoice(Struct, kw_only=True):
+class ChatChunkChoice(Struct):
     index: Count
     delta: ChatDelta
     logprobs: ChatLogprobs | None
@@ -83,30 +83,25 @@ class ChatFormat:
         delta = ChatDelta() if reason else ChatDelta(content=part.text)
         if part.is_first:
             delta = ChatDelta(role="assistant", content="")
-        return ChatChunkChoice(
-            index=part.choice,
-            delta=delta,
-            logprobs=_logprobs(part.logprobs),
-            finish_reason=reason,
-            token_ids=part.token_ids,
-            position=part.position,
-        )
+        told = _logprobs(part.logprobs)
+        return ChatChunkChoice(part.choice, delta, told, reason, part.token_ids, part.position)
 
     def reply(
         self, head: dict[str, Any], wholes: Sequence[Part], ends: dict[str, Any]
     ) -> ChatReply:
         choices = [
             ChatChoice(
-                index=whole.choice,
-                message=ChatMessage(content=whole.text),
-                logprobs=_logprobs(whole.logprobs),
-                finish_reason=whole.reason,
-                token_ids=whole.token_ids,
+                each.choice,
+                ChatMessage(content=each.text),
+                _logprobs(each.logprobs),
+                each.reason,
+                each.token_ids,
             )
-            for whole in wholes
+            for each in wholes
         ]
         # They share the prompt.
-        return ChatReply(**head, choices=choices, prompt_logprobs=wholes[0].prompt_logprobs, **ends)
+        prompt = wholes[0].prompt_logprobs
+        return ChatReply(**head, choices=choices, prompt_logprobs=prompt, **ends)
 
 
 def _logprobs(tokens: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
@@ -209,12 +204,4 @@ def chat_prompt(
     return ChatPrompt(messages=turns, options=tuple((options or {}).items()))
 
 
-OPERATIONS: Final = (
-    generating(
-        path="/v1/chat/completions",
-        name="chat",
-        replies=(ChatReply,),
-        body=ChatBody,
-        events=(ChatChunk,),
-    ),
-)
+OPERATIONS: Final = (generating("/v1/chat/completions", "chat", ChatReply, ChatBody, ChatChunk),)

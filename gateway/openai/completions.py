@@ -30,7 +30,7 @@ class CompletionLogprobs(Struct):
     text_offset: list[Count]
 
 
-class CompletionChoice(Struct, kw_only=True):
+class CompletionChoice(Struct):
     index: Count
     text: str
     logprobs: CompletionLogprobs | None
@@ -161,11 +161,5 @@ def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[Prom
 
 
 OPERATIONS: Final = (
-    generating(
-        path="/v1/completions",
-        name="complete",
-        replies=(CompletionReply,),
-        body=CompletionBody,
-        events=(CompletionChunk,),
-    ),
+    generating("/v1/completions", "complete", CompletionReply, CompletionBody, CompletionChunk),
 )

@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from gateway.http.exchange import Exchange, now_s
 from gateway.http.json_reply import DONE, to_event
 from gateway.openai.logprobs import LogprobFormatter, PromptLogprobs, TokenLogprob
-from gateway.openai.usage import Count, Timing, Usage, timing_of, usage_of
+from gateway.openai.usage import Count, Timing, Usage, ends_of
 from gateway.requests.merge import merged
 from gateway.requests.stream import Accepted, Delta, Done, Explained, Finished, Generation
 from kaiten.v1 import inference_service_pb2 as pb
@@ -114,7 +114,7 @@ class Parts:
 
     def ends(self) -> dict[str, Any]:
         """What the last message of a response says."""
-        return {"usage": usage_of(self._done), "kaiten": timing_of(self._done)}
+        return ends_of(self._done)
 
     async def batches(self) -> AsyncGenerator[list[Part], None]:
         """What piled up comes together."""
