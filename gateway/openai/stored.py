@@ -12,8 +12,8 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.datastructures import QueryParams
 
 from gateway.http.exchange import Exchange
-from gateway.openai.chat import ChatChunk, ChatFormat
-from gateway.openai.completions import CompletionChunk, CompletionFormat
+from gateway.openai.chat import CHAT, ChatChunk
+from gateway.openai.completions import COMPLETION, CompletionChunk
 from gateway.openai.logprobs import PromptLogprobs
 from gateway.openai.operation import LOOKS, Api, Operation, parameter
 from gateway.openai.parts import Format, Parts, Shown, head_of, send_stream
@@ -23,7 +23,7 @@ from gateway.requests.validation import REQUEST_ID, UINT32_MAX
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import InvalidRequest
 
-FORMATS: Final[tuple[Format, ...]] = (ChatFormat(), CompletionFormat())
+FORMATS: Final = (CHAT, COMPLETION)
 End = Literal["stop", "length", "cancelled", "deadline_exceeded", "error"]
 State = Literal["completed", "cancelled", "expired", "failed"]
 POSITIONS: Final = re.compile(r"([0-9]{1,10}(,[0-9]{1,10})*)?", re.ASCII)
