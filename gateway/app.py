@@ -8,14 +8,10 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http import errors
-from gateway.http.bodies import Bodies, BodyLimits
-from gateway.http.exchange import now_s
 from gateway.http.middleware import Gate
 from gateway.http.web_pages import WebPolicy
 from gateway.openai import chat, completions, health, models, openapi, stored, tokenize
-from gateway.openai.logprobs import LogprobFormatter
 from gateway.openai.operation import Api, Operation, routes_of
-from gateway.openai.request_body import BodyParser
 from gateway.requests.service import Front
 from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring
@@ -39,7 +35,7 @@ def create_app(
 ) -> ASGIApp:
     """Every route, with errors in OpenAI's form, behind the gate."""
     # A path with one slash too many is no path of ours, and a redirect would name the Host header.
-    router = Router(routes_of(api_of(front, config, metrics)), redirect_slashes=False)
+    router = Router(routes_of(Api(front, config, metrics, OPERATIONS)), redirect_slashes=False)
     policy = WebPolicy.of(config.http_host, config.allowed_hosts, config.cors_origins)
     return Gate(partial(_routed, router), keyring, policy)
 
@@ -54,23 +50,3 @@ async def _routed(router: Router, scope: Scope, receive: Receive, send: Send) ->
         message = f"{scope['method']} {scope['path'][:128]}: {error.detail}"
         code = HTTP_CODES.get(error.status_code)
         raise errors.HttpError(error.status_code, message, code, error.headers) from None
-
-
-def api_of(front: Front, config: GatewaySettings, metrics: Metrics) -> Api:
-    """What all handlers work with."""
-    bodies = BodyLimits(
-        bytes_max=config.body_bytes_max,
-        values_max=config.body_values_max,
-        read_s_max=config.body_s_max,
-        reading_bytes_max=config.bodies_bytes_max,
-    )
-    return Api(
-        front=front,
-        config=config,
-        metrics=metrics,
-        bodies=Bodies(bodies),
-        parser=BodyParser(refuses_unknown=config.unknown_fields == "refuse"),
-        formatter=LogprobFormatter(front.card.pieces),
-        operations=OPERATIONS,
-        started_s=now_s(),
-    )

@@ -1,14 +1,14 @@
 """/v1/chat/completions: what it reads, and what it answers."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.openai.generate import generating
 from gateway.openai.generation_body import GenerationBody
 from gateway.openai.logprobs import PromptLogprobs, TokenLogprob
-from gateway.openai.parts import Chunk, Head, Part, Position, Reason, TokenIds
+from gateway.openai.parts import Chunk, Fields, Format, Head, Part, Position, Reason, TokenIds
 from gateway.openai.request_body import FIRST, Options, RequestBody
 from gateway.openai.usage import Count, Timing, Usage
 from gateway.requests.validation import Limits
@@ -37,7 +37,7 @@ class ChatMessage(Struct, kw_only=True):
     refusal: None = None
 
 
-class ChatChoice(Struct, kw_only=True):
+class ChatChoice(Struct):
     index: Count
     message: ChatMessage
     logprobs: ChatLogprobs | None
@@ -58,7 +58,7 @@ class ChatDelta(Struct, kw_only=True):
     content: str | UnsetType = UNSET
 
 
-class ChatChunkChoice(Struct, kw_only=True):
+class ChatChunkChoice(Struct):
     index: Count
     delta: ChatDelta
     logprobs: ChatLogprobs | None
@@ -72,41 +72,23 @@ class ChatChunk(Chunk, kw_only=True):
     choices: list[ChatChunkChoice]
 
 
-class ChatFormat:
-    """See `parts.Format`."""
+def _chunk_choice(part: Part) -> ChatChunkChoice:
+    reason, logprobs = part.reason, _logprobs(part.logprobs)
+    delta = ChatDelta() if reason else ChatDelta(content=part.text)
+    if part.is_first:
+        delta = ChatDelta(role="assistant", content="")
+    return ChatChunkChoice(part.choice, delta, logprobs, reason, part.token_ids, part.position)
 
-    id_prefix: ClassVar = "chatcmpl-"
-    chunk: ClassVar = ChatChunk
 
-    def chunk_choice(self, part: Part) -> ChatChunkChoice:
-        reason = part.reason
-        delta = ChatDelta() if reason else ChatDelta(content=part.text)
-        if part.is_first:
-            delta = ChatDelta(role="assistant", content="")
-        return ChatChunkChoice(
-            index=part.choice,
-            delta=delta,
-            logprobs=_logprobs(part.logprobs),
-            finish_reason=reason,
-            token_ids=part.token_ids,
-            position=part.position,
-        )
+def _choice(part: Part) -> ChatChoice:
+    message, logprobs = ChatMessage(content=part.text), _logprobs(part.logprobs)
+    return ChatChoice(part.choice, message, logprobs, part.reason, part.token_ids)
 
-    def reply(
-        self, head: dict[str, Any], wholes: Sequence[Part], ends: dict[str, Any]
-    ) -> ChatReply:
-        choices = [
-            ChatChoice(
-                index=whole.choice,
-                message=ChatMessage(content=whole.text),
-                logprobs=_logprobs(whole.logprobs),
-                finish_reason=whole.reason,
-                token_ids=whole.token_ids,
-            )
-            for whole in wholes
-        ]
-        # They share the prompt.
-        return ChatReply(**head, choices=choices, prompt_logprobs=wholes[0].prompt_logprobs, **ends)
+
+def _reply(head: Fields, wholes: Sequence[Part], ends: Fields) -> ChatReply:
+    """All choices share the prompt."""
+    choices, prompt = [_choice(each) for each in wholes], wholes[0].prompt_logprobs
+    return ChatReply(**head, choices=choices, prompt_logprobs=prompt, **ends)
 
 
 def _logprobs(tokens: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
@@ -123,6 +105,9 @@ def _logprobs(tokens: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
             for each in tokens
         ]
     )
+
+
+CHAT: Final = Format("chatcmpl-", ChatChunk, _chunk_choice, _reply)
 
 
 class TextPart(RequestBody):
@@ -154,8 +139,8 @@ class ChatMessageBody(RequestBody):
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    FORMAT = ChatFormat()
-    identity = FORMAT.id_prefix.encode()
+    FORMAT = CHAT
+    identity = CHAT.id_prefix.encode()
 
     messages: Annotated[list[ChatMessageBody], FIRST]
     """What the model's chat template takes; together they leave room for an output token. Texts
@@ -209,12 +194,4 @@ def chat_prompt(
     return ChatPrompt(messages=turns, options=tuple((options or {}).items()))
 
 
-OPERATIONS: Final = (
-    generating(
-        path="/v1/chat/completions",
-        name="chat",
-        replies=(ChatReply,),
-        body=ChatBody,
-        events=(ChatChunk,),
-    ),
-)
+OPERATIONS: Final = (generating("/v1/chat/completions", "chat", ChatReply, ChatBody, ChatChunk),)

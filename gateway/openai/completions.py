@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Final, Literal
+from typing import Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.openai.generate import generating
 from gateway.openai.generation_body import GenerationBody
 from gateway.openai.logprobs import PromptLogprobs, TokenLogprob
-from gateway.openai.parts import Chunk, Echo, Head, Part, Position, Reason, TokenIds
+from gateway.openai.parts import Chunk, Echo, Fields, Format, Head, Part, Position, Reason, TokenIds
 from gateway.openai.request_body import IdLists, Ids, Texts
 from gateway.openai.usage import Count, Timing, Usage
 from gateway.requests.validation import Limits, TooMany
@@ -30,7 +30,7 @@ class CompletionLogprobs(Struct):
     text_offset: list[Count]
 
 
-class CompletionChoice(Struct, kw_only=True):
+class CompletionChoice(Struct):
     index: Count
     text: str
     logprobs: CompletionLogprobs | None
@@ -52,19 +52,12 @@ class CompletionChunk(Chunk, kw_only=True):
     choices: list[CompletionChoice]
 
 
-class CompletionFormat:
-    """See `parts.Format`."""
+def _chunk_choice(part: Part) -> CompletionChoice | None:
+    return None if part.is_first and not part.text else _choice(part)
 
-    id_prefix: ClassVar = "cmpl-"
-    chunk: ClassVar = CompletionChunk
 
-    def chunk_choice(self, part: Part) -> CompletionChoice | None:
-        return None if part.is_first and not part.text else _choice(part)
-
-    def reply(
-        self, head: dict[str, Any], wholes: Sequence[Part], ends: dict[str, Any]
-    ) -> CompletionReply:
-        return CompletionReply(**head, choices=[_choice(each) for each in wholes], **ends)
+def _reply(head: Fields, wholes: Sequence[Part], ends: Fields) -> CompletionReply:
+    return CompletionReply(**head, choices=[_choice(each) for each in wholes], **ends)
 
 
 def _choice(part: Part) -> CompletionChoice:
@@ -92,11 +85,14 @@ def columns(tokens: Sequence[TokenLogprob]) -> CompletionLogprobs:
     )
 
 
+COMPLETION: Final = Format("cmpl-", CompletionChunk, _chunk_choice, _reply)
+
+
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    FORMAT = CompletionFormat()
-    identity = FORMAT.id_prefix.encode()
+    FORMAT = COMPLETION
+    identity = COMPLETION.id_prefix.encode()
 
     prompt: str | Ids | Texts | IdLists
     """Must become at least one token, which an empty text does only where the tokenizer adds one,
@@ -161,11 +157,5 @@ def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[Prom
 
 
 OPERATIONS: Final = (
-    generating(
-        path="/v1/completions",
-        name="complete",
-        replies=(CompletionReply,),
-        body=CompletionBody,
-        events=(CompletionChunk,),
-    ),
+    generating("/v1/completions", "complete", CompletionReply, CompletionBody, CompletionChunk),
 )

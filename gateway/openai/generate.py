@@ -3,7 +3,6 @@
 import re
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -75,26 +74,18 @@ def _timeout_s(given: str) -> float | None:
     return float(given)
 
 
-PARAMETERS: Final = (
-    parameter(
-        "header",
-        "idempotency-key",
-        f"({REQUEST_ID.pattern})?",
-        "names the request: the same key and body again is the same request",
-    ),
+HEADERS: Final = (
+    parameter("header", "idempotency-key", f"({REQUEST_ID.pattern})?", "names it, for repeats"),
     parameter("header", "traceparent", "", "W3C trace context; one that is none is ignored"),
-    parameter(
-        "header",
-        TIMEOUT_HEADER,
-        f"({TIMEOUT_S.pattern})?",
-        "seconds, more than 0, for the whole answer; then 504, or an event that says so",
-    ),
+    parameter("header", TIMEOUT_HEADER, f"({TIMEOUT_S.pattern})?", "of the whole answer; then 504"),
 )
-generating = partial(
-    Operation,
-    "POST",
-    handler=generate,
-    failures=GENERATES,
-    parameters=PARAMETERS,
-    others={202: QueuedRequest},
-)
+
+
+def generating(
+    path: str, name: str, reply: type, body: type[GenerationBody], chunk: type
+) -> Operation:
+    """What the two endpoints have in common."""
+    others = {202: QueuedRequest}
+    return Operation(
+        "POST", path, name, generate, GENERATES, (reply,), HEADERS, body, (chunk,), others
+    )

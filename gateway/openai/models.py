@@ -5,7 +5,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from gateway.http.exchange import Exchange
-from gateway.openai.operation import SMALL, Api, Operation, parameter
+from gateway.openai.operation import LOOKS, Api, Operation, parameter
 from gateway.openai.usage import Count
 from service_kit.errors import NotFound
 
@@ -43,14 +43,6 @@ def _model(api: Api) -> Model:
 
 NAME: Final = parameter("path", "name", "", "slashes in it are taken as they are")
 OPERATIONS: Final = (
-    Operation("GET", "/v1/models", "listModels", list_models, SMALL, (Models,)),
-    Operation(
-        "GET",
-        "/v1/models/{name:path}",
-        "getModel",
-        get_model,
-        (*SMALL, 404),
-        (Model,),
-        parameters=(NAME,),
-    ),
+    Operation("GET", "/v1/models", "listModels", list_models, LOOKS, (Models,)),
+    Operation("GET", "/v1/models/{name:path}", "getModel", get_model, LOOKS, (Model,), (NAME,)),
 )

@@ -10,8 +10,8 @@ from typing import Any, Final
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.bodies import Bodies
-from gateway.http.exchange import Exchange, answer
+from gateway.http.bodies import Bodies, BodyLimits
+from gateway.http.exchange import Exchange, answer, now_s
 from gateway.http.json_body import JsonBody
 from gateway.openai.logprobs import LogprobFormatter
 from gateway.openai.request_body import BodyParser, RequestBody
@@ -22,26 +22,38 @@ from service_kit.metrics import Metrics
 
 # What an operation may answer besides its success.
 OPEN: Final = (403, 405, 500)
-SMALL: Final = (401, *OPEN, 503)
-LOOKS: Final = (400, 404, 429, *SMALL)
-READS: Final = (408, 413, 415, *LOOKS)
+LOOKS: Final = (400, 401, 404, 415, 429, 503, *OPEN)
+READS: Final = (408, 413, *LOOKS)
 GENERATES: Final = (409, 499, 504, *READS)
 
 
-@dataclass(slots=True, kw_only=True)
 class Api:
     """What handlers work with. One per gateway."""
 
-    front: Front
-    config: GatewaySettings
-    metrics: Metrics
-    bodies: Bodies
-    parser: BodyParser
-    formatter: LogprobFormatter
-    operations: Sequence["Operation"]
-    started_s: int
-    # The OpenAPI document, and what it was made for.
-    document: tuple[Limits, bytes] | None = None
+    def __init__(
+        self,
+        front: Front,
+        config: GatewaySettings,
+        metrics: Metrics,
+        operations: Sequence["Operation"],
+    ) -> None:
+        self.operations = operations
+        self.front = front
+        self.config = config
+        self.metrics = metrics
+        self.bodies = Bodies(
+            BodyLimits(
+                bytes_max=config.body_bytes_max,
+                values_max=config.body_values_max,
+                read_s_max=config.body_s_max,
+                reading_bytes_max=config.bodies_bytes_max,
+            )
+        )
+        self.parser = BodyParser(refuses_unknown=config.unknown_fields == "refuse")
+        self.formatter = LogprobFormatter(front.card.pieces)
+        self.started_s = now_s()
+        # The OpenAPI document, and what it was made for.
+        self.document: tuple[Limits, bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +69,9 @@ class Operation:
     handler: Callable[[Api, Exchange, Any], Awaitable[None]]
     failures: Sequence[int]
     replies: Sequence[type | str]
+    parameters: Sequence[Mapping[str, Any]] = ()
     body: type[RequestBody] | None = None
     events: Sequence[type] = ()
-    parameters: Sequence[Mapping[str, Any]] = ()
     # By status, besides 200.
     others: Mapping[int, type] = field(default_factory=dict)
 

@@ -2,24 +2,25 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.http.exchange import Exchange, now_s
 from gateway.http.json_reply import DONE, to_event
 from gateway.openai.logprobs import LogprobFormatter, PromptLogprobs, TokenLogprob
-from gateway.openai.usage import Count, Timing, Usage, timing_of, usage_of
+from gateway.openai.usage import Count, Timing, Usage, ends_of
 from gateway.requests.merge import merged
 from gateway.requests.stream import Accepted, Delta, Done, Explained, Finished, Generation
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import Cancelled, DeadlineExceeded, Failed
 
+Fields = dict[str, Any]
 Reason = Literal["stop", "length"]
 TokenIds = Annotated[list[Count], Meta(description="with return_token_ids")]
 Position = Annotated[
@@ -49,7 +50,7 @@ class Chunk(Head, kw_only=True):
     kaiten: Timing | UnsetType = UNSET
 
 
-def head_of(id: str, model: str) -> dict[str, Any]:
+def head_of(id: str, model: str) -> Fields:
     return {"id": id, "created": now_s(), "model": model}
 
 
@@ -112,9 +113,9 @@ class Parts:
         self._chars: defaultdict[int, int] = defaultdict(int)
         self._done: list[pb.Done] = []
 
-    def ends(self) -> dict[str, Any]:
+    def ends(self) -> Fields:
         """What the last message of a response says."""
-        return {"usage": usage_of(self._done), "kaiten": timing_of(self._done)}
+        return ends_of(self._done)
 
     async def batches(self) -> AsyncGenerator[list[Part], None]:
         """What piled up comes together."""
@@ -198,26 +199,21 @@ class Parts:
         return [part._replace(choice=each) for each in indexes]
 
 
-class Format(Protocol):
+class Format(NamedTuple):
     """How one of the two generating endpoints writes its answers."""
 
-    @property
-    def id_prefix(self) -> str: ...
-
-    @property
-    def chunk(self) -> type[Chunk]: ...
-
-    def chunk_choice(self, part: Part) -> Struct | None:
-        """A choice of a chunk, if the endpoint tells this part."""
-
-    def reply(self, head: dict[str, Any], wholes: Sequence[Part], ends: dict[str, Any]) -> Struct:
-        """All choices at once. `head` and `ends`: fields of every reply."""
+    id_prefix: str
+    chunk: type[Chunk]
+    # Of a chunk; None: this part is not told.
+    choice: Callable[[Part], Struct | None]
+    # All choices at once, between the first and the last fields of every reply.
+    reply: Callable[[Fields, Sequence[Part], Fields], Struct]
 
 
 async def send_stream(
     exchange: Exchange,
     form: Format,
-    head: dict[str, Any],
+    head: Fields,
     parts: Parts,
     *,
     with_usage: bool,
@@ -228,7 +224,7 @@ async def send_stream(
     await exchange.start_events()
     async with exchange.pinged(ping_s), aclosing(parts.batches()) as batches:
         async for batch in batches:
-            choices = [each for each in map(form.chunk_choice, batch) if each is not None]
+            choices = [each for each in map(form.choice, batch) if each is not None]
             chunks = [form.chunk(**head, choices=[each], usage=usage) for each in choices]
             if chunks:
                 await exchange.send_events(b"".join(map(to_event, chunks)))

@@ -4,15 +4,16 @@
 chunks say it as `position`. What follows is exactly what it does not have.
 """
 
-from collections.abc import Sequence
-from typing import Final, Literal
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, cast
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.datastructures import QueryParams
 
 from gateway.http.exchange import Exchange
-from gateway.openai.chat import ChatChunk, ChatFormat
-from gateway.openai.completions import CompletionChunk, CompletionFormat
+from gateway.openai.chat import CHAT, ChatChunk
+from gateway.openai.completions import COMPLETION, CompletionChunk
 from gateway.openai.logprobs import PromptLogprobs
 from gateway.openai.operation import LOOKS, Api, Operation, parameter
 from gateway.openai.parts import Format, Parts, Shown, head_of, send_stream
@@ -22,22 +23,16 @@ from gateway.requests.validation import REQUEST_ID, UINT32_MAX
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import InvalidRequest
 
-FORMATS: Final[tuple[Format, ...]] = (ChatFormat(), CompletionFormat())
+FORMATS: Final = (CHAT, COMPLETION)
 End = Literal["stop", "length", "cancelled", "deadline_exceeded", "error"]
 State = Literal["completed", "cancelled", "expired", "failed"]
-ENDS: Final[dict[FinishReason, End]] = {
-    FinishReason.FINISH_REASON_STOP: "stop",
-    FinishReason.FINISH_REASON_LENGTH: "length",
-    FinishReason.FINISH_REASON_CANCELLED: "cancelled",
-    FinishReason.FINISH_REASON_DEADLINE_EXCEEDED: "deadline_exceeded",
-    FinishReason.FINISH_REASON_ERROR: "error",
-}
+POSITIONS: Final = re.compile(r"([0-9]{1,10}(,[0-9]{1,10})*)?", re.ASCII)
 # The worst end of a choice is the state of its request.
-STATES: Final[tuple[tuple[End, State], ...]] = (
-    ("error", "failed"),
-    ("deadline_exceeded", "expired"),
-    ("cancelled", "cancelled"),
-)
+STATES: Final[Mapping[End, State]] = {
+    "error": "failed",
+    "deadline_exceeded": "expired",
+    "cancelled": "cancelled",
+}
 
 
 class RequestReply(Struct, kw_only=True):
@@ -59,7 +54,7 @@ class LiveRequest(RequestReply, kw_only=True):
     queue: QueuePlace | UnsetType = UNSET
 
 
-class FinishedChoice(Struct, kw_only=True):
+class FinishedChoice(Struct):
     index: Count
     text: str
     finish_reason: End
@@ -117,11 +112,7 @@ async def _finished(public: str, model: str, parts: Parts) -> FinishedRequest:
     wholes = await parts.collect(is_strict=False)
     choices = [
         FinishedChoice(
-            index=whole.choice,
-            text=whole.text,
-            finish_reason=ENDS[end.reason],
-            output_tokens=end.output_tokens,
-            error=end.error or UNSET,
+            whole.choice, whole.text, _word(end.reason), end.output_tokens, end.error or UNSET
         )
         for whole in wholes
         if (end := whole.end) is not None
@@ -130,11 +121,16 @@ async def _finished(public: str, model: str, parts: Parts) -> FinishedRequest:
     return FinishedRequest(
         id=public,
         prompt_logprobs=wholes[0].prompt_logprobs,
-        status=next((state for reason, state in STATES if reason in reasons), "completed"),
+        status=next((state for reason, state in STATES.items() if reason in reasons), "completed"),
         model=model,
         choices=choices,
         **parts.ends(),
     )
+
+
+def _word(reason: FinishReason) -> End:
+    word = FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
+    return cast(End, word)
 
 
 def _live(public: str, seen: Seen) -> LiveRequest:
@@ -154,55 +150,25 @@ def _parsed(public: str) -> tuple[str, Format]:
 
 
 def _positions(text: str) -> Sequence[int]:
-    parts = text.split(",") if text else []
-    for part in parts:
-        if not (
-            part.isascii() and part.isdecimal() and len(part) <= 10 and int(part) <= UINT32_MAX
-        ):
-            rule = "must be token counts, one per choice, separated by commas"
-            raise InvalidRequest("starting_after", rule)
-    return [int(part) for part in parts]
+    positions = [int(part) for part in text.split(",") if part] if POSITIONS.fullmatch(text) else []
+    if bool(positions) != bool(text) or any(each > UINT32_MAX for each in positions):
+        rule = "must be token counts, one per choice, separated by commas"
+        raise InvalidRequest("starting_after", rule)
+    return positions
 
 
-ID: Final = parameter(
-    "path",
-    "id",
-    f"(chatcmpl-|cmpl-)?{REQUEST_ID.pattern}",
-    "as the response of the request named it",
-)
+ID: Final = parameter("path", "id", f"(chatcmpl-|cmpl-)?{REQUEST_ID.pattern}", "of its response")
 RESUMING: Final = (
     ID,
-    parameter(
-        "query",
-        "starting_after",
-        "([0-9]{1,10}(,[0-9]{1,10})*)?",
-        "output tokens the client has, one per choice, separated by commas; "
-        f"each at most {UINT32_MAX}",
-    ),
+    parameter("query", "starting_after", POSITIONS.pattern, "output tokens you have, per choice"),
     parameter("query", "stream", "", "true or 1: a stream, as accept: text/event-stream"),
 )
 PATH: Final = "/v1/requests/{id}"
+FOUND: Final = (LiveRequest, FinishedRequest)
+GONE: Final = (CancelledRequest,)
 CHUNKS: Final = (ChatChunk, CompletionChunk)
-CANCELLED: Final = (CancelledRequest,)
 OPERATIONS: Final = (
-    Operation(
-        "GET",
-        PATH,
-        "getRequest",
-        get_request,
-        LOOKS,
-        (LiveRequest, FinishedRequest),
-        events=CHUNKS,
-        parameters=RESUMING,
-    ),
-    Operation("DELETE", PATH, "deleteRequest", cancel_request, LOOKS, CANCELLED, parameters=(ID,)),
-    Operation(
-        "POST",
-        f"{PATH}/cancel",
-        "cancelRequest",
-        cancel_request,
-        (*LOOKS, 415),
-        CANCELLED,
-        parameters=(ID,),
-    ),
+    Operation("GET", PATH, "getRequest", get_request, LOOKS, FOUND, RESUMING, None, CHUNKS),
+    Operation("DELETE", PATH, "deleteRequest", cancel_request, LOOKS, GONE, (ID,)),
+    Operation("POST", f"{PATH}/cancel", "cancelRequest", cancel_request, LOOKS, GONE, (ID,)),
 )

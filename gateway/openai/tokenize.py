@@ -88,6 +88,6 @@ async def detokenize(api: Api, exchange: Exchange, body: DetokenizeBody) -> None
 
 
 OPERATIONS: Final = (
-    Operation("POST", "/tokenize", "tokenize", tokenize, READS, (Tokens,), TokenizeBody),
-    Operation("POST", "/detokenize", "detokenize", detokenize, READS, (Text,), DetokenizeBody),
+    Operation("POST", "/tokenize", "tokenize", tokenize, READS, (Tokens,), (), TokenizeBody),
+    Operation("POST", "/detokenize", "detokenize", detokenize, READS, (Text,), (), DetokenizeBody),
 )

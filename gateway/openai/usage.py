@@ -14,7 +14,7 @@ class PromptTokensDetails(Struct):
     cached_tokens: Count
 
 
-class Usage(Struct, kw_only=True):
+class Usage(Struct):
     """Sums over the prompts of one HTTP request."""
 
     prompt_tokens: Count
@@ -33,28 +33,19 @@ class Timing(Struct, kw_only=True):
     preemptions: Count
 
 
-def usage_of(done: Sequence[Done]) -> Usage:
-    """`done`: of each prompt."""
+def ends_of(done: Sequence[Done]) -> dict[str, Usage | Timing]:
+    """What the last message of a response says, from what each of its prompts took."""
     prompt = sum(each.usage.prompt_tokens for each in done)
     output = sum(each.usage.output_tokens for each in done)
-    cached = sum(each.usage.cached_tokens for each in done)
-    return Usage(
-        prompt_tokens=prompt,
-        completion_tokens=output,
-        total_tokens=prompt + output,
-        prompt_tokens_details=PromptTokensDetails(cached),
-    )
-
-
-def timing_of(done: Sequence[Done]) -> Timing:
-    """Prompts run side by side: the longest is what the client waited for."""
+    cached = PromptTokensDetails(sum(each.usage.cached_tokens for each in done))
     timings = [each.timings for each in done]
-    output = sum(each.usage.output_tokens for each in done)
-    decode_us = max((each.decode_us for each in timings), default=0)
-    return Timing(
-        queue_ms=max((each.queue_us for each in timings), default=0) / 1000,
-        prefill_ms=max((each.prefill_us for each in timings), default=0) / 1000,
+    # They run side by side: the longest is what the client waited for.
+    decode_us = max(each.decode_us for each in timings)
+    timing = Timing(
+        queue_ms=max(each.queue_us for each in timings) / 1000,
+        prefill_ms=max(each.prefill_us for each in timings) / 1000,
         decode_ms=decode_us / 1000,
         tokens_per_s=round(output / decode_us * 1e6, 3) if decode_us else None,
         preemptions=sum(each.preemptions for each in timings),
     )
+    return {"usage": Usage(prompt, output, prompt + output, cached), "kaiten": timing}

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.app import api_of
-from gateway.openai.operation import routes_of
+from gateway.app import OPERATIONS
+from gateway.openai.operation import Api, routes_of
 from gateway.settings import GatewaySettings
 from service_kit.metrics import Metrics
 from tests.support.gateway_stack import JSON, MODEL, Stack
@@ -60,7 +60,7 @@ async def test_the_document_has_the_routes_of_the_app_and_no_others(
     try:
         served = {
             (route.path.replace(":path}", "}"), method.lower())
-            for route in routes_of(api_of(stack.gateway.service.front, config, metrics))
+            for route in routes_of(Api(stack.gateway.service.front, config, metrics, OPERATIONS))
             for method in route.methods or ()
             if method != "HEAD"
         }
