@@ -7,13 +7,13 @@ from typing import Final, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from gateway.requests.validation import ROLES
-from service_kit.settings import Settings
+from service_kit.peers import PeerSettings
 
 # As browsers write it: no path, not even a slash.
 ORIGIN: Final = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/A-Z]+")
 
 
-class GatewaySettings(Settings):
+class GatewaySettings(PeerSettings):
     """The public door: gRPC and OpenAI HTTP in, text out."""
 
     redis_url: SecretStr = Field(

@@ -83,11 +83,20 @@ def create_server(
     )
 
 
-def bind(server: "grpc.aio.Server", host: str, port: int, flag: str = "--grpc-port") -> int:
+def bind(
+    server: "grpc.aio.Server",
+    host: str,
+    port: int,
+    flag: str = "--grpc-port",
+    credentials: grpc.ServerCredentials | None = None,
+) -> int:
     """Bind to host:port (0 = any free one) and return the port. ConfigError says why not."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(address)
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise ConfigError(_why_not(host, port, flag)) from error
     if bound == 0:

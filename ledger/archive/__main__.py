@@ -15,6 +15,8 @@ from kaiten.v1.archive_pb2 import ArchiveEntry
 from ledger.archive.reader import Cursor, Segment, Wanted, entries, segments, verify
 from ledger.archive.remote import remote_entries
 from ledger.archive.segment import Chunk
+from service_kit.errors import ConfigError
+from service_kit.peers import Credential, Peers
 
 NS: Final = 1_000_000_000
 FOLDER: Final = ".kaiten"
@@ -28,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for line in chosen.lines(chosen):
             sys.stdout.write(line + "\n")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ConfigError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     except grpc.RpcError as error:
@@ -75,6 +77,11 @@ def _add_wanted(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--api-key-file", type=Path, help="holds an operator's API key, for a gateway with keys"
+    )
+    command.add_argument(
+        "--peer-credential-file",
+        type=Path,
+        help="the cell's own, for a scheduler with one",
     )
 
 
@@ -132,7 +139,9 @@ def _cat(chosen: argparse.Namespace) -> Iterator[str]:
     wanted = Wanted(after=chosen.after, since_ns=chosen.since, until_ns=chosen.until, id=chosen.id)
     found: Iterator[ArchiveEntry]
     if chosen.address:
-        found = remote_entries(chosen.address, wanted, _api_key(chosen.api_key_file))
+        file = chosen.peer_credential_file
+        peers = None if file is None else Peers(Credential(file))
+        found = remote_entries(chosen.address, wanted, _api_key(chosen.api_key_file), peers)
     else:
         found = entries(_folders(chosen), wanted)
     for entry in found:

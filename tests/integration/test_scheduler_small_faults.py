@@ -110,12 +110,15 @@ async def test_an_idle_scheduler_looks_through_its_books_once(
         assert checked == [None]
 
 
+WORKER = WorkerDescription(boot_id="w")
+
+
 class Opener(WorkerServiceServicer):
     """A worker that opens a stream and never says anything more."""
 
     async def Execute(self, requests: Any, context: Any) -> AsyncIterator[ExecuteResponse]:
         await anext(aiter(requests))
-        yield ExecuteResponse(opened=Opened())
+        yield ExecuteResponse(opened=Opened(worker=WORKER))
         await asyncio.Event().wait()
 
 
@@ -147,7 +150,7 @@ async def test_a_worker_whose_host_vanished_is_noticed() -> None:
     async with Relay(f"127.0.0.1:{port}") as relay:
         link = WorkerLink(
             address=relay.address,
-            worker=WorkerDescription(boot_id="w"),
+            worker=WORKER,
             leader=Leader(epoch=1, nonce=1),
             owner=owner,
         )
@@ -169,7 +172,7 @@ class Quitter(WorkerServiceServicer):
 
     async def Execute(self, requests: Any, context: Any) -> AsyncIterator[ExecuteResponse]:
         await anext(aiter(requests))
-        yield ExecuteResponse(opened=Opened())
+        yield ExecuteResponse(opened=Opened(worker=WORKER))
 
 
 async def test_a_stream_that_ends_as_soon_as_it_opens_is_dialled_at_a_pace(
@@ -188,7 +191,7 @@ async def test_a_stream_that_ends_as_soon_as_it_opens_is_dialled_at_a_pace(
 
     link = WorkerLink(
         address=f"127.0.0.1:{port}",
-        worker=WorkerDescription(boot_id="w"),
+        worker=WORKER,
         leader=Leader(epoch=1, nonce=1),
         owner=Owner(),
     )
@@ -203,7 +206,7 @@ async def test_a_stream_that_ends_as_soon_as_it_opens_is_dialled_at_a_pace(
     assert waits[0] == REDIAL_S_FIRST
 
 
-OPENED = ExecuteResponse(opened=Opened()).SerializeToString()
+OPENED = ExecuteResponse(opened=Opened(worker=WORKER)).SerializeToString()
 
 
 @pytest.mark.parametrize("answers", [[b"\xff"], [b""], [OPENED, b"\xff"], [OPENED, OPENED]])
@@ -227,7 +230,7 @@ async def test_a_peer_that_talks_nonsense_is_put_aside_and_harms_nobody(
     owner = Owner()
     link = WorkerLink(
         address=f"127.0.0.1:{port}",
-        worker=WorkerDescription(boot_id="w"),
+        worker=WORKER,
         leader=Leader(epoch=1, nonce=1),
         owner=owner,
     )

@@ -23,7 +23,9 @@ SOUND = {
 
 async def register(**changed: int | str | Capabilities) -> None:
     worker = WorkerDescription(**({"boot_id": "b"} | SOUND | changed))  # type: ignore[arg-type]
-    await Servicer(SchedulerSettings()).Register(RegisterRequest(address="a", worker=worker), None)
+    await Servicer(SchedulerSettings()).Register(
+        RegisterRequest(address="a:1", worker=worker), None
+    )
 
 
 @pytest.mark.parametrize("field", ["block_size", "block_count", "slots_max", "vocab_size"])
@@ -51,7 +53,7 @@ async def test_a_worker_with_more_layer_groups_than_layers_is_refused() -> None:
     worker = WorkerDescription(**({"boot_id": "b"} | SOUND))  # type: ignore[arg-type]
     for _ in range(65):
         worker.capabilities.layer_groups.add()
-    request = RegisterRequest(address="a", worker=worker)
+    request = RegisterRequest(address="a:1", worker=worker)
     with pytest.raises(InvalidRequest, match=r"layer_groups: must be at most 64, got 65"):
         await Servicer(SchedulerSettings()).Register(request, None)
 
