@@ -22,7 +22,11 @@ DISK_MB_MIN: Final = 32
 
 
 async def serve(options: ServeOptions) -> int:
-    """Run until asked to stop; the exit code. StartError when it cannot start."""
+    """Run until asked to stop; the exit code. StartError when it cannot start.
+
+    Logs, stores and archives hold prompts: what this process and its children make is its user's.
+    """
+    os.umask(0o077)
     with (
         _only_one(options.data_dir),
         TerminalDisplay() as display,
