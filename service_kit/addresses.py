@@ -28,8 +28,7 @@ async def advertised(host: str, port: int, *, peer: str) -> str:
 
 
 def unix_address(path: Path) -> str:
-    """Of a socket file, as gRPC and we write it: what a list or a URI would read otherwise is
-    escaped."""
+    """Of a socket file, as gRPC and we write it: what a URI reads otherwise is escaped."""
     return UNIX + quote(str(path))
 
 

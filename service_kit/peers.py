@@ -454,6 +454,8 @@ def _check_socket(path: Path) -> None:
         raise ConfigError(
             f"--grpc-socket {path} must have at most {SOCKET_BYTES_MAX} bytes, got {count}"
         )
+    if "," in str(path):
+        raise ConfigError(f"--grpc-socket {path}: gRPC takes a comma for the end of its name")
     try:
         folder, found = path.parent.stat(), path.stat() if path.exists() else None
     except OSError as error:

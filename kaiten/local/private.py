@@ -20,12 +20,14 @@ def private_folder(path: Path) -> Path:
 
 
 def socket_folder(path: Path) -> Path:
-    """For socket files: that folder, or another in private when its name is too long."""
-    if len(fsencode(path)) + 1 + NAME_BYTES_MAX <= SOCKET_PATH_BYTES_MAX:
+    """For socket files: that folder, or another in private when its name is too long, or has a
+    comma, by which gRPC ends names."""
+    is_short = len(fsencode(path)) + 1 + NAME_BYTES_MAX <= SOCKET_PATH_BYTES_MAX
+    if is_short and "," not in str(path):
         return private_folder(path)
     return Path(tempfile.mkdtemp(prefix="kaiten-"))
 
 
 def unix_address(path: Path) -> str:
-    """As gRPC reads it, and a list of addresses can hold it."""
+    """As gRPC reads it."""
     return "unix:" + quote(str(path))
