@@ -28,6 +28,23 @@ async def register(**changed: int | str | Capabilities) -> None:
     )
 
 
+@pytest.mark.parametrize("address", ["dns:///host:1", "host", "unix:a", "unix:/run/docker.sock"])
+async def test_what_a_leader_would_not_dial_is_refused(address: str) -> None:
+    """A worker says where it is, and the leader opens a connection to there."""
+    worker = WorkerDescription(**({"boot_id": "b"} | SOUND))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=r"address: must be (host:port|unix:/)"):
+        await Servicer(SchedulerSettings()).Register(
+            RegisterRequest(address=address, worker=worker), None
+        )
+
+
+async def test_sockets_are_dialled_by_who_listens_on_one() -> None:
+    worker = WorkerDescription(**({"boot_id": "b"} | SOUND))  # type: ignore[arg-type]
+    servicer = Servicer(SchedulerSettings(grpc_socket="/run/scheduler.sock"))
+    with pytest.raises(NotLeader):
+        await servicer.Register(RegisterRequest(address="unix:/run/w.sock", worker=worker), None)
+
+
 @pytest.mark.parametrize("field", ["block_size", "block_count", "slots_max", "vocab_size"])
 async def test_a_worker_that_can_hold_nothing_is_refused(field: str) -> None:
     """The core takes these for granted: it would end, and the worker would only come again."""

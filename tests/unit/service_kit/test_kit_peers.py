@@ -327,7 +327,11 @@ async def test_certificates_are_renewed_without_a_restart(tmp_path: Path) -> Non
 def test_certificates_that_cannot_be_used_end_the_start(tmp_path: Path) -> None:
     part = Authority(tmp_path / "a").issue("part")
     other = Authority(tmp_path / "b").issue("other")
-    files = {"peer_tls_cert": part.cert, "peer_tls_key": part.key, "peer_tls_ca": part.ca}
+    files: dict[str, Any] = {
+        "peer_tls_cert": part.cert,
+        "peer_tls_key": part.key,
+        "peer_tls_ca": part.ca,
+    }
     Peers.of(PartSettings(**files))
     for wrong, why in (
         ({"peer_tls_ca": None}, "go together"),
