@@ -277,7 +277,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _answering(handler: Any, metadata: Metadata) -> Any:
-    """The same handler, whose answer begins with this."""
+    """The same handler, whose answer begins with this. It is one of `ErrorInterceptor`'s."""
     kind = "_".join(
         "stream" if is_stream else "unary"
         for is_stream in (handler.request_streaming, handler.response_streaming)

@@ -25,6 +25,7 @@ from kaiten.v1.scheduler_service_pb2 import (
     RegisterRequest,
 )
 from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from kaiten.v1.watch_pb2 import WatchRequest
 from kaiten.v1.worker_service_pb2 import ExecuteRequest
 from kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
 from service_kit.peers import Credential, Peers
@@ -40,6 +41,7 @@ SHELL = {
     "KAITEN_GATEWAY_API_KEYS_FILE": "/keys/keys.toml",
 }
 KEY, ENTRY = mint("acme")
+ENTRY += "[tenants.acme]\noperator = true\n"
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -182,6 +184,14 @@ def test_parts_take_nobody_who_has_not_their_credential(project: Rehearsal) -> N
     credential = project.folder / "volumes" / "peers" / "credential"
     assert credential.stat().st_mode & 0o077 == 0
     secret = credential.read_text().strip()
+    with grpc.insecure_channel(project.containers("gateway")[0].address(50051)) as channel:
+        authorization = (("authorization", f"Bearer {KEY}"),)
+        watching = SchedulerServiceStub(channel).Watch(
+            WatchRequest(interval_ms=1000), timeout=START_S, metadata=authorization
+        )
+        assert next(watching).is_snapshot, "a gateway has it"
+        watching.cancel()
+    assert any("leader.followed" in each.log() for each in project.containers("scheduler"))
     for process in psutil.Process().children(recursive=True):
         assert secret not in " ".join(process.cmdline())
     for container in project.all():
