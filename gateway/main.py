@@ -13,7 +13,6 @@ from gateway.grpc import inference
 from gateway.grpc.operators import Operators
 from gateway.http.connection import ConnectionLimits
 from gateway.http.server import HttpServer
-from gateway.http.web_pages import is_loopback
 from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Tracing
@@ -29,10 +28,12 @@ from gateway.text.model_card import ModelCard
 from gateway.text.template_process import TemplateLimits, TemplateProcess
 from ledger import LedgerLimits
 from service_kit import logs, settings, telemetry
+from service_kit.addresses import is_loopback
 from service_kit.clock import SystemClock
 from service_kit.grpc_server import ServerLimits, add_health, add_reflection, bind, create_server
 from service_kit.lifecycle import launch
 from service_kit.metrics import Metrics, seen
+from service_kit.peers import Peers
 
 log = structlog.get_logger()
 
@@ -50,6 +51,7 @@ class GatewayService:
     def __init__(self, config: GatewaySettings) -> None:
         self._config = config
         self.drain_s = config.drain_s
+        self._peers = Peers.of(config)
         name = config.served_model_name or config.model.expanduser().resolve().name
         self._card = model_card.load(model_files.find(config.model), name)
         self.link = LedgerLink(
@@ -108,7 +110,7 @@ class GatewayService:
             )
         )
         inference.add_to(self._grpc, self.front, self._keyring, batch_max=self._config.prompts_max)
-        Operators(self.link, self._keyring, SystemClock()).add_to(self._grpc)
+        Operators(self.link, self._keyring, SystemClock(), self._peers).add_to(self._grpc)
         health = add_health(self._grpc, inference.SERVICE_NAMES, self._config.watches_max)
         if self._config.reflection:
             names = [*inference.SERVICE_NAMES, "grpc.health.v1.Health"]

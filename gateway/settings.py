@@ -7,6 +7,7 @@ from typing import Final, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from gateway.requests.validation import ROLES
+from service_kit.peers import PeerSettings
 from service_kit.settings import Settings, grouped
 
 # As browsers write it: no path, not even a slash.
@@ -78,7 +79,7 @@ class RequestLimits(Settings):
     )
 
 
-class GatewaySettings(RequestLimits):
+class GatewaySettings(RequestLimits, PeerSettings):
     """The public door: gRPC and OpenAI HTTP in, text out."""
 
     redis_url: SecretStr = Field(

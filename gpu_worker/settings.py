@@ -4,13 +4,14 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from service_kit.settings import Settings
+from service_kit.addresses import problem_of
+from service_kit.peers import PartSettings
 
 # Streams pause for it while a prompt is computed beside them; a tenth more with what comes around.
 MIXED_STEP_MS: Final = 130.0
 
 
-class WorkerSettings(Settings):
+class WorkerSettings(PartSettings):
     """A worker: loads a model and executes the scheduler's plans."""
 
     model: str = Field(description="checkpoint folder, or hub id like owner/name")
@@ -20,7 +21,8 @@ class WorkerSettings(Settings):
     scheduler: tuple[str, ...] = Field(
         default=("127.0.0.1:50052",),
         min_length=1,
-        description="host:port of the scheduler; several, comma-separated, if there are standbys",
+        description="host:port or unix:/path of the scheduler; several, comma-separated, if"
+        " there are standbys",
     )
     grpc_host: str = Field(default="127.0.0.1", description="address to listen on")
     grpc_port: int = Field(default=0, ge=0, le=65535, description="port; 0 takes any free one")
@@ -113,4 +115,6 @@ class WorkerSettings(Settings):
             )
         if self.kv_blocks is not None and self.kv_memory_mb is not None:
             raise ValueError("kv_blocks and kv_memory_mb exclude each other")
+        if self.advertise_address and (rule := problem_of(self.advertise_address)):
+            raise ValueError(f"advertise_address {rule}, got {self.advertise_address!r}")
         return self

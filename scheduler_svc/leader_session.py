@@ -43,6 +43,7 @@ from scheduler_svc.tracing import Tracing
 from scheduler_svc.watching import Watching
 from service_kit.clock import Clock
 from service_kit.errors import OutOfOrder
+from service_kit.peers import Peers
 
 log = structlog.get_logger()
 
@@ -62,6 +63,7 @@ class LeaderSession:
         meters: Meters,
         tracing: Tracing | None = None,
         archive: Archive | None = None,
+        peers: Peers | None = None,
         standby_addresses: Collection[str] = (),
     ) -> None:
         """`standby_addresses`: of those who stand by now."""
@@ -73,7 +75,9 @@ class LeaderSession:
         self._leader = common_pb2.Leader(epoch=leader.epoch, nonce=leader.nonce)
         self._ledger = ledger
         self._clock, self._meters, self._tracing = clock, meters, tracing
-        self.roster = Roster(self, self._leader, clock=clock, meters=meters, tracing=tracing)
+        self.roster = Roster(
+            self, self._leader, clock=clock, meters=meters, tracing=tracing, peers=peers or Peers()
+        )
         self._requests = RequestBook(archive)
         self._commits = CommitQueue(ledger, leader, settings, clock, self._on_commit, archive)
         # Everything up to here is in the pieces that the next fold will take.

@@ -17,7 +17,10 @@ from kaiten.v1.worker_service_pb2 import (
     StepTimings,
 )
 from kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
+from scheduler_svc.membership import refuse_change
+from service_kit.errors import OutOfOrder
 from service_kit.grpc_errors import metadata_of
+from service_kit.peers import Peers
 
 log = structlog.get_logger()
 
@@ -87,6 +90,7 @@ class WorkerLink:
         leader: Leader,
         owner: LinkOwner,
         cell: str = "",
+        peers: Peers | None = None,
     ) -> None:
         self.address = address
         self.worker = worker
@@ -108,6 +112,7 @@ class WorkerLink:
         self._took_us: dict[int, int] = {}
         self._leader, self._cell = leader, cell
         self._owner = owner
+        self._peers = peers or Peers()
         self._stream: _Stream | None = None
         self._rejections = 0
 
@@ -184,7 +189,7 @@ class WorkerLink:
             dialled_s = now_s()
             is_refusal = False
             try:
-                async with grpc.aio.insecure_channel(self.address, CHANNEL_OPTIONS) as channel:
+                async with self._peers.channel(self.address, CHANNEL_OPTIONS) as channel:
                     await self._follow(channel)
                 reason = "the worker ended the stream"
             except grpc.aio.AioRpcError as error:
@@ -227,12 +232,16 @@ class WorkerLink:
         self._owner.link_closed(self, reason, is_crash=is_crash)
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
-        call = WorkerServiceStub(channel).Execute()
+        proof = self._peers.proof()
+        call = WorkerServiceStub(channel).Execute(metadata=proof.metadata)
         async with asyncio.timeout(OPEN_TIMEOUT_S):
             opening = Open(leader=self._leader, boot_id=self.worker_id, cell=self._cell)
             await call.write(ExecuteRequest(open=opening))
-            if await _next(call, "opened") is None:
+            if (answer := await _next(call, "opened")) is None:
                 return
+            # No plan, and no prompt in it, before this is the worker that was let in.
+            proof.check(await call.initial_metadata())
+            self._check_opened(answer.opened.worker)
         self._stream = _Stream(plans=asyncio.Queue())
         self.broke, self.broken_ns, self.is_hung = "", 0, False
         self._owner.link_opened(self)
@@ -243,6 +252,13 @@ class WorkerLink:
             writing.cancel()
             call.cancel()
             await asyncio.gather(writing, return_exceptions=True)
+
+    def _check_opened(self, told: WorkerDescription) -> None:
+        """Raises _Nonsense for one that says of itself something else than when it registered."""
+        try:
+            refuse_change(self.worker, told)
+        except OutOfOrder as error:
+            raise _Nonsense(str(error)) from None
 
     async def _write(self, call: "grpc.aio.StreamStreamCall", plans: "asyncio.Queue[Plan]") -> None:
         while True:

@@ -17,10 +17,10 @@ from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.standby import Standby
 from scheduler_svc.tracing import Tracing
 from service_kit import grpc_server, lifecycle, logs, settings, telemetry
-from service_kit.addresses import advertised
 from service_kit.clock import SystemClock
 from service_kit.errors import OutOfOrder, Unavailable
 from service_kit.metrics import Metrics
+from service_kit.peers import Peers, make_credential
 
 log = structlog.get_logger()
 
@@ -38,6 +38,9 @@ class SchedulerProcess:
         self._settings = chosen
         self._clock = SystemClock()
         archiving.check(chosen)
+        if chosen.peer_credential_create and chosen.peer_credential_file is not None:
+            make_credential(chosen.peer_credential_file)
+        self._peers = Peers.of(chosen)
         self._servicer = Servicer(chosen)
         self._ledger: Ledger | None = None
         # By a worker that refused us: the next leadership is above it.
@@ -50,15 +53,14 @@ class SchedulerProcess:
 
     async def start(self) -> dict[str, object]:
         log.info("service.settings", **settings.describe(self._settings))
-        self._server = grpc_server.create_server()
+        self._server = grpc_server.create_server(interceptors=self._peers.interceptors())
         add_SchedulerServiceServicer_to_server(self._servicer, self._server)
         self._health = grpc_server.add_health(self._server, [SERVICE])
         grpc_server.add_reflection(self._server, [SERVICE])
-        port = grpc_server.bind(self._server, self._settings.grpc_host, self._settings.grpc_port)
-        self._port = port
+        self._bound = await self._peers.bind(self._server, self._settings)
         await self._server.start()
         return {
-            "grpc": f"{self._settings.grpc_host}:{port}",
+            "grpc": str(self._bound),
             "metrics": self._metrics.serve(
                 self._settings.metrics_host, self._settings.metrics_port
             ),
@@ -124,6 +126,7 @@ class SchedulerProcess:
             ttl_s=self._settings.lease_ttl_s,
             above_epoch=self._seen_epoch,
             address=await self._address(),
+            peers=self._peers,
         )
         leader = await standby.campaign()
         self._servicer.begin(leader)
@@ -133,6 +136,7 @@ class SchedulerProcess:
             leader=leader,
             settings=self._settings,
             clock=self._clock,
+            peers=self._peers,
             meters=self._meters,
             tracing=self._tracing(),
             archive=archive,
@@ -168,8 +172,8 @@ class SchedulerProcess:
         """Where workers find this scheduler once it leads; the lease carries it."""
         chosen = self._settings
         store = urlsplit(chosen.redis_url.get_secret_value())
-        return chosen.advertise_address or await advertised(
-            chosen.grpc_host, self._port, peer=f"{store.hostname or ''}:{store.port or 6379}"
+        return chosen.advertise_address or await self._bound.advertised(
+            f"{store.hostname or ''}:{store.port or 6379}"
         )
 
 

@@ -6,6 +6,7 @@ from typing import Final
 from kaiten.v1.common_pb2 import Capabilities, WorkerDescription
 from kaiten.v1.scheduler_service_pb2 import RegisterRequest
 from scheduler_svc.wire import PLAN_VERSION
+from service_kit.addresses import problem_of
 from service_kit.errors import InvalidRequest, OutOfOrder
 
 UINT32_MAX: Final = (1 << 32) - 1
@@ -56,6 +57,18 @@ def refuse_stranger(
         )
 
 
+def refuse_namesake(boot_id: str, address: str, another: str) -> None:
+    """OutOfOrder: whoever knows a worker's boot id could otherwise take its place.
+
+    A worker that really moved is silent at its old address, and taken at its new one when it is
+    forgotten there.
+    """
+    raise OutOfOrder(
+        f"worker {boot_id} is at {address}, and cannot be at {another} too; if it has moved, it is"
+        " taken when it has been silent for --worker-timeout-ms"
+    )
+
+
 def refuse_change(known: WorkerDescription, told: WorkerDescription) -> None:
     """OutOfOrder for a worker that describes itself otherwise than it may within one process."""
     for name, was, now in _differences(known, told):
@@ -82,6 +95,8 @@ def check_registration(request: RegisterRequest) -> None:
     """InvalidRequest for what no worker can be, whoever leads."""
     if not request.address or not request.worker.boot_id:
         raise InvalidRequest("address, worker.boot_id", "must not be empty")
+    if rule := problem_of(request.address):
+        raise InvalidRequest("address", f"{rule}, got {request.address[:64]!r}")
     _check_texts(request)
     _check_ranges(request.worker)
     _check_budgets(request.worker)

@@ -27,7 +27,12 @@ from scheduler_svc.core.commands import (
 )
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.links import WorkerLink
-from scheduler_svc.membership import check_registration, refuse_change, refuse_stranger
+from scheduler_svc.membership import (
+    check_registration,
+    refuse_change,
+    refuse_namesake,
+    refuse_stranger,
+)
 from scheduler_svc.meters import Meters
 from scheduler_svc.renewal import Renewal
 from scheduler_svc.settings import SchedulerSettings
@@ -36,6 +41,7 @@ from scheduler_svc.tracing import Tracing
 from scheduler_svc.worker_watch import Finding, look_at
 from service_kit.clock import Clock
 from service_kit.errors import InvalidRequest, OutOfOrder
+from service_kit.peers import Peers
 
 log = structlog.get_logger()
 
@@ -70,6 +76,7 @@ class Roster:
         clock: Clock,
         meters: Meters,
         tracing: Tracing | None,
+        peers: Peers,
     ) -> None:
         self.links: dict[str, WorkerLink] = {}
         # Of the workers for which the live requests were accepted; empty: not known.
@@ -78,6 +85,7 @@ class Roster:
         self.cell = ""
         self._session, self._core, self._leader = session, session.core, leader
         self._clock, self._meters, self._tracing = clock, meters, tracing
+        self._peers = peers
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: dict[str, asyncio.Task[None]] = {}
         self._targets = TargetWatch()
@@ -95,9 +103,9 @@ class Roster:
 
     async def _adopt(self, address: str) -> None:
         try:
-            async with grpc.aio.insecure_channel(address) as channel:
+            async with self._peers.channel(address) as channel:
                 stub = WorkerServiceStub(channel)
-                told = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_S_MAX)
+                told = await self._peers.ask(stub.Describe, DescribeRequest(), DESCRIBE_S_MAX)
             check_registration(RegisterRequest(address=address, worker=told.worker))
             if told.worker.boot_id not in self.links:
                 self.register(address, told.worker)
@@ -106,23 +114,31 @@ class Roster:
             log.info("worker.not_adopted", address=address, reason=str(error))
 
     def register(self, address: str, worker: WorkerDescription) -> None:
-        """A worker announced itself. OutOfOrder when it serves something else than the cell."""
+        """A worker announced itself. OutOfOrder when it serves something else than the cell, and
+        when it takes another's name.
+        """
         known = self.links.get(worker.boot_id)
         if known is not None and known.address == address:
             known.silent_ns = 0
             self._describe(known, worker)
             return
+        if known is not None:
+            refuse_namesake(known.worker_id, known.address, address)
         others = [link.worker for link in self.links.values()]
         refuse_stranger(worker, others, self._core.live_count, self.weights_digest)
         self.weights_digest = worker.weights_digest or self.weights_digest
-        if known is not None:
-            self.forget(worker.boot_id, "its address changed", is_crash=False)
         for link in list(self.links.values()):
             if link.address == address and not link.is_open:
                 self.forget(link.worker_id, "another process has its address")
-        leader, cell = self._leader, self.cell
         self._start(
-            WorkerLink(address=address, worker=worker, leader=leader, owner=self, cell=cell)
+            WorkerLink(
+                address=address,
+                worker=worker,
+                leader=self._leader,
+                owner=self,
+                cell=self.cell,
+                peers=self._peers,
+            )
         )
         log.info("worker.registered", worker_id=worker.boot_id, address=address)
 

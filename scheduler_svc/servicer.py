@@ -23,7 +23,8 @@ from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.membership import TEXT_CHARS_MAX, check_registration
 from scheduler_svc.settings import SchedulerSettings
-from service_kit.errors import NotLeader
+from service_kit.addresses import unix_path
+from service_kit.errors import InvalidRequest, NotLeader
 from service_kit.grpc_health import AtMost
 
 STANDBYS_MAX: Final = 64
@@ -59,6 +60,9 @@ class Servicer(SchedulerServiceServicer):
 
     async def Register(self, request: Any, context: Any) -> RegisterResponse:
         check_registration(request)
+        if unix_path(request.address) is not None and self._settings.grpc_socket is None:
+            # It may come from anywhere, and would have us open files of this machine.
+            raise InvalidRequest("address", "must be host:port: this scheduler listens on a port")
         with self._leading().called() as session:
             session.roster.register(request.address, request.worker)
         return RegisterResponse(heartbeat_interval_ms=self._settings.heartbeat_interval_ms)

@@ -6,9 +6,10 @@ from typing import Literal
 from pydantic import Field, SecretStr
 
 from scheduler_svc.scheduling import SchedulingSettings
+from service_kit.peers import PartSettings
 
 
-class SchedulerSettings(SchedulingSettings):
+class SchedulerSettings(SchedulingSettings, PartSettings):
     """Flags, environment (KAITEN_SCHEDULER_…) and TOML keys of `kaiten scheduler`."""
 
     redis_url: SecretStr = Field(
@@ -29,6 +30,9 @@ class SchedulerSettings(SchedulingSettings):
         default="",
         description="host:port told to workers; default: where it is bound, or its address on the"
         " route to the store when bound to 0.0.0.0",
+    )
+    peer_credential_create: bool = Field(
+        default=False, description="make the file of --peer-credential-file where there is none"
     )
     lease_ttl_s: float = Field(
         default=1.5, gt=0.1, description="a silent leader is replaced after this long"
@@ -72,3 +76,5 @@ class SchedulerSettings(SchedulingSettings):
         super().model_post_init(context)
         if self.heartbeat_interval_ms >= self.worker_timeout_ms:
             raise ValueError("heartbeat_interval_ms must be less than worker_timeout_ms")
+        if self.peer_credential_create and self.peer_credential_file is None:
+            raise ValueError("peer_credential_create needs peer_credential_file")

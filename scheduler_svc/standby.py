@@ -14,7 +14,6 @@ import asyncio
 from contextlib import suppress
 from enum import Enum
 from typing import Final
-from urllib.parse import urlsplit
 
 import grpc
 import structlog
@@ -24,8 +23,10 @@ from kaiten.v1.scheduler_service_pb2 import StandByRequest
 from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from ledger import Candidate, Leader, Lease, Ledger
 from scheduler_svc.servicer import Servicer
+from service_kit.addresses import is_listening
 from service_kit.clock import Clock
 from service_kit.errors import Unavailable
+from service_kit.peers import Peers
 
 log = structlog.get_logger()
 
@@ -58,12 +59,14 @@ class Standby:
         ttl_s: float,
         address: str,
         above_epoch: int = 0,
+        peers: Peers | None = None,
     ) -> None:
         """`above_epoch`: some worker has seen a leader of this one."""
         self._candidate = Candidate(
             ledger, clock, ttl_s, address=address, observer=self, above_epoch=above_epoch
         )
         self._servicer, self._address = servicer, address
+        self._peers = peers or Peers()
         self._nonce = 0
         self._following: asyncio.Task[None] | None = None
 
@@ -96,7 +99,7 @@ class Standby:
         leader = common_pb2.Leader(epoch=lease.epoch, nonce=lease.nonce)
         was_there = False
         while True:
-            found = await look_at(lease.address, leader, self._address)
+            found = await look_at(lease.address, leader, self._address, self._peers)
             if found is Found.ABSENT and was_there:
                 break
             was_there = was_there or found is Found.LED
@@ -113,15 +116,21 @@ class Standby:
             await asyncio.wait({self._following})
 
 
-async def look_at(address: str, leader: common_pb2.Leader, own_address: str = "") -> Found:
+async def look_at(
+    address: str, leader: common_pb2.Leader, own_address: str = "", peers: Peers | None = None
+) -> Found:
     """Hold a stream to this leader for as long as it lasts."""
+    peers = peers or Peers()
+    proof = peers.proof()
     if not await _is_listening(address):
         return Found.ABSENT
-    async with grpc.aio.insecure_channel(address, CHANNEL_OPTIONS) as channel:
-        call = SchedulerServiceStub(channel).StandBy(StandByRequest(address=own_address))
+    async with peers.channel(address, CHANNEL_OPTIONS) as channel:
+        request = StandByRequest(address=own_address)
+        call = SchedulerServiceStub(channel).StandBy(request, metadata=proof.metadata)
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
                 first = await call.read()
+                proof.check(await call.initial_metadata())
         except TimeoutError:
             return Found.SILENT
         except grpc.aio.AioRpcError as error:
@@ -139,12 +148,8 @@ async def look_at(address: str, leader: common_pb2.Leader, own_address: str = ""
 
 
 async def _is_listening(address: str) -> bool:
-    """Somebody takes connections there: who is put aside does, who has ended does not."""
     try:
-        parts = urlsplit(f"//{address}")
         async with asyncio.timeout(CONNECT_S_MAX):
-            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    except (OSError, ValueError):
+            return await is_listening(address)
+    except TimeoutError:
         return False
-    writer.close()
-    return True

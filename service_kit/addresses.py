@@ -1,13 +1,24 @@
-"""Where to listen, and under which address others reach what listens on every interface."""
+"""Where processes listen, and under which addresses they reach each other.
+
+An address is `host:port`, or a socket file, `unix:/path`.
+"""
 
 import asyncio
 import errno
+import re
 import socket
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Final
+from urllib.parse import quote, unquote
 
 from service_kit.errors import ConfigError
 
 WILDCARDS: Final = ("0.0.0.0", "::", "")
+UNIX: Final = "unix:"
+PORT_MAX: Final = 65535
+# A name or an address of IPv4; an address of IPv6 has brackets.
+_TCP: Final = re.compile(r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]):([0-9]{1,5})", re.ASCII)
 
 
 async def advertised(host: str, port: int, *, peer: str) -> str:
@@ -20,6 +31,49 @@ async def advertised(host: str, port: int, *, peer: str) -> str:
         family = socket.AF_INET if host == "0.0.0.0" else socket.AF_UNSPEC
         host = await _own_address(peer, family) or socket.gethostname()
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def unix_address(path: Path) -> str:
+    """Of a socket file, as gRPC and we write it: what a URI reads otherwise is escaped."""
+    return UNIX + quote(str(path))
+
+
+def unix_path(address: str) -> Path | None:
+    """The socket file of an address; None: it is no socket's."""
+    return Path(unquote(address.removeprefix(UNIX))) if address.startswith(UNIX) else None
+
+
+def problem_of(address: str) -> str:
+    """The rule that an address breaks; empty: it can be dialled. gRPC has other schemes (`dns:`,
+    `xds:`), by which who may name an address could have us ask anybody."""
+    if (path := unix_path(address)) is not None:
+        return "" if path.is_absolute() else "must be unix:/ and an absolute path"
+    found = _TCP.fullmatch(address)
+    if found is None or not 1 <= int(found[1]) <= PORT_MAX:
+        return "must be host:port or unix:/path"
+    return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine reaches what is bound to it."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+async def is_listening(address: str) -> bool:
+    """Somebody takes connections there: who is put aside does, who has ended does not."""
+    try:
+        if (path := unix_path(address)) is not None:
+            _, writer = await asyncio.open_unix_connection(path)
+        else:
+            host, _, port = address.rpartition(":")
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, ValueError):
+        return False
+    writer.close()
+    return True
 
 
 async def _own_address(peer: str, family: int) -> str:

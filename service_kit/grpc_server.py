@@ -83,12 +83,21 @@ def create_server(
     )
 
 
-def bind(server: "grpc.aio.Server", host: str, port: int, flag: str = "--grpc-port") -> int:
+def bind(
+    server: "grpc.aio.Server",
+    host: str,
+    port: int,
+    flag: str = "--grpc-port",
+    credentials: grpc.ServerCredentials | None = None,
+) -> int:
     """Bind to host:port (0 = any free one) and return the port. ConfigError says why not."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     bound = 0
     with suppress(RuntimeError):
-        bound = server.add_insecure_port(address)
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
     if bound == 0:
         # The same question to the operating system, whose answer gRPC does not pass on.
         bind_socket(host, port, flag, listens=True).close()

@@ -58,7 +58,7 @@ def serving(
             )
         try:
             _wait(process, grpc_port.address, Path(folder) / "serve.log")
-            (socket_path,) = (Path(folder) / "data").glob("store-*/*.sock")
+            (socket_path,) = (Path(folder) / "data").glob("run/store.sock")
             yield Stack(
                 grpc=grpc_port.address,
                 http=f"http://{http_port.address}",

@@ -22,6 +22,7 @@ from kaiten.v1.watch_pb2 import WatchRequest
 from service_kit.clock import Clock
 from service_kit.errors import NotFound, Overloaded, Unavailable
 from service_kit.grpc_health import AtMost
+from service_kit.peers import Peers
 
 log = structlog.get_logger()
 
@@ -46,8 +47,11 @@ CHANNEL_OPTIONS: Final = (
 class Operators:
     """Watch and ReadArchive of a cell, whichever of its schedulers leads or led."""
 
-    def __init__(self, link: LedgerLink, keyring: Keyring, clock: Clock) -> None:
+    def __init__(
+        self, link: LedgerLink, keyring: Keyring, clock: Clock, peers: Peers | None = None
+    ) -> None:
         self._link, self._keyring, self._clock = link, keyring, clock
+        self._peers = peers or Peers()
         self._streams = AtMost(STREAMS_MAX, "operators' streams")
 
     def add_to(self, server: "grpc.aio.Server") -> None:
@@ -78,7 +82,8 @@ class Operators:
     ) -> AsyncIterator[ReadArchiveResponse]:
         self._check(context)
         with self._streams:
-            archives = [Archive(address, request) for address in await self._schedulers()]
+            schedulers = await self._schedulers()
+            archives = [Archive(address, request, self._peers) for address in schedulers]
             async with aclosing(merged([archive.parts() for archive in archives])) as parts:
                 async for part in parts:
                     yield ReadArchiveResponse(entries=part.entries)
@@ -107,7 +112,7 @@ class Operators:
         while True:
             lease = await self._link.ledger.leader()
             if lease is not None and lease.nonce:
-                async with aclosing(_watch(lease.address, request)) as responses:
+                async with aclosing(self._watch(lease.address, request)) as responses:
                     async for response in responses:
                         yield response
                         heard_ns = self._clock.monotonic_ns()
@@ -115,22 +120,22 @@ class Operators:
                 raise Unavailable("no scheduler leads")
             await self._clock.sleep(RETRY_S)
 
-
-async def _watch(address: str, request: WatchRequest) -> AsyncGenerator[bytes, None]:
-    """For as long as this scheduler leads, unparsed. Nothing, when it does not."""
-    async with grpc.aio.insecure_channel(address, CHANNEL_OPTIONS) as channel:
-        method = channel.unary_stream(
-            f"/{SERVICE}/Watch", request_serializer=WatchRequest.SerializeToString
-        )
-        try:
-            async for response in method(request):
-                yield response
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                raise Overloaded("the leader has as many watchers as it takes", 1.0) from None
-            if error.code() not in ELSEWHERE:
-                raise Unavailable(_said(address, error)) from None
-            log.info("watch.interrupted", address=address, reason=error.details())
+    async def _watch(self, address: str, request: WatchRequest) -> AsyncGenerator[bytes, None]:
+        """For as long as this scheduler leads, unparsed. Nothing, when it does not."""
+        proof = self._peers.proof()
+        async with self._peers.channel(address, CHANNEL_OPTIONS) as channel:
+            method = channel.unary_stream(
+                f"/{SERVICE}/Watch", request_serializer=WatchRequest.SerializeToString
+            )
+            try:
+                async for response in proof.stream(method(request, metadata=proof.metadata)):
+                    yield response
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    raise Overloaded("the leader has as many watchers as it takes", 1.0) from None
+                if error.code() not in ELSEWHERE:
+                    raise Unavailable(_said(address, error)) from None
+                log.info("watch.interrupted", address=address, reason=error.details())
 
 
 class Part(NamedTuple):
@@ -144,8 +149,8 @@ class Part(NamedTuple):
 class Archive:
     """What one scheduler has written."""
 
-    def __init__(self, address: str, request: ReadArchiveRequest) -> None:
-        self._address, self._request = address, request
+    def __init__(self, address: str, request: ReadArchiveRequest, peers: Peers) -> None:
+        self._address, self._request, self._peers = address, request, peers
         # Whether it keeps one, as far as is known; and why not all of it came.
         self.is_kept = True
         self.problem = ""
@@ -153,9 +158,11 @@ class Archive:
     async def parts(self) -> AsyncGenerator[Part, None]:
         """In order of leadership and segment. Never raises for the scheduler's sake."""
         epoch = segment = 0
-        async with grpc.aio.insecure_channel(self._address, CHANNEL_OPTIONS) as channel:
+        proof = self._peers.proof()
+        async with self._peers.channel(self._address, CHANNEL_OPTIONS) as channel:
+            read = SchedulerServiceStub(channel).ReadArchive
             try:
-                async for response in SchedulerServiceStub(channel).ReadArchive(self._request):
+                async for response in proof.stream(read(self._request, metadata=proof.metadata)):
                     entries = response.entries
                     if entries and entries[0].HasField("header"):
                         epoch, segment = entries[0].header.epoch, entries[0].header.segment

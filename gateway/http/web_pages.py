@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from typing import Final, Self
 
 from gateway.http.errors import HttpError
+from service_kit.addresses import is_loopback
 
 ANY: Final = "*"
 # A name or an address, and a port. What no browser writes is no host.
@@ -52,11 +53,6 @@ class WebPolicy:
         parts = HOST.fullmatch(host)
         name = (parts[1] or parts[2]).rstrip(".") if parts else ""
         return name in self.hosts or is_address(name)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
-    return host.lower() == "localhost" or (is_address(host) and ip_address(host).is_loopback)
 
 
 def is_address(host: str) -> bool:

@@ -19,17 +19,16 @@ from gpu_worker.service.server import SERVICE_NAME, WorkerServicer
 from gpu_worker.settings import WorkerSettings
 from kaiten.v1 import worker_service_pb2_grpc
 from service_kit import telemetry
-from service_kit.addresses import advertised
 from service_kit.grpc_health import HealthStatus
 from service_kit.grpc_server import (
     MIB,
     ServerLimits,
     add_health,
     add_reflection,
-    bind,
     create_server,
 )
 from service_kit.metrics import Metrics
+from service_kit.peers import Peers
 
 log = structlog.get_logger()
 
@@ -57,9 +56,12 @@ class WorkerProcess:
 
     async def start(self) -> Mapping[str, object]:
         settings = self._settings
-        server = self._server = create_server(limits=_SERVER_LIMITS)
+        peers = Peers.of(settings)
+        server = self._server = create_server(
+            limits=_SERVER_LIMITS, interceptors=peers.interceptors()
+        )
         # Bound before loading: a taken port is known at once.
-        port = bind(server, settings.grpc_host, settings.grpc_port)
+        bound = await peers.bind(server, settings)
         self._crashed = asyncio.get_running_loop().create_future()
         loaded = await asyncio.to_thread(self._load, settings)
         runtime.return_freed_memory()
@@ -77,18 +79,16 @@ class WorkerProcess:
         self._health.set_all(True)
 
         async def address_for(scheduler: str) -> str:
-            return settings.advertise_address or await advertised(
-                settings.grpc_host, port, peer=scheduler
-            )
+            return settings.advertise_address or await bound.advertised(scheduler)
 
         self._registrar = Registrar(
-            settings.scheduler, address_for=address_for, description=description
+            settings.scheduler, address_for=address_for, description=description, peers=peers
         )
         self._servicer.on_stream_end = self._registrar.ask_now
         self._look_at(meters, self._engine, self._registrar, loaded.mixed_tokens)
         page = self._metrics.serve(settings.metrics_host, settings.metrics_port)
-        bound = settings.advertise_address or f"{settings.grpc_host}:{port}"
-        return {**_ready_fields(loaded, description, bound), "metrics": page}
+        address = settings.advertise_address or str(bound)
+        return {**_ready_fields(loaded, description, address), "metrics": page}
 
     async def serve(self) -> None:
         """Until cancelled, or until the compute thread dies."""

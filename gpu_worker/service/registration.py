@@ -15,7 +15,9 @@ import structlog
 from gpu_worker.batch.plans import Description
 from gpu_worker.service import wire
 from kaiten.v1 import scheduler_service_pb2, scheduler_service_pb2_grpc
+from service_kit.addresses import problem_of
 from service_kit.grpc_errors import metadata_of
+from service_kit.peers import Peers
 
 log = structlog.get_logger()
 
@@ -40,6 +42,9 @@ _CHANNEL_OPTIONS: Final = (
 )
 
 
+_REFUSALS: Final = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED)
+
+
 class Registrar:
     def __init__(
         self,
@@ -47,8 +52,10 @@ class Registrar:
         *,
         address_for: Callable[[str], Awaitable[str]],
         description: Description,
+        peers: Peers | None = None,
     ) -> None:
         """`address_for(scheduler)` is where that scheduler reaches this worker."""
+        self._peers = peers or Peers()
         self._schedulers = tuple(schedulers)
         self._address_for = address_for
         self._description = description
@@ -90,7 +97,7 @@ class Registrar:
             scheduler = self._next_scheduler()
             try:
                 address = await self._address_for(scheduler)
-                async with grpc.aio.insecure_channel(scheduler, _CHANNEL_OPTIONS) as channel:
+                async with self._peers.channel(scheduler, _CHANNEL_OPTIONS) as channel:
                     stub = scheduler_service_pb2_grpc.SchedulerServiceStub(channel)
                     await self._attend(stub, address)
                 failures = 0
@@ -112,12 +119,9 @@ class Registrar:
         self, stub: scheduler_service_pb2_grpc.SchedulerServiceStub, address: str
     ) -> None:
         """Register, then heartbeat until told to register again."""
-        registered = await stub.Register(
-            scheduler_service_pb2.RegisterRequest(
-                address=address, worker=wire.description_to_proto(self._description)
-            ),
-            timeout=_RPC_S_MAX,
-        )
+        worker = wire.description_to_proto(self._description)
+        request = scheduler_service_pb2.RegisterRequest(address=address, worker=worker)
+        registered = await self._peers.ask(stub.Register, request, _RPC_S_MAX)
         self._is_registered = self._was_registered = True
         log.info("worker.registered", address=address, interval_ms=registered.heartbeat_interval_ms)
         interval_s = max(registered.heartbeat_interval_ms, 1) / 1000
@@ -125,12 +129,10 @@ class Registrar:
             await self._pause(interval_s)
             # As it was asked: the drain may begin before the answer is here.
             is_draining = self._is_draining.is_set()
-            answer = await stub.Heartbeat(
-                scheduler_service_pb2.HeartbeatRequest(
-                    boot_id=self._description.boot_id, is_draining=is_draining
-                ),
-                timeout=_RPC_S_MAX,
+            beat = scheduler_service_pb2.HeartbeatRequest(
+                boot_id=self._description.boot_id, is_draining=is_draining
             )
+            answer = await self._peers.ask(stub.Heartbeat, beat, _RPC_S_MAX)
             # A scheduler that does not know the worker has nothing left on it.
             if is_draining and (answer.is_drained or answer.must_register):
                 self._is_drained.set()
@@ -148,12 +150,13 @@ class Registrar:
 
     def _note(self, scheduler: str, error: grpc.aio.AioRpcError, failures: int) -> None:
         self._is_registered = False
-        self._leader_hint = metadata_of(error).get("leader_address", "")
+        hint = metadata_of(error).get("leader_address", "")
+        self._leader_hint = "" if problem_of(hint) else hint
         if self._is_draining.is_set() and failures >= _DRAIN_FAILURES_MAX:
             self._is_drained.set()
         # Say it when it changes, not at every attempt. A refusal's words say more than its code.
         code = error.code()
-        is_refusal = code is grpc.StatusCode.FAILED_PRECONDITION
+        is_refusal = code in _REFUSALS
         noted = (code, (error.details() or "") if is_refusal else "")
         if failures <= 1 or noted != self._noted:
             self._noted = noted

@@ -12,9 +12,10 @@ from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
 from kaiten.api_key import ApiKeyFile, api_key
+from kaiten.cli import packages
 from kaiten.cli.config_file import from_file
 from kaiten.cli.other_servers import explained
-from kaiten.local import packages, services
+from kaiten.local import services
 from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.scheduling import Scheduling
 from kaiten.local.start_error import StartError

@@ -14,9 +14,9 @@ from typing import Final, Literal
 from rich.table import Table
 from rich.text import Text
 
+from kaiten.cli.packages import PACKAGES, version_of
 from kaiten.console import console
 from kaiten.local import ports, store
-from kaiten.local.packages import PACKAGES, version_of
 from kaiten.local.stack import core_count
 from kaiten.local.start_error import StartError
 from kaiten.mini import CHECKPOINT

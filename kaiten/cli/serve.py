@@ -11,10 +11,9 @@ from typing import Final
 
 import grpc
 
-from kaiten.cli import ready
+from kaiten.cli import packages, ready
 from kaiten.cli.display import TerminalDisplay
 from kaiten.console import console
-from kaiten.local import packages
 from kaiten.local.stack import ServeOptions, planned_stack
 from kaiten.local.start_error import StartError
 from kaiten.local.supervisor import Supervisor
@@ -23,7 +22,11 @@ DISK_MB_MIN: Final = 32
 
 
 async def serve(options: ServeOptions) -> int:
-    """Run until asked to stop; the exit code. StartError when it cannot start."""
+    """Run until asked to stop; the exit code. StartError when it cannot start.
+
+    Logs, stores and archives hold prompts: what this process and its children make is its user's.
+    """
+    os.umask(0o077)
     packages.require("serve")
     with (
         _only_one(options.data_dir),

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from kaiten.local.child import ChildSpec
 from kaiten.local.health import answers, is_serving
 from kaiten.local.model_source import ModelSource
 from kaiten.local.part_options import GatewayOptions, WorkerOptions, flags_of
-from kaiten.local.ports import LOOPBACK, HeldPort, claim
+from kaiten.local.ports import LOOPBACK, claim
+from kaiten.local.private import private_folder, socket_folder, unix_address
 from kaiten.local.scheduling import Scheduling
 from kaiten.local.start_error import StartError
 
@@ -73,32 +75,41 @@ class Stack:
 class _Inner:
     """Where a part listens that only parts talk to; its page for Prometheus, if it has one."""
 
-    address: str
+    name: str
+    socket: Path
     metrics_port: int | None
 
+    @property
+    def address(self) -> str:
+        return unix_address(self.socket)
+
     def flags(self) -> tuple[str, ...]:
-        host, port = self.address.rsplit(":", 1)
-        told = ("--grpc-host", host, "--grpc-port", port)
-        return (*told, *_flags({"--metrics-port": self.metrics_port}))
+        return _flags({"--grpc-socket": self.socket, "--metrics-port": self.metrics_port})
 
 
 @contextmanager
 def planned_stack(options: ServeOptions) -> Iterator[Stack]:
-    """A plan whose ports stay ours while its children come and go.
+    """A plan whose ports and sockets stay ours while its children come and go.
 
     StartError when a port is taken or no store can be had.
     """
     with ExitStack() as held:
         grpc_port = held.enter_context(claim(options.host, options.grpc_port, "--grpc-port"))
         http_port = held.enter_context(claim(options.host, options.http_port, "--http-port"))
+        private_folder(options.data_dir / "logs")
+        sockets = socket_folder(options.data_dir / "run")
+        held.callback(shutil.rmtree, sockets, ignore_errors=True)
+        names = (*SCHEDULERS, *(f"worker-{index}" for index in range(options.workers)))
         inner = [
             _Inner(
-                address=held.enter_context(HeldPort()).address,
+                name=name,
+                socket=sockets / f"{name}.sock",
                 metrics_port=_metrics_port(options, index, held),
             )
-            for index in range(len(SCHEDULERS) + options.workers)
+            for index, name in enumerate(names)
         ]
-        yield _plan(options, grpc_port.number, http_port.number, inner)
+        store_socket = sockets / "store.sock"
+        yield _plan(options, grpc_port.number, http_port.number, inner, store_socket)
 
 
 def _metrics_port(options: ServeOptions, index: int, held: ExitStack) -> int | None:
@@ -109,19 +120,15 @@ def _metrics_port(options: ServeOptions, index: int, held: ExitStack) -> int | N
     return held.enter_context(claim(LOOPBACK, first and first + index, "--metrics-port")).number
 
 
-def _plan(options: ServeOptions, grpc_port: int, http_port: int, inner: Sequence[_Inner]) -> Stack:
-    """`inner`: of the schedulers, then of the workers."""
-    stores, redis_url = _store(options)
+def _plan(
+    options: ServeOptions, grpc_port: int, http_port: int, inner: Sequence[_Inner], socket: Path
+) -> Stack:
+    """`inner`: of the schedulers, then of the workers. `socket`: of a store of ours."""
+    stores, redis_url = _store(options, socket)
     of_schedulers, of_workers = inner[: len(SCHEDULERS)], inner[len(SCHEDULERS) :]
     scheduler_addresses = tuple(place.address for place in of_schedulers)
-    schedulers = tuple(
-        _scheduler(options, name, redis_url, place)
-        for name, place in zip(SCHEDULERS, of_schedulers, strict=True)
-    )
-    workers = tuple(
-        _worker(options, f"worker-{index}", place, scheduler_addresses)
-        for index, place in enumerate(of_workers)
-    )
+    schedulers = tuple(_scheduler(options, redis_url, place) for place in of_schedulers)
+    workers = tuple(_worker(options, place, scheduler_addresses) for place in of_workers)
     services = (
         *schedulers,
         *workers,
@@ -147,14 +154,12 @@ def core_count() -> int:
     return os.cpu_count() or 1
 
 
-def _store(options: ServeOptions) -> tuple[tuple[ChildSpec, ...], str]:
+def _store(options: ServeOptions, socket: Path) -> tuple[tuple[ChildSpec, ...], str]:
     """Our own server, unless there is a URL of another. One folder per model, by what it holds:
     requests that were accepted for one model must not be resumed by another."""
     if options.redis_url is not None:
         return (), options.redis_url
-    folder = _folder(options, "store")
-    folder.mkdir(parents=True, exist_ok=True)
-    socket = store.socket_path(folder)
+    folder = private_folder(_folder(options, "store"))
     spec = ChildSpec(
         name="store",
         command=store.command(store.choose_program(), folder, socket),
@@ -165,29 +170,33 @@ def _store(options: ServeOptions) -> tuple[tuple[ChildSpec, ...], str]:
     return (spec,), f"unix://{socket}"
 
 
-def _scheduler(options: ServeOptions, name: str, redis_url: str, place: _Inner) -> ChildSpec:
+def _scheduler(options: ServeOptions, redis_url: str, place: _Inner) -> ChildSpec:
+    archive = _folder(options, "archive")
+    if archive.is_dir():
+        # Made by an earlier version, it may be open to others.
+        private_folder(archive)
     return _service(
         options,
-        name,
+        place.name,
         place.address,
         "scheduler_svc",
         *("--cell", options.cell),
         *place.flags(),
         *_flags(options.scheduling.flags()),
-        *options.scheduling.archive_flags(_folder(options, "archive")),
+        *options.scheduling.archive_flags(archive),
         environ={"KAITEN_SCHEDULER_REDIS_URL": redis_url},
     )
 
 
 def _worker(
-    options: ServeOptions, name: str, place: _Inner, scheduler_addresses: tuple[str, ...]
+    options: ServeOptions, place: _Inner, scheduler_addresses: tuple[str, ...]
 ) -> ChildSpec:
     given = flags_of(options.worker)
     if options.worker.threads is None and options.workers > 1:
         given |= {"--threads": max(1, core_count() // options.workers)}
     return _service(
         options,
-        name,
+        place.name,
         place.address,
         "gpu_worker",
         *("--model", str(options.model.folder)),

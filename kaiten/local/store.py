@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,8 +13,6 @@ from typing import Final
 from kaiten.local.start_error import StartError
 
 VERSION_MIN: Final = (7, 2)
-# sun_path holds 108 bytes with its terminator.
-SOCKET_PATH_BYTES_MAX: Final = 100
 # As in deploy/valkey.conf: half a million results of 256 tokens.
 MEMORY_MAX: Final = "1gb"
 NAMES: Final = ("valkey-server", "redis-server")
@@ -70,14 +67,6 @@ def command(program: StoreProgram, folder: Path, socket: Path) -> tuple[str, ...
         *("--appendonly", "yes", "--appendfsync", "always"),
         *("--maxmemory", MEMORY_MAX, "--maxmemory-policy", "noeviction"),
     )
-
-
-def socket_path(folder: Path) -> Path:
-    """Where the socket goes: beside the files, or elsewhere in private when that is too long."""
-    path = folder / "store.sock"
-    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
-        return path
-    return Path(tempfile.mkdtemp(prefix="kaiten-")) / "store.sock"
 
 
 async def is_ready(socket: Path) -> bool:

@@ -16,6 +16,8 @@ from kaiten.v1.archive_pb2 import ArchiveEntry
 from ledger.archive.reader import Cursor, Segment, Wanted, entries, segments, verify
 from ledger.archive.remote import remote_entries
 from ledger.archive.segment import Chunk
+from service_kit.errors import ConfigError
+from service_kit.peers import Credential, Peers
 
 NS: Final = 1_000_000_000
 FOLDER: Final = ".kaiten"
@@ -38,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(app(argv, exit_on_error=False) or 0)
     except CycloptsError:
         return 2
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ConfigError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     except grpc.RpcError as error:
@@ -69,12 +71,17 @@ def cat(
     api_key_file: Annotated[
         Path | None, Parameter(help="holds an operator's API key, for a gateway with keys")
     ] = None,
+    peer_credential_file: Annotated[
+        Path | None, Parameter(help="the cell's own, for a scheduler with one")
+    ] = None,
 ) -> None:
     """Every entry as a line of JSON."""
     wanted = Wanted(after=_cursor(after), since_ns=_time_ns(since), until_ns=_time_ns(until), id=id)
     found: Iterator[ArchiveEntry]
     if address:
-        found = remote_entries(address, wanted, _api_key(api_key_file))
+        file = peer_credential_file
+        peers = None if file is None else Peers(Credential(file))
+        found = remote_entries(address, wanted, _api_key(api_key_file), peers)
     else:
         found = entries(_existing(folders), wanted)
     for entry in found:

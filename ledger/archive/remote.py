@@ -5,24 +5,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Final
 
-import grpc
-
 from kaiten.v1.archive_pb2 import ArchiveEntry
 from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
 from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from ledger.archive.reader import Wanted
+from service_kit.peers import Peers
 
 # A chunk, and the longest prompt behind it.
 MESSAGE_BYTES_MAX: Final = 64 << 20
 
 
 def remote_entries(
-    addresses: Sequence[str], wanted: Wanted, api_key: str = ""
+    addresses: Sequence[str], wanted: Wanted, api_key: str = "", peers: Peers | None = None
 ) -> Iterator[ArchiveEntry]:
     """As `reader.entries`, of the schedulers at these host:port. grpc.RpcError: one is away.
 
-    A gateway knows its cell's schedulers, and wants an operator's key.
+    A gateway knows its cell's schedulers, and wants an operator's key; schedulers want a proof of
+    `peers`, and give one.
     """
+    peers = peers or Peers()
     metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
     request = ReadArchiveRequest(
         after_epoch=wanted.after.epoch,
@@ -35,9 +36,12 @@ def remote_entries(
         streams = []
         for index, address in enumerate(addresses):
             options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
-            channel = open_channels.enter_context(grpc.insecure_channel(address, options))
-            responses = SchedulerServiceStub(channel).ReadArchive(request, metadata=metadata)
-            streams.append(_by_epoch(responses, index))
+            channel = open_channels.enter_context(peers.blocking_channel(address, options))
+            proof = peers.proof()
+            responses = SchedulerServiceStub(channel).ReadArchive(
+                request, metadata=metadata + proof.metadata
+            )
+            streams.append(_by_epoch(proof.blocking_stream(responses), index))
         # Schedulers of one host may share a folder: a segment is read from one of them.
         readers: dict[tuple[int, int], int] = {}
         for epoch, segment, index, entries in heapq.merge(*streams, key=lambda item: item[:3]):

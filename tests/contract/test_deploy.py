@@ -16,6 +16,7 @@ from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from kaiten.local import store
 from kaiten.mini import CHECKPOINT
+from ledger import acl
 from scheduler_svc.settings import SchedulerSettings
 from service_kit.lifecycle import STOP_S_MAX
 from service_kit.settings import Settings
@@ -246,15 +247,41 @@ def test_the_stores_password_is_the_operators() -> None:
     for service in SERVICES.values():
         assert not any(PASSWORD in word for word in service["command"])
         assert not any(PASSWORD in word for word in service["healthcheck"]["test"])
-    assert SERVICES["valkey"]["environment"] == {"REDISCLI_AUTH": PASSWORD}
+    assert SERVICES["valkey"]["environment"] == {
+        "REDISCLI_AUTH": PASSWORD,
+        "KAITEN_CELL": "0",
+        "ADMIN_PASSWORD": "",
+    }
     for name in ("gateway", "scheduler"):
         urls = [v for k, v in SERVICES[name]["environment"].items() if k.endswith("REDIS_URL")]
-        assert urls == [f"redis://:{PASSWORD}@valkey:6379/0"]
+        assert urls == [f"redis://kaiten:{PASSWORD}@valkey:6379/0"]
+
+
+def test_the_stores_user_can_do_what_the_ledger_does() -> None:
+    told = (ROOT / "deploy" / "valkey-commands.acl").read_text()
+    assert told == acl.commands_rule() + "\n", "python -m ledger.acl > deploy/valkey-commands.acl"
+    start = (ROOT / "deploy" / "valkey-start.sh").read_text()
+    assert acl.keys_rule("%s") in start
+
+
+@each_of_ours
+def test_parts_know_each_other_by_a_credential_that_one_of_them_makes(name: str) -> None:
+    environment = SERVICES[name]["environment"]
+    prefix = f"KAITEN_{role(name).upper()}_PEER_CREDENTIAL"
+    assert environment[f"{prefix}_FILE"] == "/peers/credential"
+    (mount,) = [each for each in SERVICES[name]["volumes"] if each["target"] == "/peers"]
+    is_maker = name == "scheduler"
+    assert (f"{prefix}_CREATE" in environment) is is_maker
+    assert mount.get("read_only", False) is not is_maker
+    # Nobody looks for it before it is there.
+    assert is_maker or "scheduler" in SERVICES[name]["depends_on"]
+    assert "install -d -o 10001 -g 10001 -m 700 /peers" in DOCKERFILE
 
 
 @pytest.mark.parametrize("name", ["worker", "worker-gpu"])
 def test_kernels_are_compiled_where_the_container_may_write(name: str) -> None:
-    (volume,) = [mount for mount in SERVICES[name]["volumes"] if mount["type"] == "volume"]
+    volumes = [mount for mount in SERVICES[name]["volumes"] if mount["type"] == "volume"]
+    (volume,) = [mount for mount in volumes if mount["source"] != "peers"]
     assert SERVICES[name]["environment"]["TRITON_CACHE_DIR"].startswith(f"{volume['target']}/")
     # What the volume takes over when it is new, owner included.
     assert f"install -d -o 10001 -g 10001 {volume['target']}" in DOCKERFILE

@@ -12,7 +12,9 @@ import httpx
 import psutil
 import pytest
 from redis import Redis
-from redis.exceptions import AuthenticationError
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError
+from redis.retry import Retry
 
 from kaiten.cli.keygen import mint
 from kaiten.client import Client
@@ -23,16 +25,23 @@ from kaiten.v1.scheduler_service_pb2 import (
     RegisterRequest,
 )
 from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from kaiten.v1.watch_pb2 import WatchRequest
+from kaiten.v1.worker_service_pb2 import ExecuteRequest
+from kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
+from service_kit.peers import Credential, Peers
 from tests.support.compose import PASSWORD, START_S, Container, Rehearsal
 
 # As an operator would in .env; small, because many tests share the machine.
+ADMIN = "of0the0operator"
 SHELL = {
+    "KAITEN_STORE_ADMIN_PASSWORD": ADMIN,
     "KAITEN_MODEL_NAME": "mini",
     "KAITEN_WORKER_THREADS": "1",
     "KAITEN_WORKER_KV_MEMORY_MB": "64",
     "KAITEN_GATEWAY_API_KEYS_FILE": "/keys/keys.toml",
 }
 KEY, ENTRY = mint("acme")
+ENTRY += "[tenants.acme]\noperator = true\n"
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -68,16 +77,24 @@ def client_of(project: Rehearsal) -> Client:
     return Client(project.containers("gateway")[0].address(50051), api_key=KEY)
 
 
-def state_of(scheduler: Container) -> GetStateResponse:
+def state_of(project: Rehearsal, scheduler: Container) -> GetStateResponse:
     with grpc.insecure_channel(scheduler.address(50052)) as channel:
         stub = SchedulerServiceStub(channel)
-        state: GetStateResponse = stub.GetState(GetStateRequest(), timeout=START_S)
+        metadata = peers_of(project).proof().metadata
+        state: GetStateResponse = stub.GetState(
+            GetStateRequest(), timeout=START_S, metadata=metadata
+        )
     return state
+
+
+def peers_of(project: Rehearsal) -> Peers:
+    """The parts of the project, by what the first of them made."""
+    return Peers(Credential(project.folder / "volumes" / "peers" / "credential"))
 
 
 def leader_of(project: Rehearsal) -> Container:
     def leads(scheduler: Container) -> bool:
-        return scheduler.is_alive and state_of(scheduler).is_leader
+        return scheduler.is_alive and state_of(project, scheduler).is_leader
 
     found: list[Container] = []
 
@@ -89,7 +106,7 @@ def leader_of(project: Rehearsal) -> Container:
     return found[0]
 
 
-def refusal_of(standby: Container) -> str:
+def refusal_of(standby: Container, peers: Peers) -> str:
     """What it tells a worker that wants to register."""
     worker = WorkerDescription(
         boot_id="b",
@@ -104,7 +121,9 @@ def refusal_of(standby: Container) -> str:
     with grpc.insecure_channel(standby.address(50052)) as channel:
         try:
             SchedulerServiceStub(channel).Register(
-                RegisterRequest(address="127.0.0.1:1", worker=worker), timeout=START_S
+                RegisterRequest(address="127.0.0.1:1", worker=worker),
+                timeout=START_S,
+                metadata=peers.proof().metadata,
             )
         except grpc.RpcError as error:
             return str(error.details())
@@ -133,10 +152,17 @@ def test_it_lets_in_who_has_a_key(project: Rehearsal) -> None:
 def test_the_store_asks_for_a_password_that_nobody_can_read(project: Rehearsal) -> None:
     (store,) = project.containers("valkey")
     port = int(store.address(6379).rpartition(":")[2])
-    with pytest.raises(AuthenticationError), Redis(port=port) as stranger:
-        stranger.ping()
-    with Redis(port=port, password=PASSWORD) as client:
+    at_once = Retry(NoBackoff(), 0)
+    for wrong in (None, PASSWORD):
+        with (
+            pytest.raises(AuthenticationError),
+            Redis(port=port, password=wrong, retry=at_once) as stranger,
+        ):
+            stranger.ping()
+    with Redis(port=port, username="kaiten", password=PASSWORD) as client:
         assert client.ping()
+        with pytest.raises(NoPermissionError):
+            client.flushall()
     processes = psutil.Process().children(recursive=True)
     lines = [Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in processes]
     assert any(b"scheduler_svc" in line for line in lines)
@@ -146,12 +172,38 @@ def test_the_store_asks_for_a_password_that_nobody_can_read(project: Rehearsal) 
         assert PASSWORD not in container.log()
 
 
+def test_parts_take_nobody_who_has_not_their_credential(project: Rehearsal) -> None:
+    """On the inner network too, which scheduler and worker listen on for everybody."""
+    (worker,) = project.containers("worker")
+    assert "no proof" in refusal_of(project.containers("scheduler")[0], Peers())
+    with grpc.insecure_channel(worker.address(50053)) as channel:
+        call = WorkerServiceStub(channel).Execute(iter([ExecuteRequest()]), timeout=START_S)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(call)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    credential = project.folder / "volumes" / "peers" / "credential"
+    assert credential.stat().st_mode & 0o077 == 0
+    secret = credential.read_text().strip()
+    with grpc.insecure_channel(project.containers("gateway")[0].address(50051)) as channel:
+        authorization = (("authorization", f"Bearer {KEY}"),)
+        watching = SchedulerServiceStub(channel).Watch(
+            WatchRequest(interval_ms=1000), timeout=START_S, metadata=authorization
+        )
+        assert next(watching).is_snapshot, "a gateway has it"
+        watching.cancel()
+    assert any("leader.followed" in each.log() for each in project.containers("scheduler"))
+    for process in psutil.Process().children(recursive=True):
+        assert secret not in " ".join(process.cmdline())
+    for container in project.all():
+        assert secret not in container.log()
+
+
 def test_a_full_store_refuses_what_is_new_and_ends_what_runs(project: Rehearsal) -> None:
     """As deploy/valkey.conf says."""
     (store,) = project.containers("valkey")
     host, _, port = store.address(6379).rpartition(":")
     prompt = "Once upon a time"
-    with client_of(project) as client, Redis(host, int(port), password=PASSWORD) as admin:
+    with client_of(project) as client, Redis(host, int(port), password=ADMIN) as admin:
         undisturbed = client.complete(prompt, max_tokens=150, ignore_eos=True, temperature=0.0)
         bound = admin.config_get("maxmemory")["maxmemory"]
         assert int(bound) > 0
@@ -172,7 +224,7 @@ def test_a_second_worker_needs_no_configuration(project: Rehearsal) -> None:
     first, second = (worker.address(50053) for worker in project.containers("worker"))
 
     def connected() -> set[str]:
-        state = state_of(leader_of(project))
+        state = state_of(project, leader_of(project))
         return {worker.address for worker in state.workers if worker.is_connected}
 
     project.wait(lambda: connected() == {first, second}, "two workers")
@@ -184,7 +236,7 @@ def test_a_second_scheduler_takes_over(project: Rehearsal) -> None:
     text = say(project)
     dead = leader_of(project)
     (standby,) = set(project.containers("scheduler")) - {dead}
-    assert dead.address(50052) in refusal_of(standby)
+    assert dead.address(50052) in refusal_of(standby, peers_of(project))
     dead.kill()
     with client_of(project) as client:
         completion = client.complete("Once upon a time", max_tokens=12, temperature=0.0)

@@ -1,6 +1,8 @@
 """`kaiten serve` with the shipped model: every process real, as a user starts it."""
 
 import asyncio
+import json
+import os
 import re
 import shlex
 import signal
@@ -8,6 +10,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import psutil
@@ -19,10 +24,18 @@ from tests.support.served import ENV, ROOT, WAIT_S, Served
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served() -> Iterator[Served]:
     words = "--max-num-seqs 48 --max-model-len 1024 --metrics-port 0 --log-level warning"
-    with Served(tmp_path_factory.mktemp("data"), *words.split()) as stack:
+    with everybodys_folder() as folder, Served(folder / "data", *words.split()) as stack:
         yield stack
+
+
+@contextmanager
+def everybodys_folder() -> Iterator[Path]:
+    """Every user can enter it, and see what is in it: pytest's own are closed to others."""
+    with TemporaryDirectory(prefix="of-everybody-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +92,80 @@ def test_the_python_snippet_answers(served: Served) -> None:
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.strip()
+
+
+def test_it_listens_on_its_public_ports_and_on_sockets_else(served: Served) -> None:
+    """Metrics were asked for, on loopback: of two schedulers and a worker."""
+    listening = set()
+    for process in psutil.Process(served.process.pid).children(recursive=True):
+        for each in process.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN:
+                listening.add(each.laddr.port)
+    public = {int(url.rpartition(":")[2]) for url in (served.address, served.http_url)}
+    assert len(public) == 2
+    (shown,) = re.findall(r"metrics +(http.*)", served.said)
+    asked = {int(port) for port in re.findall(r"[0-9]:(\d+)", shown)} - public
+    assert len(asked) == 3
+    assert listening == public | asked
+    sockets = sorted(path.name for path in served.data_dir.rglob("*") if path.is_socket())
+    assert sockets == [f"{name}.sock" for name in ("scheduler", "standby", "store", "worker-0")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_reaches_the_public_ports_and_nothing_else(served: Served) -> None:
+    pids = [each.pid for each in psutil.Process(served.process.pid).children(recursive=True)]
+    # Written by this test.
+    ours = {served.data_dir, served.data_dir / "said"}
+    paths = [path for path in served.data_dir.rglob("*") if path not in ours]
+    assert {"logs", "run", "lock"} <= {path.name for path in paths}
+    assert len(pids) >= 5
+    told = stranger(
+        paths=[str(path) for path in paths],
+        environs=[f"/proc/{pid}/environ" for pid in pids],
+        ports=[int(url.rpartition(":")[2]) for url in (served.address, served.http_url)],
+        control=str(served.data_dir / "said"),
+    )
+    assert told == {"opened": [], "connected": 2, "control": True}
+
+
+def stranger(**asked: object) -> dict[str, object]:
+    """What a process of the user `nobody` could open and connect to."""
+    program = """
+import encodings.idna, json, os, socket, sys  # nothing is found later
+asked = json.load(sys.stdin)
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+def opens(path):
+    try:
+        if os.path.isdir(path):
+            os.listdir(path)
+        else:
+            open(path, "rb").read(1)
+        return True
+    except OSError:
+        pass
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(path)
+            return True
+        except OSError:
+            return False
+connected = 0
+for port in asked["ports"]:
+    socket.create_connection(("127.0.0.1", port), timeout=30).close()
+    connected += 1
+opened = [path for path in asked["paths"] + asked["environs"] if opens(path)]
+print(json.dumps({"opened": opened, "connected": connected, "control": opens(asked["control"])}))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=True,
+    )
+    answer: dict[str, object] = json.loads(ran.stdout)
+    return answer
 
 
 async def crowd(address: str, started: asyncio.Event | None = None) -> list[Completion]:

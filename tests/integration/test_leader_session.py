@@ -263,6 +263,20 @@ async def test_another_process_at_its_address_says_that_a_worker_is_dead(ledger:
         assert list(session.roster.links) == ["successor"]
 
 
+async def test_nobody_takes_a_workers_place_by_its_boot_id(ledger: Ledger) -> None:
+    """Neither with a stream nor while it is dialled; once it is forgotten, it may be elsewhere."""
+    async with leading(ledger, worker_timeout_ms=600) as (session, _):
+        session.roster.register(NOWHERE, worker("w"))
+        link = session.roster.links["w"]
+        session.roster.link_opened(link)
+        with pytest.raises(OutOfOrder, match=f"worker w is at {NOWHERE}, and cannot be at"):
+            session.roster.register("127.0.0.1:10", worker("w"))
+        assert session.roster.links == {"w": link}
+        assert "w" in session.core.workers
+        await until(lambda: not session.roster.links, "it is silent, and forgotten")
+        session.roster.register("127.0.0.1:10", worker("w"))
+
+
 async def test_what_the_core_is_told_is_recorded_though_nothing_comes_of_it(
     ledger: Ledger,
 ) -> None:

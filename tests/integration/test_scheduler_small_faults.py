@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import redis.asyncio
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from kaiten.v1.common_pb2 import FINISH_REASON_ERROR, Leader, WorkerDescription
 from kaiten.v1.worker_service_pb2 import ExecuteResponse, Opened, StepResult
@@ -22,6 +24,8 @@ from scheduler_svc.leader_session import TICK_S_MAX
 from scheduler_svc.links import REDIAL_S_FIRST, REDIAL_S_MAX, WorkerLink
 from scheduler_svc.main import SchedulerProcess
 from scheduler_svc.settings import SchedulerSettings
+from service_kit.grpc_server import create_server
+from service_kit.peers import Credential, Peers, make_credential
 from tests.support.answers import until
 from tests.support.play_leader import PlayLeader, submit_record
 from tests.support.relay import Relay
@@ -110,12 +114,15 @@ async def test_an_idle_scheduler_looks_through_its_books_once(
         assert checked == [None]
 
 
+WORKER = WorkerDescription(boot_id="w")
+
+
 class Opener(WorkerServiceServicer):
     """A worker that opens a stream and never says anything more."""
 
     async def Execute(self, requests: Any, context: Any) -> AsyncIterator[ExecuteResponse]:
         await anext(aiter(requests))
-        yield ExecuteResponse(opened=Opened())
+        yield ExecuteResponse(opened=Opened(worker=WORKER))
         await asyncio.Event().wait()
 
 
@@ -147,7 +154,7 @@ async def test_a_worker_whose_host_vanished_is_noticed() -> None:
     async with Relay(f"127.0.0.1:{port}") as relay:
         link = WorkerLink(
             address=relay.address,
-            worker=WorkerDescription(boot_id="w"),
+            worker=WORKER,
             leader=Leader(epoch=1, nonce=1),
             owner=owner,
         )
@@ -164,12 +171,63 @@ async def test_a_worker_whose_host_vanished_is_noticed() -> None:
     assert is_crash is None, "the host may be gone, or only the way there"
 
 
+class Impostor(WorkerServiceServicer):
+    """At the address of a worker that registered, and writes down what it is told."""
+
+    def __init__(self, says: WorkerDescription) -> None:
+        self._says = says
+        self.told: list[str | None] = []
+
+    async def Execute(self, requests: Any, context: Any) -> AsyncIterator[ExecuteResponse]:
+        async for request in requests:
+            self.told.append(request.WhichOneof("message"))
+            yield ExecuteResponse(opened=Opened(worker=self._says))
+
+
+@pytest.mark.parametrize(
+    ("says", "has_credential", "why"),
+    [
+        (WorkerDescription(boot_id="w", fingerprint="lie"), True, "worker.fingerprint was sound"),
+        (WorkerDescription(boot_id="w2", fingerprint="sound"), True, "worker.boot_id was w"),
+        (WorkerDescription(), True, "worker.boot_id was w"),
+        (WorkerDescription(boot_id="w", fingerprint="sound"), False, "did not prove"),
+    ],
+)
+async def test_who_is_not_the_worker_that_registered_is_sent_no_plan(
+    tmp_path: Path, says: WorkerDescription, has_credential: bool, why: str
+) -> None:
+    make_credential(tmp_path / "credential")
+    peers = Peers(Credential(tmp_path / "credential"))
+    impostor, owner = Impostor(says), Owner()
+    interceptors = peers.interceptors() if has_credential else []
+    server = create_server(interceptors=interceptors)
+    add_WorkerServiceServicer_to_server(impostor, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    link = WorkerLink(
+        address=f"127.0.0.1:{port}",
+        worker=WorkerDescription(boot_id="w", fingerprint="sound"),
+        leader=Leader(epoch=1, nonce=1),
+        owner=owner,
+        peers=peers,
+    )
+    with capture_logs() as logs:
+        task = asyncio.create_task(link.run())
+        await until(lambda: len(logs) >= 2, "it is dialled again")
+        task.cancel()
+        await asyncio.wait({task})
+    await server.stop(None)
+    assert not owner.is_open
+    assert set(impostor.told) == {"open"}
+    assert all(why in entry["reason"] for entry in logs if entry["event"] == "worker.disconnected")
+
+
 class Quitter(WorkerServiceServicer):
     """A worker whose streams end as soon as they are open."""
 
     async def Execute(self, requests: Any, context: Any) -> AsyncIterator[ExecuteResponse]:
         await anext(aiter(requests))
-        yield ExecuteResponse(opened=Opened())
+        yield ExecuteResponse(opened=Opened(worker=WORKER))
 
 
 async def test_a_stream_that_ends_as_soon_as_it_opens_is_dialled_at_a_pace(
@@ -188,7 +246,7 @@ async def test_a_stream_that_ends_as_soon_as_it_opens_is_dialled_at_a_pace(
 
     link = WorkerLink(
         address=f"127.0.0.1:{port}",
-        worker=WorkerDescription(boot_id="w"),
+        worker=WORKER,
         leader=Leader(epoch=1, nonce=1),
         owner=Owner(),
     )
@@ -203,7 +261,7 @@ async def test_a_stream_that_ends_as_soon_as_it_opens_is_dialled_at_a_pace(
     assert waits[0] == REDIAL_S_FIRST
 
 
-OPENED = ExecuteResponse(opened=Opened()).SerializeToString()
+OPENED = ExecuteResponse(opened=Opened(worker=WORKER)).SerializeToString()
 
 
 @pytest.mark.parametrize("answers", [[b"\xff"], [b""], [OPENED, b"\xff"], [OPENED, OPENED]])
@@ -227,7 +285,7 @@ async def test_a_peer_that_talks_nonsense_is_put_aside_and_harms_nobody(
     owner = Owner()
     link = WorkerLink(
         address=f"127.0.0.1:{port}",
-        worker=WorkerDescription(boot_id="w"),
+        worker=WORKER,
         leader=Leader(epoch=1, nonce=1),
         owner=owner,
     )

@@ -181,7 +181,10 @@ async def test_one_name_may_stand_for_several_schedulers(model: Path) -> None:
 
 async def test_bound_to_a_wildcard_it_tells_an_address_that_answers(model: Path) -> None:
     fake = FakeScheduler()
-    async with scheduler_at(fake) as port, worker(model, port, grpc_host="0.0.0.0"):
+    async with (
+        scheduler_at(fake) as port,
+        worker(model, port, grpc_host="0.0.0.0", allow_anyone=True),
+    ):
         await fake.until(lambda: len(fake.registered) == 1)
         assert fake.registered[0].address.startswith("127.0.0.1:")
 

@@ -33,12 +33,14 @@ ROOT: Final = Path(__file__).parents[2]
 COMPOSE_FILE: Final = ROOT / "docker-compose.yml"
 START_S: Final = 120.0
 POLL_S: Final = 0.1
-# Answers as `valkey-cli -e -p PORT ping` does, for machines that have no such program.
+# Answers as `valkey-cli --user USER -e -p PORT ping` does, for machines that have no such program.
 _VALKEY_CLI: Final = """
 import os, socket, sys
-assert sys.argv[1:3] == ["-e", "-p"] and sys.argv[4:] == ["ping"], sys.argv
-with socket.create_connection(("127.0.0.1", int(sys.argv[3])), timeout=2) as connection:
-    connection.sendall(f"AUTH {os.environ['REDISCLI_AUTH']}\\r\\nPING\\r\\nQUIT\\r\\n".encode())
+user, port = sys.argv[2], sys.argv[5]
+assert sys.argv[1:] == ["--user", user, "-e", "-p", port, "ping"], sys.argv
+with socket.create_connection(("127.0.0.1", int(port)), timeout=2) as connection:
+    words = f"AUTH {user} {os.environ['REDISCLI_AUTH']}"
+    connection.sendall(f"{words}\\r\\nPING\\r\\nQUIT\\r\\n".encode())
     answer = b"".join(iter(lambda: connection.recv(64), b""))
     sys.exit(answer != b"+OK\\r\\n+PONG\\r\\n+OK\\r\\n")
 """

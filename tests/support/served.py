@@ -129,7 +129,7 @@ def _leads(scheduler: psutil.Process) -> bool:
     """It says so itself."""
     with suppress(psutil.Error, grpc.RpcError):
         words = scheduler.cmdline()
-        address = f"127.0.0.1:{words[words.index('--grpc-port') + 1]}"
+        address = f"unix:{words[words.index('--grpc-socket') + 1]}"
         with grpc.insecure_channel(address) as channel:
             state = SchedulerServiceStub(channel).GetState(GetStateRequest(), timeout=1.0)
             return bool(state.is_leader)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from kaiten.cli import app as cli
-from kaiten.local import packages, services
+from kaiten.cli import packages
+from kaiten.local import services
 from kaiten.local.ports import HeldPort
 from kaiten.mini import CHECKPOINT
 from service_kit.errors import Unauthenticated

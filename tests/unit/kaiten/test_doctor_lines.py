@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kaiten.cli import doctor
-from kaiten.local import packages
+from kaiten.cli import doctor, packages
 from kaiten.local.store import StoreProgram
 
 NEW = StoreProgram(path=Path("/bin/valkey-server"), version=(9, 1))

@@ -20,6 +20,7 @@ from kaiten.local import log_reading, model_source, store
 from kaiten.local.child import Child, ChildSpec
 from kaiten.local.model_source import ModelSource
 from kaiten.local.part_options import GatewayOptions, WorkerOptions
+from kaiten.local.private import NAME_BYTES_MAX, SOCKET_PATH_BYTES_MAX, socket_folder
 from kaiten.local.scheduling import Scheduling
 from kaiten.local.stack import ServeOptions, Stack, planned_stack
 from kaiten.local.start_error import StartError
@@ -122,7 +123,7 @@ def test_a_store_on_path_is_used_when_new_enough(
 
 async def test_the_store_is_durable_private_and_says_when_it_is_up(tmp_path: Path) -> None:
     """A real server: what was acknowledged survives kill -9."""
-    sockets = store.socket_path(tmp_path)
+    sockets = socket_folder(tmp_path) / "store.sock"
     command = store.command(store.choose_program(), tmp_path, sockets)
     assert not await store.answers(sockets)
 
@@ -154,10 +155,10 @@ async def test_the_store_is_durable_private_and_says_when_it_is_up(tmp_path: Pat
 
 def test_a_long_path_moves_the_socket(tmp_path: Path) -> None:
     deep = tmp_path / ("x" * 120)
-    found = store.socket_path(deep)
-    assert len(os.fsencode(found)) <= store.SOCKET_PATH_BYTES_MAX
-    assert found.parent != deep
-    found.parent.rmdir()
+    found = socket_folder(deep)
+    assert len(os.fsencode(found)) + NAME_BYTES_MAX < SOCKET_PATH_BYTES_MAX
+    assert stat.S_IMODE(found.stat().st_mode) == 0o700
+    found.rmdir()
 
 
 def checkpoint(folder: Path, *names: str) -> Path:
@@ -283,9 +284,9 @@ def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
     gateway = flags(stack, "gateway")
     for name in ("scheduler", "standby"):
         assert secrets(stack, name) == {"KAITEN_SCHEDULER_REDIS_URL": stack.redis_url}
-    ports = (scheduler.pop("--grpc-port"), standby.pop("--grpc-port"))
+    sockets = (scheduler.pop("--grpc-socket"), standby.pop("--grpc-socket"))
     assert scheduler == standby, "whichever leads, decides alike"
-    assert tuple(f"127.0.0.1:{port}" for port in ports) == stack.scheduler_addresses
+    assert tuple(f"unix:{socket}" for socket in sockets) == stack.scheduler_addresses
     assert secrets(stack, "gateway") == {"KAITEN_GATEWAY_REDIS_URL": stack.redis_url}
     assert (scheduler["--policy"], scheduler["--order"]) == ("static", "fcfs")
     assert "--preset" not in scheduler, "the scheduler has its own default"
@@ -294,7 +295,7 @@ def test_the_plan_tells_each_service_what_it_must_know(tmp_path: Path) -> None:
     for index in (0, 1):
         worker = flags(stack, f"worker-{index}")
         assert worker["--scheduler"] == ",".join(stack.scheduler_addresses)
-        assert f"127.0.0.1:{worker['--grpc-port']}" == stack.worker_addresses[index]
+        assert f"unix:{worker['--grpc-socket']}" == stack.worker_addresses[index]
         assert (worker["--dtype"], worker["--slots"]) == ("fp32", "4")
         assert (worker["--step-tokens"], worker["--kv-blocks"]) == ("96", "64")
         assert worker["--weight-dtype"] == "int8"

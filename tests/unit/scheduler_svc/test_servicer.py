@@ -1,5 +1,7 @@
 """What a worker that announces itself is refused for, before anybody looks who leads."""
 
+from pathlib import Path
+
 import pytest
 
 from kaiten.v1.common_pb2 import FEATURE_LOGPROBS, Capabilities, WorkerDescription
@@ -23,7 +25,26 @@ SOUND = {
 
 async def register(**changed: int | str | Capabilities) -> None:
     worker = WorkerDescription(**({"boot_id": "b"} | SOUND | changed))  # type: ignore[arg-type]
-    await Servicer(SchedulerSettings()).Register(RegisterRequest(address="a", worker=worker), None)
+    await Servicer(SchedulerSettings()).Register(
+        RegisterRequest(address="a:1", worker=worker), None
+    )
+
+
+@pytest.mark.parametrize("address", ["dns:///host:1", "host", "unix:a", "unix:/run/docker.sock"])
+async def test_what_a_leader_would_not_dial_is_refused(address: str) -> None:
+    """A worker says where it is, and the leader opens a connection to there."""
+    worker = WorkerDescription(**({"boot_id": "b"} | SOUND))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=r"address: must be (host:port|unix:/)"):
+        await Servicer(SchedulerSettings()).Register(
+            RegisterRequest(address=address, worker=worker), None
+        )
+
+
+async def test_sockets_are_dialled_by_who_listens_on_one() -> None:
+    worker = WorkerDescription(**({"boot_id": "b"} | SOUND))  # type: ignore[arg-type]
+    servicer = Servicer(SchedulerSettings(grpc_socket=Path("/run/scheduler.sock")))
+    with pytest.raises(NotLeader):
+        await servicer.Register(RegisterRequest(address="unix:/run/w.sock", worker=worker), None)
 
 
 @pytest.mark.parametrize("field", ["block_size", "block_count", "slots_max", "vocab_size"])
@@ -51,7 +72,7 @@ async def test_a_worker_with_more_layer_groups_than_layers_is_refused() -> None:
     worker = WorkerDescription(**({"boot_id": "b"} | SOUND))  # type: ignore[arg-type]
     for _ in range(65):
         worker.capabilities.layer_groups.add()
-    request = RegisterRequest(address="a", worker=worker)
+    request = RegisterRequest(address="a:1", worker=worker)
     with pytest.raises(InvalidRequest, match=r"layer_groups: must be at most 64, got 65"):
         await Servicer(SchedulerSettings()).Register(request, None)
 

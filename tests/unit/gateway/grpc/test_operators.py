@@ -57,7 +57,7 @@ class FakeArchive:
 
     HOLDS: dict[str, int | str] = {}  # noqa: RUF012 - each test sets its own
 
-    def __init__(self, address: str, _request: object) -> None:
+    def __init__(self, address: str, _request: object, _peers: object) -> None:
         self._held = self.HOLDS[address]
         self.is_kept = self._held != "NOT_FOUND"
         self.problem = self._held if isinstance(self._held, str) else ""
