@@ -167,10 +167,6 @@ class ChatBody(GenerationBody):
         prompt = chat_prompt(self.messages, options | (self.chat_template_kwargs or {}))
         return [self.ask(prompt, limits, logprobs=self._logprobs(), max_tokens=limit)]
 
-    @property
-    def shows_logprobs(self) -> bool:
-        return bool(self.logprobs)
-
     def _logprobs(self) -> int | None:
         if self.logprobs:
             return self.top_logprobs or 0

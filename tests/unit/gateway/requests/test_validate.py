@@ -373,7 +373,7 @@ def test_both_protocols_and_the_client_ask_for_the_same() -> None:
 
 
 def test_every_sampling_field_of_the_proto_has_its_places() -> None:
-    """Both doors, the client, a bound and the worker's row: a field left out of one is found here."""
+    """Both doors, the client, a bound and the worker's row: none of them was forgotten."""
     named = {"bad_words_token_ids": "bad_words"}
     for body in (CompletionBody, ChatBody):
         read = {named.get(name, name) for name in body.model_fields}
