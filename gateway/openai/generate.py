@@ -82,9 +82,19 @@ def _timeout_s(given: str) -> float | None:
 
 
 HEADERS: Final = (
-    parameter("header", "idempotency-key", f"({REQUEST_ID.pattern})?", "names it, for repeats"),
+    parameter(
+        "header",
+        "idempotency-key",
+        f"({REQUEST_ID.pattern})?",
+        "names the request: the same key and body again is the same request",
+    ),
     parameter("header", "traceparent", "", "W3C trace context; one that is none is ignored"),
-    parameter("header", TIMEOUT_HEADER, f"({TIMEOUT_S.pattern})?", "of the whole answer; then 504"),
+    parameter(
+        "header",
+        TIMEOUT_HEADER,
+        f"({TIMEOUT_S.pattern})?",
+        "seconds, more than 0, for the whole answer; then 504, or an event that says so",
+    ),
 )
 
 
