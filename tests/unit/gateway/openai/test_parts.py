@@ -155,6 +155,19 @@ async def test_a_chat_whole_with_its_prompt() -> None:
     )
 
 
+async def test_a_long_choice_is_put_together_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def whole() -> bytes:
+        more = [Delta(0, 2 + index, [72], "x", []) for index in range(20)]
+        generation = told(PROMPT, *more, logprobs=True)
+        parts = parts_of(generation, Shown(token_ids=True, prompt_logprobs=0), Echo("ab", 0))
+        return to_json(COMPLETION.reply(HEAD, await parts.collect(), parts.ends()))
+
+    expected = await whole()
+    assert b"ab" + b"x" * 20 in expected
+    monkeypatch.setattr("gateway.openai.parts.PARTS_MAX", 3)
+    assert await whole() == expected
+
+
 @pytest.mark.parametrize("form", [CHAT, COMPLETION])
 async def test_a_prompt_that_nobody_asked_to_see_is_no_chunk(form: Format) -> None:
     """Whoever comes back to a stream did not ask for what the request asked for."""
