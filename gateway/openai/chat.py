@@ -9,7 +9,7 @@ from gateway.openai.generate import generating
 from gateway.openai.generation_body import GenerationBody
 from gateway.openai.logprobs import PromptLogprobs, TokenLogprob
 from gateway.openai.parts import Chunk, Fields, Format, Head, Part, Position, Reason, TokenIds
-from gateway.openai.request_body import FIRST, Options, RequestBody
+from gateway.openai.request_body import FAIL_FAST, Options, RequestBody
 from gateway.openai.usage import Count, Timing, Usage
 from gateway.requests.validation import Limits
 from gateway.values.generation_request import Ask, ChatPrompt, Message
@@ -121,7 +121,7 @@ class ChatMessageBody(RequestBody):
     """A turn. Keys that only matter for tools or display may be there if they say nothing."""
 
     role: str
-    content: str | Annotated[list[TextPart], FIRST] | None = None
+    content: str | Annotated[list[TextPart], FAIL_FAST] | None = None
     name: str | None = None
     """Who of that role speaks, for chat templates that show it."""
     refusal: None = None
@@ -142,7 +142,7 @@ class ChatBody(GenerationBody):
     FORMAT = CHAT
     identity = CHAT.id_prefix.encode()
 
-    messages: Annotated[list[ChatMessageBody], FIRST]
+    messages: Annotated[list[ChatMessageBody], FAIL_FAST]
     """What the model's chat template takes; together they leave room for an output token. Texts
     are bounded in bytes of UTF-8, all of them together."""
     max_completion_tokens: int | None = None
@@ -166,10 +166,6 @@ class ChatBody(GenerationBody):
         options: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
         prompt = chat_prompt(self.messages, options | (self.chat_template_kwargs or {}))
         return [self.ask(prompt, limits, logprobs=self._logprobs(), max_tokens=limit)]
-
-    @property
-    def shows_logprobs(self) -> bool:
-        return bool(self.logprobs)
 
     def _logprobs(self) -> int | None:
         if self.logprobs:

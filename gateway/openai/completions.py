@@ -122,10 +122,6 @@ class CompletionBody(GenerationBody):
         asks = [self.ask(prompt, limits, **given) for prompt in prompts]
         return [replace(ask, default_max_tokens=COMPLETION_TOKENS) for ask in asks]
 
-    @property
-    def shows_logprobs(self) -> bool:
-        return self.logprobs is not None
-
     def echoed(self, prompt: Prompt, pieces: Pieces) -> Echo:
         """The prompt's text, for whoever wants to see it again."""
         if not self.echo:

@@ -8,9 +8,9 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from gateway.http.exchange import Exchange
-from gateway.openai.generation_body import GenerationBody
+from gateway.openai.generation_body import GenerationBody, StreamOptions
 from gateway.openai.operation import GENERATES, Api, Operation, parameter
-from gateway.openai.parts import Parts, head_of, send_stream
+from gateway.openai.parts import Parts, Shown, head_of, send_stream
 from gateway.requests.validation import REQUEST_ID
 from gateway.values.generation_request import Ask
 from service_kit.errors import InvalidRequest
@@ -41,9 +41,16 @@ async def generate(api: Api, exchange: Exchange, body: GenerationBody) -> None:
             generations.append(generation)
         head = head_of(form.id_prefix + generations[0].accepted.request_id, api.front.card.name)
         echoes = [body.echoed(ask.prompt, api.front.card.pieces) for ask in asks]
-        parts = Parts(generations, api.formatter, body.shown, echoes)
+        options = body.stream_options or StreamOptions()
+        shown = Shown(
+            logprobs=asks[0].sampling.HasField("logprobs"),
+            token_ids=asks[0].return_token_ids,
+            positions=options.include_position,
+            prompt_logprobs=body.prompt_logprobs,
+        )
+        parts = Parts(generations, api.formatter, shown, echoes)
         if body.stream:
-            usage, ping_s = body.stream_shows.include_usage, api.config.sse_ping_s
+            usage, ping_s = options.include_usage, api.config.sse_ping_s
             await send_stream(exchange, form, head, parts, with_usage=usage, ping_s=ping_s)
         elif body.background:
             await exchange.send_json(202, QueuedRequest(id=head["id"]))
@@ -75,9 +82,19 @@ def _timeout_s(given: str) -> float | None:
 
 
 HEADERS: Final = (
-    parameter("header", "idempotency-key", f"({REQUEST_ID.pattern})?", "names it, for repeats"),
+    parameter(
+        "header",
+        "idempotency-key",
+        f"({REQUEST_ID.pattern})?",
+        "names the request: the same key and body again is the same request",
+    ),
     parameter("header", "traceparent", "", "W3C trace context; one that is none is ignored"),
-    parameter("header", TIMEOUT_HEADER, f"({TIMEOUT_S.pattern})?", "of the whole answer; then 504"),
+    parameter(
+        "header",
+        TIMEOUT_HEADER,
+        f"({TIMEOUT_S.pattern})?",
+        "seconds, more than 0, for the whole answer; then 504, or an event that says so",
+    ),
 )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from gateway.http.json_body import cut
-from gateway.openai.parts import Echo, Format, Shown
+from gateway.openai.parts import Echo, Format
 from gateway.openai.request_body import Biases, IdLists, Ids, RequestBody, Texts
 from gateway.requests.validation import Limits, sampling_from
 from gateway.text.detokenizer import Pieces
@@ -111,24 +111,6 @@ class GenerationBody(RequestBody):
         given["logit_bias"] = _biases(self.logit_bias or {})
         given["bad_words"] = self.bad_words_token_ids
         return given
-
-    @property
-    @abstractmethod
-    def shows_logprobs(self) -> bool:
-        """Of the output."""
-
-    @property
-    def shown(self) -> Shown:
-        return Shown(
-            logprobs=self.shows_logprobs,
-            token_ids=bool(self.return_token_ids),
-            positions=self.stream_shows.include_position,
-            prompt_logprobs=self.prompt_logprobs,
-        )
-
-    @property
-    def stream_shows(self) -> StreamOptions:
-        return self.stream_options or StreamOptions()
 
     def echoed(self, prompt: Prompt, pieces: Pieces) -> Echo:
         """What the answer shows of this prompt of its."""

@@ -1,12 +1,12 @@
 """The OpenAPI document of every route: of what is declared, and of the models that read and write.
 
-Request bodies are the models that read them, with the bounds of `validation` (`openapi_bounds`);
-replies are the Structs that write them. `/docs` shows it.
+Request bodies are the models that read them, with the bounds of `validation`; what depends on two
+fields, on the tokenizer or on sums is in descriptions. Replies are the Structs that write them.
 """
 
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -16,11 +16,23 @@ import msgspec
 
 from gateway.http.errors import Error
 from gateway.http.exchange import Exchange
+from gateway.http.json_body import STRINGS_MAX
 from gateway.http.json_reply import to_json
 from gateway.http.middleware import OPEN_PATHS
-from gateway.openai import openapi_bounds
+from gateway.openai.generation_body import SEED_MIN
 from gateway.openai.operation import OPEN, Api, Operation
-from gateway.requests.validation import Limits
+from gateway.openai.request_body import HARMLESS, NEUTRAL, RequestBody
+from gateway.requests.validation import (
+    BIAS_MAX,
+    NAME,
+    NUMBERS,
+    POSITIVES,
+    TOKEN_BYTES_MAX,
+    Limits,
+    id_lists,
+    integers,
+)
+from gateway.tenants import PRIORITY_MAX
 
 Schema = dict[str, Any]
 REFERENCE: Final = "#/components/schemas/{name}"
@@ -47,6 +59,13 @@ ABOUT: Final = (
     "Every answer carries x-request-id, the request's own if it is a name; every error"
     " x-should-retry, and retry-after and retry-after-ms if waiting helps. GET answers HEAD too."
     " Failures in mid-stream are an event whose data is an Error, before [DONE]."
+)
+# By field, then by the kind of its values: "integer", "array[integer]", …
+Rules = Mapping[str, Mapping[str, Schema]]
+# For every body. JSON schema cannot tell 1.0 from 1, nor half a character from a whole one.
+WRITTEN: Final = (
+    " Whole numbers are written without a fraction; texts are valid Unicode, without lone"
+    " surrogates. At most {values} values and {strings} strings."
 )
 PAGE: Final = Path(__file__).with_name("docs.html").read_bytes()
 
@@ -76,9 +95,9 @@ def document(
 ) -> Schema:
     """OpenAPI 3.1, with this gateway's own limits."""
     bodies = [each.body for each in operations if each.body is not None]
-    schemas = openapi_bounds.schemas(
-        bodies, model, limits, prompts_max, refuses_unknown=refuses_unknown
-    )
+    schemas = _body_schemas(bodies, model, limits, prompts_max)
+    for schema in schemas.values():
+        schema["additionalProperties"] = not refuses_unknown
     written = [Error, *(each for operation in operations for each in _written(operation))]
     _, components = msgspec.json.schema_components(written, ref_template=REFERENCE)
     for schema in components.values():
@@ -137,6 +156,123 @@ def _schema(kinds: Sequence[type]) -> Schema:
         for kind in kinds
     ]
     return several[0] if len(several) == 1 else {"anyOf": several}
+
+
+def _body_schemas(
+    bodies: Iterable[type[RequestBody]], model: str, limits: Limits, prompts_max: int
+) -> Schema:
+    """By name; those that only stand inside of others too."""
+    found: Schema = {}
+    for body in bodies:
+        schema = body.model_json_schema(ref_template=REFERENCE.replace("name", "model"))
+        found |= schema.pop("$defs", {})
+        schema["description"] += WRITTEN.format(values=limits.body_values_max, strings=STRINGS_MAX)
+        schema["properties"] |= _unused()
+        found[body.__name__] = schema
+    rules = _rules(model, limits, prompts_max)
+    for schema in found.values():
+        for field, property_ in schema["properties"].items():
+            _restrict(property_, rules.get(field, {}))
+    return found
+
+
+def _unused() -> Schema:
+    """OpenAI's fields that change nothing here."""
+    ignored = {name: {"description": "accepted and ignored"} for name in sorted(HARMLESS)}
+    neutral = {
+        name: {"enum": list(values), "description": "not supported: accepted where it asks nothing"}
+        for name, values in NEUTRAL.items()
+    }
+    return ignored | neutral
+
+
+def _restrict(schema: Schema, rules: Mapping[str, Schema]) -> None:
+    """Add the rules of each kind, wherever in the alternatives it stands."""
+    schema.update(rules.get(_kind(schema), {}))
+    for inner in (*schema.get("anyOf", ()), _inner(schema)):
+        if inner:
+            _restrict(inner, rules)
+
+
+def _kind(schema: Schema) -> str:
+    kind, inner = str(schema.get("type", "")), _inner(schema)
+    return f"{kind}[{_kind(inner)}]" if inner else kind
+
+
+def _inner(schema: Schema) -> Schema | None:
+    """Of what the values of a list or an object are."""
+    inner = schema.get("items") or schema.get("additionalProperties")
+    return inner if isinstance(inner, dict) else None
+
+
+def _rules(model: str, limits: Limits, prompts_max: int) -> Rules:
+    ids, names = {"integer": _between(0, limits.vocab_size - 1)}, limits.template_options
+    prompt_ids = ids | {"array[integer]": _items(1, limits.context_tokens_max - 1)}
+    # A character has at least one byte.
+    bytes_max = min(limits.text_bytes_max, limits.context_tokens_max * TOKEN_BYTES_MAX)
+    text, several = {"string": {"maxLength": bytes_max}}, _items(1, prompts_max)
+    bad_words = {
+        "array[integer]": _items(1, limits.bad_word_tokens_max),
+        "array[array[integer]]": _items(0, limits.bad_words_max),
+    }
+    return {
+        **_number_rules(limits),
+        **{name: ids | {"array[integer]": _items(0, n)} for name, n in id_lists(limits).items()},
+        "model": {"string": {"enum": [model, ""]}},
+        "stop": {
+            "string": {"minLength": 1, "maxLength": limits.stop_chars_max},
+            "array[string]": _items(0, limits.stops_max),
+        },
+        # Type string and enum null: nothing.
+        "reasoning_effort": {"string": {} if "reasoning_effort" in names else {"enum": [None]}},
+        "chat_template_kwargs": {"object[]": {"propertyNames": {"enum": sorted(names)}}},
+        "prompt": prompt_ids | text | {"array[string]": several, "array[array[integer]]": several},
+        "tokens": prompt_ids,
+        "messages": {"array[]": _items(1, limits.messages_max)},
+        "name": {"string": {"pattern": f"^({NAME.pattern})?$"}},
+        "role": {"string": {"enum": _roles(limits.roles)}},
+        "content": text,
+        "bad_words_token_ids": ids | bad_words,
+        "logit_bias": {
+            "number": _between(-BIAS_MAX, BIAS_MAX),
+            # Those of the vocabulary.
+            "object[number]": {
+                "maxProperties": limits.biases_max,
+                "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
+            },
+        },
+    }
+
+
+def _number_rules(limits: Limits) -> Rules:
+    bounds = integers(limits)
+    # A prompt has at least one token.
+    output = (0, limits.context_tokens_max - 1)
+    bounds |= dict.fromkeys(("max_tokens", "max_completion_tokens", "min_tokens"), output)
+    bounds |= dict.fromkeys(("n", "best_of"), (1, limits.choices_max))
+    # What these are before they become unsigned.
+    bounds |= {"top_k": (-1, bounds["top_k"][1]), "seed": (SEED_MIN, bounds["seed"][1])}
+    bounds |= {"top_logprobs": bounds["logprobs"], "priority": (-PRIORITY_MAX, PRIORITY_MAX)}
+    above_0 = {"exclusiveMinimum": 0}
+    return (
+        {name: {"integer": _between(*each)} for name, each in bounds.items()}
+        | {name: {"number": _between(*each)} for name, each in NUMBERS.items()}
+        | {name: {"number": above_0 | {"maximum": most}} for name, most in POSITIVES.items()}
+    )
+
+
+def _between(least: float, most: float) -> Schema:
+    return {"minimum": least, "maximum": most}
+
+
+def _items(least: int, most: int) -> Schema:
+    return {"minItems": least, "maxItems": most}
+
+
+def _roles(roles: frozenset[str]) -> list[str]:
+    """ "developer" is read as "system"."""
+    read = {"developer"} if "system" in roles else set()
+    return sorted(roles - {"developer"} | read)
 
 
 async def openapi(api: Api, exchange: Exchange, _body: None) -> None:

@@ -76,7 +76,7 @@ class Operation:
     others: Mapping[int, type] = field(default_factory=dict)
 
 
-class Path:
+class PathApp:
     """All operations of a path, as an ASGI application."""
 
     def __init__(self, api: Api, operations: Sequence[Operation]) -> None:
@@ -105,7 +105,7 @@ def routes_of(api: Api) -> list[Route]:
     for each in api.operations:
         paths.setdefault(each.path, []).append(each)
     return [
-        Route(path, Path(api, several), methods=[each.method for each in several])
+        Route(path, PathApp(api, several), methods=[each.method for each in several])
         for path, several in paths.items()
     ]
 

@@ -20,6 +20,8 @@ from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import Cancelled, DeadlineExceeded, Failed
 
+# Of one choice, before they are put together: each takes more than its text.
+PARTS_MAX: Final = 1024
 Fields = dict[str, Any]
 Reason = Literal["stop", "length"]
 TokenIds = Annotated[list[Count], Meta(description="with return_token_ids")]
@@ -137,7 +139,10 @@ class Parts:
         async with aclosing(self.batches()) as batches:
             async for parts in batches:
                 for part in parts:
-                    found[part.choice].append(part)
+                    so_far = found[part.choice]
+                    so_far.append(part)
+                    if len(so_far) > PARTS_MAX:
+                        so_far[:] = [self._whole(part.choice, so_far)]
                     if is_strict and part.end is not None:
                         reason_of(part.end)
         return [self._whole(choice, parts) for choice, parts in enumerate(found)]
@@ -187,13 +192,13 @@ class Parts:
         """The same for each of its choices, if it is told at all."""
         echo, most = self._prompts[first][1], self._shown.prompt_logprobs
         part = Part(first)
+        if echo.top is None and most is None:
+            return ()
         if echo.top is not None:
             tokens = self._formatter.prompt(event, echo.top)
             part = part._replace(text=echo.text, logprobs=tokens)
         if most is not None:
             part = part._replace(prompt_logprobs=self._formatter.prompt_by_id(event, most))
-        if part == Part(first):
-            return ()
         indexes = range(first, first + event.choices)
         self._chars.update(dict.fromkeys(indexes, len(part.text)))
         return [part._replace(choice=each) for each in indexes]

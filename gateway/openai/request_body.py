@@ -56,10 +56,10 @@ def _few(value: object, info: ValidationInfo) -> object:
 
 
 # Of a list or an object with a million mistakes the first is enough.
-FIRST: Final = Field(fail_fast=True)
-Texts = Annotated[list[str], FIRST]
-Ids = Annotated[list[int], FIRST]
-IdLists = Annotated[list[Ids], FIRST]
+FAIL_FAST: Final = Field(fail_fast=True)
+Texts = Annotated[list[str], FAIL_FAST]
+Ids = Annotated[list[int], FAIL_FAST]
+IdLists = Annotated[list[Ids], FAIL_FAST]
 Options = Annotated[dict[str, bool | int | str | None], BeforeValidator(_few)]
 Biases = Annotated[dict[str, float], BeforeValidator(_few)]
 

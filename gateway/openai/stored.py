@@ -40,10 +40,6 @@ class RequestReply(Struct, kw_only=True):
     object: Literal["request"] = "request"
 
 
-class QueuedRequest(RequestReply, kw_only=True):
-    status: Literal["queued"] = "queued"
-
-
 class QueuePlace(Struct):
     position: Count
     reason: str
@@ -157,10 +153,17 @@ def _positions(text: str) -> Sequence[int]:
     return positions
 
 
-ID: Final = parameter("path", "id", f"(chatcmpl-|cmpl-)?{REQUEST_ID.pattern}", "of its response")
+ID: Final = parameter(
+    "path", "id", f"(chatcmpl-|cmpl-)?{REQUEST_ID.pattern}", "as its answer has it"
+)
 RESUMING: Final = (
     ID,
-    parameter("query", "starting_after", POSITIONS.pattern, "output tokens you have, per choice"),
+    parameter(
+        "query",
+        "starting_after",
+        POSITIONS.pattern,
+        "output tokens the client has, one number per choice, separated by commas",
+    ),
     parameter("query", "stream", "", "true or 1: a stream, as accept: text/event-stream"),
 )
 PATH: Final = "/v1/requests/{id}"

@@ -9,7 +9,7 @@ from msgspec import Struct
 from gateway.http.exchange import Exchange
 from gateway.openai.chat import ChatMessageBody, chat_prompt
 from gateway.openai.operation import READS, Api, Operation
-from gateway.openai.request_body import FIRST, Ids, Options, RequestBody
+from gateway.openai.request_body import FAIL_FAST, Ids, Options, RequestBody
 from gateway.openai.usage import Count
 from gateway.values.generation_request import Ask, Prompt, TextPrompt, TokenPrompt
 from service_kit.errors import InvalidRequest
@@ -24,7 +24,7 @@ class TokenizeBody(RequestBody):
     model: str | None = None
     prompt: str | None = None
     """This, or messages."""
-    messages: Annotated[list[ChatMessageBody], FIRST] | None = None
+    messages: Annotated[list[ChatMessageBody], FAIL_FAST] | None = None
     chat_template_kwargs: Options | None = None
     """Needs messages."""
 

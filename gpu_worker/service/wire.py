@@ -26,6 +26,11 @@ _REASONS: Final = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
 }
+_PLAIN_SAMPLING: Final = tuple(
+    each.name
+    for each in worker_service_pb2.RowSampling.DESCRIPTOR.fields
+    if isinstance(each.default_value, int | float) and not each.has_presence
+)
 # Of the plans that are read here.
 PLAN_VERSION: Final = 1
 FEATURES: Final = (
@@ -104,21 +109,13 @@ def _join_from_proto(message: worker_service_pb2.Join) -> Join:
 
 
 def _sampling_from_proto(message: worker_service_pb2.RowSampling) -> RowSampling:
+    """Fields of the same name; those that are no plain value are written otherwise here."""
+    values = {name: getattr(message, name) for name in _PLAIN_SAMPLING}
+    # 0 was written by whoever did not know the field.
+    values["repetition_penalty"] = message.repetition_penalty or 1.0
     return RowSampling(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        min_p=message.min_p,
-        seed=message.seed,
-        choice=message.choice,
-        max_tokens=message.max_tokens,
-        min_tokens=message.min_tokens,
+        **values,
         stop_token_ids=tuple(message.stop_token_ids),
-        logprobs=message.logprobs,
-        # 0 was written by whoever did not know the field.
-        repetition_penalty=message.repetition_penalty or 1.0,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
         logit_bias=tuple((each.token_id, each.bias) for each in message.logit_bias),
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),

@@ -16,17 +16,22 @@ from gateway.openai.chat import ChatBody
 from gateway.openai.completions import CompletionBody
 from gateway.openai.request_body import parse
 from gateway.requests.validation import (
+    NUMBERS,
+    POSITIVES,
+    ROW_FIELDS,
     Limits,
     Model,
     PromptTooLong,
     check,
+    id_lists,
+    integers,
     sampling_from,
     to_record,
 )
 from gateway.tenants import Tenant
 from gateway.text.model_card import SamplingDefaults
 from gateway.values.generation_request import Ask, TextPrompt, TokenPrompt
-from kaiten.client.request import request_from
+from kaiten.client.request import GenerateOptions, request_from
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import SamplingParams, TokenBias, TokenSequence
 from kaiten.v1.ledger_pb2 import SubmitRecord
@@ -365,6 +370,19 @@ def test_both_protocols_and_the_client_ask_for_the_same() -> None:
     parsed_body = parse(CompletionBody, JsonBody.of(body.encode()))
     (parsed,) = parsed_body.asks(LIMITS, prompts_max=1)
     assert (parsed.sampling, parsed.default_max_tokens) == (asked.sampling, 16)
+
+
+def test_every_sampling_field_of_the_proto_has_its_places() -> None:
+    """Both doors, the client, a bound and the worker's row: none of them was forgotten."""
+    named = {"bad_words_token_ids": "bad_words"}
+    for body in (CompletionBody, ChatBody):
+        read = {named.get(name, name) for name in body.model_fields}
+        assert set(SamplingParams.DESCRIPTOR.fields_by_name) <= read
+    fields = set(SamplingParams.DESCRIPTOR.fields_by_name)
+    assert fields <= set(GenerateOptions.__annotations__)
+    bounded = {*NUMBERS, *POSITIVES, *integers(LIMITS), *id_lists(LIMITS)}
+    assert fields - bounded == {"ignore_eos", "logit_bias", "bad_words"}
+    assert fields - ROW_FIELDS == {"ignore_eos"}
 
 
 def test_a_repeat_may_ask_for_another_presentation_only() -> None:
