@@ -104,6 +104,23 @@ class GatewayOptions:
         Path | None,
         Parameter(help="tenants and their keys, see `kaiten keygen`; default: no keys"),
     ] = None
+    tls_cert: Annotated[
+        Path | None,
+        Parameter(
+            name=("--tls-cert", "--ssl-certfile"),
+            help="PEM certificate of both ports; default: no TLS. Renewed without a restart",
+        ),
+    ] = None
+    tls_key: Annotated[
+        Path | None, Parameter(name=("--tls-key", "--ssl-keyfile"), help="its key")
+    ] = None
+    tls_client_ca: Annotated[
+        Path | None,
+        Parameter(
+            name=("--tls-client-ca", "--ssl-ca-certs"),
+            help="PEM authorities: only clients with a certificate of theirs; default: everybody",
+        ),
+    ] = None
     cors_origins: Annotated[
         str | None,
         Parameter(

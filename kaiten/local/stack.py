@@ -2,13 +2,14 @@
 
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from kaiten.local import services, store
 from kaiten.local.child import ChildSpec
@@ -16,6 +17,8 @@ from kaiten.local.health import answers, is_serving
 from kaiten.local.model_source import ModelSource
 from kaiten.local.part_options import GatewayOptions, WorkerOptions, flags_of
 from kaiten.local.ports import LOOPBACK, HeldPort, claim
+from kaiten.local.private import socket_folder, unix_address
+from kaiten.local.public_tls import PublicTls
 from kaiten.local.scheduling import Scheduling
 from kaiten.local.start_error import StartError
 
@@ -67,6 +70,9 @@ class Stack:
     scheduler_addresses: tuple[str, ...]
     # On loopback, of the schedulers, then of the workers; none: nobody asked.
     metrics_ports: tuple[int, ...] = ()
+    # Both ports' TLS, if they have any; and the gateway for this user, without it.
+    tls: PublicTls | None = None
+    private_address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +86,14 @@ class _Inner:
         host, port = self.address.rsplit(":", 1)
         told = ("--grpc-host", host, "--grpc-port", port)
         return (*told, *_flags({"--metrics-port": self.metrics_port}))
+
+
+class _Door(NamedTuple):
+    """Where the gateway listens: for everybody, and for this user."""
+
+    grpc_port: int
+    http_port: int
+    socket: Path
 
 
 @contextmanager
@@ -98,7 +112,10 @@ def planned_stack(options: ServeOptions) -> Iterator[Stack]:
             )
             for index in range(len(SCHEDULERS) + options.workers)
         ]
-        yield _plan(options, grpc_port.number, http_port.number, inner)
+        sockets = socket_folder(options.data_dir / "run")
+        held.callback(shutil.rmtree, sockets, ignore_errors=True)
+        door = _Door(grpc_port.number, http_port.number, sockets / "gateway.sock")
+        yield _plan(options, door, inner)
 
 
 def _metrics_port(options: ServeOptions, index: int, held: ExitStack) -> int | None:
@@ -109,7 +126,7 @@ def _metrics_port(options: ServeOptions, index: int, held: ExitStack) -> int | N
     return held.enter_context(claim(LOOPBACK, first and first + index, "--metrics-port")).number
 
 
-def _plan(options: ServeOptions, grpc_port: int, http_port: int, inner: Sequence[_Inner]) -> Stack:
+def _plan(options: ServeOptions, door: _Door, inner: Sequence[_Inner]) -> Stack:
     """`inner`: of the schedulers, then of the workers."""
     stores, redis_url = _store(options)
     of_schedulers, of_workers = inner[: len(SCHEDULERS)], inner[len(SCHEDULERS) :]
@@ -125,15 +142,19 @@ def _plan(options: ServeOptions, grpc_port: int, http_port: int, inner: Sequence
     services = (
         *schedulers,
         *workers,
-        _gateway(options, redis_url, grpc_port, http_port),
+        _gateway(options, redis_url, door),
     )
     worker_names = tuple(worker.name for worker in workers)
+    tls, host = PublicTls.of(options.gateway), _reachable(options.host)
+    host = host if tls is None else tls.name_for(host)
     return Stack(
         stages=(stores, services) if stores else (services,),
         stop_order=(("gateway",), SCHEDULERS, worker_names, ("store",)),
         redis_url=redis_url,
-        grpc_address=f"{_reachable(options.host)}:{grpc_port}",
-        http_url=f"http://{_reachable(options.host)}:{http_port}",
+        grpc_address=f"{host}:{door.grpc_port}",
+        http_url=f"{'https' if tls else 'http'}://{host}:{door.http_port}",
+        tls=tls,
+        private_address=unix_address(door.socket),
         worker_addresses=tuple(place.address for place in of_workers),
         scheduler_addresses=scheduler_addresses,
         metrics_ports=tuple(place.metrics_port for place in inner if place.metrics_port),
@@ -198,16 +219,19 @@ def _worker(
     )
 
 
-def _gateway(options: ServeOptions, redis_url: str, grpc_port: int, http_port: int) -> ChildSpec:
+def _gateway(options: ServeOptions, redis_url: str, door: _Door) -> ChildSpec:
+    """Asked by its socket whether it is well: the ports may want a certificate that we do not have,
+    and be called by a name that does not lead here."""
     return _service(
         options,
         "gateway",
-        f"{_reachable(options.host)}:{grpc_port}",
+        unix_address(door.socket),
         "gateway",
         *("--cell", options.cell),
         *("--model", str(options.model.folder), "--served-model-name", options.model.name),
-        *("--grpc-host", options.host, "--grpc-port", str(grpc_port)),
-        *("--http-host", options.host, "--http-port", str(http_port)),
+        *("--grpc-host", options.host, "--grpc-port", str(door.grpc_port)),
+        *("--http-host", options.host, "--http-port", str(door.http_port)),
+        *("--grpc-socket", str(door.socket)),
         *_flags(flags_of(options.gateway)),
         environ={"KAITEN_GATEWAY_REDIS_URL": redis_url},
     )
