@@ -30,10 +30,18 @@ from ledger import LedgerLimits
 from service_kit import logs, settings, telemetry
 from service_kit.addresses import is_loopback
 from service_kit.clock import SystemClock
-from service_kit.grpc_server import ServerLimits, add_health, add_reflection, bind, create_server
+from service_kit.grpc_server import (
+    ServerLimits,
+    add_health,
+    add_reflection,
+    bind,
+    bind_unix,
+    create_server,
+)
 from service_kit.lifecycle import launch
 from service_kit.metrics import Metrics, seen
 from service_kit.peers import Peers
+from service_kit.tls import ServerTls
 
 log = structlog.get_logger()
 
@@ -52,6 +60,7 @@ class GatewayService:
         self._config = config
         self.drain_s = config.drain_s
         self._peers = Peers.of(config)
+        self._tls = ServerTls.of(config)
         name = config.served_model_name or config.model.expanduser().resolve().name
         self._card = model_card.load(model_files.find(config.model), name)
         self.link = LedgerLink(
@@ -92,6 +101,7 @@ class GatewayService:
                 body_s_max=config.body_s_max,
                 connections_max=config.http_connections_max,
             ),
+            None if self._tls is None else self._tls.http_context,
         )
         self._grpc: grpc.aio.Server | None = None
         self._releasing: asyncio.Task[None] | None = None
@@ -115,8 +125,7 @@ class GatewayService:
         if self._config.reflection:
             names = [*inference.SERVICE_NAMES, "grpc.health.v1.Health"]
             add_reflection(self._grpc, names, self._config.watches_max)
-        self.grpc_port = bind(self._grpc, self._config.grpc_host, self._config.grpc_port)
-        self.http_port = self._http.bind()
+        self._bind(self._grpc)
         await self.link.open()
         if self._template is not None:
             await self._template.start()
@@ -126,8 +135,18 @@ class GatewayService:
         return {
             "model": self._card.name,
             "grpc": f"{self._config.grpc_host}:{self.grpc_port}",
-            "http": f"http://{self._config.http_host}:{self.http_port}",
+            "http": f"{'https' if self._tls else 'http'}://"
+            f"{self._config.http_host}:{self.http_port}",
         }
+
+    def _bind(self, server: grpc.aio.Server) -> None:
+        """Both ports, and the socket of whoever is of this user."""
+        config = self._config
+        credentials = None if self._tls is None else self._tls.grpc_credentials()
+        self.grpc_port = bind(server, config.grpc_host, config.grpc_port, credentials=credentials)
+        if config.grpc_socket is not None:
+            bind_unix(server, config.grpc_socket.expanduser().absolute())
+        self.http_port = self._http.bind()
 
     async def serve(self) -> None:
         # Cancels outlive the drain: what clients left behind must still be told to the ledger.
@@ -137,6 +156,8 @@ class GatewayService:
             tasks.create_task(self._readiness.run())
             if self._keys_file is not None:
                 tasks.create_task(self._keys_file.follow(SystemClock()))
+            if self._tls is not None:
+                tasks.create_task(self._tls.follow(SystemClock()))
             tasks.create_task(self._http.serve())
 
     async def drain(self) -> None:

@@ -97,6 +97,20 @@ class GatewaySettings(RequestLimits, PeerSettings):
     grpc_port: int = Field(default=50051, ge=0, le=65535, description="0: any free port")
     http_host: str = "127.0.0.1"
     http_port: int = Field(default=8000, ge=0, le=65535, description="0: any free port")
+    grpc_socket: Path | None = Field(
+        default=None,
+        description="unix socket of the gRPC API, besides the port and without TLS: whoever may"
+        " enter its folder",
+    )
+    tls_cert: Path | None = Field(
+        default=None,
+        description="PEM certificate of both ports, and those up to its authority; none: no TLS."
+        " Followed while the gateway runs, as the two below",
+    )
+    tls_key: Path | None = Field(default=None, description="its key, in PEM, not encrypted")
+    tls_client_ca: Path | None = Field(
+        default=None, description="PEM authorities: only clients with a certificate of theirs"
+    )
     metrics: bool = Field(default=True, description="serve /metrics on the HTTP port, to anybody")
     metrics_tenants: bool = Field(
         default=False, description="count by tenant too; /metrics then names them"

@@ -1,10 +1,13 @@
 """A gRPC server with every limit set, and binding that explains itself."""
 
 import asyncio
+import stat
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
@@ -41,6 +44,8 @@ class ServerLimits:
     backlog_rpcs_max: int = 4096
     keepalive_ms: int = 20_000
     keepalive_timeout_ms: int = 10_000
+    # Whoever connects and then says nothing; left alone two minutes.
+    handshake_ms_max: int = 10_000
     # Clients that ping more often than this are told to go away.
     client_ping_ms_min: int = 500
     connection_age_s_max: int | None = 1800
@@ -58,6 +63,7 @@ def channel_options(limits: ServerLimits) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", limits.keepalive_timeout_ms),
         # The timeout that really ends a connection; left alone it is a minute.
         ("grpc.http2.ping_timeout_ms", limits.keepalive_timeout_ms),
+        ("grpc.server_handshake_timeout_ms", limits.handshake_ms_max),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", limits.client_ping_ms_min),
         ("grpc.max_concurrent_streams", limits.connection_streams_max),
@@ -103,6 +109,22 @@ def bind(
         bind_socket(host, port, flag, listens=True).close()
         raise ConfigError(f"port {port} was taken on {host} a moment ago; try again, or see {flag}")
     return int(bound)
+
+
+def bind_unix(server: "grpc.aio.Server", path: Path) -> None:
+    """Listen on a socket file, without TLS, beside what else is bound. What a process left that was
+    killed is taken over. ConfigError says why not.
+    """
+    try:
+        mode = path.parent.stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"--grpc-socket {path}: {error.strerror}") from None
+    if stat.S_IMODE(mode) & (stat.S_IRWXO | stat.S_IWGRP):
+        raise ConfigError(f"--grpc-socket {path}: chmod 700 its folder, others may enter it")
+    try:
+        server.add_insecure_port("unix:" + quote(str(path)))
+    except RuntimeError:
+        raise ConfigError(f"--grpc-socket {path} cannot be listened on") from None
 
 
 def add_health(

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any, Final
 
 import uvicorn
 
-from gateway.http.connection import Connection, ConnectionLimits
+from gateway.http.connection import FAREWELL_S, Connection, ConnectionLimits
 from service_kit.addresses import bind_socket
 
 KEEP_ALIVE_S: Final = 15
@@ -20,13 +21,30 @@ HEADERS_BYTES_MAX: Final = 64 << 10
 class _Server(uvicorn.Server):
     """Signals belong to the service's lifecycle."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(
+        self, config: uvicorn.Config, tls: ssl.SSLContext | None, handshake_s_max: float
+    ) -> None:
         super().__init__(config)
+        self._listening: dict[str, Any] = {"backlog": config.backlog}
+        if tls is not None:
+            self._listening |= {"ssl": tls, "ssl_handshake_timeout": handshake_s_max}
+            self._listening |= {"ssl_shutdown_timeout": FAREWELL_S}
         self.is_up = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """uvicorn's own makes its TLS from files, once, and waits a minute for a handshake."""
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(self._connection, sock=each, **self._listening)
+            for each in sockets or ()
+        ]
+        self.started = True
         self.is_up.set()
+
+    def _connection(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state={}
+        )
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -37,8 +55,14 @@ class HttpServer:
     """bind → start → serve → stop."""
 
     def __init__(
-        self, app: Any, host: str, port: int, limits: ConnectionLimits | None = None
+        self,
+        app: Any,
+        host: str,
+        port: int,
+        limits: ConnectionLimits | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        limits = limits or ConnectionLimits()
         self._host = host
         self._port = port
         self._socket: socket.socket | None = None
@@ -51,13 +75,15 @@ class HttpServer:
                 lifespan="off",
                 ws="none",
                 # A class is wanted to be called, which a partial is for.
-                http=partial(Connection, limits or ConnectionLimits()),  # type: ignore[arg-type]
+                http=partial(Connection, limits),  # type: ignore[arg-type]
                 h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=1,
                 server_header=False,
                 backlog=BACKLOG,
-            )
+            ),
+            tls,
+            limits.headers_s_max,
         )
 
     def bind(self) -> int:

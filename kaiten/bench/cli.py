@@ -10,7 +10,10 @@ from kaiten.bench.options import BenchOptions
 app = App(name="bench", help="Put load on a server and measure what comes back.")
 
 DEFAULTS = BenchOptions()
-Where = "host:port of a kaiten gateway, or http://… of any OpenAI-compatible server"
+Where = (
+    "host:port of a kaiten gateway (grpcs://… with TLS), or http(s)://… of any OpenAI-compatible"
+    " server"
+)
 
 
 @app.default

@@ -77,13 +77,19 @@ def _key(options: BenchOptions) -> str | None:
         raise OptionsError(str(error)) from error
 
 
+def _target(address: str, options: BenchOptions, key: str | None) -> Target:
+    try:
+        return target_of(
+            address, model=options.model, is_plain=options.plain, api_key=key, tls=options.tls
+        )
+    except ValueError as error:
+        raise OptionsError(str(error)) from error
+
+
 async def _measure(
     named: Mapping[str, str], options: BenchOptions, repeats: int, key: str | None
 ) -> list[Run]:
-    targets = {
-        name: target_of(address, model=options.model, is_plain=options.plain, api_key=key)
-        for name, address in named.items()
-    }
+    targets = {name: _target(address, options, key) for name, address in named.items()}
     try:
         for target in targets.values():
             await target.prepare()

@@ -18,6 +18,7 @@ import httpx
 from kaiten.bench.outcomes import AskError, Ending, OnTokens
 from kaiten.bench.workload import Job
 from kaiten.client.connection import with_key
+from kaiten.client.tls import TLS
 
 CONNECT_S: Final = 10.0
 PROBE: Final = Job(index=0, prompt=(7, 8, 9), output_tokens=1)
@@ -52,7 +53,13 @@ class OpenAITarget:
     """One server over HTTP."""
 
     def __init__(
-        self, base_url: str, model: str, *, is_plain: bool, api_key: str | None = None
+        self,
+        base_url: str,
+        model: str,
+        *,
+        is_plain: bool,
+        api_key: str | None = None,
+        tls: TLS | None = None,
     ) -> None:
         self._base_url = base_url
         self._model = model
@@ -66,6 +73,7 @@ class OpenAITarget:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             timeout=httpx.Timeout(None, connect=CONNECT_S),
             trust_env=False,
+            verify=(tls or TLS()).context(),
         )
 
     @property

@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from kaiten.api_key import ApiKeyFile
+from kaiten.tls_options import NO_TLS, TlsOptions
 
 WORK = Group("Workload", sort_key=3)
 LOAD = Group("Load", sort_key=4)
@@ -49,6 +50,7 @@ class BenchOptions:
     timeout_s: Annotated[float, Parameter(group=LOAD, help="of each request")] = 600.0
     warmup: Annotated[int, Parameter(group=LOAD, help="requests before, not counted")] = 2
     api_key_file: Annotated[ApiKeyFile, Parameter(group=LOAD)] = None
+    tls: Annotated[TlsOptions, Parameter(name="*", group=LOAD)] = NO_TLS
     model: Annotated[str, Parameter(group=LOAD, help="HTTP: default is the first listed")] = ""
     plain: Annotated[
         bool,

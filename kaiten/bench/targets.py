@@ -7,9 +7,11 @@ import grpc
 
 from kaiten.bench.outcomes import AskError, Ending, OnTokens
 from kaiten.bench.workload import Job
-from kaiten.client import AsyncClient
+from kaiten.client import TLS, AsyncClient
 from kaiten.client.connection import with_key
 from kaiten.client.errors import ApiError, UnavailableError, from_rpc_error
+from kaiten.client.tls import aio_channel
+from kaiten.tls_options import NO_TLS, TlsOptions
 from kaiten.v1 import model_service_pb2, model_service_pb2_grpc
 
 LOOK_S: Final = 10.0
@@ -43,27 +45,27 @@ class Target(Protocol):
 class GrpcTarget:
     """kaiten's own protocol: token ids in, exact lengths, positions checked."""
 
-    def __init__(self, address: str, api_key: str | None = None) -> None:
-        self._address = address
+    def __init__(self, address: str, api_key: str | None = None, tls: TLS | None = None) -> None:
+        self._address, self._tls = address, tls or False
         self._metadata = with_key((), api_key)
-        self._client = AsyncClient(address, resume_s=RESUME_S, api_key=api_key)
+        self._client = AsyncClient(address, resume_s=RESUME_S, api_key=api_key, tls=self._tls)
         self._model = ""
         self.vocab_size: int | None = None
         self.context_tokens: int | None = None
 
     @property
     def says(self) -> str:
-        return f"{self._model} at grpc://{self._address}"
+        return f"{self._model} at grpc{'s' * bool(self._tls)}://{self._address}"
 
     async def prepare(self) -> None:
         try:
-            async with grpc.aio.insecure_channel(self._address) as channel:
+            async with aio_channel(self._address, self._tls) as channel:
                 stub = model_service_pb2_grpc.ModelServiceStub(channel)
                 request = model_service_pb2.ListModelsRequest()
                 answer = await stub.ListModels(request, timeout=LOOK_S, metadata=self._metadata)
         except grpc.RpcError as error:
-            kind = _kind_of(from_rpc_error(error))
-            raise AskError(kind, f"{self._address}: {error.details()}") from error
+            known = from_rpc_error(error)
+            raise AskError(_kind_of(known), f"{self._address}: {known}") from error
         model = answer.models[0]
         self._model = model.name
         self.vocab_size = model.vocab_size or None
@@ -106,14 +108,22 @@ def _kind_of(error: ApiError) -> str:
 
 
 def target_of(
-    text: str, *, model: str = "", is_plain: bool = False, api_key: str | None = None
+    text: str,
+    *,
+    model: str = "",
+    is_plain: bool = False,
+    api_key: str | None = None,
+    tls: TlsOptions = NO_TLS,
 ) -> Target:
-    """`http://…` is an OpenAI-compatible server, anything else host:port of a kaiten gateway."""
+    """`http://…` is an OpenAI-compatible server, anything else host:port of a kaiten gateway.
+    ValueError says what is wrong with the files of `tls`."""
     if text.startswith(("http://", "https://")):
         from kaiten.bench.openai_target import OpenAITarget
 
         parts = urlsplit(text)
         path = parts.path.rstrip("/").removesuffix("/v1")
         base_url = f"{parts.scheme}://{parts.netloc}{path}"
-        return OpenAITarget(base_url, model, is_plain=is_plain, api_key=api_key)
-    return GrpcTarget(text.removeprefix("grpc://"), api_key)
+        _, trusted = tls.of(base_url)
+        return OpenAITarget(base_url, model, is_plain=is_plain, api_key=api_key, tls=trusted)
+    address, trusted = tls.of(text)
+    return GrpcTarget(address, api_key, trusted)

@@ -19,6 +19,7 @@ from kaiten.local import services
 from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.scheduling import Scheduling
 from kaiten.local.start_error import StartError
+from kaiten.tls_options import NO_TLS, TlsOptions
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 INTERRUPTED: Final = 130
@@ -43,7 +44,9 @@ app.command(
     help="Put load on a server and measure what comes back.",
 )
 
-Address = Annotated[str, Parameter(help="host:port of a gateway's gRPC API")]
+Address = Annotated[
+    str, Parameter(help="host:port of a gateway's gRPC API; https:// before it: with TLS")
+]
 Model = Annotated[
     str | None, Parameter(name="--model", help="folder or hub id; default: the shipped one")
 ]
@@ -142,6 +145,7 @@ def generate(
     *,
     address: Address = DEFAULT_ADDRESS,
     api_key_file: ApiKeyFile = None,
+    tls: TlsOptions = NO_TLS,
     max_tokens: Annotated[int | None, Parameter(help="output tokens at most")] = None,
     temperature: Annotated[float | None, Parameter(help="0 is greedy")] = None,
     top_p: Annotated[float | None, Parameter(help="nucleus")] = None,
@@ -153,7 +157,7 @@ def generate(
     from kaiten.cli.talk import generate as generate_text
 
     return generate_text(
-        address,
+        *tls.of_or_exit(address),
         prompt,
         api_key=api_key_of(api_key_file),
         max_tokens=max_tokens,
@@ -170,6 +174,7 @@ def chat(
     *,
     address: Address = DEFAULT_ADDRESS,
     api_key_file: ApiKeyFile = None,
+    tls: TlsOptions = NO_TLS,
     system: Annotated[str | None, Parameter(help="a system message")] = None,
     max_tokens: Annotated[int | None, Parameter(help="per answer at most")] = None,
     temperature: Annotated[float | None, Parameter(help="0 is greedy")] = None,
@@ -178,7 +183,7 @@ def chat(
     from kaiten.cli.talk import chat as chat_loop
 
     return chat_loop(
-        address,
+        *tls.of_or_exit(address),
         api_key=api_key_of(api_key_file),
         system=system,
         max_tokens=max_tokens,
@@ -194,6 +199,7 @@ def watch(
         Parameter(help="host:port of a gateway, or of schedulers; repeatable", negative=()),
     ] = (DEFAULT_ADDRESS,),
     api_key_file: ApiKeyFile = None,
+    tls: TlsOptions = NO_TLS,
     interval_ms: Annotated[
         int, Parameter(help="between two looks", validator=Number(gte=100, lte=60_000))
     ] = 1000,
@@ -205,7 +211,7 @@ def watch(
     from kaiten.cli.watch import watch as watch_core
 
     return watch_core(
-        address,
+        [tls.of_or_exit(each) for each in address],
         api_key=api_key_of(api_key_file),
         interval_ms=interval_ms,
         once=once,
@@ -229,11 +235,13 @@ def healthcheck(
     /,
     *,
     service: Annotated[str, Parameter(help="a gRPC service; default: the process")] = "",
+    tls: TlsOptions = NO_TLS,
 ) -> int:
     """Exit with 0 when the part at ADDRESS is serving, else 1. For container health checks."""
     from kaiten.local.health import state_of
 
-    state = asyncio.run(state_of(address, service))
+    where, credentials = tls.of_or_exit(address)
+    state = asyncio.run(state_of(where, service, tls=credentials))
     print(f"{address} {service}{': ' if service else ''}{state}")
     return 0 if state == "serving" else 1
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, NamedTuple, Self
 
 import grpc
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from kaiten.api_key import VARIABLE
+from kaiten.local.part_options import PublicTls
 from kaiten.local.ports import LOOPBACK
 from kaiten.local.stack import Stack
 from kaiten.v1 import (
@@ -26,6 +28,9 @@ from kaiten.v1 import (
 )
 
 ASK_S = 5.0
+# The variables that `kaiten chat` and its like read.
+CERT: Final = "KAITEN_TLS_CERT"
+KEY: Final = "KAITEN_TLS_KEY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +59,7 @@ async def ask(stack: Stack) -> Facts:
 
 async def _model(stack: Stack) -> model_service_pb2.Model | None:
     """None: the gateway wants an API key, and this command has none."""
-    async with grpc.aio.insecure_channel(stack.grpc_address) as channel:
+    async with grpc.aio.insecure_channel(stack.private_address) as channel:
         stub = model_service_pb2_grpc.ModelServiceStub(channel)
         try:
             listed = await stub.ListModels(model_service_pb2.ListModelsRequest(), timeout=ASK_S)
@@ -110,8 +115,14 @@ def rows(
         ("gRPC", stack.grpc_address),
         *([("metrics", _metrics(stack))] if stack.metrics_ports else []),
         *([("API keys", keys)] if has_keys else []),
+        *([("TLS", _tls(stack.tls))] if stack.tls else []),
         ("started", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in took_s.items())),
     ]
+
+
+def _tls(tls: PublicTls) -> str:
+    asked = f"; clients show theirs: export {CERT} and {KEY}" if tls.wants_client_cert else ""
+    return f"{tls.cert}{asked}"
 
 
 def _metrics(stack: Stack) -> str:
@@ -149,22 +160,49 @@ def snippets(stack: Stack, model: str, *, can_chat: bool, has_keys: bool) -> str
     else:
         path, body["prompt"] = "completions", "Once upon a time"
     grpc_body = json.dumps({"text": "Once upon a time", "sampling": {"maxTokens": 64}})
-    header = imports = key = ""
+    header = key = ""
     if has_keys:
         # In double quotes: the shell puts the key in.
         header = f' -H "authorization: Bearer ${VARIABLE}"'
-        imports, key = "import os\n", f', api_key=os.environ["{VARIABLE}"]'
+        key = f', api_key=os.environ["{VARIABLE}"]'
+    trust = _Trust.of(stack.tls)
+    imports = "import os\n" if "os.environ" in key + trust.python else ""
     return f"""\
-curl {stack.http_url}/v1/{path}{header} -H 'content-type: application/json' \\
+curl{trust.curl} {stack.http_url}/v1/{path}{header} -H 'content-type: application/json' \\
   -d '{json.dumps(body)}'
 
-grpcurl -plaintext{header} -d '{grpc_body}' \\
+grpcurl{trust.grpcurl}{header} -d '{grpc_body}' \\
   {stack.grpc_address} kaiten.v1.InferenceService/Generate
 
 {_python()} - <<'PY'
-{imports}from kaiten.client import Client
-with Client("{stack.grpc_address}"{key}) as client:
+{imports}from kaiten.client import {trust.imported}Client
+with Client("{stack.grpc_address}"{key}{trust.python}) as client:
     for delta in client.generate("Once upon a time", max_tokens=64):
         print(delta.text, end="", flush=True)
 PY
 """
+
+
+class _Trust(NamedTuple):
+    """What each snippet says of certificates: ours is trusted as such, the caller's is exported."""
+
+    curl: str = ""
+    grpcurl: str = " -plaintext"
+    python: str = ""
+    imported: str = ""
+
+    @classmethod
+    def of(cls, tls: PublicTls | None) -> Self:
+        if tls is None:
+            return cls()
+        cert = shlex.quote(str(tls.cert))
+        own = python = ""
+        if tls.wants_client_cert:
+            own = f' {{dash}}cert "${CERT}" {{dash}}key "${KEY}"'
+            python = f', cert=os.environ["{CERT}"], key=os.environ["{KEY}"]'
+        return cls(
+            curl=f" --cacert {cert}" + own.format(dash="--"),
+            grpcurl=f" -cacert {cert}" + own.format(dash="-"),
+            python=f", tls=TLS(ca={str(tls.cert)!r}{python})",
+            imported="TLS, ",
+        )

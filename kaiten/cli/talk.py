@@ -5,7 +5,7 @@ import sys
 from rich.text import Text
 
 from kaiten.api_key import HOW_TO_GIVE
-from kaiten.client import Client, Generation
+from kaiten.client import TLS, Client, Generation
 from kaiten.client.errors import ApiError, UnauthenticatedError, UnavailableError
 from kaiten.console import console
 
@@ -15,6 +15,7 @@ RESUME_S = 5.0
 
 def generate(
     address: str,
+    tls: TLS | None,
     prompt: str,
     *,
     api_key: str | None,
@@ -28,7 +29,7 @@ def generate(
     """Print the continuation as it comes; the exit code."""
     try:
         with (
-            Client(address, resume_s=RESUME_S, api_key=api_key) as client,
+            Client(address, resume_s=RESUME_S, api_key=api_key, tls=tls or False) as client,
             client.generate(
                 prompt,
                 max_tokens=max_tokens,
@@ -50,6 +51,7 @@ def generate(
 
 def chat(
     address: str,
+    tls: TLS | None,
     *,
     api_key: str | None,
     system: str | None,
@@ -58,7 +60,7 @@ def chat(
 ) -> int:
     """Turns until Ctrl-D; the exit code."""
     messages = [{"role": "system", "content": system}] if system else []
-    with Client(address, resume_s=RESUME_S, api_key=api_key) as client:
+    with Client(address, resume_s=RESUME_S, api_key=api_key, tls=tls or False) as client:
         while (said := _read_line()) is not None:
             if not said.strip():
                 continue

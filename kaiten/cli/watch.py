@@ -11,8 +11,10 @@ from google.protobuf.json_format import MessageToJson
 
 from kaiten.cli.talk import RESUME_S, complain
 from kaiten.client.connection import OPTIONS, with_key
-from kaiten.client.errors import ApiError, from_rpc_error
+from kaiten.client.errors import ApiError, CertificateError, from_rpc_error
 from kaiten.client.live_core import NO_BLOCK, LiveCore, LiveSequence
+from kaiten.client.tls import TLS
+from kaiten.client.tls import channel as channel_to
 from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from kaiten.v1.watch_pb2 import (
     PassedOver,
@@ -30,7 +32,7 @@ CLEAR: Final = "\x1b[H\x1b[2J"
 
 
 def watch(
-    addresses: Sequence[str],
+    gateways: Sequence[tuple[str, TLS | None]],
     *,
     api_key: str | None,
     interval_ms: int,
@@ -41,7 +43,7 @@ def watch(
     """Print every response, or what it makes of those before; the exit code."""
     core, before = LiveCore(), CLEAR if sys.stdout.isatty() and not once else ""
     try:
-        for response in responses(addresses, api_key, interval_ms):
+        for response in responses(gateways, api_key, interval_ms):
             if as_json:
                 text = MessageToJson(response, indent=None, preserving_proto_field_name=True)
             else:
@@ -52,26 +54,28 @@ def watch(
             if once:
                 break
     except ApiError as error:
-        return complain(error, ", ".join(addresses))
+        return complain(error, ", ".join(address for address, _ in gateways))
     return 0
 
 
 def responses(
-    addresses: Sequence[str], api_key: str | None, interval_ms: int
+    gateways: Sequence[tuple[str, TLS | None]], api_key: str | None, interval_ms: int
 ) -> Iterator[WatchResponse]:
     """For ever, of whichever of these leads or knows who does. ApiError: none for a while."""
     heard_s = time.monotonic()
-    for address in cycle(addresses):
+    for address, tls in cycle(gateways):
         try:
-            with grpc.insecure_channel(address, OPTIONS) as channel:
+            with channel_to(address, tls or False, OPTIONS) as channel:
                 request = WatchRequest(interval_ms=interval_ms)
                 stub = SchedulerServiceStub(channel)
                 for response in stub.Watch(request, metadata=with_key((), api_key)):
                     heard_s = time.monotonic()
                     yield response
         except grpc.RpcError as error:
-            if error.code() not in ELSEWHERE or time.monotonic() - heard_s > RESUME_S:
-                raise from_rpc_error(error) from None
+            known = from_rpc_error(error)
+            is_elsewhere = error.code() in ELSEWHERE and not isinstance(known, CertificateError)
+            if not is_elsewhere or time.monotonic() - heard_s > RESUME_S:
+                raise known from None
         # Nobody tells when another leads: ask again.
         time.sleep(RETRY_S)
 

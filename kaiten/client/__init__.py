@@ -4,6 +4,7 @@ from kaiten.client.aio import AsyncClient, AsyncGeneration
 from kaiten.client.errors import (
     AlreadyExistsError,
     ApiError,
+    CertificateError,
     DeadlineExceededError,
     InternalServerError,
     InvalidRequestError,
@@ -15,12 +16,15 @@ from kaiten.client.errors import (
 )
 from kaiten.client.results import Completion, Delta, RequestStatus
 from kaiten.client.sync import Client, Generation
+from kaiten.client.tls import TLS
 
 __all__ = [
+    "TLS",
     "AlreadyExistsError",
     "ApiError",
     "AsyncClient",
     "AsyncGeneration",
+    "CertificateError",
     "Client",
     "Completion",
     "DeadlineExceededError",

@@ -12,6 +12,8 @@ from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
 
+from kaiten.client.tls import certificate_problem, explained
+
 
 class ApiError(Exception):
     """An answer that is not a result. `retry_after_s` is None when waiting is no use."""
@@ -50,6 +52,10 @@ class RequestCancelledError(ApiError):
 
 class UnavailableError(ApiError):
     """The service is away, and stayed away for as long as the client was allowed to resume."""
+
+
+class CertificateError(ApiError):
+    """Nobody was talked to: who answered could not prove to be the gateway."""
 
 
 class PreconditionError(ApiError):
@@ -95,8 +101,12 @@ def from_rpc_error(error: grpc.RpcError) -> ApiError:
                 retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
             elif packed.Unpack(bad):
                 fields += [violation.field for violation in bad.field_violations]
-    kind = KINDS.get(error.code(), InternalServerError)
     message = error.details() or error.code().name.lower()
+    if error.code() == grpc.StatusCode.UNAVAILABLE:
+        if problem := certificate_problem(message):
+            return CertificateError(problem)
+        message = explained(message)
+    kind = KINDS.get(error.code(), InternalServerError)
     return kind(message, retry_after_s=retry_after_s, fields=tuple(fields))
 
 

@@ -29,6 +29,7 @@ from kaiten.client.errors import ApiError, from_rpc_error
 from kaiten.client.following import Following
 from kaiten.client.request import GenerateOptions, request_from
 from kaiten.client.results import Completion, Delta, RequestStatus, status_from_proto
+from kaiten.client.tls import TLS, channel
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1 import inference_service_pb2_grpc, model_service_pb2, model_service_pb2_grpc
 
@@ -125,9 +126,11 @@ class Client:
         *,
         resume_s: float = RESUME_S,
         api_key: str | None = None,
+        tls: TLS | bool = False,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        """`tls`: True trusts the system's authorities. ValueError: a file of it cannot be read."""
+        self._channel = channel(address, tls, OPTIONS)
         self._inference = inference_service_pb2_grpc.InferenceServiceStub(self._channel)
         self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
         self._resume_s = resume_s

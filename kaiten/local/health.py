@@ -1,10 +1,13 @@
 """Ask a process whether it is serving, by grpc.health.v1."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
+
+if TYPE_CHECKING:
+    from kaiten.client.tls import TLS
 
 TIMEOUT_S: Final = 2.0
 PING_TIMEOUT_S: Final = 1.0
@@ -21,12 +24,29 @@ async def answers(address: str) -> bool:
     return state.partition(":")[0] not in ("unavailable", "deadline_exceeded")
 
 
-async def state_of(address: str, service: str = "", timeout_s: float = TIMEOUT_S) -> str:
+async def state_of(
+    address: str, service: str = "", timeout_s: float = TIMEOUT_S, tls: "TLS | None" = None
+) -> str:
     """ "serving", "not serving", or why nobody answered."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with _channel(address, tls) as channel:
         asked = HealthCheckRequest(service=service)
         try:
             answer = await HealthStub(channel).Check(asked, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            return f"{error.code().name.lower()}: {error.details()}"
+            return f"{error.code().name.lower()}: {_explained(error.details() or '')}"
     return "serving" if answer.status == HealthCheckResponse.SERVING else "not serving"
+
+
+def _channel(address: str, tls: "TLS | None") -> "grpc.aio.Channel":
+    if tls is None:
+        return grpc.aio.insecure_channel(address)
+    from kaiten.client.tls import aio_channel
+
+    return aio_channel(address, tls)
+
+
+def _explained(details: str) -> str:
+    """Only who failed waits for the import."""
+    from kaiten.client.tls import certificate_problem, explained
+
+    return certificate_problem(details) or explained(details)

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from kaiten.local import services, store
 from kaiten.local.child import ChildSpec
 from kaiten.local.health import answers, is_serving
 from kaiten.local.model_source import ModelSource
-from kaiten.local.part_options import GatewayOptions, WorkerOptions, flags_of
+from kaiten.local.part_options import GatewayOptions, PublicTls, WorkerOptions, flags_of
 from kaiten.local.ports import LOOPBACK, claim
 from kaiten.local.private import private_folder, socket_folder, unix_address
 from kaiten.local.scheduling import Scheduling
@@ -69,6 +69,9 @@ class Stack:
     scheduler_addresses: tuple[str, ...]
     # On loopback, of the schedulers, then of the workers; none: nobody asked.
     metrics_ports: tuple[int, ...] = ()
+    # Both ports' TLS, if they have any; and the gateway for this user, without it.
+    tls: PublicTls | None = None
+    private_address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,14 @@ class _Inner:
 
     def flags(self) -> tuple[str, ...]:
         return _flags({"--grpc-socket": self.socket, "--metrics-port": self.metrics_port})
+
+
+class _Door(NamedTuple):
+    """Where the gateway listens: for everybody, and for this user."""
+
+    grpc_port: int
+    http_port: int
+    socket: Path
 
 
 @contextmanager
@@ -108,8 +119,8 @@ def planned_stack(options: ServeOptions) -> Iterator[Stack]:
             )
             for index, name in enumerate(names)
         ]
-        store_socket = sockets / "store.sock"
-        yield _plan(options, grpc_port.number, http_port.number, inner, store_socket)
+        door = _Door(grpc_port.number, http_port.number, sockets / "gateway.sock")
+        yield _plan(options, door, inner, sockets / "store.sock")
 
 
 def _metrics_port(options: ServeOptions, index: int, held: ExitStack) -> int | None:
@@ -120,9 +131,7 @@ def _metrics_port(options: ServeOptions, index: int, held: ExitStack) -> int | N
     return held.enter_context(claim(LOOPBACK, first and first + index, "--metrics-port")).number
 
 
-def _plan(
-    options: ServeOptions, grpc_port: int, http_port: int, inner: Sequence[_Inner], socket: Path
-) -> Stack:
+def _plan(options: ServeOptions, door: _Door, inner: Sequence[_Inner], socket: Path) -> Stack:
     """`inner`: of the schedulers, then of the workers. `socket`: of a store of ours."""
     stores, redis_url = _store(options, socket)
     of_schedulers, of_workers = inner[: len(SCHEDULERS)], inner[len(SCHEDULERS) :]
@@ -132,15 +141,19 @@ def _plan(
     services = (
         *schedulers,
         *workers,
-        _gateway(options, redis_url, grpc_port, http_port),
+        _gateway(options, redis_url, door),
     )
     worker_names = tuple(worker.name for worker in workers)
+    tls, host = PublicTls.of(options.gateway), _reachable(options.host)
+    host = host if tls is None else tls.name_for(host)
     return Stack(
         stages=(stores, services) if stores else (services,),
         stop_order=(("gateway",), SCHEDULERS, worker_names, ("store",)),
         redis_url=redis_url,
-        grpc_address=f"{_reachable(options.host)}:{grpc_port}",
-        http_url=f"http://{_reachable(options.host)}:{http_port}",
+        grpc_address=f"{host}:{door.grpc_port}",
+        http_url=f"{'https' if tls else 'http'}://{host}:{door.http_port}",
+        tls=tls,
+        private_address=unix_address(door.socket),
         worker_addresses=tuple(place.address for place in of_workers),
         scheduler_addresses=scheduler_addresses,
         metrics_ports=tuple(place.metrics_port for place in inner if place.metrics_port),
@@ -207,16 +220,19 @@ def _worker(
     )
 
 
-def _gateway(options: ServeOptions, redis_url: str, grpc_port: int, http_port: int) -> ChildSpec:
+def _gateway(options: ServeOptions, redis_url: str, door: _Door) -> ChildSpec:
+    """Asked by its socket whether it is well: the ports may want a certificate that we do not have,
+    and be called by a name that does not lead here."""
     return _service(
         options,
         "gateway",
-        f"{_reachable(options.host)}:{grpc_port}",
+        unix_address(door.socket),
         "gateway",
         *("--cell", options.cell),
         *("--model", str(options.model.folder), "--served-model-name", options.model.name),
-        *("--grpc-host", options.host, "--grpc-port", str(grpc_port)),
-        *("--http-host", options.host, "--http-port", str(http_port)),
+        *("--grpc-host", options.host, "--grpc-port", str(door.grpc_port)),
+        *("--http-host", options.host, "--http-port", str(door.http_port)),
+        *("--grpc-socket", str(door.socket)),
         *_flags(flags_of(options.gateway)),
         environ={"KAITEN_GATEWAY_REDIS_URL": redis_url},
     )

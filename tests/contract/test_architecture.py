@@ -47,8 +47,9 @@ ROOMS = {
         ("__main__",),
         ("cli",),
         ("bench",),
-        ("client", "local"),
-        ("api_key", "console", "mini", "waits"),
+        ("local",),
+        ("client",),
+        ("api_key", "console", "mini", "tls_options", "waits"),
         ("v1",),
     ],
     "kernels": [

@@ -1,0 +1,114 @@
+"""Whom a client trusts and who it is, and what it says when a handshake fails."""
+
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import grpc
+
+Options: TypeAlias = Sequence[tuple[str, str | int]]
+
+# Parts of what gRPC says, in order, and the sentence that it is for the user.
+CERTIFICATE_PROBLEMS: Final = (
+    ("certificate has expired", "has expired"),
+    ("certificate is not yet valid", "is not valid yet: is this machine's clock right?"),
+    ("Hostname Verification", "is for another name than the one the gateway was called by"),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "is of an authority that is not trusted here: name its file (--tls-ca, or TLS(ca=...))",
+    ),
+    ("WRONG_VERSION_NUMBER", "is missing: it does not speak TLS on this port"),
+)
+# The server ended a connection that had only begun: what it does to whoever it does not let in.
+TURNED_AWAY: Final = ("failed to connect to all addresses", "Socket closed")
+TURNED_AWAY_HINT: Final = (
+    "the connection was ended at once: it may speak TLS only (--tls, or tls=True), or want a"
+    " client certificate of its authority (--tls-cert and --tls-key, or TLS(cert=..., key=...))"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TLS:
+    """Files in PEM. `ca`: the authorities to trust (or the gateway's own certificate), instead of
+    the system's. `cert` and `key`: who we are, for a gateway that asks.
+    """
+
+    ca: str | PathLike[str] | None = None
+    cert: str | PathLike[str] | None = None
+    key: str | PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        """ValueError: half of a pair."""
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("tls: cert and key go together")
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """ValueError names the file that cannot be read."""
+        ca = system_authorities() if self.ca is None else _read("ca", self.ca)
+        if self.cert is None or self.key is None:
+            return grpc.ssl_channel_credentials(ca)
+        return grpc.ssl_channel_credentials(ca, _read("key", self.key), _read("cert", self.cert))
+
+    def context(self) -> ssl.SSLContext:
+        """For clients of the HTTP API. ValueError names the file that cannot be used."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            # As gRPC: what is trusted need not be an authority, so it may be the gateway's own.
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            if self.cert is not None:
+                context.load_cert_chain(self.cert, self.key)
+        except OSError as error:
+            files = ", ".join(str(each) for each in (self.ca, self.cert, self.key) if each)
+            raise ValueError(f"tls: {files} cannot be used: {error}") from None
+        return context
+
+
+def system_authorities() -> bytes | None:
+    """The file that OpenSSL reads here (SSL_CERT_FILE changes it). None: gRPC's own list."""
+    path = ssl.get_default_verify_paths().cafile
+    return Path(path).read_bytes() if path else None
+
+
+def channel(address: str, tls: TLS | bool, options: Options = ()) -> grpc.Channel:
+    """To a gateway. ValueError: a file of `tls` cannot be read."""
+    if (credentials := _credentials(tls)) is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def aio_channel(address: str, tls: TLS | bool, options: Options = ()) -> "grpc.aio.Channel":
+    """The same for asyncio."""
+    if (credentials := _credentials(tls)) is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def certificate_problem(details: str) -> str:
+    """A sentence, for what gRPC says of a connection whose certificate it refused; else empty."""
+    for part, sentence in CERTIFICATE_PROBLEMS:
+        if part in details:
+            return f"the gateway's certificate {sentence}"
+    return ""
+
+
+def explained(details: str) -> str:
+    """What gRPC says, and what may be behind it where it does not know."""
+    if all(part in details for part in TURNED_AWAY):
+        return f"{details}; {TURNED_AWAY_HINT}"
+    return details
+
+
+def _credentials(tls: TLS | bool) -> Any:
+    if not tls:
+        return None
+    return (TLS() if tls is True else tls).credentials()
+
+
+def _read(name: str, path: str | PathLike[str]) -> bytes:
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise ValueError(f"tls: {name} {path} cannot be read: {error.strerror}") from None

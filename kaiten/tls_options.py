@@ -1,0 +1,69 @@
+"""How a command reaches a gateway that speaks TLS: the same flags and variables for all."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from kaiten.client.tls import TLS
+
+SECURE: Final = ("https://", "grpcs://")
+PLAIN: Final = ("grpc://", "http://")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsOptions:
+    """Flags of every command that talks to a gateway. One of them is enough to speak TLS."""
+
+    tls: Annotated[
+        bool,
+        Parameter(
+            env_var="KAITEN_TLS",
+            show_default=False,
+            help="speak TLS, trust the system's authorities; as https:// before the address",
+        ),
+    ] = False
+    tls_ca: Annotated[
+        Path | None,
+        Parameter(env_var="KAITEN_TLS_CA", help="PEM authorities to trust instead; means --tls"),
+    ] = None
+    tls_cert: Annotated[
+        Path | None,
+        Parameter(env_var="KAITEN_TLS_CERT", help="who we are, for gateways that ask; means --tls"),
+    ] = None
+    tls_key: Annotated[
+        Path | None, Parameter(env_var="KAITEN_TLS_KEY", help="the key of --tls-cert")
+    ] = None
+
+    def of(self, address: str) -> "tuple[str, TLS | None]":
+        """host:port, and the TLS to speak with it. ValueError says which file is wrong."""
+        from kaiten.client.tls import TLS
+
+        scheme = next((each for each in (*SECURE, *PLAIN) if address.startswith(each)), "")
+        is_asked = self.tls or self.tls_ca or self.tls_cert or self.tls_key
+        if scheme in PLAIN and is_asked:
+            raise ValueError(f"{address}: {scheme} is without TLS; write {SECURE[0]}, or nothing")
+        if not (is_asked or scheme in SECURE):
+            return address.removeprefix(scheme), None
+        tls = TLS(ca=_given(self.tls_ca), cert=_given(self.tls_cert), key=_given(self.tls_key))
+        tls.credentials()
+        return address.removeprefix(scheme).rstrip("/"), tls
+
+    def of_or_exit(self, address: str) -> "tuple[str, TLS | None]":
+        """The same; what is wrong ends the command with a sentence."""
+        try:
+            return self.of(address)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            sys.exit(2)
+
+
+def _given(path: Path | None) -> Path | None:
+    return None if path is None else path.expanduser()
+
+
+NO_TLS: Final = TlsOptions()

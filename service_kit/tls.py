@@ -1,0 +1,229 @@
+"""TLS of a server's ports: one certificate for gRPC and HTTP, followed while the server runs.
+
+A pair of files is checked before anything is made of it, and complaints are sentences: those of
+OpenSSL are `[SSL] PEM lib`. New connections see what the files hold now; open ones go on with what
+they began with. Files that have become wrong change nothing.
+"""
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Protocol, Self
+
+import grpc
+import structlog
+
+from service_kit.clock import Clock
+from service_kit.errors import ConfigError
+
+log = structlog.get_logger()
+
+# How often the files are looked at.
+LOOK_S: Final = 1.0
+# Of TLS 1.2: forward secrecy and authenticated encryption only, as gRPC's own list. 1.3 has no
+# others.
+CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+SOON_DAYS: Final = 14
+
+
+class TlsSettings(Protocol):
+    """The three flags, as a service's settings have them."""
+
+    tls_cert: Path | None
+    tls_key: Path | None
+    tls_client_ca: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """`cert`: the server's, and those between it and its authority, in PEM. `client_ca`: whoever
+    has no certificate of these authorities is not let in; None: everybody is."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class _Loaded:
+    """What the files held at one moment, checked; in the form of each port."""
+
+    content: tuple[bytes, ...]
+    expires: datetime
+    context: ssl.SSLContext
+    configuration: Any
+
+
+class _RotatingContext(ssl.SSLContext):
+    """asyncio is given one context for the life of a port and asks it once per connection. Loading
+    another pair into a live context could fail half-way, with the new certificate and the old key.
+    """
+
+    current: ssl.SSLContext
+
+    def wrap_bio(self, *given: Any, **named: Any) -> ssl.SSLObject:
+        return self.current.wrap_bio(*given, **named)
+
+
+class ServerTls:
+    """The certificate of a server. ConfigError when its files are wrong at the start."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._loaded = _load(files)
+        self._problem = ""
+        self._told_grpc = self._loaded
+        self.http_context = _RotatingContext(ssl.PROTOCOL_TLS_SERVER)
+        self.http_context.current = self._loaded.context
+        self._say("tls.loaded")
+
+    @classmethod
+    def of(cls, chosen: TlsSettings) -> Self | None:
+        """None: the settings name no certificate."""
+        if chosen.tls_cert is None or chosen.tls_key is None:
+            if (chosen.tls_cert, chosen.tls_key, chosen.tls_client_ca) != (None, None, None):
+                raise ConfigError("--tls-cert and --tls-key go together, and --tls-client-ca after")
+            return None
+        return cls(
+            TlsFiles(cert=chosen.tls_cert, key=chosen.tls_key, client_ca=chosen.tls_client_ca)
+        )
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """For one gRPC server: gRPC asks at each handshake whether there is a newer pair."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._loaded.configuration,
+            self._newer_for_grpc,
+            require_client_authentication=self._files.client_ca is not None,
+        )
+
+    async def follow(self, clock: Clock) -> None:
+        """Look at the files for as long as the server lives."""
+        while True:
+            await clock.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Take over what the files hold now. If that is wrong the old pair stays, and the log says
+        why, once.
+        """
+        try:
+            content = await asyncio.to_thread(_read, self._files)
+            if content == self._loaded.content:
+                self._problem = ""
+                return
+            loaded = await asyncio.to_thread(_load, self._files)
+        except ConfigError as error:
+            if str(error) != self._problem:
+                log.error("tls.kept", reason=str(error))
+            self._problem = str(error)
+            return
+        self._problem = ""
+        self._loaded, self.http_context.current = loaded, loaded.context
+        self._say("tls.replaced")
+
+    def _newer_for_grpc(self) -> Any:
+        """In a thread of gRPC's. None: the one it has. Making one anew costs reading a key."""
+        loaded = self._loaded
+        if loaded is self._told_grpc:
+            return None
+        self._told_grpc = loaded
+        return loaded.configuration
+
+    def _say(self, event: str) -> None:
+        expires = self._loaded.expires
+        tell = log.warning if (expires - datetime.now(UTC)).days < SOON_DAYS else log.info
+        tell(event, cert=str(self._files.cert), expires=_day(expires))
+
+
+def _read(files: TlsFiles) -> tuple[bytes, ...]:
+    """Certificate, key and, if asked for, client authorities."""
+    given = [("--tls-cert", files.cert), ("--tls-key", files.key)]
+    if files.client_ca is not None:
+        given.append(("--tls-client-ca", files.client_ca))
+    return tuple(_read_file(flag, path) for flag, path in given)
+
+
+def _read_file(flag: str, path: Path) -> bytes:
+    try:
+        return path.expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{flag} {path} cannot be read: {error.strerror}") from None
+
+
+def _load(files: TlsFiles) -> _Loaded:
+    """ConfigError names the flag, the file and the rule."""
+    content = cert, key, *rest = _read(files)
+    expires = _check_pair(files, cert, key)
+    client_ca = rest[0] if rest else None
+    if files.client_ca is not None and client_ca is not None:
+        _certificates("--tls-client-ca", files.client_ca, client_ca)
+    context = _context(files, client_ca)
+    if _read(files) != content:
+        raise ConfigError(f"--tls-cert {files.cert} is being written: it is read again in a moment")
+    configuration = grpc.ssl_server_certificate_configuration([(key, cert)], client_ca)
+    return _Loaded(content=content, expires=expires, context=context, configuration=configuration)
+
+
+def _check_pair(files: TlsFiles, cert: bytes, key: bytes) -> datetime:
+    """When the certificate ends."""
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    leaf = _certificates("--tls-cert", files.cert, cert)[0]
+    now, where = datetime.now(UTC), f"--tls-cert {files.cert}"
+    expires: datetime = leaf.not_valid_after_utc
+    if expires <= now:
+        raise ConfigError(f"{where}: the certificate has expired, on {_day(expires)}")
+    if leaf.not_valid_before_utc > now:
+        begins = _day(leaf.not_valid_before_utc)
+        raise ConfigError(f"{where}: the certificate is not valid before {begins}")
+    try:
+        private = load_pem_private_key(key, None)
+    except TypeError:
+        raise ConfigError(
+            f"--tls-key {files.key} is encrypted, and nobody is here to be asked for its password:"
+            " openssl pkey -in FILE -out PLAIN, readable by this user only"
+        ) from None
+    except Exception:
+        raise ConfigError(f"--tls-key {files.key} holds no private key in PEM") from None
+    if not isinstance(private, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"--tls-key {files.key} must be an RSA or an EC key: gRPC has no other")
+    if private.public_key() != leaf.public_key():
+        raise ConfigError(
+            f"--tls-key {files.key} does not belong to the certificate: --tls-cert {files.cert}"
+            " must begin with the server's own"
+        )
+    return expires
+
+
+def _certificates(flag: str, path: Path, pem: bytes) -> list[Any]:
+    """At least one."""
+    from cryptography.x509 import load_pem_x509_certificates
+
+    try:
+        return load_pem_x509_certificates(pem)
+    except ValueError:
+        raise ConfigError(f"{flag} {path} holds no certificate in PEM") from None
+
+
+def _context(files: TlsFiles, client_ca: bytes | None) -> ssl.SSLContext:
+    """For HTTP; gRPC has its own TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(CIPHERS)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        # A password, so that OpenSSL asks nobody for one.
+        context.load_cert_chain(files.cert.expanduser(), files.key.expanduser(), password="")
+        if client_ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(cadata=client_ca.decode("ascii", "replace"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--tls-cert {files.cert} cannot be used: {error}") from None
+    return context
+
+
+def _day(when: datetime) -> str:
+    return f"{when:%Y-%m-%d %H:%M} UTC"
