@@ -1,5 +1,7 @@
 """What a worker that announces itself is refused for, before anybody looks who leads."""
 
+from pathlib import Path
+
 import pytest
 
 from kaiten.v1.common_pb2 import FEATURE_LOGPROBS, Capabilities, WorkerDescription
@@ -40,7 +42,7 @@ async def test_what_a_leader_would_not_dial_is_refused(address: str) -> None:
 
 async def test_sockets_are_dialled_by_who_listens_on_one() -> None:
     worker = WorkerDescription(**({"boot_id": "b"} | SOUND))  # type: ignore[arg-type]
-    servicer = Servicer(SchedulerSettings(grpc_socket="/run/scheduler.sock"))
+    servicer = Servicer(SchedulerSettings(grpc_socket=Path("/run/scheduler.sock")))
     with pytest.raises(NotLeader):
         await servicer.Register(RegisterRequest(address="unix:/run/w.sock", worker=worker), None)
 
