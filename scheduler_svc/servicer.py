@@ -23,7 +23,7 @@ from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.membership import TEXT_CHARS_MAX, check_registration
 from scheduler_svc.settings import SchedulerSettings
-from service_kit.addresses import unix_path
+from service_kit.addresses import problem_of, unix_path
 from service_kit.errors import InvalidRequest, NotLeader
 from service_kit.grpc_health import AtMost
 
@@ -79,7 +79,9 @@ class Servicer(SchedulerServiceServicer):
             if (leader := self._leader) is None:
                 raise NotLeader(self.leader_address)
             is_over = self._is_over
-            self.standby_addresses[context] = request.address[:TEXT_CHARS_MAX]
+            # Gateways dial it.
+            address = request.address[:TEXT_CHARS_MAX]
+            self.standby_addresses[context] = "" if problem_of(address) else address
             try:
                 yield StandByResponse(leader=_leader(leader))
                 await is_over.wait()

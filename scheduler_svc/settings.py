@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, SecretStr
 
 from scheduler_svc.scheduling import SchedulingSettings
+from service_kit.addresses import problem_of
 from service_kit.peers import PartSettings
 
 
@@ -76,5 +77,7 @@ class SchedulerSettings(SchedulingSettings, PartSettings):
         super().model_post_init(context)
         if self.heartbeat_interval_ms >= self.worker_timeout_ms:
             raise ValueError("heartbeat_interval_ms must be less than worker_timeout_ms")
+        if self.advertise_address and (rule := problem_of(self.advertise_address)):
+            raise ValueError(f"advertise_address {rule}, got {self.advertise_address!r}")
         if self.peer_credential_create and self.peer_credential_file is None:
             raise ValueError("peer_credential_create needs peer_credential_file")

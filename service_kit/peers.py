@@ -93,6 +93,8 @@ class Credential:
         self._path = path
         self._seen = self._look()
         self._keys = self._read()
+        # Why those above stay, though the file is another.
+        self._kept = ""
 
     def __repr__(self) -> str:
         return f"Credential({self._path})"
@@ -103,13 +105,13 @@ class Credential:
             if (seen := self._look()) != self._seen:
                 self._seen = seen
                 self._keys = self._read()
+                self._kept = ""
                 log.info("credential.read", path=str(self._path), count=len(self._keys))
         except ConfigError as error:
-            # Looked at again when it changes again.
-            log.warning("credential.kept", reason=str(error))
-        except OSError:
-            # Between two files of one name, as a rule.
-            pass
+            # Once, however many calls there are before it is mended.
+            if str(error) != self._kept:
+                self._kept = str(error)
+                log.warning("credential.kept", reason=self._kept)
         return self._keys
 
     def _look(self) -> tuple[int, int, int]:
@@ -120,9 +122,9 @@ class Credential:
         return found.st_ino, found.st_size, found.st_mtime_ns
 
     def _read(self) -> tuple[bytes, ...]:
-        if stat.S_IMODE(self._path.stat().st_mode) & stat.S_IRWXO:
-            raise self._error("is open to every user: chmod o-rwx")
         try:
+            if stat.S_IMODE(self._path.stat().st_mode) & stat.S_IRWXO:
+                raise self._error("is open to every user: chmod o-rwx")
             lines = self._path.read_text("ascii").split("\n")
         except (OSError, UnicodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
@@ -363,6 +365,7 @@ class Peers:
         self, credential: Credential | None = None, certificates: Certificates | None = None
     ) -> None:
         self._credential, self._certificates = credential, certificates
+        self._shown = None if certificates is None else certificates.for_channel()
 
     @classmethod
     def of(cls, chosen: PeerSettings) -> Self:
@@ -397,7 +400,13 @@ class Peers:
     def _credentials(self, address: str) -> grpc.ChannelCredentials | None:
         if self._certificates is None or addresses.unix_path(address) is not None:
             return None
-        return self._certificates.for_channel()
+        try:
+            self._certificates.check()
+            self._shown = self._certificates.for_channel()
+        except (OSError, ConfigError) as error:
+            # They are being renewed, as a rule.
+            log.warning("certificates.kept", reason=str(error))
+        return self._shown
 
     def proof(self) -> Proof:
         """For one call."""

@@ -261,7 +261,13 @@ async def serve(chosen: argparse.Namespace) -> None:
     ]
     server = grpc.aio.server()
     add_WorkerServiceServicer_to_server(Servicer(workers), server)
-    ports = [server.add_insecure_port("127.0.0.1:0") for _ in workers]
+    if chosen.sockets is None:
+        ports = [server.add_insecure_port("127.0.0.1:0") for _ in workers]
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+    else:
+        addresses = [f"unix:{chosen.sockets}/{worker.description.boot_id}" for worker in workers]
+        for address in addresses:
+            server.add_insecure_port(address)
     await server.start()
     began = [time.monotonic()]
 
@@ -273,8 +279,8 @@ async def serve(chosen: argparse.Namespace) -> None:
     loop.add_signal_handler(signal.SIGUSR1, begin)
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     tasks = [
-        asyncio.create_task(attend(chosen.scheduler.split(","), f"127.0.0.1:{port}", worker))
-        for port, worker in zip(ports, workers, strict=True)
+        asyncio.create_task(attend(chosen.scheduler.split(","), address, worker))
+        for address, worker in zip(addresses, workers, strict=True)
     ]
     await ended.wait()
     chosen.out.write_text(json.dumps(summary(workers, time.monotonic() - began[0])))
@@ -291,6 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--context-tokens", type=int, default=4096)
     parser.add_argument("--step-ms", type=float, default=20.0)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--sockets", type=Path, help="folder of their sockets; default: ports")
     asyncio.run(serve(parser.parse_args(argv)))
     return 0
 

@@ -2,6 +2,7 @@
 
 import ast
 import io
+import re
 import subprocess
 import sys
 import tokenize
@@ -230,3 +231,11 @@ def test_a_role_imports_only_what_it_needs(module: str, banned: set[str]) -> Non
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == []
+
+
+def test_services_reach_each_other_by_one_way_only() -> None:
+    """A channel or a port that is made elsewhere asks nobody for a proof."""
+    made = re.compile(r"\b(insecure_channel|secure_channel|add_(in)?secure_port)\(")
+    for folder in ("gateway", "scheduler_svc", "gpu_worker", "ledger"):
+        for path in python_files(folder):
+            assert not made.search(path.read_text()), f"{path}: service_kit/peers.py makes them"
