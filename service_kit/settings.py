@@ -138,11 +138,15 @@ def _app(model: type[Settings], service: str, layers: Any) -> App:
 
 def _table(path: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path} is not TOML: {error}") from error
+    # cyclopts would pass over a key that is named as a command is.
+    if dashed := [key for key in table if key.startswith("-")]:
+        raise ConfigError(f"--config {path}: unknown key {dashed[0]!r}; keys have no dashes before")
+    return table
 
 
 def _origin(token: Token) -> str:

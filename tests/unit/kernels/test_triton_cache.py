@@ -36,8 +36,10 @@ def test_a_read_only_home_is_no_hindrance(tmp_path: Path, is_told: bool) -> None
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     worker = load(NEEDED)["services"]["worker-gpu"]
-    (volume,) = [mount for mount in worker["volumes"] if mount["type"] == "volume"]
-    cache = worker["environment"]["TRITON_CACHE_DIR"].replace(volume["target"], str(tmp_path))
+    cache = worker["environment"]["TRITON_CACHE_DIR"]
+    volumes = [mount["target"] for mount in worker["volumes"] if mount["type"] == "volume"]
+    (volume,) = [target for target in volumes if cache.startswith(target)]
+    cache = cache.replace(volume, str(tmp_path))
     environ = os.environ | {"HOME": "/dev/null", "TMPDIR": str(tmp_path)}
     environ.pop("TRITON_CACHE_DIR", None)
     ran = subprocess.run(

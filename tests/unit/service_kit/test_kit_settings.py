@@ -155,6 +155,7 @@ def test_a_bad_secret_is_not_repeated() -> None:
         ("config = 'x'", 'Unknown option: "[config]"'),
         ("[grpc_port]\nx = 1", "[grpc_port][x]"),
         ("grpc_port = [1, 2]", "int"),
+        ("'--help' = 1", "unknown key '--help'"),
         ("grpc_port = true", "'True': input should be a valid integer"),
         ("a = ", "is not TOML"),
     ],
