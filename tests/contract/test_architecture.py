@@ -48,9 +48,9 @@ ROOMS = {
         ("__main__",),
         ("cli",),
         ("bench",),
-        ("local",),
+        ("local", "tls_options"),
         ("client",),
-        ("api_key", "console", "mini", "tls_options", "waits"),
+        ("api_key", "console", "mini", "waits"),
         ("v1",),
     ],
     "kernels": [
