@@ -111,8 +111,9 @@ class Child:
             await asyncio.wait({ending, watching}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
                 return ""
+            why = watching.result()
             await self.abandon()
-            return watching.result()
+            return why
         finally:
             ending.cancel()
             watching.cancel()

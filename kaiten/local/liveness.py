@@ -10,6 +10,8 @@ STOPPED_S: Final = 2.0
 SILENT_S: Final = 5.0
 # Computing without an answer. Loops end, and a machine may have other work.
 BUSY_S: Final = 60.0
+# Between two looks. Who did not look for longer was put aside: nobody's silence is known then.
+AWAY_S: Final = 4.0
 # Of a core. Less is what a process takes whose threads only look at their clocks.
 BUSY_CORES: Final = 0.03
 
@@ -27,16 +29,17 @@ class Liveness:
     """What is known of one process since it last answered. Seconds are the caller's clock."""
 
     def __init__(self, now_s: float) -> None:
-        self._answered_s = now_s
-        self._ran_s = now_s
-        self._first: ProcessState | None = None
+        self.answered(now_s)
 
     def answered(self, now_s: float) -> None:
-        self._answered_s = self._ran_s = now_s
-        self._first = None
+        self._answered_s = self._ran_s = self._looked_s = now_s
+        self._first: ProcessState | None = None
 
     def silent(self, now_s: float, state: ProcessState) -> str:
         """Why it must be ended; empty while it may be waited for."""
+        if now_s - self._looked_s > AWAY_S:
+            self.answered(now_s)
+        self._looked_s = now_s
         if self._first is None:
             self._first = state
         if not state.is_stopped:

@@ -1,6 +1,7 @@
 """What counts as hung: made of answers, states and a clock that the test moves."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,22 @@ IDLE = ProcessState(cpu_s=7.0)
 STOPPED = ProcessState(is_stopped=True, cpu_s=7.0)
 
 
+def looked(
+    liveness: Liveness, since_s: float, until_s: float, state: Callable[[float], ProcessState]
+) -> str:
+    """What the last look says, when there was one every second; none before says anything."""
+    for now_s in (since_s + step for step in range(1, int(until_s - since_s))):
+        assert liveness.silent(now_s, state(now_s)) == ""
+    return liveness.silent(until_s, state(until_s))
+
+
+def idle(_now_s: float) -> ProcessState:
+    return IDLE
+
+
 def test_who_answers_lives_however_late() -> None:
     liveness = Liveness(0.0)
-    for now_s in (4.0, 8.0, 12.0):
+    for now_s in (3.0, 6.0, 9.0):
         assert liveness.silent(now_s - 0.1, IDLE) == ""
         liveness.answered(now_s)
 
@@ -32,24 +46,29 @@ def test_stopped_and_continued_it_lives() -> None:
 
 
 def test_without_an_answer_and_without_work_it_is_hung() -> None:
-    liveness = Liveness(0.0)
-    assert liveness.silent(SILENT_S - 0.1, IDLE) == ""
-    assert liveness.silent(SILENT_S, IDLE) == "hung: no answer for 5 s"
+    assert looked(Liveness(0.0), 0.0, SILENT_S - 0.1, idle) == ""
+    assert looked(Liveness(0.0), 0.0, SILENT_S, idle) == "hung: no answer for 5 s"
 
 
 @pytest.mark.parametrize("where", ["cpu", "disk"])
 def test_at_work_it_is_given_longer(where: str) -> None:
     """A step, a compilation, a machine that has other work; but no loop for ever."""
-    liveness = Liveness(0.0)
 
     def at(now_s: float) -> ProcessState:
         if where == "disk":
             return ProcessState(is_on_disk=True)
         return ProcessState(cpu_s=now_s * 0.1)
 
-    assert liveness.silent(1.0, at(1.0)) == ""
-    assert liveness.silent(BUSY_S - 1, at(BUSY_S - 1)) == ""
-    assert liveness.silent(BUSY_S, at(BUSY_S)) == "hung: no answer for 60 s"
+    assert looked(Liveness(0.0), 0.0, BUSY_S - 0.1, at) == ""
+    assert looked(Liveness(0.0), 0.0, BUSY_S, at) == "hung: no answer for 60 s"
+
+
+def test_who_was_put_aside_itself_begins_to_count_anew() -> None:
+    """Ctrl-Z and fg: the minutes between are nobody's silence."""
+    liveness = Liveness(0.0)
+    back_s = 600.0
+    assert liveness.silent(back_s, STOPPED) == ""
+    assert looked(liveness, back_s, back_s + SILENT_S, idle) == "hung: no answer for 5 s"
 
 
 def test_what_the_kernel_says_is_read_past_any_name(tmp_path: Path) -> None:
