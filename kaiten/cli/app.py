@@ -246,12 +246,20 @@ def healthcheck(
 
 
 @app.command(group=USE)
-def keygen(tenant: Annotated[str, Parameter(help="whose key it will be")], /) -> int:
+def keygen(
+    tenant: Annotated[str, Parameter(help="whose key it will be")],
+    /,
+    *,
+    role: Annotated[
+        Literal["tenant", "operator"],
+        Parameter(help="operator: sees the live core and the archive, every tenant's"),
+    ] = "tenant",
+) -> int:
     """Mint an API key. The key goes to stderr, its entry for the gateway's keys file to stdout."""
     from kaiten.cli.keygen import mint
 
     try:
-        key, entry = mint(tenant)
+        key, entry = mint(tenant, role)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

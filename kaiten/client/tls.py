@@ -23,7 +23,8 @@ CERTIFICATE_PROBLEMS: Final = (
     ("WRONG_VERSION_NUMBER", "is missing: it does not speak TLS on this port"),
 )
 # The server ended a connection that had only begun: what it does to whoever it does not let in.
-TURNED_AWAY: Final = ("failed to connect to all addresses", "Socket closed")
+NOT_CONNECTED: Final = ("failed to connect to all addresses", "connections to all backends failing")
+TURNED_AWAY: Final = "Socket closed"
 TURNED_AWAY_HINT: Final = (
     "the connection was ended at once: it may speak TLS only (--tls, or tls=True), or want a"
     " client certificate of its authority (--tls-cert and --tls-key, or TLS(cert=..., key=...))"
@@ -96,7 +97,7 @@ def certificate_problem(details: str) -> str:
 
 def explained(details: str) -> str:
     """What gRPC says, and what may be behind it where it does not know."""
-    if all(part in details for part in TURNED_AWAY):
+    if TURNED_AWAY in details and details.startswith(NOT_CONNECTED):
         return f"{details}; {TURNED_AWAY_HINT}"
     return details
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from kaiten.client import TLS, AsyncClient, CertificateError, Client, UnavailableError
 from kaiten.local.health import state_of
 from service_kit.tls import TlsFiles
-from tests.support.gateway_stack import MODEL, WAIT_S, Stack, running_stack
+from tests.support.gateway_stack import MODEL, WAIT_S, Stack, running_stack, until
 from tests.support.tls_files import EXPIRED, Authority, renew, settings_of
 
 
@@ -73,7 +73,7 @@ async def test_every_client_speaks_it(stack: Stack, authority: Authority) -> Non
 
     assert await asyncio.to_thread(blocking) == "hello"
     assert await state_of(grpc_address(stack), tls=tls) == "serving"
-    http = httpx.AsyncClient(verify=tls.context())
+    http = DefaultAsyncHttpxClient(verify=tls.context())
     url = f"{https_url(stack)}/v1"
     async with AsyncOpenAI(base_url=url, api_key="any", http_client=http) as client:
         answer = await client.completions.create(model=MODEL, prompt="x", stream=True)
@@ -182,9 +182,7 @@ async def test_streams_go_on_through_a_renewal_and_new_connections_see_it(
         body = {"model": MODEL, "prompt": "x", "stream": True}
         url = f"{https_url(stack)}/v1/completions"
         async with http.stream("POST", url, json=body) as answer:
-            async with asyncio.timeout(WAIT_S):
-                while stack.scheduler.live_count < 2:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
+            await until(lambda: len(service.front._active) == 2, "both requests")
             before = [shown_at(service.grpc_port, tls), shown_at(service.http_port, tls)]
             seen_before = await asyncio.gather(*before)
             renew(files, new)

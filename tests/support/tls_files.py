@@ -3,7 +3,7 @@
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import trustme
 
@@ -11,9 +11,18 @@ from kaiten.client import TLS
 from service_kit.tls import TlsFiles
 
 NOW = datetime.now(UTC)
-EXPIRED = {"not_before": NOW - timedelta(days=9), "not_after": NOW - timedelta(days=2)}
-EARLY = {"not_before": NOW + timedelta(days=2), "not_after": NOW + timedelta(days=9)}
-RECENT = {"not_before": NOW - timedelta(days=1), "not_after": NOW + timedelta(days=90)}
+EXPIRED: Final[dict[str, Any]] = {
+    "not_before": NOW - timedelta(days=9),
+    "not_after": NOW - timedelta(days=2),
+}
+EARLY: Final[dict[str, Any]] = {
+    "not_before": NOW + timedelta(days=2),
+    "not_after": NOW + timedelta(days=9),
+}
+RECENT: Final[dict[str, Any]] = {
+    "not_before": NOW - timedelta(days=1),
+    "not_after": NOW + timedelta(days=90),
+}
 
 
 class Authority:
