@@ -319,6 +319,8 @@ def become(role: str, arguments: Sequence[str]) -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script. Users never see a traceback of their own mistake."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # Below errors gRPC has a line for each handshake that fails; who must know is told by us.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if arguments and arguments[0] in services.MODULES:
         become(arguments[0], arguments[1:])
     try:

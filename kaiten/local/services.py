@@ -26,11 +26,9 @@ def command(module: str) -> tuple[str, ...]:
 
 
 def environ() -> dict[str, str]:
-    """What that process finds the services' packages by. gRPC's own log is for its errors: below
-    that it has a line for each stranger that speaks no TLS."""
+    """What that process finds the services' packages by."""
     found = [str(_folder()), *filter(None, [os.environ.get("PYTHONPATH")])]
-    verbosity = os.environ.get("GRPC_VERBOSITY", "ERROR")
-    return {"PYTHONPATH": os.pathsep.join(found), "GRPC_VERBOSITY": verbosity}
+    return {"PYTHONPATH": os.pathsep.join(found)}
 
 
 def _folder() -> Path:
