@@ -17,8 +17,8 @@ from rich.table import Table
 
 from kaiten.api_key import VARIABLE
 from kaiten.local.ports import LOOPBACK
-from kaiten.local.public_tls import PublicTls
 from kaiten.local.stack import Stack
+from kaiten.public_tls import PublicTls
 from kaiten.v1 import (
     common_pb2,
     model_service_pb2,

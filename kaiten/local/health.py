@@ -3,12 +3,11 @@
 The messages are `{1: service}` and `{1: status}` with SERVING = 1, so no generated code is needed.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import grpc
 
-if TYPE_CHECKING:
-    from kaiten.client.tls import TLS
+from kaiten.tls import TLS, aio_channel, certificate_problem, explained
 
 CHECK: Final = "/grpc.health.v1.Health/Check"
 SERVING: Final = b"\x08\x01"
@@ -28,30 +27,17 @@ async def answers(address: str) -> bool:
 
 
 async def state_of(
-    address: str, service: str = "", timeout_s: float = TIMEOUT_S, tls: "TLS | None" = None
+    address: str, service: str = "", timeout_s: float = TIMEOUT_S, tls: TLS | None = None
 ) -> str:
     """ "serving", "not serving", or why nobody answered."""
     name = service.encode()
     assert len(name) < 128, "a longer name needs a longer length prefix"
     request = b"\x0a" + bytes([len(name)]) + name if name else b""
-    async with _channel(address, tls) as channel:
+    async with aio_channel(address, tls or False) as channel:
         try:
             answer = await channel.unary_unary(CHECK)(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            return f"{error.code().name.lower()}: {_explained(error.details() or '')}"
+            said = error.details() or ""
+            why = certificate_problem(said) or explained(said)
+            return f"{error.code().name.lower()}: {why}"
     return "serving" if answer == SERVING else "not serving"
-
-
-def _channel(address: str, tls: "TLS | None") -> "grpc.aio.Channel":
-    if tls is None:
-        return grpc.aio.insecure_channel(address)
-    from kaiten.client.tls import aio_channel
-
-    return aio_channel(address, tls)
-
-
-def _explained(details: str) -> str:
-    """Only who failed waits for the import."""
-    from kaiten.client.tls import certificate_problem, explained
-
-    return certificate_problem(details) or explained(details)

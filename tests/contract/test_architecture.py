@@ -34,6 +34,7 @@ ROOMS = {
         ("requests",),
         ("observe", "text"),
         ("tenants", "values"),
+        ("wrong_keys",),
     ],
     "gpu_worker": [
         ("__main__",),
@@ -48,7 +49,8 @@ ROOMS = {
         ("cli",),
         ("bench",),
         ("client", "local"),
-        ("api_key", "console", "mini", "waits"),
+        ("api_key", "console", "mini", "public_tls", "tls_options", "waits"),
+        ("tls",),
         ("v1",),
     ],
     "kernels": [

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from kaiten.local.part_options import GatewayOptions
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicTls:
@@ -15,11 +13,12 @@ class PublicTls:
     wants_client_cert: bool
 
     @classmethod
-    def of(cls, options: GatewayOptions) -> Self | None:
-        if options.tls_cert is None:
+    def of(cls, cert: Path | None, client_ca: Path | None) -> Self | None:
+        """As the gateway is told; None: no TLS."""
+        if cert is None:
             return None
-        cert = options.tls_cert.expanduser().resolve()
-        return cls(cert=cert, wants_client_cert=options.tls_client_ca is not None)
+        wants_client_cert = client_ca is not None
+        return cls(cert=cert.expanduser().resolve(), wants_client_cert=wants_client_cert)
 
     def name_for(self, host: str) -> str:
         """That address, if the certificate is for it; else a name that it is for. What is wrong
