@@ -114,6 +114,7 @@ class GatewayService:
                 metadata_bytes_max=self._config.metadata_bytes_max,
                 connection_age_s_max=self._config.connection_age_s_max,
                 rpcs_max=self._config.rpcs_max,
+                handshake_ms_max=round(self._config.headers_s_max * 1000),
                 records_max=RECORDS_MAX,
             )
         )
