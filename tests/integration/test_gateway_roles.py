@@ -64,7 +64,10 @@ RANK: Final = (ANYBODY, TENANT, OPERATOR)
 
 
 @pytest.fixture
-async def stack(tmp_path: Path, redis_url: str, cell: str) -> AsyncIterator[Stack]:
+async def stack(
+    tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Stack]:
+    monkeypatch.setattr("gateway.wrong_keys.WAIT_S_MAX", 0.0)
     keys = tmp_path / "keys.toml"
     digest = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("tenant", "operator")}
     keys.write_text(
@@ -72,7 +75,6 @@ async def stack(tmp_path: Path, redis_url: str, cell: str) -> AsyncIterator[Stac
         f'[[keys]]\ntenant = "a"\ndigest = "sha256:{digest["operator"]}"\nrole = "operator"\n'
     )
     async with running_stack(tmp_path / "model", redis_url, cell, api_keys_file=keys) as running:
-        running.gateway.service._keyring.wrong_keys._waiting = 1 << 20
         yield running
 
 
