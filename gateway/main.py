@@ -116,6 +116,7 @@ class GatewayService:
                 metadata_bytes_max=self._config.metadata_bytes_max,
                 connection_age_s_max=self._config.connection_age_s_max,
                 rpcs_max=self._config.rpcs_max,
+                handshake_ms_max=round(self._config.headers_s_max * 1000),
                 records_max=RECORDS_MAX,
             )
         )
@@ -189,6 +190,9 @@ class GatewayService:
         meter = self._metrics.meter
         is_ready = seen(lambda: int(not self._readiness.problem))
         meter.create_observable_gauge("kaiten.gateway.is_ready", is_ready, "", "as /ready says")
+        wrong_keys = seen(lambda: self._keyring.wrong_keys.count)
+        what = "presented, and nobody's"
+        meter.create_observable_counter("kaiten.gateway.wrong_keys", wrong_keys, "", what)
         with_tenants = self._config.metrics_tenants
         return Meters(meter, model=self._card.name, with_tenants=with_tenants)
 

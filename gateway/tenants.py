@@ -1,8 +1,8 @@
 """Who is calling: API keys, each of one tenant, and what a tenant may have live.
 
 The file holds SHA-256 digests only. A key has 256 bits of chance, so a fast digest is enough: there
-is nothing to guess. A presented key is compared with every digest, without leaving early, so the
-time says nothing about which one matched, or how far.
+is nothing to guess. A presented key is looked up by its digest: what the time of that tells is
+about a digest that nobody can choose, and a digest is no key.
 
 The file is followed while the gateway runs: a key that is taken out is refused from the next
 request on, and what was accepted with it goes on to its end. A file that is wrong changes nothing.
@@ -10,17 +10,17 @@ request on, and what was accepted with it goes on to its end. A file that is wro
 
 import asyncio
 import hashlib
-import hmac
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from gateway.wrong_keys import WrongKeys
 from ledger import TenantBounds
 from service_kit.clock import Clock
 from service_kit.errors import ConfigError, Forbidden, Unauthenticated
@@ -53,6 +53,10 @@ class Tenant:
 DEFAULT: Final = Tenant(name="default")
 
 
+class WrongKey(Unauthenticated):
+    """A key was presented that nobody has."""
+
+
 class Keyring:
     """Every key's digest and tenant. Without keys everybody is `DEFAULT`, and an operator where
     only this machine can call (`is_local`).
@@ -61,8 +65,9 @@ class Keyring:
     def __init__(
         self, keys: Sequence[tuple[bytes, Tenant]] | None = None, *, is_local: bool = False
     ) -> None:
-        self._keys = None if keys is None else tuple(keys)
+        self._keys = None if keys is None else dict(keys)
         self._is_local = is_local
+        self.wrong_keys = WrongKeys()
 
     def __repr__(self) -> str:
         return f"Keyring({'open' if self._keys is None else f'{len(self._keys)} keys'})"
@@ -73,18 +78,32 @@ class Keyring:
 
     def replace(self, keys: Sequence[tuple[bytes, Tenant]]) -> None:
         """From the next request on these are the keys."""
-        self._keys = tuple(keys)
+        self._keys = dict(keys)
+
+    async def admit(self, authorization: str, peer: str) -> Tenant:
+        """As `tenant_of`, for the doors: the refusal of a wrong key is counted, and late."""
+        try:
+            return self.tenant_of(authorization)
+        except WrongKey:
+            await self.wrong_keys.seen(peer)
+            raise
+
+    async def admit_operator(self, authorization: str, peer: str) -> None:
+        """As `check_operator`."""
+        await self.admit(authorization, peer)
+        self.check_operator(authorization)
 
     def tenant_of(self, authorization: str) -> Tenant:
-        """The tenant whose key an Authorization header carries. Unauthenticated says what to do."""
+        """The tenant whose key an Authorization header carries. Unauthenticated says what to do,
+        WrongKey if there was a key."""
         if self._keys is None:
             return DEFAULT
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise Unauthenticated("send an API key: Authorization: Bearer KEY")
-        found = self._match(digest(key.strip()[:AUTHORIZATION_CHARS_MAX]))
+        found = self._keys.get(digest(key.strip()[:AUTHORIZATION_CHARS_MAX]))
         if found is None:
-            raise Unauthenticated("this API key is not known here")
+            raise WrongKey("this API key is not known here")
         return found
 
     def check_operator(self, authorization: str) -> None:
@@ -92,17 +111,8 @@ class Keyring:
         tenant = self.tenant_of(authorization)
         if tenant.is_operator or (self._keys is None and self._is_local):
             return
-        fix = "a key of a tenant with `operator = true` in the keys file"
+        fix = "a key made by `kaiten keygen --role operator`, or of a tenant with `operator = true`"
         raise Forbidden(f"this is for operators: it takes {fix}")
-
-    def _match(self, presented: bytes) -> Tenant | None:
-        """All digests are compared, always."""
-        assert self._keys is not None
-        found = None
-        for known, tenant in self._keys:
-            if hmac.compare_digest(known, presented):
-                found = tenant
-        return found
 
 
 def digest(key: str) -> bytes:
@@ -119,6 +129,8 @@ class _KeyEntry(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     tenant: str
     digest: _Digest
+    # Of this key; the tenant's other keys have their own.
+    role: Literal["tenant", "operator"] = "tenant"
 
 
 class _TenantEntry(BaseModel):
@@ -196,18 +208,19 @@ def _parse(path: Path, text: bytes) -> list[tuple[bytes, Tenant]]:
 
 
 def _keys(path: Path, file: _KeysFile) -> list[tuple[bytes, Tenant]]:
-    given = [(name, text) for name, entry in file.tenants.items() for text in entry.keys]
-    given += [(entry.tenant, entry.digest) for entry in file.keys]
+    given = [(name, text, "") for name, entry in file.tenants.items() for text in entry.keys]
+    given += [(entry.tenant, entry.digest, entry.role) for entry in file.keys]
     if not given:
         raise ConfigError(f"--api-keys-file {path} holds no key; `kaiten keygen TENANT` makes one")
-    names = [*file.tenants, *(name for name, _ in given)]
+    names = [*file.tenants, *(name for name, _, _ in given)]
     tenants = {name: _tenant(path, name, file.tenants.get(name)) for name in names}
     keys: dict[bytes, Tenant] = {}
-    for name, text in given:
+    for name, text, role in given:
         known = bytes.fromhex(text.removeprefix("sha256:"))
         if known in keys:
             raise ConfigError(f"--api-keys-file {path}: {name}: a key is given twice")
-        keys[known] = tenants[name]
+        is_operator = tenants[name].is_operator or role == "operator"
+        keys[known] = replace(tenants[name], is_operator=is_operator)
     return list(keys.items())
 
 

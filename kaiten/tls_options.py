@@ -3,12 +3,11 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-if TYPE_CHECKING:
-    from kaiten.client.tls import TLS
+from kaiten.tls import TLS
 
 SECURE: Final = ("https://", "grpcs://")
 PLAIN: Final = ("grpc://", "http://")
@@ -39,10 +38,8 @@ class TlsOptions:
         Path | None, Parameter(env_var="KAITEN_TLS_KEY", help="the key of --tls-cert")
     ] = None
 
-    def of(self, address: str) -> "tuple[str, TLS | None]":
+    def of(self, address: str) -> tuple[str, TLS | None]:
         """host:port, and the TLS to speak with it. ValueError says which file is wrong."""
-        from kaiten.client.tls import TLS
-
         scheme = next((each for each in (*SECURE, *PLAIN) if address.startswith(each)), "")
         is_asked = self.tls or self.tls_ca or self.tls_cert or self.tls_key
         if scheme in PLAIN and is_asked:
@@ -53,7 +50,7 @@ class TlsOptions:
         tls.credentials()
         return address.removeprefix(scheme).rstrip("/"), tls
 
-    def of_or_exit(self, address: str) -> "tuple[str, TLS | None]":
+    def of_or_exit(self, address: str) -> tuple[str, TLS | None]:
         """The same; what is wrong ends the command with a sentence."""
         try:
             return self.of(address)

@@ -3,7 +3,7 @@
 A real store, a scripted scheduler and the gateway, each its own process; the client is this one.
 `--streams 256 --tokens 200` prints one JSON line; `--step-s 0` offers more than anybody can carry,
 which is what a core sustains: `tokens_per_cpu_s`. The gateway has the first core, and everything
-else the others (`--no-pin`: as the system likes). `--save` keeps the line.
+else the others (`--no-pin`: as the system likes). `--tls`: over TLS. `--save` keeps the line.
 """
 
 import argparse
@@ -15,20 +15,21 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import grpc
 import httpx
 import psutil
 
 from benchmarks.recording import record
 from kaiten.local.ports import HeldPort
+from kaiten.tls import TLS, aio_channel
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import SamplingParams
 from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from ledger import Ledger
 from tests.fakes.scripted_scheduler import ScriptedScheduler
 from tests.support.store_server import StoreServer
+from tests.support.tls_files import Authority
 from tests.support.tokenizers import byte_level_bpe, write_model_folder
 
 
@@ -70,14 +71,26 @@ async def lead(url: str, step_s: float) -> None:
         await asyncio.Event().wait()
 
 
-async def measure(arguments: argparse.Namespace, grpc_port: int, http_port: int, pid: int) -> None:
-    gateway = psutil.Process(pid)
+class Server(NamedTuple):
+    """The gateway under load; `tls` is what its clients trust."""
+
+    grpc_port: int
+    http_port: int
+    pid: int
+    tls: TLS | None
+
+
+async def measure(arguments: argparse.Namespace, server: Server) -> None:
+    gateway, tls = psutil.Process(server.pid), server.tls
     stop = ["\n\nUser:", "</answer>"] if arguments.stops else []
     limits = httpx.Limits(max_connections=None)
     async with (
-        grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
+        aio_channel(f"127.0.0.1:{server.grpc_port}", tls or False) as channel,
         httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{http_port}", limits=limits, timeout=120
+            base_url=f"{'https' if tls else 'http'}://127.0.0.1:{server.http_port}",
+            limits=limits,
+            timeout=120,
+            verify=tls.context() if tls else True,
         ) as client,
     ):
         await until_ready(client)
@@ -107,6 +120,7 @@ async def measure(arguments: argparse.Namespace, grpc_port: int, http_port: int,
         "tokens_per_cpu_s": round(tokens / cpu_s),
         "rss_mb": round(gateway.memory_info().rss / 1e6),
         "is_pinned": arguments.pin,
+        "is_tls": arguments.tls,
     }
     record("gateway_streams", figures, save=arguments.save)
 
@@ -124,6 +138,7 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.01)
     parser.add_argument("--http", action="store_true")
     parser.add_argument("--stops", action="store_true")
+    parser.add_argument("--tls", action="store_true")
     parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--lead", default="", help=argparse.SUPPRESS)
@@ -145,6 +160,9 @@ def main() -> None:
         python = [sys.executable, "-m"]
         ports = ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
         ports += ["--log-level", "error"]
+        files = Authority(Path(name) / "authority").issue() if arguments.tls else None
+        if files is not None:
+            ports += ["--tls-cert", str(files.cert), "--tls-key", str(files.key)]
         gateway_flags = ["--model", str(folder), "--redis-url", store.url, "--cell", "bench"]
         gateway = subprocess.Popen([*python, "gateway", *gateway_flags, *ports])
         if arguments.pin:
@@ -152,27 +170,26 @@ def main() -> None:
         lead_flags = ["--lead", store.url, "--step-s", str(arguments.step_s)]
         leader = subprocess.Popen([*python, "benchmarks.serving.gateway_streams", *lead_flags])
         try:
-            asyncio.run(retry_measure(arguments, grpc_port, http_port, gateway.pid))
+            tls = None if files is None else TLS(ca=files.cert)
+            asyncio.run(retry_measure(arguments, Server(grpc_port, http_port, gateway.pid, tls)))
         finally:
             for process in (gateway, leader):
                 process.kill()
                 process.wait()
 
 
-async def retry_measure(
-    arguments: argparse.Namespace, grpc_port: int, http_port: int, pid: int
-) -> None:
+async def retry_measure(arguments: argparse.Namespace, server: Server) -> None:
     """Once the gateway listens."""
     async with asyncio.timeout(20):
         while True:
             try:
-                _, writer = await asyncio.open_connection("127.0.0.1", http_port)
+                _, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
             except OSError:
                 await asyncio.sleep(0.05)
             else:
                 writer.close()
                 break
-    await measure(arguments, grpc_port, http_port, pid)
+    await measure(arguments, server)
 
 
 if __name__ == "__main__":

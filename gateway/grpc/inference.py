@@ -55,14 +55,14 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
         self._batch_max = batch_max
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
-        tenant = _tenant(self._keyring, context)
+        tenant = await _tenant(self._keyring, context)
         generation = await self._front.generate(_ask(request, context), tenant)
         await self._follow(generation, request, context, pb.GenerateResponse)
 
     async def GenerateBatch(
         self, request: pb.GenerateBatchRequest, context: Context
     ) -> AsyncIterator[pb.GenerateBatchResponse]:
-        tenant = _tenant(self._keyring, context)
+        tenant = await _tenant(self._keyring, context)
         requests = request.requests
         if not requests:
             raise InvalidRequest("requests", "must hold at least one request")
@@ -102,7 +102,7 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:
         generation = await self._front.attach(
             request.request_id,
-            _tenant(self._keyring, context),
+            await _tenant(self._keyring, context),
             request.positions,
             cursors=request.cursors,
             with_cursors=request.return_cursors,
@@ -126,13 +126,13 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
         raise_if_late(generation)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
-        tenant = _tenant(self._keyring, context)
+        tenant = await _tenant(self._keyring, context)
         return pb.CancelResponse(was_live=await self._front.cancel(request.request_id, tenant))
 
     async def GetRequest(
         self, request: pb.GetRequestRequest, context: Context
     ) -> pb.GetRequestResponse:
-        seen = await self._front.look(request.request_id, _tenant(self._keyring, context))
+        seen = await self._front.look(request.request_id, await _tenant(self._keyring, context))
         if seen.done is None:
             return pb.GetRequestResponse(
                 request_id=request.request_id,
@@ -158,20 +158,20 @@ class ModelServicer(model_grpc.ModelServiceServicer):
     async def ListModels(
         self, request: model_pb.ListModelsRequest, context: Context
     ) -> model_pb.ListModelsResponse:
-        _tenant(self._keyring, context)
+        await _tenant(self._keyring, context)
         return model_pb.ListModelsResponse(models=[model_to_proto(self._front)])
 
     async def Tokenize(
         self, request: model_pb.TokenizeRequest, context: Context
     ) -> model_pb.TokenizeResponse:
-        tenant = _tenant(self._keyring, context)
+        tenant = await _tenant(self._keyring, context)
         token_ids = await self._front.tokenize(tokenize_from_proto(request), tenant)
         return model_pb.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
         self, request: model_pb.DetokenizeRequest, context: Context
     ) -> model_pb.DetokenizeResponse:
-        _tenant(self._keyring, context)
+        await _tenant(self._keyring, context)
         text = await self._front.detokenize(detokenize_from_proto(request))
         return model_pb.DetokenizeResponse(text=text)
 
@@ -236,9 +236,10 @@ def _ask(request: pb.GenerateRequest, context: Context) -> Ask:
     )
 
 
-def _tenant(keyring: Keyring, context: Context) -> Tenant:
+async def _tenant(keyring: Keyring, context: Context) -> Tenant:
     """Who calls. Every method asks, before anything else."""
-    return keyring.tenant_of(metadata(context, "authorization", AUTHORIZATION_CHARS_MAX))
+    authorization = metadata(context, "authorization", AUTHORIZATION_CHARS_MAX)
+    return await keyring.admit(authorization, context.peer())
 
 
 def metadata(context: Context, name: str, chars_max: int) -> str:

@@ -71,7 +71,7 @@ class Operators:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     async def Watch(self, request: WatchRequest, context: Any) -> AsyncIterator[bytes]:
-        self._check(context)
+        await self._check(context)
         with self._streams:
             async with aclosing(self._watched(request)) as responses:
                 async for response in responses:
@@ -80,7 +80,7 @@ class Operators:
     async def ReadArchive(
         self, request: ReadArchiveRequest, context: Any
     ) -> AsyncIterator[ReadArchiveResponse]:
-        self._check(context)
+        await self._check(context)
         with self._streams:
             schedulers = await self._schedulers()
             archives = [Archive(address, request, self._peers) for address in schedulers]
@@ -94,8 +94,9 @@ class Operators:
                     entries=[ArchiveEntry(gap=ArchiveGap(reason=reason)) for reason in gaps]
                 )
 
-    def _check(self, context: Any) -> None:
-        self._keyring.check_operator(metadata(context, "authorization", AUTHORIZATION_CHARS_MAX))
+    async def _check(self, context: Any) -> None:
+        authorization = metadata(context, "authorization", AUTHORIZATION_CHARS_MAX)
+        await self._keyring.admit_operator(authorization, context.peer())
 
     async def _schedulers(self) -> list[str]:
         """The leader, or who led last, and those who stood by then."""

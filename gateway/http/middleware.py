@@ -82,7 +82,8 @@ class Gate:
         try:
             if scope["path"] not in OPEN_PATHS:
                 authorization = header(scope, "authorization")[:AUTHORIZATION_CHARS_MAX]
-                scope["state"]["tenant"] = self._keyring.tenant_of(authorization)
+                peer = (scope.get("client") or ("",))[0]
+                scope["state"]["tenant"] = await self._keyring.admit(authorization, peer)
             _check_content_type(scope)
             await self._app(scope, receive, send)
         except KaitenError as error:

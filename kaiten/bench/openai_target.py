@@ -18,7 +18,7 @@ import httpx
 from kaiten.bench.outcomes import AskError, Ending, OnTokens
 from kaiten.bench.workload import Job
 from kaiten.client.connection import with_key
-from kaiten.client.tls import TLS
+from kaiten.tls import TLS
 
 CONNECT_S: Final = 10.0
 PROBE: Final = Job(index=0, prompt=(7, 8, 9), output_tokens=1)

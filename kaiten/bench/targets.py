@@ -10,7 +10,7 @@ from kaiten.bench.workload import Job
 from kaiten.client import TLS, AsyncClient
 from kaiten.client.connection import with_key
 from kaiten.client.errors import ApiError, UnavailableError, from_rpc_error
-from kaiten.client.tls import aio_channel
+from kaiten.tls import aio_channel
 from kaiten.tls_options import NO_TLS, TlsOptions
 from kaiten.v1 import model_service_pb2, model_service_pb2_grpc
 

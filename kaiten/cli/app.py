@@ -247,12 +247,20 @@ def healthcheck(
 
 
 @app.command(group=USE)
-def keygen(tenant: Annotated[str, Parameter(help="whose key it will be")], /) -> int:
+def keygen(
+    tenant: Annotated[str, Parameter(help="whose key it will be")],
+    /,
+    *,
+    role: Annotated[
+        Literal["tenant", "operator"],
+        Parameter(help="operator: sees the live core and the archive, every tenant's"),
+    ] = "tenant",
+) -> int:
     """Mint an API key. The key goes to stderr, its entry for the gateway's keys file to stdout."""
     from kaiten.cli.keygen import mint
 
     try:
-        key, entry = mint(tenant)
+        key, entry = mint(tenant, role)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -313,6 +321,8 @@ def become(role: str, arguments: Sequence[str]) -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script. Users never see a traceback of their own mistake."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # Below errors gRPC has a line for each handshake that fails; who must know is told by us.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         if arguments and arguments[0] in services.MODULES:
             become(arguments[0], arguments[1:])

@@ -16,11 +16,12 @@ class NewKey(NamedTuple):
     entry: str
 
 
-def mint(tenant: str) -> NewKey:
+def mint(tenant: str, role: str = "tenant") -> NewKey:
     """A new key of a tenant. ValueError says what a name may be."""
     if not TENANT_NAME.fullmatch(tenant):
         raise ValueError(f"a tenant's name must match {TENANT_NAME.pattern}, got {tenant!r}")
     key = f"kt-{secrets.token_urlsafe(KEY_BYTES)}"
     digest = hashlib.sha256(key.encode()).hexdigest()
     # An array's element on lines of its own may be appended to any file, any number of times.
-    return NewKey(key, f'\n[[keys]]\ntenant = "{tenant}"\ndigest = "sha256:{digest}"\n')
+    entry = f'\n[[keys]]\ntenant = "{tenant}"\ndigest = "sha256:{digest}"\n'
+    return NewKey(key, entry + f'role = "{role}"\n' * (role != "tenant"))

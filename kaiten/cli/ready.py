@@ -16,9 +16,9 @@ from rich.panel import Panel
 from rich.table import Table
 
 from kaiten.api_key import VARIABLE
-from kaiten.local.part_options import PublicTls
 from kaiten.local.ports import LOOPBACK
 from kaiten.local.stack import Stack
+from kaiten.public_tls import PublicTls
 from kaiten.v1 import (
     common_pb2,
     model_service_pb2,

@@ -13,8 +13,8 @@ from kaiten.cli.talk import RESUME_S, complain
 from kaiten.client.connection import OPTIONS, with_key
 from kaiten.client.errors import ApiError, CertificateError, from_rpc_error
 from kaiten.client.live_core import NO_BLOCK, LiveCore, LiveSequence
-from kaiten.client.tls import TLS
-from kaiten.client.tls import channel as channel_to
+from kaiten.tls import TLS
+from kaiten.tls import channel as channel_to
 from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from kaiten.v1.watch_pb2 import (
     PassedOver,

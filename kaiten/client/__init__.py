@@ -16,7 +16,7 @@ from kaiten.client.errors import (
 )
 from kaiten.client.results import Completion, Delta, RequestStatus
 from kaiten.client.sync import Client, Generation
-from kaiten.client.tls import TLS
+from kaiten.tls import TLS
 
 __all__ = [
     "TLS",

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from kaiten.client.tls import certificate_problem, explained
+from kaiten.tls import certificate_problem, explained
 
 
 class ApiError(Exception):

@@ -29,7 +29,7 @@ from kaiten.client.errors import ApiError, from_rpc_error
 from kaiten.client.following import Following
 from kaiten.client.request import GenerateOptions, request_from
 from kaiten.client.results import Completion, Delta, RequestStatus, status_from_proto
-from kaiten.client.tls import TLS, channel
+from kaiten.tls import TLS, channel
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1 import inference_service_pb2_grpc, model_service_pb2, model_service_pb2_grpc
 

@@ -8,7 +8,7 @@ itself says what is wrong with a value.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter, Token, convert
 
@@ -159,50 +159,6 @@ class GatewayOptions:
             help="a line per request in the gateway's log: who, how it ended, tokens, phases",
         ),
     ] = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublicTls:
-    """What whoever uses a stack must know of its TLS.
-
-    `cert`: the file of the certificate, which clients of this machine may trust as such.
-    """
-
-    cert: Path
-    wants_client_cert: bool
-
-    @classmethod
-    def of(cls, options: GatewayOptions) -> Self | None:
-        if options.tls_cert is None:
-            return None
-        cert = options.tls_cert.expanduser().resolve()
-        return cls(cert=cert, wants_client_cert=options.tls_client_ca is not None)
-
-    def name_for(self, host: str) -> str:
-        """That address, if the certificate is for it; else a name that it is for. What is wrong
-        with the file the gateway says."""
-        try:
-            names = _names(self.cert)
-        except (OSError, ValueError):
-            return host
-        usable = [name for name in names if not name.startswith("*")]
-        for wanted in (host.strip("[]"), "localhost"):
-            if wanted in names:
-                return host if wanted != "localhost" else wanted
-        return next(iter(usable), host)
-
-
-def _names(cert: Path) -> list[str]:
-    """Names and addresses, in its order."""
-    from cryptography import x509
-
-    leaf = x509.load_pem_x509_certificates(cert.read_bytes())[0]
-    try:
-        named = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    addresses = named.get_values_for_type(x509.IPAddress)
-    return [*named.get_values_for_type(x509.DNSName), *(str(each) for each in addresses)]
 
 
 def flags_of(options: WorkerOptions | GatewayOptions) -> dict[str, object]:

@@ -15,11 +15,12 @@ from kaiten.local import services, store
 from kaiten.local.child import ChildSpec
 from kaiten.local.health import answers, is_serving
 from kaiten.local.model_source import ModelSource
-from kaiten.local.part_options import GatewayOptions, PublicTls, WorkerOptions, flags_of
+from kaiten.local.part_options import GatewayOptions, WorkerOptions, flags_of
 from kaiten.local.ports import LOOPBACK, claim
 from kaiten.local.private import private_folder, socket_folder, unix_address
 from kaiten.local.scheduling import Scheduling
 from kaiten.local.start_error import StartError
+from kaiten.public_tls import PublicTls
 
 # The first to be there leads. The other stands by, at 45 MB: who leads is killed, and nobody waits
 # for a process to start or for a lease to run out.
@@ -144,7 +145,8 @@ def _plan(options: ServeOptions, door: _Door, inner: Sequence[_Inner], socket: P
         _gateway(options, redis_url, door),
     )
     worker_names = tuple(worker.name for worker in workers)
-    tls, host = PublicTls.of(options.gateway), _reachable(options.host)
+    tls = PublicTls.of(options.gateway.tls_cert, options.gateway.tls_client_ca)
+    host = _reachable(options.host)
     host = host if tls is None else tls.name_for(host)
     return Stack(
         stages=(stores, services) if stores else (services,),

@@ -35,6 +35,7 @@ ROOMS = {
         ("requests",),
         ("observe", "text"),
         ("tenants", "values"),
+        ("wrong_keys",),
     ],
     "gpu_worker": [
         ("__main__",),
@@ -48,9 +49,9 @@ ROOMS = {
         ("__main__",),
         ("cli",),
         ("bench",),
-        ("local", "tls_options"),
-        ("client",),
-        ("api_key", "console", "mini", "waits"),
+        ("client", "local"),
+        ("api_key", "console", "mini", "public_tls", "tls_options", "waits"),
+        ("tls",),
         ("v1",),
     ],
     "kernels": [

@@ -23,7 +23,10 @@ BOB = (("authorization", "Bearer bob-key"),)
 
 
 @pytest.fixture
-async def stack(tmp_path: Path, redis_url: str, cell: str) -> AsyncIterator[Stack]:
+async def stack(
+    tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Stack]:
+    monkeypatch.setattr("gateway.wrong_keys.WAIT_S_MAX", 0.0)
     keys = tmp_path / "keys.toml"
     digests = {
         name: hashlib.sha256(f"{name}-key".encode()).hexdigest() for name in ("alice", "bob")

@@ -4,13 +4,13 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from kaiten.client import TLS, AsyncClient, CertificateError, Client, UnavailableError
 from kaiten.local.health import state_of
@@ -73,7 +73,7 @@ async def test_every_client_speaks_it(stack: Stack, authority: Authority) -> Non
 
     assert await asyncio.to_thread(blocking) == "hello"
     assert await state_of(grpc_address(stack), tls=tls) == "serving"
-    http = httpx.AsyncClient(verify=tls.context())
+    http = DefaultAsyncHttpxClient(verify=tls.context())
     url = f"{https_url(stack)}/v1"
     # Its stub wants the client of a newer httpx, and it takes this one too.
     async with AsyncOpenAI(base_url=url, api_key="any", http_client=http) as client:  # type: ignore[arg-type]
@@ -156,15 +156,21 @@ async def test_tls_towards_a_plain_port_is_told(tmp_path: Path, redis_url: str, 
 async def test_who_says_nothing_is_sent_away_and_holds_up_nobody(
     tmp_path: Path, redis_url: str, cell: str, authority: Authority
 ) -> None:
-    async with running_tls(
-        tmp_path, redis_url, cell, authority.issue(), headers_s_max=0.2
-    ) as stack:
-        address = ("127.0.0.1", stack.gateway.service.http_port)
-        with socket.create_connection(address) as silent, socket.create_connection(address) as slow:
-            slow.sendall(b"\x16\x03\x01\x02\x00")
+    """With a hello of which half came, or with nothing at all; at both ports."""
+    files = authority.issue()
+    async with running_tls(tmp_path, redis_url, cell, files, headers_s_max=0.2) as stack:
+        service = stack.gateway.service
+        with ExitStack() as held:
+            connections = []
+            for port in (service.grpc_port, service.http_port):
+                for said in (b"", b"\x16\x03\x01\x02\x00"):
+                    one = held.enter_context(socket.create_connection(("127.0.0.1", port)))
+                    one.sendall(said)
+                    one.setblocking(False)
+                    connections.append(one)
             assert await get(stack, authority.trusting()) == 200
-            for one in (silent, slow):
-                one.setblocking(False)
+            assert await complete(stack, authority.trusting()) == "hello"
+            for one in connections:
                 async with asyncio.timeout(WAIT_S):
                     assert await asyncio.get_running_loop().sock_recv(one, 1) == b""
 

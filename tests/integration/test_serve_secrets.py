@@ -10,9 +10,10 @@ import psutil
 import pytest
 
 from kaiten.cli.keygen import mint
-from kaiten.client import Client
+from kaiten.client import TLS, Client
 from tests.support.served import ENV, ROOT, WAIT_S, Served
 from tests.support.store_server import StoreServer
+from tests.support.tls_files import Authority
 
 PASSWORD = "pw-5f1d0c27"
 
@@ -51,16 +52,20 @@ def test_the_stores_password_is_on_no_command_line(
     assert PASSWORD not in served.said + (data / "said").read_text()
 
 
-def test_the_snippets_answer_where_keys_are_on(tmp_path: Path) -> None:
-    """Pasted as they are, by somebody who has exported a key; nobody else is let in."""
+def test_the_snippets_answer_where_keys_and_certificates_are_asked_for(tmp_path: Path) -> None:
+    """Pasted as they are, by somebody who has exported a key; nobody else is let in. The supervisor
+    has no certificate, and finds its gateway well."""
     key, entry = mint("acme")
-    keys = tmp_path / "keys.toml"
+    keys, authority = tmp_path / "keys.toml", Authority(tmp_path / "authority")
     keys.write_text(entry)
-    with Served(tmp_path / "data", "--api-keys-file", str(keys)) as served:
+    server, own = authority.issue(), authority.issue("me@example.org")
+    shown = {"KAITEN_TLS_CERT": str(own.cert), "KAITEN_TLS_KEY": str(own.key)}
+    flags = ("--tls-cert", server.cert, "--tls-key", server.key, "--tls-client-ca", authority.pem)
+    with Served(tmp_path / "data", "--api-keys-file", str(keys), *map(str, flags)) as served:
         curl, python = served.snippet("curl "), served.said[served.said.index("<<'PY'") :]
         program = python.removeprefix("<<'PY'\n").rsplit("PY", 1)[0]
         for given, is_let_in in ((key, True), ("kt-other", False)):
-            environ = ENV | {"KAITEN_API_KEY": given}
+            environ = ENV | shown | {"KAITEN_API_KEY": given}
             words = subprocess.run(
                 # curl itself may not be here; what it is told, a shell has made.
                 ["sh", "-c", f'curl() {{ printf "%s\\n" "$@"; }}; {curl}'],
@@ -70,11 +75,13 @@ def test_the_snippets_answer_where_keys_are_on(tmp_path: Path) -> None:
                 check=True,
             ).stdout.splitlines()
             headers = [words[at + 1] for at, word in enumerate(words) if word == "-H"]
+            trusted = [words[words.index(f"--{name}") + 1] for name in ("cacert", "cert", "key")]
             reply = httpx.post(
-                words[0],
+                next(word for word in words if word.startswith("https://")),
                 content=words[words.index("-d") + 1],
                 headers=dict(header.split(": ", 1) for header in headers),
                 timeout=WAIT_S,
+                verify=TLS(ca=trusted[0], cert=trusted[1], key=trusted[2]).context(),
             )
             assert reply.status_code == (200 if is_let_in else 401)
             ran = subprocess.run(

@@ -3,7 +3,7 @@
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import trustme
 
@@ -11,19 +11,18 @@ from kaiten.client import TLS
 from service_kit.tls import TlsFiles
 
 NOW = datetime.now(UTC)
-
-
-def _validity(first_day: int, last_day: int) -> dict[str, Any]:
-    """From today on."""
-    return {
-        "not_before": NOW + timedelta(days=first_day),
-        "not_after": NOW + timedelta(days=last_day),
-    }
-
-
-EXPIRED = _validity(-9, -2)
-EARLY = _validity(2, 9)
-RECENT = _validity(-1, 90)
+EXPIRED: Final[dict[str, Any]] = {
+    "not_before": NOW - timedelta(days=9),
+    "not_after": NOW - timedelta(days=2),
+}
+EARLY: Final[dict[str, Any]] = {
+    "not_before": NOW + timedelta(days=2),
+    "not_after": NOW + timedelta(days=9),
+}
+RECENT: Final[dict[str, Any]] = {
+    "not_before": NOW - timedelta(days=1),
+    "not_after": NOW + timedelta(days=90),
+}
 
 
 class Authority:

@@ -5,14 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gateway.tenants import Keyring, KeysFile
+from service_kit.errors import Forbidden
 from tests.support.compose import ROOT
 
 
-def append(path: Path, tenant: str) -> str:
+def append(path: Path, tenant: str, *flags: str) -> str:
     """`kaiten keygen TENANT >> FILE` by a shell; the key that was shown."""
     ran = subprocess.run(
-        ["sh", "-c", '"$0" -m kaiten keygen "$1" >> "$2"', sys.executable, tenant, str(path)],
+        [
+            *("sh", "-c", 'file="$1"; shift; "$0" -m kaiten keygen "$@" >> "$file"'),
+            *(sys.executable, str(path), tenant, *flags),
+        ],
         capture_output=True,
         text=True,
         timeout=60,
@@ -61,3 +67,13 @@ def test_a_file_that_a_person_wrote_can_be_appended_to(tmp_path: Path) -> None:
     key = append(path, "acme")
     tenant = KeysFile(path).keyring.tenant_of(f"Bearer {key}")
     assert (tenant.name, tenant.bounds.requests_max) == ("acme", 3)
+
+
+def test_an_operators_key_is_of_a_tenant_too(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    plain, operator = append(path, "acme"), append(path, "acme", "--role", "operator")
+    ring = KeysFile(path).keyring
+    assert names(path, plain, operator) == ["acme", "acme"]
+    ring.check_operator(f"Bearer {operator}")
+    with pytest.raises(Forbidden):
+        ring.check_operator(f"Bearer {plain}")

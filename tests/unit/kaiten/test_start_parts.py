@@ -25,6 +25,7 @@ from kaiten.local.scheduling import Scheduling
 from kaiten.local.stack import ServeOptions, Stack, planned_stack
 from kaiten.local.start_error import StartError
 from kaiten.v1 import common_pb2, model_service_pb2
+from tests.support.tls_files import Authority
 
 REFUSED = """\
 {"event": "settings", "level": "info"}
@@ -325,6 +326,35 @@ def test_a_keys_file_is_the_gateways(tmp_path: Path) -> None:
     )
     assert flags(stack, "gateway")["--api-keys-file"] == str(tmp_path / "keys.toml")
     assert "--api-keys-file" not in flags(stack, "scheduler")
+
+
+@pytest.mark.parametrize(
+    ("names", "host"),
+    [
+        (("127.0.0.1", "a.example"), "127.0.0.1"),
+        (("a.example", "localhost"), "localhost"),
+        (("*.b.example", "a.example"), "a.example"),
+        (("*.b.example",), "127.0.0.1"),
+    ],
+)
+def test_with_tls_a_stack_is_called_by_a_name_of_its_certificate(
+    tmp_path: Path, names: tuple[str, ...], host: str
+) -> None:
+    files = Authority(tmp_path / "authority").issue(*names)
+    tls = GatewayOptions(tls_cert=files.cert, tls_key=files.key)
+    stack = plan_stack(options(tmp_path, gateway=tls))
+    gateway = flags(stack, "gateway")
+    assert (gateway["--tls-cert"], gateway["--tls-key"]) == (str(files.cert), str(files.key))
+    assert stack.http_url == f"https://{host}:{gateway['--http-port']}"
+    assert stack.grpc_address == f"{host}:{gateway['--grpc-port']}"
+    shown = dict(ready.rows(stack, facts(), {}, has_keys=False))
+    assert shown["TLS"] == str(files.cert)
+
+
+def test_the_supervisor_asks_its_gateway_in_private(tmp_path: Path) -> None:
+    stack = plan_stack(options(tmp_path))
+    socket = Path(flags(stack, "gateway")["--grpc-socket"])
+    assert stack.private_address == f"unix:{socket}"
 
 
 def test_who_may_call_is_the_gateways(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def asked(ledger: FakeLedger, clock: FakeClock | None = None) -> Operators:
     return Operators(link, Keyring(is_local=True), clock or FakeClock())
 
 
-CONTEXT: Any = SimpleNamespace(invocation_metadata=tuple)
+CONTEXT: Any = SimpleNamespace(invocation_metadata=tuple, peer=str)
 
 
 async def read(

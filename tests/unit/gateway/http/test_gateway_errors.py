@@ -7,6 +7,7 @@ import pytest
 from gateway.http import errors as http
 from gateway.http.json_reply import to_json
 from gateway.requests.validation import FarTooLong, PromptTooLong, TextTooLong, TooMany
+from gateway.tenants import WrongKey
 from ledger import DamagedLedger, Fenced, StoreLost
 from service_kit import errors, grpc_errors
 
@@ -28,6 +29,7 @@ EXAMPLES = [
     errors.StaleLeader("stale", 7),
     errors.NotLeader(""),
     errors.Unauthenticated("no key"),
+    WrongKey("no such key"),
     errors.Forbidden("for operators"),
     errors.DataLoss("other tokens"),
     errors.ConfigError("wrong"),

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import grpc
+# gRPC takes longer to import than `kaiten --help` may take.
+if TYPE_CHECKING:
+    import grpc
 
 Options: TypeAlias = Sequence[tuple[str, str | int]]
 
@@ -23,7 +25,8 @@ CERTIFICATE_PROBLEMS: Final = (
     ("WRONG_VERSION_NUMBER", "is missing: it does not speak TLS on this port"),
 )
 # The server ended a connection that had only begun: what it does to whoever it does not let in.
-TURNED_AWAY: Final = ("failed to connect to all addresses", "Socket closed")
+NOT_CONNECTED: Final = ("failed to connect to all addresses", "connections to all backends failing")
+TURNED_AWAY: Final = "Socket closed"
 TURNED_AWAY_HINT: Final = (
     "the connection was ended at once: it may speak TLS only (--tls, or tls=True), or want a"
     " client certificate of its authority (--tls-cert and --tls-key, or TLS(cert=..., key=...))"
@@ -45,8 +48,10 @@ class TLS:
         if (self.cert is None) != (self.key is None):
             raise ValueError("tls: cert and key go together")
 
-    def credentials(self) -> grpc.ChannelCredentials:
+    def credentials(self) -> "grpc.ChannelCredentials":
         """ValueError names the file that cannot be read."""
+        import grpc
+
         ca = system_authorities() if self.ca is None else _read("ca", self.ca)
         if self.cert is None or self.key is None:
             return grpc.ssl_channel_credentials(ca)
@@ -72,8 +77,10 @@ def system_authorities() -> bytes | None:
     return Path(path).read_bytes() if path else None
 
 
-def channel(address: str, tls: TLS | bool, options: Options = ()) -> grpc.Channel:
+def channel(address: str, tls: TLS | bool, options: Options = ()) -> "grpc.Channel":
     """To a gateway. ValueError: a file of `tls` cannot be read."""
+    import grpc
+
     if (credentials := _credentials(tls)) is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, credentials, options=options)
@@ -81,6 +88,8 @@ def channel(address: str, tls: TLS | bool, options: Options = ()) -> grpc.Channe
 
 def aio_channel(address: str, tls: TLS | bool, options: Options = ()) -> "grpc.aio.Channel":
     """The same for asyncio."""
+    import grpc
+
     if (credentials := _credentials(tls)) is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, credentials, options=options)
@@ -96,7 +105,7 @@ def certificate_problem(details: str) -> str:
 
 def explained(details: str) -> str:
     """What gRPC says, and what may be behind it where it does not know."""
-    if all(part in details for part in TURNED_AWAY):
+    if TURNED_AWAY in details and details.startswith(NOT_CONNECTED):
         return f"{details}; {TURNED_AWAY_HINT}"
     return details
 
