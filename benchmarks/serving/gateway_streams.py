@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import httpx
 import psutil
@@ -59,6 +59,22 @@ async def read_http(client: httpx.AsyncClient, tokens: int, stop: list[str]) -> 
     return got, messages
 
 
+PROMPT_TOKENS: Final = 1000
+
+
+async def first_bytes_ms(client: httpx.AsyncClient, requests: int) -> list[float]:
+    """Of one stream at a time, with another prompt of 1,000 tokens each."""
+    waits = []
+    for number in range(requests):
+        prompt = [(number + place * 7) % 250 + 1 for place in range(PROMPT_TOKENS)]
+        body = {"model": "m", "prompt": prompt, "max_tokens": 1, "stream": True}
+        begin_s = time.perf_counter()
+        async with client.stream("POST", "/v1/completions", json=body) as reply:
+            await anext(reply.aiter_raw())
+            waits.append((time.perf_counter() - begin_s) * 1e3)
+    return sorted(waits)
+
+
 async def lead(url: str, step_s: float) -> None:
     """The scheduler process."""
     ledger = await Ledger.connect(url, cell="bench")
@@ -94,6 +110,14 @@ async def measure(arguments: argparse.Namespace, server: Server) -> None:
         ) as client,
     ):
         await until_ready(client)
+
+        if arguments.first_byte:
+            waits = await first_bytes_ms(client, arguments.streams)
+            figures = {"prompt_tokens": PROMPT_TOKENS, "requests": len(waits)}
+            figures |= {"p50_ms": round(waits[len(waits) // 2], 2)}
+            figures |= {"p95_ms": round(waits[len(waits) * 95 // 100], 2)}
+            record("first_byte", figures, save=arguments.save)
+            return
 
         def read(tokens: int) -> Any:
             if arguments.http:
@@ -137,6 +161,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--step-s", type=float, default=0.01)
     parser.add_argument("--http", action="store_true")
+    parser.add_argument("--first-byte", action="store_true")
     parser.add_argument("--stops", action="store_true")
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True)
