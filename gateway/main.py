@@ -35,12 +35,11 @@ from service_kit.grpc_server import (
     add_health,
     add_reflection,
     bind,
-    bind_unix,
     create_server,
 )
 from service_kit.lifecycle import launch
 from service_kit.metrics import Metrics, seen
-from service_kit.peers import Peers
+from service_kit.peers import Peers, bind_socket
 from service_kit.tls import ServerTls
 
 log = structlog.get_logger()
@@ -126,7 +125,7 @@ class GatewayService:
         if self._config.reflection:
             names = [*inference.SERVICE_NAMES, "grpc.health.v1.Health"]
             add_reflection(self._grpc, names, self._config.watches_max)
-        self._bind(self._grpc)
+        await self._bind(self._grpc)
         await self.link.open()
         if self._template is not None:
             await self._template.start()
@@ -140,13 +139,13 @@ class GatewayService:
             f"{self._config.http_host}:{self.http_port}",
         }
 
-    def _bind(self, server: grpc.aio.Server) -> None:
+    async def _bind(self, server: grpc.aio.Server) -> None:
         """Both ports, and the socket of whoever is of this user."""
         config = self._config
         credentials = None if self._tls is None else self._tls.grpc_credentials()
         self.grpc_port = bind(server, config.grpc_host, config.grpc_port, credentials=credentials)
         if config.grpc_socket is not None:
-            bind_unix(server, config.grpc_socket.expanduser().absolute())
+            await bind_socket(server, config.grpc_socket.expanduser().absolute())
         self.http_port = self._http.bind()
 
     async def serve(self) -> None:

@@ -1,13 +1,10 @@
 """A gRPC server with every limit set, and binding that explains itself."""
 
 import asyncio
-import stat
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
@@ -109,22 +106,6 @@ def bind(
         bind_socket(host, port, flag, listens=True).close()
         raise ConfigError(f"port {port} was taken on {host} a moment ago; try again, or see {flag}")
     return int(bound)
-
-
-def bind_unix(server: "grpc.aio.Server", path: Path) -> None:
-    """Listen on a socket file, without TLS, beside what else is bound. What a process left that was
-    killed is taken over. ConfigError says why not.
-    """
-    try:
-        mode = path.parent.stat().st_mode
-    except OSError as error:
-        raise ConfigError(f"--grpc-socket {path}: {error.strerror}") from None
-    if stat.S_IMODE(mode) & (stat.S_IRWXO | stat.S_IWGRP):
-        raise ConfigError(f"--grpc-socket {path}: chmod 700 its folder, others may enter it")
-    try:
-        server.add_insecure_port("unix:" + quote(str(path)))
-    except RuntimeError:
-        raise ConfigError(f"--grpc-socket {path} cannot be listened on") from None
 
 
 def add_health(

@@ -431,7 +431,7 @@ class Peers:
         """Listen where the settings say. ConfigError says why not."""
         host, port = chosen.grpc_host, chosen.grpc_port
         if chosen.grpc_socket is not None:
-            return await _bind_socket(server, chosen.grpc_socket.expanduser().absolute())
+            return await bind_socket(server, chosen.grpc_socket.expanduser().absolute())
         has_proof = self._credential is not None or self._certificates is not None
         if not (has_proof or addresses.is_loopback(host)):
             if not chosen.allow_anyone:
@@ -445,8 +445,9 @@ class Peers:
         return Bound(host=host, port=grpc_server.bind(server, host, port, credentials=credentials))
 
 
-async def _bind_socket(server: "grpc.aio.Server", path: Path) -> Bound:
-    """What a process left that was killed is taken over; what one listens on is not."""
+async def bind_socket(server: "grpc.aio.Server", path: Path) -> Bound:
+    """Listen on a socket file, which the kernel opens for this user alone. What a process left that
+    was killed is taken over; what one listens on is not. ConfigError says why not."""
     address = addresses.unix_address(path)
     _check_socket(path)
     if await addresses.is_listening(address):

@@ -76,7 +76,7 @@ async def test_every_client_speaks_it(stack: Stack, authority: Authority) -> Non
     http = DefaultAsyncHttpxClient(verify=tls.context())
     url = f"{https_url(stack)}/v1"
     # Its stub wants the client of a newer httpx, and it takes this one too.
-    async with AsyncOpenAI(base_url=url, api_key="any", http_client=http) as client:  # type: ignore[arg-type]
+    async with AsyncOpenAI(base_url=url, api_key="any", http_client=http) as client:
         answer = await client.completions.create(model=MODEL, prompt="x", stream=True)
         assert "".join([event.choices[0].text async for event in answer]) == "hello"
 

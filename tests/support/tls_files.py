@@ -8,6 +8,7 @@ from typing import Any, Final
 import trustme
 
 from kaiten.client import TLS
+from service_kit.peers import Certificates
 from service_kit.tls import TlsFiles
 
 NOW = datetime.now(UTC)
@@ -30,20 +31,32 @@ class Authority:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
+        self._folder, self._issued = folder, 0
         self._ca = trustme.CA()
         self.pem = folder / "ca.pem"
         self._ca.cert_pem.write_to_path(str(self.pem))
 
     def issue(self, *names: str, client_ca: Path | None = None, **validity: Any) -> TlsFiles:
         """For 127.0.0.1 and localhost, unless other names are given."""
+        self._issued += 1
+        cert, key = self._write(f"issued-{self._issued}", names, validity)
+        return TlsFiles(cert=cert, key=key, client_ca=client_ca)
+
+    def issue_to_part(self, part: str, *names: str, **validity: Any) -> Certificates:
+        """As parts have them. A second one of a part takes the place of its first."""
+        cert, key = self._write(part, names, validity)
+        return Certificates(cert=cert, key=key, ca=self.pem)
+
+    def _write(
+        self, place: str, names: tuple[str, ...], validity: dict[str, Any]
+    ) -> tuple[Path, Path]:
         made = self._ca.issue_cert(*(names or ("localhost", "127.0.0.1")), **(RECENT | validity))
-        folder = self._folder / made.private_key_pem.bytes().hex()[80:96]
+        folder = self._folder / place
         folder.mkdir(exist_ok=True)
         cert, key = folder / "cert.pem", folder / "key.pem"
         made.private_key_pem.write_to_path(str(key))
         cert.write_bytes(b"".join(pem.bytes() for pem in made.cert_chain_pems))
-        return TlsFiles(cert=cert, key=key, client_ca=client_ca)
+        return cert, key
 
     def trusting(self, own: TlsFiles | None = None) -> TLS:
         """A client's: whom it trusts, and who it is."""

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -381,19 +380,3 @@ async def test_two_servers_never_share_a_port() -> None:
 async def test_an_address_of_another_machine_says_so() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:5005: .*--grpc-host"):
         grpc_server.bind(grpc_server.create_server(), "192.0.2.1", 5005)
-
-
-@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
-async def test_a_socket_in_an_open_folder_is_refused(tmp_path: Path, mode: int) -> None:
-    """Who may enter the folder, may call without TLS."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    folder.chmod(mode)
-    server = grpc_server.create_server()
-    with pytest.raises(ConfigError, match=r"--grpc-socket .*: chmod 700 its folder"):
-        grpc_server.bind_socket(server, folder / "gateway.sock")
-    with pytest.raises(ConfigError, match=r"--grpc-socket .*: No such file"):
-        grpc_server.bind_socket(server, tmp_path / "nowhere" / "gateway.sock")
-    folder.chmod(0o700)
-    grpc_server.bind_socket(server, folder / "gateway.sock")
-    await server.stop(None)

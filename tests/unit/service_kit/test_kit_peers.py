@@ -26,7 +26,7 @@ from service_kit.peers import (
     Proof,
     make_credential,
 )
-from tests.support.certificates import Authority
+from tests.support.tls_files import EXPIRED, RECENT, Authority
 
 WAIT_S = 30.0
 OURS, THEIRS = "0" * 40, "1" * 40
@@ -288,53 +288,57 @@ async def test_who_wants_everybody_is_warned(tmp_path: Path) -> None:
 
 async def test_certificates_are_asked_of_both_sides(tmp_path: Path) -> None:
     authority, other = Authority(tmp_path / "ours"), Authority(tmp_path / "other")
-    part = authority.issue("part")
-    good = Peers(certificates=authority.issue("another part"))
+    part = authority.issue_to_part("part")
+    good = Peers(certificates=authority.issue_to_part("another part"))
     async with served(Peers(certificates=part)) as bound:
         async with good.channel(str(bound)) as channel:
             assert await call(channel, "unary_unary", good.proof()) == [b"ok"]
         strangers = [
             Peers(),
-            Peers(certificates=other.issue("part")),
-            Peers(certificates=authority.issue("old", days=-1)),
+            Peers(certificates=other.issue_to_part("part")),
+            Peers(certificates=authority.issue_to_part("old", **EXPIRED)),
         ]
         # It trusts ours, and has one of another authority itself.
-        mixed = dataclasses.replace(other.issue("mixed"), ca=part.ca)
+        mixed = dataclasses.replace(other.issue_to_part("mixed"), ca=part.ca)
         strangers.append(Peers(certificates=mixed))
         for stranger in strangers:
             assert (await refusal(stranger, str(bound))).code() is grpc.StatusCode.UNAVAILABLE
 
 
-@pytest.mark.parametrize(("of", "days"), [("DNS:other.example", 2), ("IP:127.0.0.1", -1)])
+@pytest.mark.parametrize(("name", "validity"), [("other.example", RECENT), ("127.0.0.1", EXPIRED)])
 async def test_a_part_with_anothers_name_or_an_old_certificate_is_told_nothing(
-    tmp_path: Path, of: str, days: int
+    tmp_path: Path, name: str, validity: dict[str, Any]
 ) -> None:
     authority = Authority(tmp_path)
-    async with served(Peers(certificates=authority.issue("part", of=of, days=days))) as bound:
-        error = await refusal(Peers(certificates=authority.issue("caller")), str(bound))
+    part = authority.issue_to_part("part", name, **validity)
+    async with served(Peers(certificates=part)) as bound:
+        error = await refusal(Peers(certificates=authority.issue_to_part("caller")), str(bound))
     assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_certificates_are_renewed_without_a_restart(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    part, caller = authority.issue("part"), Peers(certificates=authority.issue("caller"))
+    part, caller = (
+        authority.issue_to_part("part"),
+        Peers(certificates=authority.issue_to_part("caller")),
+    )
     async with served(Peers(certificates=part)) as bound:
-        authority.issue("part", days=-1)
+        authority.issue_to_part("part", **EXPIRED)
         assert (await refusal(caller, str(bound))).code() is grpc.StatusCode.UNAVAILABLE
         part.cert.write_text("not yet whole")
-        authority.issue("part")
+        authority.issue_to_part("part")
         async with caller.channel(str(bound)) as channel:
             assert await call(channel, "unary_unary", caller.proof()) == [b"ok"]
         # While those of the caller are written, it goes on with the former.
-        (tmp_path / "caller.pem").write_text("not yet whole")
-        (tmp_path / "caller.key").unlink()
+        (tmp_path / "caller" / "cert.pem").write_text("not yet whole")
+        (tmp_path / "caller" / "key.pem").unlink()
         async with caller.channel(str(bound)) as channel:
             assert await call(channel, "unary_unary", caller.proof()) == [b"ok"]
 
 
 def test_certificates_that_cannot_be_used_end_the_start(tmp_path: Path) -> None:
-    part = Authority(tmp_path / "a").issue("part")
-    other = Authority(tmp_path / "b").issue("other")
+    part = Authority(tmp_path / "a").issue_to_part("part")
+    other = Authority(tmp_path / "b").issue_to_part("other")
     files: dict[str, Any] = {
         "peer_tls_cert": part.cert,
         "peer_tls_key": part.key,
