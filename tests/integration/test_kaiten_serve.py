@@ -108,7 +108,8 @@ def test_it_listens_on_its_public_ports_and_on_sockets_else(served: Served) -> N
     assert len(asked) == 3
     assert listening == public | asked
     sockets = sorted(path.name for path in served.data_dir.rglob("*") if path.is_socket())
-    assert sockets == [f"{name}.sock" for name in ("scheduler", "standby", "store", "worker-0")]
+    parts = ("gateway", "scheduler", "standby", "store", "worker-0")
+    assert sockets == [f"{name}.sock" for name in parts]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
