@@ -13,6 +13,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
+from kaiten.client import TLS
+from kaiten.local.health import state_of
 from service_kit import grpc_server
 from service_kit.errors import ConfigError, Unauthenticated
 from service_kit.peers import (
@@ -314,6 +316,15 @@ async def test_a_part_with_anothers_name_or_an_old_certificate_is_told_nothing(
     async with served(Peers(certificates=part)) as bound:
         error = await refusal(Peers(certificates=authority.issue_to_part("caller")), str(bound))
     assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_probe_shows_a_certificate_where_one_is_asked_for(tmp_path: Path) -> None:
+    """As `kaiten healthcheck --tls-ca --tls-cert --tls-key` does."""
+    part = Authority(tmp_path).issue_to_part("part")
+    async with served(Peers(certificates=part)) as bound:
+        own = TLS(ca=part.ca, cert=part.cert, key=part.key)
+        assert await state_of(str(bound), tls=own) == "serving"
+        assert await state_of(str(bound), tls=TLS(ca=part.ca)) != "serving"
 
 
 async def test_certificates_are_renewed_without_a_restart(tmp_path: Path) -> None:
