@@ -6,7 +6,9 @@ what may be sent twice (everything sent here may) and for how long it makes sens
 
 import asyncio
 import secrets
+import ssl
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from hiredis import pack_command
@@ -77,12 +79,20 @@ def _translated(error: Exception) -> Exception:
         if reason is None and _code(error) not in TRANSIENT:
             return error
         return Unavailable(f"{reason or 'the ledger is not ready'}: {error}")
+    if isinstance(refused := error.__context__, ssl.SSLCertVerificationError):
+        return Unavailable(
+            f"the ledger cannot be reached: its certificate is refused: {refused.verify_message}."
+            " Fix: name the file of its authority in the ledger url, rediss://…?ssl_ca_certs=FILE,"
+            " and dial a name that is in the certificate"
+        )
     return Unavailable(f"the ledger cannot be reached: {str(error) or 'no answer in time'}")
 
 
 def _is_transient(error: Exception) -> bool:
     if isinstance(error, redis_errors.ResponseError):
         return _code(error) in TRANSIENT
+    if isinstance(error.__context__, ssl.SSLCertVerificationError):
+        return False
     return not isinstance(error, redis_errors.AuthenticationError)
 
 
@@ -98,6 +108,9 @@ class Connections:
                 "ledger url: it must be redis://, rediss:// or unix://, and in a password / is"
                 " written %2F, # %23, ? %3F, @ %40 and : %3A"
             ) from None
+        for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+            if (file := options.get(name)) is not None and not Path(file).is_file():
+                raise ConfigError(f"ledger url: {name}: {file} is no file")
         self._class: type[AbstractConnection] = options.pop("connection_class", Connection)
         # One timeout around the whole exchange; redis-py's own would cost a task per command.
         self._timeout_s = timeout_s

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import socket
+import ssl
 import struct
 from contextlib import suppress
 from types import TracebackType
@@ -10,17 +11,19 @@ from typing import Self
 
 
 class Relay:
-    """Connections go to the targets in turn. `is_silent`: bytes are dropped, nothing is closed."""
+    """Connections go to the targets in turn. `is_silent`: bytes are dropped, nothing is closed.
+    `tls`: what comes in is ended here, as by a proxy."""
 
-    def __init__(self, *targets: str) -> None:
+    def __init__(self, *targets: str, tls: ssl.SSLContext | None = None) -> None:
         self.is_silent = False
         self.connections: list[str] = []
+        self._tls = tls
         self._targets = itertools.cycle(targets)
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
         return self
 
     async def __aexit__(
