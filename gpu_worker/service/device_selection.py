@@ -9,6 +9,7 @@ from kernels import native
 from kernels.attention.paged_attention import HEAD_DIM_MAX
 from kernels.attention.plan import GROUP_MAX
 from kernels.kv import fp8
+from kernels.linear.packed_linear import is_fast
 from service_kit.errors import ConfigError
 
 _DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -49,7 +50,8 @@ def choose_device(asked: str) -> torch.device:
 def choose_dtype(asked: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
     """A GPU computes in half the width unless told otherwise, a CPU as the checkpoint is.
 
-    Never in float16 on a CPU, where it is hundreds of times slower than bfloat16.
+    Never in float16 on a CPU, where it is hundreds of times slower than bfloat16; and in bfloat16
+    only if asked for where this process has nothing faster for it than an emulation.
     """
     is_cpu = device.type == "cpu"
     if asked == "fp16" and is_cpu:
@@ -60,7 +62,9 @@ def choose_dtype(asked: str, checkpoint_dtype: str, device: torch.device) -> tor
         return _DTYPES[asked]
     if checkpoint_dtype == "float16" and not is_cpu:
         return torch.float16
-    return torch.float32 if checkpoint_dtype in _FP32_CHECKPOINTS and is_cpu else torch.bfloat16
+    if is_cpu and (checkpoint_dtype in _FP32_CHECKPOINTS or not is_fast(torch.bfloat16)):
+        return torch.float32
+    return torch.bfloat16
 
 
 def choose_int8(asked: str, device: torch.device) -> bool:

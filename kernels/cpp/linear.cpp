@@ -3,6 +3,8 @@
 //
 // Exact: an output is one chain of sums in ascending k whatever rows share the pass, so a row's bits depend on nothing
 // but the row. The matrix library sums otherwise for few rows, and reads at half the memory's rate there.
+#include <vector>
+
 #include "linear_tiles.h"
 
 namespace kaiten {
@@ -19,6 +21,24 @@ struct AsTheyAre {
   template <class F>
   void with_source(int64_t, const F& multiply) const { multiply(Ready{begin}); }
 };
+
+// x widened, if tiles do not read it as it is, into a place of the calling thread's own.
+Linear as_tiles_read(Linear a) {
+  if (!a.is_bf16 || KAITEN_BF16_DOT) return a;
+  static thread_local std::vector<float> wide;
+  const int64_t count = a.rows * a.in;
+  if (int64_t(wide.size()) < count) wide.resize(count);
+  float* to = wide.data();
+  const bf16* from = static_cast<const bf16*>(a.x);
+  for_each_item(a.rows, count > kSerialFlops, [&](int64_t row) {
+    for (int64_t i = row * a.in; i < (row + 1) * a.in; i += W) {
+      const int n = int(std::min<int64_t>(W, (row + 1) * a.in - i));
+      store(to + i, load(from + i, n), n);
+    }
+  });
+  a.x = to;
+  return a;
+}
 
 template <class T>
 void pack_panel(const Pack& a, int64_t panel) {
@@ -45,7 +65,7 @@ void unpack_row(const Unpack& a, int64_t row) {
 
 }  // namespace
 
-bool has_linear(bool is_bf16, int64_t in) { return is_bf16 ? KAITEN_BF16_DOT && in % 2 == 0 : KAITEN_AVX512; }
+bool has_linear(bool is_bf16, int64_t in) { return KAITEN_FMA && (!is_bf16 || in % 2 == 0); }
 
 int64_t packed_rows(int64_t out) { return panels_of(out) * kPanel; }
 
@@ -59,7 +79,8 @@ void unpack_rows(const Unpack& a) {
                 [&](int64_t i) { a.is_bf16 ? unpack_row<bf16>(a, i) : unpack_row<float>(a, i); });
 }
 
-void linear(const Linear& a) {
+void linear(const Linear& given) {
+  const Linear a = as_tiles_read(given);
   if (a.scales) return linear_int8(a);
   for_each_panel(a, [](const Linear& part, int64_t panel, int64_t next, bool is_new) {
     part.is_bf16 ? multiply_panel<bf16, AsTheyAre>(part, panel, next, is_new)

@@ -21,6 +21,9 @@ inline VF brought_over<float>(const int8_t* codes) {
 #if KAITEN_AVX512
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
   return (VF)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+#elif KAITEN_FMA
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
+  return (VF)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
 #else
   (void)codes;
   return VF{};
@@ -33,8 +36,12 @@ inline VF brought_over<bf16>(const int8_t* codes) {
   const VF low = brought_over<float>(codes), high = brought_over<float>(codes + W);
   return (VF)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
 #else
-  (void)codes;
-  return VF{};
+  VH pairs;
+  std::memcpy(&pairs, codes, sizeof pairs);
+  const VI both = (VI)__builtin_convertvector(pairs, VU);
+  const VU first = (VU)__builtin_convertvector((both << 24) >> 24, VF);
+  const VU second = (VU)__builtin_convertvector((both << 16) >> 24, VF);
+  return (VF)(first >> 16 | (second & 0xFFFF0000u));
 #endif
 }
 

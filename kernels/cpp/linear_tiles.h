@@ -15,7 +15,8 @@
 namespace kaiten {
 
 constexpr int kColumns = 3;            // vectors of a panel
-constexpr int kRows = 8;               // rows of a tile: kRows * kColumns sums, the weights and x fill the registers
+// Rows of a tile: kRows * kColumns sums, the weights and x fill the registers, of which AVX2 has half as many.
+constexpr int kRows = KAITEN_AVX512 ? 8 : 4;
 constexpr int kPanel = kColumns * W;
 constexpr int kStride = 4;             // steps between two rounds of fetching ahead
 constexpr int kNear = 8, kFar = 64;    // steps fetched ahead where a tile waits for memory, and where it must not
@@ -28,13 +29,40 @@ constexpr int kPerStep = sizeof(T) == 2 ? 2 : 1;
 
 inline int64_t panels_of(int64_t out) { return (out + kPanel - 1) / kPanel; }
 
-inline VF product(VU x, VF w, VF sum, float) { return fma((VF)x, w, sum); }
-inline VF product(VU x, VF w, VF sum, bf16) {
+// What tiles read of x: pairs of bfloat16 where the processor multiplies pairs, else float32, widened once per call.
 #if KAITEN_BF16_DOT
-  return (VF)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
+template <class T>
+using OfX = T;
 #else
-  (void)x, (void)w;
-  return sum;
+template <class T>
+using OfX = float;
+#endif
+
+// The sums of a step: of a float32 each, or of a pair of bfloat16, the first of it first.
+template <int R>
+inline void add_step(const VF (&w)[kColumns], const float* x, int64_t x_stride, VF (&sums)[R][kColumns], float) {
+  for (int r = 0; r < R; ++r) {
+    const VF of_row = splat(x[r * x_stride]);
+    for (int c = 0; c < kColumns; ++c) sums[r][c] = fma(of_row, w[c], sums[r][c]);
+  }
+}
+
+template <int R>
+inline void add_step(const VF (&w)[kColumns], const OfX<bf16>* x, int64_t x_stride, VF (&sums)[R][kColumns], bf16) {
+#if KAITEN_BF16_DOT
+  for (int r = 0; r < R; ++r) {
+    uint32_t pair;
+    std::memcpy(&pair, x + r * x_stride, sizeof pair);
+    const VU of_row = splat(pair);
+    for (int c = 0; c < kColumns; ++c)
+      sums[r][c] = (VF)_mm512_dpbf16_ps((__m512)sums[r][c], (__m512bh)of_row, (__m512bh)w[c]);
+  }
+#else
+  VF half[kColumns];
+  for (int c = 0; c < kColumns; ++c) half[c] = (VF)((VU)w[c] << 16);
+  add_step<R>(half, x, x_stride, sums, float{});
+  for (int c = 0; c < kColumns; ++c) half[c] = (VF)((VU)w[c] & 0xFFFF0000u);
+  add_step<R>(half, x + 1, x_stride, sums, float{});
 #endif
 }
 
@@ -90,18 +118,13 @@ inline void write(const Panel<T>& p, const VF (&sums)[R][kColumns], T* out) {
 }
 
 template <class T, int R, class Source>
-void tile(const Panel<T>& p, Source source, Fetch& fetch, const T* x, T* out) {
+void tile(const Panel<T>& p, Source source, Fetch& fetch, const OfX<T>* x, T* out) {
   VF sums[R][kColumns] = {};
   for (int64_t k = 0; k < p.steps; ++k) {
     if (k % kStride == 0) fetch.turn();
     VF w[kColumns];
     source.step(w);
-    for (int r = 0; r < R; ++r) {
-      uint32_t pair;
-      std::memcpy(&pair, x + r * p.x_stride + k * kPerStep<T>, sizeof pair);
-      const VU wide = splat(pair);
-      for (int c = 0; c < kColumns; ++c) sums[r][c] = product(wide, w[c], sums[r][c], T{});
-    }
+    add_step<R>(w, x + k * kPerStep<T>, p.x_stride, sums, T{});
   }
   if (p.width == kPanel)
     write<T, R, true>(p, sums, out);
@@ -110,16 +133,18 @@ void tile(const Panel<T>& p, Source source, Fetch& fetch, const T* x, T* out) {
 }
 
 template <class T, class Source>
-void tile_rows(int rows, const Panel<T>& p, Source source, Fetch& fetch, const T* x, T* out) {
+void tile_rows(int rows, const Panel<T>& p, Source source, Fetch& fetch, const OfX<T>* x, T* out) {
   switch (rows) {
     case 1: return tile<T, 1>(p, source, fetch, x, out);
     case 2: return tile<T, 2>(p, source, fetch, x, out);
     case 3: return tile<T, 3>(p, source, fetch, x, out);
+#if KAITEN_AVX512
     case 4: return tile<T, 4>(p, source, fetch, x, out);
     case 5: return tile<T, 5>(p, source, fetch, x, out);
     case 6: return tile<T, 6>(p, source, fetch, x, out);
     case 7: return tile<T, 7>(p, source, fetch, x, out);
-    default: return tile<T, 8>(p, source, fetch, x, out);
+#endif
+    default: return tile<T, kRows>(p, source, fetch, x, out);
   }
 }
 
@@ -129,7 +154,7 @@ void tile_rows(int rows, const Panel<T>& p, Source source, Fetch& fetch, const T
 template <class T, template <class> class Kept>
 void multiply_panel(const Linear& a, int64_t panel, int64_t next, bool is_new) {
   constexpr int64_t kStepBytes = Kept<T>::kStepBytes;
-  constexpr int kLines = kStride * kStepBytes / kLine;
+  constexpr int kLines = (kStride * kStepBytes + kLine - 1) / kLine;
   const int64_t steps = a.in / kPerStep<T>, first = panel * kPanel, bytes = steps * kStepBytes;
   const int64_t tiles = (a.rows + kRows - 1) / kRows;
   const char* packed = static_cast<const char*>(a.packed);
@@ -149,7 +174,7 @@ void multiply_panel(const Linear& a, int64_t panel, int64_t next, bool is_new) {
     if (i > 0 || !fetches_itself) fetch.lines = int((kLines + sharing - 1) / sharing);
     const int64_t after = a.rows * (i + 1) / tiles;
     weights.with_source(i, [&](auto source) {
-      tile_rows<T>(int(after - row), p, source, fetch, static_cast<const T*>(a.x) + row * a.in,
+      tile_rows<T>(int(after - row), p, source, fetch, static_cast<const OfX<T>*>(a.x) + row * a.in,
                    static_cast<T*>(a.y) + first + row * a.out);
     });
     row = after;
@@ -160,13 +185,14 @@ void multiply_panel(const Linear& a, int64_t panel, int64_t next, bool is_new) {
 // kPartRows, one after the other against the same panel, so that no thread waits long for another's last.
 template <class F>
 void for_each_panel(const Linear& a, const F& multiply) {
-  const int64_t parts = std::max<int64_t>(1, (a.rows + kPartRows / 2) / kPartRows), size = a.is_bf16 ? 2 : 4;
+  const int64_t parts = std::max<int64_t>(1, (a.rows + kPartRows / 2) / kPartRows);
+  const int64_t size = a.is_bf16 ? sizeof(bf16) : sizeof(float), x_size = a.is_bf16 ? sizeof(OfX<bf16>) : sizeof(float);
   const bool is_worth_threads = a.rows * a.in * a.out > kSerialFlops;
   for_each_ahead(panels_of(a.out) * parts, is_worth_threads, [&](int64_t i, int64_t next, bool is_new) {
     const int64_t panel = i / parts, following = next < 0 ? -1 : next / parts;
     const int64_t begin = a.rows * (i % parts) / parts, end = a.rows * (i % parts + 1) / parts;
     Linear part = a;
-    part.x = static_cast<const char*>(a.x) + begin * a.in * size;
+    part.x = static_cast<const char*>(a.x) + begin * a.in * x_size;
     part.y = static_cast<char*>(a.y) + begin * a.out * size;
     part.rows = end - begin;
     multiply(part, panel, following == panel ? -1 : following, is_new);

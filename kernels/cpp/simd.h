@@ -25,6 +25,12 @@
 #define KAITEN_BF16_DOT 0
 #endif
 
+#if KAITEN_AVX512 || (defined(__AVX2__) && defined(__FMA__))
+#define KAITEN_FMA 1
+#else
+#define KAITEN_FMA 0
+#endif
+
 // Before a loop over an array of sums: the compiler keeps the array in registers only if it unrolls the loop early.
 #define KAITEN_UNROLL _Pragma("GCC unroll 16")
 
@@ -46,7 +52,7 @@ inline VU splat(uint32_t x) { return x - VU{}; }
 inline VF fma(VF a, VF b, VF c) {
 #if KAITEN_AVX512
   return (VF)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__) && defined(__AVX2__)
+#elif KAITEN_FMA
   return (VF)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
   return a * b + c;

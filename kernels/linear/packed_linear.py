@@ -4,7 +4,8 @@ shapes   x       [rows, in_features]             float32 | bfloat16, contiguous
          weight  [out_features, in_features]     same dtype
          bias    [out_features] or None          same dtype
 returns  [rows, out_features], same dtype, accumulated in float32
-paths    native   cpp/linear.cpp, where AVX-512 (for bfloat16: its dot product) is compiled in
+paths    native   cpp/linear.cpp, where AVX2 with FMA or more is compiled in; bfloat16 in
+                  products of pairs where the processor has them, else widened on the way
          packed   oneDNN's own layout, through torch's private operators
          torch    F.linear
          an int8 weight: linear_int8.py
@@ -18,6 +19,9 @@ measured 2026-11-20, 768 -> 3072, 2 threads, GF/s packed / F.linear at 1, 16, 64
          16, 64 rows: bfloat16 21/14, 147/100, 171/137, 201/185
          and on large pages, fetching a panel ahead, all linears of 125M parameters, 1 thread of
          219 GF/s peak, native at 1, 4, 8, 16, 64 rows: bfloat16 34, 121, 211, 220, 216
+         2026-11-23, Zen 4 held to AVX2 (so is oneDNN), 768 -> 6144, 1 thread, beside other work,
+         native / packed at 1, 8, 64 rows: float32 25/3, 106/27, 60/31; bfloat16 39, 75, 38 where
+         packed has none and F.linear does 1, 6, 19
 """
 
 from collections.abc import Callable
@@ -83,6 +87,12 @@ def _paths_for(weight: Tensor) -> list[str]:
     if weight.device.type == "cpu" and packing_available(weight.dtype):
         paths.append("packed")
     return [*paths, "torch"]
+
+
+def is_fast(dtype: torch.dtype) -> bool:
+    """Whether a CPU multiplies in this dtype by more than F.linear, which is tens of times slower
+    in bfloat16 where the processor has no AVX-512."""
+    return _paths_for(torch.empty(2, 2, dtype=dtype))[0] != "torch"
 
 
 _Multiply = Callable[[Tensor], Tensor]

@@ -18,6 +18,7 @@ from gpu_worker.runner.kv_cache import (
     room_on_gpu,
     size_pool,
 )
+from gpu_worker.service import device_selection
 from gpu_worker.service.device_selection import (
     check_heads,
     choose_device,
@@ -27,7 +28,9 @@ from gpu_worker.service.device_selection import (
     numeric_class,
 )
 from gpu_worker.settings import WorkerSettings
+from kernels import native
 from kernels.kv import fp8
+from kernels.linear import packed_linear
 from scheduler_svc.core.kv import KVManager
 from scheduler_svc.core.types import WorkerSpec
 from service_kit.errors import ConfigError
@@ -269,7 +272,14 @@ def test_what_does_not_fit_on_a_gpu(
         ("bf16", "float32", torch.bfloat16, torch.bfloat16),
     ],
 )
-def test_the_dtype(asked: str, checkpoint: str, on_cpu: torch.dtype, on_gpu: torch.dtype) -> None:
+def test_the_dtype(
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+    checkpoint: str,
+    on_cpu: torch.dtype,
+    on_gpu: torch.dtype,
+) -> None:
+    monkeypatch.setattr(device_selection, "is_fast", lambda _dtype: True)
     assert choose_dtype(asked, checkpoint, torch.device("cpu")) is on_cpu
     assert choose_dtype(asked, checkpoint, torch.device("cuda")) is on_gpu
 
@@ -277,6 +287,16 @@ def test_the_dtype(asked: str, checkpoint: str, on_cpu: torch.dtype, on_gpu: tor
 def test_fp16_is_not_for_cpus() -> None:
     with pytest.raises(ConfigError, match="take --dtype bf16"):
         choose_dtype("fp16", "float16", torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("asked", "chosen"), [("auto", torch.float32), ("bf16", torch.bfloat16)])
+def test_a_cpu_emulates_no_dtype_unless_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, asked: str, chosen: torch.dtype
+) -> None:
+    """As AVX2 without a compiler: there oneDNN packs no bfloat16."""
+    monkeypatch.setattr(native, "module_for", lambda _weight: None)
+    monkeypatch.setattr(packed_linear, "packing_available", lambda dtype: dtype is torch.float32)
+    assert choose_dtype(asked, "bfloat16", torch.device("cpu")) is chosen
 
 
 def test_int8_weights_are_for_cpus() -> None:
