@@ -150,6 +150,10 @@ def check_gpus(found: Sequence[str] | str, torch: str, *, has_triton: bool) -> F
     if isinstance(found, str):
         fix = "reinstall or load the NVIDIA driver; until then: --device cpu"
         return Finding(name="gpu", status="warn", text=f"nvidia-smi: {found}", fix=fix)
+    if not found and torch and "+cpu" not in torch:
+        text = f"none that nvidia-smi shows, but torch {torch} is built for GPUs"
+        fix = "load the NVIDIA driver, or start workers with --device cpu: auto is refused"
+        return Finding(name="gpu", status="warn", text=text, fix=fix)
     if not found:
         return Finding(name="gpu", status="ok", text="none: workers compute on the CPU")
     text = "; ".join(found)

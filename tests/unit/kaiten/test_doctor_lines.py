@@ -44,6 +44,11 @@ CASES = {
     "no compiler": (doctor.check_compiler(none_found), "warn", "slower torch path"),
     "cpu": (doctor.check_cpu(frozenset({"avx2", "sse"})), "ok", "avx2"),
     "no gpu": (doctor.check_gpus((), "2.13.0+cpu", has_triton=False), "ok", "none"),
+    "no gpu for a CUDA build": (
+        doctor.check_gpus((), "2.13.0", has_triton=True),
+        "warn",
+        "none that nvidia-smi shows, but torch 2.13.0 is built for GPUs",
+    ),
     "gpu": (doctor.check_gpus((H200,), "2.13.0", has_triton=True), "ok", "H200"),
     "torch without CUDA": (
         doctor.check_gpus((H200,), "2.13.0+cpu", has_triton=True),
