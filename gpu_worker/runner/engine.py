@@ -127,7 +127,7 @@ class Engine:
             while not isinstance(command := self._next(), _Stop):
                 self._handle(command)
         except Exception as error:
-            log.critical("engine.crashed", exc_info=error)
+            log.critical("engine.crashed", reason=str(error), exc_info=error)
             self._on_crash(error)
 
     def _next(self) -> _Open | _Close | _Submit | _Stop:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,8 +41,8 @@ class Memory:
         )
         build, launch, record = GraphRunner.__init__, GraphRunner.launch, GraphRunner.record
 
-        def recorded(device: GraphRunner) -> None:
-            record(device)
+        def recorded(device: GraphRunner, *given: Any) -> None:
+            record(device, *given)
             self.drivers += 7
 
         def built(device: GraphRunner, *given: object, **named: object) -> None:
