@@ -63,7 +63,9 @@ def main() -> int:
     import torch
 
     from benchmarks.gpu.bench import Bench
+    from gpu_worker.service.device_selection import sum_in_float32
 
+    sum_in_float32()
     bench = Bench(
         # With its number: a thread that takes a GPU must know which.
         device=torch.device("cuda:0" if asked.device == "cuda" else "cpu"),

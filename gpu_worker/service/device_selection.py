@@ -26,10 +26,12 @@ def choose_device(asked: str) -> torch.device:
     But not where torch was built for GPUs and cannot reach one: that is a fault of the machine,
     and a worker a hundred times slower than expected hides it.
     """
-    has_cuda = torch.version.cuda is not None
-    if asked == "cpu" or (asked == "auto" and not has_cuda):
+    if asked == "cpu":
         return torch.device("cpu")
-    if (reason := _unreachable()) is not None:
+    reason, has_cuda = _unreachable(), torch.version.cuda is not None
+    if asked == "auto" and reason is not None and not has_cuda:
+        return torch.device("cpu")
+    if reason is not None:
         advice = "look at nvidia-smi" if has_cuda else "install a CUDA build of torch"
         raise ConfigError(
             f"--device {asked}, but torch {torch.__version__} finds no CUDA device ({reason}); "
@@ -50,7 +52,18 @@ def choose_device(asked: str) -> torch.device:
         )
     # What names no device, as pinned memory, goes with this one.
     torch.cuda.set_device(index)
+    sum_in_float32()
     return torch.device("cuda", index)
+
+
+def sum_in_float32() -> None:
+    """Matrix products of 16-bit numbers on a GPU: parts of a sum are kept in float32 to its end.
+
+    torch's default lets cuBLAS add the parts of a split product in 16 bits, as many as it likes.
+    """
+    products = torch.backends.cuda.matmul
+    products.allow_bf16_reduced_precision_reduction = False
+    products.allow_fp16_reduced_precision_reduction = False
 
 
 def _unreachable() -> str | None:

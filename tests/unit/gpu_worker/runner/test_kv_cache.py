@@ -343,6 +343,20 @@ def test_a_gpu_that_is_not_there_is_missed() -> None:
             choose_device(asked)
 
 
+def test_a_gpu_adds_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    products = torch.backends.cuda.matmul
+    names = [f"allow_{dtype}_reduced_precision_reduction" for dtype in ("bf16", "fp16")]
+    for name in names:
+        # As torch has it; on a CPU nobody looks at it.
+        setattr(products, name, True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    assert choose_device("auto") == torch.device("cuda", 0)
+    assert [getattr(products, name) for name in names] == [False, False]
+
+
 OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040). Please update"
 
 
