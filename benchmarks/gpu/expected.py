@@ -71,8 +71,15 @@ EXPECTED: Final = (
     _step("llama 8b", 1, 0.69, (0.75, 0.8)),
     _step("llama 8b", 64, 0.64, (0.6, 0.7)),
     _step("llama 8b", 256, 0.71, (0.6, 0.7)),
-    # A step with a prompt in it, launched operator by operator, waits for the host.
-    Expected(table="arrivals", where={"shape": "qwen3 0.6b"}, key="mixed_ms", predicted=(8, 15)),
+    # Launched operator by operator, a step with a prompt in it waits for the host.
+    Expected(
+        table="mixed steps",
+        where={"what": "qwen3 0.6b"},
+        key="step_ms",
+        goal=(0, 5),
+        predicted=(8, 15),
+    ),
+    Expected(table="mixed steps", where={}, key="idle_percent", goal=(0, 2)),
     _attention("16 x 2k", 0.88, (0.55, 0.75)),
     _attention("64 x 2k", 0.88, (0.72, 0.85)),
     _attention("256 x 2k", 0.88, (0.72, 0.85)),

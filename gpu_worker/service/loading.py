@@ -120,6 +120,16 @@ def load(settings: WorkerSettings) -> Loaded:
             "--gpu-memory-share, --step-tokens or --slots, take a smaller model or a larger "
             "device, or end what else uses it"
         ) from error
+    except RuntimeError as error:
+        # torch's and Triton's words for what the driver says.
+        reason = str(error).strip().partition("\n")[0]
+        if "CUDA" not in reason:
+            raise
+        raise ConfigError(
+            f"the GPU fails while the worker starts (phase {timer.running}: {reason}); look at "
+            f"nvidia-smi and whether the driver is new enough for torch {torch.__version__}, or "
+            "take --device cpu"
+        ) from error
 
 
 def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:

@@ -79,6 +79,7 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
         "idle in steady decode",
         "crowd",
         "arrivals",
+        "mixed steps",
         "smoke",
         "beside transformers",
     }

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.service.loading import choose_kernels, load
+from gpu_worker.service import loading
+from gpu_worker.service.loading import PhaseTimer, choose_kernels, load
 from gpu_worker.settings import WorkerSettings
 from kernels import jit, native
 from service_kit.errors import ConfigError
@@ -21,6 +22,42 @@ def test_a_wrong_folder_is_refused_before_a_minute_of_compiling(
 
 
 GPU = torch.device("cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            RuntimeError("CUDA error: no kernel image is available\nCompile with"),
+            r"phase load: CUDA error: no kernel image is available\); look at nvidia-smi",
+        ),
+        (
+            RuntimeError("Triton Error [CUDA]: the provided PTX was compiled with an unsupported"),
+            r"phase load: Triton Error \[CUDA\]: the provided PTX .* driver is new enough",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory"), r"memory is full .* \(phase load\)"),
+    ],
+)
+def test_what_the_driver_says_at_the_start_is_a_sentence(
+    fault: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_settings: WorkerSettings, timer: PhaseTimer) -> None:
+        timer.running = "load"
+        raise fault
+
+    monkeypatch.setattr(loading, "_load", fails)
+    with pytest.raises(ConfigError, match=said) as caught:
+        load(WorkerSettings(model="m"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fault_of_the_program_keeps_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_settings: WorkerSettings, timer: PhaseTimer) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(loading, "_load", fails)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        load(WorkerSettings(model="m"))
 
 
 def test_nothing_is_compiled_for_the_cpu_of_a_gpu_worker(monkeypatch: pytest.MonkeyPatch) -> None:
