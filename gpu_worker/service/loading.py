@@ -217,6 +217,8 @@ def sizes_for(
     """Of a GPU that holds the weights and nothing else of this worker; None: a CPU's."""
     if device.type == "cpu":
         return None
+    # What loading took for a while.
+    torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return batch_sizes(
         config,

@@ -5,6 +5,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -71,7 +72,7 @@ def examine(*, grpc_port: int, http_port: int) -> list[Finding]:
         *(check_packages(role, PACKAGES[role]) for role in ROLES),
         check_torch(),
         check_store(store.find_programs()),
-        check_compiler(shutil.which),
+        check_compiler(shutil.which, has_headers=has_python_headers()),
         check_cpu(cpu_flags()),
         check_gpus(gpus(), version_of("torch") or "", has_triton=version_of("triton") is not None),
         check_model(CHECKPOINT),
@@ -119,8 +120,11 @@ def check_store(programs: list[store.StoreProgram]) -> Finding:
     return Finding(name="store", status="warn", text=text, fix=fix)
 
 
-def check_compiler(which: Callable[[str], str | None]) -> Finding:
-    """The native CPU kernels are compiled once, on the first start of a worker."""
+def check_compiler(which: Callable[[str], str | None], *, has_headers: bool) -> Finding:
+    """What is compiled at the first start of a worker: its CPU kernels, or what launches a GPU's.
+
+    `has_headers`: Python's own.
+    """
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := which(name))), None)
     if compiler is None:
         return Finding(
@@ -131,7 +135,14 @@ def check_compiler(which: Callable[[str], str | None]) -> Finding:
         )
     if find_spec("ninja") is None and which("ninja") is None:
         return Finding(name="compiler", status="warn", text=compiler, fix="pip install ninja")
+    if not has_headers:
+        text = f"{compiler}, but no Python.h: kernels cannot be compiled"
+        return Finding(name="compiler", status="warn", text=text, fix="apt install python3-dev")
     return Finding(name="compiler", status="ok", text=compiler)
+
+
+def has_python_headers() -> bool:
+    return Path(sysconfig.get_path("include"), "Python.h").is_file()
 
 
 def check_cpu(flags: frozenset[str]) -> Finding:

@@ -8,6 +8,7 @@ import torch
 
 from gpu_worker.model.config import config_from_json
 from gpu_worker.service.gpu_defaults import GB, BatchSizes, batch_sizes, with_sizes
+from gpu_worker.service.loading import sizes_for
 from gpu_worker.settings import WorkerSettings
 from kernels.kv import fp8
 from service_kit.settings import load
@@ -102,3 +103,20 @@ def test_what_is_asked_for_stays(
         settings = with_sizes(asked, sizes)
         assert (settings.slots, settings.step_tokens, settings.block_size) == expected
         assert settings.step_tokens > settings.slots
+
+
+def test_what_others_hold_of_the_gpu_is_not_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, and whoever else is there; on a CPU nothing is asked."""
+    free_gb = 124.0
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda device: (int(free_gb * GB), int(141 * GB))
+    )
+    settings, bf16 = WorkerSettings(model="m"), torch.bfloat16
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert sizes_for(settings, LLAMA_8B, bf16, bf16, gpu) == found(LLAMA_8B, 17, 141)
+    free_gb = 30.0
+    crowded = sizes_for(settings, LLAMA_8B, bf16, bf16, gpu)
+    assert crowded is not None
+    assert (crowded.slots, crowded.step_tokens) == (64, 4096)
+    assert sizes_for(settings, LLAMA_8B, bf16, bf16, cpu) is None
