@@ -53,9 +53,15 @@ class WorkerSettings(PartSettings):
         description="of keys and values; auto: as --dtype; fp8 (e4m3): half the bytes of bf16, so"
         " twice the tokens in the same memory, at a small loss of accuracy",
     )
-    slots: int = Field(default=64, ge=1, le=1024, description="rows of the batch")
+    # These defaults are a CPU's; a GPU's are `service.gpu_defaults`.
+    slots: int = Field(
+        default=64, ge=1, le=1024, description="rows of the batch; on a GPU: by its memory"
+    )
     step_tokens: int = Field(
-        default=512, ge=1, le=65536, description="tokens one step may compute, more than --slots"
+        default=512,
+        ge=1,
+        le=65536,
+        description="tokens one step may compute, more than --slots; on a GPU: by its memory",
     )
     mixed_step_ms: float | None = Field(
         default=None,
@@ -108,7 +114,9 @@ class WorkerSettings(PartSettings):
 
     @model_validator(mode="after")
     def _check_relations(self) -> Self:
-        if self.step_tokens <= self.slots:
+        # What nobody has set makes room for what is set.
+        is_asked = "step_tokens" in self.model_fields_set
+        if is_asked and self.step_tokens <= self.slots:
             raise ValueError(
                 f"step_tokens ({self.step_tokens}) must be more than slots ({self.slots}): "
                 "every running row computes one token per step, and a prompt needs room beside them"

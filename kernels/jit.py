@@ -11,7 +11,9 @@ annotations unevaluated, so that `constexpr` is a word only Triton reads.
 """
 
 import os
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -51,6 +53,23 @@ def compiled(function: Callable[..., Any]) -> Any:
         return function
     changing = [name for name, kind in function.__annotations__.items() if kind == "scalar"]
     return triton.jit(function, do_not_specialize=changing)
+
+
+def driver_problem() -> str | None:
+    """Why Triton cannot launch on the GPU of this process; None: it can.
+
+    Before its first launch it compiles a piece of C against Python's headers, and keeps that in its
+    cache folder. Without a compiler, headers or libcuda that ends as four kinds of exceptions.
+    """
+    from triton.runtime import driver
+
+    try:
+        return None if driver.active is not None else "it knows no driver"
+    except subprocess.CalledProcessError as error:
+        program = Path(error.cmd[0]).name
+        return f"{program} failed: Python's headers (Python.h) or libcuda.so may be missing"
+    except (RuntimeError, AssertionError, OSError) as error:
+        return str(error).strip().partition("\n")[0].rstrip(".!")
 
 
 def watch_compiles(note: Callable[[str], None]) -> None:

@@ -72,7 +72,8 @@ def run(service: Service) -> int:
     except ConfigError as error:
         return _refuse(error)
     except Exception as error:
-        log.critical("service.crashed", exc_info=error)
+        reason = f"{type(error).__name__}: {error}"
+        log.critical("service.crashed", reason=reason, exc_info=error)
         return 1
     return 0
 

@@ -17,6 +17,7 @@ from kernels.attention.paged_attention import paged_attention
 from kernels.attention.plan import AttentionPlan, plan_attention, with_parts
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
+TILE_BLOCK_SIZE = 64
 K = 1024
 
 
@@ -50,10 +51,10 @@ def cases(bench: Bench) -> list[Decode]:
 class Pool:
     """Pages of a case's rows, anywhere in memory."""
 
-    def __init__(self, bench: Bench, contexts: Sequence[int]) -> None:
+    def __init__(self, bench: Bench, contexts: Sequence[int], block_size: int = BLOCK_SIZE) -> None:
         device = bench.device
-        blocks = [-(-context // BLOCK_SIZE) for context in contexts]
-        shape = (sum(blocks), KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+        blocks = [-(-context // block_size) for context in contexts]
+        shape = (sum(blocks), KV_HEADS, block_size, HEAD_DIM)
         self.k, self.v = (torch.randn(shape, device=device, dtype=bench.dtype) for _ in range(2))
         order = torch.randperm(sum(blocks), device=device, dtype=torch.int32)
         self.tables = torch.zeros(len(blocks), max(blocks), device=device, dtype=torch.int32)
@@ -82,6 +83,23 @@ def decode(bench: Bench) -> None:
         bench.row("decode attention", what=case.what, rows=rows, **figures)
         del pools
         bench.free()
+
+
+def blocks(bench: Bench) -> None:
+    """Decode over blocks as large as a tile, of which a tile reads one entry of the block table."""
+    read, _ = floors(bench)
+    for case in cases(bench)[:3]:
+        q = random_queries(bench, len(case.contexts))
+        for size in (BLOCK_SIZE, TILE_BLOCK_SIZE):
+            pools = [Pool(bench, case.contexts, size) for _ in range(bench.copies(case.kv_bytes))]
+            calls = [bench.recorded(attend_decode(bench, q, pool)) for pool in pools]
+            seconds = bench.seconds(calls)
+            bench.row(
+                "decode attention by block size", what=case.what, block_size=size,
+                us=seconds * 1e6, of_bandwidth=_bytes(case, bench) / seconds / read,
+            )  # fmt: skip
+            del pools, calls
+            bench.free()
 
 
 def beside_flashinfer(bench: Bench) -> None:
@@ -202,7 +220,7 @@ def prefill(bench: Bench) -> None:
         times[what] = bench.seconds([attend_chunk(bench, tokens, tokens, has_own=has_own)])
         bench.row(
             "prefill attention", what=what, context=tokens, ms=times[what] * 1e3,
-            of_matmul=operations / times[what] / rate,
+            tflops=operations / times[what] / 1e12, of_matmul=operations / times[what] / rate,
         )  # fmt: skip
     seconds = times["kaiten"]
     for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION") if bench.is_gpu else ("MATH",):

@@ -68,9 +68,15 @@ def compute_in_process(
     started_s = time.perf_counter()
     try:
         while not crowd.is_done:
+            crowd.arrive(time.perf_counter() - started_s)
             while (plan := crowd.next_plan()) is not None:
                 engine.submit(listener, to_worker(plan, crowd.output_of))
-            said = listener.said.get()
+            due_s, now_s = crowd.next_due_s, time.perf_counter() - started_s
+            try:
+                said = listener.said.get(timeout=None if due_s is None else max(0, due_s - now_s))
+            except queue.Empty:
+                continue
+            crowd.arrive(time.perf_counter() - started_s)
             if isinstance(said, Exception):
                 raise said
             assert said is not None

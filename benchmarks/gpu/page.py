@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+from benchmarks.gpu.expected import compared
+
 # Of everything said, in this order.
 _COLUMNS_FIRST: Final = ("what", "shape", "rows", "context")
 
 
 def rendered(found: dict[str, Any]) -> str:
-    """Markdown: the machine, how the parts went, and one table per kind of figure."""
+    """Markdown: the machine, how the parts went, what was expected, a table per kind of figure."""
     lines = [
         f"# {found['device']}",
         "",
@@ -17,6 +19,8 @@ def rendered(found: dict[str, Any]) -> str:
         "",
         *table([{k: v for k, v in part.items() if k != "log"} for part in found["parts"]]),
     ]
+    if beside := compared(found["rows"]):
+        lines += ["", "## Beside what was expected", "", *table(beside)]
     tables: dict[str, list[dict[str, Any]]] = {}
     for row in found["rows"]:
         figures = {key: value for key, value in row.items() if key != "table"}

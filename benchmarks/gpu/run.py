@@ -3,12 +3,12 @@
     python -m benchmarks.gpu.run [--parts attention.decode steps.idle] [--out FOLDER]
     python -m benchmarks.gpu.run --device cpu --tiny        the script itself, tried out anywhere
 
-First, all at once, what is right or wrong, and the kernels compiled; then what is timed, one after
-the other (`parts`). A part that fails or overruns stops no other, and what it said before is kept.
-FOLDER gets gpu.json (everything, written again as it grows), gpu.md (tables) and gpu.log; the
-tables are printed last. Needs torch, triton, numpy, safetensors; for serving also grpcio and
-protobuf, beside transformers also transformers. Nothing is installed, built with a compiler of C++,
-or fetched.
+First, in a minute, whether anything runs at all; then, all at once, what is right or wrong, and the
+kernels compiled; then what is timed, one after the other (`parts`). A part that fails or overruns
+stops no other, and what it said before is kept. FOLDER gets gpu.json (everything, written again as
+it grows), gpu.md (tables, first what was expected beside what came) and gpu.log; the tables are
+printed last. Needs torch, triton, numpy, safetensors; for serving also grpcio and protobuf, beside
+transformers also transformers. Nothing is installed, built with a compiler of C++, or fetched.
 """
 
 import argparse
@@ -21,17 +21,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
 from benchmarks.gpu.page import logs, rendered
-from benchmarks.gpu.parts import BESIDE, IN_ORDER, NAMES, STATES, Part
+from benchmarks.gpu.parts import BESIDE, IN_ORDER, NAMES, SMOKE, STATES, Part
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TOTAL_S: Final = 8 * 60
-# Until the first part begins: torch is read from a disk that may be cold.
-START_S: Final = 75
+# Of the budget, for a process until its first part begins; what it takes beyond that the last parts
+# lack. The first one reads torch from a disk that may be cold.
+START_S: Final = 20
+COLD_START_S_MAX: Final = 150
+START_S_MAX: Final = 60
+# A part that has more than its own time, as others left theirs, ends at this many times its own.
+_TIMES_MAX: Final = 2
 # Interpreted kernels and a machine that others use take their time.
 _CPU_TIMES: Final = 6
 _LOOK_S: Final = 0.1
@@ -48,7 +53,11 @@ def main() -> int:
         times = _CPU_TIMES if asked.device == "cpu" else 1
         due = time.monotonic() + TOTAL_S * times
         chosen, start = asked.parts or NAMES, Start.of(asked, Path(folder), times)
-        beside, in_order = ([p for p in all_ if p.name in chosen] for all_ in (BESIDE, IN_ORDER))
+        smoke, beside, in_order = (
+            [part for part in parts if part.name in chosen] for parts in (SMOKE, BESIDE, IN_ORDER)
+        )
+        # A process after one that failed finds torch in memory.
+        in_turn(smoke, replace(start, start_s_max=COLD_START_S_MAX), report, due)
         follow([Run([part], start) for part in beside], report, due)
         in_turn(in_order, start, report, due)
     report.write()
@@ -103,6 +112,8 @@ class Start:
     folder: Path
     # Of what a part may take on a GPU.
     times: float
+    # Until its first part has begun.
+    start_s_max: float = START_S_MAX
 
     @classmethod
     def of(cls, asked: argparse.Namespace, folder: Path, times: float) -> Self:
@@ -122,10 +133,13 @@ class Start:
 class Run:
     """A process that goes through parts, until one fails or overruns."""
 
-    def __init__(self, parts: Sequence[Part], start: Start) -> None:
+    def __init__(self, parts: Sequence[Part], start: Start, left_over_s: float = 0.0) -> None:
+        """`left_over_s`: of parts before these."""
         self.name = parts[0].name
         self.outcomes: list[dict[str, Any]] = []
-        self._parts, self._times = parts, start.times
+        # Seconds that no part has used.
+        self.left_over_s = left_over_s
+        self._parts, self._times, self._start_s_max = parts, start.times, start.start_s_max
         self._said, self._log = (start.folder / f"{self.name}.{kind}" for kind in ("jsonl", "log"))
         self._read = 0
         self._current: Part | None = None
@@ -139,7 +153,10 @@ class Run:
 
     @property
     def _limit_s(self) -> float:
-        return self._times * (START_S if self._current is None else self._current.seconds)
+        if self._current is None:
+            # Between two of its parts it does nothing.
+            return self._times * self._start_s_max
+        return limit_s(self._times * self._current.seconds, self.left_over_s)
 
     def look(self, due: float) -> tuple[list[dict[str, Any]], bool]:
         """(what it has said since, whether it goes on); ends it if it takes too long."""
@@ -167,6 +184,7 @@ class Run:
     def _note(self, row: dict[str, Any]) -> None:
         now = time.monotonic()
         if row["state"] == "begun":
+            self._spend(self._times * START_S if not self.outcomes else 0.0, now)
             self._current = next(part for part in self._parts if part.name == row["part"])
             self._began = now
         else:
@@ -180,7 +198,13 @@ class Run:
         if state != "done":
             outcome["log"] = self._log_kept
         self.outcomes.append(outcome)
+        own_s = START_S if self._current is None else self._current.seconds
+        self._spend(self._times * own_s, now)
         self._current, self._began = None, now
+
+    def _spend(self, own_s: float, now: float) -> None:
+        """What was taken since it began, of what it had."""
+        self.left_over_s = max(0.0, self.left_over_s + own_s - (now - self._began))
 
     def _new_rows(self) -> list[dict[str, Any]]:
         """Whole lines: a process that was ended may have left half of its last."""
@@ -203,12 +227,20 @@ class Run:
         self._process.wait()
 
 
+def limit_s(own_s: float, left_over_s: float) -> float:
+    """Of a part: nobody has less than its own time, and nobody takes all that others left."""
+    return min(own_s + left_over_s, _TIMES_MAX * own_s)
+
+
 def in_turn(parts: Sequence[Part], start: Start, report: Report, due: float) -> None:
     """One after the other, in a new process after one that did not end well."""
+    own_s = start.times * (START_S + sum(part.seconds for part in parts))
+    left_over_s = max(0.0, due - time.monotonic() - own_s) if parts else 0.0
     while parts and time.monotonic() < due:
-        run = Run(parts, start)
+        run = Run(parts, start, left_over_s)
         follow([run], report, due)
-        parts = parts[len(run.outcomes) :]
+        parts, left_over_s = parts[len(run.outcomes) :], run.left_over_s
+        start = replace(start, start_s_max=START_S_MAX)
     late = {"state": "no time left", "seconds": 0.0}
     report.add([], [{"part": part.name, **late} for part in parts])
 

@@ -7,13 +7,15 @@ floor is of that crowd: weights once per step, each position's keys and values o
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from statistics import median
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.crowd import Crowd, Job, jobs_uniform
+from benchmarks.gpu.crowd import Crowd, Job, due_in_turn, jobs_uniform
 from benchmarks.gpu.floors import floors
 from benchmarks.gpu.in_process import compute_in_process, settle
 from benchmarks.gpu.models import Shape, limits_of, random_weights, resident, shapes
 from benchmarks.gpu.steps import quick_on_cpu
+from gpu_worker.batch.plans import StepResult
 from gpu_worker.runner.graph_runner import GraphRunner
 from gpu_worker.runner.step_watch import Counters, CudaCounters, Watched
 from gpu_worker.runner.warm_up import make_ready
@@ -64,6 +66,54 @@ def in_process(shape: Shape, device: GraphRunner, jobs: list[Job], bench: Bench)
         seconds=results.seconds, tokens_per_s=tokens_per_s, of_floor=tokens_per_s / best,
     )  # fmt: skip
     return tokens_per_s
+
+
+def arrivals(bench: Bench) -> None:
+    """The smaller model under requests that come one by one, at a share of what a crowd reached.
+
+    Most steps of a busy server have somebody's prompt in them, which a crowd that is admitted at
+    once hides.
+    """
+    with quick_on_cpu(bench):
+        shape = shapes(bench)[-1]
+        device, _ = ready(shape, bench)
+        lengths = (bench.sized(100, 3), bench.sized(400, 6))
+        few = jobs_uniform(bench.sized(128, 3), *lengths, shape.vocab)
+        crowd = Crowd(device.limits, few)
+        at_once = len(few) / compute_in_process(device, crowd, settle(device)).seconds
+        jobs = jobs_uniform(bench.sized(384, 4), *lengths, shape.vocab)
+        for share in (0.5,) if bench.is_tiny else (0.5, 0.8):
+            device.clear()
+            crowd = Crowd(device.limits, jobs, due_in_turn(len(jobs), share * at_once))
+            computed = compute_in_process(device, crowd, settle(device))
+            bench.row(
+                "arrivals", what=f"{share:.0%} of a crowd's rate", shape=shape.name,
+                requests_per_s=share * at_once, tokens_per_s=crowd.tokens / computed.seconds,
+                **waits_of(crowd), **kinds_of(computed.steps),
+            )  # fmt: skip
+
+
+def waits_of(crowd: Crowd) -> dict[str, float]:
+    """Milliseconds: to the first token, and between tokens."""
+    firsts, gaps = crowd.waits_s()
+    found = {}
+    for name, waits in (("first_token", firsts), ("gap", gaps)):
+        ordered = sorted(waits)
+        for percent in (50, 99):
+            at = min(len(ordered) - 1, len(ordered) * percent // 100)
+            found[f"{name}_p{percent}_ms"] = ordered[at] * 1e3
+    return found
+
+
+def kinds_of(steps: Sequence[StepResult]) -> dict[str, float]:
+    """How long a step of decodes took on the device, and one with a prompt; how many had one."""
+    timings = [step.timings for step in steps if step.timings.rows]
+    kinds = {
+        "decode": [each.forward_us for each in timings if each.tokens_computed == each.rows],
+        "mixed": [each.forward_us for each in timings if each.tokens_computed > each.rows],
+    }
+    found = {f"{kind}_ms": median(took) / 1e3 for kind, took in kinds.items() if took}
+    return found | {"mixed_share": len(kinds["mixed"]) / max(1, len(timings))}
 
 
 def watched(bench: Bench) -> None:

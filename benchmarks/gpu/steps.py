@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.floors import floors
@@ -78,13 +79,13 @@ def run_steps(
         results.append(result)
         at_s.append(time.perf_counter())
 
-    stepper.run(full_batch(rows, context, steps, limits.blocks_per_row), 0, on_result, _nobody)
+    stepper.run(full_batch(rows, context, steps, limits.blocks_per_row), 0, on_result, nobody)
     stepper.clear()
     assert len(results) == steps
     return results, at_s
 
 
-def _nobody() -> bool:
+def nobody() -> bool:
     return False
 
 
@@ -117,8 +118,6 @@ def full_batch(rows: int, context: int, steps: int, blocks: int) -> Plan:
 
 def idle(bench: Bench) -> None:
     """The share of a steady stretch in which no kernel ran, by torch's profiler."""
-    from torch.profiler import ProfilerActivity, profile
-
     kind = ProfilerActivity.CUDA if bench.is_gpu else ProfilerActivity.CPU
     context = bench.sized(1024, 24)
     with quick_on_cpu(bench):
@@ -127,11 +126,7 @@ def idle(bench: Bench) -> None:
             rows = bench.sized(64, 2)
             with profile(activities=[kind]) as profiled:
                 run_steps(shape, weights, rows, context, bench)
-            events = sorted(
-                (event.time_range.start, event.time_range.end, event.name)
-                for event in profiled.events() or ()
-                if not bench.is_gpu or "CUDA" in str(event.device_type)
-            )
+            events = events_of(profiled, bench)
             spans = [(first, last) for first, last, _ in events]
             # The second half of the steps: before them graphs are recorded and the batch is sent.
             moves = [first for first, _, name in events if "advance_rows" in name]
@@ -147,6 +142,15 @@ def idle(bench: Bench) -> None:
                     "time of steady decode", what=shape.name, rows=rows, kernel=name[:60],
                     percent=100 * share,
                 )  # fmt: skip
+
+
+def events_of(profiled: profile, bench: Bench) -> list[tuple[float, float, str]]:
+    """What ran on the device: (from, to, name) by start."""
+    return sorted(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in profiled.events() or ()  # type: ignore[no-untyped-call]
+        if not bench.is_gpu or "CUDA" in str(event.device_type)
+    )
 
 
 def busy(spans: list[tuple[float, float]]) -> float:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +40,25 @@ class Session(Protocol):
         """The last plan was wrong; the batch is empty and the session over."""
 
 
+class Profile(Protocol):
+    """Listens to some steps. Called on the compute thread."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has heard enough."""
+
+    def begin(self) -> bool:
+        """False: nobody wants it any more."""
+
+    def end(self) -> None: ...
+
+    def running(self, plan: Plan) -> AbstractContextManager[None]:
+        """While this plan is run."""
+
+    def reporting(self, report: Callable[[StepResult], None]) -> Callable[[StepResult], None]:
+        """What hears of each step, then calls this."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Open:
     session: Session
@@ -56,9 +76,18 @@ class _Submit:
     received_ns: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Profile:
+    profile: Profile
+    is_over: bool
+
+
 @dataclass(frozen=True, slots=True)
 class _Stop:
     pass
+
+
+_Command = _Open | _Close | _Submit | _Profile | _Stop
 
 
 class Engine:
@@ -77,7 +106,8 @@ class Engine:
         )
         self._on_crash = on_crash
         self._session: Session | None = None
-        self._commands: queue.SimpleQueue[_Open | _Close | _Submit | _Stop] = queue.SimpleQueue()
+        self._profile: Profile | None = None
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._first: Callable[[], None] = lambda: None
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, name="compute", daemon=True)
@@ -114,6 +144,14 @@ class Engine:
         """Empty the batch if it is still this session's."""
         self._commands.put(_Close(session))
 
+    def profile(self, profile: Profile) -> None:
+        """Of the steps from now on. One at a time."""
+        self._commands.put(_Profile(profile, is_over=False))
+
+    def end_profile(self, profile: Profile) -> None:
+        """With the steps it has, unless it has ended."""
+        self._commands.put(_Profile(profile, is_over=True))
+
     def _main(self) -> None:
         if not self._started.set_running_or_notify_cancel():
             return
@@ -127,10 +165,10 @@ class Engine:
             while not isinstance(command := self._next(), _Stop):
                 self._handle(command)
         except Exception as error:
-            log.critical("engine.crashed", exc_info=error)
+            log.critical("engine.crashed", reason=str(error), exc_info=error)
             self._on_crash(error)
 
-    def _next(self) -> _Open | _Close | _Submit | _Stop:
+    def _next(self) -> _Command:
         """Wait for a command. What is in the air lands as soon as it is done.
 
         But it is not waited for: the plan that comes next is to be launched behind it.
@@ -138,13 +176,16 @@ class Engine:
         while self._stepper.is_in_air:
             if self._stepper.is_down:
                 self._stepper.land()
+                self._end_complete_profile()
                 continue
             with contextlib.suppress(queue.Empty):
                 return self._commands.get(timeout=LOOK_S)
         return self._commands.get()
 
-    def _handle(self, command: _Open | _Close | _Submit) -> None:
-        if isinstance(command, _Open):
+    def _handle(self, command: _Open | _Close | _Submit | _Profile) -> None:
+        if isinstance(command, _Profile):
+            self._take_profile(command.profile, is_over=command.is_over)
+        elif isinstance(command, _Open):
             self._own(command.session)
             command.session.on_opened()
         elif command.session is not self._session:
@@ -159,17 +200,30 @@ class Engine:
         self._session = session
 
     def _execute(self, command: _Submit) -> None:
-        session = command.session
+        session, profile, plan = command.session, self._profile, command.plan
+        report = session.on_result if profile is None else profile.reporting(session.on_result)
         try:
-            self._stepper.run(
-                command.plan, command.received_ns, session.on_result, self._is_anything_waiting
-            )
+            with contextlib.nullcontext() if profile is None else profile.running(plan):
+                self._stepper.run(plan, command.received_ns, report, self._is_anything_waiting)
         except InvalidPlan as error:
             self._own(None)
             session.on_refused(error)
         except Exception as error:
-            error.add_note(f"while plan {command.plan.plan_id} was run")
+            error.add_note(f"while plan {plan.plan_id} was run")
             raise
+        self._end_complete_profile()
+
+    def _take_profile(self, profile: Profile, *, is_over: bool) -> None:
+        if is_over and profile is self._profile:
+            self._profile = None
+            profile.end()
+        elif not is_over:
+            assert self._profile is None, "one at a time"
+            self._profile = profile if profile.begin() else None
+
+    def _end_complete_profile(self) -> None:
+        if self._profile is not None and self._profile.is_complete:
+            self._take_profile(self._profile, is_over=True)
 
     def _is_anything_waiting(self) -> bool:
         return not self._commands.empty()

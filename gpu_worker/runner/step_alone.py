@@ -5,17 +5,19 @@ from itertools import chain
 
 import numpy as np
 import structlog
+import torch
 
 from gpu_worker.batch.plans import StepOutcome
 from gpu_worker.batch.rows import Rows
-from gpu_worker.batch.step_types import StepInputs, StepSamples
+from gpu_worker.batch.step_types import DeviceLost, StepInputs, StepSamples
 
 log = structlog.get_logger()
 
 
 def noted(error: Exception, inputs: StepInputs) -> Exception:
     """The error, logged. Without its frames: what they hold may be the memory that was missing."""
-    log.error("step.failed", rows=inputs.row_count, exc_info=error)
+    reason = str(error).strip().partition("\n")[0]
+    log.error("step.failed", rows=inputs.row_count, reason=reason, exc_info=error)
     return error.with_traceback(None)
 
 
@@ -27,7 +29,9 @@ def step_alone(
 ) -> StepOutcome:
     """What became of its rows, none of which has gone on. `attempt` runs a step to its end.
 
-    When every one of several rows fails it is the device, not the rows: that ends the worker.
+    When every one of several rows fails it is the device, not the rows: that ends the worker. So
+    does memory that is full for one row alone, which would fail whoever comes next too: elsewhere,
+    or here after a new start, the same row finds what the largest step takes.
     """
     outcomes = []
     for slot, count in zip(together.slots.tolist(), together.counts.tolist(), strict=True):
@@ -40,6 +44,12 @@ def step_alone(
         samples = attempt(inputs)
         if isinstance(samples, StepSamples):
             outcomes.append(rows.advance(inputs, samples))
+        elif isinstance(samples, torch.OutOfMemoryError):
+            raise DeviceLost(
+                "the GPU's memory is full in a step of one row; this process ends, so that its "
+                "requests are computed elsewhere; find who else uses the GPU, or lower "
+                "--gpu-memory-share"
+            ) from samples
         else:
             rows.fail(slot)
             text = f"the step failed for this row: {type(samples).__name__}"

@@ -1,5 +1,6 @@
 """What a worker computes on and in: the device and the dtype, or why not."""
 
+import warnings
 from typing import Final
 
 import torch
@@ -21,13 +22,21 @@ _CAPABILITY_MIN: Final = (8, 0)
 
 
 def choose_device(asked: str) -> torch.device:
-    """auto: the first GPU that torch sees, else the CPU."""
-    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+    """auto: the first GPU that torch sees, else the CPU.
+
+    But not where torch was built for GPUs and cannot reach one: that is a fault of the machine,
+    and a worker a hundred times slower than expected hides it.
+    """
+    if asked == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available():
+    reason, has_cuda = _unreachable(), torch.version.cuda is not None
+    if asked == "auto" and reason is not None and not has_cuda:
+        return torch.device("cpu")
+    if reason is not None:
+        advice = "look at nvidia-smi" if has_cuda else "install a CUDA build of torch"
         raise ConfigError(
-            f"--device {asked}, but torch {torch.__version__} finds no CUDA device; look at "
-            "nvidia-smi, install a CUDA build of torch, or take --device cpu"
+            f"--device {asked}, but torch {torch.__version__} finds no CUDA device ({reason}); "
+            f"{advice}, or take --device cpu to compute on the CPU"
         )
     device = torch.device("cuda" if asked == "auto" else asked)
     index = device.index or 0
@@ -44,7 +53,32 @@ def choose_device(asked: str) -> torch.device:
         )
     # What names no device, as pinned memory, goes with this one.
     torch.cuda.set_device(index)
+    sum_in_float32()
     return torch.device("cuda", index)
+
+
+def sum_in_float32() -> None:
+    """Matrix products of 16-bit numbers on a GPU: parts of a sum are kept in float32 to its end.
+
+    torch's default lets cuBLAS add the parts of a split product in 16 bits, as many as it likes.
+    """
+    products = torch.backends.cuda.matmul
+    products.allow_bf16_reduced_precision_reduction = False
+    products.allow_fp16_reduced_precision_reduction = False
+
+
+def _unreachable() -> str | None:
+    """Why torch can use no GPU, in its own words; None: it can."""
+    with warnings.catch_warnings():
+        # A driver too old is told as a warning, and again below.
+        warnings.simplefilter("ignore")
+        if torch.cuda.is_available():
+            return None
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+    return "none is visible; see CUDA_VISIBLE_DEVICES, and the devices of the container"
 
 
 def choose_dtype(asked: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import structlog
 import torch
@@ -42,7 +43,7 @@ from gpu_worker.runner.kv_cache import (
 )
 from gpu_worker.runner.step_graphs import graph_sizes
 from gpu_worker.runner.step_watch import CudaCounters, Watched
-from gpu_worker.runner.warm_up import make_ready, mixed_tokens, warm_up
+from gpu_worker.runner.warm_up import make_ready, mixed_tokens, record, warm_up
 from gpu_worker.service.device_selection import (
     DTYPE_NAMES,
     check_heads,
@@ -55,12 +56,16 @@ from gpu_worker.service.device_selection import (
     dtype_text,
     numeric_class,
 )
+from gpu_worker.service.gpu_defaults import BatchSizes, batch_sizes, with_sizes
 from gpu_worker.settings import WorkerSettings
 from kernels import jit, native
 from kernels.kv import fp8
 from service_kit.errors import ConfigError
 
 log = structlog.get_logger()
+
+# cuBLAS's of a further thread, with the workspace of a Hopper (32 MiB).
+_HANDLES_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +120,16 @@ def load(settings: WorkerSettings) -> Loaded:
             "--gpu-memory-share, --step-tokens or --slots, take a smaller model or a larger "
             "device, or end what else uses it"
         ) from error
+    except RuntimeError as error:
+        # torch's and Triton's words for what the driver says.
+        reason = str(error).strip().partition("\n")[0]
+        if "CUDA" not in reason:
+            raise
+        raise ConfigError(
+            f"the GPU fails while the worker starts (phase {timer.running}: {reason}); look at "
+            f"nvidia-smi and whether the driver is new enough for torch {torch.__version__}, or "
+            "take --device cpu"
+        ) from error
 
 
 def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
@@ -129,7 +144,7 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         config = config.for_context(settings.context_tokens or config.positions_max)
         check_heads(config, device)
     with timer.phase("kernels"):
-        choose_kernels(settings.native)
+        choose_kernels(settings.native, device)
     dtype = choose_dtype(settings.dtype, config.checkpoint_dtype, device)
     kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype)
     with timer.phase("load"), Checkpoint(folder) as checkpoint:
@@ -146,17 +161,16 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         digest = fingerprint(checkpoint, config, kind, scales)
         weights_known_by = weights_digest(checkpoint, config)
     streams = streams_for(device)
-    if device.type != "cpu":
-        tell_compiles()
+    sized = with_sizes(settings, sizes_for(settings, config, dtype, kv_dtype, device))
     config = config.within(settings.context_tokens or config.positions_max)
     with timer.phase("pool"):
-        room = find_room(settings, config, weights, kv_dtype, scales, streams)
-        pool = size_pool(config, kv_dtype, pool_request(settings), room)
+        room = find_room(sized, config, weights, kv_dtype, scales, streams)
+        pool = size_pool(config, kv_dtype, pool_request(sized), room)
         pages = allocate_pages(config, pool, kv_dtype, device)
         decoder = Decoder(
             config, weights, pages, context_tokens=pool.context_tokens, kv_scales=scales
         )
-    limits = row_limits(settings, config, pool)
+    limits = row_limits(sized, config, pool)
     with timer.phase("warm_up"):
         runner = ready_runner(decoder, pages, limits, streams)
         mixed = mixed_tokens(runner, limits, settings.mixed_step_s)
@@ -193,6 +207,29 @@ def tell_compiles() -> None:
     jit.watch_compiles(told)
 
 
+def sizes_for(
+    settings: WorkerSettings,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+) -> BatchSizes | None:
+    """Of a GPU that holds the weights and nothing else of this worker; None: a CPU's."""
+    if device.type == "cpu":
+        return None
+    # What loading took for a while.
+    torch.cuda.empty_cache()
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return batch_sizes(
+        config,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        context_tokens=settings.context_tokens or config.positions_max,
+        memory_bytes=total_bytes,
+        room_bytes=int(total_bytes * settings.gpu_memory_share) - (total_bytes - free_bytes),
+    )
+
+
 def find_room(
     settings: WorkerSettings,
     config: ModelConfig,
@@ -205,7 +242,9 @@ def find_room(
     device = streams.device
     if device.type == "cpu":
         return room_on_cpu(free_memory_bytes())
-    step_bytes = measure_step(settings, config, weights, kv_dtype, kv_scales, streams)
+    tell_compiles()
+    # Streams of their own: graphs that are thrown away must not open the pool of those that stay.
+    step_bytes = measure_step(settings, config, weights, kv_dtype, kv_scales, streams_for(device))
     # What was measured refers to itself; torch keeps what it gives back.
     gc.collect()
     torch.cuda.empty_cache()
@@ -229,7 +268,8 @@ def measure_step(
     """What a worker with these settings takes beside weights and KV, by being one.
 
     What it keeps, what the worst step takes for a while, and what a step of single tokens does:
-    recorded steps keep that for themselves.
+    recorded steps keep that for themselves. And what torch does not count: of each recorded step
+    the driver keeps its launches, and the thread that computes has handles of its own.
     """
     device = streams.device
     context = settings.context_tokens or config.positions_max
@@ -248,7 +288,17 @@ def measure_step(
     worst = worst_step(limits)
     singles = largest_step(replace(limits, step_tokens=limits.slots), context=context)
     compute = compute_of(measured)
-    return kept + sum(peak_bytes(partial(compute, step), device) for step in (worst, singles))
+    peaks = sum(peak_bytes(partial(compute, step), device) for step in (worst, singles))
+    before_graph = outside_bytes(device)
+    record(measured)
+    each_graph = max(0, outside_bytes(device) - before_graph)
+    return kept + peaks + each_graph * len(graph_sizes(settings.slots)) + _HANDLES_BYTES
+
+
+def outside_bytes(device: torch.device) -> int:
+    """What is taken of the device and not by torch: the driver's, and other processes'."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return total_bytes - free_bytes - torch.cuda.memory_reserved(device)
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
@@ -299,8 +349,24 @@ def compute_of(runner: ModelRunner | AheadRunner) -> Callable[[StepInputs], Step
     return runner.execute
 
 
-def choose_kernels(asked: str) -> None:
-    """Build or load the compiled path, once per machine, or settle for torch's."""
+def choose_kernels(asked: str, device: torch.device) -> None:
+    """On a CPU build or load the compiled path, once per machine, or settle for torch's.
+
+    A GPU's are Triton's, compiled as steps need them: C++ for the CPU would be compiled for nobody.
+    """
+    if device.type != "cpu":
+        if asked == "on":
+            raise ConfigError(
+                f"--native on is for CPUs, on {device} kernels are Triton's; take --native auto, "
+                "or --device cpu"
+            )
+        native.disable("not for GPUs")
+        if (problem := jit.driver_problem()) is not None:
+            raise ConfigError(
+                f"Triton cannot launch kernels on {device}: {problem}; install a C compiler and "
+                "Python's headers (Debian: gcc python3-dev), or take --device cpu"
+            )
+        return
     if asked == "off":
         native.disable("torch path: switched off by --native off")
     elif not native.build() and asked == "on":

@@ -1,5 +1,5 @@
-"""What a process must settle before torch is loaded into it: how its compute threads wait, and how
-long they wait for a core.
+"""What a process must settle before torch is loaded into it: how its compute threads wait, how long
+they wait for a core, and how a GPU's memory is cut.
 
 OpenMP's threads spin between the operators of a step, by default for milliseconds. On a machine
 that the worker shares with gateway, scheduler and store that takes the cores from the very
@@ -28,10 +28,17 @@ _DEFAULTS: Final = {
     # numpy only moves small columns about; its matrix library needs no threads of its own.
     "OPENBLAS_NUM_THREADS": "1",
 }
+# Steps of every size take turns: memory that one gives back in large pieces must fit the next one's
+# other sizes, or after Ready the device is asked for more.
+_ALLOCATOR: Final = "PYTORCH_ALLOC_CONF"
+_ALLOCATOR_BEFORE: Final = "PYTORCH_CUDA_ALLOC_CONF"
+_EXPANDABLE: Final = "expandable_segments:True"
 
 
 def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
     """Set what the operator has not set. Without effect once torch is imported."""
+    if _ALLOCATOR_BEFORE not in environ:
+        environ.setdefault(_ALLOCATOR, _EXPANDABLE)
     if "OMP_WAIT_POLICY" in environ:
         return
     for name, value in _DEFAULTS.items():

@@ -293,6 +293,12 @@ def archive(*arguments: Rest) -> NoReturn:
     become("archive", arguments)
 
 
+@app.command(group=USE, help_flags=[], version_flags=[])
+def profile(*arguments: Rest) -> NoReturn:
+    """See what a worker does in its next steps, as a trace. Flags: `kaiten profile --help`."""
+    become("profile", arguments)
+
+
 @app.command(group=PARTS, help_flags=[], version_flags=[])
 def gateway(*arguments: Rest) -> NoReturn:
     """The front door: gRPC and OpenAI HTTP. Flags: `kaiten gateway --help`."""
@@ -313,7 +319,7 @@ def worker(*arguments: Rest) -> NoReturn:
 
 def become(role: str, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by another. Its parent sees one process, and signals reach it."""
-    packages.require("scheduler" if role == "archive" else role)
+    packages.require({"archive": "scheduler", "profile": "worker"}.get(role, role))
     command = (*services.command(services.MODULES[role]), *arguments)
     os.execve(command[0], command, os.environ | services.environ())
 

@@ -5,6 +5,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -71,7 +72,7 @@ def examine(*, grpc_port: int, http_port: int) -> list[Finding]:
         *(check_packages(role, PACKAGES[role]) for role in ROLES),
         check_torch(),
         check_store(store.find_programs()),
-        check_compiler(shutil.which),
+        check_compiler(shutil.which, has_headers=has_python_headers()),
         check_cpu(cpu_flags()),
         check_gpus(gpus(), version_of("torch") or "", has_triton=version_of("triton") is not None),
         check_model(CHECKPOINT),
@@ -119,8 +120,11 @@ def check_store(programs: list[store.StoreProgram]) -> Finding:
     return Finding(name="store", status="warn", text=text, fix=fix)
 
 
-def check_compiler(which: Callable[[str], str | None]) -> Finding:
-    """The native CPU kernels are compiled once, on the first start of a worker."""
+def check_compiler(which: Callable[[str], str | None], *, has_headers: bool) -> Finding:
+    """What is compiled at the first start of a worker: its CPU kernels, or what launches a GPU's.
+
+    `has_headers`: Python's own.
+    """
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := which(name))), None)
     if compiler is None:
         return Finding(
@@ -131,7 +135,14 @@ def check_compiler(which: Callable[[str], str | None]) -> Finding:
         )
     if find_spec("ninja") is None and which("ninja") is None:
         return Finding(name="compiler", status="warn", text=compiler, fix="pip install ninja")
+    if not has_headers:
+        text = f"{compiler}, but no Python.h: kernels cannot be compiled"
+        return Finding(name="compiler", status="warn", text=text, fix="apt install python3-dev")
     return Finding(name="compiler", status="ok", text=compiler)
+
+
+def has_python_headers() -> bool:
+    return Path(sysconfig.get_path("include"), "Python.h").is_file()
 
 
 def check_cpu(flags: frozenset[str]) -> Finding:
@@ -150,6 +161,10 @@ def check_gpus(found: Sequence[str] | str, torch: str, *, has_triton: bool) -> F
     if isinstance(found, str):
         fix = "reinstall or load the NVIDIA driver; until then: --device cpu"
         return Finding(name="gpu", status="warn", text=f"nvidia-smi: {found}", fix=fix)
+    if not found and torch and "+cpu" not in torch:
+        text = f"none that nvidia-smi shows, but torch {torch} is built for GPUs"
+        fix = "load the NVIDIA driver, or start workers with --device cpu: auto is refused"
+        return Finding(name="gpu", status="warn", text=text, fix=fix)
     if not found:
         return Finding(name="gpu", status="ok", text="none: workers compute on the CPU")
     text = "; ".join(found)

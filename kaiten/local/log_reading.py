@@ -60,10 +60,9 @@ def _logged_error(log: str) -> str:
     for line in reversed(log.splitlines()):
         entry = _entry(line)
         if entry is not None and entry.get("level") in ("error", "critical"):
+            # The last line of a trace may be a note on when it came, and not what it was.
             trace = str(entry.get("exception") or "").strip().splitlines()
-            return (
-                trace[-1].strip() if trace else str(entry.get("reason") or entry.get("event", ""))
-            )
+            return str(entry.get("reason") or (trace or [entry.get("event", "")])[-1]).strip()
     return ""
 
 

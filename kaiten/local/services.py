@@ -17,6 +17,7 @@ MODULES: Final = {
     "gateway": "gateway",
     "scheduler": "scheduler_svc",
     "worker": "gpu_worker",
+    "profile": "gpu_worker.profile",
 }
 
 

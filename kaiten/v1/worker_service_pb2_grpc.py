@@ -45,6 +45,11 @@ class WorkerServiceStub(object):
                 request_serializer=kaiten_dot_v1_dot_worker__service__pb2.ExecuteRequest.SerializeToString,
                 response_deserializer=kaiten_dot_v1_dot_worker__service__pb2.ExecuteResponse.FromString,
                 _registered_method=True)
+        self.Profile = channel.unary_stream(
+                '/kaiten.v1.WorkerService/Profile',
+                request_serializer=kaiten_dot_v1_dot_worker__service__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=kaiten_dot_v1_dot_worker__service__pb2.ProfileResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer(object):
@@ -68,6 +73,15 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Profile(self, request, context):
+        """What host and device do in the next steps, whoever drives them: a Chrome trace, in pieces, once they are computed.
+        It says when which operator ran, for which plan, and nothing of what was computed. Steps take longer meanwhile.
+        RESOURCE_EXHAUSTED: another profile is being taken.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -80,6 +94,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Execute,
                     request_deserializer=kaiten_dot_v1_dot_worker__service__pb2.ExecuteRequest.FromString,
                     response_serializer=kaiten_dot_v1_dot_worker__service__pb2.ExecuteResponse.SerializeToString,
+            ),
+            'Profile': grpc.unary_stream_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=kaiten_dot_v1_dot_worker__service__pb2.ProfileRequest.FromString,
+                    response_serializer=kaiten_dot_v1_dot_worker__service__pb2.ProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -137,6 +156,33 @@ class WorkerService(object):
             '/kaiten.v1.WorkerService/Execute',
             kaiten_dot_v1_dot_worker__service__pb2.ExecuteRequest.SerializeToString,
             kaiten_dot_v1_dot_worker__service__pb2.ExecuteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kaiten.v1.WorkerService/Profile',
+            kaiten_dot_v1_dot_worker__service__pb2.ProfileRequest.SerializeToString,
+            kaiten_dot_v1_dot_worker__service__pb2.ProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -66,7 +66,7 @@ def test_everything_tracked_that_runs_is_in_it(installed: Path) -> None:
         assert wanted <= {str(path.relative_to(place)) for path in place.rglob("*")}, folder
 
 
-@pytest.mark.parametrize("role", ["gateway", "scheduler", "worker", "archive"])
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "worker", "archive", "profile"])
 def test_services_run_from_it(installed: Path, role: str) -> None:
     assert "usage" in python(installed, "-m", "kaiten", role, "--help").lower()
 

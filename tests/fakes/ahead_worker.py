@@ -3,7 +3,8 @@
     python -m tests.fakes.ahead_worker --scheduler HOST:PORT --model FOLDER --lost-if FILE
 
 The CPU plays the device. From the moment that FILE is there it fails while it computes, and with it
-everything that is asked of it afterwards; a launch that computes `refused_token` is refused.
+everything that is asked of it afterwards. With `--full-if FILE` no step finds memory from then on.
+A launch that computes `refused_token` is refused.
 """
 
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from pydantic import Field
 
 from gpu_worker.batch.step_types import Flight, RowChanges, StepInputs, StepSamples
@@ -32,16 +34,18 @@ class AheadSettings(WorkerSettings):
     """A worker that is a step ahead, and when it fails."""
 
     lost_if: Path = Field(default=_NOBODY, description="the device fails once this file is there")
+    full_if: Path = Field(default=_NOBODY, description="no memory is left once this file is there")
     refused_token: int = Field(default=-1, description="a launch that computes it is refused")
 
 
 class FailingDevice:
     """What an `AheadRunner` does when the GPU under it fails, or refuses some of its work."""
 
-    def __init__(self, device: GraphRunner, lost_if: Path, refused_token: int) -> None:
+    def __init__(self, device: GraphRunner, settings: AheadSettings) -> None:
         self._device = device
-        self._lost_if = lost_if
-        self._refused_token = refused_token
+        self._lost_if = settings.lost_if
+        self._full_if = settings.full_if
+        self._refused_token = settings.refused_token
 
     def clear(self) -> None:
         self._raise_if_lost()
@@ -53,6 +57,8 @@ class FailingDevice:
 
     def launch(self, step: StepInputs) -> Flight:
         self._raise_if_lost()
+        if self._full_if.exists():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
         if (step.token_ids == self._refused_token).any():
             raise RuntimeError("no memory for this one")
         return _Failing(self._device.launch(step), self)
@@ -95,7 +101,7 @@ def load_ahead(settings: WorkerSettings) -> Loaded:
     sizes = graph_sizes(loaded.limits.slots)
     device = GraphRunner(decoder, pages, loaded.limits, CpuStreams(), graph_sizes=sizes)
     make_ready(device)
-    failing = FailingDevice(device, settings.lost_if, settings.refused_token)
+    failing = FailingDevice(device, settings)
     return replace(loaded, runner=failing, device_name="played by the CPU")
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from kaiten.client import AsyncClient
 from kaiten.client.results import Completion
+from kaiten.local.log_reading import cause_of
 from kaiten.mini import CHECKPOINT
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
@@ -145,17 +146,17 @@ async def test_the_only_worker_killed_and_restarted_is_not_noticed(tmp_path: Pat
 LOST = "the GPU failed while it computed (CUDA error: an illegal memory access was encountered)"
 
 
-def assert_lost(worker: ServiceProcess) -> None:
-    """It ended by itself, and its last lines say why."""
-    assert worker.exit_code == 1
-    assert LOST in worker.log()
-    assert "start the worker anew" in worker.log()
+FULL = "the GPU's memory is full in a step of one row"
 
 
-async def test_a_lost_gpu_is_not_noticed_when_another_worker_is_there(tmp_path: Path) -> None:
-    lost_if = tmp_path / "lost"
+@pytest.mark.parametrize(("fault", "said"), [("lost_if", LOST), ("full_if", FULL)])
+async def test_a_failing_gpu_is_not_noticed_when_another_worker_is_there(
+    tmp_path: Path, fault: str, said: str
+) -> None:
+    """It ends by itself, its last lines say why, and what it computed goes on elsewhere."""
+    fails_if = tmp_path / "fails"
     async with (
-        serving(tmp_path, ahead={"lost_if": lost_if}) as stack,
+        serving(tmp_path, ahead={fault: fails_if}) as stack,
         AsyncClient(stack.target) as client,
     ):
         first = stack.cluster.workers[0]
@@ -163,10 +164,11 @@ async def test_a_lost_gpu_is_not_noticed_when_another_worker_is_there(tmp_path: 
         expected = await undisturbed(client, "fp32")
         crowd = Crowd(client)
         await crowd.is_under_way()
-        lost_if.touch()
-        await until(lambda: not first.is_alive, "the end of the worker whose GPU is lost")
+        fails_if.touch()
+        await until(lambda: not first.is_alive, "the end of the worker whose GPU fails")
         assert outputs(await crowd.completions()) == expected
-        assert_lost(first)
+        assert first.exit_code == 1
+        assert said in cause_of(first.log())
 
 
 async def test_the_only_gpu_lost_again_and_again_is_not_noticed(tmp_path: Path) -> None:

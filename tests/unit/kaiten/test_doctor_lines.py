@@ -40,10 +40,24 @@ CASES = {
     "store": (doctor.check_store([OLD, NEW]), "ok", "valkey-server 9.1"),
     "store too old": (doctor.check_store([OLD]), "warn", "redis-server 7.0"),
     "no store": (doctor.check_store([]), "warn", "no Valkey or Redis"),
-    "compiler": (doctor.check_compiler(only_clang), "ok", "/usr/bin/clang++"),
-    "no compiler": (doctor.check_compiler(none_found), "warn", "slower torch path"),
+    "compiler": (
+        doctor.check_compiler(only_clang, has_headers=True),
+        "ok",
+        "/usr/bin/clang++",
+    ),
+    "no compiler": (
+        doctor.check_compiler(none_found, has_headers=True),
+        "warn",
+        "slower torch path",
+    ),
+    "no headers": (doctor.check_compiler(only_clang, has_headers=False), "warn", "no Python.h"),
     "cpu": (doctor.check_cpu(frozenset({"avx2", "sse"})), "ok", "avx2"),
     "no gpu": (doctor.check_gpus((), "2.13.0+cpu", has_triton=False), "ok", "none"),
+    "no gpu for a CUDA build": (
+        doctor.check_gpus((), "2.13.0", has_triton=True),
+        "warn",
+        "none that nvidia-smi shows, but torch 2.13.0 is built for GPUs",
+    ),
     "gpu": (doctor.check_gpus((H200,), "2.13.0", has_triton=True), "ok", "H200"),
     "torch without CUDA": (
         doctor.check_gpus((H200,), "2.13.0+cpu", has_triton=True),

@@ -35,6 +35,10 @@ LOGGED = """\
 {"event": "service.crashed", "level": "critical", "exception": "Traceback …\\nValueError: boom"}
 {"event": "service.stopped", "level": "info"}
 """
+NOTED = """\
+{"event": "service.crashed", "level": "critical", "reason": "DeviceLost: the GPU failed", \
+"exception": "Traceback …\\nDeviceLost: the GPU failed\\nwhile plan 7 was run"}
+"""
 TRACE = """\
 Traceback (most recent call last):
   File "x.py", line 1, in <module>
@@ -47,6 +51,7 @@ ModuleNotFoundError: No module named 'torch'
     [
         (REFUSED, "port 1 is taken; choose another"),
         (LOGGED, "ValueError: boom"),
+        (NOTED, "DeviceLost: the GPU failed"),
         ('{"event": "model.refused", "level": "error"}', "model.refused"),
         (TRACE, "ModuleNotFoundError: No module named 'torch'"),
         ("{not json\n\n", "{not json"),

@@ -358,10 +358,56 @@ def test_a_gpu_that_is_not_there_is_missed() -> None:
         with pytest.raises(ConfigError, match="numbered from 0"):
             choose_device("cuda:99")
         return
-    assert choose_device("auto") == torch.device("cpu")
     for asked in ("cuda", "cuda:1"):
         with pytest.raises(ConfigError, match=rf"--device {asked}, but .* no CUDA device"):
             choose_device(asked)
+
+
+def test_a_gpu_adds_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    products = torch.backends.cuda.matmul
+    names = [f"allow_{dtype}_reduced_precision_reduction" for dtype in ("bf16", "fp16")]
+    for name in names:
+        # As torch has it; on a CPU nobody looks at it.
+        setattr(products, name, True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    assert choose_device("auto") == torch.device("cuda", 0)
+    assert [getattr(products, name) for name in names] == [False, False]
+
+
+OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040). Please update"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "fault", "said"),
+    [
+        ("13.0", RuntimeError(f"{OLD_DRIVER}\nmore"), r"driver on your system is too old"),
+        ("13.0", RuntimeError("Found no NVIDIA driver on your system."), "Found no NVIDIA driver"),
+        ("13.0", None, "none is visible"),
+        (None, None, None),
+    ],
+)
+def test_a_build_for_gpus_without_a_usable_one(
+    cuda: str | None, fault: Exception | None, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It "works" a hundred times slower than expected: that must be asked for."""
+
+    def init() -> None:
+        if fault is not None:
+            raise fault
+
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    assert choose_device("cpu") == torch.device("cpu")
+    if said is None:
+        assert choose_device("auto") == torch.device("cpu")
+        return
+    with pytest.raises(ConfigError, match=rf"--device auto, .*{said}.*take --device cpu") as caught:
+        choose_device("auto")
+    assert "\n" not in str(caught.value)
 
 
 def settings(*argv: str) -> WorkerSettings:

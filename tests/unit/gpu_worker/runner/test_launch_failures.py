@@ -14,10 +14,12 @@ from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.plans import Plan, StepResult
 from gpu_worker.batch.rows import Rows
 from gpu_worker.batch.step_types import DeviceLost, Flight, RowChanges, StepInputs, StepSamples
-from gpu_worker.runner.device_streams import _Fetching
+from gpu_worker.runner.device_streams import CpuStreams, _Fetching
 from gpu_worker.runner.engine import Engine
 from gpu_worker.runner.graph_runner import GraphRunner
+from gpu_worker.runner.step_graphs import graph_sizes
 from gpu_worker.runner.stepping import OneAhead
+from gpu_worker.runner.warm_up import make_ready
 from kernels import dispatch
 from tests.support.ahead import Model, play, replay
 from tests.support.mini_scheduler import MiniScheduler, sampling
@@ -151,6 +153,64 @@ def test_a_device_that_fails_every_row_ends_the_worker(model: Model) -> None:
     device = Refusing(model.resident(), lambda step: RuntimeError("broken"))
     with pytest.raises(RuntimeError, match="broken"):
         play(OneAhead(Rows(LIMITS), device), asked(), lambda: NEVER_CUT)
+
+
+def test_memory_that_is_full_for_one_row_ends_the_worker(model: Model) -> None:
+    """It would fail one request after the other, and be free for the next meanwhile."""
+
+    def full(step: StepInputs) -> Exception:
+        return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    def elsewhere(step: StepInputs) -> Exception | None:
+        return full(step) if step.row_count > 1 or (step.slots == 2).any() else None
+
+    for refusal in (full, elsewhere):
+        with pytest.raises(DeviceLost, match=r"memory is full in a step of one row.*elsewhere"):
+            play(
+                OneAhead(Rows(LIMITS), Refusing(model.resident(), refusal)),
+                asked(),
+                lambda: NEVER_CUT,
+            )
+
+
+class Unrecordable(CpuStreams):
+    """Of the steps to be recorded the first few are, and then one is not."""
+
+    def __init__(self, first: int, error: Exception) -> None:
+        super().__init__()
+        self.left, self.error = first, error
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return super().record(run)
+
+
+def unrecordable(model: Model, first: int, error: Exception) -> GraphRunner:
+    sizes = graph_sizes(LIMITS.slots)
+    return GraphRunner(*model.decoder(), LIMITS, Unrecordable(first, error), graph_sizes=sizes)
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_what_cannot_be_recorded_is_launched_all_the_same(
+    model: Model, undisturbed: list[list[int]], first: int
+) -> None:
+    error = RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+    device = unrecordable(model, first, error)
+    with capture_logs() as logs:
+        make_ready(device)
+    (told,) = (entry for entry in logs if entry["event"] == "worker.unrecorded")
+    assert "(CUDA error: operation not permitted when stream is capturing)" in told["reason"]
+    scheduler = asked()
+    play(OneAhead(Rows(LIMITS), device), scheduler, lambda: NEVER_CUT)
+    assert [scheduler.outputs[sequence_id] for sequence_id in range(len(PROMPTS))] == undisturbed
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), DeviceLost("the GPU failed")])
+def test_faults_of_another_kind_end_the_start(model: Model, error: Exception) -> None:
+    with pytest.raises(type(error)):
+        make_ready(unrecordable(model, 1, error))
 
 
 def test_a_lost_device_blames_no_row(model: Model) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,17 +23,27 @@ CONTEXT = 256
 
 
 class Memory:
-    """The GPU's, played: what is kept stays, a step takes a byte per token while it runs."""
+    """The GPU's, played: what is kept stays, a step takes a byte per token while it runs, and a
+    recorded one 7 bytes of the driver's.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.kept, self.peak = 1000, 0
+        self.kept, self.peak, self.drivers = 1000, 0, 5000
         self.steps: list[StepInputs] = []
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: self.kept)
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peak)
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self._reset)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-        build, launch = GraphRunner.__init__, GraphRunner.launch
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * self.kept)
+        monkeypatch.setattr(
+            torch.cuda, "mem_get_info", lambda device: (10**6 - 2 * self.kept - self.drivers, 10**6)
+        )
+        build, launch, record = GraphRunner.__init__, GraphRunner.launch, GraphRunner.record
+
+        def recorded(device: GraphRunner, *given: Any) -> None:
+            record(device, *given)
+            self.drivers += 7
 
         def built(device: GraphRunner, *given: object, **named: object) -> None:
             build(device, *given, **named)  # type: ignore[arg-type]
@@ -45,6 +56,7 @@ class Memory:
 
         monkeypatch.setattr(GraphRunner, "__init__", built)
         monkeypatch.setattr(GraphRunner, "launch", launched)
+        monkeypatch.setattr(GraphRunner, "record", recorded)
 
     def _reset(self, device: torch.device) -> None:
         self.peak = self.kept
@@ -67,7 +79,9 @@ def test_what_is_kept_the_worst_step_and_recorded_ones_count(
         weights = load_weights(checkpoint, config, dtype=torch.float32, device=CPU)
     memory = Memory(monkeypatch)
     taken = loading.measure_step(settings, config, weights, torch.float32, None, CpuStreams())
-    assert taken == 300 + settings.step_tokens + settings.slots
+    # Of 1, 2 and 3 rows.
+    graphs = 3 * 7
+    assert taken == 300 + settings.step_tokens + settings.slots + graphs + loading._HANDLES_BYTES
     worst, singles = memory.steps[0], memory.steps[-1]
     assert (worst.context_lengths == CONTEXT).all()
     assert (singles.context_lengths == CONTEXT).all()

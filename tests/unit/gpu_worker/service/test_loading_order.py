@@ -1,12 +1,15 @@
 """What a worker looks at first when it starts."""
 
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from gpu_worker.service.loading import load
+from gpu_worker.service import loading
+from gpu_worker.service.loading import PhaseTimer, choose_kernels, load
 from gpu_worker.settings import WorkerSettings
-from kernels import native
+from kernels import jit, native
 from service_kit.errors import ConfigError
 
 
@@ -16,3 +19,81 @@ def test_a_wrong_folder_is_refused_before_a_minute_of_compiling(
     monkeypatch.setattr(native, "build", lambda: pytest.fail("compiles for nothing"))
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         load(WorkerSettings(model=str(tmp_path), device="cpu"))
+
+
+GPU = torch.device("cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            RuntimeError("CUDA error: no kernel image is available\nCompile with"),
+            r"phase load: CUDA error: no kernel image is available\); look at nvidia-smi",
+        ),
+        (
+            RuntimeError("Triton Error [CUDA]: the provided PTX was compiled with an unsupported"),
+            r"phase load: Triton Error \[CUDA\]: the provided PTX .* driver is new enough",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory"), r"memory is full .* \(phase load\)"),
+    ],
+)
+def test_what_the_driver_says_at_the_start_is_a_sentence(
+    fault: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_settings: WorkerSettings, timer: PhaseTimer) -> None:
+        timer.running = "load"
+        raise fault
+
+    monkeypatch.setattr(loading, "_load", fails)
+    with pytest.raises(ConfigError, match=said) as caught:
+        load(WorkerSettings(model="m"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fault_of_the_program_keeps_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_settings: WorkerSettings, timer: PhaseTimer) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(loading, "_load", fails)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        load(WorkerSettings(model="m"))
+
+
+def test_nothing_is_compiled_for_the_cpu_of_a_gpu_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "build", lambda: pytest.fail("compiles for nobody"))
+    monkeypatch.setattr(native, "_state", native._State())
+    monkeypatch.setattr(jit, "driver_problem", lambda: None)
+    choose_kernels("auto", GPU)
+    assert not native.available()
+    with pytest.raises(ConfigError, match="--native on is for CPUs, on cuda:0"):
+        choose_kernels("on", GPU)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"PATH": "/nonexistent"}, "Failed to find C compiler"),
+        # As without Python.h: it is there, and fails.
+        ({"CC": "/bin/false"}, r"false failed: Python's headers \(Python.h\) or libcuda.so"),
+        ({"CC": "/nonexistent/cc"}, "No such file or directory"),
+    ],
+)
+def test_no_compiler_is_a_sentence(
+    changes: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Triton's own start, on a machine that has a GPU and not all that this needs."""
+    pytest.importorskip("triton")
+    from triton.backends.nvidia import driver
+    from triton.runtime.driver import DriverConfig
+
+    monkeypatch.setattr("triton.runtime.driver", DriverConfig())
+    monkeypatch.setattr(driver.CudaDriver, "is_active", lambda: True)
+    monkeypatch.setattr(driver, "library_dirs", list)
+    monkeypatch.setattr(native, "_state", native._State())
+    monkeypatch.delenv("CC", raising=False)
+    for name, value in ({"TRITON_CACHE_DIR": str(tmp_path)} | changes).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=rf"Triton cannot launch .*{said}.*gcc python3-dev"):
+        choose_kernels("auto", GPU)

@@ -15,7 +15,26 @@ def test_what_the_operator_set_stays() -> None:
     assert environ["KMP_BLOCKTIME"] == "0"
     waits = {"OMP_WAIT_POLICY": "ACTIVE"}
     runtime.prepare(waits)
-    assert waits == {"OMP_WAIT_POLICY": "ACTIVE"}
+    assert "GOMP_SPINCOUNT" not in waits
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_a_gpus_memory_is_cut_in_pieces_that_grow(name: str) -> None:
+    environ: dict[str, str] = {}
+    runtime.prepare(environ)
+    assert environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    # Under its older name too the operator's word stands.
+    asked = {name: "max_split_size_mb:64"}
+    runtime.prepare(asked)
+    assert {each for key, each in asked.items() if "ALLOC" in key} == {"max_split_size_mb:64"}
+
+
+def test_torch_takes_its_word_for_the_pieces() -> None:
+    """A setting that torch does not know, or a name that it no longer reads, would do nothing."""
+    code = "from gpu_worker.service import runtime; runtime.prepare()\n"
+    code += "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "expandable_segments:True" in done.stdout
 
 
 def test_the_worker_prepares_before_torch_is_loaded() -> None:
