@@ -3,8 +3,9 @@
 A real store, a scripted scheduler and the gateway, each its own process; the client is this one.
 `--streams 256 --tokens 200` prints one JSON line; `--step-s 0` offers more than anybody can carry,
 which is what a core sustains: `tokens_per_cpu_s`. The gateway has the first core, and everything
-else the others (`--no-pin`: as the system likes). `--tls`: over TLS. `--first-byte`: instead, for
-`--streams` prompts of 1,000 tokens one after the other, the time to the first byte. `--save` keeps the line.
+else the others (`--no-pin`: as the system likes). `--tls`: over TLS. `--first-byte`: instead, the
+time to the first byte of `--streams` prompts of 1,000 tokens, one after the other. `--save` keeps
+the line.
 """
 
 import argparse
