@@ -162,7 +162,12 @@ def _complaint(
         named = error.argument and model.model_fields[error.argument.keys[0]]
         written = "…" if named and _is_secret(named) else error.token.value.partition("=")[0]
         error.token = error.token.evolve(value=written)
-    if isinstance(error, MissingArgumentError) or not isinstance(error.__cause__, ValidationError):
+    if isinstance(error, MissingArgumentError):
+        missing = error.argument
+        if error.keyword or missing is None:
+            return str(error)
+        return f"{missing.name} must be given: {model.model_fields[missing.keys[0]].description}"
+    if not isinstance(error.__cause__, ValidationError):
         return str(error)
     first = error.__cause__.errors(include_url=False, include_context=False)[0]
     rule = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")

@@ -171,7 +171,7 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, expected: str) -> None:
 def test_a_missing_required_field_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
         settings.load(Needy, "needy", [], {})
-    assert str(caught.value) == "Parameter --model-path requires an argument."
+    assert str(caught.value) == "--model-path must be given: folder of the checkpoint"
 
 
 def test_other_services_variables_are_not_ours() -> None:
