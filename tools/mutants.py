@@ -40,7 +40,10 @@ CAUGHT, SURVIVED, EQUIVALENT, STALE = "caught", "survived", "equivalent", "stale
 PYTEST: Final = (
     *("-m", "pytest", "-o", "addopts=", "--import-mode=importlib", "-m", "not slow"),
     *("-x", "-q", "-rfE", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--timeout=120"),
+    *("-p", "asyncio", "-p", "hypothesispytest", "-p", "timeout"),
 )
+# Those above and no others: what else is installed would be imported once per mutant.
+NO_OTHER_PLUGINS: Final = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 PASSED, NOT_THERE = 0, (4, 5)
 FIRST_CAUGHT: Final = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
 
@@ -177,7 +180,8 @@ def pytest(tests: Sequence[str], copy: Path, limit_s: float) -> tuple[int | None
     """Exit code (None: killed at the limit) and what it printed, of these tests in that tree."""
     log = copy / "pytest.log"
     command = tethered(*PYTEST, f"--basetemp={copy / 'tmp'}", *tests)
-    code = run(command, cwd=copy, env=environment(copy), log=log, limit_s=limit_s)
+    env = environment(copy) | NO_OTHER_PLUGINS
+    code = run(command, cwd=copy, env=env, log=log, limit_s=limit_s)
     return code, log.read_text(errors="replace")
 
 

@@ -11,7 +11,7 @@ from gateway.openai.logprobs import PromptLogprobs, TokenLogprob
 from gateway.openai.parts import Chunk, Fields, Format, Head, Part, Position, Reason, TokenIds
 from gateway.openai.request_body import FAIL_FAST, Options, RequestBody
 from gateway.openai.usage import Count, Timing, Usage
-from gateway.requests.validation import Limits
+from gateway.requests.validation import Limits, check_option
 from gateway.values.generation_request import Ask, ChatPrompt, Message
 from service_kit.errors import InvalidRequest
 
@@ -162,8 +162,11 @@ class ChatBody(GenerationBody):
     def asks(self, limits: Limits, prompts_max: int) -> list[Ask]:
         given = self.max_completion_tokens
         limit = self.max_tokens if given is None else given
-        effort = self.reasoning_effort
-        options: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+        options: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            # The others are in another field.
+            check_option("reasoning_effort", "reasoning_effort", limits)
+            options["reasoning_effort"] = self.reasoning_effort
         prompt = chat_prompt(self.messages, options | (self.chat_template_kwargs or {}))
         return [self.ask(prompt, limits, logprobs=self._logprobs(), max_tokens=limit)]
 

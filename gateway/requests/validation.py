@@ -422,10 +422,14 @@ def _check_chat(prompt: ChatPrompt, limits: Limits) -> None:
     texts += [value for _, value in prompt.options if isinstance(value, str)]
     _check_text(prompt.field, texts, limits)
     for name, _ in prompt.options:
-        if name not in limits.template_options:
-            known = ", ".join(sorted(limits.template_options)) or "none"
-            rule = f"{name[:64]!r} is not among the allowed names: {known}"
-            raise InvalidRequest("conversation.template_options", rule)
+        check_option("conversation.template_options", name, limits)
+
+
+def check_option(field: str, name: str, limits: Limits) -> None:
+    """InvalidRequest unless chat templates may be given a value of that name."""
+    if name not in limits.template_options:
+        known = ", ".join(sorted(limits.template_options)) or "none"
+        raise InvalidRequest(field, f"{name[:64]!r} is not among the allowed names: {known}")
 
 
 def _check_text(field: str, texts: Sequence[str], limits: Limits) -> None:

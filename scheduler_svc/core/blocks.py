@@ -146,7 +146,8 @@ class BlockPool:
             for block in blocks:
                 held[block] += 1
         assert held == self._refs
-        assert {block for block, refs in enumerate(held) if not refs} == self._free.keys()
+        assert len(self._free) == held.count(0)
+        assert not any(map(held.__getitem__, self._free))
         known: list[dict[bytes, BlockId]] = [{} for _ in self._block_of]
         for block, (group, key) in self._key_of.items():
             known[group][key[0]] = block

@@ -147,8 +147,9 @@ class CellState:
             siblings = {s.sequence_id for s in live.siblings}
             assert live.has_prompt_logprobs or not any(s.num_output_tokens for s in live.sequences)
             for sequence in live.sequences:
-                places = [sequence.sequence_id in each for each in (waiting, placed, siblings)]
-                assert sum(places) == (sequence.state is not State.FINISHED), sequence
+                one = sequence.sequence_id
+                places = (one in waiting) + (one in placed) + (one in siblings)
+                assert places == (sequence.state is not State.FINISHED), sequence
         if not self.live:
             assert not any([self.preempted, waiting, placed])
             assert all(w.kv.free_count == w.kv.block_count for w in self.workers.values())

@@ -179,7 +179,7 @@ async def test_a_worker_with_another_model_is_refused_with_the_reason(tmp_path: 
 async def test_what_was_accepted_for_one_model_waits_for_it(tmp_path: Path) -> None:
     """Its worker and its leader are gone, another model comes: it serves when nothing is live."""
     flags = {"weights_digest": "one", "step_ms": 4, "gates": tmp_path / "gates"}
-    async with Cluster(tmp_path, worker_flags=flags) as cluster:
+    async with Cluster(tmp_path, worker_flags=flags, scheduler_flags=IMPATIENT) as cluster:
         cluster.gates(100)
         answers = await cluster.submit_many(4, max_tokens=200)
         for answer in answers:

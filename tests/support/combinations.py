@@ -1,6 +1,7 @@
 """Combinations of rules that are allowed, such that any two values stand together in some."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from itertools import combinations, product
 from typing import Any
 
@@ -76,18 +77,22 @@ def pairs_of(chosen: Mapping[str, int]) -> set[Pair]:
     return {(one, other) for one, other in combinations(chosen.items(), 2)}
 
 
-def allowed() -> list[dict[str, int]]:
+@cache
+def allowed() -> tuple[dict[str, int], ...]:
     """Every combination that is not refused, as the index of what is chosen of each."""
     counts = [range(len(choices)) for choices in CHOICES.values()]
     every = (dict(zip(CHOICES, indices, strict=True)) for indices in product(*counts))
-    return [chosen for chosen in every if is_allowed(merged(chosen))]
+    return tuple(chosen for chosen in every if is_allowed(merged(chosen)))
 
 
-def covering() -> Iterator[dict[str, Any]]:
+@cache
+def covering() -> tuple[dict[str, Any], ...]:
     """Few combinations in which every two values that may stand together do. Always the same."""
     every = [(chosen, pairs_of(chosen)) for chosen in allowed()]
     missing = set().union(*(pairs for _, pairs in every))
+    found = []
     while missing:
         chosen, pairs = max(every, key=lambda item: len(item[1] & missing))
         missing -= pairs
-        yield merged(chosen)
+        found.append(merged(chosen))
+    return tuple(found)

@@ -181,8 +181,10 @@ def test_a_wrong_file_is_refused(
         (["generate"], "PROMPT"),
     ],
 )
-def test_mistakes_are_explained(arguments: list[str], hint: str) -> None:
-    code, said = kaiten(*arguments)
+def test_mistakes_are_explained(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = here(capsys, *arguments)
     assert code == 2
     assert hint in said
 
@@ -199,13 +201,21 @@ def test_mistakes_are_explained(arguments: list[str], hint: str) -> None:
     ],
 )
 def test_serve_refuses_with_cause_and_fix(
-    tmp_path: Path, arguments: list[str], cause: str, fix: str
+    tmp_path: Path, arguments: list[str], cause: str, fix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, said = kaiten("serve", "--data-dir", str(tmp_path), "--grpc-port", "0", *arguments)
+    words = ("--data-dir", str(tmp_path), "--grpc-port", "0", *arguments)
+    code, said = here(capsys, "serve", *words)
     assert code == 1
     assert "cannot start" in said
     assert cause in said
     assert fix in said
+
+
+def test_mistakes_and_refusals_are_exit_codes_of_a_process() -> None:
+    code, said = kaiten("serve", "--kv-dtype", "fp16")
+    assert (code, "fp16" in said) == (2, True)
+    code, said = kaiten("serve", "no-such-folder")
+    assert (code, "cannot start" in said) == (1, True)
 
 
 def test_a_role_takes_its_own_flags(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,13 +338,19 @@ async def test_a_key_is_sent_and_a_missing_one_is_asked_for(
     ],
 )
 def test_a_file_without_a_key_is_refused(
-    words: list[str], content: str | None, says: str, tmp_path: Path
+    words: list[str],
+    content: str | None,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Before anybody is asked; what stands in it is not shown."""
+    monkeypatch.setenv("COLUMNS", "300")
     file = tmp_path / "k"
     if content is not None:
         file.write_text(content)
-    code, said = kaiten(*words, "--api-key-file", str(file), COLUMNS="300")
+    code, said = here(capsys, *words, "--api-key-file", str(file))
     assert code == 2
     assert f"--api-key-file {file}" in said
     assert says in said
@@ -342,9 +358,9 @@ def test_a_file_without_a_key_is_refused(
 
 
 @pytest.mark.parametrize("words", [["generate", "Say:"], ["chat"], ["bench"]])
-def test_no_flag_takes_the_key_itself(words: list[str]) -> None:
+def test_no_flag_takes_the_key_itself(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Everybody on the machine could read it."""
-    code, said = kaiten(*words, "--api-key", "kt-a")
+    code, said = here(capsys, *words, "--api-key", "kt-a")
     assert code == 2
     assert "--api-key-file" in said
 

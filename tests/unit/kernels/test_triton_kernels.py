@@ -20,22 +20,29 @@ SECONDS_MAX = 280
 
 
 FILES = sorted(path.stem for path in FOLDER.glob("interpreted_*.py"))
-# Those that cost about as much as it costs to begin share a process.
-TOGETHER = [
-    name for name in FILES if name.partition("_")[2] not in ("late_compiles", "prefill", "sampling")
-]
+# What compiles late is asked of a process that has compiled nothing else; the others share two.
+LATE = "interpreted_late_compiles"
+OTHERS = [name for name in FILES if name != LATE]
 
 
 @pytest.mark.parametrize(
     "names",
-    [TOGETHER, *([name] for name in FILES if name not in TOGETHER)],
+    [[LATE], OTHERS[::2], OTHERS[1::2]],
     ids=lambda names: names[0].removeprefix("interpreted_"),
 )
 def test_in_the_interpreter(names: list[str]) -> None:
-    # One thread: the tensors are tiny.
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        # One thread: the tensors are tiny.
+        "OMP_NUM_THREADS": "1",
+        # The other plugins are seconds of imports.
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     # Of fixtures only those of the folder: others import what serves.
-    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--confcutdir={FOLDER}")
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--confcutdir={FOLDER}"]
+    # The two that pyproject.toml has settings of.
+    words += ["-p", "asyncio", "-p", "timeout"]
     done = subprocess.run(
         [sys.executable, *words, *(str(FOLDER / f"{name}.py") for name in names)],
         cwd=ROOT,

@@ -1,7 +1,8 @@
 """The shipped model: its grammar, its checkpoint folder, and what it says.
 
 transformers is the oracle for the template and the generation. It runs in a process of its own, so
-that its import (seconds, and a module named like one of our folders) stays out of this one.
+that its import (seconds, and a module named like one of our folders) stays out of this one; the
+training script runs there too.
 """
 
 import json
@@ -48,6 +49,7 @@ ASKED = (
 
 ORACLE = """
 import json, sys, torch
+from pathlib import Path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -64,7 +66,7 @@ def generate(**settings):
     ends = [[at for at, token in enumerate(row, 1) if token in stops] for row in made.tolist()]
     lengths = [at[0] if at else None for at in ends]
     return {"lengths": lengths, "texts": tokenizer.batch_decode(made, skip_special_tokens=True)}
-print(json.dumps({
+Path(sys.argv[2]).write_text(json.dumps({
     "rendered": [[chat(turns, prompt) for prompt in (False, True)] for turns in work["chats"]],
     "bos": tokenizer("The chef").input_ids[0],
     "greedy": generate(do_sample=False),
@@ -74,11 +76,7 @@ print(json.dumps({
 
 # A model too small to speak, through the whole of the training script.
 TRAINING = """
-import sys
-from pathlib import Path
-import torch
 from tools.mini import tokens, train
-torch.set_num_threads(1)
 recipe = train.Recipe(steps=3, rows_per_step=2, hidden=128, layers=1, sample_tokens_max=4)
 tokenizer = tokens.train_tokenizer(seed=recipe.seed, documents=200, vocab_size=600)
 model = train.train(recipe, tokenizer)
@@ -91,7 +89,7 @@ first = batch.documents[0] == 1
 assert moved[first][3:].all(), "a document sees itself"
 assert not moved[~first].any(), "a document sees no other"
 assert [train.rate(recipe, step) for step in (0, recipe.warmup_steps)] == [1 / 80, 1.0]
-train.save(Path(sys.argv[1]), recipe, tokenizer, model)
+train.save(Path(sys.argv[3]), recipe, tokenizer, model)
 """
 
 
@@ -128,18 +126,25 @@ def questions() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def oracle(
+def made(
     chats: list[list[dict[str, str]]],
     questions: list[str],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Any:
+) -> Path:
+    """What the oracle said, the folder that training wrote, and what it printed."""
     work = {"chats": chats, "asked": questions, "begun": ["<|bos|>The chef"]}
 
-    def ask(folder: Path) -> None:
-        said = run_python(ORACLE, str(CHECKPOINT), stdin=json.dumps(work))
-        (folder / "said.json").write_text(said)
+    def make(folder: Path) -> None:
+        words = (str(CHECKPOINT), str(folder / "said.json"), str(folder / "trained"))
+        printed = run_python(ORACLE + TRAINING, *words, stdin=json.dumps(work))
+        (folder / "printed").write_text(printed)
 
-    return json.loads((made_once(tmp_path_factory, "mini", ask) / "said.json").read_text())
+    return made_once(tmp_path_factory, "mini", make)
+
+
+@pytest.fixture(scope="module")
+def oracle(made: Path) -> Any:
+    return json.loads((made / "said.json").read_text())
 
 
 def words_of(text: str) -> list[str]:
@@ -281,13 +286,13 @@ def test_rows_hold_whole_documents_and_little_air(tokenizer: Tokenizer) -> None:
     assert sum(sizes) >= 0.95 * 384 * len(sizes)
 
 
-def test_the_training_script_writes_a_whole_checkpoint(tmp_path: Path) -> None:
-    printed = run_python(TRAINING, str(tmp_path))
-    assert "step     3  loss" in printed
-    assert {path.name for path in tmp_path.iterdir()} == FILES
-    config = json.loads((tmp_path / "config.json").read_text())
+def test_the_training_script_writes_a_whole_checkpoint(made: Path) -> None:
+    assert "step     3  loss" in (made / "printed").read_text()
+    trained = made / "trained"
+    assert {path.name for path in trained.iterdir()} == FILES
+    config = json.loads((trained / "config.json").read_text())
     assert (config["hidden_size"], config["num_hidden_layers"]) == (128, 1)
-    card = (tmp_path / "README.md").read_text()
+    card = (trained / "README.md").read_text()
     assert "3 seeded steps" in card
     assert "**Limits**: in 3 steps" in card
     assert "**Tell me a story about a salmon plate.**" in card

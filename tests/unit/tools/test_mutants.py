@@ -121,7 +121,7 @@ def pairs(text: str) -> list[str]:
 
 
 def test_all_caught_is_success_and_a_mutant_that_hangs_is_caught(toy: Path) -> None:
-    hangs = entry("count = count - 1", "count = count + 0")
+    hangs = entry("count = count - 1", "import time; time.sleep(600)")
     done = mutants(toy, hangs + EQUIVALENT, "--limit-s", "5")
     assert done.returncode == 0, done.stdout
     assert "5 s were over" in done.stdout

@@ -1,6 +1,7 @@
 """What a body costs to read is bounded before it is read."""
 
 import json
+import reprlib
 import time
 import tracemalloc
 from itertools import pairwise
@@ -83,7 +84,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "field", "value"), WRONG, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(("kind", "field", "value"), WRONG, ids=reprlib.repr)
 def test_of_many_mistakes_the_first_is_told(kind: Any, field: str, value: object) -> None:
     """A complaint takes about a kilobyte: of all of them there would be hundreds of megabytes."""
     content = {"prompt": "x"} if kind is CompletionBody else {}

@@ -307,6 +307,7 @@ def test_every_bound_of_every_field_is_where_the_document_has_it(name: str) -> N
                 assert error is None or worded(name, body, error), (body, str(error))
             else:
                 assert error is not None, body
+                check_naming(name, body)
             seen += 1
     assert seen > 100
 
@@ -328,6 +329,7 @@ def test_every_field_of_a_model_and_every_unused_one_is_told(name: str) -> None:
         ("ChatBody", {"max_tokens": 99}, "max_tokens"),
         ("ChatBody", {"parallel_tool_calls": 1}, "parallel_tool_calls"),
         ("ChatBody", {"chat_template_kwargs": {"secret": 1}}, "chat_template_kwargs"),
+        ("ChatBody", {"reasoning_effort": "low"}, "reasoning_effort"),
         (
             "CompletionBody",
             {"prompt": "x", "echo": True, "logprobs": 1, "prompt_logprobs": -1},
