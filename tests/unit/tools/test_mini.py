@@ -60,12 +60,19 @@ chat = lambda turns, prompt: tokenizer.apply_chat_template(
     turns, tokenize=False, add_generation_prompt=prompt)
 shown = [chat([{"role": "user", "content": text}], True) for text in work["asked"]] + work["begun"]
 batch = tokenizer(shown, add_special_tokens=False, padding=True, return_tensors="pt")
+start, stops = batch.input_ids.shape[1], model.generation_config.eos_token_id
 def generate(**settings):
-    made = model.generate(**batch, max_new_tokens=320, **settings)[:, batch.input_ids.shape[1]:]
-    stops = model.generation_config.eos_token_id
-    ends = [[at for at, token in enumerate(row, 1) if token in stops] for row in made.tolist()]
+    made = model.generate(**batch, max_new_tokens=96, **settings)
+    # Most have ended; the others go on without them.
+    going = ~torch.isin(made[:, start:], torch.tensor(stops)).any(1)
+    seen = torch.cat([batch.attention_mask, torch.ones_like(made[:, start:])], 1)
+    last = model.generate(
+        input_ids=made[going], attention_mask=seen[going], max_new_tokens=224, **settings)
+    rows, longer = made[:, start:].tolist(), iter(last[:, start:].tolist())
+    rows = [next(longer) if goes else row for row, goes in zip(rows, going.tolist())]
+    ends = [[at for at, token in enumerate(row, 1) if token in stops] for row in rows]
     lengths = [at[0] if at else None for at in ends]
-    return {"lengths": lengths, "texts": tokenizer.batch_decode(made, skip_special_tokens=True)}
+    return {"lengths": lengths, "texts": tokenizer.batch_decode(rows, skip_special_tokens=True)}
 Path(sys.argv[2]).write_text(json.dumps({
     "rendered": [[chat(turns, prompt) for prompt in (False, True)] for turns in work["chats"]],
     "bos": tokenizer("The chef").input_ids[0],
