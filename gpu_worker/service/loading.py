@@ -40,7 +40,7 @@ from gpu_worker.runner.kv_cache import (
     room_on_gpu,
     size_pool,
 )
-from gpu_worker.runner.step_graphs import graph_sizes
+from gpu_worker.runner.step_graphs import RECORDED_TOKENS_MAX
 from gpu_worker.runner.step_watch import CudaCounters, Watched
 from gpu_worker.runner.warm_up import make_ready, mixed_tokens, warm_up
 from gpu_worker.service.device_selection import (
@@ -228,7 +228,7 @@ def measure_step(
 ) -> int:
     """What a worker with these settings takes beside weights and KV, by being one.
 
-    What it keeps, what the worst step takes for a while, and what a step of single tokens does:
+    What it keeps, what the worst step takes for a while, and what the largest recorded one does:
     recorded steps keep that for themselves.
     """
     device = streams.device
@@ -243,12 +243,13 @@ def measure_step(
     before = torch.cuda.memory_allocated(device)
     pages = allocate_pages(config, one_block, kv_dtype, device)
     decoder = Decoder(config, weights, pages, context_tokens=context, kv_scales=kv_scales)
-    measured = GraphRunner(decoder, pages, limits, streams, graph_sizes=(limits.slots,))
+    measured = GraphRunner(decoder, pages, limits, streams, buckets=())
     kept = torch.cuda.memory_allocated(device) - before
     worst = worst_step(limits)
-    singles = largest_step(replace(limits, step_tokens=limits.slots), context=context)
+    recorded = replace(limits, step_tokens=min(limits.step_tokens, RECORDED_TOKENS_MAX))
+    largest = largest_step(recorded, context=context)
     compute = compute_of(measured)
-    return kept + sum(peak_bytes(partial(compute, step), device) for step in (worst, singles))
+    return kept + sum(peak_bytes(partial(compute, step), device) for step in (worst, largest))
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
@@ -272,8 +273,7 @@ def ready_runner(
         in_turns = EagerRunner(decoder, pages)
         warm_up(in_turns.execute, limits)
         return in_turns
-    sizes = graph_sizes(limits.slots)
-    runner = GraphRunner(decoder, pages, limits, streams, graph_sizes=sizes)
+    runner = GraphRunner(decoder, pages, limits, streams)
     make_ready(runner, lambda done, total: log.info("worker.recording", done=done, total=total))
     return runner
 
