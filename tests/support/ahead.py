@@ -238,10 +238,18 @@ def _numbers(results: Sequence[StepResult]) -> list[float]:
 
 def _without_numbers(results: Sequence[StepResult]) -> list[StepResult]:
     def bare(outcome: StepOutcome) -> StepOutcome:
-        samples = (dataclasses.replace(o, logprob=0.0, top_logprobs=()) for o in outcome.logprobs)
-        prompts = (
-            dataclasses.replace(o, logprobs=(), top_logprobs=()) for o in outcome.prompt_logprobs
-        )
+        samples = [
+            dataclasses.replace(one, logprob=0.0, top_logprobs=tuple(0.0 for _ in one.top_logprobs))
+            for one in outcome.logprobs
+        ]
+        prompts = [
+            dataclasses.replace(
+                one,
+                logprobs=tuple(0.0 for _ in one.logprobs),
+                top_logprobs=tuple(0.0 for _ in one.top_logprobs),
+            )
+            for one in outcome.prompt_logprobs
+        ]
         return dataclasses.replace(outcome, logprobs=tuple(samples), prompt_logprobs=tuple(prompts))
 
     return [dataclasses.replace(result, outcome=bare(result.outcome)) for result in results]
