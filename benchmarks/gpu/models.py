@@ -16,7 +16,7 @@ from gpu_worker.model.weights import LayerWeights, Weights
 from gpu_worker.runner.device_streams import streams_for
 from gpu_worker.runner.graph_runner import GraphRunner
 from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
-from gpu_worker.runner.step_graphs import graph_sizes
+from gpu_worker.runner.step_graphs import decode_buckets
 from kernels.linear.packed_linear import PackedLinear
 
 BLOCK_SIZE = 16
@@ -160,7 +160,7 @@ def resident(
         pages,
         limits,
         streams_for(bench.device),
-        graph_sizes=sizes or graph_sizes(limits.slots),
+        buckets=decode_buckets(sizes) if sizes else None,
     )
     ready(device)
     return device

@@ -16,6 +16,7 @@ import torch
 
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.step_types import (
+    FLOAT_COLUMNS,
     AheadRunner,
     DeviceLost,
     ModelRunner,
@@ -101,12 +102,13 @@ def launch_seated(runner: GraphRunner, step: StepInputs) -> Callable[[], StepSam
     # So far from its limit that its token does not end it.
     ints = (
         zeros + 1, contexts, contexts - step.counts, contexts + 2, contexts, zeros, zeros,
-        sampling.top_k, sampling.seed, sampling.choice,
+        sampling.top_k, sampling.seed, sampling.choice, sampling.logprobs, zeros,
     )  # fmt: skip
+    floats = (sampling.temperature, sampling.top_p, sampling.min_p)
     seated = RowChanges(
         slots=slots,
         ints=np.stack(ints),
-        floats=np.stack([sampling.temperature, sampling.top_p, sampling.min_p]),
+        floats=np.stack([*floats, *np.zeros((len(FLOAT_COLUMNS) - len(floats), rows), np.float32)]),
         stops=np.full((rows, 1), _NO_STOP, np.int32),
         places=places,
         blocks=(np.arange(len(places)) % limits.block_count).astype(np.int32),
