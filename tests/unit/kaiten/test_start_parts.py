@@ -79,7 +79,7 @@ async def test_the_store_is_durable_private_and_says_when_it_is_up(tmp_path: Pat
         name="store",
         command=command,
         log_path=tmp_path / "log",
-        is_ready=partial(store.answers, sockets),
+        is_ready=partial(store.is_ready, sockets),
     )
     for expected in (b"$-1\r\n", b"$3\r\n"):
         server = Child(spec)
