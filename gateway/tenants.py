@@ -189,7 +189,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"--api-keys-file {path} cannot be read: {error}") from error
+        raise ConfigError(f"--api-keys-file {path} cannot be read: {error.strerror}") from error
 
 
 def _parse(path: Path, text: bytes) -> list[tuple[bytes, Tenant]]:

@@ -84,7 +84,9 @@ class ServerTls:
         """None: the settings name no certificate."""
         if chosen.tls_cert is None or chosen.tls_key is None:
             if (chosen.tls_cert, chosen.tls_key, chosen.tls_client_ca) != (None, None, None):
-                raise ConfigError("--tls-cert and --tls-key go together, and --tls-client-ca after")
+                raise ConfigError(
+                    "--tls-cert needs --tls-key and the other way round; --tls-client-ca needs both"
+                )
             return None
         return cls(
             TlsFiles(cert=chosen.tls_cert, key=chosen.tls_key, client_ca=chosen.tls_client_ca)

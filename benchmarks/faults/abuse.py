@@ -42,8 +42,8 @@ HEALTH_EVERY_S: Final = 0.01
 WARM_S: Final = 2.0
 # Doubles a string forty times when asked to.
 TEMPLATE: Final = (
-    "{% if messages[0].content == 'bomb' %}{% set ns = namespace(x='a') %}"
-    "{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x|length }}"
+    "{% if messages[0].content == 'bomb' %}{% set ns = namespace(x=[0]) %}"
+    "{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x|length }}"
     "{% elif messages[0].content == 'loop' %}{% for i in range(10000) %}{% for j in range(10000) %}"
     "{% if i == j %}{% endif %}{% endfor %}{% endfor %}"
     "{% endif %}{{ messages[0].content }}"

@@ -18,7 +18,7 @@ class Expected:
     table: str
     where: dict[str, Any]
     key: str
-    # Half-open on neither side; None: nobody said.
+    # The least and the most; None: nobody said.
     goal: tuple[float, float] | None = None
     field: tuple[float, float] | None = None
     predicted: tuple[float, float] | None = None

@@ -20,8 +20,8 @@ measured 2026-11-20, 768 -> 3072, 2 threads, GF/s packed / F.linear at 1, 16, 64
          and on large pages, fetching a panel ahead, all linears of 125M parameters, 1 thread of
          219 GF/s peak, native at 1, 4, 8, 16, 64 rows: bfloat16 34, 121, 211, 220, 216
          2026-11-23, Zen 4 held to AVX2 (so is oneDNN), 768 -> 6144, 1 thread, beside other work,
-         native / packed at 1, 8, 64 rows: float32 25/3, 106/27, 60/31; bfloat16 39, 75, 38 where
-         packed has none and F.linear does 1, 6, 19
+         native / packed at 1, 8, 64 rows: float32 24/4, 107/32, 110/35; bfloat16 40, 74, 74 where
+         packed has none and F.linear does 1, 10, 19
 """
 
 from collections.abc import Callable

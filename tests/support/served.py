@@ -119,6 +119,15 @@ class Served:
                     found.append(process)
         return found
 
+    def listening(self) -> set[int]:
+        """The TCP ports that its processes listen on now."""
+        ports = set()
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                found = process.net_connections("tcp")
+                ports |= {each.laddr.port for each in found if each.status == psutil.CONN_LISTEN}
+        return ports
+
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=WAIT_S)

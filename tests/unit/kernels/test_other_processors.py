@@ -26,6 +26,7 @@ TESTS = (
     "attention/test_paged_attention",
     "norms_rope/test_rowwise_kernels",
     "sampling/test_sample",
+    "../gpu_worker/model/test_compiled_layers",
 )
 WITHOUT = {
     "avx512": "-mno-avx512bf16",

@@ -4,6 +4,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -101,6 +102,14 @@ def test_wrong_files_end_the_start_with_a_sentence(
     with pytest.raises(ConfigError, match=says) as caught:
         ServerTls(make(authority, authority.issue(), tmp_path))
     assert "SSL" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["tls_cert", "tls_key", "tls_client_ca"])
+def test_a_flag_alone_ends_the_start(given: str) -> None:
+    nothing = dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca"))
+    assert ServerTls.of(SimpleNamespace(**nothing)) is None
+    with pytest.raises(ConfigError, match="--tls-cert needs --tls-key"):
+        ServerTls.of(SimpleNamespace(**(nothing | {given: Path("a.pem")})))
 
 
 def shown(server: ssl.SSLContext, authority: Authority) -> bytes:
