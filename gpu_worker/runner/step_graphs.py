@@ -104,8 +104,8 @@ class StepGraphs:
     def record(self, on_recorded: Callable[[int, int], None]) -> None:
         """Record every size, the largest first, so that the smaller ones find their memory taken.
 
-        `on_recorded(done, total)` after each. The rows are padding meanwhile. Where a device cannot
-        record, steps are launched operator by operator.
+        `on_recorded(done, total)` after each. The rows are padding meanwhile. What cannot be
+        recorded is launched operator by operator: right, slower, and said.
         """
         self._asked_for[: self._starts_at].fill_(_PADDING)
         for done, bucket in enumerate(reversed(self._buckets), start=1):
@@ -113,7 +113,11 @@ class StepGraphs:
                 self._graphs[bucket] = self._streams.record(partial(self._keep, bucket))
             except NotRecorded as error:
                 log.warning(
-                    "worker.not_recorded", rows=bucket.rows, tokens=bucket.tokens, reason=str(error)
+                    "worker.unrecorded",
+                    rows=bucket.rows,
+                    tokens=bucket.tokens,
+                    reason=f"steps of this size cannot be recorded ({error}); they and smaller "
+                    "ones are launched operator by operator, and the GPU waits for the host",
                 )
                 return
             on_recorded(done, len(self._buckets))

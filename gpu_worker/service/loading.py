@@ -43,7 +43,7 @@ from gpu_worker.runner.kv_cache import (
 )
 from gpu_worker.runner.step_graphs import RECORDED_TOKENS_MAX, buckets_of
 from gpu_worker.runner.step_watch import CudaCounters, Watched
-from gpu_worker.runner.warm_up import make_ready, mixed_tokens, record, warm_up
+from gpu_worker.runner.warm_up import make_ready, mixed_tokens, warm_up
 from gpu_worker.service.device_selection import (
     DTYPE_NAMES,
     check_heads,
@@ -292,7 +292,7 @@ def measure_step(
     compute = compute_of(measured)
     peaks = sum(peak_bytes(partial(compute, step), device) for step in (worst, largest))
     before_graph = outside_bytes(device)
-    record(measured)
+    measured.record()
     each_graph = max(0, outside_bytes(device) - before_graph)
     return kept + peaks + each_graph * len(buckets) + _HANDLES_BYTES
 

@@ -13,6 +13,7 @@ from gpu_worker.model.config import read_config
 from gpu_worker.model.weights import load_weights
 from gpu_worker.runner.device_streams import CpuStreams
 from gpu_worker.runner.graph_runner import GraphRunner
+from gpu_worker.runner.step_graphs import buckets_of
 from gpu_worker.service import loading
 from gpu_worker.settings import WorkerSettings
 from kernels import dispatch
@@ -47,6 +48,7 @@ class Memory:
 
         def built(device: GraphRunner, *given: object, **named: object) -> None:
             build(device, *given, **named)  # type: ignore[arg-type]
+            self.limits = device.limits
             self.kept += 300
 
         def launched(device: GraphRunner, step: StepInputs) -> object:

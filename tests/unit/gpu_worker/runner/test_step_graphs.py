@@ -123,7 +123,7 @@ def test_what_cannot_be_recorded_is_launched_one_by_one(model: Model) -> None:
     streams = Counting(recorded_max=2)
     with capture_logs() as logs:
         runner = model.resident(streams)
-    (told,) = (entry for entry in logs if entry["event"] == "worker.not_recorded")
+    (told,) = (entry for entry in logs if entry["event"] == "worker.unrecorded")
     assert "stream is capturing" in told["reason"]
     lengths = (1, 30, 9)
     found = outputs(OneAhead(Rows(LIMITS), runner), lengths, **RULES)
