@@ -17,6 +17,7 @@ from benchmarks.gpu.steps import busy, events_of, full_batch, nobody, quick_on_c
 from gpu_worker.batch.plans import BlockTable, Join, Plan, StepResult
 from gpu_worker.batch.rows import Rows
 from gpu_worker.model.weights import Weights
+from gpu_worker.runner.step_graphs import Bucket
 from gpu_worker.runner.stepping import OneAhead
 
 STEPS, ROWS, CONTEXT, CHUNK = 12, 64, 1024, 512
@@ -72,7 +73,8 @@ def run(shape: Shape, weights: Weights, bench: Bench) -> tuple[list[StepResult],
         step_tokens=chunk + rows,
         pool=(rows * decode_blocks + prompt_blocks) * BLOCK_SIZE,
     )
-    stepper = OneAhead(Rows(limits), resident(shape, weights, limits, bench, (rows,)))
+    recorded = [Bucket(rows, limits.step_tokens, is_decode=False)]
+    stepper = OneAhead(Rows(limits), resident(shape, weights, limits, bench, recorded))
     results: list[StepResult] = []
     at_s: list[float] = []
 

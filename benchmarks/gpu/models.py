@@ -1,6 +1,6 @@
 """Models by their shape, with random weights made on the device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from gpu_worker.model.weights import LayerWeights, Weights
 from gpu_worker.runner.device_streams import streams_for
 from gpu_worker.runner.graph_runner import GraphRunner
 from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
-from gpu_worker.runner.step_graphs import graph_sizes
+from gpu_worker.runner.step_graphs import Bucket
 from kernels.linear.packed_linear import PackedLinear
 
 BLOCK_SIZE = 16
@@ -142,10 +142,10 @@ def resident(
     weights: Weights,
     limits: RowLimits,
     bench: Bench,
-    sizes: tuple[int, ...] = (),
+    buckets: Sequence[Bucket] | None = None,
     ready: Callable[[GraphRunner], None] = GraphRunner.record,
 ) -> GraphRunner:
-    """Recorded for these numbers of rows, by default for all."""
+    """Steps of these sizes are recorded, by default of all."""
     pool = PoolSize(
         block_count=limits.block_count,
         block_size=limits.block_size,
@@ -155,12 +155,6 @@ def resident(
     pages = allocate_pages(shape.config, pool, bench.dtype, bench.device)
     pages.normal_()
     decoder = Decoder(shape.config, weights, pages, context_tokens=limits.context_tokens)
-    device = GraphRunner(
-        decoder,
-        pages,
-        limits,
-        streams_for(bench.device),
-        graph_sizes=sizes or graph_sizes(limits.slots),
-    )
+    device = GraphRunner(decoder, pages, limits, streams_for(bench.device), buckets=buckets)
     ready(device)
     return device

@@ -21,6 +21,7 @@ from benchmarks.serving.one_process import LEADER, greedy
 from gpu_worker.batch.plans import BlockTable, Join, Plan, StepResult
 from gpu_worker.batch.rows import Rows
 from gpu_worker.model.weights import Weights
+from gpu_worker.runner.step_graphs import decode_buckets
 from gpu_worker.runner.stepping import OneAhead
 from kernels import dispatch
 
@@ -71,7 +72,9 @@ def run_steps(
     steps = bench.sized(STEPS, 4)
     room = context + 2 * steps
     limits = limits_of(shape, slots=rows, context=room, step_tokens=max(rows, 16))
-    stepper = OneAhead(Rows(limits), resident(shape, weights, limits, bench, (rows,)))
+    stepper = OneAhead(
+        Rows(limits), resident(shape, weights, limits, bench, decode_buckets([rows]))
+    )
     results: list[StepResult] = []
     at_s: list[float] = []
 

@@ -43,9 +43,9 @@ MODULES: Final = (
     "norms_rope.rope",
     "norms_rope.gate_mul",
     "rows.step_rows",
+    "rows.edit_rows",
     "rows.advance_rows",
     "sampling.top_k_top_p",
-    "sampling.logit_edits",
     "sampling.logprobs",
     "sampling.sample",
 )
@@ -59,7 +59,6 @@ _TYPES: Final = {
     torch.uint8: "*u8",
 }
 _Keep = Callable[[Any, Mapping[str, Any], Mapping[str, int]], None]
-_PAIR: Final = ("rows", "ids")
 _ALIGNED: Final = [["tt.divisibility", 16]]
 
 
@@ -289,13 +288,13 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     floats = {name: torch.empty(tokens) for name in ("temperature", "top_p", "min_p")}
     sampling = modules["sample"]
     sampling.sample(logits, sampling.SamplingTensors(**ids, **floats))
-    edits = modules["logit_edits"]
-    edits.edit_logits(logits, _edits(edits.EditTensors, token_ids))
     modules["logprobs"].token_logprobs(logits, token_ids, 20)
-    _launch_rows(shape, modules, token_ids)
+    _launch_rows(shape, modules, token_ids, logits)
 
 
-def _launch_rows(shape: Shape, modules: Mapping[str, ModuleType], column: Tensor) -> None:
+def _launch_rows(
+    shape: Shape, modules: Mapping[str, ModuleType], column: Tensor, logits: Tensor
+) -> None:
     """What moves rows from step to step: as many rows as `column` has."""
     rows = len(column)
     step = modules["step_rows"]
@@ -313,20 +312,24 @@ def _launch_rows(shape: Shape, modules: Mapping[str, ModuleType], column: Tensor
         stops=torch.empty(rows, 64, dtype=torch.int32),
     )
     starts = torch.empty(rows + 1, dtype=torch.int64)
-    asked = step.Asked(
-        slots=column, starts=starts, samples=column, token_ids=column, sample_count=rows
-    )
+    asked = step.Asked(slots=column, starts=starts, token_ids=column)
     step.step_rows(state, asked, shape.block_size)
-    modules["advance_rows"].advance_rows(state, asked, column, column > 0)
+    rules = _rules(modules["edit_rows"].RuleState, rows, shape.vocab)
+    modules["edit_rows"].edit_rows(logits, logits, state, rules, column)
+    modules["advance_rows"].advance_rows(state, rules, asked, column, column > 0)
 
 
-def _edits(kind: Any, entries: Tensor) -> Any:
-    """Of every kind as many as `entries`, for as many rows."""
-    names = [
-        f"{name}_{part}" for name in ("bias", "seen", "forbidden", "allowed") for part in _PAIR
-    ]
-    penalties = ("biases", "seen_counts", "repetition", "presence", "frequency")
-    return kind(**dict.fromkeys(names, entries), **dict.fromkeys(penalties, entries.float()))
+def _rules(kind: Any, rows: int, vocab: int) -> Any:
+    ints = dict.fromkeys(("kinds", "logprobs", "prompt"), torch.empty(rows, dtype=torch.int64))
+    widths = {"bias_ids": (1024,), "seen": (vocab,), "words": (64, 32), "recent": (32,)}
+    tables = {name: torch.empty(rows, *width, dtype=torch.int32) for name, width in widths.items()}
+    return kind(
+        **ints,
+        **dict.fromkeys(("repetition", "presence", "frequency"), torch.empty(rows)),
+        **tables,
+        biases=torch.empty(rows, 1024),
+        allowed=torch.empty(rows, -(-vocab // 32), dtype=torch.int32),
+    )
 
 
 def binary_of(one: Specialisation, arch: int) -> Any:

@@ -6,13 +6,14 @@ Memory: five bytes per token of the vocabulary, only for a row with a penalty an
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from gpu_worker.batch.plans import RowSampling
-from gpu_worker.batch.step_types import FloatArray, IntArray, LogitEdits
+from gpu_worker.batch.step_types import FloatArray, IntArray, LogitEdits, RuleChanges
+from kernels.rows.edit_rows import ALLOWED, BIASES, BITS, PENALTIES, RECENT, WORDS
 
 _NONE: Final = np.zeros(0, np.int64)
 
@@ -47,12 +48,24 @@ class RowRules:
         self.bias_ids = np.array([token_id for token_id, _ in sampling.logit_bias], np.int64)
         self.biases = np.array([bias for _, bias in sampling.logit_bias], np.float32)
         self.allowed_ids = np.array(sampling.allowed_token_ids, np.int64)
+        self.bad_words = sampling.bad_words
         self._bad_words = BadWords(sampling.bad_words, token_ids[prompt_tokens:])
         self._seen: SeenTokens | None = None
         if has_penalties(sampling):
             # The other two penalties do not look at the prompt.
             prompt = token_ids[:prompt_tokens] if self.repetition != 1.0 else ()
             self._seen = SeenTokens(prompt, token_ids[prompt_tokens:], vocab_size)
+
+    @property
+    def kinds(self) -> int:
+        """Which rules there are, as a device that holds the rows itself is told."""
+        has = {
+            PENALTIES: self._seen is not None,
+            BIASES: len(self.biases),
+            ALLOWED: len(self.allowed_ids),
+            WORDS: len(self.bad_words),
+        }
+        return sum(kind for kind, is_there in has.items() if is_there)
 
     def see(self, token_id: int) -> None:
         """The row sampled this token."""
@@ -177,3 +190,36 @@ def _entries(parts: Sequence[tuple[int, IntArray]]) -> tuple[IntArray, IntArray]
 def _joined(parts: Sequence[FloatArray]) -> FloatArray:
     """A copy: the counters go on while a device may still read."""
     return np.concatenate([np.zeros(0, np.float32), *parts])
+
+
+def rule_changes(
+    rules: Mapping[int, RowRules], tokens_of: Callable[[int], Sequence[int]], vocab_size: int
+) -> RuleChanges:
+    """The rules of rows that join, by slot, for a device that holds the rows itself."""
+    own = list(rules.values())
+    biases = max(len(each.biases) for each in own)
+    bias_ids = np.full((len(own), biases), -1, np.int32)
+    values = np.zeros((len(own), biases), np.float32)
+    words = np.full((len(own), max(len(each.bad_words) for each in own), RECENT), -1, np.int32)
+    recent = np.zeros((len(own), RECENT), np.int32)
+    bits = np.zeros((len(own), -(-vocab_size // BITS) * BITS), np.bool_)
+    for row, (slot, each) in enumerate(rules.items()):
+        bias_ids[row, : len(each.biases)] = each.bias_ids
+        values[row, : len(each.biases)] = each.biases
+        bits[row, each.allowed_ids] = True
+        for index, word in enumerate(each.bad_words):
+            words[row, index, RECENT - len(word) :] = word
+        tokens = tokens_of(slot)
+        newest = np.arange(max(0, len(tokens) - RECENT), len(tokens))
+        recent[row, newest % RECENT] = tokens[len(tokens) - len(newest) :]
+    seen = [slot * vocab_size + each.seen_ids for slot, each in rules.items()]
+    return RuleChanges(
+        slots=np.array(list(rules), np.int64),
+        bias_ids=bias_ids,
+        biases=values,
+        words=words,
+        recent=recent,
+        allowed=np.packbits(bits, axis=1, bitorder="little").view(np.int32),
+        seen=np.concatenate([_NONE, *seen]),
+        seen_times=_joined([each.seen_counts for each in own]).astype(np.int32) + 1,
+    )

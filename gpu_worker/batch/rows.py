@@ -9,6 +9,8 @@ trace. Between two steps, for every member that is not idle:
         another's by now
 """
 
+from functools import partial
+
 import numpy as np
 
 from gpu_worker.batch.plan_validation import Columns, RowLimits, require, validate_plan
@@ -18,17 +20,20 @@ from gpu_worker.batch.prompt_logprobs import (
     prompt_logprob_tokens,
     row_prompt_logprobs,
 )
-from gpu_worker.batch.row_rules import RowRules, edits_of, has_rules
+from gpu_worker.batch.row_rules import RowRules, edits_of, has_rules, rule_changes
 from gpu_worker.batch.step_types import (
+    FLOAT_COLUMNS,
     INT_COLUMNS,
     BoolArray,
     IndexArray,
     IntArray,
+    LogitEdits,
     RowChanges,
     RowEnds,
     SamplingColumns,
     StepInputs,
     StepSamples,
+    StepTables,
 )
 
 _NO_STOP = -1
@@ -173,10 +178,17 @@ class Rows:
             columns.is_member[joined], known, columns.num_computed_tokens[joined],
             columns.limit[joined],
             self._prompt[joined], self._masked_until[joined], self._tokens[joined, known - 1],
-            self._top_k[joined], self._seed[joined], self._choice[joined],
+            self._top_k[joined], self._seed[joined], self._choice[joined], self._logprobs[joined],
+            [self._rules[slot].kinds if slot in self._rules else 0 for slot in joined.tolist()],
         )  # fmt: skip
         slots = np.concatenate([joined, left])
-        floats = np.stack([self._temperature[slots], self._top_p[slots], self._min_p[slots]])
+        floats = np.zeros((len(FLOAT_COLUMNS), len(slots)), np.float32)
+        floats[:3] = self._temperature[slots], self._top_p[slots], self._min_p[slots]
+        rules = {slot: self._rules[slot] for slot in joined.tolist() if slot in self._rules}
+        for column, slot in enumerate(joined.tolist()):
+            if slot in rules:
+                own = rules[slot]
+                floats[3:, column] = own.repetition, own.presence, own.frequency
         places, blocks = self._new_blocks(plan)
         return RowChanges(
             slots=slots,
@@ -185,6 +197,7 @@ class Rows:
             stops=self._stops[slots].astype(np.int32),
             places=places,
             blocks=blocks,
+            rules=rule_changes(rules, self.tokens, self.limits.vocab_size) if rules else None,
         )
 
     def _new_blocks(self, plan: Plan) -> tuple[IntArray, IndexArray]:
@@ -208,24 +221,15 @@ class Rows:
             np.concatenate([np.zeros(0, np.int32), *written]),
         )
 
-    @property
-    def needs_last_tokens(self) -> bool:
-        """Whether the next step depends on tokens that the host must have read."""
-        return bool(self._rules)
-
     # ---- steps -----------------------------------------------------------------------------------
 
     def steady_counts(self) -> IntArray:
         """Tokens per slot in a step after the first of a lease."""
         return self._columns.steady_counts()
 
-    def without_idle(self, counts: IntArray) -> IntArray:
-        """The same for a host that has read since that some of these rows have ended."""
-        return np.where(self._columns.is_idle, 0, counts)
-
     def step_inputs(self, counts: IntArray) -> StepInputs:
         """The ragged inputs of a step that computes counts[slot] tokens of each slot."""
-        columns, block_size = self._columns, self.limits.block_size
+        columns = self._columns
         slots = np.flatnonzero(counts)
         per_row = counts[slots]
         done = columns.num_computed_tokens[slots]
@@ -233,11 +237,7 @@ class Rows:
         np.cumsum(per_row, out=starts[1:])
         slot_of_token = np.repeat(slots, per_row)
         positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - done, per_row)
-        blocks_of_token = self._blocks[:, slot_of_token, positions // block_size]
-        # Dense group by group, which the result of an index need not be.
-        blocks_of_token = blocks_of_token.astype(np.int64, order="C")
         context = done + per_row
-        width = -(-int(context.max(initial=1)) // block_size)
         sampled_rows = np.flatnonzero(context == columns.num_tokens[slots])
         requests = [
             (row, self._prompt_logprobs[slot])
@@ -250,15 +250,27 @@ class Rows:
             counts=per_row,
             query_starts=starts.astype(np.int32),
             context_lengths=context.astype(np.int32),
-            block_tables=np.ascontiguousarray(self._blocks[:, slots, :width]),
             token_ids=self._tokens[slot_of_token, positions].astype(np.int64),
             positions=positions,
-            slot_mapping=blocks_of_token * block_size + positions % block_size,
+            tables=partial(self._tables, slots, context, slot_of_token, positions),
             sampled_rows=sampled_rows,
             sampled_tokens=starts[1:][sampled_rows] - 1,
             sampling=self._sampling(slots[sampled_rows]),
             ends=self._ends(slots[sampled_rows]),
             prompt_logprobs=prompt_logprob_tokens(requests, done, per_row, starts),
+        )
+
+    def _tables(
+        self, slots: IntArray, context: IntArray, slot_of_token: IntArray, positions: IntArray
+    ) -> StepTables:
+        block_size = self.limits.block_size
+        blocks = self._blocks[:, slot_of_token, positions // block_size]
+        # Dense group by group, which the result of an index need not be.
+        blocks = blocks.astype(np.int64, order="C")
+        width = -(-int(context.max(initial=1)) // block_size)
+        return StepTables(
+            block_tables=np.ascontiguousarray(self._blocks[:, slots, :width]),
+            slot_mapping=blocks * block_size + positions % block_size,
         )
 
     def _ends(self, slots: IntArray) -> RowEnds:
@@ -272,13 +284,6 @@ class Rows:
 
     def _sampling(self, slots: IntArray) -> SamplingColumns:
         known = self._columns.num_tokens[slots]
-        is_masked = (known < self._masked_until[slots]) & (self._stops[slots, 0] != _NO_STOP)
-        masks = [(int(row), self._stop_ids(slots[row])) for row in np.flatnonzero(is_masked)]
-        rules = [
-            (row, self._rules[slot])
-            for row, slot in enumerate(slots.tolist() if self._rules else ())
-            if slot in self._rules
-        ]
         return SamplingColumns(
             temperature=self._temperature[slots],
             top_k=self._top_k[slots],
@@ -288,8 +293,18 @@ class Rows:
             choice=self._choice[slots],
             position=known - self._prompt[slots],
             logprobs=self._logprobs[slots],
-            edits=edits_of(rules, masks, len(slots)),
+            edits=partial(self._edits, slots, known),
         )
+
+    def _edits(self, slots: IntArray, known: IntArray) -> LogitEdits | None:
+        is_masked = (known < self._masked_until[slots]) & (self._stops[slots, 0] != _NO_STOP)
+        masks = [(int(row), self._stop_ids(slots[row])) for row in np.flatnonzero(is_masked)]
+        rules = [
+            (row, self._rules[slot])
+            for row, slot in enumerate(slots.tolist() if self._rules else ())
+            if slot in self._rules
+        ]
+        return edits_of(rules, masks, len(slots))
 
     def _stop_ids(self, slot: np.int64) -> IntArray:
         stops = self._stops[slot]

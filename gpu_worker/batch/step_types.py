@@ -3,6 +3,7 @@
 Engine, rows and server are the same for every runner; tests put a function in its place.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Final, Protocol, runtime_checkable
 
@@ -60,8 +61,8 @@ class SamplingColumns:
     position: IntArray
     # Log-probabilities wanted: -1 none, 0 the sampled token's own, k the k likeliest too.
     logprobs: IntArray
-    # None: nobody changes its logits.
-    edits: LogitEdits | None
+    # Gathered when called, as the rows are then; None: nobody changes its logits.
+    edits: Callable[[], LogitEdits | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,14 @@ class RowEnds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepTables:
+    """Where keys and values are; a device that holds the rows itself knows."""
+
+    block_tables: IndexArray  # [layer groups, R, blocks of the longest row]
+    slot_mapping: IntArray  # [layer groups, T] block * block_size + offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
     """One ragged step: T tokens of R rows, of which Q close their gap and sample."""
 
@@ -101,10 +110,10 @@ class StepInputs:
     counts: IntArray  # [R] tokens of each row
     query_starts: IndexArray  # [R + 1]
     context_lengths: IndexArray  # [R] including this step's tokens
-    block_tables: IndexArray  # [layer groups, R, blocks of the longest row]
     token_ids: IntArray  # [T]
     positions: IntArray  # [T]
-    slot_mapping: IntArray  # [layer groups, T] block * block_size + offset
+    # Gathered when called, as the rows are then.
+    tables: Callable[[], StepTables]
     sampled_rows: IntArray  # [Q] index into the R rows
     sampled_tokens: IntArray  # [Q] index into the T tokens
     sampling: SamplingColumns
@@ -151,6 +160,21 @@ class StepSamples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RuleChanges:
+    """Rules of C rows that joined, as `kernels.rows.edit_rows.RuleState` holds them."""
+
+    slots: IntArray  # [C]
+    bias_ids: IndexArray  # [C, longest list], padded with -1
+    biases: FloatArray
+    words: IndexArray  # [C, most words, RECENT], padded with -1
+    recent: IndexArray  # [C, RECENT]
+    allowed: IndexArray  # [C, vocab / 32] bits
+    # slot * vocab + id, and what `seen` says there; 0 elsewhere.
+    seen: IntArray
+    seen_times: IndexArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowChanges:
     """What a plan changed, for a device that holds the rows itself: C slots, B places of blocks."""
 
@@ -163,13 +187,17 @@ class RowChanges:
     # (layer group * slots + slot) * width of a table + index of the block in the row.
     places: IntArray  # [B]
     blocks: IndexArray  # [B]
+    # None: nobody who joined has any.
+    rules: RuleChanges | None = None
 
 
 INT_COLUMNS: Final = (
     "is_live", "num_tokens", "num_computed_tokens", "limit", "prompt", "masked_until", "last_token",
-    "top_k", "seed", "choice",
+    "top_k", "seed", "choice", "logprobs", "kinds",
 )  # fmt: skip
-FLOAT_COLUMNS: Final = ("temperature", "top_p", "min_p")
+FLOAT_COLUMNS: Final = (
+    "temperature", "top_p", "min_p", "repetition", "presence", "frequency",
+)  # fmt: skip
 
 
 class ModelRunner(Protocol):

@@ -4,6 +4,7 @@ The host's `Rows` says what changed with a plan; steps change their rows on the 
 (`kernels.rows`). So between two plans nothing has to be sent.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -11,20 +12,27 @@ import torch
 from torch import Tensor
 
 from gpu_worker.batch.plan_validation import RowLimits
-from gpu_worker.batch.plans import STOP_TOKENS_MAX
+from gpu_worker.batch.plans import BAD_WORDS_MAX, BIASES_MAX, STOP_TOKENS_MAX
 from gpu_worker.batch.step_types import (
     FLOAT_COLUMNS,
     INT_COLUMNS,
     RowChanges,
+    RuleChanges,
     StepInputs,
 )
-from gpu_worker.runner.staging import Staging, packed_bytes
-from kernels.rows.step_rows import Asked, RowState
+from gpu_worker.runner.staging import ALIGN_BYTES, Staging, packed_bytes
+from kernels.rows.edit_rows import BITS, RECENT, RuleState
+from kernels.rows.step_rows import Asked, RowState, RowStep
 from kernels.sampling.sample import SamplingTensors
 
 # Block table entries sent at once: a plan can bring many long rows.
 _PLACES_AT_ONCE: Final = 1 << 16
-_NO_STOP: Final = -1
+# Rows whose rules are sent at once.
+_RULES_AT_ONCE: Final = 16
+_NO_TOKEN: Final = -1
+_NOBODY: Final = -1
+# A temperature that nothing is sampled with.
+_PADDING: Final = -1.0
 # 16 bytes of the narrowest column.
 _ALIGN_ROWS: Final = 4
 _STATE_COLUMNS: Final = (
@@ -35,6 +43,19 @@ _STATE_COLUMNS: Final = (
     "masked_until",
     "last_token",
 )
+_RULE_COLUMNS: Final = ("kinds", "logprobs", "prompt")
+_PENALTY_COLUMNS: Final = ("repetition", "presence", "frequency")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSamples:
+    """Of the R rows of a step."""
+
+    # -1: the row does not sample.
+    slots: Tensor
+    params: SamplingTensors
+    # As `SamplingColumns.logprobs`.
+    logprobs: Tensor
 
 
 class DeviceRows:
@@ -44,12 +65,31 @@ class DeviceRows:
         self._floats = torch.zeros((len(FLOAT_COLUMNS), slots), device=device)
         tables = limits.groups, slots, limits.table_width
         blocks = torch.zeros(tables, dtype=torch.int32, device=device)
-        stops = torch.full((slots, STOP_TOKENS_MAX), _NO_STOP, dtype=torch.int32, device=device)
+        stops = torch.full((slots, STOP_TOKENS_MAX), _NO_TOKEN, dtype=torch.int32, device=device)
         columns = dict(zip(INT_COLUMNS, self._ints, strict=True))
         self.state = RowState(
             **{name: columns[name] for name in _STATE_COLUMNS}, blocks=blocks, stops=stops
         )
+        self.rules = self._no_rules(limits, columns)
         self._staging = staging
+
+    def _no_rules(self, limits: RowLimits, columns: dict[str, Tensor]) -> RuleState:
+        slots, device = limits.slots, self._ints.device
+        floats = dict(zip(FLOAT_COLUMNS, self._floats, strict=True))
+
+        def table(*width: int) -> Tensor:
+            return torch.zeros((slots, *width), dtype=torch.int32, device=device)
+
+        return RuleState(
+            **{name: columns[name] for name in _RULE_COLUMNS},
+            **{name: floats[name] for name in _PENALTY_COLUMNS},
+            bias_ids=table(BIASES_MAX).fill_(_NO_TOKEN),
+            biases=torch.zeros((slots, BIASES_MAX), device=device),
+            seen=table(limits.vocab_size),
+            allowed=table(-(-limits.vocab_size // BITS)),
+            words=table(BAD_WORDS_MAX, RECENT).fill_(_NO_TOKEN),
+            recent=table(RECENT),
+        )
 
     def clear(self) -> None:
         """Nobody lives."""
@@ -63,9 +103,9 @@ class DeviceRows:
             )
             self._ints.index_copy_(1, slots, ints)
             self._floats.index_copy_(1, slots, floats)
-            # As a whole: what is left of a longer list must not stop anybody.
-            self.state.stops.index_fill_(0, slots, _NO_STOP)
-            self.state.stops[:, : stops.size(1)].index_copy_(0, slots, stops)
+            _write(self.state.stops, slots, stops, _NO_TOKEN)
+        if changes.rules is not None:
+            self._apply_rules(changes.rules)
         for start in range(0, len(changes.places), _PLACES_AT_ONCE):
             end = start + _PLACES_AT_ONCE
             places, blocks = self._staging.upload(
@@ -73,35 +113,65 @@ class DeviceRows:
             )
             self.state.blocks.view(-1).index_copy_(0, places, blocks)
 
+    def _apply_rules(self, changes: RuleChanges) -> None:
+        rules = self.rules
+        for start in range(0, len(changes.slots), _RULES_AT_ONCE):
+            some = slice(start, start + _RULES_AT_ONCE)
+            slots, bias_ids, biases, words, recent, allowed = self._staging.upload(
+                changes.slots[some],
+                changes.bias_ids[some],
+                changes.biases[some],
+                changes.words[some],
+                changes.recent[some],
+                changes.allowed[some],
+            )
+            _write(rules.bias_ids, slots, bias_ids, _NO_TOKEN)
+            _write(rules.biases, slots, biases, 0)
+            _write(rules.words, slots, words, _NO_TOKEN)
+            rules.recent.index_copy_(0, slots, recent)
+            rules.allowed.index_copy_(0, slots, allowed)
+            rules.seen.index_fill_(0, slots, 0)
+        for start in range(0, len(changes.seen), _PLACES_AT_ONCE):
+            end = start + _PLACES_AT_ONCE
+            places, times = self._staging.upload(
+                changes.seen[start:end], changes.seen_times[start:end]
+            )
+            rules.seen.view(-1).index_copy_(0, places, times)
+
     def ask(self, step: StepInputs) -> Asked:
         """The rows and tokens of a step, sent to the device."""
-        samples = np.full(step.row_count, -1, np.int64)
-        samples[step.sampled_rows] = np.arange(len(step.sampled_rows))
-        starts = step.query_starts.astype(np.int64)
-        slots, starts_there, samples_there, token_ids = self._staging.upload(
-            step.slots, starts, samples, step.token_ids
+        slots, starts, token_ids = self._staging.upload(
+            step.slots, step.query_starts.astype(np.int64), step.token_ids
         )
-        return Asked(
-            slots=slots,
-            starts=starts_there,
-            samples=samples_there,
-            token_ids=token_ids,
-            sample_count=len(step.sampled_rows),
-        )
+        return Asked(slots=slots, starts=starts, token_ids=token_ids)
 
     def block_tables(self, asked: Asked) -> Tensor:
         """[layer groups, R, width of a table] int32."""
         return self.state.blocks.index_select(1, asked.slots.clamp_min(0))
 
-    def sampling(self, slots: Tensor) -> SamplingTensors:
-        """The parameters of the next sample of each of these rows."""
+    def samples(self, asked: Asked, step: RowStep) -> RowSamples:
+        """What each row that samples in this step wants of it."""
+        slots = asked.slots.clamp_min(0)
         ints = dict(zip(INT_COLUMNS, _gathered(self._ints, slots), strict=True))
         floats = dict(zip(FLOAT_COLUMNS, _gathered(self._floats, slots), strict=True))
-        return SamplingTensors(
-            **floats,
-            **{name: ints[name] for name in ("top_k", "seed", "choice")},
-            position=ints["num_tokens"] - ints["prompt"],
+        # Rows that have ended have a context of 0, and those in mid-prompt know more tokens.
+        is_sampled = step.context_lengths == ints["num_tokens"]
+        return RowSamples(
+            slots=torch.where(is_sampled, slots, _NOBODY),
+            params=SamplingTensors(
+                temperature=torch.where(is_sampled, floats["temperature"], _PADDING),
+                **{name: floats[name] for name in ("top_p", "min_p")},
+                **{name: ints[name] for name in ("top_k", "seed", "choice")},
+                position=ints["num_tokens"] - ints["prompt"],
+            ),
+            logprobs=torch.where(is_sampled, ints["logprobs"], _NOBODY),
         )
+
+
+def _write(table: Tensor, slots: Tensor, lines: Tensor, nothing: int) -> None:
+    """Lines of some rows, as a whole: what is left of longer ones must mean nothing."""
+    table.index_fill_(0, slots, nothing)
+    table[:, : lines.size(1)].index_copy_(0, slots, lines)
 
 
 def _gathered(columns: Tensor, slots: Tensor) -> Tensor:
@@ -126,5 +196,13 @@ def staging_bytes(limits: RowLimits) -> int:
     places = packed_bytes(
         [np.zeros(_PLACES_AT_ONCE, np.int64), np.zeros(_PLACES_AT_ONCE, np.int32)]
     )
+    rules = packed_bytes(
+        [
+            np.zeros(_RULES_AT_ONCE, np.int64),
+            np.zeros((2, _RULES_AT_ONCE, BIASES_MAX), np.int32),
+            np.zeros((_RULES_AT_ONCE, BAD_WORDS_MAX + 1, RECENT), np.int32),
+            np.zeros((_RULES_AT_ONCE, -(-limits.vocab_size // BITS)), np.int32),
+        ]
+    )
     # Each array may start a little later than the one before ends.
-    return max(step, joins, places) + 64
+    return max(step, joins, places, rules) + 8 * ALIGN_BYTES

@@ -19,6 +19,10 @@ from gpu_worker.batch.step_types import DeviceLost
 _REFUSES_TO_WAIT: Final = 2
 
 
+class NotRecorded(Exception):
+    """What was launched cannot be recorded here; launched one by one it can be."""
+
+
 class HostWaited(Exception):
     """The host was about to wait for the device where it must not."""
 
@@ -63,7 +67,10 @@ class DeviceStreams(Protocol):
         """Begin to copy each to its target; what is launched afterwards does not wait for it."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """A function that launches at once all that `run` launches, over the same tensors."""
+        """A function that launches at once all that `run` launches, over the same tensors.
+
+        Raises NotRecorded.
+        """
 
 
 class CpuStreams:
@@ -155,8 +162,15 @@ class CudaStreams:
         run()
         self.finish()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._graph_pool, stream=self._compute):
-            run()
+        try:
+            with torch.cuda.graph(graph, pool=self._graph_pool, stream=self._compute):
+                run()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            # A device that is lost says so here.
+            self.finish()
+            raise NotRecorded(str(error).partition("\n")[0]) from error
         return graph.replay
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -15,6 +16,7 @@ from gpu_worker.batch.step_types import (
     RowEnds,
     SamplingColumns,
     StepInputs,
+    StepTables,
 )
 from kernels.sampling.logprobs import K_MAX
 
@@ -39,7 +41,7 @@ def worst_step(limits: RowLimits) -> StepInputs:
     wanted = replace(
         step.sampling,
         logprobs=np.full(rows, k, np.int64),
-        edits=every_edit(rows, limits.vocab_size),
+        edits=partial(every_edit, rows, limits.vocab_size),
     )
     prompt_logprobs = None
     if first > 1:
@@ -76,10 +78,12 @@ def step_of(
         counts=per_row,
         query_starts=starts.astype(np.int32),
         context_lengths=contexts.astype(np.int32),
-        block_tables=np.zeros((limits.groups, rows, width), np.int32),
         token_ids=np.zeros(starts[-1], np.int64),
         positions=np.concatenate([np.arange(count) for count in counts]),
-        slot_mapping=np.full((limits.groups, starts[-1]), -1, np.int64),
+        tables=lambda: StepTables(
+            block_tables=np.zeros((limits.groups, rows, width), np.int32),
+            slot_mapping=np.full((limits.groups, starts[-1]), -1, np.int64),
+        ),
         sampled_rows=np.arange(rows),
         sampled_tokens=starts[1:] - 1,
         sampling=SamplingColumns(
@@ -91,7 +95,7 @@ def step_of(
             choice=np.zeros(rows, np.int64),
             position=np.zeros(rows, np.int64),
             logprobs=np.full(rows, logprobs, np.int64),
-            edits=edits,
+            edits=lambda: edits,
         ),
         ends=_ends(per_row),
     )

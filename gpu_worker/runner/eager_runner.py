@@ -69,12 +69,13 @@ class EagerRunner:
                 Queries(starts=starts, context_lengths=contexts, row_max=indices.row_max),
             )
         starts, most = self._tensor(step.query_starts), int(step.counts.max())
+        tables = step.tables()
         return StepTensors(
             token_ids=self._tensor(step.token_ids),
             positions=self._tensor(step.positions),
-            slot_mapping=self._tensor(step.slot_mapping),
+            slot_mapping=self._tensor(tables.slot_mapping),
             queries=Queries(starts=starts, context_lengths=contexts, row_max=most),
-            block_tables=self._tensor(step.block_tables),
+            block_tables=self._tensor(tables.block_tables),
             logits_indices=last_ones,
             context_max=int(step.context_lengths.max()),
         )
@@ -98,11 +99,11 @@ class EagerRunner:
         )
         rows = np.flatnonzero(columns.logprobs >= 0)
         raw = logits
-        if columns.edits is not None:
+        if (edits := columns.edits()) is not None:
             # Log-probabilities are of the model's own logits: whoever changes them does it apart.
             logits = logits.clone() if len(rows) else logits
-            arrays = (self._tensor(array) for array in columns.edits.arrays)
-            edit_logits(logits, edit_tensors(arrays))
+            arrays = (self._tensor(array) for array in edits.arrays)
+            edit_logits(logits, _edit_tensors(arrays))
         token_ids, is_ok = sample(logits, params)
         most = int(columns.logprobs.max(initial=0))
         logprob, top_ids, top = rank_samples(raw, token_ids, self._tensor(rows), max(0, most))
@@ -123,7 +124,7 @@ class EagerRunner:
         return torch.from_numpy(array).to(self._device)
 
 
-def edit_tensors(tensors: Iterable[Tensor]) -> EditTensors:
+def _edit_tensors(tensors: Iterable[Tensor]) -> EditTensors:
     """Of the arrays of some, on the device."""
     names = (field.name for field in fields(LogitEdits))
     return EditTensors(**dict(zip(names, tensors, strict=True)))

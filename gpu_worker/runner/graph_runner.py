@@ -1,8 +1,9 @@
-"""The device that holds the rows itself and computes ahead of the host (`device.AheadRunner`).
+"""The model runner that holds the rows itself and computes ahead of the host (`AheadRunner`).
 
 A step is launched with what the host knows of it and no more than a few kilobytes sent, mostly
-none; the device works out positions and places from its rows, samples, and moves its rows on, so
-the next step can be launched at once. Only the sampled tokens come back, beside the computing.
+none; the device works out positions and places from its rows, applies their rules, samples, and
+moves its rows on, so the next step can be launched at once. Only the sampled tokens come back,
+beside the computing. Steps are recorded by size (`step_graphs`), and then one launch each.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,29 +13,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.batch.logits_indices import LogitsIndices, logits_indices
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.step_types import (
     AnyArray,
+    IntArray,
+    PromptLogprobTokens,
     PromptTokenLogprobs,
     RowChanges,
     StepInputs,
     StepSamples,
 )
-from gpu_worker.model.decoder import Decoder, Queries, StepTensors
+from gpu_worker.model.decoder import Decoder, Queries, States, StepTensors
 from gpu_worker.runner.block_copies import BlockCopies
 from gpu_worker.runner.device_rows import DeviceRows, staging_bytes
 from gpu_worker.runner.device_streams import DeviceStreams
-from gpu_worker.runner.eager_runner import edit_tensors, rank_prompt, rank_samples
-from gpu_worker.runner.logits_processors import edits_bytes, in_parts
+from gpu_worker.runner.eager_runner import rank_prompt, rank_samples
 from gpu_worker.runner.results import Result, Results, results_bytes
 from gpu_worker.runner.staging import Staging
-from gpu_worker.runner.step_graphs import Sampled, StepGraphs
+from gpu_worker.runner.step_graphs import Bounds, Bucket, StepGraphs, buckets_of
 from kernels.kv.fp8 import as_bytes
 from kernels.rows.advance_rows import ABSENT, advance_rows
+from kernels.rows.edit_rows import edit_rows
 from kernels.rows.step_rows import Asked, RowStep, step_rows
-from kernels.sampling.logit_edits import EditBuffers, edit_logits
-from kernels.sampling.sample import sample
+from kernels.sampling.logprobs import K_MAX, LogprobBuffers
+from kernels.sampling.sample import SamplingBuffers, sample, token_logprobs
 
 _NOTHING: Final = (
     np.zeros(0, np.float32),
@@ -42,6 +44,8 @@ _NOTHING: Final = (
     np.zeros((0, 0), np.float32),
 )
 
+# What became of each row, and three of its log-probabilities.
+_OF_SAMPLES: Final = 4
 # Two int64 each.
 _COPY_BYTES: Final = 16
 
@@ -54,25 +58,26 @@ class GraphRunner:
         limits: RowLimits,
         streams: DeviceStreams,
         *,
-        graph_sizes: Sequence[int],
+        buckets: Sequence[Bucket] | None = None,
     ) -> None:
+        """`buckets`: the steps to record, if not those of `step_graphs.buckets_of`."""
         self._decoder = decoder
         decoder.reserve(rows=limits.slots, tokens=limits.step_tokens)
         self.limits = limits
         self._streams = streams
         self._staging = Staging(streams, staging_bytes(limits))
-        # Their own, as there may be more parts than anything else in a step has buffers. Two: for
-        # the step that is launched and the one that runs.
-        self._edits = Staging(streams, edits_bytes(limits), buffers=2)
         self._results = Results(streams, results_bytes(limits))
         self._copies = BlockCopies(as_bytes(pages))
-        device = streams.device
-        # An allowed token is sent as its row and its id.
-        self._edit_buffers = EditBuffers.of(limits.slots, self._edits.size_bytes // 16, device)
+        slots, vocab, device = limits.slots, limits.vocab_size, streams.device
         self.rows = DeviceRows(limits, self._staging, device)
-        # Of the rows of a recorded step: one for all sizes.
-        self._logits = torch.empty((max(graph_sizes), limits.vocab_size), device=device)
-        self._graphs = StepGraphs(graph_sizes, self._forward, self._sample, streams, self._staging)
+        # Of every step, recorded or not. Raw: as the model made them, where anybody asks.
+        self._logits, self._raw = torch.zeros((2, slots, vocab), device=device)
+        self._sampling = SamplingBuffers.of(slots, vocab, device)
+        self._logprobs = LogprobBuffers.of(slots, vocab, min(K_MAX, vocab), device)
+        self._order = torch.arange(slots + 1, device=device)
+        self._one_each = self._order.int()
+        buckets = buckets_of(limits) if buckets is None else buckets
+        self._graphs = StepGraphs(buckets, limits, self._compute, streams, self._staging)
         # Weights, pages and rows were written on another stream than steps run on.
         streams.finish()
 
@@ -80,7 +85,7 @@ class GraphRunner:
         self._streams.finish()
 
     def record(self, on_recorded: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Record the decode steps; before the first row joins."""
+        """Record the steps of each bucket; before the first row joins."""
         with self._streams.computing():
             self._graphs.record(on_recorded)
 
@@ -99,112 +104,83 @@ class GraphRunner:
     def launch(self, step: StepInputs) -> "StepFlight":
         with self._streams.computing():
             begun = self._streams.begun()
-            is_recorded = _only_decodes(step) and self._graphs.size_for(step.row_count) is not None
-            tensors = self._recorded(step) if is_recorded else self._mixed(step)
-            return StepFlight(step, self._results.fetch(tensors, begun))
+            wanted = 1 if (step.sampling.logprobs < 0).all() else _OF_SAMPLES
+            computed = None if _is_odd(step) else self._graphs.launch(step)
+            if computed is None:
+                # Rows change last: a launch that fails has left them as they were.
+                computed = self._compute(self.rows.ask(step), _bounds(step), step)
+            fetched = computed[:wanted] + computed[_OF_SAMPLES:]
+            return StepFlight(step, self._results.fetch(fetched, begun))
 
-    def _forward(self, asked: Asked) -> None:
-        """One token of each row: its logits."""
-        step = step_rows(self.rows.state, asked, self.limits.block_size)
-        states = self._decoder.forward(
-            self._tensors(asked, step, row_max=1, context_max=self.limits.context_tokens)
-        )
-        self._decoder.logits(states, step.sampled_tokens, self._logits[: asked.sample_count])
+    def _compute(self, asked: Asked, bounds: Bounds, odd: StepInputs | None = None) -> list[Tensor]:
+        """A step: what became of each row, log-probabilities of samples, and of prompts.
 
-    def _sample(self, asked: Asked) -> Sampled:
-        slots = asked.slots.clamp_min(0)
-        return sample(self._logits[: asked.sample_count], self.rows.sampling(slots))
-
-    def _recorded(self, inputs: StepInputs) -> list[Tensor]:
-        """As `_mixed`, of rows that compute and sample one token each."""
-        asked = self._graphs.forward(inputs.slots)
-        raw = self._edit(inputs, self._logits[: inputs.row_count])
-        token_ids, is_ok = self._graphs.sample(asked)
-        told = self._likeliest(inputs, raw, token_ids)
-        result = advance_rows(self.rows.state, asked, token_ids, is_ok)
-        return [result[: inputs.row_count], *told]
-
-    def _mixed(self, inputs: StepInputs) -> list[Tensor]:
-        """Any step: what became of each sample, then all log-probabilities that are wanted.
-
-        Rows change last: a launch that fails has left them as they were.
+        The same launches whatever rows want, so that they can be recorded. What is `odd` in a step
+        (`_is_odd`) is computed besides, and is not.
         """
-        asked = self.rows.ask(inputs)
+        rows = asked.slots.numel()
         step = step_rows(self.rows.state, asked, self.limits.block_size)
-        indices = logits_indices(inputs)
-        tokens, queries, sampled, prompt = self._upload_indices(indices, step)
-        states = self._decoder.forward(
-            self._tensors(
-                asked,
-                step,
-                row_max=int(inputs.counts.max()),
-                context_max=int(inputs.context_lengths.max()),
-                logits_indices=(tokens, queries),
-            )
+        prompt = None if odd is None else odd.prompt_logprobs
+        # In the last layer too, tokens go on that have logits which anybody wants.
+        is_narrowed = prompt is None and bounds.row_max > 1
+        states = self._decoder.forward(self._tensors(asked, step, bounds, is_narrowed=is_narrowed))
+        logits, raw = self._logits[:rows], self._raw[:rows]
+        last_tokens = self._order[:rows] if is_narrowed else step.last_tokens
+        self._decoder.logits(states, last_tokens, logits)
+        wanted = self.rows.samples(asked, step)
+        edit_rows(logits, raw, self.rows.state, self.rows.rules, wanted.slots)
+        token_ids, is_ok = sample(logits, wanted.params, self._sampling)
+        told = self._likeliest(raw, token_ids, wanted.logprobs, odd)
+        if odd is not None and prompt is not None:
+            ends = odd.query_starts[1:].astype(np.int64)
+            told += self._rank_prompt(prompt, ends, states, step)
+        return [advance_rows(self.rows.state, self.rows.rules, asked, token_ids, is_ok), *told]
+
+    def _likeliest(
+        self, raw: Tensor, token_ids: Tensor, wanted: Tensor, odd: StepInputs | None
+    ) -> list[Tensor]:
+        """Of all rows: logprob, ids and log-probabilities of the likeliest."""
+        most = 0 if odd is None else int(odd.sampling.logprobs.max(initial=0))
+        if most > K_MAX:
+            return list(rank_samples(raw, token_ids, self._order[: len(raw)], most))
+        k = self._logprobs.top_ids.size(1)
+        return list(token_logprobs(raw, token_ids, k, wanted, self._logprobs))
+
+    def _rank_prompt(
+        self, prompt: PromptLogprobTokens, ends: IntArray, states: States, step: RowStep
+    ) -> list[Tensor]:
+        """`ends` [R] of the rows as the host knew them."""
+        rows, before_end, token_ids = self._staging.upload(
+            prompt.rows, ends[prompt.rows] - prompt.computed, prompt.token_ids
         )
-        logits = self._decoder.logits(states, sampled)
-        raw = self._edit(inputs, logits)
-        token_ids, is_ok = sample(logits, self.rows.sampling(step.sampled_slots))
-        told = self._likeliest(inputs, raw, token_ids)
-        if (wanted := inputs.prompt_logprobs) is not None:
-            its_ids = self._staging.upload(wanted.token_ids)[0]
-            told += rank_prompt(self._decoder, states, prompt, its_ids, int(wanted.tops.max()))
-        return [advance_rows(self.rows.state, asked, token_ids, is_ok), *told]
-
-    def _edit(self, inputs: StepInputs, logits: Tensor) -> Tensor:
-        """Change them as their rows ask; returns the model's own, if anybody looks at those."""
-        if (edits := inputs.sampling.edits) is None:
-            return logits
-        raw = logits.clone() if (inputs.sampling.logprobs >= 0).any() else logits
-        for part in in_parts(edits, self._edits.size_bytes):
-            tensors = edit_tensors(self._edits.upload(*part.arrays))
-            edit_logits(logits, tensors, self._edit_buffers)
-        return raw
-
-    def _likeliest(self, inputs: StepInputs, raw: Tensor, token_ids: Tensor) -> list[Tensor]:
-        rows = np.flatnonzero(inputs.sampling.logprobs >= 0)
-        if not len(rows):
-            return []
-        most = int(inputs.sampling.logprobs.max())
-        return list(rank_samples(raw, token_ids, self._staging.upload(rows)[0], most))
-
-    def _upload_indices(
-        self, indices: LogitsIndices, step: RowStep
-    ) -> tuple[Tensor, Queries, Tensor, Tensor]:
-        """Tokens with logits and how they attend; which are sampled, which are the prompt's."""
-        rows, before_end, starts, sampled, prompt = self._staging.upload(
-            indices.rows,
-            indices.before_end,
-            indices.starts,
-            indices.sampled,
-            indices.prompt,
-        )
-        # Rows that the host did not know to have ended have none: what they get here is ignored.
+        # Of a row that the host did not know to have ended: of any token, and ignored.
         tokens = (step.query_starts[rows + 1] - before_end).clamp_min(0)
-        contexts = torch.maximum(step.context_lengths, starts.diff())
-        queries = Queries(starts=starts, context_lengths=contexts, row_max=indices.row_max)
-        return tokens, queries, sampled, prompt
+        return list(rank_prompt(self._decoder, states, tokens, token_ids, int(prompt.tops.max())))
 
     def _tensors(
-        self,
-        asked: Asked,
-        step: RowStep,
-        *,
-        row_max: int,
-        context_max: int,
-        logits_indices: tuple[Tensor, Queries] | None = None,
+        self, asked: Asked, step: RowStep, bounds: Bounds, *, is_narrowed: bool
     ) -> StepTensors:
-        queries = Queries(
-            starts=step.query_starts, context_lengths=step.context_lengths, row_max=row_max
-        )
+        rows, narrowed = asked.slots.numel(), None
+        if is_narrowed:
+            # Of a row that has ended: of any token, and ignored.
+            last = Queries(
+                starts=self._one_each[: rows + 1],
+                context_lengths=step.context_lengths.clamp_min(1),
+                row_max=1,
+            )
+            narrowed = step.last_tokens, last
         return StepTensors(
             token_ids=step.token_ids,
             positions=step.positions,
             slot_mapping=step.slot_mapping,
-            queries=queries,
+            queries=Queries(
+                starts=step.query_starts,
+                context_lengths=step.context_lengths,
+                row_max=bounds.row_max,
+            ),
             block_tables=self.rows.block_tables(asked),
-            logits_indices=logits_indices,
-            context_max=context_max,
+            logits_indices=narrowed,
+            context_max=bounds.context_max,
         )
 
 
@@ -220,8 +196,12 @@ class StepFlight:
     def result(self) -> StepSamples:
         found, forward_us = self._result.read()
         result, *arrays = found
+        result = result[self._step.sampled_rows]
         rows = np.flatnonzero(self._step.sampling.logprobs >= 0)
-        logprob, top_ids, top = _three(arrays) if len(rows) else _NOTHING
+        logprob, top_ids, top = _NOTHING
+        if len(rows):
+            its_rows = self._step.sampled_rows[rows]
+            logprob, top_ids, top = (each[its_rows] for each in _three(arrays))
         prompt_logprobs = None
         if self._step.prompt_logprobs is not None:
             of_prompt, ids_of_prompt, tops_of_prompt = _three(arrays)
@@ -247,7 +227,12 @@ def _three(arrays: list[AnyArray]) -> list[Any]:
     return [arrays.pop(0) for _ in range(3)]
 
 
-def _only_decodes(step: StepInputs) -> bool:
-    """Whether every row computes and samples one token, and none wants prompt logprobs."""
-    is_one_each = len(step.sampled_rows) == step.token_count == step.row_count
-    return is_one_each and step.prompt_logprobs is None
+def _is_odd(step: StepInputs) -> bool:
+    """Whether it wants what is not recorded, as its size differs from step to step."""
+    return step.prompt_logprobs is not None or int(step.sampling.logprobs.max(initial=-1)) > K_MAX
+
+
+def _bounds(step: StepInputs) -> Bounds:
+    return Bounds(
+        row_max=int(step.counts.max()), context_max=int(step.context_lengths.max(initial=1))
+    )

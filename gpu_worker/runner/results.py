@@ -1,5 +1,7 @@
 """The way of a step's results to the host: into pinned memory, a few buffers of which take turns.
 
+The next step may write over what this one computed, so it is first put aside on the device.
+
 A result lies in its buffer until it is read. One that is not read when its turn comes again is read
 then: steps may be launched, and results forgotten, in any number.
 """
@@ -49,6 +51,10 @@ class Results:
         self._streams = streams
         self.size_bytes = size_bytes
         self._buffers = [streams.host_buffer(size_bytes) for _ in range(_BUFFERS)]
+        self._aside = [
+            torch.empty(size_bytes, dtype=torch.uint8, device=streams.device)
+            for _ in range(_BUFFERS)
+        ]
         self._newest: list[Result | None] = [None] * _BUFFERS
         self._turn = 0
 
@@ -58,7 +64,10 @@ class Results:
         if (before := self._newest[turn]) is not None:
             before.read()
         places = _places(tensors, self._buffers[turn])
-        result = Result(places, self._streams.fetch(tensors, places, begun))
+        aside = _places(tensors, self._aside[turn])
+        for target, tensor in zip(aside, tensors, strict=True):
+            target.copy_(tensor)
+        result = Result(places, self._streams.fetch(aside, places, begun))
         self._newest[turn] = result
         return result
 
@@ -68,7 +77,7 @@ def _places(tensors: Sequence[Tensor], buffer: Tensor) -> list[Tensor]:
     if sum(aligned(tensor.nbytes) for tensor in tensors) > len(buffer):
         # More likeliest tokens than kernels rank, which the front door can be told to admit: memory
         # that is not pinned, and a host that waits.
-        return [torch.empty_like(tensor, device="cpu") for tensor in tensors]
+        return [torch.empty_like(tensor, device=buffer.device) for tensor in tensors]
     places, at = [], 0
     for tensor in tensors:
         place = buffer[at : at + prod(tensor.shape) * tensor.itemsize]

@@ -53,6 +53,10 @@ class Staging:
         self._copied[turn] = self._streams.mark()
         return views
 
+    def send(self, array: AnyArray, target: Tensor) -> None:
+        """To memory that stays, after everything launched so far."""
+        target.copy_(self.upload(array)[0])
+
 
 def _moved(arrays: Sequence[AnyArray], host: Tensor, device: Tensor) -> tuple[Tensor, ...]:
     """Begin to copy the arrays by way of `host`; where they will be in `device`."""

@@ -1,118 +1,184 @@
-"""Steps that only decode, recorded once per number of rows and then launched in two calls.
+"""Steps recorded once per size, and then launched in one call.
 
-forward    the rows' logits            sample    a token of each, from its logits
+decode    every row computes and samples one token: recorded by rows
+mixed     any other step: recorded by tokens, of as many rows as there are slots
 
-What rows ask for besides (edits of their logits, log-probabilities) differs in size from step to
-step, so it is not recorded: it is launched between the two, or after them.
-
-A step of n rows runs in the least recorded size that holds it; the rows beyond are padding, which
-computes nothing, writes nothing and counts for nothing. What a recorded step reads lies in buffers
-that stay: the rows themselves, which slot each of its rows is, and the logits.
+A step runs in the least recorded one that holds it; rows and tokens beyond are padding, which
+computes nothing that is kept, writes nothing and counts for nothing. What a recorded step reads
+lies in buffers that stay: the rows themselves, which of them are asked for, and their tokens.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
-from gpu_worker.batch.step_types import IntArray
-from gpu_worker.runner.device_streams import DeviceStreams
+from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.batch.step_types import IntArray, StepInputs
+from gpu_worker.runner.device_streams import DeviceStreams, NotRecorded
 from gpu_worker.runner.staging import Staging
 from kernels.rows.step_rows import Asked
 
-# (from this many rows on, sizes are multiples of this): padding costs little where a step reads
-# weights and contexts anyway, and each size takes a fraction of a second to record.
-_STEPS: Final = ((1, 1), (2, 2), (4, 4), (8, 8), (64, 16), (256, 64))
+log = structlog.get_logger()
+
+# (from this many on, sizes are multiples of this): padding costs little where a step reads weights
+# and contexts anyway, and each size takes a fraction of a second to record.
+_ROW_STEPS: Final = ((1, 1), (2, 2), (4, 4), (8, 8), (64, 16), (256, 64))
+_TOKEN_STEPS: Final = ((1, 31), (32, 32), (128, 64), (512, 128), (1024, 256))
+# Beyond, the device computes for longer than the host takes to launch.
+RECORDED_TOKENS_MAX: Final = 2048
 _PADDING: Final = -1
 
-# token ids [rows] int64, ok [rows] bool
-Sampled = tuple[Tensor, Tensor]
+
+class Bucket(NamedTuple):
+    """The size of a recorded step."""
+
+    rows: int
+    tokens: int
+    # One token of each row, which samples.
+    is_decode: bool
 
 
-def graph_sizes(slots: int) -> tuple[int, ...]:
-    """Rows of each recorded step, ascending; the last one holds every slot."""
+class Bounds(NamedTuple):
+    """What the host knows of a step's rows: tokens and positions of the longest."""
+
+    row_max: int
+    context_max: int
+
+
+def graph_sizes(most: int, steps: Sequence[tuple[int, int]] = _ROW_STEPS) -> tuple[int, ...]:
+    """Ascending; the last one is `most`."""
     sizes, size = [], 1
-    while size < slots:
+    while size < most:
         sizes.append(size)
-        size += max(step for start, step in _STEPS if start <= size)
-    return (*sizes, slots)
+        size += max(step for start, step in steps if start <= size)
+    return (*sizes, most)
+
+
+def buckets_of(limits: RowLimits) -> tuple[Bucket, ...]:
+    """Those of a worker."""
+    tokens = graph_sizes(min(limits.step_tokens, RECORDED_TOKENS_MAX), _TOKEN_STEPS)
+    mixed = [Bucket(limits.slots, size, is_decode=False) for size in tokens]
+    return (*decode_buckets(graph_sizes(limits.slots)), *mixed)
+
+
+def decode_buckets(rows: Sequence[int]) -> list[Bucket]:
+    return [Bucket(size, size, is_decode=True) for size in rows]
 
 
 class StepGraphs:
-    """`forward` launches a decode step up to its logits, `sample` what samples from them."""
+    """`compute` launches all of a step, and returns what is read of it."""
 
     def __init__(
         self,
-        sizes: Sequence[int],
-        forward: Callable[[Asked], None],
-        sample: Callable[[Asked], Sampled],
+        buckets: Sequence[Bucket],
+        limits: RowLimits,
+        compute: Callable[[Asked, Bounds], list[Tensor]],
         streams: DeviceStreams,
         staging: Staging,
     ) -> None:
-        most, device = max(sizes), streams.device
-        self.sizes = tuple(sorted(sizes))
-        self._forward = forward
-        self._sample = sample
+        slots, device = limits.slots, streams.device
+        self._buckets = sorted(set(buckets), key=lambda each: (each.tokens, each.rows))
+        self._limits = limits
+        self._compute = compute
         self._streams = streams
         self._staging = staging
-        self._slots = torch.full((most,), _PADDING, dtype=torch.int64, device=device)
-        # One token of each row, every one of them sampled, and none that the device has not.
-        self._order = torch.arange(most + 1, device=device)
-        self._token_ids = torch.zeros(most, dtype=torch.int64, device=device)
+        # Slots, starts and token ids of a mixed step, one after the other, where kernels need not
+        # be compiled anew for them.
+        self._starts_at = slots + slots % 2
+        self._tokens_at = self._starts_at + slots + 2 - slots % 2
+        most = max((bucket.tokens for bucket in self._buckets), default=0)
+        self._asked_for = torch.zeros(self._tokens_at + most, dtype=torch.int64, device=device)
+        # Of a decode step: one token of each row, and none that the device has not.
+        self._slots = torch.full((slots,), _PADDING, dtype=torch.int64, device=device)
+        self._order = torch.arange(slots + 1, device=device)
+        self._no_tokens = torch.zeros(slots, dtype=torch.int64, device=device)
         self._sent: tuple[int, IntArray] = (0, np.zeros(0, np.int64))
-        self._forwards: dict[int, Callable[[], None]] = {}
-        self._samplings: dict[int, Callable[[], None]] = {}
-        self._sampled: dict[int, Sampled] = {}
+        self._graphs: dict[Bucket, Callable[[], None]] = {}
+        self._computed: dict[Bucket, list[Tensor]] = {}
 
     def record(self, on_recorded: Callable[[int, int], None]) -> None:
         """Record every size, the largest first, so that the smaller ones find their memory taken.
 
-        `on_recorded(done, total)` after each. The rows are padding meanwhile.
+        `on_recorded(done, total)` after each. The rows are padding meanwhile. What cannot be
+        recorded is launched operator by operator: right, slower, and said.
         """
-        for done, size in enumerate(reversed(self.sizes), start=1):
-            asked = self._asked(size)
-            self._forwards[size] = self._streams.record(partial(self._forward, asked))
-            self._samplings[size] = self._streams.record(partial(self._keep, asked))
-            on_recorded(done, len(self.sizes))
+        self._asked_for[: self._starts_at].fill_(_PADDING)
+        for done, bucket in enumerate(reversed(self._buckets), start=1):
+            try:
+                self._graphs[bucket] = self._streams.record(partial(self._keep, bucket))
+            except NotRecorded as error:
+                log.warning(
+                    "worker.unrecorded",
+                    rows=bucket.rows,
+                    tokens=bucket.tokens,
+                    reason=f"steps of this size cannot be recorded ({error}); they and smaller "
+                    "ones are launched operator by operator, and the GPU waits for the host",
+                )
+                return
+            on_recorded(done, len(self._buckets))
 
-    def size_for(self, rows: int) -> int | None:
-        """None: no recorded step is that large."""
-        return next((size for size in self.sizes if size >= rows and size in self._samplings), None)
+    def launch(self, step: StepInputs) -> list[Tensor] | None:
+        """What was computed, until the next launch; None: no recorded step holds this one."""
+        if (bucket := self._bucket_for(step)) is None:
+            return None
+        if bucket.is_decode:
+            self._send_slots(step.slots, bucket.rows)
+        else:
+            self._send(step)
+        self._graphs[bucket]()
+        return self._computed[bucket]
 
-    def forward(self, slots: IntArray) -> Asked:
-        """Launch a step of these rows up to its logits; returns them with their padding."""
-        size = self.size_for(len(slots))
-        assert size is not None, f"no recorded step holds {len(slots)} rows"
-        self._send(slots, size)
-        self._forwards[size]()
-        return self._asked(size)
+    def _bucket_for(self, step: StepInputs) -> Bucket | None:
+        decodes = len(step.sampled_rows) == step.token_count == step.row_count
+        fits = (
+            each
+            for each in self._buckets
+            if each in self._graphs
+            and each.is_decode == decodes
+            and each.rows >= step.row_count
+            and each.tokens >= step.token_count
+        )
+        return next(fits, None)
 
-    def sample(self, asked: Asked) -> Sampled:
-        """Launch the sampling of the step that was launched last. They stay until the next."""
-        size = asked.sample_count
-        self._samplings[size]()
-        return self._sampled[size]
+    def _keep(self, bucket: Bucket) -> None:
+        row_max = 1 if bucket.is_decode else bucket.tokens
+        bounds = Bounds(row_max=row_max, context_max=self._limits.context_tokens)
+        self._computed[bucket] = self._compute(self._asked(bucket), bounds)
 
-    def _keep(self, asked: Asked) -> None:
-        self._sampled[asked.sample_count] = self._sample(asked)
-
-    def _asked(self, size: int) -> Asked:
+    def _asked(self, bucket: Bucket) -> Asked:
+        rows, tokens, is_decode = bucket
+        if is_decode:
+            return Asked(
+                slots=self._slots[:rows],
+                starts=self._order[: rows + 1],
+                token_ids=self._no_tokens[:rows],
+            )
+        starts, given = self._asked_for[self._starts_at :], self._asked_for[self._tokens_at :]
         return Asked(
-            slots=self._slots[:size],
-            starts=self._order[: size + 1],
-            samples=self._order[:size],
-            token_ids=self._token_ids[:size],
-            sample_count=size,
+            slots=self._asked_for[:rows], starts=starts[: rows + 1], token_ids=given[:tokens]
         )
 
-    def _send(self, slots: IntArray, size: int) -> None:
-        sent_size, sent = self._sent
-        if size == sent_size and np.array_equal(slots, sent):
+    def _send(self, step: StepInputs) -> None:
+        """Of a mixed step."""
+        tokens = step.token_count
+        given = np.full(self._tokens_at + tokens, tokens, np.int64)
+        given[: self._starts_at] = _PADDING
+        given[: step.row_count] = step.slots
+        given[self._starts_at :][: step.row_count + 1] = step.query_starts
+        given[self._tokens_at :] = step.token_ids
+        self._staging.send(given, self._asked_for[: len(given)])
+
+    def _send_slots(self, slots: IntArray, rows: int) -> None:
+        """Of a decode step; the same as before need not be sent again."""
+        sent_rows, sent = self._sent
+        if rows == sent_rows and np.array_equal(slots, sent):
             return
-        padded = np.full(size, _PADDING, np.int64)
+        padded = np.full(rows, _PADDING, np.int64)
         padded[: len(slots)] = slots
-        self._slots[:size].copy_(self._staging.upload(padded)[0])
-        self._sent = (size, slots)
+        self._staging.send(padded, self._slots[:rows])
+        self._sent = (rows, slots)

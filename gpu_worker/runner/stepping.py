@@ -140,8 +140,7 @@ class OneAhead:
     """The device gets its next step before the result of this one is read: it never waits.
 
     Nothing of step k+1 depends on the host's having seen step k: the device holds the rows itself,
-    feeds them their own tokens and knows which have ended. Only rows whose rules look at their last
-    tokens (penalties, bad words) make the host read first.
+    feeds them their own tokens, applies their rules to them and knows which have ended.
 
     A launch that fails has left the rows as they were: everything before it is read, and its rows
     are run one by one. A device that fails while it computes has lost all of them: that ends the
@@ -161,9 +160,6 @@ class OneAhead:
         with self._telling_if_lost():
             self._runner.apply(self._rows.changes(plan), plan.copies)
         self._ready_ns = received_ns
-        if self._rows.needs_last_tokens:
-            self.land()
-            counts = self._rows.without_idle(counts)
         launched: _Launched | None = self._launch(plan, 0, counts, report)
         # What was in the air until now is of an older plan.
         self.land()
@@ -204,15 +200,11 @@ class OneAhead:
 
         The last of a lease stays in the air: the next plan launches its first step behind it.
         """
-        if self._rows.needs_last_tokens:
-            outcome = self._wait_for(launched)
-            following = self._next(launched, is_waiting)
-        elif (following := self._next(launched, is_waiting)) is None:
+        if (following := self._next(launched, is_waiting)) is None:
             return None
-        else:
-            outcome = self._wait_for(launched)
-            if self._is_void(following):
-                following = None
+        outcome = self._wait_for(launched)
+        if self._is_void(following):
+            following = None
         self._air = None
         _report(launched, outcome, is_last=following is None)
         return following

@@ -11,13 +11,11 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-import structlog
-import torch
 
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.step_types import (
+    FLOAT_COLUMNS,
     AheadRunner,
-    DeviceLost,
     ModelRunner,
     RowChanges,
     StepInputs,
@@ -25,8 +23,6 @@ from gpu_worker.batch.step_types import (
 )
 from gpu_worker.runner.dummy_steps import every_edit, largest_step, step_of, worst_step
 from gpu_worker.runner.graph_runner import GraphRunner
-
-log = structlog.get_logger()
 
 _TOKENS: Final = 32
 _ROWS: Final = 4
@@ -56,33 +52,12 @@ def make_ready(
     """Whatever step comes next finds all it needs compiled, recorded and allocated."""
     limits = runner.limits
     warm_up(lambda step: runner.launch(step).result(), limits)
-    record(runner, on_recorded)
+    runner.record(on_recorded)
     # Last, as recording gives back what torch keeps for later: now no step need ask for memory.
     # Seated, so that a kernel that fails on this device does so before it is relied on.
     launch_seated(runner, worst_step(limits))()
     runner.clear()
     runner.finish()
-
-
-def record(
-    runner: GraphRunner, on_recorded: Callable[[int, int], None] = lambda done, total: None
-) -> None:
-    """What cannot be recorded is launched operator by operator: right, slower, and said.
-
-    Memory that is full, and a device that is lost, are faults of another kind.
-    """
-    try:
-        runner.record(on_recorded)
-    except (torch.OutOfMemoryError, DeviceLost):
-        raise
-    except RuntimeError as error:
-        runner.finish()
-        reason = str(error).strip().partition("\n")[0]
-        log.warning(
-            "worker.unrecorded",
-            reason=f"steps cannot be recorded ({reason}); they are launched operator by operator, "
-            "and the GPU waits for the host",
-        )
 
 
 def launch_seated(runner: GraphRunner, step: StepInputs) -> Callable[[], StepSamples]:
@@ -101,12 +76,13 @@ def launch_seated(runner: GraphRunner, step: StepInputs) -> Callable[[], StepSam
     # So far from its limit that its token does not end it.
     ints = (
         zeros + 1, contexts, contexts - step.counts, contexts + 2, contexts, zeros, zeros,
-        sampling.top_k, sampling.seed, sampling.choice,
+        sampling.top_k, sampling.seed, sampling.choice, sampling.logprobs, zeros,
     )  # fmt: skip
+    floats = (sampling.temperature, sampling.top_p, sampling.min_p)
     seated = RowChanges(
         slots=slots,
         ints=np.stack(ints),
-        floats=np.stack([sampling.temperature, sampling.top_p, sampling.min_p]),
+        floats=np.stack([*floats, *np.zeros((len(FLOAT_COLUMNS) - len(floats), rows), np.float32)]),
         stops=np.full((rows, 1), _NO_STOP, np.int32),
         places=places,
         blocks=(np.arange(len(places)) % limits.block_count).astype(np.int32),

@@ -41,9 +41,9 @@ from gpu_worker.runner.kv_cache import (
     room_on_gpu,
     size_pool,
 )
-from gpu_worker.runner.step_graphs import graph_sizes
+from gpu_worker.runner.step_graphs import RECORDED_TOKENS_MAX, buckets_of
 from gpu_worker.runner.step_watch import CudaCounters, Watched
-from gpu_worker.runner.warm_up import make_ready, mixed_tokens, record, warm_up
+from gpu_worker.runner.warm_up import make_ready, mixed_tokens, warm_up
 from gpu_worker.service.device_selection import (
     DTYPE_NAMES,
     check_heads,
@@ -267,7 +267,7 @@ def measure_step(
 ) -> int:
     """What a worker with these settings takes beside weights and KV, by being one.
 
-    What it keeps, what the worst step takes for a while, and what a step of single tokens does:
+    What it keeps, what the worst step takes for a while, and what the largest recorded one does:
     recorded steps keep that for themselves. And what torch does not count: of each recorded step
     the driver keeps its launches, and the thread that computes has handles of its own.
     """
@@ -283,16 +283,18 @@ def measure_step(
     before = torch.cuda.memory_allocated(device)
     pages = allocate_pages(config, one_block, kv_dtype, device)
     decoder = Decoder(config, weights, pages, context_tokens=context, kv_scales=kv_scales)
-    measured = GraphRunner(decoder, pages, limits, streams, graph_sizes=(limits.slots,))
+    buckets = buckets_of(limits)
+    measured = GraphRunner(decoder, pages, limits, streams, buckets=buckets[-1:])
     kept = torch.cuda.memory_allocated(device) - before
     worst = worst_step(limits)
-    singles = largest_step(replace(limits, step_tokens=limits.slots), context=context)
+    recorded = replace(limits, step_tokens=min(limits.step_tokens, RECORDED_TOKENS_MAX))
+    largest = largest_step(recorded, context=context)
     compute = compute_of(measured)
-    peaks = sum(peak_bytes(partial(compute, step), device) for step in (worst, singles))
+    peaks = sum(peak_bytes(partial(compute, step), device) for step in (worst, largest))
     before_graph = outside_bytes(device)
-    record(measured)
+    measured.record()
     each_graph = max(0, outside_bytes(device) - before_graph)
-    return kept + peaks + each_graph * len(graph_sizes(settings.slots)) + _HANDLES_BYTES
+    return kept + peaks + each_graph * len(buckets) + _HANDLES_BYTES
 
 
 def outside_bytes(device: torch.device) -> int:
@@ -322,8 +324,7 @@ def ready_runner(
         in_turns = EagerRunner(decoder, pages)
         warm_up(in_turns.execute, limits)
         return in_turns
-    sizes = graph_sizes(limits.slots)
-    runner = GraphRunner(decoder, pages, limits, streams, graph_sizes=sizes)
+    runner = GraphRunner(decoder, pages, limits, streams)
     make_ready(runner, lambda done, total: log.info("worker.recording", done=done, total=total))
     return runner
 

@@ -9,13 +9,12 @@ formula  a row that has ended computes nothing, whatever is asked; the others cl
 shapes   RowState, one entry per slot: is_live (0 or 1), num_tokens, num_computed_tokens, limit,
                        masked_until, last_token [slots] int64;
                        blocks [groups, slots, width], stops [slots, any] int32
-         Asked, of R rows, T tokens and Q samples: slots [R] int64, distinct, -1 = padding;
-                       starts [R + 1] int64 ascending from 0; samples [R] int64, which of the Q the
-                       row's last token is, -1 = none; token_ids [T] int64, read where the host
-                       knows them
-returns  RowStep; all tables as `paged_attention` and `rope_write_kv` take them, and of each of the
-         Q: index of its token and its slot (0 and the slot asked for, where the row has ended)
-reads    nothing back to the host: the launch depends on R, T and Q only
+         Asked, of R rows and T tokens: slots [R] int64, distinct, -1 = padding;
+                       starts [R + 1] int64 ascending from 0, to at most T; token_ids [T] int64,
+                       read where the host knows them
+returns  RowStep; all tables as `paged_attention` and `rope_write_kv` take them, and of each row the
+         index of its last token (where it has ended, of any)
+reads    nothing back to the host: the launch depends on R and T only
 cost     each row adds up the counts before it: R * R / 2 loads of 8 bytes that stay in the cache, a
          few microseconds at 1024 rows; besides, 40 bytes per token
 """
@@ -68,19 +67,14 @@ class Asked:
 
     slots: Tensor
     starts: Tensor
-    samples: Tensor
     token_ids: Tensor
-    # Q.
-    sample_count: int
 
     def __post_init__(self) -> None:
         rows = self.slots.numel()
         require_ids(self.slots, "slots", dtype=torch.int64, shape=(rows,))
         require_ids(self.starts, "starts", dtype=torch.int64, shape=(rows + 1,))
-        require_ids(self.samples, "samples", dtype=torch.int64, shape=(rows,))
         tokens = self.token_ids.numel()
         require_ids(self.token_ids, "token_ids", dtype=torch.int64, shape=(tokens,))
-        require(0 <= self.sample_count <= rows, "sample_count", "must be 0 to rows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +86,7 @@ class RowStep:
     slot_mapping: Tensor  # [groups, T] int64
     query_starts: Tensor  # [R + 1] int32
     context_lengths: Tensor  # [R] int32
-    sampled_tokens: Tensor  # [Q] int64
-    sampled_slots: Tensor  # [Q] int64
+    last_tokens: Tensor  # [R] int64
 
 
 def live_counts(state: RowState, asked: Asked) -> tuple[Tensor, Tensor]:
@@ -119,18 +112,13 @@ def step_rows_reference(state: RowState, asked: Asked, block_size: int) -> RowSt
     given = asked.token_ids[(asked.starts[row] + index).clamp_max(max(tokens - 1, 0))]
     ids = torch.where(position == state.num_tokens[slot] - 1, state.last_token[slot], given)
     block = state.blocks[:, slot, position // block_size].long()
-    sampled_tokens, sampled_slots = slots.new_zeros((2, asked.sample_count))
-    is_sampled = asked.samples >= 0
-    sampled_tokens[asked.samples[is_sampled]] = (ends - 1).clamp_min(0)[is_sampled]
-    sampled_slots[asked.samples[is_sampled]] = slots[is_sampled]
     return RowStep(
         token_ids=torch.where(is_there, ids, 0),
         positions=position,
         slot_mapping=torch.where(is_there, block * block_size + position % block_size, -1),
         query_starts=torch.cat((ends.new_zeros(1), ends)).int(),
         context_lengths=torch.where(counts > 0, done + counts, 0).int(),
-        sampled_tokens=sampled_tokens,
-        sampled_slots=sampled_slots,
+        last_tokens=(ends - 1).clamp_min(0),
     )
 
 
@@ -138,10 +126,9 @@ def step_rows_reference(state: RowState, asked: Asked, block_size: int) -> RowSt
 def _step_rows_kernel(
     is_live: pointer, num_tokens: pointer, num_computed_tokens: pointer, last_token: pointer,
     blocks: pointer,
-    slots: pointer, starts: pointer, samples: pointer, given: pointer,
+    slots: pointer, starts: pointer, given: pointer,
     token_ids: pointer, positions: pointer, slot_mapping: pointer,
-    query_starts: pointer, context_lengths: pointer,
-    sampled_tokens: pointer, sampled_slots: pointer,
+    query_starts: pointer, context_lengths: pointer, last_tokens: pointer,
     rows: scalar, tokens: scalar,
     table_stride: scalar, group_stride: scalar, mapping_stride: scalar,
     GROUPS: constexpr, BLOCK_SIZE: constexpr, ROWS_TILE: constexpr, TOKENS_TILE: constexpr,
@@ -175,10 +162,7 @@ def _step_rows_kernel(
         first = tl.load(num_computed_tokens + own_slot)
         context = tl.where(own_count > 0, first + own_count, 0)
         tl.store(context_lengths + own, context.to(tl.int32))
-        sample = tl.load(samples + own)
-        last = tl.maximum(start + own_count - 1, 0)
-        tl.store(sampled_tokens + sample, last, mask=sample >= 0)
-        tl.store(sampled_slots + sample, own_slot, mask=sample >= 0)
+        tl.store(last_tokens + own, tl.maximum(start + own_count - 1, 0))
         newest, its_id = tl.load(num_tokens + own_slot) - 1, tl.load(last_token + own_slot)
         for begin in range(0, own_count, TOKENS_TILE):
             index = begin + tl.arange(0, TOKENS_TILE)
@@ -216,14 +200,13 @@ def _step_rows_triton(state: RowState, asked: Asked, block_size: int) -> RowStep
         ],
         query_starts=empty(rows + 1, torch.int32),
         context_lengths=empty(rows, torch.int32),
-        sampled_tokens=empty(asked.sample_count, torch.int64),
-        sampled_slots=empty(asked.sample_count, torch.int64),
+        last_tokens=empty(rows, torch.int64),
     )
     _step_rows_kernel[(rows + 1,)](
         state.is_live, state.num_tokens, state.num_computed_tokens, state.last_token, state.blocks,
-        asked.slots, asked.starts, asked.samples, asked.token_ids,
+        asked.slots, asked.starts, asked.token_ids,
         step.token_ids, step.positions, step.slot_mapping,
-        step.query_starts, step.context_lengths, step.sampled_tokens, step.sampled_slots,
+        step.query_starts, step.context_lengths, step.last_tokens,
         rows, tokens, state.blocks.stride(1), state.blocks.stride(0), step.slot_mapping.stride(0),
         GROUPS=groups, BLOCK_SIZE=block_size, ROWS_TILE=_ROWS_TILE, TOKENS_TILE=_TOKENS_TILE,
     )  # fmt: skip

@@ -56,7 +56,8 @@ ROOMS = {
     ],
     "kernels": [
         ("layers",),
-        ("attention", "linear", "rows", "sampling"),
+        ("attention", "linear", "rows"),
+        ("sampling",),
         ("kv",),
         ("norms_rope",),
         ("dispatch",),

@@ -19,7 +19,6 @@ from gpu_worker.batch.step_types import Flight, RowChanges, StepInputs, StepSamp
 from gpu_worker.runner.device_streams import CpuStreams, losing
 from gpu_worker.runner.eager_runner import EagerRunner
 from gpu_worker.runner.graph_runner import GraphRunner
-from gpu_worker.runner.step_graphs import graph_sizes
 from gpu_worker.runner.warm_up import make_ready
 from gpu_worker.service.loading import Loaded, load
 from gpu_worker.service.process import WorkerProcess
@@ -98,8 +97,7 @@ def load_ahead(settings: WorkerSettings) -> Loaded:
     loaded = load(settings)
     assert isinstance(loaded.runner, EagerRunner)
     decoder, pages = loaded.runner._decoder, loaded.runner._pages
-    sizes = graph_sizes(loaded.limits.slots)
-    device = GraphRunner(decoder, pages, loaded.limits, CpuStreams(), graph_sizes=sizes)
+    device = GraphRunner(decoder, pages, loaded.limits, CpuStreams())
     make_ready(device)
     failing = FailingDevice(device, settings)
     return replace(loaded, runner=failing, device_name="played by the CPU")

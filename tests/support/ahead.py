@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from gpu_worker.batch.plan_validation import RowLimits
@@ -21,11 +22,10 @@ from gpu_worker.model.config import read_config
 from gpu_worker.model.decoder import Decoder
 from gpu_worker.model.kv_scales import read_scales
 from gpu_worker.model.weights import Weights, load_weights
-from gpu_worker.runner.device_streams import CpuStreams
+from gpu_worker.runner.device_streams import CpuStreams, DeviceStreams
 from gpu_worker.runner.eager_runner import EagerRunner
 from gpu_worker.runner.graph_runner import GraphRunner
 from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
-from gpu_worker.runner.step_graphs import graph_sizes
 from gpu_worker.runner.stepping import InTurns, OneAhead, Stepper
 from kernels.kv import fp8
 from tests.support.mini_scheduler import MiniScheduler
@@ -75,10 +75,8 @@ class Model:
     def one_ahead(self) -> OneAhead:
         return OneAhead(Rows(self.limits), self.resident())
 
-    def resident(self) -> GraphRunner:
-        device = GraphRunner(
-            *self.decoder(), self.limits, CpuStreams(), graph_sizes=graph_sizes(self.limits.slots)
-        )
+    def resident(self, streams: DeviceStreams | None = None) -> GraphRunner:
+        device = GraphRunner(*self.decoder(), self.limits, streams or CpuStreams())
         device.record()
         return device
 
@@ -224,7 +222,37 @@ def replay(stepper: Stepper, played: list[Played], lands: Callable[[], bool]) ->
             stepper.land()
     stepper.land()
     expected = [without_times(result) for item in played for result in item.results]
-    assert [without_times(result) for result in seen] == expected
+    told = [without_times(result) for result in seen]
+    # A library's products may depend, in the last bit, on how many rows they have, with padding.
+    assert _numbers(told) == pytest.approx(_numbers(expected), abs=1e-4)
+    assert _without_numbers(told) == _without_numbers(expected)
+
+
+def _numbers(results: Sequence[StepResult]) -> list[float]:
+    outcomes = [result.outcome for result in results]
+    samples = [one for each in outcomes for one in each.logprobs]
+    prompts = [one for each in outcomes for one in each.prompt_logprobs]
+    told = [number for one in samples for number in (one.logprob, *one.top_logprobs)]
+    return told + [number for one in prompts for number in (*one.logprobs, *one.top_logprobs)]
+
+
+def _without_numbers(results: Sequence[StepResult]) -> list[StepResult]:
+    def bare(outcome: StepOutcome) -> StepOutcome:
+        samples = [
+            dataclasses.replace(one, logprob=0.0, top_logprobs=tuple(0.0 for _ in one.top_logprobs))
+            for one in outcome.logprobs
+        ]
+        prompts = [
+            dataclasses.replace(
+                one,
+                logprobs=tuple(0.0 for _ in one.logprobs),
+                top_logprobs=tuple(0.0 for _ in one.top_logprobs),
+            )
+            for one in outcome.prompt_logprobs
+        ]
+        return dataclasses.replace(outcome, logprobs=tuple(samples), prompt_logprobs=tuple(prompts))
+
+    return [dataclasses.replace(result, outcome=bare(result.outcome)) for result in results]
 
 
 class _Waiting:

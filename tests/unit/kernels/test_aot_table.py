@@ -20,7 +20,7 @@ from tests.support.once import made_once
 pytest.importorskip("triton", reason="no triton here")
 
 ROOT = Path(__file__).parents[3]
-ROW_KERNELS = ("step_rows_kernel", "advance_rows_kernel")
+ROW_KERNELS = ("step_rows_kernel", "penalise_kernel", "forbid_kernel", "advance_rows_kernel")
 # Those of which a spill or a jump would hurt most: of bf16, an odd group, fp8.
 SUBSET = {
     ("8b", "attend_kernel", 90),

@@ -11,7 +11,7 @@ import torch
 
 from gpu_worker.batch.logits_indices import logits_indices
 from gpu_worker.batch.plan_validation import RowLimits
-from gpu_worker.batch.step_types import PromptLogprobTokens, StepInputs
+from gpu_worker.batch.step_types import PromptLogprobTokens, StepInputs, StepTables
 from gpu_worker.model.decoder import States
 from gpu_worker.runner.dummy_steps import step_of
 from gpu_worker.runner.eager_runner import EagerRunner
@@ -28,15 +28,17 @@ QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim
 def step(counts: Sequence[int], sampled: Sequence[int]) -> StepInputs:
     """Every row in blocks of its own, from its first token on."""
     whole = step_of(counts, LIMITS)
-    shape = whole.block_tables.shape
+    shape = whole.tables().block_tables.shape
     tables = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     rows = np.repeat(np.arange(len(counts)), counts)
     blocks = tables[:, rows, whole.positions // LIMITS.block_size].astype(np.int64)
     return replace(
         whole,
-        block_tables=tables,
         token_ids=np.arange(5, 5 + whole.token_count) % LIMITS.vocab_size,
-        slot_mapping=blocks * LIMITS.block_size + whole.positions % LIMITS.block_size,
+        tables=lambda: StepTables(
+            block_tables=tables,
+            slot_mapping=blocks * LIMITS.block_size + whole.positions % LIMITS.block_size,
+        ),
         sampled_rows=np.array(sampled, np.int64),
         sampled_tokens=whole.query_starts[1:][list(sampled)].astype(np.int64) - 1,
     )

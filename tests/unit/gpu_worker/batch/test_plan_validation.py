@@ -50,7 +50,7 @@ def state(rows: Rows) -> tuple[object, ...]:
         [rows.blocks(slot) for slot in slots],
         [rows.num_computed_tokens(slot) for slot in slots],
         [rows.is_idle(slot) for slot in slots],
-        inputs.slot_mapping.tolist(),
+        inputs.tables().slot_mapping.tolist(),
         inputs.sampling.temperature.tolist(),
     )
 

@@ -75,7 +75,7 @@ def test_a_resumed_row_knows_what_an_undisturbed_one_knows(
 def test_no_rules_are_no_edits() -> None:
     rows = Rows(LIMITS)
     _join(rows, 1, [(0, sampling())])
-    assert rows.step_inputs(rows.steady_counts()).sampling.edits is None
+    assert rows.step_inputs(rows.steady_counts()).sampling.edits() is None
 
 
 def test_edits_are_copies_of_the_counters() -> None:
@@ -90,19 +90,19 @@ def test_edits_are_copies_of_the_counters() -> None:
 def test_rules_leave_with_their_row() -> None:
     rows = Rows(LIMITS)
     _join(rows, 1, [(0, sampling(allowed_token_ids=(7,))), (1, sampling(frequency_penalty=1.0))])
-    edits = rows.step_inputs(rows.steady_counts()).sampling.edits
+    edits = rows.step_inputs(rows.steady_counts()).sampling.edits()
     assert edits is not None
     assert (edits.allowed_rows.tolist(), edits.allowed_ids.tolist()) == ([0], [7])
     assert edits.frequency.tolist() == [0.0, 1.0]
     left = plan(2, leaves=(0,), membership_checksum=checksum([(1, 1)]))
     rows.apply(left)
     _join(rows, 3, [(0, sampling())], others=[(1, 1)])
-    edits = rows.step_inputs(rows.steady_counts()).sampling.edits
+    edits = rows.step_inputs(rows.steady_counts()).sampling.edits()
     assert edits is not None
     assert not len(edits.allowed_rows)
     rows.clear()
     _join(rows, 1, [(1, sampling())])
-    assert rows.step_inputs(rows.steady_counts()).sampling.edits is None
+    assert rows.step_inputs(rows.steady_counts()).sampling.edits() is None
 
 
 def _join(

@@ -219,15 +219,15 @@ class RowsMachine(RuleBasedStateMachine):
             assert inputs.positions[at : at + count].tolist() == list(span)
             assert inputs.token_ids[at : at + count].tolist() == [row.tokens[p] for p in span]
             places = [row.blocks[p // size] * size + p % size for p in span]
-            assert inputs.slot_mapping[0, at : at + count].tolist() == places
+            assert inputs.tables().slot_mapping[0, at : at + count].tolist() == places
             used = -(-(row.done + count) // size)
-            assert inputs.block_tables[0, index, :used].tolist() == row.blocks[:used]
+            assert inputs.tables().block_tables[0, index, :used].tolist() == row.blocks[:used]
             at += count
         assert inputs.query_starts[len(counts)] == at == inputs.token_count
         self._check_sampling(inputs)
 
     def _check_sampling(self, inputs: StepInputs) -> None:
-        edits = inputs.sampling.edits
+        edits = inputs.sampling.edits()
         for index, slot in enumerate(inputs.slots[inputs.sampled_rows].tolist()):
             row = self.batch.rows[slot]
             output = len(row.tokens) - row.prompt

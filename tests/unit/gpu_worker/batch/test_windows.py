@@ -46,8 +46,8 @@ def test_blocks_that_the_window_has_left_are_not_needed() -> None:
     # The token at 15 attends to 10..15: of the first two blocks nothing.
     rows = rows_with(join(2, 7, 3))
     inputs = rows.step_inputs(rows.steady_counts())
-    assert inputs.slot_mapping.tolist() == [[3 * 4 + 3]]
-    assert inputs.block_tables[0, 0, 2:4].tolist() == [7, 3]
+    assert inputs.tables().slot_mapping.tolist() == [[3 * 4 + 3]]
+    assert inputs.tables().block_tables[0, 0, 2:4].tolist() == [7, 3]
     assert inputs.context_lengths.tolist() == [16]
 
 
@@ -106,9 +106,9 @@ def test_every_layer_group_has_a_table_of_its_own() -> None:
     )
     assert (rows.blocks(0), rows.blocks(0, 1)[2:]) == ([0, 1, 2, 4, 9], [5, 3, 8])
     inputs = rows.step_inputs(rows.steady_counts())
-    assert inputs.slot_mapping.tolist() == [[4 * 4 + 3], [3 * 4 + 3]]
-    assert inputs.slot_mapping.flags.c_contiguous
-    assert [table[0, 2:4].tolist() for table in inputs.block_tables] == [[2, 4], [5, 3]]
+    assert inputs.tables().slot_mapping.tolist() == [[4 * 4 + 3], [3 * 4 + 3]]
+    assert inputs.tables().slot_mapping.flags.c_contiguous
+    assert [table[0, 2:4].tolist() for table in inputs.tables().block_tables] == [[2, 4], [5, 3]]
 
 
 def test_what_a_device_is_told_is_where_the_tables_have_it() -> None:

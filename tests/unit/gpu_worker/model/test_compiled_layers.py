@@ -11,6 +11,7 @@ import torch
 
 from gpu_worker.batch.logits_indices import logits_indices
 from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.batch.step_types import StepTables
 from gpu_worker.model.decoder import Decoder, StepTensors
 from gpu_worker.runner.dummy_steps import step_of
 from gpu_worker.runner.eager_runner import EagerRunner
@@ -104,11 +105,13 @@ def step(
     blocks = tables[:, rows, positions // LIMITS.block_size].astype(np.int64, order="C")
     inputs = replace(
         whole,
-        block_tables=tables,
         context_lengths=contexts,
         positions=positions,
         token_ids=np.arange(5, 5 + whole.token_count) % LIMITS.vocab_size,
-        slot_mapping=blocks * LIMITS.block_size + positions % LIMITS.block_size,
+        tables=lambda: StepTables(
+            block_tables=tables,
+            slot_mapping=blocks * LIMITS.block_size + positions % LIMITS.block_size,
+        ),
         sampled_rows=np.array(sampled, np.int64),
     )
     return device._on_device(inputs, logits_indices(inputs))

@@ -14,10 +14,9 @@ from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.plans import Plan, StepResult
 from gpu_worker.batch.rows import Rows
 from gpu_worker.batch.step_types import DeviceLost, Flight, RowChanges, StepInputs, StepSamples
-from gpu_worker.runner.device_streams import CpuStreams, _Fetching
+from gpu_worker.runner.device_streams import CpuStreams, NotRecorded, _Fetching
 from gpu_worker.runner.engine import Engine
 from gpu_worker.runner.graph_runner import GraphRunner
-from gpu_worker.runner.step_graphs import graph_sizes
 from gpu_worker.runner.stepping import OneAhead
 from gpu_worker.runner.warm_up import make_ready
 from kernels import dispatch
@@ -188,15 +187,14 @@ class Unrecordable(CpuStreams):
 
 
 def unrecordable(model: Model, first: int, error: Exception) -> GraphRunner:
-    sizes = graph_sizes(LIMITS.slots)
-    return GraphRunner(*model.decoder(), LIMITS, Unrecordable(first, error), graph_sizes=sizes)
+    return GraphRunner(*model.decoder(), LIMITS, Unrecordable(first, error))
 
 
 @pytest.mark.parametrize("first", [0, 1, 3])
 def test_what_cannot_be_recorded_is_launched_all_the_same(
     model: Model, undisturbed: list[list[int]], first: int
 ) -> None:
-    error = RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+    error = NotRecorded("CUDA error: operation not permitted when stream is capturing")
     device = unrecordable(model, first, error)
     with capture_logs() as logs:
         make_ready(device)

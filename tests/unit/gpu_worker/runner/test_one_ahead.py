@@ -199,9 +199,9 @@ def test_warming_up_leaves_no_row_and_writes_nowhere(model: Model) -> None:
 def test_the_largest_step_is_as_large_as_the_limits(model: Model) -> None:
     step = largest_step(LIMITS, context=LIMITS.context_tokens)
     assert (step.row_count, step.token_count) == (LIMITS.slots, LIMITS.step_tokens)
-    assert step.block_tables.shape == (1, LIMITS.slots, LIMITS.blocks_per_row)
+    assert step.tables().block_tables.shape == (1, LIMITS.slots, LIMITS.blocks_per_row)
     assert (step.context_lengths == LIMITS.context_tokens).all()
-    assert (step.slot_mapping == -1).all()
+    assert (step.tables().slot_mapping == -1).all()
     assert len(model.turn_device().execute(step).token_ids) == LIMITS.slots
 
 

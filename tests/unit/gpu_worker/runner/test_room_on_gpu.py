@@ -13,6 +13,7 @@ from gpu_worker.model.config import read_config
 from gpu_worker.model.weights import load_weights
 from gpu_worker.runner.device_streams import CpuStreams
 from gpu_worker.runner.graph_runner import GraphRunner
+from gpu_worker.runner.step_graphs import buckets_of
 from gpu_worker.service import loading
 from gpu_worker.settings import WorkerSettings
 from kernels import dispatch
@@ -47,6 +48,7 @@ class Memory:
 
         def built(device: GraphRunner, *given: object, **named: object) -> None:
             build(device, *given, **named)  # type: ignore[arg-type]
+            self.limits = device.limits
             self.kept += 300
 
         def launched(device: GraphRunner, step: StepInputs) -> object:
@@ -79,13 +81,12 @@ def test_what_is_kept_the_worst_step_and_recorded_ones_count(
         weights = load_weights(checkpoint, config, dtype=torch.float32, device=CPU)
     memory = Memory(monkeypatch)
     taken = loading.measure_step(settings, config, weights, torch.float32, None, CpuStreams())
-    # Of 1, 2 and 3 rows.
-    graphs = 3 * 7
-    assert taken == 300 + settings.step_tokens + settings.slots + graphs + loading._HANDLES_BYTES
-    worst, singles = memory.steps[0], memory.steps[-1]
+    graphs = 7 * len(buckets_of(memory.limits))
+    assert taken == 300 + 2 * settings.step_tokens + graphs + loading._HANDLES_BYTES
+    worst, recorded = memory.steps[0], memory.steps[-1]
     assert (worst.context_lengths == CONTEXT).all()
-    assert (singles.context_lengths == CONTEXT).all()
+    assert (recorded.context_lengths == CONTEXT).all()
     # Whatever can be wanted is wanted in it.
     assert worst.prompt_logprobs is not None
-    assert worst.sampling.edits is not None
-    assert [len(memory.steps), singles.token_count] == [4, settings.slots]
+    assert worst.sampling.edits() is not None
+    assert [len(memory.steps), recorded.token_count] == [4, settings.step_tokens]

@@ -79,7 +79,7 @@ def test_it_is_measured_with_full_batches_that_touch_nobody() -> None:
     assert mixed_tokens(device, LIMITS, 1e9) == LIMITS.step_tokens
     assert {step.token_count for step in steps} == {8, 16, 32, 40}
     assert all(step.row_count == LIMITS.slots for step in steps)
-    assert all((step.slot_mapping == -1).all() for step in steps)
+    assert all((step.tables().slot_mapping == -1).all() for step in steps)
 
 
 def test_without_a_limit_or_without_others_nothing_is_measured() -> None:
@@ -168,7 +168,7 @@ def test_the_worst_step_wants_whatever_can_be_wanted() -> None:
     assert step.token_count == LIMITS.step_tokens
     assert (step.context_lengths == LIMITS.context_tokens).all()
     assert (step.sampling.logprobs == 32).all()
-    assert step.sampling.edits is not None
+    assert step.sampling.edits() is not None
     np.testing.assert_array_equal(step.prompt_logprobs.positions, step.prompt_logprobs.computed + 1)
 
 
@@ -183,7 +183,7 @@ def test_no_buffer_is_pinned_after_the_start(model: Model) -> None:
             return super().host_buffer(size_bytes)
 
     streams = Counting()
-    device = GraphRunner(*model.decoder(), LIMITS, streams, graph_sizes=(LIMITS.slots,))
+    device = GraphRunner(*model.decoder(), LIMITS, streams)
     before = streams.pinned
     make_ready(device)
     scheduler = MiniScheduler(LIMITS, lease_steps=3)

@@ -14,7 +14,6 @@ from gpu_worker.runner import eager_runner
 from gpu_worker.runner.device_streams import CpuStreams
 from gpu_worker.runner.dummy_steps import step_of
 from gpu_worker.runner.graph_runner import GraphRunner
-from gpu_worker.runner.step_graphs import graph_sizes
 from gpu_worker.runner.stepping import OneAhead
 from gpu_worker.runner.warm_up import make_ready
 from kernels import dispatch
@@ -101,9 +100,7 @@ def warm(small_splits: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("model") / "tiny"
     model = Model(write_random_model(folder, seed=3, **WINDOWED), LIMITS)
     with launch_keys(NUMBERS) as keys:
-        device = GraphRunner(
-            *model.decoder(), LIMITS, Recording(), graph_sizes=graph_sizes(LIMITS.slots)
-        )
+        device = GraphRunner(*model.decoder(), LIMITS, Recording())
         make_ready(device)
         yield Warm(device=device, keys=keys)
     dispatch.force(None)
@@ -123,7 +120,7 @@ def run(warm: Warm, *asked: tuple[int, dict[str, Any]], chunk_tokens: int = NEVE
 def test_the_record_tells_compiles_apart(warm: Warm) -> None:
     """Otherwise nothing below would be proven."""
     names = {key.split()[0] for key in warm.keys.seen}
-    assert names >= {"attend_kernel", "combine_kernel", "_edit_kernel", "_choose_kernel"}
+    assert names >= {"attend_kernel", "combine_kernel", "_forbid_kernel", "_choose_kernel"}
     logits, ids = torch.zeros(2, VOCAB), torch.zeros(3, dtype=torch.int64)
     with warm.compiling_nothing():
         token_logprobs(logits, ids[:2], 7)

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from kernels import dispatch
 from kernels.rows.advance_rows import ABSENT, BROKEN, advance_rows, advance_rows_reference
+from kernels.rows.edit_rows import RuleState
 from kernels.rows.step_rows import Asked, RowState, step_rows, step_rows_reference
 
 BLOCK_SIZE = 4
 WIDTH = 40
 SLOTS = 6
 VOCAB = 9
+VOCAB_OF_HAND = 60
 
 
 def draw_state(draw: st.DrawFn) -> RowState:
@@ -45,22 +47,35 @@ def steps(draw: st.DrawFn) -> tuple[RowState, Asked]:
     state = draw_state(draw)
     order = draw(st.permutations(range(SLOTS)))[: draw(st.integers(1, SLOTS))]
     slots = [slot if draw(st.integers(0, 4)) else -1 for slot in order]
-    counts, samples, sampled = [], [], 0
+    counts = []
     for slot in slots:
         gap = int(state.num_tokens[slot] - state.num_computed_tokens[slot]) if slot >= 0 else 1
         counts.append(draw(st.integers(1, gap)))
-        closes = counts[-1] == gap
-        samples.append(sampled if closes else -1)
-        sampled += closes
     starts = torch.tensor([0, *counts]).cumsum(0)
     asked = Asked(
         slots=torch.tensor(slots),
         starts=starts,
-        samples=torch.tensor(samples),
-        token_ids=torch.arange(int(starts[-1])) + 100,
-        sample_count=sampled,
+        token_ids=torch.arange(int(starts[-1]) + draw(st.integers(0, 3))) + 100,
     )
     return state, asked
+
+
+def no_rules(slots: int) -> RuleState:
+    columns = ("kinds", "logprobs", "prompt"), ("repetition", "presence", "frequency")
+
+    def table(*width: int) -> Tensor:
+        return torch.zeros((slots, *width), dtype=torch.int32)
+
+    return RuleState(
+        **{name: torch.zeros(slots, dtype=torch.int64) for name in columns[0]},
+        **{name: torch.zeros(slots) for name in columns[1]},
+        biases=torch.zeros(slots, 1),
+        bias_ids=table(1),
+        seen=table(VOCAB_OF_HAND),
+        allowed=table(-(-VOCAB_OF_HAND // 32)),
+        words=table(1, 32),
+        recent=table(32),
+    )
 
 
 def copy(state: RowState) -> RowState:
@@ -88,14 +103,21 @@ def test_step_rows(step: tuple[RowState, Asked]) -> None:
 @settings(max_examples=40, deadline=None)
 def test_advance_rows(step: tuple[RowState, Asked], data: st.DataObject) -> None:
     state, asked = step
-    count = asked.sample_count
+    count = asked.slots.numel()
     tokens = torch.tensor([data.draw(st.integers(0, VOCAB - 1)) for _ in range(count)]).long()
     ok = torch.tensor([data.draw(st.integers(0, 5)) > 0 for _ in range(count)]).bool()
     other = copy(state)
+    rules, other_rules = no_rules(SLOTS), no_rules(SLOTS)
+    for each in (rules, other_rules):
+        # Of every second row tokens are counted.
+        each.kinds.copy_(torch.arange(SLOTS) % 2)
+        each.seen[:, ::3] = 1
     result, expected = (
-        advance_rows(state, asked, tokens, ok),
-        advance_rows_reference(other, asked, tokens, ok),
+        advance_rows(state, rules, asked, tokens, ok),
+        advance_rows_reference(other, other_rules, asked, tokens, ok),
     )
+    assert rules.seen.tolist() == other_rules.seen.tolist()
+    assert rules.recent.tolist() == other_rules.recent.tolist()
     assert result.tolist() == expected.tolist()
     for field in fields(state):
         assert getattr(state, field.name).tolist() == getattr(other, field.name).tolist()
@@ -118,9 +140,7 @@ def by_hand() -> RowState:
 ASKED = Asked(
     slots=torch.tensor([0, 1, 2, -1]),
     starts=torch.tensor([0, 1, 2, 8, 9]),
-    samples=torch.tensor([0, 1, 2, -1]),
     token_ids=torch.tensor([-1, -1, 60, 61, 62, 63, 64, -1, -1]),
-    sample_count=3,
 )
 
 
@@ -138,10 +158,9 @@ def test_by_hand(path: str) -> None:
     ]
     assert step.query_starts.tolist() == [0, 1, 1, 7, 7]
     assert step.context_lengths.tolist() == [5, 0, 6, 0]
-    assert step.sampled_tokens.tolist() == [0, 0, 6]
-    assert step.sampled_slots.tolist() == [0, 1, 2]
-    ids, ok = torch.tensor([11, 12, 44]), torch.tensor([True, True, True])
-    assert advance_rows(state, ASKED, ids, ok).tolist() == [11, ABSENT, 44]
+    assert step.last_tokens.tolist() == [0, 0, 6, 6]
+    ids, ok = torch.tensor([11, 12, 44, 13]), torch.tensor([True, True, True, True])
+    assert advance_rows(state, no_rules(3), ASKED, ids, ok).tolist() == [11, ABSENT, 44, ABSENT]
     # One by its limit, one by its stop token.
     assert state.is_live.tolist() == [0, 0, 0]
     assert state.num_tokens.tolist() == [6, 7, 7]
@@ -154,8 +173,9 @@ def test_by_hand(path: str) -> None:
 def test_a_broken_row_ends_without_a_token(path: str) -> None:
     dispatch.force(path)
     state = by_hand()
-    ok = torch.tensor([False, True, True])
-    assert advance_rows(state, ASKED, torch.tensor([0, 1, 2]), ok).tolist() == [BROKEN, ABSENT, 2]
+    ok = torch.tensor([False, True, True, True])
+    found = advance_rows(state, no_rules(3), ASKED, torch.tensor([0, 1, 2, 3]), ok)
+    assert found.tolist() == [BROKEN, ABSENT, 2, ABSENT]
     assert state.is_live.tolist() == [0, 0, 1]
     assert state.num_tokens.tolist() == [5, 7, 7]
     assert state.last_token.tolist() == [55, 77, 2]
@@ -165,7 +185,7 @@ def test_a_broken_row_ends_without_a_token(path: str) -> None:
 def test_wrong_tensors_are_refused_by_name() -> None:
     state = by_hand()
     with pytest.raises(ValueError, match=r"^token_ids: "):
-        advance_rows(state, ASKED, torch.tensor([1]), torch.tensor([True]))
+        advance_rows(state, no_rules(3), ASKED, torch.tensor([1]), torch.tensor([True]))
     with pytest.raises(ValueError, match=r"^slots: "):
         step_rows(state, empty(), BLOCK_SIZE)
     with pytest.raises(ValueError, match=r"^blocks: "):
@@ -179,4 +199,4 @@ def vars_of(state: RowState) -> dict[str, Tensor]:
 def empty() -> Asked:
     none = torch.zeros(0, dtype=torch.int64)
     starts = torch.zeros(1, dtype=torch.int64)
-    return Asked(slots=none, starts=starts, samples=none, token_ids=none, sample_count=0)
+    return Asked(slots=none, starts=starts, token_ids=none)

@@ -1,0 +1,92 @@
+"""edit_rows: as its reference, and as the entries that a host would send for the same rules."""
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.batch.row_rules import RowRules, rule_changes
+from gpu_worker.batch.step_types import FLOAT_COLUMNS, INT_COLUMNS, RowChanges
+from gpu_worker.runner.device_rows import DeviceRows, staging_bytes
+from gpu_worker.runner.device_streams import CpuStreams
+from gpu_worker.runner.staging import Staging
+from kernels.rows.edit_rows import edit_rows, edit_rows_reference
+from kernels.sampling.sortable_keys import CHUNK
+from tests.support.mini_scheduler import sampling
+
+PROMPT = (3, 5, 3)
+OUTPUT = (7, 8, 7, 8, 9, 1) * 7
+KNOWN = len(PROMPT) + len(OUTPUT)
+RULES = {
+    0: {"repetition_penalty": 1.3, "frequency_penalty": 0.2, "presence_penalty": -0.4},
+    1: {"logit_bias": ((9, 1.5), (1, -3.0)), "bad_words": ((4,), (9, 1, 6), (2, 1, 5))},
+    2: {"allowed_token_ids": (1, 33, 36)},
+    3: {
+        "repetition_penalty": 0.7,
+        "logit_bias": ((7, 4.0),),
+        "allowed_token_ids": tuple(range(0, 40, 3)),
+        "bad_words": ((*OUTPUT[-31:], 12), (*OUTPUT[-30:], 15), (3, *OUTPUT[:2], 18)),
+    },
+    5: {"presence_penalty": 0.5},
+}
+# What a host would have found, by hand: bad words that the rows' last tokens begin.
+FORBIDDEN = {1: {4, 6}, 3: {12, 15}, 4: {2, 11}}
+SLOTS = 6
+
+
+def device_rows(vocab: int) -> DeviceRows:
+    """Slot 4 has no rules, and masked stops; all want log-probabilities but slot 1."""
+    limits = RowLimits(
+        slots=SLOTS, context_tokens=64, step_tokens=8, block_size=4, block_count=8, vocab_size=vocab
+    )
+    tokens = (*PROMPT, *OUTPUT)
+    rows = DeviceRows(limits, Staging(CpuStreams(), staging_bytes(limits)), torch.device("cpu"))
+    rules = {
+        slot: RowRules(sampling(**asked), tokens, len(PROMPT), vocab)
+        for slot, asked in RULES.items()
+    }
+    ints = dict.fromkeys(INT_COLUMNS, np.zeros(SLOTS, np.int64))
+    ints["num_tokens"] = np.full(SLOTS, KNOWN)
+    ints["prompt"] = np.full(SLOTS, len(PROMPT))
+    ints["masked_until"] = np.where(np.arange(SLOTS) == 4, KNOWN + 1, KNOWN)
+    ints["logprobs"] = np.where(np.arange(SLOTS) == 1, -1, 2)
+    ints["kinds"] = np.array([rules[slot].kinds if slot in rules else 0 for slot in range(SLOTS)])
+    floats = {name: np.ones(SLOTS, np.float32) for name in FLOAT_COLUMNS}
+    for slot, own in rules.items():
+        for name in ("repetition", "presence", "frequency"):
+            floats[name][slot] = getattr(own, name)
+    rows.apply(
+        RowChanges(
+            slots=np.arange(SLOTS),
+            ints=np.stack([ints[name] for name in INT_COLUMNS]),
+            floats=np.stack([floats[name] for name in FLOAT_COLUMNS]),
+            stops=np.full((SLOTS, 2), (2, 11), np.int32),
+            places=np.zeros(0, np.int64),
+            blocks=np.zeros(0, np.int32),
+            rules=rule_changes(rules, lambda slot: tokens, vocab),
+        )
+    )
+    return rows
+
+
+@pytest.mark.parametrize("vocab", [40, CHUNK + 3])
+def test_as_the_reference(vocab: int) -> None:
+    rows = device_rows(vocab)
+    slots = torch.tensor([3, -1, 0, 1, 5, 4, 2])
+    before = torch.randn(len(slots), vocab, generator=torch.Generator().manual_seed(1))
+    found, known = before.clone(), before.clone()
+    raw, known_raw = torch.zeros(2, len(slots), vocab)
+    edit_rows(found, raw, rows.state, rows.rules, slots)
+    edit_rows_reference(known, known_raw, rows.state, rows.rules, slots)
+    assert torch.equal(found, known)
+    assert torch.equal(raw, known_raw)
+    # Who wants log-probabilities has the model's own; whoever samples nothing is left alone.
+    assert torch.equal(raw[[0, 2, 4, 5, 6]], before[[0, 2, 4, 5, 6]])
+    assert not raw[[1, 3]].any()
+    assert torch.equal(found[1], before[1])
+    for row, slot in enumerate(slots.tolist()):
+        forbidden = set(torch.isinf(found[row]).nonzero().flatten().tolist())
+        if allowed := RULES.get(slot, {}).get("allowed_token_ids"):
+            assert forbidden == set(range(vocab)) - set(allowed) | FORBIDDEN.get(slot, set())
+        else:
+            assert forbidden == FORBIDDEN.get(slot, set())
