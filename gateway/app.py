@@ -12,6 +12,7 @@ from gateway.http.middleware import Gate
 from gateway.http.web_pages import WebPolicy
 from gateway.openai import chat, completions, health, models, openapi, stored, tokenize
 from gateway.openai.operation import Api, Operation, routes_of
+from gateway.openai.responses import operations as responses
 from gateway.requests.service import Front
 from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring
@@ -20,6 +21,7 @@ from service_kit.metrics import Metrics
 OPERATIONS: Final[tuple[Operation, ...]] = (
     *chat.OPERATIONS,
     *completions.OPERATIONS,
+    *responses.OPERATIONS,
     *models.OPERATIONS,
     *stored.OPERATIONS,
     *tokenize.OPERATIONS,

@@ -33,6 +33,7 @@ def _read(name: str) -> Script:
 BIND: Final = _read("bind")
 SUBMIT: Final = _read("submit")
 CANCEL: Final = _read("cancel")
+FORGET: Final = _read("forget")
 ELECT: Final = _read("elect")
 RENEW: Final = _read("renew")
 RESIGN: Final = _read("resign")

@@ -55,10 +55,15 @@ class Submissions:
     _store: Store
 
     async def submit(
-        self, record: SubmitRecord, body_hash: bytes, bounds: TenantBounds = NO_BOUNDS
+        self,
+        record: SubmitRecord,
+        body_hash: bytes,
+        bounds: TenantBounds = NO_BOUNDS,
+        *,
+        note: bytes = b"",
     ) -> Submitted:
         """Accept a request, or find it accepted already. All bounds are decided before anything is
-        written.
+        written. `note`: kept with it for `note`, and read by nobody else.
         """
         limits, keys = self._store.limits, self._store.keys
         prompt_tokens = len(record.prompt_token_ids)
@@ -91,6 +96,7 @@ class Submissions:
                 _least(UNBOUNDED, bounds.requests_max),
                 _least(UNBOUNDED, bounds.prompt_tokens_max),
                 limits.results_bytes_max,
+                note,
             ),
         )
         if verdict == b"OTHER":
@@ -160,11 +166,11 @@ class Submissions:
     async def find(self, id: str) -> RequestInfo:
         """A live request, or a finished one while its result is kept. NotFound otherwise."""
         keys = self._store.keys
-        fields = ("sequence_id", "n", "finished", "prompt_tokens", "render")
+        fields = ("sequence_id", "n", "finished", "prompt_tokens", "render", "forgotten")
         known, seq = await self._store.read(
             (("HMGET", keys.request(id), *fields), ("HGET", keys.lease, "journal_seq"))
         )
-        if known[0] is None:
+        if known[0] is None or known[5] is not None:
             raise NotFound(f"request {id}")
         return RequestInfo(
             sequence_id=int(known[0]),
@@ -174,6 +180,25 @@ class Submissions:
             render=RenderOptions.FromString(known[4]),
             journal_seq=int(seq or 0),
         )
+
+    async def note(self, id: str) -> bytes:
+        """What was given to `submit` with it. NotFound: no such request, or it had none."""
+        (stored,) = await self._store.read((("HGET", self._store.keys.request(id), "note"),))
+        if stored is None:
+            raise NotFound(f"request {id}")
+        return bytes(stored)
+
+    async def forget(self, id: str) -> None:
+        """`find` finds it no more, and its note and result are gone. NotFound: it was not there.
+
+        Who forgets a live request cancels it before. Its id stays taken until it would have left.
+        """
+        keys = self._store.keys
+        verdict, *_ = await self._store.script(
+            scripts.FORGET, (keys.request(id), keys.result(id)), ()
+        )
+        if verdict == b"NONE":
+            raise NotFound(f"request {id}")
 
     async def result(self, id: str) -> RequestResult | None:
         """What a finished request ended with; None while it is live, unknown, or no longer kept."""

@@ -22,6 +22,8 @@ STRINGS_MAX: Final = 1 << 15
 # What a field of several types may be: pydantic complains once per type.
 UNIONS: Final = {
     "prompt": "must be a string, a list of strings, a list of token ids, or a list of those lists",
+    "input": "must be a string or a list of messages with role and content, which is a string or a "
+    "list of text parts; images, audio and files are not taken",
     "stop": "must be a string or a list of strings",
     "content": "must be a string or a list of text parts; images, audio and files are not taken",
 }

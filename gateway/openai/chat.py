@@ -92,19 +92,19 @@ def _reply(head: Fields, wholes: Sequence[Part], ends: Fields) -> ChatReply:
 
 
 def _logprobs(tokens: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
-    if tokens is None:
-        return None
-    return ChatLogprobs(
-        [
-            ChatTokenLogprob(
-                each.text,
-                each.logprob,
-                list(each.raw),
-                [ChatTopLogprob(text, logprob, list(raw)) for text, raw, logprob in each.top or ()],
-            )
-            for each in tokens
-        ]
-    )
+    return None if tokens is None else ChatLogprobs(token_logprobs(tokens))
+
+
+def token_logprobs(tokens: Sequence[TokenLogprob]) -> list[ChatTokenLogprob]:
+    return [
+        ChatTokenLogprob(
+            each.text,
+            each.logprob,
+            list(each.raw),
+            [ChatTopLogprob(text, logprob, list(raw)) for text, raw, logprob in each.top or ()],
+        )
+        for each in tokens
+    ]
 
 
 CHAT: Final = Format("chatcmpl-", ChatChunk, _chunk_choice, _reply)

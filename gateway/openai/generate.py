@@ -3,7 +3,7 @@
 import re
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -61,14 +61,21 @@ async def generate(api: Api, exchange: Exchange, body: GenerationBody) -> None:
 
 def _asks(api: Api, exchange: Exchange, body: GenerationBody) -> list[Ask]:
     """The body's, with what the headers say."""
-    timeout_s = _timeout_s(exchange.header(TIMEOUT_HEADER))
     asks = body.asks(api.front.limits, api.config.prompts_max)
-    key = exchange.header("idempotency-key")
-    if key and len(asks) > 1:
+    if len(asks) > 1 and exchange.header("idempotency-key"):
         raise InvalidRequest("Idempotency-Key", "works with a single prompt only")
-    traceparent = exchange.header("traceparent")[:TRACEPARENT_CHARS_MAX]
-    named: Any = {"request_id": key, "body_hash": exchange.body_digest}
-    return [replace(ask, traceparent=traceparent, timeout_s=timeout_s, **named) for ask in asks]
+    return [with_headers(ask, exchange) for ask in asks]
+
+
+def with_headers(ask: Ask, exchange: Exchange) -> Ask:
+    """An Ask that was made of a body, with what the headers say."""
+    return replace(
+        ask,
+        request_id=exchange.header("idempotency-key"),
+        body_hash=exchange.body_digest,
+        timeout_s=_timeout_s(exchange.header(TIMEOUT_HEADER)),
+        traceparent=exchange.header("traceparent")[:TRACEPARENT_CHARS_MAX],
+    )
 
 
 def _timeout_s(given: str) -> float | None:

@@ -1,4 +1,4 @@
-"""What the bodies of both generating endpoints take, and their way to an Ask.
+"""What the bodies of generating endpoints take, and their way to an Ask.
 
 A field that is called as in SamplingParams is sampled by; it needs no other line here.
 """
@@ -6,6 +6,7 @@ A field that is called as in SamplingParams is sampled by; it needs no other lin
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from gateway.http.json_body import cut
@@ -30,28 +31,19 @@ class StreamOptions(RequestBody):
     """Ours: how many tokens of the choice there are so far, for `starting_after`."""
 
 
-class GenerationBody(RequestBody):
-    """What both endpoints take, vendor extras included."""
-
-    FORMAT: ClassVar[Format]
+class SamplingBody(RequestBody):
+    """How any endpoint samples, vendor extras included."""
 
     model: str | None = None
     """Left out or empty: the only model. Another one is answered with 404."""
-    n: int | None = None
     temperature: float | None = None
-    prompt_logprobs: int | None = None
-    """As in vLLM: of the prompt's tokens, with this many likeliest ones. Not told in streams, and
-    bounded in all: prompt tokens times (prompt_logprobs + 1)."""
     top_p: float | None = None
     top_k: int | None = None
     """0 or -1: all."""
     min_p: float | None = None
     seed: int | None = None
-    max_tokens: int | None = None
-    """With the prompt's tokens at most the context. Left out: to its end. 0 scores a prompt whose
-    log-probabilities are asked for, and is refused for others."""
     min_tokens: int | None = None
-    """At most max_tokens."""
+    """At most as many as there may be."""
     stop: str | Texts | None = None
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
@@ -65,26 +57,13 @@ class GenerationBody(RequestBody):
     the tokens that stop."""
     bad_words_token_ids: IdLists | None = None
     """Something of the vocabulary must be left."""
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     priority: int | None = None
     """As other servers have it: lower runs first. A tenant may have a bound of its own."""
-    background: bool | None = None
-    """Keep computing when the client leaves; come back by GET /v1/requests/{id}. With a single
-    prompt only."""
-
-    @abstractmethod
-    def asks(self, limits: Limits, prompts_max: int) -> list[Ask]:
-        """One Ask per prompt."""
 
     def ask(self, prompt: Prompt, limits: Limits, **given: Any) -> Ask:
-        """What both endpoints ask alike. `given`: sampling fields that they read in their ways."""
-        if self.prompt_logprobs is not None and self.stream:
-            rule = "is not told in streams; leave stream out, or take echo with logprobs"
-            raise InvalidRequest("prompt_logprobs", rule)
+        """What all ask alike. `given`: sampling fields that they read in their ways."""
         sampling, wrong = sampling_from(self._sampling() | given, limits)
         return Ask(
             prompt=prompt,
@@ -92,10 +71,7 @@ class GenerationBody(RequestBody):
             model=self.model or "",
             sampling=sampling,
             sampling_wrong=wrong,
-            n=self.n,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            return_token_ids=bool(self.return_token_ids),
-            keep_running=bool(self.background),
             include_stop=bool(self.include_stop_str_in_output),
             show_special_tokens=self.skip_special_tokens is False,
             priority=-(self.priority or 0),
@@ -111,6 +87,41 @@ class GenerationBody(RequestBody):
         given["logit_bias"] = _biases(self.logit_bias or {})
         given["bad_words"] = self.bad_words_token_ids
         return given
+
+
+class GenerationBody(SamplingBody):
+    """What chat and completions take."""
+
+    FORMAT: ClassVar[Format]
+
+    n: int | None = None
+    prompt_logprobs: int | None = None
+    """As in vLLM: of the prompt's tokens, with this many likeliest ones. Not told in streams, and
+    bounded in all: prompt tokens times (prompt_logprobs + 1)."""
+    max_tokens: int | None = None
+    """With the prompt's tokens at most the context. Left out: to its end. 0 scores a prompt whose
+    log-probabilities are asked for, and is refused for others."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    background: bool | None = None
+    """Keep computing when the client leaves; come back by GET /v1/requests/{id}. With a single
+    prompt only."""
+
+    @abstractmethod
+    def asks(self, limits: Limits, prompts_max: int) -> list[Ask]:
+        """One Ask per prompt."""
+
+    def ask(self, prompt: Prompt, limits: Limits, **given: Any) -> Ask:
+        if self.prompt_logprobs is not None and self.stream:
+            rule = "is not told in streams; leave stream out, or take echo with logprobs"
+            raise InvalidRequest("prompt_logprobs", rule)
+        return replace(
+            super().ask(prompt, limits, **given),
+            n=self.n,
+            return_token_ids=bool(self.return_token_ids),
+            keep_running=bool(self.background),
+        )
 
     def echoed(self, prompt: Prompt, pieces: Pieces) -> Echo:
         """What the answer shows of this prompt of its."""

@@ -22,6 +22,7 @@ from gateway.http.middleware import OPEN_PATHS
 from gateway.openai.generation_body import SEED_MIN
 from gateway.openai.operation import OPEN, Api, Operation
 from gateway.openai.request_body import HARMLESS, NEUTRAL, RequestBody
+from gateway.openai.responses.body import METADATA_MAX
 from gateway.requests.validation import (
     BIAS_MAX,
     NAME,
@@ -167,7 +168,7 @@ def _body_schemas(
         schema = body.model_json_schema(ref_template=REFERENCE.replace("name", "model"))
         found |= schema.pop("$defs", {})
         schema["description"] += WRITTEN.format(values=limits.body_values_max, strings=STRINGS_MAX)
-        schema["properties"] |= _unused()
+        schema["properties"] = _unused() | schema["properties"]
         found[body.__name__] = schema
     rules = _rules(model, limits, prompts_max)
     for schema in found.values():
@@ -229,6 +230,9 @@ def _rules(model: str, limits: Limits, prompts_max: int) -> Rules:
         "prompt": prompt_ids | text | {"array[string]": several, "array[array[integer]]": several},
         "tokens": prompt_ids,
         "messages": {"array[]": _items(1, limits.messages_max)},
+        "input": text | {"array[]": _items(1, limits.messages_max)},
+        "instructions": text,
+        "metadata": {"object[string]": {"maxProperties": METADATA_MAX}},
         "name": {"string": {"pattern": f"^({NAME.pattern})?$"}},
         "role": {"string": {"enum": _roles(limits.roles)}},
         "content": text,
@@ -249,6 +253,7 @@ def _number_rules(limits: Limits) -> Rules:
     # A prompt has at least one token.
     output = (0, limits.context_tokens_max - 1)
     bounds |= dict.fromkeys(("max_tokens", "max_completion_tokens", "min_tokens"), output)
+    bounds |= {"max_output_tokens": (1, output[1])}
     bounds |= dict.fromkeys(("n", "best_of"), (1, limits.choices_max))
     # What these are before they become unsigned.
     bounds |= {"top_k": (-1, bounds["top_k"][1]), "seed": (SEED_MIN, bounds["seed"][1])}

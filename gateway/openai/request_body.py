@@ -27,8 +27,10 @@ HARMLESS: Final = frozenset(
 # Known to OpenAI's API, not to this one yet: accepted only with a value that asks for nothing.
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "audio": (None,),
+    "conversation": (None,),
     "function_call": (None, "none"),
     "functions": (None, []),
+    "max_tool_calls": (None,),
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
@@ -135,7 +137,9 @@ def parse(kind: type[BodyT], sent: JsonBody, ignored: dict[str, None] | None = N
     """
     kept: dict[str, Any] = {}
     for key, value in sent.take().items():
-        if key in NEUTRAL:
+        if key in kind.model_fields:
+            kept[key] = value
+        elif key in NEUTRAL:
             # By type too: Python has 1 == True, JSON has not.
             if not any(type(value) is type(each) and value == each for each in NEUTRAL[key]):
                 raise InvalidRequest(key, "is not supported by this server")

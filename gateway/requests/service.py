@@ -230,6 +230,19 @@ class Front:
         await self._find(request_id, tenant)
         return await self._link.ledger.cancel(_ledger_id(request_id, tenant))
 
+    async def note(self, request_id: str, tenant: Tenant) -> bytes:
+        """What its Ask brought to be kept. NotFound: nothing, or it is there no more."""
+        check_request_id(request_id)
+        try:
+            return await self._link.ledger.note(_ledger_id(request_id, tenant))
+        except NotFound:
+            raise NotFound(f"request {request_id!r}") from None
+
+    async def forget(self, request_id: str, tenant: Tenant) -> None:
+        """Nobody finds it any more. What is live is cancelled."""
+        await self.cancel(request_id, tenant)
+        await self._link.ledger.forget(_ledger_id(request_id, tenant))
+
     async def look(self, request_id: str, tenant: Tenant) -> Seen:
         """Live and where, or how it ended."""
         found = await self._find(request_id, tenant)
@@ -328,7 +341,9 @@ class Front:
 
     async def _submit(self, record: SubmitRecord, ask: Ask, tenant: Tenant) -> Submitted:
         """Submit to the end even if the client leaves: what was accepted must be known."""
-        task = asyncio.ensure_future(self._link.ledger.submit(record, ask.body_hash, tenant.bounds))
+        task = asyncio.ensure_future(
+            self._link.ledger.submit(record, ask.body_hash, tenant.bounds, note=ask.note)
+        )
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:

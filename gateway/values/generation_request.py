@@ -79,3 +79,5 @@ class Ask:
     # How long after it this gateway speaks for a scheduler that does not.
     grace_s: float = 1.0
     traceparent: str = ""
+    # Kept with the request for `Front.note`.
+    note: bytes = b""

@@ -73,7 +73,8 @@ for i = 1, endings do
     local kept = time_to_live()
     redis.call('SET', KEYS[key + 1], ARGV[arg + 2], 'EX', kept)
     -- Result and request name the id; what Redis itself needs for a key was measured.
-    store_bytes(#ARGV[arg + 2] + 2 * #KEYS[key] + 500 + 150 * n, kept)
+    local note = redis.call('HSTRLEN', KEYS[key], 'note')
+    store_bytes(#ARGV[arg + 2] + note + 2 * #KEYS[key] + 500 + 150 * n, kept)
     redis.call('HSET', KEYS[key], 'finished', '1')
     redis.call('EXPIRE', KEYS[key], kept)
     redis.call('EXPIRE', KEYS[key + 2], kept)

@@ -4,7 +4,8 @@
 -- KEYS  meta, inbox, load, lease, request:<id>
 -- ARGV  1 store nonce, 2 body hash, 3 n, 4 prompt tokens, 5 choices at most, 6 prompt tokens at most,
 --       7 InboxRecord, 8 RenderOptions, 9 id, 10 prefix of the sequence:<sequence id> keys,
---       11 tenant, 12 choices and 13 prompt tokens of the tenant at most, 14 bytes of stored results at most
+--       11 tenant, 12 choices and 13 prompt tokens of the tenant at most, 14 bytes of stored results at most,
+--       15 note, may be empty
 -- reply {NEW | OLD, first sequence id, journal seq at acceptance} | {OTHER}: same id, another body
 --       | {FULL_REQUESTS | FULL_TOKENS | TENANT_REQUESTS | TENANT_TOKENS, live now} | {FULL_RESULTS, bytes} | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
@@ -41,6 +42,7 @@ redis.call('HSET', KEYS[1], 'sequence_id', string.format('%.0f', first + n - 1))
 local entry = redis.call('XADD', KEYS[2], '*', 's', sequence_id, 'r', ARGV[7])
 redis.call('HSET', KEYS[5], 'hash', ARGV[2], 'sequence_id', sequence_id, 'n', n, 'prompt_tokens', prompt_tokens,
   'accepted_seq', seq, 'render', ARGV[8], 'entries', entry, 'tenant', ARGV[11])
+if ARGV[15] ~= '' then redis.call('HSET', KEYS[5], 'note', ARGV[15]) end
 for choice = 0, n - 1 do
   redis.call('SET', ARGV[10] .. string.format('%.0f', first + choice), ARGV[9])
 end

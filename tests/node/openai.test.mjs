@@ -72,6 +72,34 @@ test("a completion", async () => {
   assert.deepEqual([completion_tokens, total_tokens], [8, prompt_tokens + 8]);
 });
 
+test("a response in the background, taken up again after every event", async () => {
+  const asked = { model, input: "Tell me about soup.", temperature: 0, max_output_tokens: 16 };
+  const begun = await client.responses.create({ ...asked, background: true });
+  assert.equal(begun.status, "queued");
+  const events = await allOf(await client.responses.retrieve(begun.id, { stream: true }));
+  const whole = events.at(-1).response;
+  const textOf = (some) => some.map((each) => each.delta ?? "").join("");
+  assert.equal(events.at(-1).type, whole.incomplete_details ? "response.incomplete" : "response.completed");
+  assert.equal(textOf(events), whole.output[0].content[0].text);
+  for (const [index, { sequence_number }] of events.entries()) {
+    const rest = await allOf(await client.responses.retrieve(begun.id, { stream: true, starting_after: sequence_number }));
+    assert.equal(textOf(events.slice(0, index + 1)) + textOf(rest), textOf(events));
+  }
+  const same = await client.responses.create(asked);
+  assert.equal(same.output_text, textOf(events));
+  const next = await client.responses.create({ ...asked, input: "And?", previous_response_id: begun.id });
+  assert.ok(next.usage.input_tokens > same.usage.input_tokens);
+});
+
+test("a response is cancelled, deleted, and then found by nobody", async () => {
+  const asked = { model, input: "Soup?", max_output_tokens: 900, ignore_eos: true, background: true };
+  const { id } = await client.responses.create(asked);
+  assert.equal((await client.responses.cancel(id)).status, "cancelled");
+  assert.equal((await client.responses.retrieve(id)).status, "cancelled");
+  await client.responses.delete(id);
+  await assert.rejects(client.responses.retrieve(id), OpenAI.NotFoundError);
+});
+
 test("a streamed completion is the same as a whole one", async () => {
   const body = { model, prompt, max_tokens: 12, temperature: 0, n: 2, logprobs: 2 };
   const whole = await client.completions.create(body);

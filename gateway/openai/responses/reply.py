@@ -1,0 +1,140 @@
+"""A response as it is answered, whole and in its states; OpenAI's names."""
+
+from typing import Final, Literal
+
+from msgspec import Struct, field
+
+from gateway.openai.chat import ChatTokenLogprob
+from gateway.openai.usage import Count, Timing
+from gateway.openai.usage import Usage as OtherUsage
+
+ID_PREFIX: Final = "resp_"
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class OutputText(Struct, kw_only=True):
+    type: Literal["output_text"] = "output_text"
+    text: str = ""
+    annotations: list[None] = field(default_factory=list)
+    logprobs: list[ChatTokenLogprob] = field(default_factory=list)
+
+
+class OutputMessage(Struct, kw_only=True):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[OutputText]
+
+
+class ResponseProblem(Struct):
+    code: Literal["server_error"]
+    message: str
+
+
+class IncompleteDetails(Struct):
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class InputTokensDetails(Struct):
+    cached_tokens: Count
+
+
+class OutputTokensDetails(Struct):
+    reasoning_tokens: Count = 0
+
+
+class ResponseUsage(Struct, kw_only=True):
+    input_tokens: Count
+    input_tokens_details: InputTokensDetails
+    output_tokens: Count
+    output_tokens_details: OutputTokensDetails = field(default_factory=OutputTokensDetails)
+    total_tokens: Count
+
+
+class ReasoningReply(Struct):
+    effort: str | None = None
+    summary: None = None
+
+
+class TextFormatReply(Struct):
+    type: Literal["text"] = "text"
+
+
+class TextReply(Struct):
+    format: TextFormatReply = field(default_factory=TextFormatReply)
+
+
+class Asked(Struct, kw_only=True):
+    """What a response says of its request. Kept with it, so that it can be told again."""
+
+    created_at: Count
+    background: bool
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    previous_response_id: str | None
+    reasoning: ReasoningReply
+    store: bool
+    temperature: float
+    top_logprobs: Count
+    top_p: float
+
+
+class Response(Asked, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    status: Status
+    model: str
+    output: list[OutputMessage] = field(default_factory=list)
+    error: ResponseProblem | None = None
+    incomplete_details: IncompleteDetails | None = None
+    usage: ResponseUsage | None = None
+    # Where the time went, of one that has ended.
+    kaiten: Timing | None = None
+    parallel_tool_calls: bool = True
+    text: TextReply = field(default_factory=TextReply)
+    tool_choice: Literal["auto"] = "auto"
+    tools: list[None] = field(default_factory=list)
+    truncation: Literal["disabled"] = "disabled"
+
+
+class DeletedResponse(Struct, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+class InputTextReply(Struct):
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+class InputItem(Struct, kw_only=True):
+    id: str
+    type: Literal["message"] = "message"
+    role: str
+    status: Literal["completed"] = "completed"
+    content: list[InputTextReply]
+
+
+class InputItems(Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[InputItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def usage_of(usage: OtherUsage) -> ResponseUsage:
+    """The same in the words of this endpoint."""
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+    )
+
+
+def message_id(response_id: str) -> str:
+    return f"msg_{response_id.removeprefix(ID_PREFIX)}"

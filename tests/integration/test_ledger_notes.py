@@ -1,0 +1,80 @@
+"""What is kept with a request for its gateway, and requests that are to be forgotten."""
+
+import pytest
+from redis.asyncio import Redis
+
+from ledger import Ledger, LedgerLimits
+from service_kit.errors import NotFound
+from tests.support.play_leader import PlayLeader, submit_record
+
+
+async def test_a_note_is_kept_as_long_as_its_request(redis_url: str, cell: str) -> None:
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(result_ttl_s=600))
+    leader = await PlayLeader.elected(ledger)
+    submitted = await ledger.submit(submit_record("a"), b"h", note=b"\x00of a")
+    await ledger.submit(submit_record("b"), b"h")
+    assert await ledger.note("a") == b"\x00of a"
+    for id in ("b", "nobody"):
+        with pytest.raises(NotFound):
+            await ledger.note(id)
+    # A repeat changes nothing.
+    assert not (await ledger.submit(submit_record("a"), b"h", note=b"other")).is_new
+    await leader.finish("a", submitted.sequence_id)
+    assert await ledger.note("a") == b"\x00of a"
+    async with Redis.from_url(redis_url) as client:
+        assert 0 < await client.ttl(ledger.keys.request("a")) <= 600
+    await ledger.close()
+
+
+async def test_notes_count_among_the_bytes_of_results(redis_url: str, cell: str) -> None:
+    ledger = await Ledger.connect(redis_url, cell=cell)
+    leader = await PlayLeader.elected(ledger)
+    counts = []
+    async with Redis.from_url(redis_url) as client:
+        for id, note in (("plain", b""), ("noted", b"n" * 5000)):
+            submitted = await ledger.submit(submit_record(id), b"h", note=note)
+            await leader.finish(id, submitted.sequence_id)
+            load = await client.hgetall(ledger.keys.load)
+            stored = [value for field, value in load.items() if field.startswith(b"results:")]  # type: ignore[arg-type]
+            counts.append(sum(int(each.split()[1]) for each in stored if b" " in each))
+    plain, both = counts
+    assert both - plain == plain + 5000
+    await ledger.close()
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+async def test_a_forgotten_request_is_found_by_nobody(
+    redis_url: str, cell: str, *, is_live: bool
+) -> None:
+    ledger = await Ledger.connect(redis_url, cell=cell)
+    leader = await PlayLeader.elected(ledger)
+    submitted = await ledger.submit(submit_record("a"), b"h", note=b"n")
+    if not is_live:
+        await leader.finish("a", submitted.sequence_id)
+    await ledger.forget("a")
+    for ask in (ledger.find, ledger.note, ledger.cancel, ledger.forget):
+        with pytest.raises(NotFound):
+            await ask("a")
+    if is_live:
+        # It comes to its end all the same, and takes nothing with it.
+        await leader.finish("a", submitted.sequence_id)
+        assert (await ledger.load()).choices == 0
+    else:
+        assert await ledger.result("a") is None
+    with pytest.raises(NotFound):
+        await ledger.find("a")
+    with pytest.raises(NotFound):
+        await ledger.forget("nobody")
+    await ledger.close()
+
+
+async def test_nothing_forgotten_stays_for_ever(redis_url: str, cell: str) -> None:
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(result_ttl_s=600))
+    leader = await PlayLeader.elected(ledger)
+    submitted = await ledger.submit(submit_record("a"), b"h", note=b"n")
+    await ledger.forget("a")
+    await leader.finish("a", submitted.sequence_id)
+    async with Redis.from_url(redis_url) as client:
+        for key in (ledger.keys.request("a"), ledger.keys.result("a")):
+            assert 0 < await client.ttl(key) <= 600
+    await ledger.close()

@@ -1,0 +1,99 @@
+"""A background response whose client is gone while every process dies in turn."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI, OpenAIError
+
+from kaiten.mini import CHECKPOINT
+from tests.support.answers import until
+from tests.support.cluster import Cluster
+from tests.support.processes import GATEWAY, WORKER, ServiceProcess
+from tests.support.store_server import StoreServer
+
+ASKED: Any = {
+    "model": "mini",
+    "instructions": "Be brief.",
+    "input": "Tell me about soup.",
+    "max_output_tokens": 900,
+    "temperature": 0.8,
+    "background": True,
+    "extra_body": {"ignore_eos": True, "seed": 5},
+}
+
+
+async def is_ready(address: str) -> bool:
+    async with httpx.AsyncClient() as client:
+        try:
+            return (await client.get(f"http://{address}/ready")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+async def test_it_is_retrieved_whole_and_equal(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, workers=0) as cluster:
+        flags = {"model": CHECKPOINT, "slots": 4, "threads": 1, "kv_blocks": 256}
+        worker = cluster.add_worker(flags, WORKER)
+        http = cluster.hold_port()
+        flags = {
+            "redis_url": cluster.store.url,
+            "model": CHECKPOINT,
+            "served_model_name": "mini",
+            "grpc_port": 0,
+            "http_port": http.number,
+        }
+        gateway = cluster.add("gateway", GATEWAY, flags)
+        for process in (worker, gateway):
+            process.start()
+        await until(partial(is_ready, http.address), "the gateway is ready")
+        async with AsyncOpenAI(
+            base_url=f"http://{http.address}/v1", api_key="any", max_retries=0
+        ) as client:
+            undisturbed = await _ended(client, (await client.responses.create(**ASKED)).id)
+            assert undisturbed.usage.output_tokens == ASKED["max_output_tokens"]
+            response = await client.responses.create(**ASKED)
+            # Without its worker it cannot end, and waits for the others to die and come back.
+            worker.kill()
+            mortals: list[ServiceProcess | StoreServer] = [
+                gateway, cluster.schedulers[0], cluster.store,
+            ]  # fmt: skip
+            for mortal in mortals:
+                await asyncio.to_thread(mortal.kill)
+                await asyncio.to_thread(mortal.start)
+                await until(
+                    partial(_is_live, client, response.id), "it is there, and has not ended"
+                )
+            worker.start()
+            found = await _ended(client, response.id)
+            assert found.output_text == undisturbed.output_text
+            assert found.usage.output_tokens == undisturbed.usage.output_tokens
+            assert (found.instructions, found.status) == ("Be brief.", "incomplete")
+            going_on = await client.responses.create(
+                model="mini", input="And?", previous_response_id=found.id, max_output_tokens=1
+            )
+            assert going_on.usage is not None
+            assert going_on.usage.input_tokens > undisturbed.usage.input_tokens + 100
+
+
+async def _is_live(client: AsyncOpenAI, id: str) -> bool:
+    try:
+        found = await client.responses.retrieve(id)
+    except OpenAIError:
+        return False
+    assert found.status in ("queued", "in_progress")
+    return True
+
+
+async def _ended(client: AsyncOpenAI, id: str) -> Any:
+    found: Any = None
+
+    async def has_ended() -> bool:
+        nonlocal found
+        found = await client.responses.retrieve(id)
+        return found.status not in ("queued", "in_progress")
+
+    await until(has_ended, "the response has ended")
+    return found

@@ -1,0 +1,256 @@
+"""/v1/responses by the OpenAI package: a response outlives its client."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from openai.types.responses import Response, ResponseStreamEvent
+
+from tests.support.answers import until
+from tests.support.whole_stack import MODEL, Door
+
+GREEDY: Any = {"model": MODEL, "temperature": 0}
+LONG: Any = {
+    "model": MODEL,
+    "max_output_tokens": 900,
+    "extra_body": {"ignore_eos": True, "seed": 3},
+}
+IMAGE = {"role": "user", "content": [{"type": "input_image"}]}
+
+
+def events(client: OpenAI, **asked: Any) -> list[ResponseStreamEvent]:
+    return list(client.responses.create(**asked, stream=True))
+
+
+def text_of(found: list[Any]) -> str:
+    return "".join(event.delta for event in found if event.type == "response.output_text.delta")
+
+
+def test_a_response_says_what_chat_says(client: OpenAI) -> None:
+    response = client.responses.create(
+        **GREEDY, instructions="Be brief.", input="Hello!", metadata={"for": "me"}, user="u"
+    )
+    messages: Any = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello!"},
+    ]
+    chat = client.chat.completions.create(**GREEDY, messages=messages)
+    assert response.output_text == chat.choices[0].message.content
+    assert (response.status, response.object) == ("completed", "response")
+    assert response.usage is not None
+    assert chat.usage is not None
+    assert response.usage.input_tokens == chat.usage.prompt_tokens
+    assert response.usage.output_tokens == chat.usage.completion_tokens
+    assert (response.instructions, response.metadata) == ("Be brief.", {"for": "me"})
+    assert response.temperature == 0
+    assert client.responses.retrieve(response.id) == response
+
+
+def test_a_response_cut_by_its_limit_is_incomplete(client: OpenAI) -> None:
+    response = client.responses.create(**GREEDY, input="Hello!", max_output_tokens=2)
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output[0].status == "incomplete"
+
+
+def test_logprobs_are_as_in_chat(client: OpenAI) -> None:
+    response = client.responses.create(
+        **GREEDY, input="Hello!", include=["message.output_text.logprobs"], top_logprobs=2
+    )
+    chat = client.chat.completions.create(
+        **GREEDY, messages=[{"role": "user", "content": "Hello!"}], logprobs=True, top_logprobs=2
+    )
+    told = response.output[0].content[0].logprobs
+    expected = chat.choices[0].logprobs
+    assert expected is not None
+    assert expected.content is not None
+    assert [each.to_dict() for each in told] == [each.to_dict() for each in expected.content]
+
+
+@pytest.mark.parametrize("options", [{}, {"include": ["message.output_text.logprobs"]}])
+def test_a_stream_is_the_response_event_by_event(client: OpenAI, options: Any) -> None:
+    found = events(client, **GREEDY, input="Hello!", **options)
+    kinds = [event.type.removeprefix("response.") for event in found]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    assert kinds[-4:] == [
+        "output_text.done", "content_part.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    numbers = [event.sequence_number for event in found]
+    assert numbers == sorted(set(numbers))
+    whole: Response = found[-1].response  # type: ignore[union-attr]
+    assert text_of(found) == whole.output_text != ""
+    assert client.responses.retrieve(whole.id) == whole
+
+
+def test_a_stream_goes_on_after_any_event(client: OpenAI) -> None:
+    """Whoever has all up to some event gets exactly the others, wherever it left."""
+    found = events(client, **GREEDY, input="Tell me about soup.", max_output_tokens=24)
+    whole: Response = found[-1].response  # type: ignore[union-attr]
+    for index, event in enumerate(found):
+        rest = list(
+            client.responses.retrieve(whole.id, stream=True, starting_after=event.sequence_number)
+        )
+        assert text_of(found[: index + 1]) + text_of(rest) == whole.output_text
+        assert [each for each in rest if "delta" not in each.type] == [
+            each for each in found[index + 1 :] if "delta" not in each.type
+        ]
+
+
+def test_the_client_goes_and_the_response_stays(client: OpenAI) -> None:
+    stream = client.responses.create(**LONG, input="Soup?", background=True, stream=True)
+    seen: list[ResponseStreamEvent] = []
+    for event in stream:
+        seen.append(event)
+        if len(seen) == 8:
+            break
+    stream.close()
+    begun: Response = seen[0].response  # type: ignore[union-attr]
+    rest = list(
+        client.responses.retrieve(begun.id, stream=True, starting_after=seen[-1].sequence_number)
+    )
+    whole: Response = rest[-1].response  # type: ignore[union-attr]
+    assert text_of(seen) + text_of(rest) == whole.output_text
+    assert whole.usage is not None
+    assert whole.usage.output_tokens == 900
+
+
+def test_a_conversation_goes_on_by_the_id_of_its_last_response(client: OpenAI) -> None:
+    first = client.responses.create(**GREEDY, instructions="Sing.", input="Hello!")
+    second = client.responses.create(
+        **GREEDY, instructions="Be brief.", input="And now?", previous_response_id=first.id
+    )
+    messages: Any = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello!"},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "And now?"},
+    ]
+    chat = client.chat.completions.create(**GREEDY, messages=messages)
+    assert second.output_text == chat.choices[0].message.content
+    assert second.previous_response_id == first.id
+    # Nothing of it hangs on the one before.
+    client.responses.delete(first.id)
+    items = list(client.responses.input_items.list(second.id, order="asc", limit=2))
+    said = [(item.role, item.content[0].text) for item in items]  # type: ignore[index, union-attr]
+    assert said == [
+        ("user", "Hello!"), ("assistant", first.output_text), ("user", "And now?"),
+    ]  # fmt: skip
+    third = client.responses.create(
+        **GREEDY,
+        input=[*second.output, {"role": "user", "content": "Hm."}],
+    )
+    assert third.status in ("completed", "incomplete")
+
+
+async def test_in_the_background_it_is_queued_then_cancelled(async_client: AsyncOpenAI) -> None:
+    response = await async_client.responses.create(**LONG, input="Hello!", background=True)
+    assert response.status == "queued"
+    cancelled = await async_client.responses.cancel(response.id)
+    assert cancelled.status == "cancelled"
+    assert await async_client.responses.retrieve(response.id) == cancelled
+    # What has ended stays as it was.
+    assert await async_client.responses.cancel(response.id) == cancelled
+
+
+async def test_in_the_background_it_comes_to_its_end(async_client: AsyncOpenAI) -> None:
+    response = await async_client.responses.create(**GREEDY, input="Hello!", background=True)
+
+    async def has_ended() -> bool:
+        nonlocal response
+        response = await async_client.responses.retrieve(response.id)
+        return response.status not in ("queued", "in_progress")
+
+    await until(has_ended, "the response has ended")
+    assert response.status == "completed"
+    assert response.output_text
+
+
+def test_what_is_deleted_or_not_stored_is_found_by_nobody(client: OpenAI) -> None:
+    stored = client.responses.create(**GREEDY, input="Hello!")
+    client.responses.delete(stored.id)
+    passing = client.responses.create(**GREEDY, input="Hello!", store=False)
+    assert passing.output_text == stored.output_text
+    live = client.responses.create(**LONG, input="Hello!", background=True)
+    client.responses.delete(live.id)
+    for gone in (stored, passing, live):
+        for ask in (
+            client.responses.retrieve,
+            client.responses.delete,
+            client.responses.cancel,
+            client.responses.input_items.list,
+        ):
+            with pytest.raises(NotFoundError, match=gone.id):
+                ask(gone.id)
+        with pytest.raises(BadRequestError, match="previous_response_id: names") as caught:
+            client.responses.create(**GREEDY, input="?", previous_response_id=gone.id)
+        assert caught.value.param == "previous_response_id"
+
+
+def test_the_same_key_is_the_same_response(client: OpenAI) -> None:
+    asked: Any = {**GREEDY, "input": "Hello!", "extra_headers": {"Idempotency-Key": "once-1"}}
+    first, again = client.responses.create(**asked), client.responses.create(**asked)
+    assert first == again
+    assert first.id == "resp_once-1"
+
+
+@pytest.mark.parametrize(
+    ("field", "rule", "asked"),
+    [
+        ("input", "must", {"input": []}),
+        ("input", "images, audio and files are not taken", {"input": [IMAGE]}),
+        ("max_output_tokens", "at least 1", {"max_output_tokens": 0}),
+        ("max_output_tokens", "must be at most", {"max_output_tokens": 5000}),
+        ("background", "needs store", {"background": True, "store": False}),
+        ("top_logprobs", "needs include", {"top_logprobs": 3}),
+        ("include", "message.output_text.logprobs", {"include": ["file_search_call.results"]}),
+        ("metadata", "at most 16", {"metadata": {str(n): "" for n in range(17)}}),
+        ("metadata", "512", {"metadata": {"a": "b" * 513}}),
+        ("truncation", "disabled", {"truncation": "auto"}),
+        ("tools", "not supported", {"tools": [{"type": "web_search"}]}),
+        ("conversation", "not supported", {"conversation": "conv_1"}),
+        ("previous_response_id", "must match resp_", {"previous_response_id": "chatcmpl-1"}),
+        ("text.format.type", "should be 'text'", {"text": {"format": {"type": "json_schema"}}}),
+        ("temperature", "2", {"temperature": 3.0}),
+    ],
+)
+def test_what_is_wrong_is_named(client: OpenAI, field: str, rule: str, asked: Any) -> None:
+    body = {"model": MODEL, "input": "Hello!", **asked}
+    with pytest.raises(BadRequestError) as caught:
+        client.responses.create(**body)
+    assert str(caught.value.param).startswith(field)
+    assert rule in str(caught.value)
+
+
+@pytest.mark.parametrize("after", ["x", "-1", "99999999999"])
+def test_a_number_that_is_none_is_refused(client: OpenAI, after: Any) -> None:
+    response = client.responses.create(**GREEDY, input="Hello!", max_output_tokens=1)
+    with pytest.raises(BadRequestError, match="starting_after: must be the sequence_number"):
+        client.responses.retrieve(response.id, stream=True, starting_after=after)
+
+
+def test_nobody_elses_response_is_found(another_door: Callable[..., Door], tmp_path: Path) -> None:
+    names = ("alice", "bob")
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        "".join(
+            f'[tenants.{name}]\nkeys = ["sha256:{hashlib.sha256(name.encode()).hexdigest()}"]\n'
+            for name in names
+        )
+    )
+    door = another_door(api_keys_file=keys)
+    alice, bob = (
+        OpenAI(base_url=door.openai, api_key=name, max_retries=0, timeout=60) for name in names
+    )
+    with alice, bob:
+        response = alice.responses.create(**GREEDY, input="Hello!")
+        assert alice.responses.retrieve(response.id) == response
+        for ask in (bob.responses.retrieve, bob.responses.delete, bob.responses.cancel):
+            with pytest.raises(NotFoundError):
+                ask(response.id)
+        with pytest.raises(BadRequestError, match="which is not here"):
+            bob.responses.create(**GREEDY, input="?", previous_response_id=response.id)
