@@ -26,6 +26,8 @@ ROW = re.compile(
     r"^\| (?:(gateway|scheduler|worker) )?`(--[a-z-]+)`[^|]*\| ([^|]*) \|", re.MULTILINE
 )
 NUMBER = re.compile(r"(-?[\d.]+)( KiB| MiB|)\b")
+SOURCE = re.compile(r"`[\w/*.]*?(\w+\.(?:py|lua|cpp|h|proto))\b")
+PROGRAMS = {"llama.cpp"}
 UNITS = {"": 1, " KiB": 1 << 10, " MiB": 1 << 20}
 DISTRIBUTION = re.compile(r"[a-z][a-z0-9-]*")
 
@@ -45,6 +47,16 @@ def anchors(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_files_that_pages_name_are_there() -> None:
+    """By their last name. What was decided once may name what is no more, and so may changes."""
+    folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "."]
+    there = {path.name for folder in folders for path in folder.rglob("*.*")}
+    for page in pages():
+        if page.parent.name != "adr" and page.name != "CHANGELOG.md":
+            named = set(SOURCE.findall(page.read_text())) - PROGRAMS
+            assert named <= there, (page, sorted(named - there))
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda path: str(path.relative_to(ROOT)))
