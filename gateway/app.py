@@ -11,8 +11,10 @@ from gateway.http import errors
 from gateway.http.middleware import Gate
 from gateway.http.web_pages import WebPolicy
 from gateway.openai import chat, completions, health, models, openapi, stored, tokenize
+from gateway.openai.batches import files
 from gateway.openai.operation import Api, Operation, routes_of
 from gateway.openai.responses import operations as responses
+from gateway.requests.ledger_session import LedgerLink
 from gateway.requests.service import Front
 from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring
@@ -22,6 +24,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *chat.OPERATIONS,
     *completions.OPERATIONS,
     *responses.OPERATIONS,
+    *files.OPERATIONS,
     *models.OPERATIONS,
     *stored.OPERATIONS,
     *tokenize.OPERATIONS,
@@ -33,11 +36,17 @@ HTTP_CODES: Final = {404: "unknown_url", 405: "method_not_allowed"}
 
 
 def create_app(
-    front: Front, config: GatewaySettings, keyring: Keyring, metrics: Metrics
+    front: Front,
+    link: LedgerLink,
+    config: GatewaySettings,
+    keyring: Keyring,
+    metrics: Metrics,
 ) -> ASGIApp:
     """Every route, with errors in OpenAI's form, behind the gate."""
     # A path with one slash too many is no path of ours, and a redirect would name the Host header.
-    router = Router(routes_of(Api(front, config, metrics, OPERATIONS)), redirect_slashes=False)
+    router = Router(
+        routes_of(Api(front, link, config, metrics, OPERATIONS)), redirect_slashes=False
+    )
     policy = WebPolicy.of(config.http_host, config.allowed_hosts, config.cors_origins)
     return Gate(partial(_routed, router), keyring, policy)
 

@@ -92,7 +92,7 @@ class GatewayService:
             timeout_s=config.request_timeout_s or None,
         )
         self._http = HttpServer(
-            create_app(self.front, config, self._keyring, self._metrics),
+            create_app(self.front, self.link, config, self._keyring, self._metrics),
             config.http_host,
             config.http_port,
             ConnectionLimits(
@@ -212,6 +212,8 @@ def _ledger_limits(config: GatewaySettings) -> LedgerLimits:
         requests_max=config.requests_max,
         prompt_tokens_max=config.prompt_tokens_max,
         results_bytes_max=config.results_mb << 20,
+        files_bytes_max=config.files_mb << 20,
+        files_ttl_s=round(config.files_hours * 3600),
         allow_everysec=config.allow_everysec,
     )
 

@@ -64,6 +64,18 @@ class Keys:
         """String: StoredPromptLogprobs, by the first sequence id; expires with the result."""
         return f"{self.prefix}prompt_logprobs:{sequence_id}"
 
+    def files(self, tenant: str) -> str:
+        """Hash: a tenant's files, when each leaves and its bytes."""
+        return f"{self.prefix}files:{tenant}"
+
+    def file(self, tenant: str, id: str) -> str:
+        """Hash: name, purpose, bytes and pieces of a file, with TTL."""
+        return f"{self.prefix}file:{tenant}:{id}"
+
+    def file_chunk(self, tenant: str, id: str, number: int) -> str:
+        """String: a piece of a file, with TTL."""
+        return f"{self.file(tenant, id)}:{number}"
+
     def finished(self, sequence_id: int) -> str:
         """String: SequenceFinished of a choice whose request still has others running."""
         return f"{self.prefix}finished:{sequence_id}"

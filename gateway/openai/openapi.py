@@ -143,6 +143,9 @@ def _operation(operation: Operation) -> Schema:
         told["parameters"] = list(operation.parameters)
     if operation.body is not None:
         told["requestBody"] = {"required": True, "content": _json(operation.body)}
+    if operation.upload is not None:
+        form = {"multipart/form-data": {"schema": operation.upload}}
+        told["requestBody"] = {"required": True, "content": form}
     # Nobody needs a key for these.
     return told | ({"security": []} if operation.path in OPEN_PATHS else {})
 
