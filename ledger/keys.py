@@ -76,6 +76,27 @@ class Keys:
         """String: a piece of a file, with TTL."""
         return f"{self.file(tenant, id)}:{number}"
 
+    @property
+    def batches(self) -> str:
+        """Hash: the live batches of all tenants, which somebody must drive."""
+        return f"{self.prefix}batches"
+
+    def batches_of(self, tenant: str) -> str:
+        """Hash: a tenant's batches, with TTL."""
+        return f"{self.prefix}batches:{tenant}"
+
+    def batch(self, tenant: str, id: str) -> str:
+        """Hash: state and counters of a batch, with TTL."""
+        return f"{self.prefix}batch:{tenant}:{id}"
+
+    def batch_lines(self, tenant: str, id: str) -> str:
+        """Hash: the answers of a live batch by line, with TTL."""
+        return f"{self.batch(tenant, id)}:lines"
+
+    def batch_driver(self, tenant: str, id: str) -> str:
+        """String: which gateway drives it, with TTL."""
+        return f"{self.batch(tenant, id)}:driver"
+
     def finished(self, sequence_id: int) -> str:
         """String: SequenceFinished of a choice whose request still has others running."""
         return f"{self.prefix}finished:{sequence_id}"

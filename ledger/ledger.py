@@ -2,6 +2,7 @@
 
 from typing import Self
 
+from ledger.batches.batches import Batches
 from ledger.batches.files import Files
 from ledger.commits import Commits
 from ledger.durability import check_store
@@ -24,6 +25,7 @@ class Ledger(Submissions, Leadership, Commits):
     def __init__(self, store: Store) -> None:
         self._store = store
         self.files = Files(store)
+        self.batches = Batches(store)
 
     @classmethod
     async def connect(

@@ -38,6 +38,8 @@ class Exchange:
         # Of the answer, whatever it is.
         self.headers: dict[str, str] = {}
         self.body_digest = b""
+        # Whether what is asked goes on without who asked.
+        self.keeps_running = False
 
     @property
     def tenant(self) -> Tenant:

@@ -21,8 +21,7 @@ from gateway.http.json_reply import to_json
 from gateway.http.middleware import OPEN_PATHS
 from gateway.openai.generation_body import SEED_MIN
 from gateway.openai.operation import OPEN, Api, Operation
-from gateway.openai.request_body import HARMLESS, NEUTRAL, RequestBody
-from gateway.openai.responses.body import METADATA_MAX
+from gateway.openai.request_body import HARMLESS, METADATA_MAX, NEUTRAL, RequestBody
 from gateway.requests.validation import (
     BIAS_MAX,
     NAME,

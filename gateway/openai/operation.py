@@ -42,6 +42,8 @@ class Api:
         self.operations = operations
         self.front = front
         self.link = link
+        # Told when there is a new batch.
+        self.on_batch: Callable[[], None] = lambda: None
         self.config = config
         self.metrics = metrics
         self.bodies = Bodies(

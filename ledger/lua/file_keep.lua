@@ -5,7 +5,11 @@
 -- reply {OK, created at, expires at} | {FULL, bytes kept} | {GONE}: a piece is not there any more | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
 local known = redis.call('HMGET', KEYS[3], 'created_at', 'expires_at')
-if known[1] then return {'OK', known[1], known[2]} end
+if known[1] then
+  -- Its pieces may just have been sent again.
+  for i = 4, #KEYS do redis.call('EXPIRE', KEYS[i], redis.call('TTL', KEYS[3])) end
+  return {'OK', known[1], known[2]}
+end
 local now, kept, over = tonumber(redis.call('TIME')[1]), 0, {}
 local files = redis.call('HGETALL', KEYS[2])
 for i = 1, #files, 2 do
