@@ -38,8 +38,10 @@ def test_files_are_listed_the_newest_first_and_page_by_page(client: OpenAI) -> N
     made = [upload(client, b"{}\n") for _ in range(3)]
     ids = [file.id for file in client.files.list(limit=2, purpose="batch")]
     assert set(ids) >= {file.id for file in made}
-    assert ids == [file.id for file in client.files.list()]
-    assert ids[::-1] == [file.id for file in client.files.list(order="asc", limit=1)]
+    assert ids == [file.id for file in client.files.list(purpose="batch")]
+    assert ids[::-1] == [
+        file.id for file in client.files.list(purpose="batch", order="asc", limit=1)
+    ]
     for file in made:
         client.files.delete(file.id)
 
