@@ -11,8 +11,11 @@ from gateway.http import errors
 from gateway.http.middleware import Gate
 from gateway.http.web_pages import WebPolicy
 from gateway.openai import chat, completions, health, models, openapi, stored, tokenize
+from gateway.openai.batches import files
+from gateway.openai.batches import operations as batches
 from gateway.openai.operation import Api, Operation, routes_of
 from gateway.openai.responses import operations as responses
+from gateway.requests.ledger_session import LedgerLink
 from gateway.requests.service import Front
 from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring
@@ -22,6 +25,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *chat.OPERATIONS,
     *completions.OPERATIONS,
     *responses.OPERATIONS,
+    *files.OPERATIONS,
+    *batches.OPERATIONS,
     *models.OPERATIONS,
     *stored.OPERATIONS,
     *tokenize.OPERATIONS,
@@ -32,12 +37,16 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
 HTTP_CODES: Final = {404: "unknown_url", 405: "method_not_allowed"}
 
 
-def create_app(
-    front: Front, config: GatewaySettings, keyring: Keyring, metrics: Metrics
-) -> ASGIApp:
+def create_api(front: Front, link: LedgerLink, config: GatewaySettings, metrics: Metrics) -> Api:
+    """What the handlers of every route work with."""
+    return Api(front, link, config, metrics, OPERATIONS)
+
+
+def create_app(api: Api, keyring: Keyring) -> ASGIApp:
     """Every route, with errors in OpenAI's form, behind the gate."""
+    config = api.config
     # A path with one slash too many is no path of ours, and a redirect would name the Host header.
-    router = Router(routes_of(Api(front, config, metrics, OPERATIONS)), redirect_slashes=False)
+    router = Router(routes_of(api), redirect_slashes=False)
     policy = WebPolicy.of(config.http_host, config.allowed_hosts, config.cors_origins)
     return Gate(partial(_routed, router), keyring, policy)
 

@@ -8,7 +8,7 @@ import grpc
 import structlog
 
 from gateway import tenants
-from gateway.app import create_app
+from gateway.app import create_api, create_app
 from gateway.grpc import inference
 from gateway.grpc.operators import Operators
 from gateway.http.connection import ConnectionLimits
@@ -16,6 +16,7 @@ from gateway.http.server import HttpServer
 from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Tracing
+from gateway.openai.batches.driver import BatchDriver
 from gateway.requests.ledger_session import LedgerLink
 from gateway.requests.prompts import Prompter
 from gateway.requests.readiness import Readiness, ReadinessLimits
@@ -91,8 +92,11 @@ class GatewayService:
             streams_max=config.streams_max,
             timeout_s=config.request_timeout_s or None,
         )
+        api = create_api(self.front, self.link, config, self._metrics)
+        self._batches = BatchDriver(api, self._keyring)
+        api.on_batch = self._batches.kick
         self._http = HttpServer(
-            create_app(self.front, config, self._keyring, self._metrics),
+            create_app(api, self._keyring),
             config.http_host,
             config.http_port,
             ConnectionLimits(
@@ -154,6 +158,7 @@ class GatewayService:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.link.run())
             tasks.create_task(self._readiness.run())
+            tasks.create_task(self._batches.run())
             if self._keys_file is not None:
                 tasks.create_task(self._keys_file.follow(SystemClock()))
             if self._tls is not None:
@@ -212,6 +217,8 @@ def _ledger_limits(config: GatewaySettings) -> LedgerLimits:
         requests_max=config.requests_max,
         prompt_tokens_max=config.prompt_tokens_max,
         results_bytes_max=config.results_mb << 20,
+        files_bytes_max=config.files_mb << 20,
+        files_ttl_s=round(config.files_hours * 3600),
         allow_everysec=config.allow_everysec,
     )
 

@@ -77,6 +77,12 @@ class RequestLimits(Settings):
         description="MiB of finished results in the store; beyond half of"
         " it they are kept for less",
     )
+    files_mb: int = Field(
+        default=256, ge=1, le=1 << 30, description="MiB of files in the store, of each tenant"
+    )
+    files_hours: float = Field(
+        default=48.0, ge=0.1, le=87_600, description="how long a file is kept"
+    )
 
 
 class GatewaySettings(RequestLimits, PeerSettings):

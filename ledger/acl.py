@@ -12,7 +12,7 @@ from ledger.keys import Keys
 COMMANDS: Final = (
     *("evalsha", "script|load", "multi", "exec"),
     *("exists", "get", "mget", "set", "append", "del", "expire", "ttl", "pttl"),
-    *("hget", "hmget", "hset", "hsetnx", "hstrlen", "hdel", "hincrby"),
+    *("hget", "hmget", "hset", "hsetnx", "hstrlen", "hdel", "hincrby", "hgetall", "hkeys"),
     *("xadd", "xdel", "xrange", "xread", "xtrim"),
     # Is the store fit for it (ledger/durability.py), and what time is it there?
     *("info", "config|get", "time"),

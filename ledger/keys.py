@@ -64,6 +64,39 @@ class Keys:
         """String: StoredPromptLogprobs, by the first sequence id; expires with the result."""
         return f"{self.prefix}prompt_logprobs:{sequence_id}"
 
+    def files(self, tenant: str) -> str:
+        """Hash: a tenant's files, when each leaves and its bytes."""
+        return f"{self.prefix}files:{tenant}"
+
+    def file(self, tenant: str, id: str) -> str:
+        """Hash: name, purpose, bytes and pieces of a file, with TTL."""
+        return f"{self.prefix}file:{tenant}:{id}"
+
+    def file_chunk(self, tenant: str, id: str, number: int) -> str:
+        """String: a piece of a file, with TTL."""
+        return f"{self.file(tenant, id)}:{number}"
+
+    @property
+    def batches(self) -> str:
+        """Hash: the live batches of all tenants, which somebody must drive."""
+        return f"{self.prefix}batches"
+
+    def batches_of(self, tenant: str) -> str:
+        """Hash: a tenant's batches, with TTL."""
+        return f"{self.prefix}batches:{tenant}"
+
+    def batch(self, tenant: str, id: str) -> str:
+        """Hash: state and counters of a batch, with TTL."""
+        return f"{self.prefix}batch:{tenant}:{id}"
+
+    def batch_lines(self, tenant: str, id: str) -> str:
+        """Hash: the answers of a live batch by line, with TTL."""
+        return f"{self.batch(tenant, id)}:lines"
+
+    def batch_driver(self, tenant: str, id: str) -> str:
+        """String: which gateway drives it, with TTL."""
+        return f"{self.batch(tenant, id)}:driver"
+
     def finished(self, sequence_id: int) -> str:
         """String: SequenceFinished of a choice whose request still has others running."""
         return f"{self.prefix}finished:{sequence_id}"

@@ -2,6 +2,8 @@
 
 from typing import Self
 
+from ledger.batches.batches import Batches
+from ledger.batches.files import Files
 from ledger.commits import Commits
 from ledger.durability import check_store
 from ledger.keys import Keys
@@ -22,6 +24,8 @@ class Ledger(Submissions, Leadership, Commits):
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.files = Files(store)
+        self.batches = Batches(store)
 
     @classmethod
     async def connect(

@@ -54,6 +54,9 @@ class LedgerLimits:
     # Of results that are kept for that long, and for less when more than half of it is taken; with
     # more, nothing new is accepted.
     results_bytes_max: int = 512 << 20
+    # Of the files of one tenant, and how long each is kept: a day to compute, a day to fetch.
+    files_bytes_max: int = 256 << 20
+    files_ttl_s: int = 48 * 3600
     connections_max: int = 32
     connect_timeout_s: float = 2.0
     operation_timeout_s: float = 5.0
@@ -72,6 +75,11 @@ class LedgerLimits:
         _require(
             1 <= self.result_ttl_s <= RESULT_TTL_S_MAX,
             f"result_ttl_s must be in [1, {RESULT_TTL_S_MAX}], got {self.result_ttl_s}",
+        )
+        _require(self.files_bytes_max >= 1, "files_bytes_max must be at least 1")
+        _require(
+            1 <= self.files_ttl_s <= RESULT_TTL_S_MAX,
+            f"files_ttl_s must be in [1, {RESULT_TTL_S_MAX}], got {self.files_ttl_s}",
         )
         _require(self.connections_max >= 1, "connections_max must be at least 1")
         _require(self.connect_timeout_s > 0, "connect_timeout_s must be more than 0")

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from benchmarks import recording
 from benchmarks.kernels.ceilings import matmul_flops_per_s, read_bytes_per_s
-from gpu_worker.batch.step_types import RowEnds, SamplingColumns, StepInputs
+from gpu_worker.batch.step_types import RowEnds, SamplingColumns, StepInputs, StepTables
 from gpu_worker.model import decoder as decoder_module
 from gpu_worker.model.checkpoint import Checkpoint
 from gpu_worker.model.config import read_config
@@ -104,10 +104,11 @@ def inputs_of(case: Case, vocab: int) -> StepInputs:
         counts=counts,
         query_starts=starts.astype(np.int32),
         context_lengths=contexts.astype(np.int32),
-        block_tables=tables[None],
         token_ids=rng.integers(0, vocab, int(counts.sum())),
         positions=np.concatenate(positions),
-        slot_mapping=np.concatenate(slot_mapping)[None],
+        tables=lambda: StepTables(
+            block_tables=tables[None], slot_mapping=np.concatenate(slot_mapping)[None]
+        ),
         sampled_rows=np.arange(rows),
         sampled_tokens=starts[1:] - 1,
         sampling=SamplingColumns(
@@ -119,7 +120,7 @@ def inputs_of(case: Case, vocab: int) -> StepInputs:
             choice=zeros,
             position=zeros,
             logprobs=zeros - 1,
-            edits=None,
+            edits=lambda: None,
         ),
         ends=RowEnds(
             joined=zeros,

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -38,6 +38,8 @@ class Exchange:
         # Of the answer, whatever it is.
         self.headers: dict[str, str] = {}
         self.body_digest = b""
+        # Whether what is asked goes on without who asked.
+        self.keeps_running = False
 
     @property
     def tenant(self) -> Tenant:
@@ -71,6 +73,15 @@ class Exchange:
         extra = {"content-length": str(len(raw)), **(headers or {})}
         await self._start(status, content_type, extra)
         await self._send({"type": "http.response.body", "body": raw})
+
+    async def send_stream(
+        self, content_type: str, length: int, pieces: AsyncIterator[bytes]
+    ) -> None:
+        """The whole answer, as its pieces come."""
+        await self._start(200, content_type, {"content-length": str(length)})
+        async for piece in pieces:
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b""})
 
     async def start_events(self) -> None:
         """Headers of an event stream; proxies are asked not to hold it back."""
@@ -138,17 +149,25 @@ async def answer(
     """One exchange from its body to its end; whatever goes wrong is told in the right form.
 
     Without `bodies` none is read. `hashed` is part of the body's identity."""
-    exchange = Exchange(scope, send)
-    try:
+
+    async def read_and_work(exchange: Exchange) -> None:
         body = JsonBody() if bodies is None else await bodies.read(scope, receive, hashed)
         exchange.body_digest = body.digest
         await until_gone(receive, work(exchange, body))
+
+    await telling(Exchange(scope, send), read_and_work)
+
+
+async def telling(exchange: Exchange, work: Callable[[Exchange], Awaitable[None]]) -> None:
+    """Whatever goes wrong is told in the right form."""
+    try:
+        await work(exchange)
     except KaitenError as error:
         await exchange.fail(error)
     # A fault of ours, perhaps in mid-stream, where only an event can tell of it.
     except Exception as error:
         error_id = secrets.token_hex(6)
-        log.error("http.crashed", path=scope["path"], error_id=error_id, exc_info=error)
+        log.error("http.crashed", path=exchange.scope["path"], error_id=error_id, exc_info=error)
         await exchange.fail_internal(error_id)
 
 

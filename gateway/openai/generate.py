@@ -75,6 +75,7 @@ def with_headers(ask: Ask, exchange: Exchange) -> Ask:
         body_hash=exchange.body_digest,
         timeout_s=_timeout_s(exchange.header(TIMEOUT_HEADER)),
         traceparent=exchange.header("traceparent")[:TRACEPARENT_CHARS_MAX],
+        keep_running=ask.keep_running or exchange.keeps_running,
     )
 
 

@@ -21,8 +21,7 @@ from gateway.http.json_reply import to_json
 from gateway.http.middleware import OPEN_PATHS
 from gateway.openai.generation_body import SEED_MIN
 from gateway.openai.operation import OPEN, Api, Operation
-from gateway.openai.request_body import HARMLESS, NEUTRAL, RequestBody
-from gateway.openai.responses.body import METADATA_MAX
+from gateway.openai.request_body import HARMLESS, METADATA_MAX, NEUTRAL, RequestBody
 from gateway.requests.validation import (
     BIAS_MAX,
     NAME,
@@ -143,6 +142,9 @@ def _operation(operation: Operation) -> Schema:
         told["parameters"] = list(operation.parameters)
     if operation.body is not None:
         told["requestBody"] = {"required": True, "content": _json(operation.body)}
+    if operation.upload is not None:
+        form = {"multipart/form-data": {"schema": operation.upload}}
+        told["requestBody"] = {"required": True, "content": form}
     # Nobody needs a key for these.
     return told | ({"security": []} if operation.path in OPEN_PATHS else {})
 

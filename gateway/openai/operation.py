@@ -11,10 +11,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.bodies import Bodies, BodyLimits
-from gateway.http.exchange import Exchange, answer, now_s
+from gateway.http.exchange import Exchange, answer, now_s, telling
 from gateway.http.json_body import JsonBody
 from gateway.openai.logprobs import LogprobFormatter
 from gateway.openai.request_body import BodyParser, RequestBody
+from gateway.requests.ledger_session import LedgerLink
 from gateway.requests.service import Front
 from gateway.requests.validation import Limits
 from gateway.settings import GatewaySettings
@@ -33,12 +34,16 @@ class Api:
     def __init__(
         self,
         front: Front,
+        link: LedgerLink,
         config: GatewaySettings,
         metrics: Metrics,
         operations: Sequence["Operation"],
     ) -> None:
         self.operations = operations
         self.front = front
+        self.link = link
+        # Told when there is a new batch.
+        self.on_batch: Callable[[], None] = lambda: None
         self.config = config
         self.metrics = metrics
         self.bodies = Bodies(
@@ -74,6 +79,8 @@ class Operation:
     events: Sequence[type] = ()
     # By status, besides 200.
     others: Mapping[int, type] = field(default_factory=dict)
+    # The form of one that takes a file; its handler reads it as it comes in.
+    upload: Mapping[str, Any] | None = None
 
 
 class PathApp:
@@ -93,7 +100,12 @@ class PathApp:
                 body, exchange.headers = api.parser.parse(operation.body, sent)
             await operation.handler(api, exchange, body)
 
-        if operation.body is None:
+        async def take(exchange: Exchange) -> None:
+            await operation.handler(api, exchange, receive)
+
+        if operation.upload is not None:
+            await telling(Exchange(scope, send), take)
+        elif operation.body is None:
             await answer(work, scope, receive, send)
         else:
             await answer(work, scope, receive, send, api.bodies, operation.body.identity)

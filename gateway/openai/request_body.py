@@ -41,6 +41,10 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "verbosity": (None,),
     "web_search_options": (None,),
 }
+# OpenAI's bounds of what it keeps for its client.
+METADATA_MAX: Final = 16
+METADATA_KEY_CHARS_MAX: Final = 64
+METADATA_VALUE_CHARS_MAX: Final = 512
 # More entries than any object of ours may have: pydantic tells each wrong one.
 ENTRIES_MAX: Final = 1024
 IGNORED_HEADER: Final = "x-ignored-fields"
@@ -146,3 +150,20 @@ def parse(kind: type[BodyT], sent: JsonBody, ignored: dict[str, None] | None = N
         elif key not in HARMLESS:
             kept[key] = value
     return validated(kind, kept, ignored)
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """InvalidRequest: too much of it."""
+    found = metadata or {}
+    if len(found) > METADATA_MAX:
+        rule = f"must have at most {METADATA_MAX} entries, got {len(found)}"
+        raise InvalidRequest("metadata", rule)
+    if any(
+        len(key) > METADATA_KEY_CHARS_MAX or len(value) > METADATA_VALUE_CHARS_MAX
+        for key, value in found.items()
+    ):
+        rule = (
+            f"must have keys of at most {METADATA_KEY_CHARS_MAX} characters and values of at most "
+            f"{METADATA_VALUE_CHARS_MAX}"
+        )
+        raise InvalidRequest("metadata", rule)

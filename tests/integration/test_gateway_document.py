@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.app import OPERATIONS
-from gateway.openai.operation import Api, routes_of
+from gateway.app import create_api
+from gateway.openai.operation import routes_of
 from gateway.settings import GatewaySettings
 from service_kit.metrics import Metrics
 from tests.support.gateway_stack import JSON, MODEL, Stack
@@ -57,10 +57,11 @@ async def test_the_document_has_the_routes_of_the_app_and_no_others(
 ) -> None:
     config = GatewaySettings(model=tmp_path)
     metrics = Metrics("routes", is_scraped=False)
+    gateway = stack.gateway.service
     try:
         served = {
             (route.path.replace(":path}", "}"), method.lower())
-            for route in routes_of(Api(stack.gateway.service.front, config, metrics, OPERATIONS))
+            for route in routes_of(create_api(gateway.front, gateway.link, config, metrics))
             for method in route.methods or ()
             if method != "HEAD"
         }

@@ -100,6 +100,26 @@ test("a response is cancelled, deleted, and then found by nobody", async () => {
   await assert.rejects(client.responses.retrieve(id), OpenAI.NotFoundError);
 });
 
+test("a batch of lines is answered", async () => {
+  const line = (custom_id, body) => JSON.stringify({ custom_id, method: "POST", url: "/v1/completions", body });
+  const lines = [line("a", { model, prompt, max_tokens: 8, temperature: 0 }), line("b", { model, prompt, temperature: 3 })];
+  const input = await client.files.create({ file: new File([lines.join("\n")], "in.jsonl"), purpose: "batch" });
+  const asked = { input_file_id: input.id, endpoint: "/v1/completions", completion_window: "24h" };
+  let batch = await client.batches.create(asked);
+  while (batch.status !== "completed") {
+    await sleep(20);
+    batch = await client.batches.retrieve(batch.id);
+  }
+  const { total, completed, failed } = batch.request_counts;
+  assert.deepEqual([total, completed, failed], [2, 1, 1]);
+  const answer = JSON.parse(await (await client.files.content(batch.output_file_id)).text());
+  assert.equal(answer.response.body.choices[0].text, GREEDY);
+  const refused = JSON.parse(await (await client.files.content(batch.error_file_id)).text());
+  assert.deepEqual([refused.custom_id, refused.response.status_code], ["b", 400]);
+  await client.files.delete(input.id);
+  await assert.rejects(client.files.retrieve(input.id), OpenAI.NotFoundError);
+});
+
 test("a streamed completion is the same as a whole one", async () => {
   const body = { model, prompt, max_tokens: 12, temperature: 0, n: 2, logprobs: 2 };
   const whole = await client.completions.create(body);

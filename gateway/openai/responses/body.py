@@ -4,15 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from gateway.openai.generation_body import SamplingBody
-from gateway.openai.request_body import FAIL_FAST, RequestBody
+from gateway.openai.request_body import FAIL_FAST, RequestBody, check_metadata
 from gateway.requests.validation import Limits, check_option
 from gateway.values.generation_request import Ask, ChatPrompt, Message
 from service_kit.errors import InvalidRequest
 
-# OpenAI's bounds.
-METADATA_MAX: Final = 16
-METADATA_KEY_CHARS_MAX: Final = 64
-METADATA_VALUE_CHARS_MAX: Final = 512
 LOGPROBS_INCLUDED: Final = "message.output_text.logprobs"
 
 
@@ -135,14 +131,4 @@ class ResponseBody(SamplingBody):
             raise InvalidRequest("background", "needs store: nobody could come back for it")
         if self.max_output_tokens == 0:
             raise InvalidRequest("max_output_tokens", "must be at least 1, got 0")
-        metadata = self.metadata or {}
-        if len(metadata) > METADATA_MAX:
-            rule = f"must have at most {METADATA_MAX} entries, got {len(metadata)}"
-            raise InvalidRequest("metadata", rule)
-        for key, value in metadata.items():
-            if len(key) > METADATA_KEY_CHARS_MAX or len(value) > METADATA_VALUE_CHARS_MAX:
-                rule = (
-                    f"must have keys of at most {METADATA_KEY_CHARS_MAX} characters and values of "
-                    f"at most {METADATA_VALUE_CHARS_MAX}"
-                )
-                raise InvalidRequest("metadata", rule)
+        check_metadata(self.metadata)

@@ -63,7 +63,8 @@ async def create_response(api: Api, exchange: Exchange, body: ResponseBody) -> N
         ask = with_headers(body.response_ask(turns, front.limits), exchange)
         note = note_of(body, turns, now_s(), front.card.defaults)
         kept = packed(note) if body.is_stored else b""
-        ask = replace(ask, keep_running=bool(body.background), note=kept)
+        goes_on = bool(body.background) or exchange.keeps_running
+        ask = replace(ask, keep_running=goes_on, note=kept)
         generation = await front.generate(ask, tenant)
     with front.following(generation, keep_running=ask.keep_running):
         public = ID_PREFIX + generation.accepted.request_id

@@ -1,5 +1,7 @@
 """edit_rows: as its reference, and as the entries that a host would send for the same rules."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ from tests.support.mini_scheduler import sampling
 PROMPT = (3, 5, 3)
 OUTPUT = (7, 8, 7, 8, 9, 1) * 7
 KNOWN = len(PROMPT) + len(OUTPUT)
-RULES = {
+RULES: dict[int, dict[str, Any]] = {
     0: {"repetition_penalty": 1.3, "frequency_penalty": 0.2, "presence_penalty": -0.4},
     1: {"logit_bias": ((9, 1.5), (1, -3.0)), "bad_words": ((4,), (9, 1, 6), (2, 1, 5))},
     2: {"allowed_token_ids": (1, 33, 36)},

@@ -1,0 +1,344 @@
+"""Drives batches: feeds their lines to the ledger, and writes their answers down.
+
+Any gateway drives any batch, one at a time. A line is a request whose id follows from the batch and
+the number of the line, so whoever goes on after a death submits it again and finds it accepted; its
+answer is written once. Nothing here is needed to go on but what the store has.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import msgspec
+import structlog
+
+from gateway.openai.batches.files import lines_of
+from gateway.openai.batches.lines import (
+    Line,
+    LineAnswer,
+    LineProblem,
+    answer_of,
+    line_of,
+)
+from gateway.openai.operation import Api
+from gateway.requests.ledger_session import LedgerLink
+from gateway.tenants import Keyring
+from ledger.batches.batches import BatchName, StoredBatch
+from ledger.batches.files import CHUNK_BYTES
+from service_kit.error_table import retry_after_s
+from service_kit.errors import InvalidRequest, NotFound, Overloaded, Unavailable
+
+log = structlog.get_logger()
+
+LINES_MAX: Final = 50_000
+# How often it is looked whether there is something to drive, and whether somebody wants its end.
+LOOK_S: Final = 1.0
+# Who does not say for so long that it drives a batch is succeeded.
+HOLD_MS: Final = 5_000
+# How often it is tried to keep an output for which its tenant has no room.
+ROOM_S: Final = 10.0
+# Times the slots of the cell: so that no slot waits for the next line.
+WINDOW_SLOTS: Final = 2
+WINDOW: Final = 32
+# Workers may have left since the lines were fed.
+WINDOWS: Final = 4
+# Lines of an input that are looked at in one go, and answers read at once.
+AT_ONCE: Final = 256
+OUTPUTS: Final = {True: "output", False: "errors"}
+OK: Final = {True: b"+", False: b"-"}
+
+
+class BatchDriver:
+    """One per gateway."""
+
+    def __init__(self, api: Api, keyring: Keyring) -> None:
+        self._api = api
+        self._keyring = keyring
+        self._who = secrets.token_hex(8)
+        self._driven: dict[BatchName, asyncio.Task[None]] = {}
+        self._kicked = asyncio.Event()
+
+    def kick(self) -> None:
+        """There is something new to drive."""
+        self._kicked.set()
+
+    async def run(self) -> None:
+        try:
+            while not self._api.front.readiness.is_draining:
+                await self._look()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await self._kicked.wait()
+                self._kicked.clear()
+        finally:
+            # Their requests go on, and another gateway with them.
+            for task in self._driven.values():
+                task.cancel()
+            await asyncio.gather(*self._driven.values(), return_exceptions=True)
+
+    async def _look(self) -> None:
+        with suppress(Unavailable):
+            for name in await self._api.link.ledger.batches.live():
+                if name not in self._driven and await self._hold(name):
+                    task = asyncio.create_task(self._drive(name))
+                    self._driven[name] = task
+                    task.add_done_callback(partial(self._ended, name))
+
+    def _ended(self, name: BatchName, _task: asyncio.Task[None]) -> None:
+        del self._driven[name]
+
+    async def _hold(self, name: BatchName) -> bool:
+        return await self._api.link.ledger.batches.hold(name, self._who, HOLD_MS)
+
+    async def _drive(self, name: BatchName) -> None:
+        """Until it is over, is somebody else's, or the store is away: then all begins anew."""
+        driving = asyncio.create_task(BatchRun(self._api, self._keyring, name).to_its_end())
+        try:
+            while not driving.done():
+                await asyncio.wait({driving}, timeout=LOOK_S)
+                if not driving.done() and not await self._hold(name):
+                    return
+            driving.result()
+        except (NotFound, Unavailable) as error:
+            log.info("batch.left", batch=name.id, reason=str(error))
+        except Exception as error:
+            log.error("batch.crashed", batch=name.id, exc_info=error)
+            # Whatever it is, it is not tried again at once.
+            await asyncio.sleep(LOOK_S)
+        finally:
+            driving.cancel()
+            await asyncio.wait({driving})
+
+
+class BatchRun:
+    """One batch, from where it is to its end."""
+
+    def __init__(self, api: Api, keyring: Keyring, name: BatchName) -> None:
+        self._api = api
+        self._name = name
+        self._tenant = keyring.named(name.tenant)
+
+    @property
+    def _link(self) -> LedgerLink:
+        return self._api.link
+
+    async def to_its_end(self) -> None:
+        while True:
+            batch = await self._link.ledger.batches.find(self._name)
+            match batch.status:
+                case "validating":
+                    await self._validate(batch)
+                case "in_progress":
+                    await self._compute(batch)
+                case "cancelling" | "finalizing":
+                    await self._write_down(batch)
+                case _:
+                    return
+
+    async def _validate(self, batch: StoredBatch) -> None:
+        """Count the lines. What is wrong with one of them is told as its answer."""
+        total, problem = 0, ""
+        try:
+            async for _ in self._lines(batch):
+                total += 1
+                if total % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        except NotFound:
+            problem = f"the input file {batch.fields['input_file_id']} is not kept any more"
+        if not total:
+            problem = problem or "the input file has no line"
+        if total > LINES_MAX:
+            problem = f"the input file must have at most {LINES_MAX} lines, it has {total}"
+        of = ("validating",)
+        if problem:
+            fields = {"problem": problem, "total": str(total)}
+            await self._link.ledger.batches.move(self._name, "failed", of=of, fields=fields)
+        else:
+            fields = {"total": str(total)}
+            await self._link.ledger.batches.move(self._name, "in_progress", of=of, fields=fields)
+
+    async def _compute(self, batch: StoredBatch) -> None:
+        """All lines without an answer, until it is to be cancelled, or its time is over."""
+        done = set(await self._link.ledger.batches.answered(self._name))
+        feeding = asyncio.create_task(self._feed(batch, done))
+        is_late = False
+        try:
+            while not is_late:
+                await asyncio.wait({feeding}, timeout=LOOK_S)
+                if feeding.done():
+                    feeding.result()
+                    break
+                now = await self._link.ledger.batches.find(self._name)
+                if now.status != "in_progress":
+                    return
+                is_late = await self._is_late(batch)
+        finally:
+            feeding.cancel()
+            await asyncio.wait({feeding})
+        if is_late:
+            await self._answer_late(batch)
+        fields = {"is_late": "1"} if is_late else {}
+        of = ("in_progress",)
+        await self._link.ledger.batches.move(self._name, "finalizing", of=of, fields=fields)
+
+    async def _feed(self, batch: StoredBatch, done: set[int]) -> None:
+        """At most a window of lines at once."""
+        room = asyncio.Semaphore(self._window())
+        try:
+            async with asyncio.TaskGroup() as running:
+                async for number, line in self._good_lines(batch, done):
+                    await room.acquire()
+                    task = running.create_task(self._run(batch, number, line))
+                    task.add_done_callback(lambda _: room.release())
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def _good_lines(
+        self, batch: StoredBatch, done: set[int]
+    ) -> AsyncIterator[tuple[int, Line]]:
+        """Without an answer. What is wrong with the others is theirs."""
+        number, seen = 0, set[str]()
+        async for raw in self._lines(batch):
+            number += 1
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+            custom_id: str | None = None
+            try:
+                line = self._line(batch, raw)
+                custom_id = line.custom_id
+                if custom_id in seen:
+                    raise InvalidRequest("custom_id", f"{custom_id!r} is that of an earlier line")
+                seen.add(custom_id)
+            except InvalidRequest as error:
+                if number not in done:
+                    problem = LineProblem("invalid_line", f"line {number}: {error}")
+                    await self._answer(number, custom_id, problem)
+                continue
+            if number not in done:
+                yield number, line
+
+    async def _run(self, batch: StoredBatch, number: int, line: Line) -> None:
+        endpoint, id = batch.fields["endpoint"], self._request_id(number)
+        while True:
+            try:
+                response = await answer_of(self._api, self._tenant, id, line, endpoint)
+                break
+            except (Overloaded, Unavailable) as error:
+                await asyncio.sleep(retry_after_s(error) or LOOK_S)
+        found = LineAnswer(id=f"batch_req_{id}", custom_id=line.custom_id, response=response)
+        raw, is_ok = msgspec.json.encode(found), response.status_code < 400
+        await self._keep(number, raw, is_ok=is_ok)
+
+    async def _answer(self, number: int, custom_id: str | None, problem: LineProblem) -> None:
+        id = f"batch_req_{self._request_id(number)}"
+        raw = msgspec.json.encode(LineAnswer(id=id, custom_id=custom_id, error=problem))
+        await self._keep(number, raw, is_ok=False)
+
+    async def _keep(self, number: int, raw: bytes, *, is_ok: bool) -> None:
+        batches = self._link.ledger.batches
+        await batches.answer(self._name, number, OK[is_ok] + raw, is_ok=is_ok)
+
+    async def _is_late(self, batch: StoredBatch) -> bool:
+        now_ns = await self._link.ledger.now_ns()
+        return now_ns >= batch.number("expires_at") * 1_000_000_000
+
+    async def _answer_late(self, batch: StoredBatch) -> None:
+        """Those that have no answer by now."""
+        await self._give_up(batch)
+        done = set(await self._link.ledger.batches.answered(self._name))
+        problem = LineProblem("batch_expired", "the batch's time ran out before its turn")
+        number = 0
+        async for raw in self._lines(batch):
+            number += 1
+            if number not in done:
+                custom_id: str | None = None
+                with suppress(InvalidRequest):
+                    custom_id = self._line(batch, raw).custom_id
+                await self._answer(number, custom_id, problem)
+
+    async def _give_up(self, batch: StoredBatch) -> None:
+        """Requests that may have been begun: there is never more than a window beyond those done.
+
+        Of another driver too, whose window was as large.
+        """
+        done = set(await self._link.ledger.batches.answered(self._name))
+        last = min(batch.number("total"), len(done) + WINDOWS * self._window())
+        for number in range(1, last + 1):
+            if number not in done:
+                with suppress(NotFound):
+                    await self._api.front.cancel(self._request_id(number), self._tenant)
+
+    async def _write_down(self, batch: StoredBatch) -> None:
+        """The answers in the order of their lines become two files; then it is over."""
+        is_cancelled = batch.status == "cancelling"
+        if is_cancelled:
+            await self._give_up(batch)
+        numbers = await self._link.ledger.batches.answered(self._name)
+        fields: dict[str, str] = {}
+        for is_ok, kind in OUTPUTS.items():
+            if id := await self._write_file(numbers, is_ok=is_ok):
+                fields[f"{kind}_file_id"] = id
+        end = "expired" if batch.fields.get("is_late") else "completed"
+        state = "cancelled" if is_cancelled else end
+        of = ("finalizing", "cancelling")
+        await self._link.ledger.batches.move(self._name, state, of=of, fields=fields)
+
+    async def _write_file(self, numbers: list[int], *, is_ok: bool) -> str:
+        """Its id; empty: it would be."""
+        files, tenant = self._link.ledger.files, self._name.tenant
+        id = f"file-{self._name.id.removeprefix('batch_')}-{OUTPUTS[is_ok]}"
+        buffer, count, size = bytearray(), 0, 0
+        for start in range(0, len(numbers), AT_ONCE):
+            some = numbers[start : start + AT_ONCE]
+            for answer in await self._link.ledger.batches.answers(self._name, some):
+                if answer[:1] == OK[is_ok]:
+                    buffer += answer[1:] + b"\n"
+            while len(buffer) >= CHUNK_BYTES:
+                await files.put(tenant, id, count, bytes(buffer[:CHUNK_BYTES]))
+                del buffer[:CHUNK_BYTES]
+                count, size = count + 1, size + CHUNK_BYTES
+        if buffer:
+            await files.put(tenant, id, count, bytes(buffer))
+            count, size = count + 1, size + len(buffer)
+        if not count:
+            return ""
+        filename = f"{self._name.id}_{OUTPUTS[is_ok]}.jsonl"
+        while True:
+            try:
+                await files.keep(
+                    tenant,
+                    id,
+                    filename=filename,
+                    purpose="batch_output",
+                    size_bytes=size,
+                    chunks=count,
+                )
+                return id
+            except Overloaded as error:
+                # Computed and not lost: until its tenant has made room for it.
+                log.warning("batch.waits_for_room", batch=self._name.id, reason=str(error))
+                await asyncio.sleep(ROOM_S)
+
+    async def _lines(self, batch: StoredBatch) -> AsyncIterator[bytes]:
+        """Empty ones are none."""
+        files, tenant = self._link.ledger.files, self._name.tenant
+        stored = await files.find(tenant, batch.fields["input_file_id"])
+        async for line in lines_of(files.read(tenant, stored), self._api.config.body_bytes_max):
+            if line.strip():
+                yield line
+
+    def _line(self, batch: StoredBatch, raw: bytes) -> Line:
+        bytes_max = self._api.config.body_bytes_max
+        return line_of(raw, endpoint=batch.fields["endpoint"], bytes_max=bytes_max)
+
+    def _request_id(self, number: int) -> str:
+        return f"{self._name.id}-{number}"
+
+    def _window(self) -> int:
+        record = self._api.front.readiness.watch.record
+        if record is None or not record.workers_ready:
+            return WINDOW
+        return max(1, WINDOW_SLOTS * record.model.slots_max * record.workers_ready)

@@ -1,0 +1,199 @@
+"""/v1/files: what batches read and write, by tenant, for a time."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Final, Literal
+
+from msgspec import Struct
+from starlette.datastructures import QueryParams
+from starlette.types import Receive
+
+from gateway.http.exchange import Exchange
+from gateway.openai.batches.upload import Upload, new_file_id
+from gateway.openai.operation import LOOKS, READS, Api, Operation, parameter
+from gateway.openai.usage import Count
+from ledger.batches.files import StoredFile
+from service_kit.errors import InvalidRequest, NotFound, Unavailable
+
+FILE_ID: Final = re.compile(r"file-[0-9a-f]{24}(-output|-errors)?", re.ASCII)
+PURPOSE: Final = "batch"
+JSONL: Final = "application/jsonl"
+# Taken as OpenAI's clients send it: files leave by themselves here, when the setting says.
+FIELDS: Final = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
+FILES: Final = 10_000
+NUMBER: Final = re.compile(r"[0-9]{1,10}", re.ASCII)
+
+
+class FileObject(Struct, kw_only=True):
+    id: str
+    object: Literal["file"] = "file"
+    bytes: Count
+    created_at: Count
+    expires_at: Count
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"] = "processed"
+
+
+class FileList(Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedFile(Struct, kw_only=True):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: bool = True
+
+
+async def upload_file(api: Api, exchange: Exchange, receive: Receive) -> None:
+    """Pieces go to the store as they come; only a whole file is one."""
+    files, tenant = api.link.ledger.files, exchange.tenant.name
+    upload = Upload(
+        exchange.scope,
+        receive,
+        file_bytes_max=api.link.limits.files_bytes_max,
+        read_s_max=api.config.body_s_max,
+    )
+    id, count = new_file_id(), 0
+    try:
+        async for chunk in upload.chunks():
+            await files.put(tenant, id, count, chunk)
+            count += 1
+        _check(upload)
+        stored = await files.keep(
+            tenant,
+            id,
+            filename=upload.filename or "",
+            purpose=PURPOSE,
+            size_bytes=upload.size_bytes,
+            chunks=count,
+        )
+    except Exception:
+        await _forget(api, tenant, id, count)
+        await upload.drop()
+        raise
+    await exchange.send_json(200, told(stored))
+
+
+async def _forget(api: Api, tenant: str, id: str, chunks: int) -> None:
+    """Pieces that nothing came of. What stays behind leaves by itself."""
+    # No file is made of them, but they are gone.
+    with suppress(NotFound, Unavailable):
+        await api.link.ledger.files.drop(tenant, id, chunks)
+
+
+def _check(upload: Upload) -> None:
+    unknown = next((name for name in upload.fields if name not in FIELDS), None)
+    if unknown is not None:
+        raise InvalidRequest(unknown[:64] or "body", "is not a known field")
+    if upload.filename is None:
+        raise InvalidRequest("file", "is required")
+    if not upload.size_bytes:
+        raise InvalidRequest("file", "must not be empty")
+    purpose = upload.fields.get("purpose", "")
+    if purpose != PURPOSE:
+        raise InvalidRequest("purpose", f"must be {PURPOSE!r}, got {purpose[:64]!r}")
+
+
+async def list_files(api: Api, exchange: Exchange, _body: None) -> None:
+    query = QueryParams(exchange.scope["query_string"])
+    limit = query.get("limit", str(FILES))
+    if not NUMBER.fullmatch(limit) or not 1 <= int(limit) <= FILES:
+        raise InvalidRequest("limit", f"must be in [1, {FILES}], got {limit[:64]!r}")
+    found = [told(each) for each in await api.link.ledger.files.all(exchange.tenant.name)]
+    if purpose := query.get("purpose", ""):
+        found = [each for each in found if each.purpose == purpose]
+    if query.get("order", "desc") == "asc":
+        found.reverse()
+    if after := query.get("after", ""):
+        places = [index for index, each in enumerate(found) if each.id == after]
+        if not places:
+            raise InvalidRequest("after", "must be the id of a file that is kept")
+        found = found[places[0] + 1 :]
+    shown = found[: int(limit)]
+    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+    has_more = len(found) > len(shown)
+    reply = FileList(data=shown, first_id=first, last_id=last, has_more=has_more)
+    await exchange.send_json(200, reply)
+
+
+async def get_file(api: Api, exchange: Exchange, _body: None) -> None:
+    await exchange.send_json(200, told(await _found(api, exchange)))
+
+
+async def get_content(api: Api, exchange: Exchange, _body: None) -> None:
+    stored, tenant = await _found(api, exchange), exchange.tenant.name
+    pieces = api.link.ledger.files.read(tenant, stored)
+    await exchange.send_stream(JSONL, stored.size_bytes, pieces)
+
+
+async def delete_file(api: Api, exchange: Exchange, _body: None) -> None:
+    stored = await _found(api, exchange)
+    await api.link.ledger.files.drop(exchange.tenant.name, stored.id, stored.chunks)
+    await exchange.send_json(200, DeletedFile(id=stored.id))
+
+
+async def _found(api: Api, exchange: Exchange) -> StoredFile:
+    id = exchange.path["id"]
+    if not FILE_ID.fullmatch(id):
+        raise InvalidRequest("id", f"must match {FILE_ID.pattern}")
+    return await api.link.ledger.files.find(exchange.tenant.name, id)
+
+
+def told(stored: StoredFile) -> FileObject:
+    return FileObject(
+        id=stored.id,
+        bytes=stored.size_bytes,
+        created_at=stored.created_at,
+        expires_at=stored.expires_at,
+        filename=stored.filename,
+        purpose="batch" if stored.purpose == PURPOSE else "batch_output",
+    )
+
+
+async def lines_of(pieces: AsyncIterator[bytes], line_bytes_max: int) -> AsyncIterator[bytes]:
+    """Of a file, without their ends. One that is longer comes as it is up to the limit."""
+    rest = b""
+    async for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line
+        if len(rest) > line_bytes_max:
+            rest = rest[: line_bytes_max + 1]
+    if rest:
+        yield rest
+
+
+PATH: Final = "/v1/files/{id}"
+FORM: Final = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary", "description": "a request per line"},
+        "purpose": {"enum": [PURPOSE]},
+        **{
+            name: {"type": "string", "description": "accepted and ignored"}
+            for name in sorted(FIELDS - {"purpose"})
+        },
+    },
+    "additionalProperties": False,
+}
+ID: Final = parameter("path", "id", FILE_ID.pattern, "as its answer has it")
+LISTED: Final = (
+    parameter("query", "purpose", "", "batch or batch_output; all if left out"),
+    parameter("query", "limit", "", f"1 to {FILES}, which it is if left out"),
+    parameter("query", "order", "", "asc or desc, desc if left out"),
+    parameter("query", "after", "", "id of the file before the first one wanted"),
+)
+OPERATIONS: Final = (
+    Operation("POST", "/v1/files", "uploadFile", upload_file, READS, (FileObject,), upload=FORM),
+    Operation("GET", "/v1/files", "listFiles", list_files, LOOKS, (FileList,), LISTED),
+    Operation("GET", PATH, "getFile", get_file, LOOKS, (FileObject,), (ID,)),
+    Operation("GET", f"{PATH}/content", "getFileContent", get_content, LOOKS, (JSONL,), (ID,)),
+    Operation("DELETE", PATH, "deleteFile", delete_file, LOOKS, (DeletedFile,), (ID,)),
+)

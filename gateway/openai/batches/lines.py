@@ -1,0 +1,124 @@
+"""A line of a batch: a request as it would be posted, and its answer."""
+
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+import structlog
+from msgspec import Struct
+from starlette.types import Message
+
+from gateway.http import errors
+from gateway.http.exchange import Exchange
+from gateway.http.json_body import JsonBody
+from gateway.openai import chat, completions
+from gateway.openai.generation_body import SamplingBody
+from gateway.openai.operation import Api, Operation
+from gateway.openai.responses import operations as responses
+from gateway.tenants import PRIORITY_MAX, Tenant
+from service_kit.errors import InvalidRequest, KaitenError
+
+log = structlog.get_logger()
+
+CUSTOM_ID_CHARS_MAX: Final = 512
+ENDPOINTS: Final[Mapping[str, Operation]] = {
+    each.path: each
+    for each in (*chat.OPERATIONS, *completions.OPERATIONS, *responses.OPERATIONS)
+    if each.method == "POST" and each.body is not None and "{" not in each.path
+}
+
+
+class Line(Struct, forbid_unknown_fields=True):
+    custom_id: str
+    method: Literal["POST"]
+    url: str
+    body: msgspec.Raw
+
+
+class LineResponse(Struct):
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class LineProblem(Struct):
+    code: str
+    message: str
+
+
+class LineAnswer(Struct, kw_only=True):
+    id: str
+    custom_id: str | None
+    response: LineResponse | None = None
+    error: LineProblem | None = None
+
+
+def line_of(raw: bytes, *, endpoint: str, bytes_max: int) -> Line:
+    """InvalidRequest says what is wrong with it."""
+    if len(raw) > bytes_max:
+        raise InvalidRequest("", f"must have at most {bytes_max} bytes")
+    try:
+        line = msgspec.json.decode(raw, type=Line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest("", f"is no request: {str(error)[:200]}") from None
+    if not 0 < len(line.custom_id) <= CUSTOM_ID_CHARS_MAX:
+        rule = f"must have 1 to {CUSTOM_ID_CHARS_MAX} characters"
+        raise InvalidRequest("custom_id", rule)
+    if line.url != endpoint:
+        raise InvalidRequest("url", f"must be the batch's endpoint, {endpoint}")
+    return line
+
+
+class LineExchange(Exchange):
+    """The exchange of a line: what it is answered is kept, and nobody is there to go away."""
+
+    def __init__(self, tenant: Tenant, request_id: str) -> None:
+        headers = [(b"idempotency-key", request_id.encode())]
+        scope: dict[str, Any] = {"headers": headers, "state": {"tenant": tenant}, "path_params": {}}
+        super().__init__(scope, self._keep)
+        self.keeps_running = True
+        self.status = 0
+        self.raw = b""
+
+    async def _keep(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self.raw += message.get("body", b"")
+
+
+async def answer_of(
+    api: Api, tenant: Tenant, request_id: str, line: Line, endpoint: str
+) -> LineResponse:
+    """As the endpoint answers. Overloaded, Unavailable: it may be asked again."""
+    operation, exchange = ENDPOINTS[endpoint], LineExchange(tenant, request_id)
+    assert operation.body is not None
+    try:
+        sent = JsonBody(api.config.body_values_max, operation.body.identity)
+        sent.feed(bytes(line.body))
+        exchange.body_digest = sent.digest
+        body, _ = api.parser.parse(operation.body, sent)
+        assert isinstance(body, SamplingBody)
+        await operation.handler(api, exchange, _in_batch(body))
+    except KaitenError as error:
+        row = errors.row_of(error)
+        if row.is_retryable:
+            raise
+        raw = msgspec.json.encode(errors.body_of(error))
+        return LineResponse(row.status, request_id, msgspec.Raw(raw))
+    # A fault of ours; the other lines go on.
+    except Exception as error:
+        error_id = secrets.token_hex(6)
+        log.error("batch.line_crashed", request=request_id, error_id=error_id, exc_info=error)
+        raw = msgspec.json.encode(errors.internal(error_id))
+        return LineResponse(500, request_id, msgspec.Raw(raw))
+    return LineResponse(exchange.status, request_id, msgspec.Raw(exchange.raw))
+
+
+def _in_batch(body: SamplingBody) -> SamplingBody:
+    """Behind all that is live, if it does not say where."""
+    for field in ("stream", "background"):
+        if getattr(body, field):
+            raise InvalidRequest(field, "is not for lines of a batch")
+    return body if body.priority is not None else body.model_copy(update={"priority": PRIORITY_MAX})

@@ -1,0 +1,189 @@
+"""/v1/batches: many requests in a file, answered within a day, behind all that is live."""
+
+import json
+import re
+import secrets
+from typing import Annotated, Any, Final, Literal, get_args
+
+from msgspec import Meta, Struct
+from starlette.datastructures import QueryParams
+
+from gateway.http.exchange import Exchange
+from gateway.openai.batches.files import FILE_ID, NUMBER, PURPOSE
+from gateway.openai.batches.lines import ENDPOINTS
+from gateway.openai.operation import LOOKS, READS, Api, Operation, parameter
+from gateway.openai.request_body import RequestBody, check_metadata
+from gateway.openai.usage import Count
+from ledger.batches.batches import LIVE, BatchName, StoredBatch
+from service_kit.errors import InvalidRequest, NotFound
+
+BATCH_ID: Final = re.compile(r"batch_[0-9a-f]{24}", re.ASCII)
+WINDOW_S: Final = 24 * 3600
+BATCHES: Final = 20
+BATCHES_MAX: Final = 100
+Status = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling",
+    "cancelled",
+]  # fmt: skip
+MOMENTS: Final = frozenset(
+    ("created_at", "expires_at", *(f"{state}_at" for state in get_args(Status)))
+)
+Moment = Annotated[int, Meta(ge=0)] | None
+
+
+class BatchBody(RequestBody):
+    """POST /v1/batches."""
+
+    input_file_id: str
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    completion_window: Literal["24h"]
+    metadata: dict[str, str] | None = None
+    """Yours: told again with the batch. At most 16 of 64 and 512 characters."""
+    output_expires_after: dict[str, Any] | None = None
+    """Accepted and ignored: files leave when the gateway's setting says."""
+
+
+class BatchProblem(Struct, kw_only=True):
+    code: Literal["invalid_file"] = "invalid_file"
+    message: str
+    param: None = None
+    line: None = None
+
+
+class BatchProblems(Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[BatchProblem]
+
+
+class RequestCounts(Struct):
+    total: Count
+    completed: Count
+    failed: Count
+
+
+class Batch(Struct, kw_only=True):
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    errors: BatchProblems | None = None
+    input_file_id: str
+    completion_window: Literal["24h"] = "24h"
+    status: Status
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: Count
+    in_progress_at: Moment = None
+    expires_at: Moment = None
+    finalizing_at: Moment = None
+    completed_at: Moment = None
+    failed_at: Moment = None
+    expired_at: Moment = None
+    cancelling_at: Moment = None
+    cancelled_at: Moment = None
+    request_counts: RequestCounts
+    metadata: dict[str, str]
+
+
+class BatchList(Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Batch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+async def create_batch(api: Api, exchange: Exchange, body: BatchBody) -> None:
+    tenant, ledger = exchange.tenant.name, api.link.ledger
+    check_metadata(body.metadata)
+    if not FILE_ID.fullmatch(body.input_file_id):
+        raise InvalidRequest("input_file_id", f"must match {FILE_ID.pattern}")
+    try:
+        file = await ledger.files.find(tenant, body.input_file_id)
+    except NotFound:
+        rule = f"names {body.input_file_id!r}, which is not here; upload it to /v1/files"
+        raise InvalidRequest("input_file_id", rule) from None
+    if file.purpose != PURPOSE:
+        raise InvalidRequest("input_file_id", "must be of a file whose purpose is 'batch'")
+    name = BatchName(tenant, f"batch_{secrets.token_hex(12)}")
+    fields = {
+        "endpoint": body.endpoint,
+        "input_file_id": body.input_file_id,
+        "metadata": json.dumps(body.metadata or {}),
+    }
+    await ledger.batches.new(name, fields, window_s=WINDOW_S)
+    api.on_batch()
+    await exchange.send_json(200, told(await ledger.batches.find(name)))
+
+
+async def get_batch(api: Api, exchange: Exchange, _body: None) -> None:
+    await exchange.send_json(200, told(await api.link.ledger.batches.find(_name(exchange))))
+
+
+async def cancel_batch(api: Api, exchange: Exchange, _body: None) -> None:
+    """What is answered so far stays. One that is over is told as it is."""
+    name, batches = _name(exchange), api.link.ledger.batches
+    of = tuple(state for state in LIVE if state != "finalizing")
+    await batches.move(name, "cancelling", of=of)
+    await exchange.send_json(200, told(await batches.find(name)))
+
+
+async def list_batches(api: Api, exchange: Exchange, _body: None) -> None:
+    query = QueryParams(exchange.scope["query_string"])
+    limit = query.get("limit", str(BATCHES))
+    if not NUMBER.fullmatch(limit) or not 1 <= int(limit) <= BATCHES_MAX:
+        raise InvalidRequest("limit", f"must be in [1, {BATCHES_MAX}], got {limit[:64]!r}")
+    found = [told(each) for each in await api.link.ledger.batches.all(exchange.tenant.name)]
+    if after := query.get("after", ""):
+        places = [index for index, each in enumerate(found) if each.id == after]
+        if not places:
+            raise InvalidRequest("after", "must be the id of a batch that is kept")
+        found = found[places[0] + 1 :]
+    shown = found[: int(limit)]
+    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+    has_more = len(found) > len(shown)
+    reply = BatchList(data=shown, first_id=first, last_id=last, has_more=has_more)
+    await exchange.send_json(200, reply)
+
+
+def _name(exchange: Exchange) -> BatchName:
+    id = exchange.path["id"]
+    if not BATCH_ID.fullmatch(id):
+        raise InvalidRequest("id", f"must match {BATCH_ID.pattern}")
+    return BatchName(exchange.tenant.name, id)
+
+
+def told(stored: StoredBatch) -> Batch:
+    fields = stored.fields
+    moments: dict[str, Any] = {
+        name: int(value) for name, value in fields.items() if name in MOMENTS
+    }
+    problem = fields.get("problem")
+    errors = BatchProblems(data=[BatchProblem(message=problem)]) if problem else None
+    names = ("total", "completed", "failed")
+    return Batch(
+        id=stored.name.id,
+        endpoint=fields["endpoint"],
+        errors=errors,
+        input_file_id=fields["input_file_id"],
+        status=stored.status,  # type: ignore[arg-type]
+        output_file_id=fields.get("output_file_id"),
+        error_file_id=fields.get("errors_file_id"),
+        request_counts=RequestCounts(*(stored.number(name) for name in names)),
+        metadata=json.loads(fields["metadata"]),
+        **moments,
+    )
+
+
+PATH: Final = "/v1/batches/{id}"
+ID: Final = parameter("path", "id", BATCH_ID.pattern, "as its answer has it")
+LISTED: Final = (
+    parameter("query", "limit", "", f"1 to {BATCHES_MAX}, {BATCHES} if left out"),
+    parameter("query", "after", "", "id of the batch before the first one wanted"),
+)
+assert set(ENDPOINTS) == {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
+OPERATIONS: Final = (
+    Operation("POST", "/v1/batches", "createBatch", create_batch, READS, (Batch,), (), BatchBody),
+    Operation("GET", "/v1/batches", "listBatches", list_batches, LOOKS, (BatchList,), LISTED),
+    Operation("GET", PATH, "getBatch", get_batch, LOOKS, (Batch,), (ID,)),
+    Operation("POST", f"{PATH}/cancel", "cancelBatch", cancel_batch, LOOKS, (Batch,), (ID,)),
+)

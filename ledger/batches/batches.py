@@ -1,0 +1,155 @@
+"""Batches of tenants: their state, the answers of their lines, and who drives them.
+
+An answer is written once, by whoever has it first, and a state is left once: so a driver may die
+anywhere, two may drive the same batch, and every line still has one answer.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ledger import scripts
+from ledger.store import Store
+from service_kit.errors import NotFound, Overloaded
+
+# Of one tenant: more of them wait for each other anyway.
+LIVE_MAX: Final = 16
+HEADS_AT_ONCE: Final = 128
+LIVE: Final = ("validating", "in_progress", "finalizing", "cancelling")
+
+
+class BatchName(NamedTuple):
+    tenant: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.tenant}:{self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """`fields` as they are stored. Times are seconds of the store's clock."""
+
+    name: BatchName
+    fields: Mapping[str, str]
+
+    @property
+    def status(self) -> str:
+        return self.fields["status"]
+
+    def number(self, field: str) -> int:
+        """0: not set yet."""
+        return int(self.fields.get(field, "0"))
+
+
+class Batches:
+    """Part of Ledger; see there."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def new(self, name: BatchName, fields: Mapping[str, str], *, window_s: int) -> None:
+        """Overloaded: the tenant has too many live ones."""
+        keys = self._store.keys
+        kept_s = window_s + self._store.limits.files_ttl_s
+        verdict, *rest = await self._store.script(
+            scripts.BATCH_NEW,
+            (keys.batches, keys.batches_of(name.tenant), keys.batch(*name)),
+            (name.tenant, name.id, kept_s, window_s, LIVE_MAX, *_flat(fields)),
+        )
+        if verdict == b"FULL":
+            raise Overloaded(
+                f"too many live batches of tenant {name.tenant}",
+                60.0,
+                LIVE_MAX,
+                live=int(rest[0]),
+                subject="tenant",
+                tenant=name.tenant,
+            )
+
+    async def find(self, name: BatchName) -> StoredBatch:
+        """NotFound: no such batch of this tenant, or not any more."""
+        (found,) = await self._found([name])
+        if found is None:
+            raise NotFound(f"batch {name.id!r}")
+        return found
+
+    async def all(self, tenant: str) -> list[StoredBatch]:
+        """The newest first."""
+        (ids,) = await self._store.read((("HKEYS", self._store.keys.batches_of(tenant)),))
+        names = [BatchName(tenant, id.decode()) for id in ids]
+        found: list[StoredBatch] = []
+        for start in range(0, len(names), HEADS_AT_ONCE):
+            some = await self._found(names[start : start + HEADS_AT_ONCE])
+            found += [each for each in some if each is not None]
+        return sorted(found, key=lambda b: (b.number("created_at"), b.name.id), reverse=True)
+
+    async def live(self) -> list[BatchName]:
+        """Of every tenant, those that somebody must drive."""
+        (names,) = await self._store.read((("HKEYS", self._store.keys.batches),))
+        return [BatchName(*name.decode().split(":", 1)) for name in names]
+
+    async def hold(self, name: BatchName, who: str, for_ms: int) -> bool:
+        """Whether this one drives it now, and for so long if it does not ask again."""
+        key = self._store.keys.batch_driver(*name)
+        verdict, *_ = await self._store.script(scripts.BATCH_HOLD, (key,), (who, for_ms))
+        return bool(verdict == b"OK")
+
+    async def move(
+        self,
+        name: BatchName,
+        state: str,
+        *,
+        of: Sequence[str],
+        fields: Mapping[str, str] | None = None,
+    ) -> str:
+        """To a state from one of `of`; the state it is in then. NotFound: it is not kept."""
+        keys, is_over = self._store.keys, state not in LIVE
+        verdict, *rest = await self._store.script(
+            scripts.BATCH_MOVE,
+            (
+                keys.batches,
+                keys.batch(*name),
+                *((keys.batch_lines(*name), keys.batch_driver(*name)) if is_over else ()),
+            ),
+            (str(name), f" {' '.join(of)} ", state, int(is_over), *_flat(fields or {})),
+        )
+        if verdict == b"NONE":
+            raise NotFound(f"batch {name.id!r}")
+        return rest[0].decode() if verdict == b"OTHER" else state
+
+    async def answer(self, name: BatchName, line: int, answer: bytes, *, is_ok: bool) -> None:
+        """Of a line; the first one stays. NotFound: the batch is over."""
+        keys = self._store.keys
+        verdict, *_ = await self._store.script(
+            scripts.BATCH_LINE,
+            (keys.batch(*name), keys.batch_lines(*name)),
+            (line, answer, "completed" if is_ok else "failed", self._store.limits.files_ttl_s),
+        )
+        if verdict == b"NONE":
+            raise NotFound(f"batch {name.id!r}")
+
+    async def answered(self, name: BatchName) -> list[int]:
+        """Numbers of the lines that have an answer, ascending."""
+        (lines,) = await self._store.read((("HKEYS", self._store.keys.batch_lines(*name)),))
+        return sorted(int(line) for line in lines)
+
+    async def answers(self, name: BatchName, lines: Sequence[int]) -> list[bytes]:
+        """Of lines that have one."""
+        key = self._store.keys.batch_lines(*name)
+        (found,) = await self._store.read((("HMGET", key, *lines),))
+        return [each for each in found if each is not None]
+
+    async def _found(self, names: Sequence[BatchName]) -> list[StoredBatch | None]:
+        keys = self._store.keys
+        heads = await self._store.read([("HGETALL", keys.batch(*name)) for name in names])
+        return [_batch(name, head) for name, head in zip(names, heads, strict=True)]
+
+
+def _batch(name: BatchName, head: Sequence[bytes]) -> StoredBatch | None:
+    words = [each.decode() for each in head]
+    return StoredBatch(name, dict(zip(words[::2], words[1::2], strict=True))) if words else None
+
+
+def _flat(fields: Mapping[str, str]) -> list[str]:
+    return [word for pair in fields.items() for word in pair]

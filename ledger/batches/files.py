@@ -1,0 +1,134 @@
+"""Files of tenants: what batches read and write. Pieces in the store, bounded in bytes and time."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ledger import scripts
+from ledger.store import Store
+from service_kit.errors import NotFound, Overloaded, Unavailable
+
+CHUNK_BYTES: Final = 1 << 20
+# From the first piece of a file to its last.
+UPLOAD_S_MAX: Final = 3600
+# Heads read at once.
+FILES_AT_ONCE: Final = 128
+FIELDS: Final = ("bytes", "chunks", "created_at", "expires_at", "filename", "purpose")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """A file that is kept. Times are seconds of the store's clock."""
+
+    id: str
+    filename: str
+    purpose: str
+    size_bytes: int
+    chunks: int
+    created_at: int
+    expires_at: int
+
+
+class Files:
+    """Every method names the tenant, and finds nothing of another."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def put(self, tenant: str, id: str, number: int, chunk: bytes) -> None:
+        """A piece of a file that is coming in, from number 0. `keep` makes it one."""
+        key = self._store.keys.file_chunk(tenant, id, number)
+        await self._store.script(scripts.FILE_CHUNK, (key,), (chunk, UPLOAD_S_MAX))
+
+    async def keep(
+        self, tenant: str, id: str, *, filename: str, purpose: str, size_bytes: int, chunks: int
+    ) -> StoredFile:
+        """The file of all pieces. Again: what it was. Overloaded: the tenant keeps too much."""
+        keys, limits = self._store.keys, self._store.limits
+        verdict, *rest = await self._store.script(
+            scripts.FILE_KEEP,
+            (keys.files(tenant), keys.file(tenant, id), *self._chunk_keys(tenant, id, chunks)),
+            (id, size_bytes, limits.files_ttl_s, limits.files_bytes_max, filename, purpose),
+        )
+        if verdict == b"FULL":
+            raise Overloaded(
+                f"too many bytes of files of tenant {tenant} are kept; delete some",
+                60.0,
+                limits.files_bytes_max,
+                live=int(rest[0]),
+                subject="tenant",
+                rule="files_mb",
+                tenant=tenant,
+            )
+        if verdict == b"GONE":
+            raise Unavailable("a piece of the file was lost on its way; send it again")
+        return StoredFile(
+            id=id,
+            filename=filename,
+            purpose=purpose,
+            size_bytes=size_bytes,
+            chunks=chunks,
+            created_at=int(rest[0]),
+            expires_at=int(rest[1]),
+        )
+
+    async def find(self, tenant: str, id: str) -> StoredFile:
+        """NotFound: no such file of this tenant, or not any more."""
+        (found,) = await self._found(tenant, [id])
+        if found is None:
+            raise NotFound(f"file {id!r}")
+        return found
+
+    async def all(self, tenant: str) -> list[StoredFile]:
+        """The newest first."""
+        (names,) = await self._store.read((("HKEYS", self._store.keys.files(tenant)),))
+        ids = [name.decode() for name in names]
+        found: list[StoredFile] = []
+        for start in range(0, len(ids), FILES_AT_ONCE):
+            some = await self._found(tenant, ids[start : start + FILES_AT_ONCE])
+            found += [each for each in some if each is not None]
+        return sorted(found, key=lambda each: (each.created_at, each.id), reverse=True)
+
+    async def read(self, tenant: str, file: StoredFile) -> AsyncIterator[bytes]:
+        """Piece by piece. NotFound when it is deleted meanwhile."""
+        for key in self._chunk_keys(tenant, file.id, file.chunks):
+            (chunk,) = await self._store.read((("GET", key),))
+            if chunk is None:
+                raise NotFound(f"file {file.id!r}")
+            yield chunk
+
+    async def drop(self, tenant: str, id: str, chunks: int) -> None:
+        """NotFound: it was not there; its pieces are gone all the same."""
+        keys = self._store.keys
+        verdict, *_ = await self._store.script(
+            scripts.FILE_DROP,
+            (keys.files(tenant), keys.file(tenant, id), *self._chunk_keys(tenant, id, chunks)),
+            (id,),
+        )
+        if verdict == b"NONE":
+            raise NotFound(f"file {id!r}")
+
+    async def _found(self, tenant: str, ids: Sequence[str]) -> list[StoredFile | None]:
+        keys = self._store.keys
+        heads = await self._store.read([("HMGET", keys.file(tenant, id), *FIELDS) for id in ids])
+        return [_file(id, head) for id, head in zip(ids, heads, strict=True)]
+
+    def _chunk_keys(self, tenant: str, id: str, chunks: int) -> list[str]:
+        return [self._store.keys.file_chunk(tenant, id, number) for number in range(chunks)]
+
+
+def _file(id: str, head: Sequence[bytes | None]) -> StoredFile | None:
+    if None in head:
+        return None
+    size_bytes, chunks, created_at, expires_at, filename, purpose = (
+        (each or b"").decode() for each in head
+    )
+    return StoredFile(
+        id=id,
+        filename=filename,
+        purpose=purpose,
+        size_bytes=int(size_bytes),
+        chunks=int(chunks),
+        created_at=int(created_at),
+        expires_at=int(expires_at),
+    )

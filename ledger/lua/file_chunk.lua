@@ -1,0 +1,8 @@
+#!lua
+-- Put a piece of a file that is coming in. What is never kept leaves by itself.
+-- KEYS  meta, file:<tenant>:<id>:<number>
+-- ARGV  1 store nonce, 2 bytes, 3 how long to wait for the rest in s
+-- reply {OK} | {STORE_LOST}
+if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
+redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
+return {'OK'}

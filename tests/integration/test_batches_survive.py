@@ -1,0 +1,113 @@
+"""A batch whose gateways, worker, scheduler and store die in mid-work: every line answered once."""
+
+import asyncio
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI, OpenAIError
+
+from kaiten.mini import CHECKPOINT
+from tests.support.answers import until
+from tests.support.cluster import Cluster
+from tests.support.processes import GATEWAY, WORKER, ServiceProcess
+from tests.support.store_server import StoreServer
+
+LINES = 60
+ENDPOINT: Any = "/v1/completions"
+
+
+def body(number: int) -> dict[str, Any]:
+    prompt = f"The chef looks at seat {number % 10} and"
+    return {"model": "mini", "prompt": prompt, "max_tokens": 60, "seed": number % 10, "n": 1}
+
+
+def lines() -> bytes:
+    each = (
+        {"custom_id": f"line-{number}", "method": "POST", "url": ENDPOINT, "body": body(number)}
+        for number in range(LINES)
+    )
+    return "\n".join(map(json.dumps, each)).encode()
+
+
+async def is_ready(address: str) -> bool:
+    async with httpx.AsyncClient() as client:
+        try:
+            return (await client.get(f"http://{address}/ready")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+async def test_every_line_is_answered_exactly_once(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, workers=0) as cluster:
+        flags: dict[str, object] = {"model": CHECKPOINT, "slots": 4, "threads": 1, "kv_blocks": 256}
+        worker = cluster.add_worker(flags, WORKER)
+        doors, addresses = [], []
+        for index in range(2):
+            http = cluster.hold_port()
+            flags = {
+                "redis_url": cluster.store.url,
+                "model": CHECKPOINT,
+                "served_model_name": "mini",
+                "grpc_port": 0,
+                "http_port": http.number,
+            }
+            doors.append(cluster.add(f"gateway-{index}", GATEWAY, flags))
+            addresses.append(http.address)
+        for process in (worker, *doors):
+            process.start()
+        for address in addresses:
+            await until(partial(is_ready, address), "the gateway is ready")
+        first = f"http://{addresses[0]}/v1"
+        async with AsyncOpenAI(base_url=first, api_key="any", max_retries=0) as client:
+            undisturbed = [
+                (await client.completions.create(**body(number))).choices[0].text
+                for number in range(10)
+            ]
+            file = await client.files.create(file=("lines", lines()), purpose="batch")
+            batch = await client.batches.create(
+                input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h"
+            )
+            await until(partial(_has_some, client, batch.id), "lines are answered")
+            # Without its worker it cannot end, and waits for the others to die and come back.
+            for process in (worker, *doors):
+                process.kill()
+            mortals: list[ServiceProcess | StoreServer] = [
+                *doors, cluster.schedulers[0], cluster.store,
+            ]  # fmt: skip
+            for mortal in mortals:
+                await asyncio.to_thread(mortal.kill)
+                await asyncio.to_thread(mortal.start)
+                await until(partial(_has_some, client, batch.id), "it is there")
+            assert (await client.batches.retrieve(batch.id)).status == "in_progress"
+            worker.start()
+            await until(partial(_is_over, client, batch.id), "the batch is over")
+            batch = await client.batches.retrieve(batch.id)
+            assert (batch.status, batch.error_file_id) == ("completed", None)
+            assert batch.request_counts is not None
+            assert batch.request_counts.completed == LINES
+            assert batch.output_file_id is not None
+            output = (await client.files.content(batch.output_file_id)).text
+        answers = [json.loads(line) for line in output.splitlines()]
+        assert [each["custom_id"] for each in answers] == [f"line-{n}" for n in range(LINES)]
+        texts = [each["response"]["body"]["choices"][0]["text"] for each in answers]
+        assert texts == [undisturbed[number % 10] for number in range(LINES)]
+
+
+async def _has_some(client: AsyncOpenAI, id: str) -> bool:
+    """Whether it can be asked, and some lines have an answer."""
+    try:
+        counts = (await client.batches.retrieve(id)).request_counts
+    except OpenAIError:
+        return False
+    assert counts is not None
+    return counts.completed > 0
+
+
+async def _is_over(client: AsyncOpenAI, id: str) -> bool:
+    try:
+        return (await client.batches.retrieve(id)).status == "completed"
+    except OpenAIError:
+        return False

@@ -1,0 +1,163 @@
+"""/v1/batches by the OpenAI package."""
+
+import json
+from typing import Any
+
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from tests.support.whole_stack import MODEL, wait_until
+
+ENDPOINTS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 6},
+    "/v1/completions": {"prompt": "The chef", "max_tokens": 6},
+    "/v1/responses": {"input": "Hello!", "max_output_tokens": 6},
+}
+COMPLETION: Any = "/v1/completions"
+
+
+def line(custom_id: str, endpoint: str = COMPLETION, **changes: Any) -> str:
+    body = {"model": MODEL, "temperature": 0, **ENDPOINTS[endpoint], **changes}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": endpoint, "body": body})
+
+
+def begun(client: OpenAI, lines: list[str], endpoint: Any = COMPLETION, **more: Any) -> Any:
+    content = "\n".join(lines).encode()
+    file = client.files.create(file=("lines.jsonl", content), purpose="batch")
+    return client.batches.create(
+        input_file_id=file.id, endpoint=endpoint, completion_window="24h", **more
+    )
+
+
+def ended(client: OpenAI, batch: Any) -> Any:
+    def is_over() -> bool:
+        nonlocal batch
+        batch = client.batches.retrieve(batch.id)
+        return batch.status in ("completed", "failed", "expired", "cancelled")
+
+    wait_until(is_over, "the batch is over")
+    return batch
+
+
+def counts(client: OpenAI, batch: Any) -> dict[str, int]:
+    found = client.batches.retrieve(batch.id).request_counts
+    assert found is not None
+    return {"total": found.total, "completed": found.completed, "failed": found.failed}
+
+
+def answers(client: OpenAI, file_id: str | None) -> list[Any]:
+    if file_id is None:
+        return []
+    return [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_line_is_answered_as_its_endpoint_does(client: OpenAI, endpoint: str) -> None:
+    batch = begun(client, [line("a", endpoint), line("b", endpoint)], endpoint, metadata={"k": "v"})
+    assert (batch.endpoint, batch.metadata) == (endpoint, {"k": "v"})
+    assert batch.expires_at == batch.created_at + 24 * 3600
+    batch = ended(client, batch)
+    assert batch.status == "completed"
+    assert batch.request_counts.to_dict() == {"total": 2, "completed": 2, "failed": 0}
+    found = answers(client, batch.output_file_id)
+    assert [each["custom_id"] for each in found] == ["a", "b"]
+    direct = client.post(
+        endpoint.removeprefix("/v1"),
+        cast_to=dict[str, Any],
+        body={"model": MODEL, "temperature": 0, **ENDPOINTS[endpoint]},
+    )
+    for each in found:
+        assert each["error"] is None
+        assert each["response"]["status_code"] == 200
+        body = each["response"]["body"]
+        assert body["object"] == direct["object"]
+        words = "output" if "output" in body else "choices"
+        assert _texts(body[words]) == _texts(direct[words])
+    assert batch.error_file_id is None
+    assert batch in client.batches.list()
+
+
+def _texts(told: Any) -> list[str]:
+    """Whatever is called text or content, wherever."""
+    if isinstance(told, list):
+        return [text for each in told for text in _texts(each)]
+    if isinstance(told, dict):
+        own = [str(told[key]) for key in ("text", "content") if isinstance(told.get(key), str)]
+        return own + [text for each in told.values() for text in _texts(each)]
+    return []
+
+
+def test_what_is_wrong_with_a_line_is_its_own(client: OpenAI) -> None:
+    lines = [
+        line("fine"),
+        "{",
+        line("long", stop="x" * 1000),
+        line("fine"),
+        line("streamed", stream=True),
+        "",
+        line("elsewhere", "/v1/responses"),
+        line(""),
+        line("last"),
+    ]
+    batch = ended(client, begun(client, lines))
+    assert batch.status == "completed"
+    assert batch.request_counts.to_dict() == {"total": 8, "completed": 2, "failed": 6}
+    found = answers(client, batch.output_file_id)
+    assert [each["custom_id"] for each in found] == ["fine", "last"]
+    broken, long, twice, streamed, elsewhere, nameless = answers(client, batch.error_file_id)
+    assert broken["error"]["message"].startswith("line 2: is no request: ")
+    assert long["response"]["status_code"] == 400
+    assert long["response"]["body"]["error"]["param"] == "stop"
+    assert "line 4: custom_id: 'fine' is that of an earlier line" in twice["error"]["message"]
+    assert streamed["response"]["body"]["error"]["param"] == "stream"
+    assert "line 6: url: must be the batch's endpoint" in elsewhere["error"]["message"]
+    assert "line 7: custom_id: must have 1 to 512" in nameless["error"]["message"]
+
+
+def test_a_batch_is_cancelled_and_what_was_answered_stays(client: OpenAI) -> None:
+    lines = [line("short"), *(line(str(n), max_tokens=900, ignore_eos=True) for n in range(200))]
+    batch = begun(client, lines)
+    wait_until(lambda: counts(client, batch)["completed"], "a line is answered")
+    assert client.batches.cancel(batch.id).status == "cancelling"
+    batch = ended(client, batch)
+    assert batch.status == "cancelled"
+    assert 1 <= batch.request_counts.completed < 201
+    assert len(answers(client, batch.output_file_id)) == batch.request_counts.completed
+    # What is over stays so.
+    assert client.batches.cancel(batch.id) == batch
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"\n\n \n", "has no line"), (b"{}\n" * 50_001, "at most 50000 lines, it has 50001")],
+)
+def test_a_file_that_is_none_fails_its_batch(client: OpenAI, content: bytes, problem: str) -> None:
+    file = client.files.create(file=("lines.jsonl", content), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint=COMPLETION, completion_window="24h"
+    )
+    batch = ended(client, batch)
+    assert batch.status == "failed"
+    assert problem in batch.errors.data[0].message
+    client.files.delete(file.id)
+
+
+def test_what_is_no_batch_is_refused(client: OpenAI) -> None:
+    file = client.files.create(file=("lines.jsonl", b"{}"), purpose="batch")
+    good: Any = {
+        "input_file_id": file.id, "endpoint": COMPLETION, "completion_window": "24h",
+    }  # fmt: skip
+    for wrong, rule in (
+        ({"input_file_id": "file-" + "0" * 24}, "which is not here"),
+        ({"input_file_id": "nothing"}, "must match file-"),
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "1h"}, "24h"),
+        ({"metadata": {"a": "b" * 600}}, "512"),
+    ):
+        with pytest.raises(BadRequestError, match=rule):
+            client.batches.create(**{**good, **wrong})
+    for ask in (client.batches.retrieve, client.batches.cancel):
+        with pytest.raises(NotFoundError):
+            ask("batch_" + "0" * 24)
+        with pytest.raises(BadRequestError, match="must match batch_"):
+            ask("nothing")

@@ -1,0 +1,131 @@
+"""/v1/files by the OpenAI package, and by those who send what is no file."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI, RateLimitError
+
+from tests.support.whole_stack import Door, WholeStack
+
+BOUNDARY = "b0undary"
+FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+
+def upload(client: OpenAI, content: bytes, name: str = "lines.jsonl") -> Any:
+    return client.files.create(file=(name, content), purpose="batch")
+
+
+def test_a_file_comes_back_as_it_was(client: OpenAI) -> None:
+    content = bytes(range(256)) * 12_000 + b"the end"
+    file = upload(client, content, "zwölf.jsonl")
+    assert (file.bytes, file.purpose, file.filename) == (len(content), "batch", "zwölf.jsonl")
+    assert file.expires_at is not None
+    assert file.expires_at - file.created_at == 48 * 3600
+    assert client.files.content(file.id).read() == content
+    assert client.files.retrieve(file.id) == file
+    assert file in client.files.list()
+    assert client.files.delete(file.id).deleted
+    for ask in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(NotFoundError, match=file.id):
+            ask(file.id)
+
+
+def test_files_are_listed_the_newest_first_and_page_by_page(client: OpenAI) -> None:
+    made = [upload(client, b"{}\n") for _ in range(3)]
+    ids = [file.id for file in client.files.list(limit=2, purpose="batch")]
+    assert set(ids) >= {file.id for file in made}
+    assert ids == [file.id for file in client.files.list(purpose="batch")]
+    assert ids[::-1] == [
+        file.id for file in client.files.list(purpose="batch", order="asc", limit=1)
+    ]
+    for file in made:
+        client.files.delete(file.id)
+
+
+def test_what_a_tenant_may_keep_is_bounded(
+    another_door: Callable[..., Door], tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.toml"
+    names = ("alice", "bob")
+    digests = [hashlib.sha256(name.encode()).hexdigest() for name in names]
+    keys.write_text(
+        "".join(
+            f'[tenants.{name}]\nkeys = ["sha256:{digest}"]\n'
+            for name, digest in zip(names, digests, strict=True)
+        )
+    )
+    door = another_door(api_keys_file=keys, files_mb=1)
+    alice, bob = (
+        OpenAI(base_url=door.openai, api_key=name, max_retries=0, timeout=60) for name in names
+    )
+    with alice, bob:
+        half = upload(alice, b"a" * (600 << 10))
+        with pytest.raises(RateLimitError, match="bytes of files of tenant alice"):
+            upload(alice, b"a" * (600 << 10))
+        assert [file.id for file in alice.files.list()] == [half.id]
+        # Another tenant has room of its own, and sees nothing of it.
+        upload(bob, b"b" * (600 << 10))
+        with pytest.raises(NotFoundError):
+            bob.files.content(half.id)
+        alice.files.delete(half.id)
+        upload(alice, b"a" * (600 << 10))
+        with pytest.raises(Exception, match="file: must have at most 1048576 bytes") as caught:
+            upload(alice, b"a" * (3 << 20))
+        assert caught.value.status_code == 413  # type: ignore[attr-defined]
+
+
+def part(name: str, value: str, more: str = "") -> str:
+    head = f'content-disposition: form-data; name="{name}"{more}'
+    return f"--{BOUNDARY}\r\n{head}\r\n\r\n{value}\r\n"
+
+
+FILE, PURPOSE = part("file", "{}", '; filename="a"'), part("purpose", "batch")
+END = f"--{BOUNDARY}--\r\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "word"),
+    [
+        (FILE + END, 400, "purpose: must be 'batch'"),
+        (FILE + part("purpose", "fine-tune") + END, 400, "purpose: must be 'batch'"),
+        (PURPOSE + END, 400, "file: is required"),
+        (PURPOSE + part("file", "", '; filename="a"') + END, 400, "file: must not be empty"),
+        (PURPOSE + FILE + FILE + END, 400, "file: must be given once"),
+        (PURPOSE + part("colour", "red") + FILE + END, 400, "colour: is not a known field"),
+        (PURPOSE + part("purpose", "batch") + FILE + END, 400, "at most 8 fields"),
+        ("".join(part(str(n), "") for n in range(9)) + END, 400, "at most 8 fields"),
+        (part("purpose", "x" * 5000) + END, 400, "purpose: must have at most 4096 characters"),
+        (PURPOSE + FILE, 400, "to its last boundary"),
+        ("", 400, "to its last boundary"),
+        ("no form at all", 400, "must be multipart/form-data"),
+        (f"--{BOUNDARY}\r\n" + "a: b\r\n" * 1000, 400, "must be multipart/form-data"),
+    ],
+)
+def test_what_is_no_file_is_refused(
+    whole_stack: WholeStack, body: str, status: int, word: str
+) -> None:
+    answer = httpx.post(f"{whole_stack.door.openai}/files", content=body, headers=FORM)
+    assert answer.status_code == status
+    assert word in answer.json()["error"]["message"]
+
+
+def test_a_form_is_for_files_only_and_a_file_is_a_form(whole_stack: WholeStack) -> None:
+    answer = httpx.post(f"{whole_stack.door.openai}/responses", content=END, headers=FORM)
+    assert answer.status_code == 415
+    answer = httpx.post(f"{whole_stack.door.openai}/files", json={"purpose": "batch"})
+    assert answer.status_code == 415
+    answer = httpx.post(
+        f"{whole_stack.door.openai}/files",
+        content=PURPOSE + FILE + END,
+        headers={**FORM, "origin": "https://evil.example"},
+    )
+    assert answer.status_code == 403
+
+
+def test_a_wrong_id_is_named(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="must match file-"):
+        client.files.retrieve("nothing")
