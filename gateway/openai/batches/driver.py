@@ -29,7 +29,7 @@ from gateway.tenants import Keyring
 from ledger.batches.batches import BatchName, StoredBatch
 from ledger.batches.files import CHUNK_BYTES
 from service_kit.error_table import retry_after_s
-from service_kit.errors import InvalidRequest, NotFound, Overloaded, Unavailable
+from service_kit.errors import InvalidRequest, KaitenError, NotFound, Overloaded, Unavailable
 
 log = structlog.get_logger()
 
@@ -80,7 +80,8 @@ class BatchDriver:
             await asyncio.gather(*self._driven.values(), return_exceptions=True)
 
     async def _look(self) -> None:
-        with suppress(Unavailable):
+        # What is wrong with the store, readiness says.
+        with suppress(KaitenError):
             for name in await self._api.link.ledger.batches.live():
                 if name not in self._driven and await self._hold(name):
                     task = asyncio.create_task(self._drive(name))
@@ -102,7 +103,7 @@ class BatchDriver:
                 if not driving.done() and not await self._hold(name):
                     return
             driving.result()
-        except (NotFound, Unavailable) as error:
+        except KaitenError as error:
             log.info("batch.left", batch=name.id, reason=str(error))
         except Exception as error:
             log.error("batch.crashed", batch=name.id, exc_info=error)
