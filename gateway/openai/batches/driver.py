@@ -23,6 +23,7 @@ from gateway.openai.batches.lines import (
     answer_of,
     line_of,
 )
+from gateway.openai.batches.window import Window
 from gateway.openai.operation import Api
 from gateway.requests.ledger_session import LedgerLink
 from gateway.tenants import Keyring
@@ -40,11 +41,8 @@ LOOK_S: Final = 1.0
 HOLD_MS: Final = 5_000
 # How often it is tried to keep an output for which its tenant has no room.
 ROOM_S: Final = 10.0
-# Times the slots of the cell: so that no slot waits for the next line.
-WINDOW_SLOTS: Final = 2
-WINDOW: Final = 32
-# Workers may have left since the lines were fed.
-WINDOWS: Final = 4
+# Others may have come and workers left since the lines were fed.
+WINDOWS: Final = 8
 # Lines of an input that are looked at in one go, and answers read at once.
 AT_ONCE: Final = 256
 OUTPUTS: Final = {True: "output", False: "errors"}
@@ -57,6 +55,7 @@ class BatchDriver:
     def __init__(self, api: Api, keyring: Keyring) -> None:
         self._api = api
         self._keyring = keyring
+        self._window = Window(api.link, api.front.readiness)
         self._who = secrets.token_hex(8)
         self._driven: dict[BatchName, asyncio.Task[None]] = {}
         self._kicked = asyncio.Event()
@@ -66,6 +65,7 @@ class BatchDriver:
         self._kicked.set()
 
     async def run(self) -> None:
+        watching = asyncio.create_task(self._window.watch())
         try:
             while not self._api.front.readiness.is_draining:
                 await self._look()
@@ -75,9 +75,10 @@ class BatchDriver:
                 self._kicked.clear()
         finally:
             # Their requests go on, and another gateway with them.
-            for task in self._driven.values():
+            tasks = [watching, *self._driven.values()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._driven.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _look(self) -> None:
         # What is wrong with the store, readiness says.
@@ -96,7 +97,9 @@ class BatchDriver:
 
     async def _drive(self, name: BatchName) -> None:
         """Until it is over, is somebody else's, or the store is away: then all begins anew."""
-        driving = asyncio.create_task(BatchRun(self._api, self._keyring, name).to_its_end())
+        driving = asyncio.create_task(
+            BatchRun(self._api, self._keyring, self._window, name).to_its_end()
+        )
         try:
             while not driving.done():
                 await asyncio.wait({driving}, timeout=LOOK_S)
@@ -117,8 +120,9 @@ class BatchDriver:
 class BatchRun:
     """One batch, from where it is to its end."""
 
-    def __init__(self, api: Api, keyring: Keyring, name: BatchName) -> None:
+    def __init__(self, api: Api, keyring: Keyring, window: Window, name: BatchName) -> None:
         self._api = api
+        self._window = window
         self._name = name
         self._tenant = keyring.named(name.tenant)
 
@@ -187,13 +191,13 @@ class BatchRun:
 
     async def _feed(self, batch: StoredBatch, done: set[int]) -> None:
         """At most a window of lines at once."""
-        room = asyncio.Semaphore(self._window())
         try:
             async with asyncio.TaskGroup() as running:
                 async for number, line in self._good_lines(batch, done):
-                    await room.acquire()
-                    task = running.create_task(self._run(batch, number, line))
-                    task.add_done_callback(lambda _: room.release())
+                    await self._window.room()
+                    running.create_task(self._run(batch, number, line))
+                    # It takes its place now.
+                    await asyncio.sleep(0)
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
@@ -222,6 +226,10 @@ class BatchRun:
                 yield number, line
 
     async def _run(self, batch: StoredBatch, number: int, line: Line) -> None:
+        async with self._window.place():
+            await self._answer_line(batch, number, line)
+
+    async def _answer_line(self, batch: StoredBatch, number: int, line: Line) -> None:
         endpoint, id = batch.fields["endpoint"], self._request_id(number)
         while True:
             try:
@@ -266,7 +274,7 @@ class BatchRun:
         Of another driver too, whose window was as large.
         """
         done = set(await self._link.ledger.batches.answered(self._name))
-        last = min(batch.number("total"), len(done) + WINDOWS * self._window())
+        last = min(batch.number("total"), len(done) + WINDOWS * self._window.size)
         for number in range(1, last + 1):
             if number not in done:
                 with suppress(NotFound):
@@ -337,9 +345,3 @@ class BatchRun:
 
     def _request_id(self, number: int) -> str:
         return f"{self._name.id}-{number}"
-
-    def _window(self) -> int:
-        record = self._api.front.readiness.watch.record
-        if record is None or not record.workers_ready:
-            return WINDOW
-        return max(1, WINDOW_SLOTS * record.model.slots_max * record.workers_ready)

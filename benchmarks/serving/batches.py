@@ -1,0 +1,152 @@
+"""What a batch gets of a machine, and what it takes from those who are live.
+
+    python -m benchmarks.serving.batches [--lines N] [--save]
+
+The shipped model behind a whole stack, in turns: the lines as a batch, and as a crowd of live
+requests of as many at once. Then a few live streams alone and beside a batch: the time to their
+first token and the gaps between tokens. Ratios of one run.
+"""
+
+import argparse
+import asyncio
+import io
+import json
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median, quantiles
+from typing import Any, Final
+
+import httpx
+
+from benchmarks.recording import record
+from benchmarks.serving.stack import Stack, cpu_s, serving
+from kaiten.client import AsyncClient
+
+TURNS: Final = 3
+SLOTS: Final = 16
+TOKENS: Final = 24
+LIVE, LIVE_TOKENS, LIVE_ROUNDS = 4, 96, 8
+URL: Final = "/v1/completions"
+POLL_S: Final = 0.05
+
+
+def body(number: int) -> dict[str, Any]:
+    return {"prompt": f"Guest {number} sits down and", "max_tokens": TOKENS, "ignore_eos": True}
+
+
+async def as_batch(client: httpx.AsyncClient, lines: int) -> str:
+    """Begun; its id."""
+    content = "\n".join(
+        json.dumps({"custom_id": str(n), "method": "POST", "url": URL, "body": body(n)})
+        for n in range(lines)
+    )
+    form = {"file": ("lines.jsonl", io.BytesIO(content.encode()))}
+    file = await client.post("/v1/files", files=form, data={"purpose": "batch"})
+    asked = {"input_file_id": file.json()["id"], "endpoint": URL, "completion_window": "24h"}
+    return str((await client.post("/v1/batches", json=asked)).json()["id"])
+
+
+async def over(client: httpx.AsyncClient, batch: str, lines: int) -> None:
+    while True:
+        found = (await client.get(f"/v1/batches/{batch}")).json()
+        if found["status"] == "completed":
+            assert found["request_counts"] == {"total": lines, "completed": lines, "failed": 0}
+            return
+        await asyncio.sleep(POLL_S)
+
+
+async def as_crowd(client: httpx.AsyncClient, lines: int) -> None:
+    room = asyncio.Semaphore(2 * SLOTS)
+
+    async def one(number: int) -> None:
+        async with room:
+            (await client.post(URL, json=body(number))).raise_for_status()
+
+    await asyncio.gather(*(one(number) for number in range(lines)))
+
+
+@dataclass(slots=True)
+class Seen:
+    """Milliseconds."""
+
+    first: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "first_p50_ms": round(median(self.first), 2),
+            "first_p99_ms": round(quantiles(self.first, n=100)[98], 2),
+            "gap_p50_ms": round(median(self.gaps), 2),
+            "gap_p99_ms": round(quantiles(self.gaps, n=100)[98], 2),
+        }
+
+
+async def live(stack: Stack) -> Seen:
+    """A few streams, one after the other each."""
+    seen = Seen()
+
+    async def one(client: AsyncClient, number: int) -> None:
+        for _ in range(LIVE_ROUNDS):
+            moments = [time.perf_counter()]
+            async with client.generate(
+                f"Guest {number} asks", max_tokens=LIVE_TOKENS, ignore_eos=True
+            ) as generation:
+                moments += [time.perf_counter() async for _ in generation]
+            waits = [1000 * (after - before) for before, after in pairwise(moments)]
+            seen.first.append(waits[0])
+            seen.gaps += waits[1:]
+
+    async with AsyncClient(stack.grpc) as client:
+        await asyncio.gather(*(one(client, number) for number in range(LIVE)))
+    return seen
+
+
+async def measured(stack: Stack, lines: int) -> dict[str, Any]:
+    rates: dict[str, list[float]] = {"batch": [], "crowd": []}
+    costs: dict[str, list[float]] = {"batch": [], "crowd": []}
+    alone, beside = Seen(), Seen()
+    async with httpx.AsyncClient(base_url=stack.http, timeout=600) as client:
+        await as_crowd(client, lines // 4)
+        for _ in range(TURNS):
+            for way in rates:
+                before, begun = cpu_s(stack.pid), time.perf_counter()
+                if way == "batch":
+                    await over(client, await as_batch(client, lines), lines)
+                else:
+                    await as_crowd(client, lines)
+                spent = sum(cpu_s(stack.pid).values()) - sum(before.values())
+                rates[way].append(lines * TOKENS / (time.perf_counter() - begun))
+                costs[way].append(1e6 * spent / (lines * TOKENS))
+            _merge(alone, await live(stack))
+            batch = await as_batch(client, 4 * lines)
+            _merge(beside, await live(stack))
+            await over(client, batch, 4 * lines)
+    rate = {way: round(median(each), 1) for way, each in rates.items()}
+    return {
+        "tokens_per_s": rate,
+        "batch_of_crowd": round(rate["batch"] / rate["crowd"], 3),
+        "cpu_us_per_token": {way: round(median(each), 1) for way, each in costs.items()},
+        "live_alone": alone.figures(),
+        "live_beside_a_batch": beside.figures(),
+    }
+
+
+def _merge(into: Seen, more: Seen) -> None:
+    into.first += more.first
+    into.gaps += more.gaps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lines", type=int, default=400)
+    parser.add_argument("--save", action="store_true")
+    asked = parser.parse_args()
+    with serving("", "--slots", str(SLOTS)) as stack:
+        figures = asyncio.run(measured(stack, asked.lines))
+    sizes = {"lines": asked.lines, "tokens": TOKENS, "slots": SLOTS}
+    record("batches", sizes | figures, save=asked.save)
+
+
+if __name__ == "__main__":
+    main()
