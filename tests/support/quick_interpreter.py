@@ -34,7 +34,9 @@ def install() -> None:
     tl.core._unwrap_if_constexpr = _plain_first(tl.core._unwrap_if_constexpr)
     semantic = interpreter.interpreter_semantic
     semantic.broadcast_impl_value = _by_types(semantic.broadcast_impl_value)
-    semantic.binary_op_type_checking_impl = _checked_once(semantic.binary_op_type_checking_impl)
+    semantic.binary_op_type_checking_impl = _checked_once(
+        semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value
+    )
 
 
 def _by_scalar(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -101,29 +103,36 @@ def _plain_first(unwrap: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return unwrapped
 
 
-def _checked_once(check: Callable[..., _Pair]) -> Callable[..., _Pair]:
-    """Operands that were fine as they are; the tensor that a number became beside such a type."""
-    fine: set[tuple[object, ...]] = set()
+def _checked_once(
+    check: Callable[..., _Pair], broadcast: Callable[[Any, Any], _Pair]
+) -> Callable[..., _Pair]:
+    """Types that need no cast are so again; a number beside a type is the same tensor again."""
+    uncast: set[tuple[object, ...]] = set()
     numbers: dict[tuple[object, ...], Any] = {}
 
-    def checked(lhs: Any, rhs: Any, *flags: bool) -> _Pair:
-        if not isinstance(lhs, tl.tensor):
-            return check(lhs, rhs, *flags)
-        if isinstance(rhs, tl.tensor):
-            key: tuple[object, ...] = (lhs.type.name, rhs.type.name, flags)
-            if key in fine:
-                return lhs, rhs
-            found = check(lhs, rhs, *flags)
-            if found[0] is lhs and found[1] is rhs:
-                fine.add(key)
-            return found
-        key = (lhs.type.name, type(rhs), rhs, flags)
-        if key in numbers:
-            return lhs, numbers[key]
+    def of_tensors(lhs: Any, rhs: Any, flags: tuple[bool, ...]) -> _Pair:
+        key = (lhs.type.name, rhs.type.name, flags)
+        if key in uncast:
+            return broadcast(lhs, rhs)
         found = check(lhs, rhs, *flags)
-        if found[0] is lhs:
-            found[1].handle.data.flags.writeable = False
-            numbers[key] = found[1]
+        if (found[0].dtype, found[1].dtype) == (lhs.dtype, rhs.dtype):
+            uncast.add(key)
+        return found
+
+    def checked(lhs: Any, rhs: Any, *flags: bool) -> _Pair:
+        at = 1 if isinstance(lhs, tl.tensor) else 0
+        tensor, number = (lhs, rhs) if at else (rhs, lhs)
+        if isinstance(number, tl.tensor):
+            return of_tensors(lhs, rhs, flags)
+        if not isinstance(tensor, tl.tensor):
+            return check(lhs, rhs, *flags)
+        key = (at, tensor.type.name, type(number), number, flags)
+        if key in numbers:
+            return (lhs, numbers[key]) if at else (numbers[key], rhs)
+        found = check(lhs, rhs, *flags)
+        if found[1 - at] is tensor:
+            found[at].handle.data.flags.writeable = False
+            numbers[key] = found[at]
         return found
 
     return checked
