@@ -178,7 +178,7 @@ async def test_the_only_gpu_lost_again_and_again_is_not_noticed(tmp_path: Path) 
         stack.cluster.may_crash.append(worker)
         expected = await undisturbed(client, "fp32")
         crowd = Crowd(client)
-        for deltas_each in (10, 35, 60):
+        for deltas_each in (10, 45):
             await crowd.is_under_way(deltas_each)
             lost_if.touch()
             assert worker.join() == 1
@@ -186,7 +186,7 @@ async def test_the_only_gpu_lost_again_and_again_is_not_noticed(tmp_path: Path) 
             lost_if.unlink()
             worker.start()
         assert outputs(await crowd.completions()) == expected
-        assert worker.log().count(LOST) >= 3
+        assert worker.log().count(LOST) >= 2
 
 
 async def test_a_launch_refused_for_one_request_fails_no_other(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ async def test_hundreds_of_clients_that_read_one_token_and_leave_cost_nothing(
                         break
                 call.cancel()
 
-            for _ in range(15):
+            for _ in range(10):
                 await asyncio.gather(*(read_one_and_leave() for _ in range(20)))
         # Leaving `serving` checks that every block is free and nothing is live in the ledger.
 
