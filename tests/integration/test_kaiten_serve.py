@@ -23,6 +23,8 @@ from kaiten.client.results import Completion
 from tests.support.served import ENV, ROOT, WAIT_S, Served
 from tests.support.whole_stack import wait_until
 
+IN_ORDER = "the last test ends the stack"
+
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
