@@ -84,7 +84,10 @@ class Crowd:
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self.deltas = 0
+        self._ask()
+
+    def _ask(self) -> None:
+        self.tokens = 0
         self.tasks = [asyncio.create_task(self._one(index)) for index in range(STREAMS)]
 
     async def _one(self, index: int) -> Completion:
@@ -96,13 +99,27 @@ class Crowd:
             seed=index,
             return_token_ids=True,
         ) as generation:
-            async for _ in generation:
-                self.deltas += 1
+            async for delta in generation:
+                self.tokens += delta.token_count
             return await generation.result()
 
-    async def is_under_way(self, deltas_each: int = 10) -> None:
-        """Everybody has some of the answer and nobody all of it."""
-        await until(lambda: self.deltas >= deltas_each * STREAMS, "streams under way")
+    def _is_over(self) -> bool:
+        return any(task.done() for task in self.tasks)
+
+    async def is_under_way(self, tokens_each: int = 10) -> None:
+        """Everybody has some of the answer and nobody all of it.
+
+        Asked once more if this process was put aside until it was told everything at once.
+        """
+        while True:
+            await until(
+                lambda: self._is_over() or self.tokens >= tokens_each * STREAMS,
+                "streams under way",
+            )
+            if not self._is_over():
+                return
+            await self.completions()
+            self._ask()
 
     async def completions(self) -> list[Completion]:
         return await asyncio.gather(*self.tasks)
@@ -178,8 +195,8 @@ async def test_the_only_gpu_lost_again_and_again_is_not_noticed(tmp_path: Path) 
         stack.cluster.may_crash.append(worker)
         expected = await undisturbed(client, "fp32")
         crowd = Crowd(client)
-        for deltas_each in (10, 45):
-            await crowd.is_under_way(deltas_each)
+        for tokens_each in (10, 45):
+            await crowd.is_under_way(tokens_each)
             lost_if.touch()
             assert worker.join() == 1
             assert LOST in cause_of(worker.log())
