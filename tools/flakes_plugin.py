@@ -26,6 +26,8 @@ WAITING: Final = frozenset(
 )
 REPORTS: Final = "failed.jsonl"
 COUNT: Final = "tests"
+# Of a module, which then says why: its tests tell one story, and only the story is moved about.
+IN_ORDER: Final = "IN_ORDER"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,14 +51,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def shuffled(items: list[pytest.Function], seed: int) -> list[pytest.Item]:
     """Modules in another order, and the tests within each: a module's fixtures start once."""
-    modules: dict[Path, list[pytest.Item]] = {}
+    modules: dict[Path, list[pytest.Function]] = {}
     for item in items:
         modules.setdefault(item.path, []).append(item)
     rng = random.Random(seed)
     groups = list(modules.values())
     rng.shuffle(groups)
     for group in groups:
-        rng.shuffle(group)
+        if not hasattr(group[0].module, IN_ORDER):
+            rng.shuffle(group)
     return [item for group in groups for item in group]
 
 

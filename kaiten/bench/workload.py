@@ -5,6 +5,8 @@ A shape says how long; a job has the very tokens. The same seed gives the same j
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -50,14 +52,17 @@ def fill(shapes: Sequence[Shape], rng: np.random.Generator, vocab_size: int) -> 
     # Drawn only where needed: a law without shared blocks must give the same tokens as ever.
     salt = int(rng.integers(2**31)) if any(shape.blocks for shape in shapes) else 0
 
+    @cache
+    def tokens_in(block: int, count: int) -> list[int]:
+        own = np.random.default_rng([salt, block])
+        drawn: list[int] = own.integers(lowest, vocab_size, count).tolist()
+        return drawn
+
     def tokens_of(shape: Shape) -> tuple[int, ...]:
         if not shape.blocks:
             return tuple(rng.integers(lowest, vocab_size, shape.prompt_tokens).tolist())
-        drawn: list[int] = []
-        for block in shape.blocks:
-            own = np.random.default_rng([salt, block])
-            drawn += own.integers(lowest, vocab_size, shape.block_tokens).tolist()
-        return tuple(drawn[: shape.prompt_tokens])
+        drawn = chain.from_iterable(tokens_in(block, shape.block_tokens) for block in shape.blocks)
+        return tuple(drawn)[: shape.prompt_tokens]
 
     return tuple(
         Job(

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.order import FIRST, dealt
-
-TESTS = Path(__file__).parents[1]
+from tests.support.order import FIRST, TESTS, begun_at, dealt
 
 
 def test_the_files_that_go_first_are_there() -> None:
@@ -30,3 +28,14 @@ def test_every_run_begins_with_its_share_and_nothing_is_lost(processes: int, cou
     for name in FIRST[:7]:
         begin = ordered.index((name, 0))
         assert ordered[begin : begin + 3] == [(name, 0), (name, 1), (name, 2)]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4, 7])
+def test_every_process_collects_every_file_from_another_folder_on(processes: int) -> None:
+    begun = [begun_at(own, processes) for own in range(processes)]
+    assert len({each[0] for each in begun}) == processes
+    everything = sorted(TESTS.rglob("test_*.py"))
+    for folders in begun:
+        assert (
+            sorted(path for each in folders for path in Path(each).rglob("test_*.py")) == everything
+        )

@@ -195,17 +195,6 @@ def _missing_row(message: StepResult) -> None:
     del message.slots[-1], message.token_ids[-1]
 
 
-def _extra_row(message: StepResult) -> None:
-    message.slots.append(999)
-    message.token_ids.append(1)
-
-
-def _unasked_logprobs(message: StepResult) -> None:
-    told = {row.slot for row in message.logprobs}
-    for slot in [slot for slot in message.slots if slot not in told][:1]:
-        message.logprobs.add(slot=slot).logprobs.logprob = -1
-
-
 def _in_logprobs(change: Callable[[TokenLogprobs], object]) -> Callable[[StepResult], None]:
     def lie(message: StepResult) -> None:
         for row in message.logprobs[:1]:
@@ -222,34 +211,17 @@ def _in_prompt(change: Callable[[PromptLogprobs], object]) -> Callable[[StepResu
     return lie
 
 
-def _long_error(message: StepResult) -> None:
-    message.errors.add(slot=message.slots.pop(), message="x" * 100_000)
-    del message.token_ids[-1]
-    del message.logprobs[:]
-
-
+# One for each place that looks at a result; tests/unit/scheduler_svc has every rule of each place.
 LIES: dict[str, Callable[[StepResult], object]] = {
     "token": lambda message: message.token_ids.__setitem__(0, 1 << 20),
     "missing_row": _missing_row,
-    "extra_row": _extra_row,
-    "skipped_step": lambda message: setattr(message, "step", message.step + 1),
+    "other_boot": lambda message: setattr(message, "boot_id", "another"),
+    "logprob_nan": _in_logprobs(lambda run: setattr(run, "logprob", math.nan)),
+    "prompt_tops": _in_prompt(lambda run: run.top_token_ids.pop() and run.top_logprobs.pop()),
+    "many_tokens": lambda message: setattr(message.timings, "tokens_computed", (1 << 32) - 1),
     "wrong_end": lambda message: message.finished.add(
         slot=message.slots[0], reason=FINISH_REASON_LENGTH
     ),
-    "other_boot": lambda message: setattr(message, "boot_id", "another"),
-    "unasked_logprobs": _unasked_logprobs,
-    "missing_logprobs": lambda message: message.logprobs[:1] and message.logprobs.pop(),
-    "logprobs_twice": lambda message: message.logprobs.extend(message.logprobs[:1]),
-    "few_logprobs": _in_logprobs(lambda run: run.top_logprobs and run.top_logprobs.pop()),
-    "logprob_nan": _in_logprobs(lambda run: setattr(run, "logprob", math.nan)),
-    "logprob_inf": _in_logprobs(lambda run: run.top_logprobs.__setitem__(0, math.inf)),
-    "logprob_token": _in_logprobs(lambda run: run.top_token_ids.__setitem__(0, (1 << 32) - 1)),
-    "prompt_inf": _in_prompt(lambda run: run.logprobs.__setitem__(0, math.inf)),
-    "prompt_token": _in_prompt(lambda run: run.top_token_ids.__setitem__(0, (1 << 32) - 1)),
-    "prompt_tops": _in_prompt(lambda run: run.top_token_ids.pop() and run.top_logprobs.pop()),
-    "endless_step": lambda message: setattr(message.timings, "forward_us", (1 << 64) - 1),
-    "many_tokens": lambda message: setattr(message.timings, "tokens_computed", (1 << 32) - 1),
-    "long_error": _long_error,
 }
 
 

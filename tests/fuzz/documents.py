@@ -166,29 +166,26 @@ def _typed(document: Schema, schema: Schema, depth: int) -> st.SearchStrategy[An
     return st.sampled_from(JUNK)
 
 
-def _objects(document: Schema, schema: Schema, depth: int) -> st.SearchStrategy[dict[str, Any]]:
+# One function for all objects: Hypothesis reads the source of each that it meets.
+@st.composite
+def _objects(draw: st.DrawFn, document: Schema, schema: Schema, depth: int) -> dict[str, Any]:
     required = schema.get("required", ())
-
-    @st.composite
-    def build(draw: st.DrawFn) -> dict[str, Any]:
-        built: dict[str, Any] = {}
-        for name, inner in schema.get("properties", {}).items():
-            # Most of what is required is there, most of the rest is not.
-            is_rare = draw(st.integers(0, 30 if name in required else 6)) == 0
-            if is_rare == (name in required):
-                continue
-            how = draw(st.integers(0, 9))
-            if how < 6 and name in SENSIBLE:
-                built[name] = draw(st.sampled_from(SENSIBLE[name]))
-            elif how < 9:
-                built[name] = draw(_values(document, inner, depth + 1))
-            else:
-                built[name] = draw(st.sampled_from(JUNK))
-        if not draw(st.integers(0, 15)):
-            built[draw(st.sampled_from(("max_token", "__proto__", "", "tools")))] = 1
-        extra = schema.get("additionalProperties")
-        if isinstance(extra, Mapping):
-            built |= draw(st.dictionaries(st.text(max_size=5), _values(document, extra, depth + 1)))
-        return built
-
-    return build()
+    built: dict[str, Any] = {}
+    for name, inner in schema.get("properties", {}).items():
+        # Most of what is required is there, most of the rest is not.
+        is_rare = draw(st.integers(0, 30 if name in required else 6)) == 0
+        if is_rare == (name in required):
+            continue
+        how = draw(st.integers(0, 9))
+        if how < 6 and name in SENSIBLE:
+            built[name] = draw(st.sampled_from(SENSIBLE[name]))
+        elif how < 9:
+            built[name] = draw(_values(document, inner, depth + 1))
+        else:
+            built[name] = draw(st.sampled_from(JUNK))
+    if not draw(st.integers(0, 15)):
+        built[draw(st.sampled_from(("max_token", "__proto__", "", "tools")))] = 1
+    extra = schema.get("additionalProperties")
+    if isinstance(extra, Mapping):
+        built |= draw(st.dictionaries(st.text(max_size=5), _values(document, extra, depth + 1)))
+    return built

@@ -74,26 +74,28 @@ def _values(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
 
 def messages(descriptor: Descriptor, depth: int = 0) -> st.SearchStrategy[Message]:
     """Messages of a type, most fields left out."""
-    make: Callable[[], Message] = message_factory.GetMessageClass(descriptor)
+    if depth >= DEPTH_MAX:
+        return st.builds(message_factory.GetMessageClass(descriptor))
+    return _built(descriptor, depth)
 
-    @st.composite
-    def build(draw: st.DrawFn) -> Message:
-        message = make()
-        # Of each choice of fields one is taken, so that requests have an input.
-        choices = [sorted(field.name for field in oneof.fields) for oneof in descriptor.oneofs]
-        chosen = {draw(st.sampled_from(names)) for names in choices if len(names) > 1}
-        rarity = draw(st.sampled_from((0, 2, 8)))
-        for field in descriptor.fields:
-            if field.name not in chosen and draw(st.integers(0, rarity)):
-                continue
-            if field.is_repeated:
-                drawn = draw(st.lists(_values(field, depth), max_size=ITEMS_MAX))
-            else:
-                drawn = [draw(_values(field, depth))]
-            _put(message, field, drawn)
-        return message
 
-    return st.builds(make) if depth >= DEPTH_MAX else build()
+# Hypothesis reads the source of each function that it meets: one for all messages.
+@st.composite
+def _built(draw: st.DrawFn, descriptor: Descriptor, depth: int) -> Message:
+    message: Message = message_factory.GetMessageClass(descriptor)()
+    # Of each choice of fields one is taken, so that requests have an input.
+    choices = [sorted(field.name for field in oneof.fields) for oneof in descriptor.oneofs]
+    chosen = {draw(st.sampled_from(names)) for names in choices if len(names) > 1}
+    rarity = draw(st.sampled_from((0, 2, 8)))
+    for field in descriptor.fields:
+        if field.name not in chosen and draw(st.integers(0, rarity)):
+            continue
+        if field.is_repeated:
+            drawn = draw(st.lists(_values(field, depth), max_size=ITEMS_MAX))
+        else:
+            drawn = [draw(_values(field, depth))]
+        _put(message, field, drawn)
+    return message
 
 
 def _put(message: Message, field: FieldDescriptor, drawn: list[Any]) -> None:

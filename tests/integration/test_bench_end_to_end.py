@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kaiten.cli import app as cli
 from kaiten.mini import CHECKPOINT
 from tests.support.answers import until
 from tests.support.cluster import Cluster, is_answering
@@ -103,7 +104,8 @@ async def test_loops_traces_and_plain_text(tmp_path: Path) -> None:
         assert "text in" in plain["target"]
 
 
-async def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
+def test_mistakes_are_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    """As words of the command; that a process ends so, others show."""
     for words, code, says in (
         (("127.0.0.1:9",), 1, "cannot start: 127.0.0.1:9"),
         (("http://127.0.0.1:9",), 1, "start one with: kaiten serve"),
@@ -114,7 +116,9 @@ async def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
         (("127.0.0.1:9", "--count", "0"), 2, "--count must be above 0"),
         (("compare", "x=127.0.0.1:9", "x=127.0.0.1:9"), 2, "same name"),
     ):
-        got, said = await bench(*words)
-        assert got == code, said
+        with pytest.raises(SystemExit) as left:
+            cli.main(("bench", *words))
+        said = "".join(capfd.readouterr())
+        assert left.value.code == code, said
         assert says in said
         assert "Traceback" not in said

@@ -44,6 +44,7 @@ KEY, ENTRY = mint("acme")
 ENTRY += "[tenants.acme]\noperator = true\n"
 
 pytestmark = pytest.mark.timeout(400)
+IN_ORDER = "the project grows, loses parts, and is ended"
 
 
 @pytest.fixture(scope="module")

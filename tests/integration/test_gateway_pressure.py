@@ -52,7 +52,8 @@ async def test_huge_texts_and_bombs_leave_health_quick(
 ) -> None:
     bomb = (
         "{% if messages[0].content == 'bomb' %}{% set ns = namespace(x=[0]) %}"
-        "{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x|length }}"
+        "{% set many = [0] * 90000000 %}"
+        "{% for i in range(40) %}{% set ns.x = many + ns.x %}{% endfor %}{{ ns.x|length }}"
         "{% endif %}{{ messages[0].content }}"
     )
     folder = write_model_folder(tmp_path / "model", chat_template=bomb)

@@ -23,6 +23,8 @@ from kaiten.client.results import Completion
 from tests.support.served import ENV, ROOT, WAIT_S, Served
 from tests.support.whole_stack import wait_until
 
+IN_ORDER = "the last test ends the stack"
+
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
@@ -167,7 +169,7 @@ print(json.dumps({"opened": opened, "connected": connected, "control": opens(ask
 
 
 async def crowd(address: str, started: asyncio.Event | None = None) -> list[Completion]:
-    """16 seeded requests at once. `started` is set when each has got some of its output."""
+    """8 seeded requests at once. `started` is set when each has got some of its output."""
     async with AsyncClient(address, resume_s=60.0) as client:
         streaming = set[int]()
 
@@ -181,11 +183,11 @@ async def crowd(address: str, started: asyncio.Event | None = None) -> list[Comp
             )
             async for _ in generation:
                 streaming.add(seed)
-                if started is not None and len(streaming) == 16:
+                if started is not None and len(streaming) == 8:
                     started.set()
             return await generation.result()
 
-        return list(await asyncio.gather(*(one(seed) for seed in range(16))))
+        return list(await asyncio.gather(*(one(seed) for seed in range(8))))
 
 
 @pytest.mark.parametrize("name", ["worker-0", "gateway", "scheduler", "store"])

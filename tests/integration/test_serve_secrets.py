@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from kaiten.cli.keygen import mint
-from kaiten.client import TLS, Client
+from kaiten.client import TLS
 from service_kit.tls import TlsFiles
 from tests.support.served import ENV, ROOT, WAIT_S, Served
 from tests.support.store_server import StoreServer
@@ -41,25 +41,14 @@ def check_nothing_was_told(served: Served) -> None:
     assert PASSWORD not in served.said + (served.data_dir / "said").read_text()
 
 
-def test_the_stores_password_in_a_flag_is_on_no_other_command_line(
-    store: StoreServer, tmp_path: Path
-) -> None:
-    """Command lines can be read by every user of the machine, environments by their owner only."""
-    assert PASSWORD in store.url
-    with Served(tmp_path / "data", "--redis-url", store.url) as served:
-        with Client(served.address) as client:
-            assert client.complete("Once", max_tokens=4).choices[0].output_tokens == 4
-        told = of_parts(psutil.Process(served.process.pid))
-        assert served.stop() == 0
-    assert PASSWORD.encode() not in told
-    check_nothing_was_told(served)
-
-
 def test_a_password_of_the_environment_is_on_no_command_line_and_snippets_answer_to_a_key(
     store: StoreServer, tmp_path: Path
 ) -> None:
-    """Pasted as they are, by somebody who has exported a key and a certificate; nobody else is let
-    in. The supervisor has no certificate, and finds its gateway well."""
+    """Command lines can be read by every user of the machine, environments by their owner only.
+
+    Snippets are pasted as they are, by somebody who has exported a key and a certificate; nobody
+    else is let in. The supervisor has no certificate, and finds its gateway well.
+    """
     key, entry = mint("acme")
     keys, authority = tmp_path / "keys.toml", Authority(tmp_path / "authority")
     keys.write_text(entry)

@@ -179,20 +179,29 @@ async def test_min_tokens_masks_stop_tokens_and_then_no_longer(loaded: Loaded) -
             assert [token in stops for token in tokens] == [False] * (len(tokens) - 1) + [True]
 
 
-def test_the_fingerprint_tells_weights_and_dtypes_apart(loaded: Loaded, tmp_path: Path) -> None:
+def fingerprint(folder: Path, seed: int, **changes: str) -> str:
+    model = write_random_model(folder / f"{seed}", seed=seed)
     path: Literal["auto", "off"] = "auto" if native.available() else "off"
+    told = {"model": str(model), "native": path, "kv_blocks": 8, "threads": 1}
+    return load(WorkerSettings.model_validate(told | changes)).fingerprint
 
-    def fingerprint(seed: int, **changes: str) -> str:
-        folder = write_random_model(tmp_path / f"{seed}", seed=seed)
-        told = {"model": str(folder), "native": path, "kv_blocks": 8, "threads": 1}
-        return load(WorkerSettings.model_validate(told | changes)).fingerprint
 
-    int8, fp8 = {"weight_dtype": "int8"}, {"kv_dtype": "fp8"}
-    own = (int8 if "int8" in loaded.dtype else {}) | (fp8 if loaded.kv_dtype == "fp8" else {})
-    assert fingerprint(0, **own) == loaded.fingerprint
-    rounded = [{}, int8, fp8, int8 | fp8]
-    known = {fingerprint(0, dtype=dtype, **each) for dtype in ("fp32", "bf16") for each in rounded}
-    assert len(known | {fingerprint(1)}) == 9
+INT8, FP8 = {"weight_dtype": "int8"}, {"kv_dtype": "fp8"}
+
+
+def test_the_same_checkpoint_has_the_same_fingerprint(loaded: Loaded, tmp_path: Path) -> None:
+    own = (INT8 if "int8" in loaded.dtype else {}) | (FP8 if loaded.kv_dtype == "fp8" else {})
+    assert fingerprint(tmp_path, 0, **own) == loaded.fingerprint
+
+
+def test_the_fingerprint_tells_weights_and_dtypes_apart(tmp_path: Path) -> None:
+    rounded = [{}, INT8, FP8, INT8 | FP8]
+    known = {
+        fingerprint(tmp_path, 0, dtype=dtype, **each)
+        for dtype in ("fp32", "bf16")
+        for each in rounded
+    }
+    assert len(known | {fingerprint(tmp_path, 1)}) == 9
 
 
 @pytest.mark.parametrize("path", ["auto", "off"])

@@ -29,6 +29,7 @@ from kaiten.v1 import (
 from service_kit.errors import NotLeader
 from service_kit.grpc_server import bind, create_server
 from tests.fakes.mock_worker import MockSettings, load_mock
+from tests.support.processes import WORKER, ServiceProcess
 from tests.support.random_model import write_random_model
 from tests.support.worker_server import description
 
@@ -272,20 +273,18 @@ async def test_sigterm_drains_and_exits(model: Path) -> None:
     ],
 )
 def test_a_wrong_setting_is_one_sentence_and_exit_code_2(
-    model: Path, arguments: tuple[str, ...], said: str
+    model: Path, arguments: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "gpu_worker"]
-        + [argument.format(model=model) for argument in arguments],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    worker = ServiceProcess(
+        name="worker",
+        module=WORKER,
+        argv=[argument.format(model=model) for argument in arguments],
+        log_path=tmp_path / "log",
     )
-    assert done.returncode == 2, done.stderr
-    assert said in json.loads(done.stderr.splitlines()[-1])["reason"]
-    assert "Traceback" not in done.stderr
+    worker.start()
+    assert worker.join() == 2, worker.log()
+    assert said in json.loads(worker.log().splitlines()[-1])["reason"]
+    assert "Traceback" not in worker.log()
 
 
 async def test_a_scheduler_may_stay_away_for_any_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """The worker one step ahead, on the torch path, on the Triton one: in Triton's interpreter.
 
-Started by `test_triton_parity.py` as `TRITON_INTERPRET=1 python triton_process.py FOLDER KV_DTYPE`;
-prints one JSON object per run.
+Started by `test_triton_parity.py` as `TRITON_INTERPRET=1 python triton_process.py KV_DTYPE FOLDER
+[KV_DTYPE FOLDER ...]`; prints one JSON object per run.
 """
 
 import json
@@ -126,19 +126,27 @@ def submit_all(scheduler: MiniScheduler, *, logprobs: int) -> None:
         scheduler.submit(prompt, params)
 
 
-def main(folder: str, kv_dtype: KvDtype) -> None:
+def main(words: list[str]) -> None:
     quick_interpreter.install()
     launches: Counter[str] = Counter()
     count_launches(launches)
+    for kv_dtype, folder in zip(words[::2], words[1::2], strict=True):
+        play_all(folder, "fp8" if kv_dtype == "fp8" else "auto", launches)
+
+
+def play_all(folder: str, kv_dtype: KvDtype, launches: Counter[str]) -> None:
+    """One model, in the three ways."""
+    launches.clear()
     ahead = run_ahead(folder, kv_dtype)
     tokens = [ahead.outputs[index] for index in range(len(PROMPT_LENGTHS))]
-    found = {"path": "ahead", "tokens": tokens, "launches": dict(launches)}
+    found = {"path": "ahead", "folder": folder, "tokens": tokens, "launches": dict(launches)}
     sys.stdout.write(json.dumps(found) + "\n")
     for path in ("torch", "triton"):
         launches.clear()
         done = run(folder, kv_dtype, path)
         result = {
             "path": path,
+            "folder": folder,
             "tokens": [done.outputs[index] for index in range(len(PROMPT_LENGTHS))],
             "logprobs": [
                 [row.logprob for row in done.logprobs[index]]
@@ -150,4 +158,4 @@ def main(folder: str, kv_dtype: KvDtype) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], "fp8" if sys.argv[2] == "fp8" else "auto")
+    main(sys.argv[1:])

@@ -3,10 +3,14 @@
 Under xdist's worksteal each process gets an equal run of the collected tests, and who has none left
 takes from the end of another's. So the files of `FIRST` are dealt to the fronts of these runs, each
 file whole: its tests share what they start. `make test ARGS='-p tools.cpu_plugin'` says which.
+
+Each process imports every test. In a fresh clone that compiles them, so each begins with folders of
+its own, and finds those of the others compiled.
 """
 
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 from typing import Final, TypeVar
 
 import pytest
@@ -37,12 +41,31 @@ FIRST: Final = (
 
 
 Item = TypeVar("Item")
+TESTS: Final = Path(__file__).parents[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    workerinput = getattr(config, "workerinput", None)
+    if workerinput is not None and [Path(each).absolute() for each in config.args] == [TESTS]:
+        own = int(workerinput["workerid"].removeprefix("gw"))
+        config.args[:] = begun_at(own, int(workerinput["workercount"]))
+
+
+def begun_at(own: int, processes: int) -> list[str]:
+    """All folders of tests, from where this process begins; those of `unit` each by itself."""
+    parts = [*TESTS.glob("*/"), *(TESTS / "unit").glob("*/")]
+    found = [part for part in parts if part.name != "unit" and any(part.rglob("test_*.py"))]
+    folders = sorted(map(str, found))
+    at = own * len(folders) // processes
+    return folders[at:] + folders[:at]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     workerinput = getattr(config, "workerinput", None)
     if workerinput is not None:
+        # Of one file they are in order, and every process must have all in the same.
+        items.sort(key=file_of)
         items[:] = dealt(items, file_of, int(workerinput["workercount"]))
 
 

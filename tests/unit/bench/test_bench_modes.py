@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -14,6 +15,11 @@ from benchmarks.modes.ways import PROMISES, WAYS
 from benchmarks.recording import RESULTS
 
 FOUR = dict.fromkeys("abcd", 1)
+
+
+@cache
+def some_jobs(law: str, seed: int, count: int) -> tuple[Job, ...]:
+    return LAWS[law].jobs(seed, CPU)[:count]
 
 
 # The model
@@ -70,7 +76,7 @@ def test_the_least_that_so_many_do_not_exceed() -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_ends_every_request(way: str) -> None:
     """`Run.play` asserts that everything has ended."""
-    jobs = LAWS["prefix"].jobs(5, CPU)[:12]
+    jobs = some_jobs("prefix", 5, 12)
     played = claims.played(jobs, WAYS[way], spec=CPU.spec(slots=6, blocks=900))
     assert sum(map(len, played.token_ns.values())) == sum(job.output_tokens for job in jobs)
 

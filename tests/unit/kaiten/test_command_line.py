@@ -146,6 +146,15 @@ def test_a_file_gives_the_flags_that_the_line_does_not(tmp_path: Path) -> None:
     assert (worker.slots, worker.step_tokens, worker.dtype) == (8, 96, "fp16")
 
 
+def test_a_store_is_named_by_a_flag_as_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tests/integration/test_serve_secrets.py` shows where a password goes from there."""
+    url = "redis://:pa55@10.0.0.1:6379"
+    _, by_flag, _ = cli.app.parse_args(["serve", "--redis-url", url])
+    monkeypatch.setenv("KAITEN_REDIS_URL", url)
+    _, by_environment, _ = cli.app.parse_args(["serve"])
+    assert by_flag.arguments == by_environment.arguments == {"redis_url": url}
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -13,6 +14,7 @@ import pytest
 
 from tests.support.whole_stack import wait_until
 from tools.children import ROOT, environment
+from tools.flakes_plugin import shuffled
 
 CONFTEST = """
 import pathlib, pytest
@@ -111,6 +113,20 @@ def test_what_waits_is_run_and_nothing_else_in_another_order_each_round(toy: Pat
     assert "test_with_a_peer" in first
     assert "test_without" not in first
     assert first != second
+
+
+def test_a_story_keeps_its_order() -> None:
+    def items(name: str, **told: str) -> list[Any]:
+        module = SimpleNamespace(**told)
+        return [SimpleNamespace(path=Path(name), module=module, at=at) for at in range(9)]
+
+    for seed in range(5):
+        ordered: list[Any] = shuffled(items("story", IN_ORDER="why") + items("any"), seed)
+        places = {
+            name: [one.at for one in ordered if one.path.name == name] for name in ("story", "any")
+        }
+        assert places["story"] == list(range(9))
+        assert sorted(places["any"]) == list(range(9)) != places["any"]
 
 
 def test_a_run_that_breaks_off_has_failed(toy: Path) -> None:
