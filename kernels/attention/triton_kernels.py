@@ -284,10 +284,13 @@ def attend_kernel(
             )  # fmt: skip
             if IS_FP8:
                 sums *= 256.0 * tl.load(scales + KV_HEADS + kv_head)
-            # Read here, as no register holds it meanwhile. A first split that ends where the tile
-            # sees its last position is the only one.
-            split = tl.load(task + 2)
-            is_whole = (split == 0) & (stop == tile_stop)
+            # Read once more, as registers are dear in between.
+            kv_head, task = item % KV_HEADS, tasks + item // KV_HEADS * TASK
+            row, first = tl.load(task), tl.load(task + 1) if IS_LONG else 0
+            split, begin = tl.load(task + 2), tl.load(query_starts + row)
+            count = tl.load(query_starts + row + 1) - begin
+            seen = tl.load(context_lengths + row) - count
+            is_whole = seen + tl.minimum(count, first + TOKENS) <= SPLIT
             kept_start = tl.load(kept_starts + row) + first
             _put(
                 out, sums_out, tops_out, totals_out,
