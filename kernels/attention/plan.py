@@ -9,7 +9,7 @@ formula  short row: splits of SPLIT << level positions, of the least level with 
          long row:  split i begins at LONG_SPLIT * (((N + i % N) << i // N) - N), N = LONG_ALIKE:
          |-8192-|-8192-|-8192-|-8192-|--16384--|--16384--|--16384--|--16384--|---32768---| ...
          a row of 2 tokens or more whose parts would be beyond PARTS_MAX is long
-         short tasks lie longest first, long ones row after row
+         programs take tasks from the last on: short ones lie shortest first, long ones by rows
 shapes   query_starts     [rows + 1] int32, ascending from 0
          context_lengths  [rows] int32
 returns  of short and of long rows: tasks [tasks, 8] int32 (row, first token, split, its start and
@@ -22,18 +22,19 @@ cost     a program per row, each of which reads 8 bytes of every row and writes 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from kernels import jit
-from kernels.checks import require, require_ids
+from kernels.checks import refuse, require_ids
 from kernels.jit import constexpr, pointer, scalar, tl
 
-# Positions per split. 512 positions of 8 KV heads are 64 tasks per 4096 tokens, and the partial sums
-# are 1.6 % of the bytes read (group of 4, bf16). How many of a step's programs wait at its end, by
-# split size and order of tasks: benchmarks/results/attention_tasks.jsonl.
+# Positions per split. 512 positions of 8 KV heads are 64 tasks per 4096 tokens, and the partial
+# sums are 1.6 % of the bytes read (group of 4, bf16). How long programs wait for the last of them,
+# by split size and order of tasks: benchmarks/results/attention_tasks.jsonl.
 SPLIT: Final = 512
 # Parts that a short row may keep: (token, split) pairs. 128 splits of 8 KV heads are 1024 tasks, so
 # a single row still fills a GPU, and 256 rows of 32 heads of 128 keep 545 MB whatever they see.
@@ -189,9 +190,11 @@ class Parts:
 
     def require_room(self, size: PartsSize) -> None:
         """ValueError unless a step of this size fits."""
-        require(len(self.sums) >= size.parts, "parts", f"must hold {size.parts} parts")
-        width = dim_tile(size.head_dim)
-        require(self.sums.size(1) == width, "parts", f"must be for heads of {width}")
+        kept, width = self.sums.shape
+        if kept < size.parts:
+            refuse("parts", f"must hold {size.parts} parts")
+        if width != dim_tile(size.head_dim):
+            refuse("parts", f"must be for heads of {dim_tile(size.head_dim)}")
 
 
 def dim_tile(head_dim: int) -> int:
@@ -236,16 +239,16 @@ def attention_plan_reference(
             length = min(SPLIT << level, context - start)
             shorts.append((-length, (row, 0, split, split << level, 1 << level)))
         splits_long = long_splits(context)
-        for tile in reversed(range(-(-count // long_tokens) if is_live and not is_short else 0)):
+        for tile in range(-(-count // long_tokens) if is_live and not is_short else 0):
             for split in range(splits_long):
                 start, end = long_start(split), long_start(split + 1)
                 longs.append((row, tile * long_tokens, split, start, end - start))
         short_kept.append(short_kept[-1] + count * splits * (is_live and is_short and splits > 1))
         is_kept = is_live and not is_short and splits_long > 1
         long_kept.append(long_kept[-1] + count * splits_long * is_kept)
-    # Of those of one length whole splits come before ends of rows.
+    # Of those of one length whole splits are taken before ends of rows.
     shorts.sort(key=lambda each: (each[0], _is_end(each[1], contexts)))
-    return [task for _, task in shorts], longs, short_kept, long_kept
+    return [task for _, task in reversed(shorts)], longs, short_kept, long_kept
 
 
 def _is_end(task: Task, contexts: list[int]) -> bool:
@@ -312,6 +315,44 @@ def _put_task(
 
 
 @jit.compiled
+def _among(
+    query_starts: pointer, context_lengths: pointer, rows: scalar,
+    own: scalar, size: scalar, end: scalar,
+    SHORT_TOKENS: constexpr, LONG_TOKENS: constexpr, SPLIT: constexpr, LONG_SPLIT: constexpr,
+    PARTS_MAX: constexpr, ALIKE: constexpr, TILE: constexpr,
+) -> scalar:  # fmt: skip
+    """When a row's whole splits of a size are taken, and its end of a length; then of the rows
+    before it long tasks, and parts kept, short and long; then all tasks, short and long.
+    """
+    whole_at, end_at = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
+    long_at, shorts, longs = whole_at, whole_at, whole_at
+    short_start, long_start = whole_at, whole_at
+    for start in range(0, rows, TILE):
+        row = start + tl.arange(0, TILE)
+        is_in, is_before = row < rows, row < own
+        count = tl.load(query_starts + row + 1, mask=is_in, other=0)
+        count -= tl.load(query_starts + row, mask=is_in, other=0)
+        context = tl.load(context_lengths + row, mask=is_in, other=0)
+        level, splits, tiles, long_splits, short_kept, long_kept = _shares(
+            count, context, SHORT_TOKENS, LONG_TOKENS, SPLIT, LONG_SPLIT, PARTS_MAX, ALIKE
+        )
+        its_size, whole = SPLIT << level, tl.maximum(splits - 1, 0)
+        its_end = tl.where(splits > 0, context - whole * its_size, 0)
+        is_whole_first = (its_size > size) | ((its_size == size) & is_before)
+        is_end_first = (its_end > end) | ((its_end == end) & is_before)
+        whole_at += tl.sum(tl.where(is_whole_first, whole, 0), 0)
+        whole_at += tl.sum((its_end > size).to(tl.int32), 0)
+        end_at += tl.sum(tl.where(its_size >= end, whole, 0), 0)
+        end_at += tl.sum(((splits > 0) & is_end_first).to(tl.int32), 0)
+        long_at += tl.sum(tl.where(is_before, tiles * long_splits, 0), 0)
+        short_start += tl.sum(tl.where(is_before, short_kept, 0), 0)
+        long_start += tl.sum(tl.where(is_before, long_kept, 0), 0)
+        shorts += tl.sum(splits, 0)
+        longs += tl.sum(tiles * long_splits, 0)
+    return whole_at, end_at, long_at, short_start, long_start, shorts, longs
+
+
+@jit.compiled
 def _plan_kernel(
     query_starts: pointer, context_lengths: pointer,
     short_table: pointer, long_table: pointer, totals: pointer, kept_starts: pointer,
@@ -330,50 +371,29 @@ def _plan_kernel(
     )
     size = SPLIT << level
     end = tl.where(splits > 0, context - (splits - 1) * size, 0)
-    # Of the row's whole splits the first, its end, its first long task; and all there are.
-    whole_at, end_at = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
-    long_at = tl.zeros((), tl.int32)
-    shorts, longs = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
-    for start in range(0, rows, TILE):
-        row = start + tl.arange(0, TILE)
-        is_in, is_before = row < rows, row < own
-        its_count = tl.load(query_starts + row + 1, mask=is_in, other=0)
-        its_count -= tl.load(query_starts + row, mask=is_in, other=0)
-        its_context = tl.load(context_lengths + row, mask=is_in, other=0)
-        its_level, its_splits, its_tiles, its_long_splits, its_short_kept, its_long_kept = _shares(
-            its_count, its_context, SHORT_TOKENS, LONG_TOKENS, SPLIT, LONG_SPLIT, PARTS_MAX, ALIKE
-        )
-        its_size, its_whole = SPLIT << its_level, tl.maximum(its_splits - 1, 0)
-        its_end = tl.where(its_splits > 0, its_context - its_whole * its_size, 0)
-        is_whole_first = (its_size > size) | ((its_size == size) & is_before)
-        is_end_first = (its_end > end) | ((its_end == end) & is_before)
-        whole_at += tl.sum(tl.where(is_whole_first, its_whole, 0), 0)
-        whole_at += tl.sum((its_end > size).to(tl.int32), 0)
-        end_at += tl.sum(tl.where(its_size >= end, its_whole, 0), 0)
-        end_at += tl.sum(((its_splits > 0) & is_end_first).to(tl.int32), 0)
-        long_at += tl.sum(tl.where(is_before, its_tiles * its_long_splits, 0), 0)
-        short_kept += tl.sum(tl.where(is_before, its_short_kept, 0), 0)
-        long_kept += tl.sum(tl.where(is_before, its_long_kept, 0), 0)
-        shorts += tl.sum(its_splits, 0)
-        longs += tl.sum(its_tiles * its_long_splits, 0)
+    whole_at, end_at, long_at, short_start, long_start, shorts, longs = _among(
+        query_starts, context_lengths, rows, own, size, end,
+        SHORT_TOKENS, LONG_TOKENS, SPLIT, LONG_SPLIT, PARTS_MAX, ALIKE, TILE,
+    )  # fmt: skip
     if own == 0:
         # No more than there is room for, should the host have known too little.
         tl.store(totals, tl.minimum(shorts, short_room))
         tl.store(totals + 4, tl.minimum(longs, long_room))
         tl.store(kept_starts, 0)
         tl.store(kept_starts + kept_stride, 0)
-    tl.store(kept_starts + own + 1, short_kept, mask=is_row)
-    tl.store(kept_starts + kept_stride + own + 1, long_kept, mask=is_row)
+    tl.store(kept_starts + own + 1, short_start + short_kept, mask=is_row)
+    tl.store(kept_starts + kept_stride + own + 1, long_start + long_kept, mask=is_row)
     for start in range(0, splits, TILE):
         split = start + tl.arange(0, TILE)
-        at = tl.where(split + 1 < splits, whole_at + split, end_at)
+        at = shorts - 1 - tl.where(split + 1 < splits, whole_at + split, end_at)
         is_in = (split < splits) & (at < short_room)
         _put_task(short_table, at, is_in, own, 0, split, split << level, 1 << level, TASK)
     for start in range(0, tiles * long_splits, TILE):
         index = start + tl.arange(0, TILE)
         is_in = (index < tiles * long_splits) & (long_at + index < long_room)
-        # Last tiles first: they see the most, and the shortest even out the end.
-        first, split = (tiles - 1 - index // long_splits) * LONG_TOKENS, index % long_splits
+        # Of a row the last tiles are taken first: they see the most, and the shortest even out
+        # the end.
+        first, split = index // long_splits * LONG_TOKENS, index % long_splits
         begin = _long_start(split, ALIKE)
         length = _long_start(split + 1, ALIKE) - begin
         _put_task(long_table, long_at + index, is_in, own, first, split, begin, length, TASK)
@@ -402,22 +422,21 @@ def plan_attention(
     rows = context_lengths.size(0)
     require_ids(context_lengths, "context_lengths", dtype=torch.int32, shape=(rows,))
     require_ids(query_starts, "query_starts", dtype=torch.int32, shape=(rows + 1,))
-    require(1 <= group <= GROUP_MAX, "group", f"must be between 1 and {GROUP_MAX}")
+    if not 1 <= group <= GROUP_MAX:
+        refuse("group", f"must be between 1 and {GROUP_MAX}")
     short, long = tiles_for(group, dtype, head_dim, query_starts.device)
     short_tokens, long_tokens = short // group, long // group
     queries = tokens if queries_max is None else queries_max
     splits = _short_splits_max(context_max)
     is_beyond = queries > 1 and queries * splits > PARTS_MAX
     has_long = queries > short_tokens or is_beyond
-    device = query_starts.device
     short_room = max(1, rows * splits)
     long_room = (tokens // long_tokens + rows) * long_splits(context_max) if has_long else 1
     # Each begins at a multiple of 16 bytes whatever the rows, or a kernel would be compiled anew.
     width = -(-(rows + 1) // 4) * 4
-    made = {"dtype": torch.int32, "device": device}
-    kept_starts, totals = torch.empty((2, width), **made), torch.empty((2, 4), **made)
-    short_table = torch.empty((short_room, TASK), **made)
-    long_table = torch.empty((long_room, TASK), **made)
+    empty = partial(torch.empty, dtype=torch.int32, device=query_starts.device)
+    kept_starts, totals = empty((2, width)), empty((2, 4))
+    short_table, long_table = empty((short_room, TASK)), empty((long_room, TASK))
     _plan_kernel[(max(1, rows),)](
         query_starts, context_lengths, short_table, long_table, totals, kept_starts,
         rows, short_room, long_room, width,

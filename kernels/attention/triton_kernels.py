@@ -252,7 +252,8 @@ def attend_kernel(
     HEADS: tl.constexpr = KV_HEADS * GROUP
     dim, line = tl.arange(0, DIM_TILE)[None, :], tl.arange(0, QUERY_TILE)
     items = tl.load(total_tasks) * KV_HEADS
-    for item in range(tl.program_id(0), items, tl.num_programs(0)):
+    # From the last, the longest, on.
+    for item in range(items - 1 - tl.program_id(0), -1, -tl.num_programs(0)):
         kv_head = item % KV_HEADS
         task = tasks + item // KV_HEADS * TASK
         row, first = tl.load(task), tl.load(task + 1) if IS_LONG else 0
@@ -354,7 +355,11 @@ def combine_kernel(
     context = tl.load(context_lengths + row)
     kept_start = tl.load(kept_starts + row)
     is_here = tl.load(kept_starts + row + 1) > kept_start
-    for token in range(tl.program_id(2), tl.where(is_here, count, 0), tl.num_programs(2)):
+    # Tiles before it saw no more than the first split, and are done.
+    first = tl.maximum(SPLIT - (context - count), 0) // tile_tokens * tile_tokens
+    for token in range(
+        first + tl.program_id(2), tl.where(is_here, count, 0), tl.num_programs(2)
+    ):  # fmt: skip
         # As the token's tile saw it.
         seen = context - count + tl.minimum(count, (token // tile_tokens + 1) * tile_tokens)
         # Parts wholly behind its window were never written.
@@ -365,11 +370,10 @@ def combine_kernel(
         else:
             size = SPLIT << short_level_of(context, SPLIT, PARTS_MAX)
             last_split, first_split = (seen - 1) // size, behind // size
-        if last_split > 0:
-            _combined(
-                out, sums, tops, totals,
-                (begin + token).to(tl.int64) * HEADS + kv_head * GROUP,
-                (kept_start + token).to(tl.int64) * HEADS + kv_head * GROUP,
-                count.to(tl.int64) * HEADS, first_split, last_split + 1,
-                GROUP, HEAD_DIM, DIM_TILE, LINES, SPLITS,
-            )  # fmt: skip
+        _combined(
+            out, sums, tops, totals,
+            (begin + token).to(tl.int64) * HEADS + kv_head * GROUP,
+            (kept_start + token).to(tl.int64) * HEADS + kv_head * GROUP,
+            count.to(tl.int64) * HEADS, first_split, last_split + 1,
+            GROUP, HEAD_DIM, DIM_TILE, LINES, SPLITS,
+        )  # fmt: skip

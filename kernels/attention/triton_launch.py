@@ -105,8 +105,8 @@ def _combine(
         out, parts.sums, parts.tops, parts.totals, *row_tensors, tile_tokens, window,
         **sizes, LINES=heads_tile, SPLITS=max(1, _PARTS_AT_ONCE // heads_tile), IS_LONG=is_long,
         SPLIT=LONG_SPLIT if is_long else SPLIT, PARTS_MAX=PARTS_MAX, ALIKE=LONG_ALIKE,
-        # With four, what dividing by the group takes spills on sm_80.
-        num_warps=4 if heads_tile == group else 8,
+        # With four, what dividing by the group takes spills on sm_80, and so do heads of 256.
+        num_warps=4 if heads_tile == group and sizes["DIM_TILE"] <= 128 else 8,
     )  # fmt: skip
 
 
