@@ -152,23 +152,34 @@ def _walk(
 @jit.compiled
 def _put(
     out: pointer, sums_out: pointer, tops_out: pointer, totals_out: pointer,
-    first_out: scalar, first_kept: scalar, hop: scalar, lines: scalar, split: scalar,
-    is_whole: scalar, top: pointer, total: pointer, sums: pointer,
-    GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr,
+    tasks: pointer, item: scalar, query_starts: pointer, context_lengths: pointer,
+    kept_starts: pointer, top: pointer, total: pointer, sums: pointer,
+    KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, TOKENS: constexpr,
+    SPLIT: constexpr, TASK: constexpr, IS_LONG: constexpr,
 ) -> None:  # fmt: skip
-    """Write the tile's result, or of several splits this one's part; parts lie `hop` apart."""
+    """Write the tile's result, or of several splits this one's part: [split, token, head] by row.
+
+    What the task is about is read once more: registers are dear while it is computed.
+    """
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    kv_head, task = item % KV_HEADS, tasks + item // KV_HEADS * TASK
+    row, first = tl.load(task), tl.load(task + 1) if IS_LONG else 0
+    split, begin = tl.load(task + 2), tl.load(query_starts + row)
+    count = tl.load(query_starts + row + 1) - begin
+    seen = tl.load(context_lengths + row) - count
     DIM_TILE: tl.constexpr = sums.shape[1]
     line, dim = tl.arange(0, sums.shape[0]), tl.arange(0, DIM_TILE)[None, :]
-    is_line = line < lines
+    is_line = line < tl.minimum(TOKENS, count - first) * GROUP
     is_in = is_line[:, None] & (dim < HEAD_DIM)
-    place = (line // GROUP * HEADS + line % GROUP).to(tl.int64)
-    if is_whole:
+    place = (line // GROUP * HEADS + line % GROUP).to(tl.int64) + kv_head * GROUP
+    if seen + tl.minimum(count, first + TOKENS) <= SPLIT:
         # A line that is no query may have no total.
         mixed = sums / tl.where(is_line, total, 1.0)[:, None]
-        to = out + (first_out + place)[:, None] * HEAD_DIM + dim
+        to = out + ((begin + first).to(tl.int64) * HEADS + place)[:, None] * HEAD_DIM + dim
         tl.store(to, mixed.to(out.dtype.element_ty), mask=is_in)
     else:
-        at = first_kept + place + split * hop
+        kept = (tl.load(kept_starts + row) + first).to(tl.int64) + split * count.to(tl.int64)
+        at = kept * HEADS + place
         tl.store(tops_out + at, top, mask=is_line)
         tl.store(totals_out + at, total, mask=is_line)
         tl.store(sums_out + at[:, None] * DIM_TILE + dim, sums, mask=is_in)
@@ -249,7 +260,6 @@ def attend_kernel(
 ) -> None:  # fmt: skip
     """`tasks` of the short rows or of the long ones (`plan`), of every KV head."""
     TOKENS: tl.constexpr = QUERY_TILE // GROUP
-    HEADS: tl.constexpr = KV_HEADS * GROUP
     dim, line = tl.arange(0, DIM_TILE)[None, :], tl.arange(0, QUERY_TILE)
     items = tl.load(total_tasks) * KV_HEADS
     # From the last, the longest, on.
@@ -285,20 +295,10 @@ def attend_kernel(
             )  # fmt: skip
             if IS_FP8:
                 sums *= 256.0 * tl.load(scales + KV_HEADS + kv_head)
-            # Read once more, as registers are dear in between.
-            kv_head, task = item % KV_HEADS, tasks + item // KV_HEADS * TASK
-            row, first = tl.load(task), tl.load(task + 1) if IS_LONG else 0
-            split, begin = tl.load(task + 2), tl.load(query_starts + row)
-            count = tl.load(query_starts + row + 1) - begin
-            seen = tl.load(context_lengths + row) - count
-            is_whole = seen + tl.minimum(count, first + TOKENS) <= SPLIT
-            kept_start = tl.load(kept_starts + row) + first
             _put(
-                out, sums_out, tops_out, totals_out,
-                (begin + first).to(tl.int64) * HEADS + kv_head * GROUP,
-                kept_start.to(tl.int64) * HEADS + kv_head * GROUP, count.to(tl.int64) * HEADS,
-                tl.minimum(TOKENS, count - first) * GROUP, split, is_whole,
-                top, total, sums, GROUP, HEADS, HEAD_DIM,
+                out, sums_out, tops_out, totals_out, tasks, item, query_starts, context_lengths,
+                kept_starts, top, total, sums, KV_HEADS, GROUP, HEAD_DIM, TOKENS, SPLIT, TASK,
+                IS_LONG,
             )  # fmt: skip
 
 
