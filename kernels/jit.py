@@ -10,6 +10,7 @@ kernel the plain function it was, and no path leads to it. The modules that use 
 annotations unevaluated, so that `constexpr` is a word only Triton reads.
 """
 
+import functools
 import os
 import subprocess
 from collections.abc import Callable
@@ -104,11 +105,22 @@ def is_sm_90(device: torch.device) -> bool:
     """Whether the device is of the kind of which H100 and H200 are."""
     if device.type != "cuda":
         return arch_elsewhere == 90
-    return torch.cuda.get_device_capability(device) == (9, 0)
+    return _capability(device) == (9, 0)
 
 
 def programs(device: torch.device, per_processor: int) -> int:
     """How many programs of a persistent kernel share the work of a launch."""
     if device.type != "cuda":
         return 3
-    return per_processor * int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return per_processor * _processors(device)
+
+
+# Asked in every launch, and the answer is always the same.
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

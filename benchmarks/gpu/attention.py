@@ -152,6 +152,7 @@ def _plan(pool: Pool, starts: Tensor, q: Tensor, queries_max: int) -> AttentionP
     plan = plan_attention(
         starts,
         pool.contexts,
+        tokens=len(q),
         group=group,
         dtype=q.dtype,
         queries_max=queries_max,

@@ -217,6 +217,7 @@ class Decoder:
         plan = plan_attention(
             queries.starts,
             queries.context_lengths,
+            tokens=tokens,
             group=group,
             dtype=self.weights.norm.dtype,
             queries_max=queries.row_max,

@@ -13,7 +13,7 @@ import torch
 from gpu_worker.model.model import ModelConfig
 from gpu_worker.runner.kv_cache import block_bytes
 from gpu_worker.settings import WorkerSettings
-from kernels.attention.plan import LONG_SPLIT, SHORT_TILE, SPLIT
+from kernels.attention.plan import SHORT_TILE, long_parts, short_parts
 
 GB: Final = 1_000_000_000
 # Of a row in a busy server: longer ones share the pool with shorter ones, or are preempted.
@@ -49,13 +49,15 @@ def batch_sizes(
     room_bytes: int,
 ) -> BatchSizes:
     """For a GPU of `memory_bytes`, of which weights leave `room_bytes` to steps and KV blocks."""
+    # Query tokens that a short row may have (`kernels.attention.plan`).
+    tokens_each = max(1, SHORT_TILE // (config.heads // config.kv_heads))
     row = min(context_tokens, _ROW_TOKENS) * _kv_bytes(config, kv_dtype)
-    row += _parts_bytes(config, context_tokens, SPLIT, tokens=_short_tokens(config))
+    row += _part_bytes(config) * short_parts(1, tokens_each, tokens_each, context_tokens)
     slots = _SLOTS_MAX
     while slots > _SLOTS_MIN and slots * row > room_bytes * (1 - _STEP_SHARE):
         slots //= 2
     token = _activation_bytes(config, dtype)
-    token += _parts_bytes(config, context_tokens, LONG_SPLIT, tokens=1)
+    token += _part_bytes(config) * long_parts(1, context_tokens)
     tokens = next(tokens for least, tokens in _STEP_TOKENS if memory_bytes >= least)
     while tokens > _STEP_TOKENS_MIN and tokens * token > room_bytes * _STEP_SHARE:
         tokens //= 2
@@ -88,16 +90,9 @@ def _kv_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return len(config.groups.windows) * block_bytes(config, 1, dtype)
 
 
-def _short_tokens(config: ModelConfig) -> int:
-    """Query tokens that a short row may have (`kernels.attention.plan`)."""
-    return max(1, SHORT_TILE // (config.heads // config.kv_heads))
-
-
-def _parts_bytes(config: ModelConfig, context: int, split: int, *, tokens: int) -> int:
-    """What attention keeps of so many query tokens: a sum of float32 per head and split."""
-    splits = -(-context // split)
-    each = 4 * (config.head_dim + 2) * config.heads
-    return tokens * splits * each if splits > 1 else 0
+def _part_bytes(config: ModelConfig) -> int:
+    """What attention keeps of a query token and a split of its context, of all heads in float32."""
+    return 4 * (config.head_dim + 2) * config.heads
 
 
 def _activation_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

@@ -35,7 +35,7 @@ from torch import Tensor
 from kernels import dispatch, native
 from kernels.attention.plan import AttentionPlan
 from kernels.attention.triton_launch import paged_attention_triton
-from kernels.checks import require, require_float, require_ids, require_like
+from kernels.checks import require, require_float, require_ids, require_like, require_shape
 from kernels.kv import fp8
 from kernels.kv.write_kv import require_pages
 
@@ -232,7 +232,7 @@ def _check_optional(
         require_like(out, q, "out", "q")
     for name, x in zip(("own k", "own v"), own or (), strict=False):
         shape = (q.size(0), k_pages.size(1), q.size(2))
-        require(tuple(x.shape) == shape, name, f"must have shape {list(shape)}")
+        require_shape(x, name, shape)
         require(x.stride(2) == 1 and x.stride(1) == x.size(2), name, "heads must be dense")
         require_like(x, q, name, "q")
 

@@ -2,36 +2,51 @@
 
 A row of few query tokens (decode) is short: its tokens are one tile. Any other row is long: cut
 into tiles of query tokens. A tile holds tokens x the heads of a KV head. The positions that a tile
-may see are cut into splits, at fixed positions whatever the chunk and the batch, and a tile's split
-is a task: SPLIT positions of a short row, LONG_SPLIT of a long one.
+may see are cut into splits, at positions that follow from the row alone, and a tile's split is a
+task. Partial results of tiles with several splits (parts) are kept, so splits grow with contexts:
 
-formula  short_ends[r] = tasks of the short rows before r; long_ends likewise
-         short_starts[r] = query tokens of the short rows before r
-         row 0 |-- split 0 --|-- split 1 --|- 2 -|  row 1 |-- split 0 --|      short_ends 0, 3, 4
+formula  short row: splits of SPLIT << level positions, of the least level with <= PARTS_MAX splits
+         long row:  split i begins at LONG_SPLIT * (((N + i % N) << i // N) - N), N = LONG_ALIKE:
+         |-8192-|-8192-|-8192-|-8192-|--16384--|--16384--|--16384--|--16384--|---32768---| ...
+         a row of 2 tokens or more whose parts would be beyond PARTS_MAX is long
+         programs take tasks from the last on: short ones lie shortest first, long ones by rows
 shapes   query_starts     [rows + 1] int32, ascending from 0
          context_lengths  [rows] int32
-returns  three tensors [rows + 1] int32; nothing is read back to the host
-cost     reads 8 bytes and writes 12 per row, in one program: a few microseconds at 1024 rows
+returns  of short and of long rows: tasks [tasks, 8] int32 (row, first token, split, its start and
+         size in units of SPLIT or LONG_SPLIT, three unused), how many there are, and
+         kept_starts [rows + 1] int32, parts of the rows before; nothing is read back to the host
+cost     a program per row, each of which reads 8 bytes of every row and writes 20 per task: a few
+         microseconds at 256 rows
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from kernels import jit
-from kernels.checks import require, require_ids
+from kernels.checks import refuse, require_ids
 from kernels.jit import constexpr, pointer, scalar, tl
 
-# Positions per split: fixed, because the order of sums follows from it. 512 positions of 8 KV heads
-# are 64 tasks per 4096 tokens, and the partial sums are 1.6 % of the bytes read (group of 4, bf16).
+# Positions per split. 512 positions of 8 KV heads are 64 tasks per 4096 tokens, and the partial
+# sums are 1.6 % of the bytes read (group of 4, bf16). How long programs wait for the last of them,
+# by split size and order of tasks: benchmarks/results/attention_tasks.jsonl.
 SPLIT: Final = 512
-# A chunk of 64 tokens at 100k of context: 2 tiles x 8 KV heads are 16 tasks, in 13 splits 208. The
+# Parts that a short row may keep: (token, split) pairs. 128 splits of 8 KV heads are 1024 tasks, so
+# a single row still fills a GPU, and 256 rows of 32 heads of 128 keep 545 MB whatever they see.
+PARTS_MAX: Final = 128
+# A chunk of 64 tokens at 100k of context: 2 tiles x 8 KV heads are 16 tasks, in 9 splits 144. The
 # partial sums of a tile are 128 KiB, written and read while it multiplies for about 130 us.
 LONG_SPLIT: Final = 8192
+# Splits of a long row that are of one size, before those of twice the size. Sizes that grow keep
+# few parts of long prompts, and stay where they are however a prompt is cut into chunks.
+LONG_ALIKE: Final = 4
+# Ints of a task: five, and what makes it one read of 32 bytes.
+TASK: Final = 8
 # Rows of a tile: the least that a tensor core takes, and what one program's registers hold.
 SHORT_TILE: Final = 16
 LONG_TILE: Final = 64
@@ -43,19 +58,29 @@ GROUP_MAX: Final = LONG_TILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tasks:
+    """Of the short rows of a step, or of the long ones."""
+
+    table: Tensor
+    # [4] int32, the first of which counts.
+    total: Tensor
+    kept_starts: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPlan:
     """Of one step; a tile is counted in rows, tokens x heads of a KV head."""
 
-    short_ends: Tensor
-    long_ends: Tensor
-    short_starts: Tensor
+    short: Tasks
+    long: Tasks
     short_tile: int
     long_tile: int
     # Query tokens that a short row of this step may have.
     short_tokens: int
     # What the host knows without asking the device, so as not to launch for nothing.
     has_long: bool
-    context_max: int | None
+    # No context is longer.
+    context_max: int
     # None: each call of attention takes its own.
     parts: Parts | None = None
 
@@ -64,36 +89,35 @@ class AttentionPlan:
 class PartsSize:
     """What a step keeps of tiles with several splits."""
 
-    # Query tokens of its short rows, at most.
-    short_tokens: int
     # (split, query token, head); 0 if no row can have several splits.
     parts: int
-    # No context is longer.
-    positions: int
     head_dim: int
 
     @classmethod
     def of(
         cls, plan: AttentionPlan, *, rows: int, tokens: int, kv_heads: int, group: int,
-        head_dim: int, positions: int | None = None,
+        head_dim: int,
     ) -> PartsSize:  # fmt: skip
-        """Of a step of so many rows and query tokens; no context is beyond `positions`."""
-        most = positions if plan.context_max is None else plan.context_max
-        assert most is not None, "a step without a bound of its contexts"
-        short_tokens = min(tokens, rows * plan.short_tokens)
-        parts = _parts(short_tokens, tokens if plan.has_long else 0, most) * kv_heads * group
-        return cls(short_tokens=short_tokens, parts=parts, positions=most, head_dim=head_dim)
+        """Of a step of so many rows and query tokens."""
+        most = plan.context_max
+        short = short_parts(rows, tokens, plan.short_tokens, most)
+        long = long_parts(tokens, most) if plan.has_long else 0
+        return cls(parts=max(short, long) * kv_heads * group, head_dim=head_dim)
 
     @classmethod
     def worst(
         cls, *, rows: int, tokens: int, positions: int, kv_heads: int, group: int, head_dim: int,
         dtype: torch.dtype, device: torch.device,
     ) -> PartsSize:  # fmt: skip
-        """Of any step of no more rows, query tokens and positions."""
+        """Of any step of no more rows, query tokens and positions.
+
+        Not by what the KV pool holds: rows that share a prefix share its blocks, and each keeps
+        parts of its own.
+        """
         short_tile, _ = tiles_for(group, dtype, head_dim, device)
-        short_tokens = min(tokens, rows * (short_tile // group))
-        parts = _parts(short_tokens, tokens, positions) * kv_heads * group
-        return cls(short_tokens=short_tokens, parts=parts, positions=positions, head_dim=head_dim)
+        short = short_parts(rows, tokens, short_tile // group, positions)
+        parts = max(short, long_parts(tokens, positions)) * kv_heads * group
+        return cls(parts=parts, head_dim=head_dim)
 
 
 def with_parts(
@@ -106,20 +130,46 @@ def with_parts(
     size = PartsSize.of(
         plan, rows=rows, tokens=tokens, kv_heads=kv_heads, group=group, head_dim=head_dim
     )
-    return replace(plan, parts=Parts.of(size, plan.short_ends.device))
+    return replace(plan, parts=Parts.of(size, plan.short.table.device))
 
 
-def _parts(short_tokens: int, long_tokens: int, positions: int) -> int:
-    """Per head: short rows and long ones use the same room, one after the other."""
-    return max(
-        short_tokens * _splits(positions, SPLIT), long_tokens * _splits(positions, LONG_SPLIT)
-    )
+def short_parts(rows: int, tokens: int, short_tokens: int, positions: int) -> int:
+    """What short rows of no more than `short_tokens` and `positions` keep at most, per head.
+
+    Short rows and long ones use the same room, one after the other.
+    """
+    splits = _short_splits_max(positions)
+    kept = min(rows * min(PARTS_MAX, short_tokens * splits), tokens * splits)
+    return kept if splits > 1 else 0
 
 
-def _splits(context_max: int, split: int) -> int:
-    """Those of which parts are kept: none if there is but one."""
-    splits = -(-context_max // split)
-    return splits if splits > 1 else 0
+def long_parts(tokens: int, positions: int) -> int:
+    """What long rows of so many tokens together keep at most, per head."""
+    splits = long_splits(positions)
+    return tokens * splits if splits > 1 else 0
+
+
+def _short_splits_max(positions: int) -> int:
+    return min(PARTS_MAX, -(-positions // SPLIT))
+
+
+def short_level(context: int) -> int:
+    """Splits of a short row are of SPLIT << level positions."""
+    return max(0, (-(-context // SPLIT) - 1) // PARTS_MAX).bit_length()
+
+
+def long_splits(positions: int) -> int:
+    """Splits that cover so many positions of a long row."""
+    if positions == 0:
+        return 0
+    unit = (positions - 1) // LONG_SPLIT + LONG_ALIKE
+    level = (unit // LONG_ALIKE).bit_length() - 1
+    return level * LONG_ALIKE + (unit >> level) - LONG_ALIKE + 1
+
+
+def long_start(split: int) -> int:
+    """In units of LONG_SPLIT."""
+    return ((LONG_ALIKE + split % LONG_ALIKE) << (split // LONG_ALIKE)) - LONG_ALIKE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +190,11 @@ class Parts:
 
     def require_room(self, size: PartsSize) -> None:
         """ValueError unless a step of this size fits."""
-        require(len(self.sums) >= size.parts, "parts", f"must hold {size.parts} parts")
-        width = dim_tile(size.head_dim)
-        require(self.sums.size(1) == width, "parts", f"must be for heads of {width}")
+        kept, width = self.sums.shape
+        if kept < size.parts:
+            refuse("parts", f"must hold {size.parts} parts")
+        if width != dim_tile(size.head_dim):
+            refuse("parts", f"must be for heads of {dim_tile(size.head_dim)}")
 
 
 def dim_tile(head_dim: int) -> int:
@@ -164,55 +216,187 @@ def tiles_for(
     return short, WIDE_TILE if is_wide else LONG_TILE
 
 
+# Row, first token, split, its start and its size.
+Task = tuple[int, int, int, int, int]
+
+
 def attention_plan_reference(
     query_starts: Tensor, context_lengths: Tensor, short_tokens: int, long_tokens: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The definition of correct: short_ends, long_ends, short_starts for tokens of one tile."""
-    counts = query_starts.diff()
-    is_live = (counts > 0) & (context_lengths > 0)
-    is_short = is_live & (counts <= short_tokens)
-    splits = (context_lengths + SPLIT - 1) // SPLIT
-    tiles = (counts + long_tokens - 1) // long_tokens
-    tiles = tiles * ((context_lengths + LONG_SPLIT - 1) // LONG_SPLIT)
-    ends = torch.zeros((3, len(counts) + 1), dtype=torch.int32, device=counts.device)
-    ends[0, 1:] = torch.where(is_short, splits, 0).cumsum(0)
-    ends[1, 1:] = torch.where(is_live & ~is_short, tiles, 0).cumsum(0)
-    ends[2, 1:] = torch.where(is_short, counts, 0).cumsum(0)
-    return ends[0], ends[1], ends[2]
+) -> tuple[list[Task], list[Task], list[int], list[int]]:
+    """The definition of correct, for tokens of one tile: tasks and parts, short and long."""
+    shorts: list[tuple[int, Task]] = []
+    longs: list[Task] = []
+    short_kept, long_kept = [0], [0]
+    contexts = context_lengths.tolist()
+    for row, (count, context) in enumerate(
+        zip(query_starts.diff().tolist(), contexts, strict=True)
+    ):
+        is_live, level = count > 0 and context > 0, short_level(context)
+        splits = -(-context // (SPLIT << level))
+        is_short = count == 1 or (count <= short_tokens and count * splits <= PARTS_MAX)
+        for split in range(splits if is_live and is_short else 0):
+            start = split * (SPLIT << level)
+            length = min(SPLIT << level, context - start)
+            shorts.append((-length, (row, 0, split, split << level, 1 << level)))
+        splits_long = long_splits(context)
+        for tile in range(-(-count // long_tokens) if is_live and not is_short else 0):
+            for split in range(splits_long):
+                start, end = long_start(split), long_start(split + 1)
+                longs.append((row, tile * long_tokens, split, start, end - start))
+        short_kept.append(short_kept[-1] + count * splits * (is_live and is_short and splits > 1))
+        is_kept = is_live and not is_short and splits_long > 1
+        long_kept.append(long_kept[-1] + count * splits_long * is_kept)
+    # Of those of one length whole splits are taken before ends of rows.
+    shorts.sort(key=lambda each: (each[0], _is_end(each[1], contexts)))
+    return [task for _, task in reversed(shorts)], longs, short_kept, long_kept
+
+
+def _is_end(task: Task, contexts: list[int]) -> bool:
+    row, _, _, start, size = task
+    return (start + size) * SPLIT >= contexts[row]
+
+
+@jit.compiled
+def short_level_of(context: scalar, SPLIT: constexpr, PARTS_MAX: constexpr) -> scalar:
+    """As `short_level`, of rows too."""
+    units = (context + SPLIT - 1) // SPLIT
+    level = units * 0
+    for doubled in tl.static_range(14):
+        level += (units > (PARTS_MAX << doubled)).to(tl.int32)
+    return level
+
+
+@jit.compiled
+def long_split_of(position: scalar, LONG_SPLIT: constexpr, ALIKE: constexpr) -> scalar:
+    """The split of a long row that holds a position."""
+    unit = position // LONG_SPLIT + ALIKE
+    level = unit * 0
+    for doubled in tl.static_range(1, 15):
+        level += (unit >= (ALIKE << doubled)).to(tl.int32)
+    return level * ALIKE + (unit >> level) - ALIKE
+
+
+@jit.compiled
+def _long_start(split: scalar, ALIKE: constexpr) -> scalar:
+    return ((ALIKE + split % ALIKE) << (split // ALIKE)) - ALIKE
+
+
+@jit.compiled
+def _shares(
+    count: scalar, context: scalar,
+    SHORT_TOKENS: constexpr, LONG_TOKENS: constexpr, SPLIT: constexpr, LONG_SPLIT: constexpr,
+    PARTS_MAX: constexpr, ALIKE: constexpr,
+) -> scalar:  # fmt: skip
+    """Of a row or of many: level; short splits; long tiles; long splits; parts kept of each."""
+    is_live = (count > 0) & (context > 0)
+    level = short_level_of(context, SPLIT, PARTS_MAX)
+    splits = (context + (SPLIT << level) - 1) // (SPLIT << level)
+    is_few = (count == 1) | ((count <= SHORT_TOKENS) & (count * splits <= PARTS_MAX))
+    # One that is not short has none.
+    splits = tl.where(is_live & is_few, splits, 0)
+    tiles = tl.where(is_live & (splits == 0), (count + LONG_TOKENS - 1) // LONG_TOKENS, 0)
+    long_splits = long_split_of(tl.maximum(context, 1) - 1, LONG_SPLIT, ALIKE) + 1
+    short_kept = tl.where(splits > 1, count * splits, 0)
+    long_kept = tl.where((tiles > 0) & (long_splits > 1), count * long_splits, 0)
+    return level, splits, tiles, long_splits, short_kept, long_kept
+
+
+@jit.compiled
+def _put_task(
+    table: pointer, at: scalar, is_in: scalar, row: scalar, first: scalar, split: scalar,
+    start: scalar, size: scalar, TASK: constexpr,
+) -> None:  # fmt: skip
+    to = table + at * TASK
+    tl.store(to, row + at * 0, mask=is_in)
+    tl.store(to + 1, first + at * 0, mask=is_in)
+    tl.store(to + 2, split, mask=is_in)
+    tl.store(to + 3, start, mask=is_in)
+    tl.store(to + 4, size, mask=is_in)
+
+
+@jit.compiled
+def _among(
+    query_starts: pointer, context_lengths: pointer, rows: scalar,
+    own: scalar, size: scalar, end: scalar,
+    SHORT_TOKENS: constexpr, LONG_TOKENS: constexpr, SPLIT: constexpr, LONG_SPLIT: constexpr,
+    PARTS_MAX: constexpr, ALIKE: constexpr, TILE: constexpr,
+) -> scalar:  # fmt: skip
+    """When a row's whole splits of a size are taken, and its end of a length; then of the rows
+    before it long tasks, and parts kept, short and long; then all tasks, short and long.
+    """
+    whole_at, end_at = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
+    long_at, shorts, longs = whole_at, whole_at, whole_at
+    short_start, long_start = whole_at, whole_at
+    for start in range(0, rows, TILE):
+        row = start + tl.arange(0, TILE)
+        is_in, is_before = row < rows, row < own
+        count = tl.load(query_starts + row + 1, mask=is_in, other=0)
+        count -= tl.load(query_starts + row, mask=is_in, other=0)
+        context = tl.load(context_lengths + row, mask=is_in, other=0)
+        level, splits, tiles, long_splits, short_kept, long_kept = _shares(
+            count, context, SHORT_TOKENS, LONG_TOKENS, SPLIT, LONG_SPLIT, PARTS_MAX, ALIKE
+        )
+        its_size, whole = SPLIT << level, tl.maximum(splits - 1, 0)
+        its_end = tl.where(splits > 0, context - whole * its_size, 0)
+        is_whole_first = (its_size > size) | ((its_size == size) & is_before)
+        is_end_first = (its_end > end) | ((its_end == end) & is_before)
+        whole_at += tl.sum(tl.where(is_whole_first, whole, 0), 0)
+        whole_at += tl.sum((its_end > size).to(tl.int32), 0)
+        end_at += tl.sum(tl.where(its_size >= end, whole, 0), 0)
+        end_at += tl.sum(((splits > 0) & is_end_first).to(tl.int32), 0)
+        long_at += tl.sum(tl.where(is_before, tiles * long_splits, 0), 0)
+        short_start += tl.sum(tl.where(is_before, short_kept, 0), 0)
+        long_start += tl.sum(tl.where(is_before, long_kept, 0), 0)
+        shorts += tl.sum(splits, 0)
+        longs += tl.sum(tiles * long_splits, 0)
+    return whole_at, end_at, long_at, short_start, long_start, shorts, longs
 
 
 @jit.compiled
 def _plan_kernel(
     query_starts: pointer, context_lengths: pointer,
-    short_ends: pointer, long_ends: pointer, short_starts: pointer, rows: scalar,
+    short_table: pointer, long_table: pointer, totals: pointer, kept_starts: pointer,
+    rows: scalar, short_room: scalar, long_room: scalar, kept_stride: scalar,
     SHORT_TOKENS: constexpr, LONG_TOKENS: constexpr, SPLIT: constexpr, LONG_SPLIT: constexpr,
-    TILE: constexpr,
+    PARTS_MAX: constexpr, ALIKE: constexpr, TASK: constexpr, TILE: constexpr,
 ) -> None:  # fmt: skip
-    shorts = tl.zeros((), tl.int32)
-    longs = tl.zeros((), tl.int32)
-    tokens = tl.zeros((), tl.int32)
-    tl.store(short_ends, shorts)
-    tl.store(long_ends, longs)
-    tl.store(short_starts, tokens)
-    for start in range(0, rows, TILE):
-        row = start + tl.arange(0, TILE)
-        is_in = row < rows
-        begin = tl.load(query_starts + row, mask=is_in, other=0)
-        count = tl.load(query_starts + row + 1, mask=is_in, other=0) - begin
-        context = tl.load(context_lengths + row, mask=is_in, other=0)
-        is_live = (count > 0) & (context > 0)
-        is_short = is_live & (count <= SHORT_TOKENS)
-        splits = tl.where(is_short, (context + SPLIT - 1) // SPLIT, 0)
-        tiles = (count + LONG_TOKENS - 1) // LONG_TOKENS
-        tiles *= (context + LONG_SPLIT - 1) // LONG_SPLIT
-        tiles = tl.where(is_live & (count > SHORT_TOKENS), tiles, 0)
-        counts = tl.where(is_short, count, 0)
-        tl.store(short_ends + 1 + row, shorts + tl.cumsum(splits, 0), mask=is_in)
-        tl.store(long_ends + 1 + row, longs + tl.cumsum(tiles, 0), mask=is_in)
-        tl.store(short_starts + 1 + row, tokens + tl.cumsum(counts, 0), mask=is_in)
-        shorts += tl.sum(splits, 0)
-        longs += tl.sum(tiles, 0)
-        tokens += tl.sum(counts, 0)
+    """The tasks of one row; where they lie follows from what all rows have."""
+    own = tl.program_id(0)
+    is_row = own < rows
+    count = tl.load(query_starts + own + 1, mask=is_row, other=0)
+    count -= tl.load(query_starts + own, mask=is_row, other=0)
+    context = tl.load(context_lengths + own, mask=is_row, other=0)
+    level, splits, tiles, long_splits, short_kept, long_kept = _shares(
+        count, context, SHORT_TOKENS, LONG_TOKENS, SPLIT, LONG_SPLIT, PARTS_MAX, ALIKE
+    )
+    size = SPLIT << level
+    end = tl.where(splits > 0, context - (splits - 1) * size, 0)
+    whole_at, end_at, long_at, short_start, long_start, shorts, longs = _among(
+        query_starts, context_lengths, rows, own, size, end,
+        SHORT_TOKENS, LONG_TOKENS, SPLIT, LONG_SPLIT, PARTS_MAX, ALIKE, TILE,
+    )  # fmt: skip
+    if own == 0:
+        # No more than there is room for, should the host have known too little.
+        tl.store(totals, tl.minimum(shorts, short_room))
+        tl.store(totals + 4, tl.minimum(longs, long_room))
+        tl.store(kept_starts, 0)
+        tl.store(kept_starts + kept_stride, 0)
+    tl.store(kept_starts + own + 1, short_start + short_kept, mask=is_row)
+    tl.store(kept_starts + kept_stride + own + 1, long_start + long_kept, mask=is_row)
+    for start in range(0, splits, TILE):
+        split = start + tl.arange(0, TILE)
+        at = shorts - 1 - tl.where(split + 1 < splits, whole_at + split, end_at)
+        is_in = (split < splits) & (at < short_room)
+        _put_task(short_table, at, is_in, own, 0, split, split << level, 1 << level, TASK)
+    for start in range(0, tiles * long_splits, TILE):
+        index = start + tl.arange(0, TILE)
+        is_in = (index < tiles * long_splits) & (long_at + index < long_room)
+        # Of a row the last tiles are taken first: they see the most, and the shortest even out
+        # the end.
+        first, split = index // long_splits * LONG_TOKENS, index % long_splits
+        begin = _long_start(split, ALIKE)
+        length = _long_start(split + 1, ALIKE) - begin
+        _put_task(long_table, long_at + index, is_in, own, first, split, begin, length, TASK)
 
 
 _TILE = 256
@@ -222,38 +406,49 @@ def plan_attention(
     query_starts: Tensor,
     context_lengths: Tensor,
     *,
+    tokens: int,
     group: int,
     dtype: torch.dtype,
+    context_max: int,
     queries_max: int | None = None,
-    context_max: int | None = None,
     head_dim: int | None = None,
 ) -> AttentionPlan:
     """The tasks of a step, for `group` heads per KV head; without `head_dim`, in narrow tiles.
 
-    No row has more than `queries_max` query tokens, or positions than `context_max`: what the host
-    knows, None when it does not. Nothing notices a bound that is too low.
+    There are no more than `tokens` query tokens, of no row more than `queries_max`, and no row has
+    more positions than `context_max`: what the host knows of it, and room is made for. Nothing
+    notices a bound that is too low: tasks are left out.
     """
     rows = context_lengths.size(0)
     require_ids(context_lengths, "context_lengths", dtype=torch.int32, shape=(rows,))
     require_ids(query_starts, "query_starts", dtype=torch.int32, shape=(rows + 1,))
-    require(1 <= group <= GROUP_MAX, "group", f"must be between 1 and {GROUP_MAX}")
+    if not 1 <= group <= GROUP_MAX:
+        refuse("group", f"must be between 1 and {GROUP_MAX}")
     short, long = tiles_for(group, dtype, head_dim, query_starts.device)
-    short_tokens = short // group
+    short_tokens, long_tokens = short // group, long // group
+    queries = tokens if queries_max is None else queries_max
+    splits = _short_splits_max(context_max)
+    is_beyond = queries > 1 and queries * splits > PARTS_MAX
+    has_long = queries > short_tokens or is_beyond
+    short_room = max(1, rows * splits)
+    long_room = (tokens // long_tokens + rows) * long_splits(context_max) if has_long else 1
     # Each begins at a multiple of 16 bytes whatever the rows, or a kernel would be compiled anew.
     width = -(-(rows + 1) // 4) * 4
-    ends = torch.empty((3, width), dtype=torch.int32, device=query_starts.device)[:, : rows + 1]
-    _plan_kernel[(1,)](
-        query_starts, context_lengths, ends[0], ends[1], ends[2], rows,
-        SHORT_TOKENS=short_tokens, LONG_TOKENS=long // group,
-        SPLIT=SPLIT, LONG_SPLIT=LONG_SPLIT, TILE=_TILE,
+    empty = partial(torch.empty, dtype=torch.int32, device=query_starts.device)
+    kept_starts, totals = empty((2, width)), empty((2, 4))
+    short_table, long_table = empty((short_room, TASK)), empty((long_room, TASK))
+    _plan_kernel[(max(1, rows),)](
+        query_starts, context_lengths, short_table, long_table, totals, kept_starts,
+        rows, short_room, long_room, width,
+        SHORT_TOKENS=short_tokens, LONG_TOKENS=long_tokens, SPLIT=SPLIT, LONG_SPLIT=LONG_SPLIT,
+        PARTS_MAX=PARTS_MAX, ALIKE=LONG_ALIKE, TASK=TASK, TILE=_TILE,
     )  # fmt: skip
     return AttentionPlan(
-        short_ends=ends[0],
-        long_ends=ends[1],
-        short_starts=ends[2],
+        short=Tasks(table=short_table, total=totals[0], kept_starts=kept_starts[0, : rows + 1]),
+        long=Tasks(table=long_table, total=totals[1], kept_starts=kept_starts[1, : rows + 1]),
         short_tile=short,
         long_tile=long,
-        short_tokens=min(short_tokens, queries_max or short_tokens),
-        has_long=queries_max is None or queries_max > short_tokens,
+        short_tokens=min(short_tokens, queries),
+        has_long=has_long,
         context_max=context_max,
     )

@@ -20,21 +20,9 @@ after    FlashAttention-2 (Dao 2023: queries outermost, the diagonal apart, one 
 from __future__ import annotations
 
 from kernels import jit
+from kernels.attention.plan import long_split_of, short_level_of
 from kernels.jit import constexpr, pointer, scalar, stride, tl
 from kernels.kv import fp8
-
-
-@jit.compiled
-def _row_of(ends: pointer, rows: scalar, task: scalar) -> scalar:
-    """The row with ends[row] <= task < ends[row + 1], by bisection."""
-    low = tl.zeros((), tl.int32)
-    high = low + rows
-    while high - low > 1:
-        middle = (low + high) // 2
-        is_beyond = tl.load(ends + middle) <= task
-        low = tl.where(is_beyond, middle, low)
-        high = tl.where(is_beyond, high, middle)
-    return low
 
 
 @jit.compiled
@@ -164,23 +152,34 @@ def _walk(
 @jit.compiled
 def _put(
     out: pointer, sums_out: pointer, tops_out: pointer, totals_out: pointer,
-    first_out: scalar, first_kept: scalar, hop: scalar, lines: scalar, split: scalar,
-    splits: scalar, top: pointer, total: pointer, sums: pointer,
-    GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr,
+    tasks: pointer, item: scalar, query_starts: pointer, context_lengths: pointer,
+    kept_starts: pointer, top: pointer, total: pointer, sums: pointer,
+    KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, TOKENS: constexpr,
+    SPLIT: constexpr, TASK: constexpr, IS_LONG: constexpr,
 ) -> None:  # fmt: skip
-    """Write the tile's result, or of several splits this one's part; parts lie `hop` apart."""
+    """Write the tile's result, or of several splits this one's part: [split, token, head] by row.
+
+    What the task is about is read once more: registers are dear while it is computed.
+    """
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    kv_head, task = item % KV_HEADS, tasks + item // KV_HEADS * TASK
+    row, first = tl.load(task), tl.load(task + 1) if IS_LONG else 0
+    split, begin = tl.load(task + 2), tl.load(query_starts + row)
+    count = tl.load(query_starts + row + 1) - begin
+    seen = tl.load(context_lengths + row) - count
     DIM_TILE: tl.constexpr = sums.shape[1]
     line, dim = tl.arange(0, sums.shape[0]), tl.arange(0, DIM_TILE)[None, :]
-    is_line = line < lines
+    is_line = line < tl.minimum(TOKENS, count - first) * GROUP
     is_in = is_line[:, None] & (dim < HEAD_DIM)
-    place = (line // GROUP * HEADS + line % GROUP).to(tl.int64)
-    if splits == 1:
+    place = (line // GROUP * HEADS + line % GROUP).to(tl.int64) + kv_head * GROUP
+    if seen + tl.minimum(count, first + TOKENS) <= SPLIT:
         # A line that is no query may have no total.
         mixed = sums / tl.where(is_line, total, 1.0)[:, None]
-        to = out + (first_out + place)[:, None] * HEAD_DIM + dim
+        to = out + ((begin + first).to(tl.int64) * HEADS + place)[:, None] * HEAD_DIM + dim
         tl.store(to, mixed.to(out.dtype.element_ty), mask=is_in)
     else:
-        at = first_kept + place + split * hop
+        kept = (tl.load(kept_starts + row) + first).to(tl.int64) + split * count.to(tl.int64)
+        at = kept * HEADS + place
         tl.store(tops_out + at, top, mask=is_line)
         tl.store(totals_out + at, total, mask=is_line)
         tl.store(sums_out + at[:, None] * DIM_TILE + dim, sums, mask=is_in)
@@ -250,35 +249,33 @@ def attend_kernel(
     q: pointer, k_pages: pointer, v_pages: pointer, k: pointer, v: pointer, out: pointer,
     sums_out: pointer, tops_out: pointer, totals_out: pointer, scales: pointer,
     block_tables: pointer, query_starts: pointer, context_lengths: pointer,
-    ends: pointer, kept_starts: pointer,
-    rows: scalar, kept_tokens: scalar, has_own: scalar, table_stride: scalar, scale_log2: scalar,
+    tasks: pointer, total_tasks: pointer, kept_starts: pointer,
+    has_own: scalar, table_stride: scalar, scale_log2: scalar,
     window: scalar, softcap: scalar,
     q_stride: stride, k_stride: stride, v_stride: stride,
     KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr,
     DIM_TILE: constexpr, QUERY_TILE: constexpr, POSITIONS: constexpr, SPLIT: constexpr,
-    IS_WIDE: constexpr, WIDENS: constexpr, IS_FP8: constexpr,
+    TASK: constexpr, IS_LONG: constexpr, IS_WIDE: constexpr, WIDENS: constexpr, IS_FP8: constexpr,
     HAS_WINDOW: constexpr, HAS_SOFTCAP: constexpr,
 ) -> None:  # fmt: skip
-    """Tasks of the short rows or of the long ones, as `ends` counts them, of every KV head."""
+    """`tasks` of the short rows or of the long ones (`plan`), of every KV head."""
     TOKENS: tl.constexpr = QUERY_TILE // GROUP
-    HEADS: tl.constexpr = KV_HEADS * GROUP
     dim, line = tl.arange(0, DIM_TILE)[None, :], tl.arange(0, QUERY_TILE)
-    items = tl.load(ends + rows) * KV_HEADS
-    for item in range(tl.program_id(0), items, tl.num_programs(0)):
-        task, kv_head = item // KV_HEADS, item % KV_HEADS
-        row = _row_of(ends, rows, task)
+    items = tl.load(total_tasks) * KV_HEADS
+    # From the last, the longest, on.
+    for item in range(items - 1 - tl.program_id(0), -1, -tl.num_programs(0)):
+        kv_head = item % KV_HEADS
+        task = tasks + item // KV_HEADS * TASK
+        row, first = tl.load(task), tl.load(task + 1) if IS_LONG else 0
+        start, size = tl.load(task + 3) * SPLIT, tl.load(task + 4) * SPLIT
         begin = tl.load(query_starts + row)
         count = tl.load(query_starts + row + 1) - begin
         context = tl.load(context_lengths + row)
-        index, row_splits = task - tl.load(ends + row), (context + SPLIT - 1) // SPLIT
-        # Last tiles first: they see the most, and the shortest even out the end.
-        first = ((count + TOKENS - 1) // TOKENS - 1 - index // row_splits) * TOKENS
         #  0 ... seen        first ... first + TOKENS ... context      positions, from seen on
         #  | start ... stop                                            this step's query tokens
-        seen, split = context - count, index % row_splits
+        seen = context - count
         tile_stop = seen + tl.minimum(count, first + TOKENS)
-        start = split * SPLIT
-        stop = tl.minimum(tile_stop, start + SPLIT)
+        stop = tl.minimum(tile_stop, start + size)
         # Before it nobody of the tile sees anything, nor need it be there.
         behind = tl.maximum(seen + first + 1 - window, 0) if HAS_WINDOW else 0
         if HAS_WINDOW:
@@ -298,13 +295,10 @@ def attend_kernel(
             )  # fmt: skip
             if IS_FP8:
                 sums *= 256.0 * tl.load(scales + KV_HEADS + kv_head)
-            kept_start = tl.load(kept_starts + row) + first
             _put(
-                out, sums_out, tops_out, totals_out,
-                (begin + first).to(tl.int64) * HEADS + kv_head * GROUP,
-                kept_start.to(tl.int64) * HEADS + kv_head * GROUP, kept_tokens.to(tl.int64) * HEADS,
-                tl.minimum(TOKENS, count - first) * GROUP, split, (tile_stop + SPLIT - 1) // SPLIT,
-                top, total, sums, GROUP, HEADS, HEAD_DIM,
+                out, sums_out, tops_out, totals_out, tasks, item, query_starts, context_lengths,
+                kept_starts, top, total, sums, KV_HEADS, GROUP, HEAD_DIM, TOKENS, SPLIT, TASK,
+                IS_LONG,
             )  # fmt: skip
 
 
@@ -347,30 +341,39 @@ def _combined(
 @jit.compiled
 def combine_kernel(
     out: pointer, sums: pointer, tops: pointer, totals: pointer,
-    query_starts: pointer, context_lengths: pointer, ends: pointer, kept_starts: pointer,
-    kept_tokens: scalar, tile_tokens: scalar, split_positions: scalar, window: scalar,
+    query_starts: pointer, context_lengths: pointer, kept_starts: pointer,
+    tile_tokens: scalar, window: scalar,
     KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, DIM_TILE: constexpr,
-    LINES: constexpr, SPLITS: constexpr,
+    LINES: constexpr, SPLITS: constexpr, IS_LONG: constexpr, SPLIT: constexpr,
+    PARTS_MAX: constexpr, ALIKE: constexpr,
 ) -> None:  # fmt: skip
-    """Some tokens of a row, of one KV head, if `ends` has the row and it was split."""
+    """Some tokens of a row, of one KV head, if parts of it were kept."""
     row, kv_head = tl.program_id(0), tl.program_id(1)
     HEADS: tl.constexpr = KV_HEADS * GROUP
     begin = tl.load(query_starts + row)
     count = tl.load(query_starts + row + 1) - begin
     context = tl.load(context_lengths + row)
-    is_here = (tl.load(ends + row + 1) > tl.load(ends + row)) & (context > split_positions)
     kept_start = tl.load(kept_starts + row)
-    for token in range(tl.program_id(2), tl.where(is_here, count, 0), tl.num_programs(2)):
+    is_here = tl.load(kept_starts + row + 1) > kept_start
+    # Tiles before it saw no more than the first split, and are done.
+    first = tl.maximum(SPLIT - (context - count), 0) // tile_tokens * tile_tokens
+    for token in range(
+        first + tl.program_id(2), tl.where(is_here, count, 0), tl.num_programs(2)
+    ):  # fmt: skip
         # As the token's tile saw it.
         seen = context - count + tl.minimum(count, (token // tile_tokens + 1) * tile_tokens)
-        splits = (seen + split_positions - 1) // split_positions
         # Parts wholly behind its window were never written.
         behind = tl.where(window > 0, tl.maximum(context - count + token + 1 - window, 0), 0)
-        if splits > 1:
-            _combined(
-                out, sums, tops, totals,
-                (begin + token).to(tl.int64) * HEADS + kv_head * GROUP,
-                (kept_start + token).to(tl.int64) * HEADS + kv_head * GROUP,
-                kept_tokens.to(tl.int64) * HEADS, behind // split_positions, splits,
-                GROUP, HEAD_DIM, DIM_TILE, LINES, SPLITS,
-            )  # fmt: skip
+        if IS_LONG:
+            last_split = long_split_of(seen - 1, SPLIT, ALIKE)
+            first_split = long_split_of(behind, SPLIT, ALIKE)
+        else:
+            size = SPLIT << short_level_of(context, SPLIT, PARTS_MAX)
+            last_split, first_split = (seen - 1) // size, behind // size
+        _combined(
+            out, sums, tops, totals,
+            (begin + token).to(tl.int64) * HEADS + kv_head * GROUP,
+            (kept_start + token).to(tl.int64) * HEADS + kv_head * GROUP,
+            count.to(tl.int64) * HEADS, first_split, last_split + 1,
+            GROUP, HEAD_DIM, DIM_TILE, LINES, SPLITS,
+        )  # fmt: skip

@@ -15,12 +15,16 @@ from torch import Tensor
 
 from kernels import jit
 from kernels.attention.plan import (
+    LONG_ALIKE,
     LONG_SPLIT,
+    PARTS_MAX,
     SPLIT,
+    TASK,
     WIDE_TILE,
     AttentionPlan,
     Parts,
     PartsSize,
+    Tasks,
     dim_tile,
     plan_attention,
 )
@@ -87,22 +91,22 @@ _TOKENS_APART = 16
 def _combine(
     out: Tensor,
     parts: Parts,
-    row_tensors: tuple[Tensor, Tensor, Tensor, Tensor],
-    kept_tokens: int,
+    row_tensors: tuple[Tensor, Tensor, Tensor],
     tile_tokens: int,
-    split: int,
     window: int,
     sizes: dict[str, int],
-    share: int,
+    *,
+    is_long: bool,
 ) -> None:
-    """Add up the parts of a launch; `share` programs go through a row's tokens."""
+    """Add up the parts of a launch."""
     group, rows = sizes["GROUP"], len(row_tensors[1])
     heads_tile = jit.power_of_two(group)
-    combine_kernel[(rows, sizes["KV_HEADS"], share)](
-        out, parts.sums, parts.tops, parts.totals, *row_tensors, kept_tokens, tile_tokens, split,
-        window, **sizes, LINES=heads_tile, SPLITS=max(1, _PARTS_AT_ONCE // heads_tile),
-        # With four, what dividing by the group takes spills on sm_80.
-        num_warps=4 if heads_tile == group else 8,
+    combine_kernel[(rows, sizes["KV_HEADS"], _TOKENS_APART if is_long else 1)](
+        out, parts.sums, parts.tops, parts.totals, *row_tensors, tile_tokens, window,
+        **sizes, LINES=heads_tile, SPLITS=max(1, _PARTS_AT_ONCE // heads_tile), IS_LONG=is_long,
+        SPLIT=LONG_SPLIT if is_long else SPLIT, PARTS_MAX=PARTS_MAX, ALIKE=LONG_ALIKE,
+        # With four, what dividing by the group takes spills on sm_80, and so do heads of 256.
+        num_warps=4 if heads_tile == group and sizes["DIM_TILE"] <= 128 else 8,
     )  # fmt: skip
 
 
@@ -122,12 +126,11 @@ def paged_attention_triton(
     group = heads // kv_heads
     if plan is None:
         plan = plan_attention(
-            query_starts, context_lengths, group=group, dtype=q.dtype, head_dim=head_dim,
-            queries_max=tokens, context_max=block_tables.size(1) * block_size,
+            query_starts, context_lengths, tokens=tokens, group=group, dtype=q.dtype,
+            head_dim=head_dim, context_max=block_tables.size(1) * block_size,
         )  # fmt: skip
     size = PartsSize.of(
-        plan, rows=rows, tokens=tokens, kv_heads=kv_heads, group=group, head_dim=head_dim,
-        positions=block_tables.size(1) * block_size,
+        plan, rows=rows, tokens=tokens, kv_heads=kv_heads, group=group, head_dim=head_dim
     )  # fmt: skip
     parts = Parts.of(size, q.device) if plan.parts is None else plan.parts
     parts.require_room(size)
@@ -139,30 +142,30 @@ def paged_attention_triton(
         "KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM_TILE": dim_tile(head_dim)
     }  # fmt: skip
 
-    def attend(
-        ends: Tensor, kept_starts: Tensor, kept_tokens: int, query_tile: int, *, is_long: bool
-    ) -> None:
+    def attend(tasks: Tasks, query_tile: int, *, is_long: bool) -> None:
         split = LONG_SPLIT if is_long else SPLIT
         kind = {"is_long": is_long, "is_fp8": is_fp8, "has_window": window is not None}
         tiling = _tiling(q, group, query_tile, block_size, **kind)
         attend_kernel[(jit.programs(q.device, tiling.programs),)](
             q, fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), k, v, out,
             parts.sums, parts.tops, parts.totals, parts.tops if scales is None else scales,
-            block_tables, query_starts, context_lengths, ends, kept_starts,
-            rows, kept_tokens, int(k is not q), block_tables.stride(0), scale * math.log2(math.e),
+            block_tables, query_starts, context_lengths,
+            tasks.table, tasks.total, tasks.kept_starts,
+            int(k is not q), block_tables.stride(0), scale * math.log2(math.e),
             window or 0, softcap or 0.0, q.stride(0), k.stride(0), v.stride(0),
             **sizes, BLOCK_SIZE=block_size,
-            QUERY_TILE=query_tile, POSITIONS=tiling.positions, SPLIT=split,
-            IS_WIDE=query_tile == WIDE_TILE, WIDENS=widens, IS_FP8=is_fp8,
+            QUERY_TILE=query_tile, POSITIONS=tiling.positions, SPLIT=split, TASK=TASK,
+            IS_LONG=is_long, IS_WIDE=query_tile == WIDE_TILE, WIDENS=widens, IS_FP8=is_fp8,
             HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
             num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers,
         )  # fmt: skip
-        if size.positions > split:
-            tile, share = query_tile // group, _TOKENS_APART if is_long else 1
-            row_tensors = query_starts, context_lengths, ends, kept_starts
-            _combine(out, parts, row_tensors, kept_tokens, tile, split, window or 0, sizes, share)
+        if plan.context_max > split:
+            row_tensors = query_starts, context_lengths, tasks.kept_starts
+            _combine(
+                out, parts, row_tensors, query_tile // group, window or 0, sizes, is_long=is_long
+            )
 
-    attend(plan.short_ends, plan.short_starts, size.short_tokens, plan.short_tile, is_long=False)
+    attend(plan.short, plan.short_tile, is_long=False)
     if plan.has_long:
-        attend(plan.long_ends, query_starts, tokens, plan.long_tile, is_long=True)
+        attend(plan.long, plan.long_tile, is_long=True)
     return out

@@ -39,7 +39,7 @@ LLAMA_70B = shape(80, 8192, 28672, 64, 8, 128, 131_072)
         (LLAMA_8B, 16, 141, None, (256, 8192)),
         (LLAMA_8B, 16, 80, None, (256, 8192)),
         (LLAMA_8B, 16, 48, None, (128, 4096)),
-        (LLAMA_8B, 16, 24, None, (32, 1024)),
+        (LLAMA_8B, 16, 24, None, (32, 2048)),
         (LLAMA_8B, 16, 24, 4096, (32, 2048)),
         # Two gigabytes are left: a few rows, and steps as small as a CPU's.
         (LLAMA_8B, 16, 20, 4096, (8, 1024)),

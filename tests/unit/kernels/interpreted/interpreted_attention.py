@@ -7,9 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.attention import plan as attention_plan
+from kernels.attention import triton_launch
 from kernels.attention.paged_attention import paged_attention, paged_attention_reference
 from kernels.attention.plan import (
     SPLIT,
+    PartsSize,
     attention_plan_reference,
     plan_attention,
     tiles_for,
@@ -147,6 +150,7 @@ def test_bits_do_not_depend_on_chunks_or_mates(generator: torch.Generator) -> No
     plan = plan_attention(
         alone.query_starts,
         alone.context_lengths,
+        tokens=1,
         group=2,
         dtype=torch.float16,
         queries_max=1,
@@ -218,25 +222,91 @@ def test_no_rows(generator: torch.Generator) -> None:
     assert paged_attention(*case.arguments()).shape == (0, 4, 32)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 255, 256, 257, 600])
-@pytest.mark.parametrize(("group", "dtype"), [(1, torch.bfloat16), (7, torch.float32)])
-def test_plan(generator: torch.Generator, rows: int, group: int, dtype: torch.dtype) -> None:
-    counts = torch.randint(0, 40, (rows,), generator=generator, dtype=torch.int32)
-    contexts = counts + torch.randint(0, 3000, (rows,), generator=generator, dtype=torch.int32)
-    contexts[::9] = 0
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    rows=st.lists(
+        st.tuples(st.sampled_from([0, 1, 1, 1, 2, 3, 4, 5, 70]), st.integers(-1, 1500)), max_size=6
+    ),
+    group=st.sampled_from([1, 4, 7]),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+)
+def test_plan(rows: list[tuple[int, int]], group: int, dtype: torch.dtype) -> None:
+    """Splits of 8 and 32, of which rows may keep 16: as contexts of hundreds of thousands."""
+    counts = torch.tensor([count for count, _ in rows], dtype=torch.int32)
+    # Padding has no context.
+    contexts = torch.tensor([(c + d) * (d >= 0) for c, d in rows], dtype=torch.int32)
     starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
-    plan = plan_attention(starts, contexts, group=group, dtype=dtype)
-    tiles = tiles_for(group, dtype, 128, starts.device)
-    ends = attention_plan_reference(starts, contexts, *(tile // group for tile in tiles))
-    assert torch.equal(plan.short_ends, ends[0])
-    assert torch.equal(plan.long_ends, ends[1])
-    assert torch.equal(plan.short_starts, ends[2])
+    most = int(max([1, *contexts.tolist()]))
+    with pytest.MonkeyPatch.context() as patch:
+        # Rows in several tiles, too.
+        sizes = {"SPLIT": 8, "PARTS_MAX": 16, "LONG_SPLIT": 32, "LONG_ALIKE": 2, "_TILE": 4}
+        for name, value in sizes.items():
+            patch.setattr(attention_plan, name, value)
+        plan = plan_attention(
+            starts, contexts, tokens=int(counts.sum()), group=group, dtype=dtype,
+            context_max=most, head_dim=128,
+        )  # fmt: skip
+        tiles = tiles_for(group, dtype, 128, starts.device)
+        short_tokens = tiles[0] // group
+        expected = attention_plan_reference(starts, contexts, short_tokens, tiles[1] // group)
+        shorts, longs, *kept = expected
+        worst = PartsSize.of(
+            plan, rows=len(rows), tokens=int(counts.sum()), kv_heads=1, group=1, head_dim=16
+        )
+    for part, tasks, starts_kept in (
+        (plan.short, shorts, kept[0]),
+        (plan.long, longs, kept[1]),
+    ):
+        assert [tuple(task) for task in part.table[: int(part.total[0]), :5].tolist()] == tasks
+        assert part.kept_starts.tolist() == starts_kept
+        assert len(part.table) >= len(tasks)
+        assert starts_kept[-1] <= worst.parts
+
+
+def test_a_bound_too_low_writes_no_task_beyond_its_room() -> None:
+    starts, contexts = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([9000]).int()
+    plan = plan_attention(
+        starts, contexts, tokens=1, group=1, dtype=torch.float16, context_max=2 * SPLIT
+    )
+    assert (len(plan.short.table), int(plan.short.total[0])) == (2, 2)
+
+
+def test_contexts_too_long_for_splits_of_one_size(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short rows in larger splits, and rows that keep too many parts as long ones."""
+    for module in (attention_plan, triton_launch):
+        for name, value in {"SPLIT": 64, "PARTS_MAX": 4, "LONG_SPLIT": 64, "LONG_ALIKE": 2}.items():
+            monkeypatch.setattr(module, name, value)
+    case = paged_case(
+        generator,
+        counts=[1, 2, 1, 3, 20, 1],
+        contexts=[1100, 300, 256, 70, 700, 257],
+        heads=3,
+        kv_heads=1,
+        head_dim=16,
+        dtype=torch.float16,
+    )
+    assert excess_of(case) <= 1.0
+    windowed = dataclasses.replace(case, window=150)
+    assert excess_of(windowed) <= 1.0
+    whole = paged_attention(*case.arguments())
+    for row, tokens in ((0, slice(0, 1)), (1, slice(1, 3)), (5, slice(27, 28))):
+        alone = dataclasses.replace(
+            case,
+            q=case.q[tokens],
+            block_tables=case.block_tables[row : row + 1],
+            query_starts=torch.tensor([0, tokens.stop - tokens.start], dtype=torch.int32),
+            context_lengths=case.context_lengths[row : row + 1],
+        )
+        assert torch.equal(paged_attention(*alone.arguments()), whole[tokens])
 
 
 def test_bad_arguments_are_named(generator: torch.Generator) -> None:
     case = paged_case(generator, counts=[1], contexts=[5])
     starts, contexts = case.query_starts, case.context_lengths
+    room = {"tokens": 1, "context_max": 5}
     with pytest.raises(ValueError, match=r"^group: "):
-        plan_attention(starts, contexts, group=65, dtype=torch.float32)
+        plan_attention(starts, contexts, group=65, dtype=torch.float32, **room)
     with pytest.raises(ValueError, match=r"^query_starts: "):
-        plan_attention(starts.long(), contexts, group=1, dtype=torch.float32)
+        plan_attention(starts.long(), contexts, group=1, dtype=torch.float32, **room)

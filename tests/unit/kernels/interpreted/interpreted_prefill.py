@@ -67,6 +67,7 @@ def plan_of(case: PagedCase, *, has_parts: bool = True) -> AttentionPlan:
     plan = plan_attention(
         case.query_starts,
         case.context_lengths,
+        tokens=len(case.q),
         group=heads // kv_heads,
         dtype=case.q.dtype,
         queries_max=int(counts.max()),
