@@ -29,5 +29,11 @@ async def test_it_shows_every_route_and_schema(tmp_path: Path, redis_url: str, c
             page = (await browser.communicate())[0].decode()
     # What the policy holds back it tells the console.
     assert "CONSOLE" not in log.read_text(), log.read_text()
-    for shown in ('id="chat"', 'id="cancelRequest"', 'id="schema-ChatBody"', "curl -X POST"):
+    for shown in (
+        'id="chat"',
+        'id="cancelRequest"',
+        'id="schema-ChatBody"',
+        "curl -X POST",
+        "-F purpose=batch",
+    ):
         assert shown in page, shown

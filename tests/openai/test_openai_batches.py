@@ -127,6 +127,22 @@ def test_a_batch_is_cancelled_and_what_was_answered_stays(client: OpenAI) -> Non
     assert client.batches.cancel(batch.id) == batch
 
 
+def test_a_batch_whose_input_is_deleted_ends_with_what_it_has(client: OpenAI) -> None:
+    # Longer than a piece of a file, which is read when its turn comes.
+    lines = [line(str(n), max_tokens=100, ignore_eos=True, user="u" * 50_000) for n in range(200)]
+    batch = begun(client, lines)
+    wait_until(lambda: counts(client, batch)["completed"], "a line is answered")
+    client.files.delete(batch.input_file_id)
+    batch = ended(client, batch)
+    assert batch.status == "completed"
+    found = batch.request_counts
+    assert (found.total, found.completed + found.failed) == (200, 200)
+    assert found.failed
+    for answer in answers(client, batch.error_file_id):
+        assert answer["error"]["code"] == "input_gone"
+        assert batch.input_file_id in answer["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [(b"\n\n \n", "has no line"), (b"{}\n" * 50_001, "at most 50000 lines, it has 50001")],

@@ -49,6 +49,10 @@ OUTPUTS: Final = {True: "output", False: "errors"}
 OK: Final = {True: b"+", False: b"-"}
 
 
+class InputGone(Exception):
+    """The input file of a batch is not there any more."""
+
+
 class BatchDriver:
     """One per gateway."""
 
@@ -151,8 +155,8 @@ class BatchRun:
                 total += 1
                 if total % AT_ONCE == 0:
                     await asyncio.sleep(0)
-        except NotFound:
-            problem = f"the input file {batch.fields['input_file_id']} is not kept any more"
+        except InputGone as error:
+            problem = str(error)
         if not total:
             problem = problem or "the input file has no line"
         if total > LINES_MAX:
@@ -169,9 +173,9 @@ class BatchRun:
         """All lines without an answer, until it is to be cancelled, or its time is over."""
         done = set(await self._link.ledger.batches.answered(self._name))
         feeding = asyncio.create_task(self._feed(batch, done))
-        is_late = False
+        fields: dict[str, str] = {}
         try:
-            while not is_late:
+            while not fields:
                 await asyncio.wait({feeding}, timeout=LOOK_S)
                 if feeding.done():
                     feeding.result()
@@ -179,13 +183,15 @@ class BatchRun:
                 now = await self._link.ledger.batches.find(self._name)
                 if now.status != "in_progress":
                     return
-                is_late = await self._is_late(batch)
+                fields = {"is_late": "1"} if await self._is_late(batch) else {}
+        except InputGone as error:
+            await self._answer_rest(batch, LineProblem("input_gone", str(error)))
         finally:
             feeding.cancel()
             await asyncio.wait({feeding})
-        if is_late:
-            await self._answer_late(batch)
-        fields = {"is_late": "1"} if is_late else {}
+        if fields:
+            problem = LineProblem("batch_expired", "the batch's time ran out before its turn")
+            await self._answer_rest(batch, problem)
         of = ("in_progress",)
         await self._link.ledger.batches.move(self._name, "finalizing", of=of, fields=fields)
 
@@ -254,19 +260,21 @@ class BatchRun:
         now_ns = await self._link.ledger.now_ns()
         return now_ns >= batch.number("expires_at") * 1_000_000_000
 
-    async def _answer_late(self, batch: StoredBatch) -> None:
-        """Those that have no answer by now."""
+    async def _answer_rest(self, batch: StoredBatch, problem: LineProblem) -> None:
+        """Lines that have no answer by now; by their number where they can be read no more."""
         await self._give_up(batch)
-        done = set(await self._link.ledger.batches.answered(self._name))
-        problem = LineProblem("batch_expired", "the batch's time ran out before its turn")
-        number = 0
-        async for raw in self._lines(batch):
-            number += 1
-            if number not in done:
-                custom_id: str | None = None
-                with suppress(InvalidRequest):
-                    custom_id = self._line(batch, raw).custom_id
-                await self._answer(number, custom_id, problem)
+        left = dict[int, str | None].fromkeys(range(1, batch.number("total") + 1))
+        for number in await self._link.ledger.batches.answered(self._name):
+            del left[number]
+        with suppress(InputGone):
+            number = 0
+            async for raw in self._lines(batch):
+                number += 1
+                if number in left:
+                    with suppress(InvalidRequest):
+                        left[number] = self._line(batch, raw).custom_id
+        for number, custom_id in left.items():
+            await self._answer(number, custom_id, problem)
 
     async def _give_up(self, batch: StoredBatch) -> None:
         """Requests that may have been begun: there is never more than a window beyond those done.
@@ -334,10 +342,14 @@ class BatchRun:
     async def _lines(self, batch: StoredBatch) -> AsyncIterator[bytes]:
         """Empty ones are none."""
         files, tenant = self._link.ledger.files, self._name.tenant
-        stored = await files.find(tenant, batch.fields["input_file_id"])
-        async for line in lines_of(files.read(tenant, stored), self._api.config.body_bytes_max):
-            if line.strip():
-                yield line
+        id = batch.fields["input_file_id"]
+        try:
+            stored = await files.find(tenant, id)
+            async for line in lines_of(files.read(tenant, stored), self._api.config.body_bytes_max):
+                if line.strip():
+                    yield line
+        except NotFound:
+            raise InputGone(f"the input file {id} is not kept any more") from None
 
     def _line(self, batch: StoredBatch, raw: bytes) -> Line:
         bytes_max = self._api.config.body_bytes_max
