@@ -14,6 +14,7 @@ from gateway.openai import chat, completions, health, models, openapi, stored, t
 from gateway.openai.batches import files
 from gateway.openai.batches import operations as batches
 from gateway.openai.operation import Api, Operation, routes_of
+from gateway.openai.pages import operations as pages
 from gateway.openai.responses import operations as responses
 from gateway.requests.ledger_session import LedgerLink
 from gateway.requests.service import Front
@@ -32,6 +33,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *tokenize.OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
+    *pages.OPERATIONS,
 )
 # What a misbehaving path or method is called in the error body.
 HTTP_CODES: Final = {404: "unknown_url", 405: "method_not_allowed"}

@@ -24,7 +24,17 @@ log = structlog.get_logger()
 
 # What load balancers, Prometheus and people without a key may ask.
 OPEN_PATHS: Final = frozenset(
-    {"/health", "/livez", "/ready", "/readyz", "/version", "/openapi.json", "/docs", "/metrics"}
+    {
+        "/",
+        "/health",
+        "/livez",
+        "/ready",
+        "/readyz",
+        "/version",
+        "/openapi.json",
+        "/docs",
+        "/metrics",
+    }
 )
 # Files are sent as forms. A page may do so without asking, but names itself: see `WebPolicy`.
 FILES_PATH: Final = "/v1/files"

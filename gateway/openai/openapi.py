@@ -4,12 +4,8 @@ Request bodies are the models that read them, with the bounds of `validation`; w
 fields, on the tokenizer or on sums is in descriptions. Replies are the Structs that write them.
 """
 
-import re
-from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import sha256
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -67,22 +63,6 @@ WRITTEN: Final = (
     " Whole numbers are written without a fraction; texts are valid Unicode, without lone"
     " surrogates. At most {values} values and {strings} strings."
 )
-PAGE: Final = Path(__file__).with_name("docs.html").read_bytes()
-
-
-def _hashes(tag: str) -> str:
-    """The page's own code, by its hash: nothing else runs or is loaded, whatever is in it."""
-    found = re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), PAGE, re.DOTALL)
-    return " ".join(f"'sha256-{b64encode(sha256(each).digest()).decode()}'" for each in found)
-
-
-PAGE_HEADERS: Final = {
-    "content-security-policy": f"default-src 'none'; script-src {_hashes('script')}; "
-    f"style-src {_hashes('style')}; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-}
 
 
 def document(
@@ -297,11 +277,4 @@ async def openapi(api: Api, exchange: Exchange, _body: None) -> None:
     await exchange.send(200, api.document[1])
 
 
-async def docs(_api: Api, exchange: Exchange, _body: None) -> None:
-    await exchange.send(200, PAGE, "text/html; charset=utf-8", PAGE_HEADERS)
-
-
-OPERATIONS: Final = (
-    Operation("GET", "/openapi.json", "openapi", openapi, OPEN, (dict,)),
-    Operation("GET", "/docs", "docs", docs, OPEN, ("text/html",)),
-)
+OPERATIONS: Final = (Operation("GET", "/openapi.json", "openapi", openapi, OPEN, (dict,)),)

@@ -67,6 +67,7 @@ ROUTES: Final = {
     "GET /version": ANYBODY,
     "GET /openapi.json": ANYBODY,
     "GET /docs": ANYBODY,
+    "GET /": ANYBODY,
 }
 # Between schedulers and workers: a gateway answers them as if they were not.
 INNER: Final = {

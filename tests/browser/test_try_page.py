@@ -1,0 +1,163 @@
+"""`/` in a real browser: a person who chats, stops, sets, reloads, and has only a keyboard."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.browser import CHROMIUM
+from tests.support.tab import Tab, tab
+from tests.support.whole_stack import WholeStack
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt install chromium"),
+]
+IDLE = "!document.getElementById('send').hidden"
+LAST = "document.querySelector('#log article:last-child')"
+
+
+@pytest.fixture
+async def page(whole_stack: WholeStack, tmp_path: Path) -> AsyncIterator[Tab]:
+    async with tab(tmp_path / "profile", f"{whole_stack.door.http}/") as page:
+        await page.size(1280, 800)
+        await page.until("document.getElementById('state').textContent === 'ready'")
+        yield page
+        assert not page.troubles, page.troubles
+
+
+async def said(page: Tab, text: str) -> str:
+    """The answer, whole."""
+    await page.type(text)
+    await page.press("Enter")
+    await page.until(f"{IDLE} && /tokens/.test({LAST}?.querySelector('small').textContent)")
+    return str(await page.look(f"{LAST}.querySelector('p').textContent"))
+
+
+async def set_to(page: Tab, **values: str) -> None:
+    for name, value in values.items():
+        await page.look(
+            f"(() => {{ const field = document.getElementById('{name}'); field.value = '{value}';"
+            " field.dispatchEvent(new Event('input')); })()"
+        )
+
+
+async def test_a_conversation_by_keyboard(page: Tab, tmp_path: Path) -> None:
+    assert await page.look("document.activeElement.id") == "prompt"
+    await set_to(page, temperature="0", max_output_tokens="12")
+    first = await said(page, "Hello!")
+    assert first
+    assert await page.look("document.getElementById('prompt').value") == ""
+    assert await page.look("document.activeElement.id") == "prompt"
+    second = await said(page, "And now?")
+    assert await page.look("document.querySelectorAll('#log article').length") == 4
+    # The conversation is one: alone the question has another answer, or another length of prompt.
+    ids = await page.look(
+        "JSON.parse(sessionStorage.kaiten).turns.filter((turn) => turn.id).map((turn) => turn.id)"
+    )
+    items = await page.look(
+        f"fetch('/v1/responses/{ids[1]}/input_items?order=asc').then((reply) => reply.json())"
+    )
+    assert [each["content"][0]["text"] for each in items["data"]] == ["Hello!", first, "And now?"]
+    assert second
+    await page.go(await page.look("location.href"))
+    await page.until("document.querySelectorAll('#log article').length === 4")
+    assert await page.look(f"{LAST}.querySelector('p').textContent") == second
+
+
+async def test_an_answer_goes_on_after_a_reload(page: Tab) -> None:
+    await set_to(page, max_output_tokens="900", seed="5", temperature="0.8")
+    await page.type("Tell me about soup.")
+    await page.press("Enter")
+    await page.until(f"{LAST}?.querySelector('p').textContent.length > 20")
+    await page.look("location.reload()")
+    await page.until(f"{IDLE} && /tokens/.test({LAST}?.querySelector('small').textContent)")
+    turn = await page.look("JSON.parse(sessionStorage.kaiten).turns.at(-1)")
+    whole = await page.look(f"fetch('/v1/responses/{turn['id']}').then((reply) => reply.json())")
+    assert turn["text"] == whole["output"][0]["content"][0]["text"]
+
+
+async def test_an_answer_is_stopped(page: Tab) -> None:
+    await set_to(page, max_output_tokens="900", seed="5", temperature="0.8")
+    await page.type("Tell me about soup.")
+    await page.press("Enter")
+    await page.until(f"{LAST}?.querySelector('p').textContent.length > 5")
+    # Shift, Tab and Enter find the button that took the other's place.
+    await page.look("document.getElementById('stop').focus()")
+    await page.press("Enter")
+    await page.until(IDLE)
+    note = await page.look(f"{LAST}.querySelector('small').textContent")
+    assert "stopped" in note or "cut" in note
+
+
+async def test_what_is_wrong_is_said_and_the_next_one_is_fine(page: Tab) -> None:
+    await set_to(page, temperature="7")
+    await page.type("Hello!")
+    await page.press("Enter")
+    await page.until("document.getElementById('problem').textContent")
+    told = await page.look("document.getElementById('problem').textContent")
+    assert told.startswith("temperature: must be a number in [0, 2]"), told
+    assert page.troubles.pop().startswith("Failed to load resource")
+    await set_to(page, temperature="0", max_output_tokens="4")
+    assert await said(page, "Hello!")
+    assert await page.look("document.getElementById('problem').textContent") == ""
+    for button, word in (("curl", "curl http"), ("python", "client.responses.create")):
+        await page.look(f"document.getElementById('{button}').click()")
+        assert word in await page.look(f"document.getElementById('{button}').dataset.copied")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_everybody_can_read_it_on_anything(page: Tab, tmp_path: Path, scheme: str) -> None:
+    await page.colours(scheme)
+    await set_to(page, temperature="0", max_output_tokens="24")
+    await said(page, "Hello!")
+    await said(page, "Tell me a story about a salmon plate.")
+    # For the README: KAITEN_PICTURES=docs/images make test-browser
+    folder = Path(os.environ.get("KAITEN_PICTURES", tmp_path))
+    (folder / f"try-{scheme}.png").write_bytes(await page.picture())
+    # WCAG AA: 4.5 to 1 for every text, against what is behind it.
+    assert await page.look(CONTRASTS) == []
+    # What a screen reader would call each control.
+    assert await page.look(NAMELESS) == []
+    await page.size(360, 640, is_phone=True)
+    await page.look("document.getElementById('settings').open = true")
+    assert await page.look("document.documentElement.scrollWidth") <= 360
+
+
+CONTRASTS = """
+(() => {
+  const paint = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  function rgb(colour, under) {
+    paint.clearRect(0, 0, 1, 1);
+    if (under) { paint.fillStyle = under; paint.fillRect(0, 0, 1, 1); }
+    paint.fillStyle = colour;
+    paint.fillRect(0, 0, 1, 1);
+    return [...paint.getImageData(0, 0, 1, 1).data];
+  }
+  const light = (part) => part <= 10 ? part / 3295 : ((part / 255 + 0.055) / 1.055) ** 2.4;
+  const luminance = ([r, g, b]) => 0.2126 * light(r) + 0.7152 * light(g) + 0.0722 * light(b);
+  function behind(element) {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = getComputedStyle(at).backgroundColor;
+      if (rgb(colour)[3] === 255) return colour;
+    }
+    return getComputedStyle(document.body).backgroundColor;
+  }
+  const found = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const isText = (node) => node.nodeType === 3 && node.textContent.trim();
+    const own = [...element.childNodes].some(isText);
+    if (!own || !element.checkVisibility() || element.tagName === "SCRIPT") continue;
+    const under = behind(element), colour = getComputedStyle(element).color;
+    const [a, b] = [luminance(rgb(colour, under)), luminance(rgb(under))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) found.push(`${element.tagName} ${element.id}: ${ratio.toFixed(2)}`);
+  }
+  return found;
+})()
+"""
+NAMELESS = """
+[...document.querySelectorAll("button, input, textarea, a, fieldset, main, nav")].filter((each) =>
+  !(each.ariaLabel || each.labels?.length || each.textContent.trim())).map((each) => each.outerHTML)
+"""

@@ -1,0 +1,168 @@
+"""A page in a real browser, driven as a person would: by keys, clicks and looks.
+
+Chromium's own protocol over a pipe (`--remote-debugging-pipe`): messages of JSON that end with a
+zero byte.
+"""
+
+import asyncio
+import base64
+import itertools
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tests.support.browser import CHROMIUM
+
+WAIT_S = 60.0
+POLL_S = 0.03
+KEYS = {"Enter": ("\r", 13), "Tab": ("\t", 9), "Escape": ("", 27)}
+MESSAGE_BYTES_MAX = 64 << 20
+
+
+class Tab:
+    """One page. `troubles` is what its console said that is an error."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._session: dict[str, str] = {}
+        self.troubles: list[str] = []
+
+    async def open(self, url: str) -> None:
+        target = await self._call("Target.createTarget", url="about:blank")
+        attached = await self._call(
+            "Target.attachToTarget", targetId=target["targetId"], flatten=True
+        )
+        self._session = {"sessionId": attached["sessionId"]}
+        for domain in ("Page", "Runtime", "Log"):
+            await self._call(f"{domain}.enable")
+        await self.go(url)
+
+    async def go(self, url: str) -> None:
+        await self._call("Page.navigate", url=url)
+        await self.until(
+            f"location.href === {json.dumps(url)} && document.readyState !== 'loading'"
+        )
+
+    async def look(self, expression: str) -> Any:
+        """What an expression of the page is."""
+        found = await self._call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    async def until(self, expression: str) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                # A page that is being left cannot be asked.
+                with suppress(AssertionError):
+                    if await self.look(expression):
+                        return
+                await asyncio.sleep(POLL_S)
+
+    async def type(self, text: str) -> None:
+        await self._call("Input.insertText", text=text)
+
+    async def press(self, key: str, *, shift: bool = False) -> None:
+        text, code = KEYS[key]
+        pressed = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        pressed["modifiers"] = 8 if shift else 0
+        kind = "keyDown" if text else "rawKeyDown"
+        await self._call("Input.dispatchKeyEvent", type=kind, text=text, **pressed)
+        await self._call("Input.dispatchKeyEvent", type="keyUp", **pressed)
+
+    async def size(self, width: int, height: int, *, is_phone: bool = False) -> None:
+        shape = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": is_phone}
+        await self._call("Emulation.setDeviceMetricsOverride", **shape)
+
+    async def colours(self, scheme: str) -> None:
+        wanted = [{"name": "prefers-color-scheme", "value": scheme}]
+        await self._call("Emulation.setEmulatedMedia", features=wanted)
+
+    async def offline(self, *, is_off: bool) -> None:
+        limits = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        await self._call("Network.emulateNetworkConditions", offline=is_off, **limits)
+
+    async def picture(self) -> bytes:
+        """A PNG of what is to be seen."""
+        found = await self._call("Page.captureScreenshot", format="png")
+        return base64.b64decode(found["data"])
+
+    async def _call(self, method: str, **parameters: Any) -> Any:
+        id = next(self._ids)
+        future = self._waiting[id] = asyncio.get_running_loop().create_future()
+        message = {"id": id, "method": method, "params": parameters, **self._session}
+        self._writer.write(json.dumps(message).encode() + b"\0")
+        async with asyncio.timeout(WAIT_S):
+            return await future
+
+    async def listen(self) -> None:
+        """For as long as the browser speaks."""
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                self._heard(json.loads((await self._reader.readuntil(b"\0"))[:-1]))
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        told = message.get("params", {})
+        match message.get("method"):
+            case "Runtime.exceptionThrown":
+                self.troubles.append(json.dumps(told["exceptionDetails"])[:500])
+            case "Runtime.consoleAPICalled" if told["type"] == "error":
+                self.troubles.append(json.dumps(told["args"])[:500])
+            case "Log.entryAdded" if told["entry"]["level"] == "error":
+                entry = told["entry"]
+                self.troubles.append(f"{entry['text']} {entry.get('url', '')}")
+        future = self._waiting.pop(message.get("id", 0), None)
+        if future is not None and not future.done():
+            if "error" in message:
+                future.set_exception(AssertionError(message["error"]))
+            else:
+                future.set_result(message["result"])
+
+
+@asynccontextmanager
+async def tab(folder: Path, url: str) -> AsyncIterator[Tab]:
+    """A headless browser with this page, ended with all its processes."""
+    assert CHROMIUM is not None
+    theirs_in, ours_out = os.pipe()
+    ours_in, theirs_out = os.pipe()
+    flags = ["--headless=new", "--disable-gpu", "--no-first-run", f"--user-data-dir={folder}"]
+    flags += ["--disable-dev-shm-usage", "--remote-debugging-pipe", "about:blank"]
+    if os.geteuid() == 0:
+        # Chromium's own sandbox refuses to run for root.
+        flags.insert(0, "--no-sandbox")
+    process = await asyncio.create_subprocess_exec(
+        # Other shells take descriptors of one digit only.
+        *("bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", CHROMIUM, *flags),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        pass_fds=(theirs_in, theirs_out),
+        start_new_session=True,
+    )
+    os.close(theirs_in)
+    os.close(theirs_out)
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=MESSAGE_BYTES_MAX)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await loop.connect_read_pipe(lambda: protocol, os.fdopen(ours_in, "rb"))
+    transport, writing = await loop.connect_write_pipe(
+        asyncio.streams.FlowControlMixin, os.fdopen(ours_out, "wb")
+    )
+    page = Tab(reader, asyncio.StreamWriter(transport, writing, reader, loop))
+    listening = asyncio.create_task(page.listen())
+    try:
+        await page.open(url)
+        yield page
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        listening.cancel()
+        transport.close()
