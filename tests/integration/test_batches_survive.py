@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 from openai import AsyncOpenAI, OpenAIError
 
 from kaiten.mini import CHECKPOINT
 from tests.support.answers import until
 from tests.support.cluster import Cluster
-from tests.support.processes import GATEWAY, WORKER, ServiceProcess
+from tests.support.doors import add_door, is_ready
+from tests.support.processes import WORKER, ServiceProcess
 from tests.support.store_server import StoreServer
 
 LINES = 60
@@ -32,36 +32,17 @@ def lines() -> bytes:
     return "\n".join(map(json.dumps, each)).encode()
 
 
-async def is_ready(address: str) -> bool:
-    async with httpx.AsyncClient() as client:
-        try:
-            return (await client.get(f"http://{address}/ready")).status_code == 200
-        except httpx.TransportError:
-            return False
-
-
 async def test_every_line_is_answered_exactly_once(tmp_path: Path) -> None:
     async with Cluster(tmp_path, workers=0) as cluster:
         flags: dict[str, object] = {"model": CHECKPOINT, "slots": 4, "threads": 1, "kv_blocks": 256}
         worker = cluster.add_worker(flags, WORKER)
-        doors, addresses = [], []
-        for index in range(2):
-            http = cluster.hold_port()
-            flags = {
-                "redis_url": cluster.store.url,
-                "model": CHECKPOINT,
-                "served_model_name": "mini",
-                "grpc_port": 0,
-                "http_port": http.number,
-            }
-            doors.append(cluster.add(f"gateway-{index}", GATEWAY, flags))
-            addresses.append(http.address)
-        for process in (worker, *doors):
+        (first, address), (second, other) = add_door(cluster), add_door(cluster)
+        for process in (worker, first, second):
             process.start()
-        for address in addresses:
-            await until(partial(is_ready, address), "the gateway is ready")
-        first = f"http://{addresses[0]}/v1"
-        async with AsyncOpenAI(base_url=first, api_key="any", max_retries=0) as client:
+        for each in (address, other):
+            await until(partial(is_ready, each), "the gateway is ready")
+        url = f"http://{address}/v1"
+        async with AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
             undisturbed = [
                 (await client.completions.create(**body(number))).choices[0].text
                 for number in range(10)
@@ -72,10 +53,10 @@ async def test_every_line_is_answered_exactly_once(tmp_path: Path) -> None:
             )
             await until(partial(_has_some, client, batch.id), "lines are answered")
             # Without its worker it cannot end, and waits for the others to die and come back.
-            for process in (worker, *doors):
+            for process in (worker, first, second):
                 process.kill()
             mortals: list[ServiceProcess | StoreServer] = [
-                *doors, cluster.schedulers[0], cluster.store,
+                first, second, cluster.schedulers[0], cluster.store,
             ]  # fmt: skip
             for mortal in mortals:
                 await asyncio.to_thread(mortal.kill)

@@ -5,13 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 from openai import AsyncOpenAI, OpenAIError
 
 from kaiten.mini import CHECKPOINT
 from tests.support.answers import until
 from tests.support.cluster import Cluster
-from tests.support.processes import GATEWAY, WORKER, ServiceProcess
+from tests.support.doors import add_door, is_ready
+from tests.support.processes import WORKER, ServiceProcess
 from tests.support.store_server import StoreServer
 
 ASKED: Any = {
@@ -25,32 +25,16 @@ ASKED: Any = {
 }
 
 
-async def is_ready(address: str) -> bool:
-    async with httpx.AsyncClient() as client:
-        try:
-            return (await client.get(f"http://{address}/ready")).status_code == 200
-        except httpx.TransportError:
-            return False
-
-
 async def test_it_is_retrieved_whole_and_equal(tmp_path: Path) -> None:
     async with Cluster(tmp_path, workers=0) as cluster:
         flags = {"model": CHECKPOINT, "slots": 4, "threads": 1, "kv_blocks": 256}
         worker = cluster.add_worker(flags, WORKER)
-        http = cluster.hold_port()
-        flags = {
-            "redis_url": cluster.store.url,
-            "model": CHECKPOINT,
-            "served_model_name": "mini",
-            "grpc_port": 0,
-            "http_port": http.number,
-        }
-        gateway = cluster.add("gateway", GATEWAY, flags)
+        gateway, address = add_door(cluster)
         for process in (worker, gateway):
             process.start()
-        await until(partial(is_ready, http.address), "the gateway is ready")
+        await until(partial(is_ready, address), "the gateway is ready")
         async with AsyncOpenAI(
-            base_url=f"http://{http.address}/v1", api_key="any", max_retries=0
+            base_url=f"http://{address}/v1", api_key="any", max_retries=0
         ) as client:
             undisturbed = await _ended(client, (await client.responses.create(**ASKED)).id)
             assert undisturbed.usage.output_tokens == ASKED["max_output_tokens"]

@@ -11,6 +11,7 @@ from starlette.types import Receive
 
 from gateway.http.exchange import Exchange
 from gateway.openai.batches.upload import Upload, new_file_id
+from gateway.openai.listing import Listing, listed, page_of
 from gateway.openai.operation import LOOKS, READS, Api, Operation, parameter
 from gateway.openai.usage import Count
 from ledger.batches.files import StoredFile
@@ -22,7 +23,6 @@ JSONL: Final = "application/jsonl"
 # Taken as OpenAI's clients send it: files leave by themselves here, when the setting says.
 FIELDS: Final = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
 FILES: Final = 10_000
-NUMBER: Final = re.compile(r"[0-9]{1,10}", re.ASCII)
 
 
 class FileObject(Struct, kw_only=True):
@@ -36,12 +36,8 @@ class FileObject(Struct, kw_only=True):
     status: Literal["processed"] = "processed"
 
 
-class FileList(Struct, kw_only=True):
-    object: Literal["list"] = "list"
+class FileList(Listing, kw_only=True):
     data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class DeletedFile(Struct, kw_only=True):
@@ -101,24 +97,10 @@ def _check(upload: Upload) -> None:
 
 
 async def list_files(api: Api, exchange: Exchange, _body: None) -> None:
-    query = QueryParams(exchange.scope["query_string"])
-    limit = query.get("limit", str(FILES))
-    if not NUMBER.fullmatch(limit) or not 1 <= int(limit) <= FILES:
-        raise InvalidRequest("limit", f"must be in [1, {FILES}], got {limit[:64]!r}")
     found = [told(each) for each in await api.link.ledger.files.all(exchange.tenant.name)]
-    if purpose := query.get("purpose", ""):
+    if purpose := QueryParams(exchange.scope["query_string"]).get("purpose", ""):
         found = [each for each in found if each.purpose == purpose]
-    if query.get("order", "desc") == "asc":
-        found.reverse()
-    if after := query.get("after", ""):
-        places = [index for index, each in enumerate(found) if each.id == after]
-        if not places:
-            raise InvalidRequest("after", "must be the id of a file that is kept")
-        found = found[places[0] + 1 :]
-    shown = found[: int(limit)]
-    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-    has_more = len(found) > len(shown)
-    reply = FileList(data=shown, first_id=first, last_id=last, has_more=has_more)
+    reply = FileList(**page_of(found, exchange, most=FILES, default=FILES))
     await exchange.send_json(200, reply)
 
 
@@ -186,9 +168,7 @@ FORM: Final = {
 ID: Final = parameter("path", "id", FILE_ID.pattern, "as its answer has it")
 LISTED: Final = (
     parameter("query", "purpose", "", "batch or batch_output; all if left out"),
-    parameter("query", "limit", "", f"1 to {FILES}, which it is if left out"),
-    parameter("query", "order", "", "asc or desc, desc if left out"),
-    parameter("query", "after", "", "id of the file before the first one wanted"),
+    *listed(FILES, FILES),
 )
 OPERATIONS: Final = (
     Operation("POST", "/v1/files", "uploadFile", upload_file, READS, (FileObject,), upload=FORM),

@@ -6,11 +6,11 @@ import secrets
 from typing import Annotated, Any, Final, Literal, get_args
 
 from msgspec import Meta, Struct
-from starlette.datastructures import QueryParams
 
 from gateway.http.exchange import Exchange
-from gateway.openai.batches.files import FILE_ID, NUMBER, PURPOSE
+from gateway.openai.batches.files import FILE_ID, PURPOSE
 from gateway.openai.batches.lines import ENDPOINTS
+from gateway.openai.listing import Listing, listed, page_of
 from gateway.openai.operation import LOOKS, READS, Api, Operation, parameter
 from gateway.openai.request_body import RequestBody, check_metadata
 from gateway.openai.usage import Count
@@ -84,12 +84,8 @@ class Batch(Struct, kw_only=True):
     metadata: dict[str, str]
 
 
-class BatchList(Struct, kw_only=True):
-    object: Literal["list"] = "list"
+class BatchList(Listing, kw_only=True):
     data: list[Batch]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 async def create_batch(api: Api, exchange: Exchange, body: BatchBody) -> None:
@@ -128,20 +124,8 @@ async def cancel_batch(api: Api, exchange: Exchange, _body: None) -> None:
 
 
 async def list_batches(api: Api, exchange: Exchange, _body: None) -> None:
-    query = QueryParams(exchange.scope["query_string"])
-    limit = query.get("limit", str(BATCHES))
-    if not NUMBER.fullmatch(limit) or not 1 <= int(limit) <= BATCHES_MAX:
-        raise InvalidRequest("limit", f"must be in [1, {BATCHES_MAX}], got {limit[:64]!r}")
     found = [told(each) for each in await api.link.ledger.batches.all(exchange.tenant.name)]
-    if after := query.get("after", ""):
-        places = [index for index, each in enumerate(found) if each.id == after]
-        if not places:
-            raise InvalidRequest("after", "must be the id of a batch that is kept")
-        found = found[places[0] + 1 :]
-    shown = found[: int(limit)]
-    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-    has_more = len(found) > len(shown)
-    reply = BatchList(data=shown, first_id=first, last_id=last, has_more=has_more)
+    reply = BatchList(**page_of(found, exchange, most=BATCHES_MAX, default=BATCHES))
     await exchange.send_json(200, reply)
 
 
@@ -176,10 +160,7 @@ def told(stored: StoredBatch) -> Batch:
 
 PATH: Final = "/v1/batches/{id}"
 ID: Final = parameter("path", "id", BATCH_ID.pattern, "as its answer has it")
-LISTED: Final = (
-    parameter("query", "limit", "", f"1 to {BATCHES_MAX}, {BATCHES} if left out"),
-    parameter("query", "after", "", "id of the batch before the first one wanted"),
-)
+LISTED: Final = listed(BATCHES_MAX, BATCHES)
 assert set(ENDPOINTS) == {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
 OPERATIONS: Final = (
     Operation("POST", "/v1/batches", "createBatch", create_batch, READS, (Batch,), (), BatchBody),

@@ -5,7 +5,6 @@ asked is kept with it (`note`).
 """
 
 import asyncio
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -16,6 +15,7 @@ from starlette.datastructures import QueryParams
 from gateway.http.exchange import Exchange, now_s
 from gateway.openai.chat import token_logprobs
 from gateway.openai.generate import HEADERS, with_headers
+from gateway.openai.listing import NUMBER, listed, page_of
 from gateway.openai.operation import GENERATES, LOOKS, Api, Operation, parameter
 from gateway.openai.parts import Fields, Parts, Shown
 from gateway.openai.responses.body import ResponseBody
@@ -43,7 +43,6 @@ from gateway.values.generation_request import Message
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import InvalidRequest, NotFound
 
-NUMBER: Final = re.compile(r"[0-9]{1,10}", re.ASCII)
 STATES: Final[dict[FinishReason, Status]] = {
     FinishReason.FINISH_REASON_STOP: "completed",
     FinishReason.FINISH_REASON_LENGTH: "incomplete",
@@ -128,22 +127,9 @@ async def list_input_items(api: Api, exchange: Exchange, _body: None) -> None:
     """What it was asked, with the conversation before it; the newest first."""
     public = exchange.path["id"]
     note = await _note(api, exchange.tenant, public)
-    query = QueryParams(exchange.scope["query_string"])
-    limit = query.get("limit", str(ITEMS))
-    if not NUMBER.fullmatch(limit) or not 1 <= int(limit) <= ITEMS_MAX:
-        raise InvalidRequest("limit", f"must be in [1, {ITEMS_MAX}], got {limit[:64]!r}")
-    items = [_item(public, index, each) for index, each in enumerate(note.messages)]
-    if query.get("order", "desc") != "asc":
-        items.reverse()
-    if after := query.get("after", ""):
-        found = [index for index, item in enumerate(items) if item.id == after]
-        if not found:
-            raise InvalidRequest("after", "must be the id of an item of this response")
-        items = items[found[0] + 1 :]
-    shown = items[: int(limit)]
-    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-    has_more = len(items) > len(shown)
-    reply = InputItems(data=shown, first_id=first, last_id=last, has_more=has_more)
+    # The newest first, as all lists are.
+    items = [_item(public, index, each) for index, each in enumerate(note.messages)][::-1]
+    reply = InputItems(**page_of(items, exchange, most=ITEMS_MAX, default=ITEMS))
     await exchange.send_json(200, reply)
 
 
@@ -269,12 +255,6 @@ RESUMING: Final = (
     parameter("query", "starting_after", f"({NUMBER.pattern})?", "number of the last event known"),
     parameter("query", "stream", "", "true or 1: a stream"),
 )
-PAGING: Final = (
-    ID,
-    parameter("query", "limit", "", f"1 to {ITEMS_MAX}, {ITEMS} if left out"),
-    parameter("query", "order", "", "asc or desc, desc if left out"),
-    parameter("query", "after", "", "id of the item before the first one wanted"),
-)
 WHOLE: Final = (Response,)
 OPERATIONS: Final = (
     Operation(
@@ -298,6 +278,6 @@ OPERATIONS: Final = (
         list_input_items,
         LOOKS,
         (InputItems,),
-        PAGING,
+        (ID, *listed(ITEMS_MAX, ITEMS)),
     ),
 )

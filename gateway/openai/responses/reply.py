@@ -5,6 +5,7 @@ from typing import Final, Literal
 from msgspec import Struct, field
 
 from gateway.openai.chat import ChatTokenLogprob
+from gateway.openai.listing import Listing
 from gateway.openai.usage import Count, Timing
 from gateway.openai.usage import Usage as OtherUsage
 
@@ -118,12 +119,8 @@ class InputItem(Struct, kw_only=True):
     content: list[InputTextReply]
 
 
-class InputItems(Struct, kw_only=True):
-    object: Literal["list"] = "list"
+class InputItems(Listing, kw_only=True):
     data: list[InputItem]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 def usage_of(usage: OtherUsage) -> ResponseUsage:
