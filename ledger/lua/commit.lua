@@ -54,7 +54,7 @@ local first_ending_key, first_ending_arg = 6 + pieces + finishes, 10 + pieces + 
 local known = {}
 local key, arg = first_ending_key, first_ending_arg
 for i = 1, endings do
-  known[i] = redis.call('HMGET', KEYS[key], 'sequence_id', 'n', 'prompt_tokens', 'entries', 'finished', 'tenant')
+  known[i] = redis.call('HMGET', KEYS[key], 'sequence_id', 'n', 'prompt_tokens', 'entries', 'finished', 'tenant', 'forgotten')
   if known[i][1] and (known[i][1] ~= ARGV[arg] or known[i][2] ~= ARGV[arg + 1]) then
     return {'MISMATCH', KEYS[key]}
   end
@@ -71,7 +71,7 @@ for i = 1, endings do
   -- Gone or ended already: its counters are released, only the journal record counts.
   if known[i][1] and not known[i][5] then
     local kept = time_to_live()
-    redis.call('SET', KEYS[key + 1], ARGV[arg + 2], 'EX', kept)
+    if not known[i][7] then redis.call('SET', KEYS[key + 1], ARGV[arg + 2], 'EX', kept) end
     -- Result and request name the id; what Redis itself needs for a key was measured.
     local note = redis.call('HSTRLEN', KEYS[key], 'note')
     store_bytes(#ARGV[arg + 2] + note + 2 * #KEYS[key] + 500 + 150 * n, kept)
