@@ -3,6 +3,7 @@
 Routes and the OpenAPI document are made of the same declarations.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -42,6 +43,8 @@ class Api:
         self.operations = operations
         self.front = front
         self.link = link
+        # Bytes of files that are coming in, by tenant.
+        self.uploading: Counter[str] = Counter()
         # Told when there is a new batch.
         self.on_batch: Callable[[], None] = lambda: None
         self.config = config

@@ -1,15 +1,19 @@
 """/v1/files by the OpenAI package, and by those who send what is no file."""
 
+import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI, RateLimitError
+from redis.asyncio import Redis
 
-from tests.support.whole_stack import Door, WholeStack
+from ledger.batches.files import CHUNK_BYTES
+from tests.support.answers import until
+from tests.support.whole_stack import Door, WholeStack, wait_until
 
 BOUNDARY = "b0undary"
 FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
@@ -76,6 +80,53 @@ def test_what_a_tenant_may_keep_is_bounded(
         with pytest.raises(Exception, match="file: must have at most 1048576 bytes") as caught:
             upload(alice, b"a" * (3 << 20))
         assert caught.value.status_code == 413  # type: ignore[attr-defined]
+
+
+async def test_all_that_a_tenant_sends_at_once_is_bounded_too(
+    whole_stack: WholeStack, another_door: Callable[..., Door]
+) -> None:
+    door, is_refused = another_door(files_mb=2), asyncio.Event()
+
+    def form(size_bytes: int) -> bytes:
+        return (PURPOSE + part("file", "a" * size_bytes, '; filename="a"') + END).encode()
+
+    async def held() -> AsyncIterator[bytes]:
+        whole = form(CHUNK_BYTES + 1000)
+        yield whole[:-500]
+        await is_refused.wait()
+        yield whole[-500:]
+
+    async with (
+        Redis.from_url(whole_stack.store.url) as store,
+        httpx.AsyncClient(base_url=door.openai, headers=FORM, timeout=60) as client,
+    ):
+        pieces = "*:file:default:*:0"
+        before = set(await store.keys(pieces))
+
+        async def is_coming_in() -> bool:
+            return set(await store.keys(pieces)) > before
+
+        first = asyncio.create_task(client.post("/files", content=held()))
+        await until(is_coming_in, "a piece of the first one is in the store")
+        second = await client.post("/files", content=form(3 * CHUNK_BYTES // 2))
+        assert second.status_code == 429
+        assert "are coming in" in second.json()["error"]["message"]
+        is_refused.set()
+        file = (await first).json()
+        assert file["bytes"] == CHUNK_BYTES + 1000
+        await client.delete(f"/files/{file['id']}")
+        # Nothing comes in any more.
+        assert (await client.post("/files", content=form(100))).status_code == 200
+
+
+@pytest.mark.parametrize("count", [1, 2_000_000])
+def test_a_file_of_empty_lines_holds_nobody_up(client: OpenAI, count: int) -> None:
+    file = upload(client, b"\n" * count)
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+    )
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "failed", "it has no line")
+    client.files.delete(file.id)
 
 
 def part(name: str, value: str, more: str = "") -> str:

@@ -1,8 +1,9 @@
 """/v1/files: what batches read and write, by tenant, for a time."""
 
+import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -15,7 +16,7 @@ from gateway.openai.listing import Listing, listed, page_of
 from gateway.openai.operation import LOOKS, READS, Api, Operation, parameter
 from gateway.openai.usage import Count
 from ledger.batches.files import StoredFile
-from service_kit.errors import InvalidRequest, NotFound, Unavailable
+from service_kit.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 
 FILE_ID: Final = re.compile(r"file-[0-9a-f]{24}(-output|-errors)?", re.ASCII)
 PURPOSE: Final = "batch"
@@ -23,6 +24,7 @@ JSONL: Final = "application/jsonl"
 # Taken as OpenAI's clients send it: files leave by themselves here, when the setting says.
 FIELDS: Final = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
 FILES: Final = 10_000
+LINES_AT_ONCE: Final = 256
 
 
 class FileObject(Struct, kw_only=True):
@@ -48,32 +50,67 @@ class DeletedFile(Struct, kw_only=True):
 
 async def upload_file(api: Api, exchange: Exchange, receive: Receive) -> None:
     """Pieces go to the store as they come; only a whole file is one."""
-    files, tenant = api.link.ledger.files, exchange.tenant.name
     upload = Upload(
         exchange.scope,
         receive,
         file_bytes_max=api.link.limits.files_bytes_max,
         read_s_max=api.config.body_s_max,
     )
-    id, count = new_file_id(), 0
     try:
-        async for chunk in upload.chunks():
-            await files.put(tenant, id, count, chunk)
-            count += 1
-        _check(upload)
-        stored = await files.keep(
-            tenant,
-            id,
-            filename=upload.filename or "",
-            purpose=PURPOSE,
-            size_bytes=upload.size_bytes,
-            chunks=count,
-        )
+        stored = await _taken_in(api, exchange.tenant.name, upload)
     except Exception:
-        await _forget(api, tenant, id, count)
         await upload.drop()
         raise
     await exchange.send_json(200, told(stored))
+
+
+async def _taken_in(api: Api, tenant: str, upload: Upload) -> StoredFile:
+    files, id, count = api.link.ledger.files, new_file_id(), 0
+    try:
+        with _counted(api, tenant) as count_bytes:
+            async for chunk in upload.chunks(count_bytes):
+                await files.put(tenant, id, count, chunk)
+                count += 1
+            _check(upload)
+            return await files.keep(
+                tenant,
+                id,
+                filename=upload.filename or "",
+                purpose=PURPOSE,
+                size_bytes=upload.size_bytes,
+                chunks=count,
+            )
+    except Exception:
+        await _forget(api, tenant, id, count)
+        raise
+
+
+@contextmanager
+def _counted(api: Api, tenant: str) -> Iterator[Callable[[int], None]]:
+    """Pieces lie in the store before their file counts: all that come in at once are bounded."""
+    limit, own = api.link.limits.files_bytes_max, 0
+
+    def count(size_bytes: int) -> None:
+        nonlocal own
+        own += size_bytes
+        api.uploading[tenant] += size_bytes
+        if (live := api.uploading[tenant]) > limit:
+            raise Overloaded(
+                f"too many bytes of files of tenant {tenant} are coming in",
+                1.0,
+                limit,
+                live=live,
+                subject="tenant",
+                rule="files_mb",
+                tenant=tenant,
+            )
+
+    try:
+        yield count
+    finally:
+        api.uploading[tenant] -= own
+        if not api.uploading[tenant]:
+            del api.uploading[tenant]
 
 
 async def _forget(api: Api, tenant: str, id: str, chunks: int) -> None:
@@ -140,13 +177,16 @@ def told(stored: StoredFile) -> FileObject:
 
 async def lines_of(pieces: AsyncIterator[bytes], line_bytes_max: int) -> AsyncIterator[bytes]:
     """Of a file, without their ends. One that is longer comes as it is up to the limit."""
-    rest = b""
+    rest, count = b"", 0
     async for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n")
-        for line in whole:
-            yield line
-        if len(rest) > line_bytes_max:
-            rest = rest[: line_bytes_max + 1]
+        found, at = rest + piece, 0
+        while (end := found.find(b"\n", at)) >= 0:
+            yield found[at:end]
+            at, count = end + 1, count + 1
+            # A megabyte may be a million lines.
+            if count % LINES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        rest = found[at : at + line_bytes_max + 1]
     if rest:
         yield rest
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from python_multipart.exceptions import FormParserError
@@ -58,10 +58,15 @@ class Upload:
         self.filename: str | None = None
         self.size_bytes = 0
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Of the file, all of CHUNK_BYTES but the last. InvalidRequest, HttpError."""
+    async def chunks(self, count: Callable[[int], None]) -> AsyncIterator[bytes]:
+        """Of the file, all of CHUNK_BYTES but the last. InvalidRequest, HttpError.
+
+        `count` is told of more bytes of it, and may refuse them.
+        """
         while not self._is_over:
+            before = self.size_bytes
             self._feed(await self._part())
+            count(self.size_bytes - before)
             while len(self._buffer) >= CHUNK_BYTES:
                 yield bytes(self._buffer[:CHUNK_BYTES])
                 del self._buffer[:CHUNK_BYTES]

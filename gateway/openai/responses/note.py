@@ -3,6 +3,7 @@
 Compressed MessagePack of a `Note`, in the ledger, for as long as its result.
 """
 
+import asyncio
 import zlib
 from collections.abc import Iterable
 from typing import Final
@@ -17,6 +18,8 @@ from gateway.values.generation_request import Message
 
 # A conversation of a million tokens takes a few: what is not ours must not fill the memory.
 NOTE_BYTES_MAX: Final = 64 << 20
+# More takes milliseconds, for which others would wait.
+INLINE_BYTES_MAX: Final = 64 << 10
 
 
 class Note(Struct, kw_only=True):
@@ -50,10 +53,17 @@ def note_of(
     return Note(asked=asked, turns=said, with_logprobs=body.with_logprobs)
 
 
-def packed(note: Note) -> bytes:
-    return zlib.compress(msgspec.msgpack.encode(note), 1)
+async def packed(note: Note) -> bytes:
+    content = msgspec.msgpack.encode(note)
+    if len(content) > INLINE_BYTES_MAX:
+        return await asyncio.to_thread(zlib.compress, content, 1)
+    return zlib.compress(content, 1)
 
 
-def unpacked(stored: bytes) -> Note:
-    content = zlib.decompressobj().decompress(stored, NOTE_BYTES_MAX)
+async def unpacked(stored: bytes) -> Note:
+    unpack = zlib.decompressobj().decompress
+    if len(stored) > INLINE_BYTES_MAX:
+        content = await asyncio.to_thread(unpack, stored, NOTE_BYTES_MAX)
+    else:
+        content = unpack(stored, NOTE_BYTES_MAX)
     return msgspec.msgpack.decode(content, type=Note)

@@ -61,7 +61,7 @@ async def create_response(api: Api, exchange: Exchange, body: ResponseBody) -> N
         turns = [*await _earlier(api, tenant, body.previous_response_id), *body.turns()]
         ask = with_headers(body.response_ask(turns, front.limits), exchange)
         note = note_of(body, turns, now_s(), front.card.defaults)
-        kept = packed(note) if body.is_stored else b""
+        kept = await packed(note) if body.is_stored else b""
         goes_on = bool(body.background) or exchange.keeps_running
         ask = replace(ask, keep_running=goes_on, note=kept)
         generation = await front.generate(ask, tenant)
@@ -206,7 +206,7 @@ def _item(public: str, index: int, message: Message) -> InputItem:
 async def _note(api: Api, tenant: Tenant, public: str) -> Note:
     """NotFound: no such response, or it was not to be stored, or it is not kept any more."""
     try:
-        return unpacked(await api.front.note(_request_id(public), tenant))
+        return await unpacked(await api.front.note(_request_id(public), tenant))
     except NotFound:
         raise NotFound(f"response {public!r}") from None
 
