@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from ledger.batches.files import CHUNK_BYTES
 from tests.support.answers import until
-from tests.support.whole_stack import Door, WholeStack, wait_until
+from tests.support.whole_stack import Door, WholeStack
 
 BOUNDARY = "b0undary"
 FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
@@ -117,16 +117,6 @@ async def test_all_that_a_tenant_sends_at_once_is_bounded_too(
         await client.delete(f"/files/{file['id']}")
         # Nothing comes in any more.
         assert (await client.post("/files", content=form(100))).status_code == 200
-
-
-@pytest.mark.parametrize("count", [1, 2_000_000])
-def test_a_file_of_empty_lines_holds_nobody_up(client: OpenAI, count: int) -> None:
-    file = upload(client, b"\n" * count)
-    batch = client.batches.create(
-        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
-    )
-    wait_until(lambda: client.batches.retrieve(batch.id).status == "failed", "it has no line")
-    client.files.delete(file.id)
 
 
 def part(name: str, value: str, more: str = "") -> str:
