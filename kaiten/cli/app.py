@@ -18,7 +18,7 @@ from kaiten.cli.other_servers import explained
 from kaiten.local import services
 from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.scheduling import Scheduling
-from kaiten.local.start_error import StartError
+from kaiten.start_error import StartError
 from kaiten.tls_options import NO_TLS, TlsOptions
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"

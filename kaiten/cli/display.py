@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kaiten.console import console
 from kaiten.local.log_reading import activity_of
-from kaiten.local.start_error import StartError
+from kaiten.start_error import StartError
 
 WAIT_SHOWN_S = 5.0
 

@@ -19,8 +19,8 @@ from kaiten.cli.packages import PACKAGES, version_of
 from kaiten.console import console
 from kaiten.local import ports, store
 from kaiten.local.stack import core_count
-from kaiten.local.start_error import StartError
 from kaiten.mini import CHECKPOINT
+from kaiten.start_error import StartError
 
 Status = Literal["ok", "warn", "fail"]
 PYTHON_MIN: Final = (3, 11)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from kaiten.local.start_error import StartError
+from kaiten.start_error import StartError
 
 GRPC: Final = ("grpcio", "grpcio-health-checking", "googleapis-common-protos", "protobuf")
 CLIENT: Final = (*GRPC, "cyclopts", "rich")

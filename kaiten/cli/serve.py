@@ -15,8 +15,8 @@ from kaiten.cli import packages, ready
 from kaiten.cli.display import TerminalDisplay
 from kaiten.console import console
 from kaiten.local.stack import ServeOptions, planned_stack
-from kaiten.local.start_error import StartError
 from kaiten.local.supervisor import Supervisor
+from kaiten.start_error import StartError
 
 DISK_MB_MIN: Final = 32
 

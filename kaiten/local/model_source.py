@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from kaiten.local.model_identity import digest
-from kaiten.local.start_error import StartError
 from kaiten.mini import CHECKPOINT
+from kaiten.start_error import StartError
 
 SHIPPED_NAME: Final = "kaiten-mini"
 # Never pickles, never code.

@@ -5,7 +5,7 @@ import socket
 from types import TracebackType
 from typing import Final, Self
 
-from kaiten.local.start_error import StartError
+from kaiten.start_error import StartError
 
 LOOPBACK: Final = "127.0.0.1"
 PORT_MAX: Final = 65535

@@ -19,8 +19,8 @@ from kaiten.local.part_options import GatewayOptions, WorkerOptions, flags_of
 from kaiten.local.ports import LOOPBACK, claim
 from kaiten.local.private import private_folder, socket_folder, unix_address
 from kaiten.local.scheduling import Scheduling
-from kaiten.local.start_error import StartError
 from kaiten.public_tls import PublicTls
+from kaiten.start_error import StartError
 
 # The first to be there leads. The other stands by, at 45 MB: who leads is killed, and nobody waits
 # for a process to start or for a lease to run out.

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from kaiten.local.start_error import StartError
+from kaiten.start_error import StartError
 
 VERSION_MIN: Final = (7, 2)
 # As in deploy/valkey.conf: half a million results of 256 tokens.

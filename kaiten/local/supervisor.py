@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from kaiten.local.child import Child, ChildDied, exit_text
 from kaiten.local.log_reading import cause_of, fix_of
 from kaiten.local.stack import Stack
-from kaiten.local.start_error import StartError
+from kaiten.start_error import StartError
 from kaiten.waits import doubled_s
 
 RESTART_S_MIN: Final = 0.2

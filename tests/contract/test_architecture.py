@@ -50,7 +50,7 @@ ROOMS = {
         ("cli",),
         ("bench",),
         ("client", "local"),
-        ("api_key", "console", "mini", "public_tls", "tls_options", "waits"),
+        ("api_key", "console", "mini", "public_tls", "start_error", "tls_options", "waits"),
         ("tls",),
         ("v1",),
     ],

@@ -14,8 +14,8 @@ import psutil
 
 from kaiten.local.child import ChildSpec
 from kaiten.local.stack import Stack
-from kaiten.local.start_error import StartError
 from kaiten.local.supervisor import Supervisor
+from kaiten.start_error import StartError
 
 STAND_IN = """
 import os, pathlib, signal, sys

@@ -23,7 +23,7 @@ from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.private import NAME_BYTES_MAX, SOCKET_PATH_BYTES_MAX, socket_folder
 from kaiten.local.scheduling import Scheduling
 from kaiten.local.stack import ServeOptions, Stack, planned_stack
-from kaiten.local.start_error import StartError
+from kaiten.start_error import StartError
 from kaiten.v1 import common_pb2, model_service_pb2
 from tests.support.tls_files import Authority
 
