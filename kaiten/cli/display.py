@@ -54,6 +54,10 @@ class TerminalDisplay:
     ) -> None:
         self._bars.stop()
 
+    def be_quiet(self) -> None:
+        """Say nothing from now on."""
+        self._console.quiet = True
+
     def all_ready(self) -> None:
         """Leave the finished bars where they are; from now on there are lines only."""
         self._bars.stop()

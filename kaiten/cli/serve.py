@@ -56,7 +56,9 @@ async def serve(options: ServeOptions) -> int:
             )
             out.file.flush()
 
-        return await Supervisor(stack, display).run(on_ready)
+        supervisor = Supervisor(stack, display)
+        supervisor.stop_by_signals()
+        return await supervisor.run(on_ready)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """The client for asyncio: as `kaiten.client.Client`, but awaited. Make it inside a running loop."""
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -10,6 +11,7 @@ from typing import Any, Self, Unpack
 import grpc
 
 from kaiten.client.connection import (
+    AT_ONCE,
     DEFAULT_ADDRESS,
     OPTIONS,
     RESUME_S,
@@ -17,9 +19,9 @@ from kaiten.client.connection import (
     seconds_left,
     with_key,
 )
-from kaiten.client.errors import ApiError, from_rpc_error
+from kaiten.client.errors import ApiError, InvalidRequestError, from_rpc_error
 from kaiten.client.following import Following
-from kaiten.client.request import GenerateOptions, request_from
+from kaiten.client.request import GenerateOptions, Input, request_from, request_of_many
 from kaiten.client.results import Completion, Delta, RequestStatus, status_from_proto
 from kaiten.tls import TLS, aio_channel
 from kaiten.v1 import inference_service_pb2 as pb
@@ -42,7 +44,7 @@ class AsyncGeneration:
         self._metadata = metadata
         self._rpc: Any = None
         self._is_closed = False
-        self._deltas = self._follow()
+        self._steps = self._follow()
 
     def __repr__(self) -> str:
         return f"AsyncGeneration({self._following!r})"
@@ -51,7 +53,9 @@ class AsyncGeneration:
         return self
 
     async def __anext__(self) -> Delta:
-        return await anext(self._deltas)
+        while (delta := await anext(self._steps)) is None:
+            pass
+        return delta
 
     async def __aenter__(self) -> Self:
         return self
@@ -68,6 +72,11 @@ class AsyncGeneration:
     def request_id(self) -> str:
         return self._following.request_id
 
+    async def until_accepted(self) -> None:
+        """Return when the service has the request: it is not lost then, whatever dies."""
+        while not self._following.is_accepted:
+            await anext(self._steps)
+
     async def result(self) -> Completion:
         """The whole answer (since attaching, if attached), reading what is left of it first."""
         async for _ in self:
@@ -81,17 +90,16 @@ class AsyncGeneration:
             self._rpc.cancel()
         # In another task the iteration may be under way; it ends by itself then.
         with suppress(RuntimeError):
-            await self._deltas.aclose()
+            await self._steps.aclose()
 
-    async def _follow(self) -> AsyncGenerator[Delta, None]:
+    async def _follow(self) -> AsyncGenerator[Delta | None, None]:
         following = self._following
         while not following.is_done and not self._is_closed:
             error: ApiError | None = None
             try:
                 self._rpc = self._open()
                 async for answer in self._rpc:
-                    if (delta := following.feed(answer.event)) is not None:
-                        yield delta
+                    yield following.feed(answer.event)
             except grpc.RpcError as rpc_error:
                 error = from_rpc_error(rpc_error)
             if not following.is_done and not self._is_closed:
@@ -111,15 +119,22 @@ class AsyncClient:
         address: str = DEFAULT_ADDRESS,
         *,
         resume_s: float = RESUME_S,
+        overload_s: float = 0.0,
         api_key: str | None = None,
         tls: TLS | bool = False,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """`tls`: True trusts the system's authorities. ValueError: a file of it cannot be read."""
+        """ValueError: a file of `tls` cannot be read.
+
+        `resume_s`: a lost gateway is looked for so long. `overload_s`: a request that is refused
+        because too much is live is offered again so long, each time when the service says.
+        `tls`: True trusts the system's authorities.
+        """
         self._channel = aio_channel(address, tls, OPTIONS)
         self._inference = inference_service_pb2_grpc.InferenceServiceStub(self._channel)
         self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
         self._resume_s = resume_s
+        self._overload_s = overload_s
         self._metadata = with_key(metadata, api_key)
 
     async def __aenter__(self) -> Self:
@@ -141,14 +156,59 @@ class AsyncClient:
         self, prompt: str | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncGeneration:
         """Submit a request and stream its output."""
-        following = Following(generate=request_from(prompt, options), resume_s=self._resume_s)
-        return AsyncGeneration(self._inference, following, options.get("timeout_s"), self._metadata)
+        return self._generation(request_from(prompt, options), options, self._overload_s)
 
     async def complete(
         self, prompt: str | None = None, **options: Unpack[GenerateOptions]
     ) -> Completion:
         """Submit a request and return its whole output."""
         async with self.generate(prompt, **options) as generation:
+            return await generation.result()
+
+    async def complete_all(
+        self,
+        prompts: Iterable[Input],
+        *,
+        at_once: int = AT_ONCE,
+        on_done: Callable[[Completion], object] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Completion]:
+        """Submit many with the same options, `at_once` at a time; their outputs, in their order.
+
+        What is refused because too much is live is offered again when the service says so. The
+        first that fails otherwise is raised, and cancels the others.
+        """
+        if isinstance(prompts, str) or at_once < 1:
+            raise InvalidRequestError("prompts must be several, and at_once 1 or more")
+        waiting = enumerate(prompts)
+        done: dict[int, Completion] = {}
+
+        async def work() -> None:
+            for index, one in waiting:
+                request = request_of_many(one, options)
+                async with self._generation(request, options, math.inf) as generation:
+                    done[index] = await generation.result()
+                if on_done is not None:
+                    on_done(done[index])
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(at_once):
+                    group.create_task(work())
+        except* ApiError as errors:
+            raise errors.exceptions[0] from None
+        return [done[index] for index in range(len(done))]
+
+    async def submit(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> str:
+        """Submit a request that goes on without a client; its id, for `attach` and `wait`."""
+        options["keep_running"] = True
+        async with self.generate(prompt, **options) as generation:
+            await generation.until_accepted()
+        return generation.request_id
+
+    async def wait(self, request_id: str, *, timeout_s: float | None = None) -> Completion:
+        """The whole output of an accepted request. Giving up waiting does not end it."""
+        async with self.attach(request_id, keep_running=True, timeout_s=timeout_s) as generation:
             return await generation.result()
 
     def attach(
@@ -187,6 +247,12 @@ class AsyncClient:
         """Names of the models served here."""
         answer = await self._call(self._models.ListModels, model_service_pb2.ListModelsRequest())
         return tuple(model.name for model in answer.models)
+
+    def _generation(
+        self, request: pb.GenerateRequest, options: GenerateOptions, overload_s: float
+    ) -> AsyncGeneration:
+        following = Following(generate=request, resume_s=self._resume_s, overload_s=overload_s)
+        return AsyncGeneration(self._inference, following, options.get("timeout_s"), self._metadata)
 
     async def _call(self, method: Callable[..., Awaitable[Any]], request: Any) -> Any:
         try:

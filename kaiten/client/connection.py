@@ -11,6 +11,8 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 # How long a lost gateway is looked for before UnavailableError.
 RESUME_S: Final = 30.0
 UNARY_S: Final = 10.0
+# Requests that `complete_all` has under way: more than one worker has slots for.
+AT_ONCE: Final = 256
 # What gRPC does by itself: spread calls over every address of the name, and repeat a call that no
 # gateway took. deploy/service-config.json is the same for other languages.
 SERVICE_CONFIG: Final = {

@@ -11,6 +11,7 @@ from typing import Final
 from kaiten.client.errors import (
     ApiError,
     InternalServerError,
+    OverloadedError,
     RequestCancelledError,
     UnavailableError,
 )
@@ -55,6 +56,7 @@ class Following:
         generate: pb.GenerateRequest | None = None,
         attach: pb.AttachRequest | None = None,
         resume_s: float,
+        overload_s: float = 0.0,
     ) -> None:
         assert (generate is None) != (attach is None), "follow a new request or an old one"
         self._generate = generate
@@ -64,6 +66,7 @@ class Following:
         self._return_token_ids = first.return_token_ids
         self._keep_running = first.keep_running
         self._resume_s = resume_s
+        self._overload_s = overload_s
         self._choices: dict[int, _ChoiceSoFar] = {}
         if attach is not None:
             for choice, position in enumerate(attach.positions):
@@ -73,10 +76,16 @@ class Following:
         self._done: pb.Done | None = None
         self._failures = 0
         self._lost_at_s: float | None = None
+        self._refused_at_s: float | None = None
 
     def __repr__(self) -> str:
         positions = [self._choice(index).position for index in range(len(self._choices))]
         return f"Following({self.request_id}, positions={positions}, done={self.is_done})"
+
+    @property
+    def is_accepted(self) -> bool:
+        """The service has it, and will not lose it."""
+        return self._is_accepted
 
     @property
     def is_done(self) -> bool:
@@ -120,6 +129,8 @@ class Following:
         Raises the error when another call is no use or has been tried for `resume_s`. A
         cancellation that we did not ask for is a server going away: a request ends by an event.
         """
+        if isinstance(error, OverloadedError):
+            return self._wait_s_for_room(error, now_s)
         if error is not None and not isinstance(error, UnavailableError | RequestCancelledError):
             raise error
         self._failures += 1
@@ -130,6 +141,15 @@ class Following:
             if error is None:
                 raise UnavailableError("the stream ended without a last event")
             raise UnavailableError(str(error), retry_after_s=error.retry_after_s) from error
+        return wait_s
+
+    def _wait_s_for_room(self, error: OverloadedError, now_s: float) -> float:
+        """As long as the service says. Raises the error when that is beyond `overload_s`."""
+        if self._refused_at_s is None:
+            self._refused_at_s = now_s
+        wait_s = error.retry_after_s
+        if wait_s is None or now_s + wait_s - self._refused_at_s > self._overload_s:
+            raise error
         return wait_s
 
     def completion(self) -> Completion:

@@ -2,10 +2,13 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import TypeAlias, TypedDict, cast
 
 from kaiten.client.errors import InvalidRequestError
 from kaiten.v1 import common_pb2, inference_service_pb2
+
+# A text, token ids as they are, or a conversation for the chat template.
+Input: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -67,6 +70,18 @@ PLAIN = (
     "include_stop",
     "show_special_tokens",
 )
+
+
+def request_of_many(one: Input, options: GenerateOptions) -> inference_service_pb2.GenerateRequest:
+    """The message for one prompt of many that share their options."""
+    for name in ("token_ids", "messages", "request_id"):
+        if name in options:
+            raise InvalidRequestError(f"{name} is of one request, not of many", fields=(name,))
+    if isinstance(one, str):
+        return request_from(one, options)
+    is_conversation = bool(one) and isinstance(one[0], Mapping)
+    asked = {**options, "messages" if is_conversation else "token_ids": one}
+    return request_from(None, cast(GenerateOptions, asked))
 
 
 def request_from(

@@ -99,6 +99,9 @@ class RequestStatus:
 
     request_id: str
     is_finished: bool
+    # While it waits: 1 is next; and what it waits for, in words.
+    queue_position: int | None = None
+    queue_reason: str = ""
     finish_reasons: tuple[FinishReason, ...] = ()
     usage: Usage | None = None
     timings: Timings | None = None
@@ -160,7 +163,12 @@ def timings_from_proto(message: inference_service_pb2.Timings) -> Timings:
 
 def status_from_proto(message: inference_service_pb2.GetRequestResponse) -> RequestStatus:
     if message.state != inference_service_pb2.REQUEST_STATE_FINISHED:
-        return RequestStatus(request_id=message.request_id, is_finished=False)
+        return RequestStatus(
+            request_id=message.request_id,
+            is_finished=False,
+            queue_position=message.queue_position if message.HasField("queue_position") else None,
+            queue_reason=message.queue_reason,
+        )
     return RequestStatus(
         request_id=message.request_id,
         is_finished=True,

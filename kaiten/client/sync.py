@@ -9,8 +9,9 @@ from the position it had reached. Leaving a `with` around it, or closing it, can
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -18,6 +19,7 @@ import grpc
 
 from kaiten.client.aio import AsyncClient, AsyncGeneration
 from kaiten.client.connection import (
+    AT_ONCE,
     DEFAULT_ADDRESS,
     OPTIONS,
     RESUME_S,
@@ -27,8 +29,9 @@ from kaiten.client.connection import (
 )
 from kaiten.client.errors import ApiError, from_rpc_error
 from kaiten.client.following import Following
-from kaiten.client.request import GenerateOptions, request_from
+from kaiten.client.request import GenerateOptions, Input, request_from
 from kaiten.client.results import Completion, Delta, RequestStatus, status_from_proto
+from kaiten.loop_thread import LoopThread
 from kaiten.tls import TLS, channel
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1 import inference_service_pb2_grpc, model_service_pb2, model_service_pb2_grpc
@@ -52,7 +55,7 @@ class Generation:
         self._metadata = metadata
         self._rpc: Any = None
         self._is_closed = False
-        self._deltas = self._follow()
+        self._steps = self._follow()
 
     def __repr__(self) -> str:
         return f"Generation({self._following!r})"
@@ -61,7 +64,9 @@ class Generation:
         return self
 
     def __next__(self) -> Delta:
-        return next(self._deltas)
+        while (delta := next(self._steps)) is None:
+            pass
+        return delta
 
     def __enter__(self) -> Self:
         return self
@@ -81,6 +86,11 @@ class Generation:
     def request_id(self) -> str:
         return self._following.request_id
 
+    def until_accepted(self) -> None:
+        """Return when the service has the request: it is not lost then, whatever dies."""
+        while not self._following.is_accepted:
+            next(self._steps)
+
     @property
     def result(self) -> Completion:
         """The whole answer (since attaching, if attached), reading what is left of it first."""
@@ -95,17 +105,16 @@ class Generation:
             self._rpc.cancel()
         # From another thread the iteration may be under way; it ends by itself then.
         with suppress(ValueError):
-            self._deltas.close()
+            self._steps.close()
 
-    def _follow(self) -> Generator[Delta, None, None]:
+    def _follow(self) -> Generator[Delta | None, None, None]:
         following = self._following
         while not following.is_done and not self._is_closed:
             error: ApiError | None = None
             try:
                 self._rpc = self._open()
                 for answer in self._rpc:
-                    if (delta := following.feed(answer.event)) is not None:
-                        yield delta
+                    yield following.feed(answer.event)
             except grpc.RpcError as rpc_error:
                 error = from_rpc_error(rpc_error)
             if not following.is_done and not self._is_closed:
@@ -125,15 +134,25 @@ class Client:
         address: str = DEFAULT_ADDRESS,
         *,
         resume_s: float = RESUME_S,
+        overload_s: float = 0.0,
         api_key: str | None = None,
         tls: TLS | bool = False,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """`tls`: True trusts the system's authorities. ValueError: a file of it cannot be read."""
+        """ValueError: a file of `tls` cannot be read.
+
+        `resume_s`: a lost gateway is looked for so long. `overload_s`: a request that is refused
+        because too much is live is offered again so long, each time when the service says.
+        `tls`: True trusts the system's authorities.
+        """
         self._channel = channel(address, tls, OPTIONS)
+        self._aio = partial(
+            AsyncClient, address, resume_s=resume_s, api_key=api_key, tls=tls, metadata=metadata
+        )
         self._inference = inference_service_pb2_grpc.InferenceServiceStub(self._channel)
         self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
         self._resume_s = resume_s
+        self._overload_s = overload_s
         self._metadata = with_key(metadata, api_key)
 
     def __enter__(self) -> Self:
@@ -153,12 +172,48 @@ class Client:
 
     def generate(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Generation:
         """Submit a request and stream its output."""
-        following = Following(generate=request_from(prompt, options), resume_s=self._resume_s)
-        return Generation(self._inference, following, options.get("timeout_s"), self._metadata)
+        return self._generation(request_from(prompt, options), options, self._overload_s)
 
     def complete(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Completion:
         """Submit a request and return its whole output."""
         with self.generate(prompt, **options) as generation:
+            return generation.result
+
+    def complete_all(
+        self,
+        prompts: Iterable[Input],
+        *,
+        at_once: int = AT_ONCE,
+        on_done: Callable[[Completion], object] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Completion]:
+        """Submit many with the same options, `at_once` at a time; their outputs, in their order.
+
+        What is refused because too much is live is offered again when the service says so. The
+        first that fails otherwise is raised, and cancels the others. `on_done` is called in another
+        thread.
+        """
+
+        async def complete() -> list[Completion]:
+            async with self._aio() as client:
+                return await client.complete_all(
+                    prompts, at_once=at_once, on_done=on_done, **options
+                )
+
+        # Ours may be a thread with a loop that runs: a notebook's.
+        with LoopThread("kaiten-client") as loop:
+            return loop.call(complete())
+
+    def submit(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> str:
+        """Submit a request that goes on without a client; its id, for `attach` and `wait`."""
+        options["keep_running"] = True
+        with self.generate(prompt, **options) as generation:
+            generation.until_accepted()
+        return generation.request_id
+
+    def wait(self, request_id: str, *, timeout_s: float | None = None) -> Completion:
+        """The whole output of an accepted request. Giving up waiting does not end it."""
+        with self.attach(request_id, keep_running=True, timeout_s=timeout_s) as generation:
             return generation.result
 
     def attach(
@@ -195,6 +250,12 @@ class Client:
         """Names of the models served here."""
         answer = self._call(self._models.ListModels, model_service_pb2.ListModelsRequest())
         return tuple(model.name for model in answer.models)
+
+    def _generation(
+        self, request: pb.GenerateRequest, options: GenerateOptions, overload_s: float
+    ) -> Generation:
+        following = Following(generate=request, resume_s=self._resume_s, overload_s=overload_s)
+        return Generation(self._inference, following, options.get("timeout_s"), self._metadata)
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:
         try:

@@ -51,11 +51,14 @@ class Supervisor:
     def __repr__(self) -> str:
         return f"Supervisor({', '.join(map(repr, self._children.values()))})"
 
-    async def run(self, on_ready: Callable[[Mapping[str, float]], Awaitable[None]]) -> int:
-        """Until asked to stop. `on_ready` gets the seconds each child took. The exit code."""
+    def stop_by_signals(self) -> None:
+        """Of the program's main thread, whose running loop this must be."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self.stop)
+
+    async def run(self, on_ready: Callable[[Mapping[str, float]], Awaitable[None]]) -> int:
+        """Until asked to stop. `on_ready` gets the seconds each child took. The exit code."""
         try:
             took_s: dict[str, float] = {}
             if await self._unless_asked(self._start(took_s)):
@@ -65,7 +68,8 @@ class Supervisor:
             await self._stop_all()
         return 1 if self._is_forced else 0
 
-    def _on_signal(self) -> None:
+    def stop(self) -> None:
+        """Ask for the end: each part may finish what it does. Asked again, all at once."""
         if not self._asked.is_set():
             self._asked.set()
             return

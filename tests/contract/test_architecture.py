@@ -47,11 +47,12 @@ ROOMS = {
     ],
     "kaiten": [
         ("__main__",),
+        ("llm",),
         ("cli",),
         ("bench",),
         ("client", "local"),
         ("api_key", "console", "mini", "public_tls", "start_error", "tls_options", "waits"),
-        ("tls",),
+        ("loop_thread", "tls"),
         ("v1",),
     ],
     "kernels": [

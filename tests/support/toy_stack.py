@@ -106,7 +106,9 @@ async def main(folder: Path, modes: Mapping[str, str]) -> int:
         say("all-ready", *sorted(took_s))
 
     try:
-        return await Supervisor(toy_stack(folder, modes), LineDisplay()).run(on_ready)
+        supervisor = Supervisor(toy_stack(folder, modes), LineDisplay())
+        supervisor.stop_by_signals()
+        return await supervisor.run(on_ready)
     except StartError as error:
         say("error", error.cause.replace("\n", " "), error.fix.replace("\n", " "))
         return 1

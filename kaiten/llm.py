@@ -1,0 +1,158 @@
+"""A model for a script or a notebook: `LLM(model).generate(prompts)`, with a stack of its own."""
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, Unpack
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kaiten.cli import packages
+from kaiten.cli.display import TerminalDisplay
+from kaiten.cli.keygen import mint
+from kaiten.client.aio import AsyncClient
+from kaiten.client.request import GenerateOptions, Input
+from kaiten.client.results import Completion
+from kaiten.console import console
+from kaiten.local import model_source
+from kaiten.local.background import BackgroundStack
+from kaiten.local.part_options import GatewayOptions, WorkerOptions
+from kaiten.local.stack import ServeOptions
+
+Conversation = Sequence[Mapping[str, str]]
+OPTIONS: Final = tuple(each.name for each in fields(WorkerOptions))
+
+
+class LLM:
+    """A store, a scheduler, workers and a gateway, which end with this object or its program.
+
+        with LLM("Qwen/Qwen3-0.6B") as llm:
+            for answer in llm.generate(["The chef", "A bowl of soup"], max_tokens=32):
+                print(answer.text)
+
+    What dies is started again, and what was asked goes on. Its ports are on loopback, and want a
+    key that only this object has.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        revision: str | None = None,
+        workers: int = 1,
+        progress: bool = True,
+        **worker: Any,
+    ) -> None:
+        """`model`: a folder or a hub id; None: the shipped one. `progress`: say on stderr how it
+        goes. `worker`: `dtype`, `device`, `context_tokens`, `slots` and the others of `kaiten serve
+        --help` under Workers. StartError: it cannot start, and why; TypeError: an unknown option.
+        """
+        if unknown := sorted(set(worker) - set(OPTIONS)):
+            raise TypeError(f"LLM has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
+        packages.require("serve")
+        source = model_source.resolve(None if model is None else os.fspath(model), None, revision)
+        self._has_progress = progress and console().is_terminal
+        folder = Path(tempfile.mkdtemp(prefix="kaiten-"))
+        key, entry = mint("llm")
+        keys = folder / "keys.toml"
+        keys.write_text(entry)
+        options = ServeOptions(
+            model=source,
+            data_dir=folder,
+            grpc_port=0,
+            http_port=0,
+            workers=workers,
+            worker=WorkerOptions(**worker),
+            gateway=GatewayOptions(api_keys_file=keys),
+        )
+        display = TerminalDisplay()
+        if not progress:
+            display.be_quiet()
+        with display:
+            self._stack = BackgroundStack(options, display)
+        self._client = self._stack.loop.call(_client(self._stack.stack.private_address, key))
+        self._end = weakref.finalize(self, _end, self._stack, self._client, display, folder)
+        self.model: Final = source.name
+
+    def __repr__(self) -> str:
+        return f"LLM({self.model!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop everything. Again is fine."""
+        self._end()
+
+    def generate(
+        self, prompts: str | Iterable[str | Sequence[int]], **options: Unpack[GenerateOptions]
+    ) -> list[Completion]:
+        """Continue each prompt, a text or token ids; their outputs, in their order.
+
+        `options` are those of `kaiten.client.Client.generate`: `max_tokens`, `temperature`, `seed`,
+        `n`, `logprobs` and so on. ApiError: one of them breaks a rule; the others are cancelled.
+        """
+        return self._complete([prompts] if isinstance(prompts, str) else prompts, options)
+
+    def chat(
+        self,
+        conversations: Conversation | Iterable[Conversation],
+        **options: Unpack[GenerateOptions],
+    ) -> list[Completion]:
+        """Answer each conversation, a list of messages with `role` and `content`; as `generate`."""
+        asked: list[Any] = list(conversations)
+        is_one = bool(asked) and isinstance(asked[0], Mapping)
+        return self._complete([asked] if is_one else asked, options)
+
+    def _complete(self, prompts: Iterable[Input], options: GenerateOptions) -> list[Completion]:
+        asked = list(prompts)
+        with _progress(len(asked)) if self._has_progress else nullcontext() as count:
+            return self._stack.loop.call(self._client.complete_all(asked, on_done=count, **options))
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[Completion], None]]:
+    """A bar on stderr; what counts one more."""
+    with Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tokens]} tokens"),
+        TimeRemainingColumn(),
+        console=console(),
+    ) as bar:
+        task, tokens = bar.add_task("", total=total, tokens=0), 0
+
+        def count(completion: Completion) -> None:
+            nonlocal tokens
+            tokens += completion.usage.output_tokens
+            bar.update(task, advance=1, tokens=tokens)
+
+        yield count
+
+
+async def _client(address: str, key: str) -> AsyncClient:
+    """Made in the loop it is used in."""
+    return AsyncClient(address, api_key=key)
+
+
+def _end(
+    stack: BackgroundStack, client: AsyncClient, display: TerminalDisplay, folder: Path
+) -> None:
+    display.be_quiet()
+    stack.loop.call(client.close())
+    stack.close()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,61 @@
+"""An event loop in a thread of its own, for callers that have none, or stand in one: a notebook."""
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from threading import Thread
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """It ends with the program, with what still runs in it cancelled, or before, by `close`."""
+
+    def __init__(self, name: str) -> None:
+        self._started = Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        self._loop, self._asked = self._started.result()
+
+    def __repr__(self) -> str:
+        return f"LoopThread({self._thread.name})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run it there. Who gives up waiting cancels the future, and with it the coroutine."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it there, and wait for its result. Interrupted, it is cancelled."""
+        future = self.start(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Cancel what runs, wait until it has ended. Again is fine."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._asked.set)
+            self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.run(self._until_asked())
+
+    async def _until_asked(self) -> None:
+        asked = asyncio.Event()
+        self._started.set_result((asyncio.get_running_loop(), asked))
+        await asked.wait()

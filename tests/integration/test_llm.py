@@ -1,0 +1,127 @@
+"""`LLM`: a stack that belongs to an object, with the shipped model and all its processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from kaiten import LLM
+from kaiten.cli.display import TerminalDisplay
+from kaiten.client import Client
+from kaiten.client.errors import InvalidRequestError, UnauthenticatedError
+from kaiten.local.background import BackgroundStack
+from kaiten.local.model_source import resolve
+from kaiten.local.stack import ServeOptions
+from kaiten.start_error import StartError
+from kaiten.v1.scheduler_service_pb2 import GetStateRequest
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from tests.support.served import ENV, ROOT, WAIT_S
+from tests.support.whole_stack import wait_until
+
+PROMPTS = ["The chef", "A bowl of soup", "Tea"]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(threads=1, dtype="fp32", progress=False) as llm:
+        yield llm
+
+
+def test_prompts_in_answers_out(llm: LLM) -> None:
+    answers = llm.generate(PROMPTS, max_tokens=12, seed=7, ignore_eos=True)
+    assert [answer.usage.output_tokens for answer in answers] == [12] * 3
+    (alone,) = llm.generate(PROMPTS[1], max_tokens=12, seed=7, ignore_eos=True)
+    assert alone.text == answers[1].text
+
+
+def test_one_conversation_or_several(llm: LLM) -> None:
+    talk = [{"role": "user", "content": "Hello!"}]
+    (one,) = llm.chat(talk, max_tokens=8, temperature=0)
+    several = llm.chat([talk, talk], max_tokens=8, temperature=0)
+    assert [answer.text for answer in several] == [one.text] * 2
+    assert one.text.strip()
+
+
+def test_a_wrong_option_is_said_and_harms_nobody(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match=r"temperature: must be a number in \[0, 2\]"):
+        llm.generate(PROMPTS, temperature=-1)
+    assert llm.generate("Tea", max_tokens=4)[0].usage.output_tokens == 4
+
+
+def test_nobody_else_may_use_its_port(llm: LLM) -> None:
+    with Client(llm._stack.stack.grpc_address) as client, pytest.raises(UnauthenticatedError):
+        client.complete("hi")
+
+
+def test_a_worker_dies_and_the_answers_are_the_same(llm: LLM) -> None:
+    def ask() -> list[str]:
+        answers = llm.generate(PROMPTS, max_tokens=300, ignore_eos=True, seed=7)
+        return [answer.text for answer in answers]
+
+    undisturbed = ask()
+    told: list[str] = []
+    asking = threading.Thread(target=lambda: told.extend(ask()))
+    asking.start()
+    wait_until(lambda: _running(llm) > 0, "requests to run")
+    worker = next(each for each in _parts() if "gpu_worker" in each.cmdline())
+    worker.send_signal(signal.SIGKILL)
+    asking.join(WAIT_S)
+    assert told == undisturbed
+
+
+def test_what_cannot_start_says_why(tmp_path: Path) -> None:
+    options = ServeOptions(model=resolve(None), data_dir=tmp_path, http_port=-1)
+    with pytest.raises(StartError, match="--http-port must be in"):
+        BackgroundStack(options, TerminalDisplay())
+    with pytest.raises(StartError, match="neither a folder nor a hub id"):
+        LLM("./nowhere")
+    with pytest.raises(TypeError, match="no option 'dtyp'; it has device, dtype"):
+        LLM(dtyp="fp32")
+
+
+def test_it_ends_with_its_program() -> None:
+    """Which neither closes it nor waits for it."""
+    program = """
+import json, psutil
+from kaiten import LLM
+llm = LLM(threads=1, progress=False)
+pids = [each.pid for each in psutil.Process().children(recursive=True)]
+print(json.dumps([pids, str(llm._stack.stack.private_address), llm.generate("Tea")[0].text]))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        cwd=ROOT,
+        env=ENV,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    pids, address, text = json.loads(ran.stdout)
+    assert len(pids) >= 5
+    assert text.strip()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not Path(address.removeprefix("unix:")).parents[1].exists()
+
+
+def _parts() -> list[psutil.Process]:
+    return psutil.Process(os.getpid()).children()
+
+
+def _running(llm: LLM) -> int:
+    """Sequences, as whoever leads counts them."""
+    total = 0
+    for address in llm._stack.stack.scheduler_addresses:
+        with grpc.insecure_channel(address) as channel:
+            state = SchedulerServiceStub(channel).GetState(GetStateRequest(), timeout=WAIT_S)
+            total += state.running
+    return total

@@ -1,0 +1,204 @@
+"""Many prompts at once, requests that go on alone, and a service that says when to come again."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from kaiten.client import AsyncClient, Client
+from kaiten.client.errors import InvalidRequestError, OverloadedError
+from kaiten.client.following import Following
+from kaiten.client.results import Completion
+from kaiten.loop_thread import LoopThread
+from kaiten.v1 import inference_service_pb2 as pb
+from service_kit import errors
+from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
+
+WAIT_S = 60.0
+
+
+def whole(text: str) -> list[pb.GenerationEvent]:
+    return [accepted(), delta(0, text), finished(len(text)), done(len(text))]
+
+
+async def all_sync(address: str, prompts: Any, **options: Any) -> list[Completion]:
+    """The sync client, in a thread because the server lives on this loop."""
+
+    def run() -> list[Completion]:
+        with Client(address) as client:
+            return client.complete_all(prompts, **options)
+
+    return await asyncio.wait_for(asyncio.to_thread(run), WAIT_S)
+
+
+async def all_async(address: str, prompts: Any, **options: Any) -> list[Completion]:
+    async with AsyncClient(address) as client:
+        return await asyncio.wait_for(client.complete_all(prompts, **options), WAIT_S)
+
+
+CompleteAll = Callable[..., Awaitable[list[Completion]]]
+both = pytest.mark.parametrize("complete_all", [all_sync, all_async])
+
+
+@both
+async def test_many_come_back_in_their_order(complete_all: CompleteAll) -> None:
+    """One at a time here: the scripts are played in the order of the calls."""
+    seen: list[Completion] = []
+    prompts: Sequence[Any] = ["hi", [1, 2], [{"role": "user", "content": "hello"}]]
+    async with ScriptedGateway(whole("a"), whole("bc"), whole("d")) as gateway:
+        answers = await complete_all(
+            gateway.address, iter(prompts), at_once=1, on_done=seen.append, max_tokens=7
+        )
+        text, ids, talk = gateway.calls
+    assert [answer.text for answer in answers] == ["a", "bc", "d"]
+    assert seen == answers
+    assert (text.text, list(ids.token_ids.ids)) == ("hi", [1, 2])
+    assert talk.conversation.messages[0].content == "hello"
+    assert {call.sampling.max_tokens for call in gateway.calls} == {7}
+    assert len({call.request_id for call in gateway.calls}) == 3
+
+
+async def test_so_many_are_under_way_and_no_more() -> None:
+    """Each stands still until the test has seen it."""
+    standing = [asyncio.Event() for _ in range(5)]
+    scripts: Any = [[accepted(), event] for event in standing]
+    async with ScriptedGateway(*scripts) as gateway, AsyncClient(gateway.address) as client:
+        asking = asyncio.create_task(client.complete_all(["hi"] * 5, at_once=3))
+        for event in standing[:3]:
+            await asyncio.wait_for(event.wait(), WAIT_S)
+        assert len(gateway.calls) == 3
+        asking.cancel()
+        await asyncio.wait([asking], timeout=WAIT_S)
+        await asyncio.wait_for(gateway.left.wait(), WAIT_S)
+
+
+@both
+async def test_what_is_refused_as_too_much_is_offered_again(complete_all: CompleteAll) -> None:
+    full = errors.Overloaded("queue full", 0.01)
+    async with ScriptedGateway([full], [full], whole("a")) as gateway:
+        (answer,) = await complete_all(gateway.address, ["hi"])
+        first, second, third = gateway.calls
+    assert answer.text == "a"
+    assert first == second == third
+
+
+@both
+async def test_the_first_that_fails_is_raised_and_ends_the_others(
+    complete_all: CompleteAll,
+) -> None:
+    standing = asyncio.Event()
+    wrong = errors.InvalidRequest("n", "must be at least 1")
+    async with ScriptedGateway([accepted(), standing], [wrong]) as gateway:
+        with pytest.raises(InvalidRequestError, match="n: must be at least 1"):
+            await complete_all(gateway.address, ["hi", "hi"], at_once=2)
+        await asyncio.wait_for(gateway.left.wait(), WAIT_S)
+
+
+@both
+@pytest.mark.parametrize(
+    ("prompts", "options", "said"),
+    [
+        ("hi", {}, "prompts must be several"),
+        (["hi"], {"at_once": 0}, "at_once 1 or more"),
+        (["hi"], {"request_id": "r"}, "request_id is of one request"),
+        (["hi"], {"messages": []}, "messages is of one request"),
+    ],
+)
+async def test_what_many_cannot_be_asked(
+    complete_all: CompleteAll, prompts: Any, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        await complete_all("127.0.0.1:1", prompts, **options)
+
+
+async def test_a_request_that_goes_on_alone() -> None:
+    """Submitted, left once it is accepted, and read whole later."""
+    async with ScriptedGateway([accepted(), asyncio.Event()], whole("abc")) as gateway:
+        async with AsyncClient(gateway.address) as client:
+            request_id = await client.submit("hi", request_id="r")
+            answer = await client.wait(request_id)
+        submitted, attached = gateway.calls
+    assert (request_id, answer.text) == ("r", "abc")
+    assert (submitted.keep_running, attached.keep_running) == (True, True)
+    assert isinstance(attached, pb.AttachRequest)
+
+
+async def test_a_request_that_goes_on_alone_sync() -> None:
+    def run(address: str) -> str:
+        with Client(address) as client:
+            return client.wait(client.submit("hi")).text
+
+    async with ScriptedGateway([accepted(), asyncio.Event()], whole("abc")) as gateway:
+        assert await asyncio.to_thread(run, gateway.address) == "abc"
+        assert gateway.calls[0].keep_running is True
+
+
+async def test_what_is_not_accepted_was_not_submitted() -> None:
+    refused = errors.InvalidRequest("n", "must be at least 1")
+    async with ScriptedGateway([refused]) as gateway, AsyncClient(gateway.address) as client:
+        with pytest.raises(InvalidRequestError):
+            await client.submit("hi")
+
+
+def test_room_is_waited_for_as_long_as_the_service_says_and_we_may() -> None:
+    following = Following(
+        generate=pb.GenerateRequest(request_id="r"), resume_s=0.0, overload_s=10.0
+    )
+    full = OverloadedError("full", retry_after_s=4.0)
+    assert following.wait_s_after(full, now_s=100.0) == 4.0
+    assert following.wait_s_after(full, now_s=104.0) == 4.0
+    with pytest.raises(OverloadedError):
+        following.wait_s_after(full, now_s=108.0)
+
+
+def test_without_a_time_to_come_again_there_is_no_use_in_it() -> None:
+    following = Following(
+        generate=pb.GenerateRequest(request_id="r"), resume_s=0.0, overload_s=10.0
+    )
+    with pytest.raises(OverloadedError):
+        following.wait_s_after(OverloadedError("your tenant's bound"), now_s=0.0)
+
+
+async def test_the_place_in_the_queue() -> None:
+    waiting = pb.GetRequestResponse(
+        request_id="r", state=pb.REQUEST_STATE_LIVE, queue_position=3, queue_reason="slots"
+    )
+    running = pb.GetRequestResponse(request_id="r", state=pb.REQUEST_STATE_LIVE)
+    scripts: Any = ([waiting], [running])
+    async with ScriptedGateway(*scripts) as gateway, AsyncClient(gateway.address) as client:
+        first, second = await client.get("r"), await client.get("r")
+    assert (first.queue_position, first.queue_reason) == (3, "slots")
+    assert second.queue_position is None
+
+
+def test_a_loop_in_a_thread_ends_with_what_runs_in_it() -> None:
+    ended = []
+
+    async def run_on(started: asyncio.Event) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append(True)
+            raise
+
+    async def start() -> asyncio.Task[None]:
+        started = asyncio.Event()
+        task = asyncio.create_task(run_on(started))
+        await started.wait()
+        return task
+
+    loop = LoopThread("test")
+    task = loop.call(start())
+    loop.close()
+    loop.close()
+    assert (task.cancelled(), ended) == (True, [True])
+
+
+def test_what_fails_in_the_loop_fails_here() -> None:
+    async def fail() -> None:
+        raise ValueError("so it is")
+
+    with LoopThread("test") as loop, pytest.raises(ValueError, match="so it is"):
+        loop.call(fail())
