@@ -1,13 +1,10 @@
 """A model for a script or a notebook: `LLM(model).generate(prompts)`, with a stack of its own."""
 
 import os
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
@@ -21,7 +18,7 @@ from kaiten.client.request import GenerateOptions, Input
 from kaiten.client.results import Completion
 from kaiten.console import console
 from kaiten.local import model_source
-from kaiten.local.background import BackgroundStack
+from kaiten.local.background import BackgroundStack, temporary_folder
 from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.stack import ServeOptions
 
@@ -58,26 +55,31 @@ class LLM:
         packages.require("serve")
         source = model_source.resolve(None if model is None else os.fspath(model), None, revision)
         self._has_progress = progress and console().is_terminal
-        folder = Path(tempfile.mkdtemp(prefix="kaiten-"))
-        key, entry = mint("llm")
-        keys = folder / "keys.toml"
-        keys.write_text(entry)
-        options = ServeOptions(
-            model=source,
-            data_dir=folder,
-            grpc_port=0,
-            http_port=0,
-            workers=workers,
-            worker=WorkerOptions(**worker),
-            gateway=GatewayOptions(api_keys_file=keys),
-        )
         display = TerminalDisplay()
         if not progress:
             display.be_quiet()
-        with display:
-            self._stack = BackgroundStack(options, display)
-        self._client = self._stack.loop.call(_client(self._stack.stack.private_address, key))
-        self._end = weakref.finalize(self, _end, self._stack, self._client, display, folder)
+        with ExitStack() as opened:
+            folder = opened.enter_context(temporary_folder())
+            key, entry = mint("llm")
+            keys = folder / "keys.toml"
+            keys.write_text(entry)
+            options = ServeOptions(
+                model=source,
+                data_dir=folder,
+                grpc_port=0,
+                http_port=0,
+                workers=workers,
+                worker=WorkerOptions(**worker),
+                gateway=GatewayOptions(api_keys_file=keys),
+            )
+            with display:
+                self._stack = opened.enter_context(BackgroundStack(options, display))
+            opened.callback(display.be_quiet)
+            loop = self._stack.loop
+            client = loop.call(_client(self._stack.stack.private_address, key))
+            opened.callback(lambda: loop.call(client.close()))
+            self._client = client
+            self._end = weakref.finalize(self, opened.pop_all().close)
         self.model: Final = source.name
 
     def __repr__(self) -> str:
@@ -147,12 +149,3 @@ def _progress(total: int) -> Iterator[Callable[[Completion], None]]:
 async def _client(address: str, key: str) -> AsyncClient:
     """Made in the loop it is used in."""
     return AsyncClient(address, api_key=key)
-
-
-def _end(
-    stack: BackgroundStack, client: AsyncClient, display: TerminalDisplay, folder: Path
-) -> None:
-    display.be_quiet()
-    stack.loop.call(client.close())
-    stack.close()
-    shutil.rmtree(folder, ignore_errors=True)

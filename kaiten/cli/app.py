@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
@@ -20,6 +20,9 @@ from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.scheduling import Scheduling
 from kaiten.start_error import StartError
 from kaiten.tls_options import NO_TLS, TlsOptions
+
+if TYPE_CHECKING:
+    from kaiten.cli.chat.state import Chat
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 INTERRUPTED: Final = 130
@@ -72,6 +75,9 @@ ConfigFile = Annotated[
     Path | None,
     Parameter(help="TOML file of these flags, without their dashes; flags go before it"),
 ]
+System = Annotated[str | None, Parameter(help="a system message")]
+MaxTokens = Annotated[int | None, Parameter(help="tokens of an answer at most")]
+Temperature = Annotated[float | None, Parameter(help="0 is greedy")]
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"] | None,
     Parameter(help="of every part's log; default: info"),
@@ -138,34 +144,68 @@ def serve(
     return asyncio.run(serve_stack(options))
 
 
+@app.command
+def run(
+    model: Model = None,
+    *,
+    revision: Annotated[str | None, Parameter(help="branch, tag or commit of a hub id")] = None,
+    workers: Workers = 1,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    worker: Annotated[WorkerOptions, WORKERS] = WORKER_DEFAULTS,
+) -> int:
+    """Serve a model for as long as you talk to it. Ctrl-C stops an answer, Ctrl-D leaves."""
+    from kaiten.cli.run import run as run_stack
+    from kaiten.local import model_source
+
+    return run_stack(
+        model_source.resolve(model, None, revision),
+        workers=workers,
+        worker=worker,
+        chat=chat_of(system, max_tokens, temperature),
+    )
+
+
 @app.command(group=USE)
 def generate(
-    prompt: str,
+    prompt: Annotated[str | None, Parameter(help="a text; none: standard input")] = None,
     /,
     *,
+    file: Annotated[Path | None, Parameter(help="the prompt is in this file")] = None,
+    json: Annotated[bool, Parameter(help="all of the answer, as a line of JSON")] = False,
     address: Address = DEFAULT_ADDRESS,
     api_key_file: ApiKeyFile = None,
     tls: TlsOptions = NO_TLS,
-    max_tokens: Annotated[int | None, Parameter(help="output tokens at most")] = None,
-    temperature: Annotated[float | None, Parameter(help="0 is greedy")] = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
     top_p: Annotated[float | None, Parameter(help="nucleus")] = None,
     top_k: Annotated[int | None, Parameter(help="likeliest tokens to choose from")] = None,
     seed: Annotated[int | None, Parameter(help="same seed, same text")] = None,
     stop: Annotated[tuple[str, ...], Parameter(help="end at this text; repeatable")] = (),
 ) -> int:
     """Continue a text, streaming it to the terminal."""
-    from kaiten.cli.talk import generate as generate_text
+    from kaiten.cli.generate import generate as generate_text
+    from kaiten.cli.generate import prompt_of
 
+    try:
+        text = prompt_of(prompt, file)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     return generate_text(
         *tls.of_or_exit(address),
-        prompt,
+        text,
         api_key=api_key_of(api_key_file),
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        stop=stop,
+        as_json=json,
+        options={
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "seed": seed,
+            "stop": stop,
+        },
     )
 
 
@@ -175,20 +215,28 @@ def chat(
     address: Address = DEFAULT_ADDRESS,
     api_key_file: ApiKeyFile = None,
     tls: TlsOptions = NO_TLS,
-    system: Annotated[str | None, Parameter(help="a system message")] = None,
-    max_tokens: Annotated[int | None, Parameter(help="per answer at most")] = None,
-    temperature: Annotated[float | None, Parameter(help="0 is greedy")] = None,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
 ) -> int:
-    """Talk to the model. Ctrl-C stops an answer, Ctrl-D leaves."""
-    from kaiten.cli.talk import chat as chat_loop
+    """Talk to the model. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves."""
+    from kaiten.cli.chat.command import converse
+    from kaiten.cli.complaint import RESUME_S
+    from kaiten.client import Client
 
-    return chat_loop(
-        *tls.of_or_exit(address),
-        api_key=api_key_of(api_key_file),
-        system=system,
-        max_tokens=max_tokens,
-        temperature=temperature,
-    )
+    where, trusted = tls.of_or_exit(address)
+    key = api_key_of(api_key_file)
+    with Client(where, resume_s=RESUME_S, api_key=key, tls=trusted or False) as client:
+        return converse(client, chat_of(system, max_tokens, temperature), where)
+
+
+def chat_of(system: str | None, max_tokens: int | None, temperature: float | None) -> "Chat":
+    """A conversation that begins with these settings."""
+    from kaiten.cli.chat.state import Chat
+
+    given = {"max_tokens": max_tokens, "temperature": temperature}
+    options = {name: value for name, value in given.items() if value is not None}
+    return Chat(system=system or "", options=options)
 
 
 @app.command(group=USE)

@@ -9,7 +9,7 @@ from typing import Final
 import grpc
 from google.protobuf.json_format import MessageToJson
 
-from kaiten.cli.talk import RESUME_S, complain
+from kaiten.cli.complaint import RESUME_S, complain
 from kaiten.client.connection import OPTIONS, with_key
 from kaiten.client.errors import ApiError, CertificateError, from_rpc_error
 from kaiten.client.live_core import NO_BLOCK, LiveCore, LiveSequence

@@ -1,14 +1,18 @@
 """A stack beside a program: its supervisor runs in a thread, its processes end with this one."""
 
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from kaiten.local.stack import ServeOptions, Stack, planned_stack
 from kaiten.local.supervisor import Display, Supervisor
 from kaiten.loop_thread import LoopThread
+from kaiten.start_error import StartError
 
 
 class BackgroundStack:
@@ -70,3 +74,17 @@ class BackgroundStack:
         """Before it was ready: somebody waits for it."""
         if not self._ready.done():
             self._ready.set_exception(running.exception() or RuntimeError("the stack was stopped"))
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """For a stack's files, this user's alone. Who cannot start is told of a log in it: it stays."""
+    folder = Path(tempfile.mkdtemp(prefix="kaiten-"))
+    try:
+        yield folder
+    except StartError:
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)

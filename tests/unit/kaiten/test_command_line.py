@@ -1,6 +1,7 @@
 """The command as users meet it: a real process, its output, its exit code, never a traceback."""
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ from kaiten.cli import packages
 from kaiten.local import services
 from kaiten.local.ports import HeldPort
 from kaiten.mini import CHECKPOINT
-from service_kit.errors import Unauthenticated
+from service_kit.errors import InvalidRequest, Unauthenticated
 from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
 
 ROOT = Path(__file__).parents[3]
@@ -187,7 +188,6 @@ def test_a_wrong_file_is_refused(
         (["serve", "--dtype", "fp8"], "fp8"),
         (["serve", "--weight-dtype", "int4"], "int4"),
         (["serve", "--kv-dtype", "fp16"], "fp16"),
-        (["generate"], "PROMPT"),
     ],
 )
 def test_mistakes_are_explained(
@@ -299,6 +299,46 @@ async def test_generate_streams_the_text() -> None:
     assert (code, said) == (0, "Hello you ")
     assert (request.text, request.sampling.max_tokens, request.sampling.seed) == ("Say:", 9, 3)
     assert list(request.stop) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "hint"),
+    [
+        (["generate", "a", "--file", "b"], "", "give a prompt or --file, not both"),
+        (["generate", "--file", "/nowhere"], "", "--file /nowhere: No such file or directory"),
+        (["generate", "--file", sys.executable], "", "is not UTF-8"),
+        (["generate"], "", "text: must not be empty"),
+    ],
+)
+async def test_what_is_no_prompt(words: list[str], stdin: str, hint: str) -> None:
+    empty = InvalidRequest("text", "must not be empty")
+    async with ScriptedGateway([empty]) as gateway:
+        code, said = await run_beside(gateway, *words, stdin=stdin)
+    assert (code, hint in said) == (1 if "empty" in hint else 2, True)
+
+
+@pytest.mark.parametrize("words", [[], ["--file", "FILE"]])
+async def test_a_prompt_from_elsewhere(words: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "prompt"
+    file.write_text("Say é:\n")
+    whole = [accepted(), delta(0, "Hi"), finished(2), done(2)]
+    async with ScriptedGateway(whole) as gateway:
+        given = [str(file) if word == "FILE" else word for word in words]
+        stdin = "" if "FILE" in words else "Say é:\n"
+        code, said = await run_beside(gateway, "generate", *given, stdin=stdin)
+        (request,) = gateway.calls
+    assert (code, said, request.text) == (0, "Hi ", "Say é:\n")
+
+
+async def test_an_answer_as_json() -> None:
+    whole = [accepted(), delta(0, "Hi", ids=(7, 8)), finished(2), done(2)]
+    async with ScriptedGateway(whole) as gateway:
+        code, said = await run_beside(gateway, "generate", "Say:", "--json")
+    told = json.loads(said)
+    assert (code, told["usage"]["output_tokens"]) == (0, 2)
+    assert told["choices"] == [
+        {"text": "Hi", "finish_reason": "stop", "output_tokens": 2, "token_ids": [7, 8]}
+    ]
 
 
 async def test_chat_keeps_the_conversation() -> None:

@@ -1,0 +1,25 @@
+"""What a command says when a gateway did not do what it was asked for."""
+
+from typing import Final
+
+from rich.text import Text
+
+from kaiten.api_key import HOW_TO_GIVE
+from kaiten.client.errors import ApiError, UnauthenticatedError, UnavailableError
+from kaiten.console import console
+
+# A person is watching: say quickly that nobody answers.
+RESUME_S: Final = 5.0
+
+
+def complain(error: ApiError, address: str) -> int:
+    """Say what went wrong, and what to do; the exit code."""
+    text = Text(f"error: {error}", style="red")
+    if isinstance(error, UnavailableError):
+        text.append(f"\nis a gateway listening on {address}? start one with: kaiten serve")
+    elif isinstance(error, UnauthenticatedError):
+        text.append(f"\n{HOW_TO_GIVE}")
+    elif error.retry_after_s is not None:
+        text.append(f"\ntry again in {error.retry_after_s:g} s")
+    console().print(text)
+    return 1

@@ -1,0 +1,78 @@
+"""`kaiten generate`: one prompt from the command line, a file or standard input."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from kaiten.cli.complaint import RESUME_S, complain
+from kaiten.client import TLS, Client, Completion, Generation
+from kaiten.client.errors import ApiError
+from kaiten.client.request import GenerateOptions
+
+
+def prompt_of(prompt: str | None, file: Path | None) -> str:
+    """What is to be continued. ValueError: it is nowhere, in two places, or no text."""
+    if prompt is not None and file is not None:
+        raise ValueError("give a prompt or --file, not both")
+    if file is not None:
+        try:
+            return file.expanduser().read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"--file {file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--file {file} is not UTF-8: {error.reason}") from error
+    if prompt is None and not sys.stdin.isatty():
+        try:
+            return sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"standard input is not UTF-8: {error.reason}") from error
+    if prompt is None:
+        raise ValueError("PROMPT is missing: a text, a pipe into standard input, or --file")
+    return prompt
+
+
+def generate(
+    address: str,
+    tls: TLS | None,
+    prompt: str,
+    *,
+    api_key: str | None,
+    as_json: bool,
+    options: GenerateOptions,
+) -> int:
+    """Print the continuation as it comes, or all of it as JSON; the exit code."""
+    try:
+        with (
+            Client(address, resume_s=RESUME_S, api_key=api_key, tls=tls or False) as client,
+            client.generate(prompt, **options) as generation,
+        ):
+            if as_json:
+                print(_json(generation.result))
+            else:
+                _stream(generation)
+            choice = generation.result.choices[0]
+    except ApiError as error:
+        return complain(error, address)
+    if choice.finish_reason == "error":
+        return complain(ApiError(choice.error), address)
+    return 0
+
+
+def _json(completion: Completion) -> str:
+    """One line. What was not asked for is not there."""
+    told = asdict(completion)
+    told["choices"] = [
+        {key: value for key, value in choice.items() if value not in ((), "")}
+        for choice in told["choices"]
+    ]
+    if completion.prompt is None:
+        del told["prompt"]
+    return json.dumps(told, ensure_ascii=False)
+
+
+def _stream(generation: Generation) -> None:
+    for delta in generation:
+        sys.stdout.write(delta.text)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
