@@ -230,6 +230,26 @@ def chat(
         return converse(client, chat_of(system, max_tokens, temperature), where)
 
 
+@app.command(group=USE)
+def batch(
+    file: Annotated[Path, Parameter(help="a request per line, as OpenAI's batches have them")],
+    /,
+    *,
+    url: Annotated[str, Parameter(help="of the HTTP API")] = "http://127.0.0.1:8000",
+    api_key_file: ApiKeyFile = None,
+    tls: TlsOptions = NO_TLS,
+    cancel: Annotated[bool, Parameter(help="end the one that was begun; keep its answers")] = False,
+) -> int:
+    """Have the lines of a file answered, behind all that is live. Killed, run it again."""
+    packages.require("batch")
+    from kaiten.cli.batch import batch as run_batch
+
+    where, trusted = tls.of_or_exit(url)
+    scheme = "http" if trusted is None else "https"
+    key = api_key_of(api_key_file)
+    return run_batch(f"{scheme}://{where}", trusted, file, api_key=key, cancels=cancel)
+
+
 def chat_of(system: str | None, max_tokens: int | None, temperature: float | None) -> "Chat":
     """A conversation that begins with these settings."""
     from kaiten.cli.chat.state import Chat

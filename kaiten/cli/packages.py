@@ -17,6 +17,7 @@ WORKER: Final = ("huggingface-hub", "numpy", "safetensors", "torch")
 # Without which it does not start, by the extra that brings it.
 PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "client": CLIENT,
+    "batch": (*CLIENT, "httpx"),
     "gateway": (*SERVICE, *GATEWAY),
     "scheduler": (*SERVICE, *SCHEDULER),
     "worker": (*SERVICE, *WORKER),

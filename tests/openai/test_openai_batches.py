@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from openai import BadRequestError, NotFoundError, OpenAI
+from openai import BadRequestError, ConflictError, NotFoundError, OpenAI
 
 from tests.support.whole_stack import MODEL, wait_until
 
@@ -156,6 +156,24 @@ def test_a_file_that_is_none_fails_its_batch(client: OpenAI, content: bytes, pro
     assert batch.status == "failed"
     assert problem in batch.errors.data[0].message
     client.files.delete(file.id)
+
+
+def test_the_same_key_is_the_same_batch(client: OpenAI) -> None:
+    """For who does not know whether it was heard."""
+    key: Any = {"Idempotency-Key": "once"}
+    batch = begun(client, [line("a")], extra_headers=key)
+    asked: Any = {
+        "input_file_id": batch.input_file_id, "endpoint": COMPLETION, "completion_window": "24h",
+    }  # fmt: skip
+    assert client.batches.create(**asked, extra_headers=key).id == batch.id
+    assert client.batches.create(**asked).id != batch.id
+    with pytest.raises(ConflictError, match="already exists with another content"):
+        client.batches.create(**asked, metadata={"other": "one"}, extra_headers=key)
+    with pytest.raises(BadRequestError, match="idempotency-key: must match"):
+        client.batches.create(**asked, extra_headers={"Idempotency-Key": "a b"})
+    # Over, it is still the same.
+    assert ended(client, batch).status == "completed"
+    assert client.batches.create(**asked, extra_headers=key).status == "completed"
 
 
 def test_what_is_no_batch_is_refused(client: OpenAI) -> None:

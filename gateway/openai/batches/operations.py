@@ -1,8 +1,10 @@
 """/v1/batches: many requests in a file, answered within a day, behind all that is live."""
 
+import hashlib
 import json
 import re
 import secrets
+from contextlib import suppress
 from typing import Annotated, Any, Final, Literal, get_args
 
 from msgspec import Meta, Struct
@@ -14,11 +16,13 @@ from gateway.openai.listing import Listing, listed, page_of
 from gateway.openai.operation import LOOKS, READS, Api, Operation, parameter
 from gateway.openai.request_body import RequestBody, check_metadata
 from gateway.openai.usage import Count
+from gateway.requests.validation import REQUEST_ID
 from ledger.batches.batches import LIVE, BatchName, StoredBatch
-from service_kit.errors import InvalidRequest, NotFound
+from service_kit.errors import AlreadyExists, InvalidRequest, NotFound
 
 BATCH_ID: Final = re.compile(r"batch_[0-9a-f]{24}", re.ASCII)
 WINDOW_S: Final = 24 * 3600
+KEY_HEADER: Final = "idempotency-key"
 BATCHES: Final = 20
 BATCHES_MAX: Final = 100
 Status = Literal[
@@ -91,6 +95,18 @@ class BatchList(Listing, kw_only=True):
 async def create_batch(api: Api, exchange: Exchange, body: BatchBody) -> None:
     tenant, ledger = exchange.tenant.name, api.link.ledger
     check_metadata(body.metadata)
+    name = BatchName(tenant, _new_id(exchange.header(KEY_HEADER)))
+    fields = {
+        "endpoint": body.endpoint,
+        "input_file_id": body.input_file_id,
+        "metadata": json.dumps(body.metadata or {}),
+    }
+    with suppress(NotFound):
+        before = await ledger.batches.find(name)
+        if fields != {field: before.fields[field] for field in fields}:
+            raise AlreadyExists(f"batch {name.id!r}")
+        await exchange.send_json(200, told(before))
+        return
     if not FILE_ID.fullmatch(body.input_file_id):
         raise InvalidRequest("input_file_id", f"must match {FILE_ID.pattern}")
     try:
@@ -100,15 +116,17 @@ async def create_batch(api: Api, exchange: Exchange, body: BatchBody) -> None:
         raise InvalidRequest("input_file_id", rule) from None
     if file.purpose != PURPOSE:
         raise InvalidRequest("input_file_id", "must be of a file whose purpose is 'batch'")
-    name = BatchName(tenant, f"batch_{secrets.token_hex(12)}")
-    fields = {
-        "endpoint": body.endpoint,
-        "input_file_id": body.input_file_id,
-        "metadata": json.dumps(body.metadata or {}),
-    }
     await ledger.batches.new(name, fields, window_s=WINDOW_S)
     api.on_batch()
     await exchange.send_json(200, told(await ledger.batches.find(name)))
+
+
+def _new_id(key: str) -> str:
+    """The same for the same key of a client, which may not know whether it was heard."""
+    if key and not REQUEST_ID.fullmatch(key):
+        raise InvalidRequest(KEY_HEADER, f"must match {REQUEST_ID.pattern}")
+    digest = hashlib.sha256(key.encode()).hexdigest()[:24] if key else secrets.token_hex(12)
+    return f"batch_{digest}"
 
 
 async def get_batch(api: Api, exchange: Exchange, _body: None) -> None:
@@ -158,13 +176,30 @@ def told(stored: StoredBatch) -> Batch:
     )
 
 
-PATH: Final = "/v1/batches/{id}"
+NAMED: Final = parameter(
+    "header",
+    KEY_HEADER,
+    f"({REQUEST_ID.pattern})?",
+    "the same key and body again is the same batch",
+)
+CREATES: Final = (409, *READS)
+ALL: Final = "/v1/batches"
+PATH: Final = f"{ALL}/{{id}}"
 ID: Final = parameter("path", "id", BATCH_ID.pattern, "as its answer has it")
 LISTED: Final = listed(BATCHES_MAX, BATCHES)
 assert set(ENDPOINTS) == {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
 OPERATIONS: Final = (
-    Operation("POST", "/v1/batches", "createBatch", create_batch, READS, (Batch,), (), BatchBody),
-    Operation("GET", "/v1/batches", "listBatches", list_batches, LOOKS, (BatchList,), LISTED),
+    Operation(
+        "POST",
+        "/v1/batches",
+        "createBatch",
+        create_batch,
+        (409, *READS),
+        (Batch,),
+        (NAMED,),
+        BatchBody,
+    ),
+    Operation("GET", ALL, "listBatches", list_batches, LOOKS, (BatchList,), LISTED),
     Operation("GET", PATH, "getBatch", get_batch, LOOKS, (Batch,), (ID,)),
     Operation("POST", f"{PATH}/cancel", "cancelBatch", cancel_batch, LOOKS, (Batch,), (ID,)),
 )

@@ -1,0 +1,252 @@
+"""`kaiten batch FILE.jsonl`: every line answered once, also when it is killed and run again."""
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from kaiten.api_key import HOW_TO_GIVE
+from kaiten.console import console
+from kaiten.tls import TLS
+from kaiten.waits import doubled_s
+
+LOOK_S: Final = 0.5
+# A gateway that is away for longer is told of; the batch does not need us.
+AWAY_S: Final = 60.0
+WAIT_S_MAX: Final = 5.0
+START_ONE: Final = "is a gateway listening there? start one with: kaiten serve"
+OVER: Final = ("completed", "failed", "expired", "cancelled")
+
+
+class BatchError(Exception):
+    """Why a batch cannot go on, for its user."""
+
+
+class Refused(BatchError):
+    """The gateway's own no: nothing was begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What the next run of the same command must know, kept beside the file until the end."""
+
+    url: str
+    digest: str
+    file_id: str
+    # Names the batch before it is there.
+    key: str
+
+    def write(self, path: Path) -> None:
+        """All of it or nothing."""
+        beside = path.with_name(f"{path.name}.new")
+        beside.write_text(json.dumps(asdict(self)))
+        beside.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> "Note | None":
+        try:
+            return cls(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            raise BatchError(f"{path} cannot be read ({error}): delete it to begin anew") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Of one batch: what is asked, what comes of it, and the note in between."""
+
+    lines: Path
+
+    @property
+    def note(self) -> Path:
+        return self.lines.with_name(f"{self.lines.name}.batch")
+
+    @property
+    def output(self) -> Path:
+        return self.lines.with_suffix(".output.jsonl")
+
+    @property
+    def errors(self) -> Path:
+        return self.lines.with_suffix(".errors.jsonl")
+
+
+class Server:
+    """The HTTP API, asked again while it is away or says that it has too much to do."""
+
+    def __init__(self, url: str, api_key: str | None, tls: TLS | None) -> None:
+        key = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.Client(
+            base_url=url,
+            headers=key,
+            timeout=httpx.Timeout(60.0, connect=5.0),
+            verify=(tls or TLS()).context(),
+            trust_env=False,
+        )
+        self._has_answered = False
+
+    def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        """BatchError: it says no, or nothing for too long."""
+        failures, since_s = 0, time.monotonic()
+        while True:
+            failures += 1
+            wait_s = doubled_s(0.2, failures, WAIT_S_MAX)
+            try:
+                answer = self._http.request(method, path, **more)
+            except httpx.HTTPError as error:
+                problem = f"{self._http.base_url} does not answer: {error or type(error).__name__}"
+                if not self._has_answered:
+                    raise BatchError(f"{problem}\n{START_ONE}") from error
+            else:
+                self._has_answered = True
+                if answer.headers.get("x-should-retry") != "true":
+                    return _checked(answer)
+                since_s, problem = time.monotonic(), _said(answer)
+                wait_s = float(answer.headers.get("retry-after", wait_s))
+            if time.monotonic() + wait_s - since_s > AWAY_S:
+                raise BatchError(problem)
+            time.sleep(wait_s)
+
+
+def batch(url: str, tls: TLS | None, path: Path, *, api_key: str | None, cancels: bool) -> int:
+    """The exit code: 1 when a line has no answer."""
+    files = Files(path.expanduser())
+    server = Server(url, api_key, tls)
+    try:
+        found = _begun(server, url, files)
+        if cancels and found["status"] not in OVER:
+            found = server.ask("POST", f"/v1/batches/{found['id']}/cancel").json()
+        ended = _followed(server, found)
+        return _told(server, ended, files)
+    except (BatchError, OSError) as error:
+        console().print(Text(f"error: {error}", style="red"), soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        told = "the batch goes on without you; the same command comes back to it, --cancel ends it"
+        console().print(told, soft_wrap=True)
+        raise
+
+
+def _begun(server: Server, url: str, files: Files) -> dict[str, Any]:
+    """The batch of these lines: the one that was begun before, or a new one."""
+    try:
+        content = files.lines.read_bytes()
+    except OSError as error:
+        raise BatchError(f"{files.lines}: {error.strerror}") from error
+    endpoint, digest = _endpoint(content), hashlib.sha256(content).hexdigest()
+    note = Note.read(files.note)
+    if note is None:
+        upload = {"file": (files.lines.name, content)}
+        file = server.ask("POST", "/v1/files", files=upload, data={"purpose": "batch"}).json()
+        note = Note(url=url, digest=digest, key=secrets.token_hex(16), file_id=file["id"])
+        note.write(files.note)
+    elif (note.url, note.digest) != (url, digest):
+        other = f"at {note.url}" if note.url != url else "with other lines"
+        raise BatchError(f"{files.note} is of a batch {other}: delete it to begin anew")
+    asked = {"input_file_id": note.file_id, "endpoint": endpoint, "completion_window": "24h"}
+    headers = {"idempotency-key": note.key}
+    try:
+        answer = server.ask("POST", "/v1/batches", json=asked, headers=headers)
+    except Refused:
+        files.note.unlink()
+        raise
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def _endpoint(content: bytes) -> str:
+    """Of the first line: a batch has one. The gateway says what is wrong with the others."""
+    first = next((line for line in content.splitlines() if line.strip()), b"")
+    try:
+        return str(json.loads(first)["url"])
+    except (ValueError, KeyError, TypeError):
+        form = '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
+        raise BatchError(f"the first line is no request; a line is {form}") from None
+
+
+def _followed(server: Server, found: dict[str, Any]) -> dict[str, Any]:
+    """The batch when it is over."""
+    with _bar() as show:
+        while True:
+            show(found)
+            if found["status"] in OVER:
+                return found
+            time.sleep(LOOK_S)
+            found = server.ask("GET", f"/v1/batches/{found['id']}").json()
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A bar where somebody looks, else a line per state."""
+    out, told = console(), ""
+    if not out.is_terminal:
+
+        def say(found: dict[str, Any]) -> None:
+            nonlocal told
+            if found["status"] != told:
+                told = found["status"]
+                out.print(f"{found['id']}: {told}", soft_wrap=True, highlight=False)
+
+        yield say
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]} failed"))
+    with Progress(TextColumn("{task.description}"), *columns, TimeRemainingColumn()) as bar:
+        task = bar.add_task("", total=None, failed=0)
+
+        def show(found: dict[str, Any]) -> None:
+            counts = found["request_counts"]
+            bar.update(
+                task,
+                description=found["status"],
+                total=counts["total"] or None,
+                completed=counts["completed"] + counts["failed"],
+                failed=counts["failed"],
+            )
+
+        yield show
+
+
+def _told(server: Server, ended: dict[str, Any], files: Files) -> int:
+    """Write what came of it, say so, and forget the batch."""
+    for file_id, path in (
+        (ended["output_file_id"], files.output),
+        (ended["error_file_id"], files.errors),
+    ):
+        path.unlink(missing_ok=True)
+        if file_id is not None:
+            path.write_bytes(server.ask("GET", f"/v1/files/{file_id}/content").content)
+    files.note.unlink()
+    counts, told = ended["request_counts"], Text()
+    told.append(f"{ended['status']}: {counts['completed']} of {counts['total']} lines answered")
+    if files.output.exists():
+        told.append(f"\nanswers: {files.output}")
+    if files.errors.exists():
+        told.append(f"\n{counts['failed']} not answered, and why: {files.errors}")
+    for problem in (ended["errors"] or {}).get("data", ()):
+        told.append(f"\n{problem['message']}")
+    console().print(told, soft_wrap=True)
+    return 0 if counts["completed"] == counts["total"] > 0 else 1
+
+
+def _checked(answer: httpx.Response) -> httpx.Response:
+    if answer.is_success:
+        return answer
+    hint = f"\n{HOW_TO_GIVE}" if answer.status_code == httpx.codes.UNAUTHORIZED else ""
+    raise Refused(f"{_said(answer)}{hint}")
+
+
+def _said(answer: httpx.Response) -> str:
+    """Its own words; those of somebody between may be a page."""
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {answer.status_code} of {answer.url}"

@@ -1,0 +1,155 @@
+"""`kaiten batch`: a file of lines in, a file of answers out, whatever happens to the command."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from kaiten.local.ports import HeldPort
+from tests.support.served import ENV, ROOT, WAIT_S
+from tests.support.whole_stack import MODEL, WholeStack, wait_until
+
+Popen = subprocess.Popen[str]
+
+
+def write(path: Path, bodies: Sequence[dict[str, Any]], *more: str) -> Path:
+    lines = [
+        json.dumps({"custom_id": str(at), "method": "POST", "url": "/v1/completions", "body": body})
+        for at, body in enumerate(bodies)
+    ]
+    path.write_text("\n".join([*lines, *more]) + "\n")
+    return path
+
+
+def asked(prompt: str, tokens: int = 6) -> dict[str, Any]:
+    told = {"model": MODEL, "prompt": prompt, "max_tokens": tokens}
+    return told | {"temperature": 0, "ignore_eos": True}
+
+
+def begun(url: str, path: Path, *words: str) -> Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "kaiten", "batch", str(path), "--url", url, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=ENV,
+    )
+
+
+def run(url: str, path: Path, *words: str) -> tuple[int, str]:
+    process = begun(url, path, *words)
+    said, _ = process.communicate(timeout=WAIT_S)
+    assert "Traceback" not in said
+    return process.returncode, said
+
+
+def lines_of(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_lines_in_answers_out(whole_stack: WholeStack, tmp_path: Path) -> None:
+    path = write(tmp_path / "lines.jsonl", [asked("The chef"), asked("Tea")])
+    code, said = run(whole_stack.door.http, path)
+    assert code == 0, said
+    assert "completed: 2 of 2 lines answered" in said
+    answers = lines_of(tmp_path / "lines.output.jsonl")
+    assert [each["custom_id"] for each in answers] == ["0", "1"]
+    assert {path.name for path in tmp_path.iterdir()} == {"lines.jsonl", "lines.output.jsonl"}
+
+
+def test_a_line_that_is_wrong_is_told_and_the_others_are_answered(
+    whole_stack: WholeStack, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "lines.jsonl", [asked("The chef"), {"prompt": 1}], "no json")
+    code, said = run(whole_stack.door.http, path)
+    assert code == 1
+    assert "completed: 1 of 3 lines answered" in said
+    assert "2 not answered, and why:" in said
+    assert len(lines_of(tmp_path / "lines.errors.jsonl")) == 2
+
+
+def test_killed_and_run_again_it_goes_on(
+    whole_stack: WholeStack, client: OpenAI, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "lines.jsonl", [asked(f"Plate {n}", 200) for n in range(60)])
+    before = {each.id for each in client.batches.list()}
+
+    def mine() -> list[Any]:
+        return [each for each in client.batches.list() if each.id not in before]
+
+    process = begun(whole_stack.door.http, path)
+    wait_until(lambda: mine() and mine()[0].request_counts.completed > 0, "a line is answered")
+    process.kill()
+    process.communicate()
+    path_of_note = tmp_path / "lines.jsonl.batch"
+    note = json.loads(path_of_note.read_text())
+    code, said = run(whole_stack.door.http, path)
+    assert code == 0, said
+    assert "completed: 60 of 60 lines answered" in said
+    (batch,) = mine()
+    assert batch.input_file_id == note["file_id"]
+    answers = lines_of(tmp_path / "lines.output.jsonl")
+    assert sorted(int(each["custom_id"]) for each in answers) == [*range(60)]
+    assert not path_of_note.exists()
+
+
+def test_other_lines_are_another_batch(whole_stack: WholeStack, tmp_path: Path) -> None:
+    path = write(tmp_path / "lines.jsonl", [asked("Plate", 400) for _ in range(60)])
+    note = tmp_path / "lines.jsonl.batch"
+    process = begun(whole_stack.door.http, path)
+    wait_until(note.exists, "it is uploaded")
+    process.kill()
+    process.communicate()
+    content = path.read_text()
+    write(path, [asked("Tea")])
+    code, said = run(whole_stack.door.http, path)
+    assert code == 1
+    assert "is of a batch with other lines: delete it to begin anew" in said.replace("\n", " ")
+    path.write_text(content)
+    code, said = run(whole_stack.door.http, path, "--cancel")
+    assert code == 1
+    assert "cancelled: " in said
+    assert not note.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("{}\n", "the first line is no request"), ("", "the first line is no request")],
+)
+def test_what_is_no_batch_is_not_begun(content: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text(content)
+    with HeldPort() as port:
+        code, told = run(f"http://{port.address}", path)
+    assert code == 1
+    assert said in told
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_what_the_gateway_refuses_leaves_nothing_behind(
+    whole_stack: WholeStack, tmp_path: Path
+) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"url": "/v1/embeddings"}\n')
+    code, said = run(whole_stack.door.http, path)
+    assert code == 1
+    assert "error: endpoint: " in said
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_nobody_is_there(tmp_path: Path) -> None:
+    path = write(tmp_path / "lines.jsonl", [asked("Tea")])
+    with HeldPort() as port:
+        code, said = run(f"http://{port.address}", path)
+        assert code == 1
+        assert "does not answer" in said
+        assert "start one with: kaiten serve" in said
+        code, said = run(f"http://{port.address}", tmp_path / "none.jsonl")
+    assert code == 1
+    assert "none.jsonl: No such file or directory" in said
