@@ -45,4 +45,4 @@ def test_curl(line: str, whole_stack: WholeStack) -> None:
 
 
 def test_all_were_found() -> None:
-    assert (len(found(PYTHON)), len(found(CURL))) == (5, 2)
+    assert (len(found(PYTHON)), len(found(CURL))) == (7, 2)
