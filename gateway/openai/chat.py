@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 from gateway.openai.generate import generating
 from gateway.openai.generation_body import GenerationBody
 from gateway.openai.logprobs import PromptLogprobs, TokenLogprob
-from gateway.openai.parts import Chunk, Fields, Format, Head, Part, Position, Reason, TokenIds
+from gateway.openai.parts import Chunk, Fields, Format, Head, Part, Reason, TokenIds
 from gateway.openai.request_body import FAIL_FAST, Options, RequestBody
 from gateway.openai.usage import Count, Timing, Usage
 from gateway.requests.validation import Limits, check_option
@@ -64,7 +64,6 @@ class ChatChunkChoice(Struct):
     logprobs: ChatLogprobs | None
     finish_reason: Reason | None
     token_ids: TokenIds | UnsetType = UNSET
-    position: Position | UnsetType = UNSET
 
 
 class ChatChunk(Chunk, kw_only=True):
@@ -77,7 +76,7 @@ def _chunk_choice(part: Part) -> ChatChunkChoice:
     delta = ChatDelta() if reason else ChatDelta(content=part.text)
     if part.is_first:
         delta = ChatDelta(role="assistant", content="")
-    return ChatChunkChoice(part.choice, delta, logprobs, reason, part.token_ids, part.position)
+    return ChatChunkChoice(part.choice, delta, logprobs, reason, part.token_ids)
 
 
 def _choice(part: Part) -> ChatChoice:

@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from gateway.openai.generate import generating
 from gateway.openai.generation_body import GenerationBody
 from gateway.openai.logprobs import PromptLogprobs, TokenLogprob
-from gateway.openai.parts import Chunk, Echo, Fields, Format, Head, Part, Position, Reason, TokenIds
+from gateway.openai.parts import Chunk, Echo, Fields, Format, Head, Part, Reason, TokenIds
 from gateway.openai.request_body import IdLists, Ids, Texts
 from gateway.openai.usage import Count, Timing, Usage
 from gateway.requests.validation import Limits, TooMany
@@ -36,7 +36,6 @@ class CompletionChoice(Struct):
     logprobs: CompletionLogprobs | None
     finish_reason: Reason | None
     token_ids: TokenIds | UnsetType = UNSET
-    position: Position | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
@@ -67,7 +66,6 @@ def _choice(part: Part) -> CompletionChoice:
         logprobs=None if part.logprobs is None else columns(part.logprobs),
         finish_reason=part.reason,
         token_ids=part.token_ids,
-        position=part.position,
         prompt_logprobs=part.prompt_logprobs,
     )
 
@@ -111,8 +109,6 @@ class CompletionBody(GenerationBody):
             raise InvalidRequest("prompt", "must not be empty")
         if len(prompts) > prompts_max:
             raise TooMany("prompt", prompts_max, len(prompts), "prompts")
-        if len(prompts) > 1 and self.background:
-            raise InvalidRequest("background", "works with a single prompt only")
         self._check_choosing()
         # Likeliest tokens beside each of the prompt's own, where it comes before the text.
         echoed, asked = self.logprobs if self.echo else None, self.prompt_logprobs

@@ -3,9 +3,7 @@
 import re
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Final, Literal
-
-from msgspec import Struct
+from typing import Final
 
 from gateway.http.exchange import Exchange
 from gateway.openai.generation_body import GenerationBody, StreamOptions
@@ -19,14 +17,6 @@ TRACEPARENT_CHARS_MAX: Final = 64
 # A header, as gRPC's deadline is of the call: what is repeated later is the same request.
 TIMEOUT_HEADER: Final = "x-request-timeout-s"
 TIMEOUT_S: Final = re.compile(r"[0-9]{1,7}(\.[0-9]{1,3})?", re.ASCII)
-
-
-class QueuedRequest(Struct, kw_only=True):
-    """With background, not streamed."""
-
-    id: str
-    object: Literal["request"] = "request"
-    status: Literal["queued"] = "queued"
 
 
 async def generate(api: Api, exchange: Exchange, body: GenerationBody) -> None:
@@ -45,15 +35,12 @@ async def generate(api: Api, exchange: Exchange, body: GenerationBody) -> None:
         shown = Shown(
             logprobs=asks[0].sampling.HasField("logprobs"),
             token_ids=asks[0].return_token_ids,
-            positions=options.include_position,
             prompt_logprobs=body.prompt_logprobs,
         )
         parts = Parts(generations, api.formatter, shown, echoes)
         if body.stream:
             usage, ping_s = options.include_usage, api.config.sse_ping_s
             await send_stream(exchange, form, head, parts, with_usage=usage, ping_s=ping_s)
-        elif body.background:
-            await exchange.send_json(202, QueuedRequest(id=head["id"]))
         else:
             wholes = await parts.collect()
             await exchange.send_json(200, form.reply(head, wholes, parts.ends()))
@@ -75,7 +62,7 @@ def with_headers(ask: Ask, exchange: Exchange) -> Ask:
         body_hash=exchange.body_digest,
         timeout_s=_timeout_s(exchange.header(TIMEOUT_HEADER)),
         traceparent=exchange.header("traceparent")[:TRACEPARENT_CHARS_MAX],
-        keep_running=ask.keep_running or exchange.keeps_running,
+        keep_running=exchange.keeps_running,
     )
 
 
@@ -110,7 +97,4 @@ def generating(
     path: str, name: str, reply: type, body: type[GenerationBody], chunk: type
 ) -> Operation:
     """What the two endpoints have in common."""
-    others = {202: QueuedRequest}
-    return Operation(
-        "POST", path, name, generate, GENERATES, (reply,), HEADERS, body, (chunk,), others
-    )
+    return Operation("POST", path, name, generate, GENERATES, (reply,), HEADERS, body, (chunk,))

@@ -27,8 +27,6 @@ TOKEN_ID: Final = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 class StreamOptions(RequestBody):
     include_usage: bool = False
     include_obfuscation: bool = False
-    include_position: bool = False
-    """Ours: how many tokens of the choice there are so far, for `starting_after`."""
 
 
 class SamplingBody(RequestBody):
@@ -104,9 +102,6 @@ class GenerationBody(SamplingBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    background: bool | None = None
-    """Keep computing when the client leaves; come back by GET /v1/requests/{id}. With a single
-    prompt only."""
 
     @abstractmethod
     def asks(self, limits: Limits, prompts_max: int) -> list[Ask]:
@@ -120,7 +115,6 @@ class GenerationBody(SamplingBody):
             super().ask(prompt, limits, **given),
             n=self.n,
             return_token_ids=bool(self.return_token_ids),
-            keep_running=bool(self.background),
         )
 
     def echoed(self, prompt: Prompt, pieces: Pieces) -> Echo:

@@ -25,9 +25,6 @@ PARTS_MAX: Final = 1024
 Fields = dict[str, Any]
 Reason = Literal["stop", "length"]
 TokenIds = Annotated[list[Count], Meta(description="with return_token_ids")]
-Position = Annotated[
-    int, Meta(ge=0, description="with stream_options.include_position: output tokens so far")
-]
 REASONS: Final[dict[FinishReason, Reason]] = {
     FinishReason.FINISH_REASON_STOP: "stop",
     FinishReason.FINISH_REASON_LENGTH: "length",
@@ -73,7 +70,8 @@ class Part(NamedTuple):
     logprobs: Sequence[TokenLogprob] | None = None
     token_ids: list[int] | UnsetType = UNSET
     # Output tokens of the choice so far.
-    position: int | UnsetType = UNSET
+    # Output tokens of the choice up to here.
+    position: int = 0
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     end: Finished | None = None
 
@@ -89,7 +87,6 @@ class Shown:
 
     logprobs: bool = True
     token_ids: bool = False
-    positions: bool = False
     prompt_logprobs: int | None = None
 
 
@@ -185,7 +182,7 @@ class Parts:
                 logprobs = self._formatter.output(delta, self._chars[index])
             self._chars[index] += len(delta.text)
         token_ids = list(delta.token_ids) if shown.token_ids else UNSET
-        position = delta.position + len(delta.token_ids) if shown.positions else UNSET
+        position = delta.position + len(delta.token_ids)
         return (Part(index, delta.text, False, logprobs, token_ids, position),)
 
     def _of_prompt(self, first: int, event: Explained) -> Iterable[Part]:

@@ -31,7 +31,7 @@ async def test_it_shows_every_route_and_schema(tmp_path: Path, redis_url: str, c
     assert "CONSOLE" not in log.read_text(), log.read_text()
     for shown in (
         'id="chat"',
-        'id="cancelRequest"',
+        'id="cancelResponse"',
         'id="schema-ChatBody"',
         "curl -X POST",
         "-F purpose=batch",

@@ -230,7 +230,7 @@ HTTP_ONLY: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": "x", "max_tokens": 0}, "[1, 4294967295], got 0", "max_tokens"),
     ({"prompt": "x", "best_of": 2}, "not supported", "best_of"),
     ({"prompt": "x", "best_of": 1, "n": 2}, "at least n, which is 2", "best_of"),
-    ({"prompt": ["x", "y"], "background": True}, "single prompt", "background"),
+    ({"prompt": "x", "background": True}, "is not a known field", "background"),
     ({"prompt": "x", "priority": -1001}, "[-1000, 1000]", "priority"),
     ({"prompt": "x", "prompt_logprobs": 21}, "in [0, 20], got 21", "prompt_logprobs"),
     ({"prompt": "x", "prompt_logprobs": -1}, "in [0, 20], got -1", "prompt_logprobs"),

@@ -277,7 +277,7 @@ async def test_every_answer_carries_the_request_id(stack: Stack, http: httpx.Asy
             ("PUT", "/v1/models", None),
             ("POST", "/v1/completions", b"{"),
             ("POST", "/v1/completions", b'{"prompt": "x"}'),
-            ("GET", "/v1/requests/nobody", None),
+            ("GET", "/v1/responses/resp_nobody", None),
             ("POST", "/tokenize", b"x" * 100),
         )
     ]

@@ -145,8 +145,8 @@ async def test_models_are_listed_exactly_while_they_are_served(
 
         async def ask() -> int:
             """Whether a request would be accepted, which is not the same as served."""
-            body = {"prompt": "x", "max_tokens": 1, "background": True}
-            return (await http.post("/v1/completions", json=body)).status_code
+            body = {"input": "x", "max_output_tokens": 1, "background": True}
+            return (await http.post("/v1/responses", json=body)).status_code
 
         await becomes("no scheduler has led this cell yet")
         assert await ask() == 503
@@ -163,10 +163,10 @@ async def test_models_are_listed_exactly_while_they_are_served(
             assert reply.status_code == 200
             scheduler.cell.workers_ready = 0
             await becomes("no worker is ready")
-            assert await ask() == 202, "it waits for a worker to come back"
+            assert await ask() == 200, "it waits for a worker to come back"
             scheduler.cell.workers_ready, scheduler.cell.stalled_ms = 1, 500
             await becomes("nothing was committed for 500 ms")
-            assert await ask() == 202
+            assert await ask() == 200
             scheduler.cell.stalled_ms, scheduler.cell.model.vocab_size = 0, vocab_size + 1
             await becomes("another model")
             assert await ask() == 503, "it would be computed by another model"

@@ -94,15 +94,6 @@ async def test_whoever_attaches_from_the_beginning_is_told_too(stack: Stack) -> 
             assert kinds(events).index("prompt") < kinds(events).index("delta")
 
 
-async def test_a_stored_request_shows_its_prompt(stack: Stack) -> None:
-    body = await complete(stack, prompt=[11, 12, 13], max_tokens=2, prompt_logprobs=1)
-    async with httpx.AsyncClient(timeout=WAIT_S) as client:
-        url = f"{stack.gateway.openai.base_url}requests/{body['id']}"
-        stored = (await client.get(url)).json()
-    assert stored["status"] == "completed"
-    assert stored["prompt_logprobs"] == body["choices"][0]["prompt_logprobs"]
-
-
 async def test_echo_with_logprobs_has_the_prompts_first(stack: Stack) -> None:
     card = stack.gateway.card
     ids = stack.gateway.ids("one two")

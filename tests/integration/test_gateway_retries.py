@@ -112,8 +112,8 @@ async def test_every_answer_that_is_an_error_says_whether_to_ask_again(
     asked: list[tuple[str, str, dict[str, Any], int]] = [
         ("GET", "/nowhere", {}, 404),
         ("PUT", "/v1/models", {}, 405),
-        ("GET", "/v1/requests/nobody", {}, 404),
-        ("GET", "/v1/requests/taken?starting_after=x", {}, 400),
+        ("GET", "/v1/responses/resp_nobody", {}, 404),
+        ("GET", "/v1/responses/b@d", {}, 400),
         ("POST", "/v1/completions", {"json": body | {"n": 9}}, 400),
         ("POST", "/v1/completions", {"json": body | {"model": "other"}}, 404),
         ("POST", "/v1/completions", {"json": {}, "headers": {"idempotency-key": "taken"}}, 400),
@@ -136,17 +136,13 @@ async def test_every_answer_that_is_an_error_says_whether_to_ask_again(
 
 
 async def test_complaints_are_in_the_words_of_http(stack: Stack, http: httpx.AsyncClient) -> None:
-    """`positions` and `request_id` are the proto's."""
+    """`request_id` is the proto's."""
     stack.says("x")
-    body = {"prompt": "x", "background": True}
-    reply = await http.post("/v1/completions", json=body, headers={"idempotency-key": "mine"})
-    assert reply.status_code == 202
+    body = {"prompt": "x"}
     for method, path, headers, param in (
-        ("GET", "/v1/requests/mine?stream=true&starting_after=0,0,0", {}, "starting_after"),
-        ("GET", "/v1/requests/mine?stream=true&starting_after=x", {}, "starting_after"),
-        ("GET", "/v1/requests/b@d", {}, "id"),
-        ("DELETE", "/v1/requests/cmpl-", {}, "id"),
-        ("POST", "/v1/requests/b@d/cancel", {}, "id"),
+        ("GET", "/v1/responses/b@d", {}, "id"),
+        ("DELETE", "/v1/responses/resp_", {}, "id"),
+        ("POST", "/v1/responses/b@d/cancel", {}, "id"),
         ("POST", "/v1/completions", {"idempotency-key": "b@d"}, "Idempotency-Key"),
     ):
         content = body if path.endswith("completions") else None

@@ -85,9 +85,9 @@ async def test_no_path_answers_without_a_key_but_the_open_ones(stack: Stack) -> 
             ("POST", "/v1/chat/completions"),
             ("POST", "/v1/completions"),
             ("GET", "/v1/models"),
-            ("GET", "/v1/requests/x"),
-            ("DELETE", "/v1/requests/x"),
-            ("POST", "/v1/requests/x/cancel"),
+            ("GET", "/v1/responses/resp_x"),
+            ("DELETE", "/v1/responses/resp_x"),
+            ("POST", "/v1/responses/resp_x/cancel"),
             ("POST", "/tokenize"),
             ("POST", "/detokenize"),
             ("GET", "/nowhere"),
@@ -155,11 +155,18 @@ async def test_anothers_request_is_not_found_as_an_unknown_one_is(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
-    async with http_of(stack, "bob-key") as http:
-        assert (await http.get("/v1/requests/mine")).status_code == 404
-        assert (await http.delete("/v1/requests/mine")).status_code == 404
     async with http_of(stack, "alice-key") as http:
-        assert (await http.get("/v1/requests/mine")).json()["choices"][0]["text"] == "secret"
+        told = (await http.post("/v1/responses", json={"input": "x"})).json()
+        url = f"/v1/responses/{told['id']}"
+        assert (await http.get(url)).json()["output"][0]["content"][0]["text"] == "secret"
+    async with http_of(stack, "bob-key") as http:
+        for method, path in (
+            ("GET", ""),
+            ("DELETE", ""),
+            ("POST", "/cancel"),
+            ("GET", "/input_items"),
+        ):
+            assert (await http.request(method, url + path)).status_code == 404
 
 
 def details(error: "grpc.aio.AioRpcError") -> tuple[QuotaFailure, ErrorInfo]:

@@ -93,7 +93,7 @@ async def test_json_may_be_spelt_as_people_do(
 
 
 async def test_a_cancel_needs_no_body(stack: Stack, http: httpx.AsyncClient) -> None:
-    assert (await http.post("/v1/requests/nobody/cancel")).status_code == 404
+    assert (await http.post("/v1/responses/resp_nobody/cancel")).status_code == 404
 
 
 @pytest.mark.parametrize("host", EVIL)
@@ -102,7 +102,7 @@ async def test_a_name_that_was_led_here_gets_no_answer(
 ) -> None:
     for method, path in (
         ("GET", "/v1/models"),
-        ("GET", "/v1/requests/x"),
+        ("GET", "/v1/responses/resp_x"),
         ("GET", "/ready"),
         ("GET", "/health"),
         ("GET", "/metrics"),

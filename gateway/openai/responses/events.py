@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from typing import Any, Final, Literal, NamedTuple
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from gateway.http.exchange import Exchange
 from gateway.http.json_reply import to_json
@@ -170,7 +170,6 @@ class _Stream:
                 yield self._delta(part)
 
     def _delta(self, part: Part) -> TextDeltaEvent:
-        assert part.position is not UNSET
         is_held_back = part.position <= self._position
         self._position = max(part.position, self._position)
         logprobs = token_logprobs(part.logprobs or ())

@@ -30,6 +30,7 @@ from gateway.openai.responses.reply import (
     InputTextReply,
     OutputMessage,
     OutputText,
+    QueuePlace,
     Response,
     ResponseProblem,
     Status,
@@ -95,7 +96,8 @@ async def get_response(api: Api, exchange: Exchange, _body: None) -> None:
     if seen.done is not None:
         await exchange.send_json(200, await _whole(api, tenant, begun, note))
     elif seen.place.position is not None:
-        await exchange.send_json(200, msgspec.structs.replace(begun, status="queued"))
+        place = QueuePlace(seen.place.position, seen.place.reason)
+        await exchange.send_json(200, msgspec.structs.replace(begun, status="queued", queue=place))
     else:
         await exchange.send_json(200, begun)
 
@@ -141,7 +143,7 @@ async def _stream(
     note: Note,
     resumed: Resumed,
 ) -> None:
-    parts = Parts([generation], api.formatter, Shown(logprobs=note.with_logprobs, positions=True))
+    parts = Parts([generation], api.formatter, Shown(logprobs=note.with_logprobs))
 
     async def finish(end: Finished, told: Told | None) -> Response:
         if told is None:

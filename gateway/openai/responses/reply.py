@@ -82,6 +82,13 @@ class Asked(Struct, kw_only=True):
     top_p: float
 
 
+class QueuePlace(Struct):
+    """Of one that has not begun: 1 is next; and what it waits for, in words."""
+
+    position: Count
+    reason: str
+
+
 class Response(Asked, kw_only=True):
     id: str
     object: Literal["response"] = "response"
@@ -93,6 +100,7 @@ class Response(Asked, kw_only=True):
     usage: ResponseUsage | None = None
     # Where the time went, of one that has ended.
     kaiten: Timing | None = None
+    queue: QueuePlace | None = None
     parallel_tool_calls: bool = True
     text: TextReply = field(default_factory=TextReply)
     tool_choice: Literal["auto"] = "auto"

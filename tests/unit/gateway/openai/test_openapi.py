@@ -116,7 +116,6 @@ def worded(name: str, body: dict[str, Any], error: KaitenError) -> bool:
     described = {
         "min_tokens: must be at most max_tokens": body.get("min_tokens"),
         "best_of: ": body.get("best_of"),
-        "background: works with a single prompt": isinstance(body.get("prompt"), list),
         "allowed_token_ids: must hold a token": body.get("allowed_token_ids"),
         # With the prompt's own tokens.
         "max_tokens: must be at most": body.get("max_tokens"),
