@@ -6,11 +6,11 @@ of a request that outlived its client here, the scheduler counts. docs/operating
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter_ns
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry.metrics import Histogram, Meter
 
@@ -143,7 +143,22 @@ class Meters:
         meter.create_observable_gauge("kaiten.gateway.requests_live", live, "", "being followed")
 
 
-def _itself(counts: Counter[Key]) -> Counter[Key]:
+class BatchMeters:
+    """Of the batches that one gateway drives. `driven`: how many those are now."""
+
+    def __init__(self, meter: Meter, driven: Callable[[], int]) -> None:
+        self.lines = Counter[str]()
+        self.ended = Counter[str]()
+        for name, counts, label, what in (
+            ("batch_lines", self.lines, "outcome", "answered, or failed, of batches"),
+            ("batches_ended", self.ended, "status", "as their clients are told"),
+        ):
+            read = seen(partial(_itself, counts), label)
+            meter.create_observable_counter(f"kaiten.gateway.{name}", read, "", what)
+        meter.create_observable_gauge("kaiten.gateway.batches_driven", seen(driven), "", "here")
+
+
+def _itself(counts: Counter[Any]) -> Counter[Any]:
     return counts
 
 

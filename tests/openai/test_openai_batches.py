@@ -1,12 +1,14 @@
 """/v1/batches by the OpenAI package."""
 
 import json
+import re
 from typing import Any
 
+import httpx
 import pytest
 from openai import BadRequestError, ConflictError, NotFoundError, OpenAI
 
-from tests.support.whole_stack import MODEL, wait_until
+from tests.support.whole_stack import MODEL, WholeStack, wait_until
 
 ENDPOINTS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 6},
@@ -141,6 +143,29 @@ def test_a_batch_whose_input_is_deleted_ends_with_what_it_has(client: OpenAI) ->
     for answer in answers(client, batch.error_file_id):
         assert answer["error"]["code"] == "input_gone"
         assert batch.input_file_id in answer["error"]["message"]
+
+
+def test_batches_are_counted(client: OpenAI, whole_stack: WholeStack) -> None:
+    def counts() -> dict[str, float]:
+        """Of all gateways: any of them may drive it."""
+        found: dict[str, float] = {}
+        for door in whole_stack.doors:
+            page = httpx.get(f"{door.http}/metrics").text
+            for name, value in re.findall(r"^kaiten_gateway_(batch\S+) (\S+)$", page, re.MULTILINE):
+                found[name] = found.get(name, 0) + float(value)
+        return found
+
+    before = counts()
+    assert ended(client, begun(client, [line("a"), "no json"])).status == "completed"
+    wait_until(lambda: counts()["batches_driven"] == 0, "nobody drives it any more")
+    after = counts()
+    grown = {name: after[name] - before.get(name, 0) for name in after}
+    assert grown.pop("batches_driven") == 0
+    assert {name: by for name, by in grown.items() if by} == {
+        'batch_lines_total{outcome="answered"}': 1,
+        'batch_lines_total{outcome="failed"}': 1,
+        'batches_ended_total{status="completed"}': 1,
+    }
 
 
 @pytest.mark.parametrize(

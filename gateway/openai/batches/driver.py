@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from gateway.observe.metrics import BatchMeters
 from gateway.openai.batches.files import lines_of
 from gateway.openai.batches.lines import (
     Line,
@@ -62,6 +63,7 @@ class BatchDriver:
         self._window = Window(api.link, api.front.readiness)
         self._who = secrets.token_hex(8)
         self._driven: dict[BatchName, asyncio.Task[None]] = {}
+        self._meters = BatchMeters(api.metrics.meter, lambda: len(self._driven))
         self._kicked = asyncio.Event()
 
     def kick(self) -> None:
@@ -102,7 +104,7 @@ class BatchDriver:
     async def _drive(self, name: BatchName) -> None:
         """Until it is over, is somebody else's, or the store is away: then all begins anew."""
         driving = asyncio.create_task(
-            BatchRun(self._api, self._keyring, self._window, name).to_its_end()
+            BatchRun(self._api, self._keyring, self._window, self._meters, name).to_its_end()
         )
         try:
             while not driving.done():
@@ -124,9 +126,12 @@ class BatchDriver:
 class BatchRun:
     """One batch, from where it is to its end."""
 
-    def __init__(self, api: Api, keyring: Keyring, window: Window, name: BatchName) -> None:
+    def __init__(
+        self, api: Api, keyring: Keyring, window: Window, meters: BatchMeters, name: BatchName
+    ) -> None:
         self._api = api
         self._window = window
+        self._meters = meters
         self._name = name
         self._tenant = keyring.named(name.tenant)
 
@@ -144,7 +149,8 @@ class BatchRun:
                     await self._compute(batch)
                 case "cancelling" | "finalizing":
                     await self._write_down(batch)
-                case _:
+                case over:
+                    self._meters.ended[over] += 1
                     return
 
     async def _validate(self, batch: StoredBatch) -> None:
@@ -251,6 +257,7 @@ class BatchRun:
     async def _keep(self, number: int, raw: bytes, *, is_ok: bool) -> None:
         batches = self._link.ledger.batches
         await batches.answer(self._name, number, OK[is_ok] + raw, is_ok=is_ok)
+        self._meters.lines["answered" if is_ok else "failed"] += 1
 
     async def _is_late(self, batch: StoredBatch) -> bool:
         now_ns = await self._link.ledger.now_ns()

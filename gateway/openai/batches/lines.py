@@ -119,6 +119,6 @@ async def answer_of(
 def _in_batch(body: SamplingBody) -> SamplingBody:
     """Behind all that is live, if it does not say where."""
     for field in ("stream", "background"):
-        if getattr(body, field):
+        if getattr(body, field, False):
             raise InvalidRequest(field, "is not for lines of a batch")
     return body if body.priority is not None else body.model_copy(update={"priority": PRIORITY_MAX})
