@@ -131,10 +131,9 @@ def _paged_attention_native(
     rows = block_tables, query_starts, context_lengths
     if scales is not None:
         return _native_over_fp8(q, k_pages, v_pages, *rows, scale, scales, window, softcap)
-    out: Tensor = native.compiled().paged_attention(
+    return native.compiled().paged_attention(
         q, k_pages, v_pages, *rows, scale, window or 0, softcap or 0.0
     )
-    return out
 
 
 def _native_over_fp8(

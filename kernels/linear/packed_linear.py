@@ -82,7 +82,7 @@ def _apply_packed(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 def _paths_for(weight: Tensor) -> list[str]:
     """The best first."""
     paths = []
-    if (module := native.module_for(weight)) is not None and module.has_linear(weight):
+    if (library := native.library_for(weight)) is not None and library.has_linear(weight):
         paths.append("native")
     if weight.device.type == "cpu" and packing_available(weight.dtype):
         paths.append("packed")
@@ -104,12 +104,12 @@ _Built = tuple[_Multiply, _Rows | None, NativeWeight | None]
 
 
 def _native(weight: Tensor, bias: Tensor | None) -> _Built:
-    module, outputs = native.compiled(), weight.size(0)
-    packed = weight_memory.empty(module.packed_shape(weight), weight.dtype)
-    module.pack_linear(weight, packed)
+    library, outputs = native.compiled(), weight.size(0)
+    packed = weight_memory.empty(library.packed_shape(weight), weight.dtype)
+    library.pack_linear(weight, packed)
     return (
-        lambda x: cast(Tensor, module.linear(x, packed, bias, outputs)),
-        lambda ids: cast(Tensor, module.unpack_rows(packed, ids, outputs)),
+        lambda x: library.linear(x, packed, bias, outputs),
+        lambda ids: library.unpack_rows(packed, ids, outputs),
         (packed, None),
     )
 

@@ -29,8 +29,7 @@ def gate_mul_reference(gate_up: Tensor, is_gelu: bool = False) -> Tensor:
 
 
 def _gate_mul_native(gate_up: Tensor, is_gelu: bool) -> Tensor:
-    y: Tensor = native.compiled().gate_mul(gate_up, is_gelu)
-    return y
+    return native.compiled().gate_mul(gate_up, is_gelu)
 
 
 @jit.compiled

@@ -62,6 +62,7 @@ ROOMS = {
         ("norms_rope",),
         ("dispatch",),
         ("jit", "native"),
+        ("cpp",),
         ("checks",),
     ],
 }
