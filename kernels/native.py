@@ -1,4 +1,4 @@
-"""The compiled CPU path: C++ in kernels/cpp, prebuilt or built once per machine into a cache folder.
+"""The compiled CPU path: C++ in kernels/cpp, prebuilt or compiled once per machine.
 
 Nothing happens at import. A worker calls `build()` once at its start; until then, and where that
 fails, launchers take their torch path and `reason()` says why.
@@ -60,7 +60,7 @@ def build(cache_dir: Path | None = None, *, variant: str | None = None) -> bool:
 
 def library_for(x: Tensor) -> Library | None:
     """The compiled kernels when `x` is theirs to compute, else None."""
-    return _state.library if x.device.type == "cpu" else None
+    return _state.library if x.is_cpu else None
 
 
 def path_for(x: Tensor) -> str:
@@ -85,7 +85,9 @@ def _load(variant: binaries.Variant, cache_dir: Path | None) -> tuple[Library, s
         try:
             return Library(binaries.compiled(variant, cache_dir)), "compiled"
         except RuntimeError as error:
-            raise RuntimeError(f"{error}, and the prebuilt library does not load: {unfit}") from unfit
+            raise RuntimeError(
+                f"{error}, and the prebuilt library does not load: {unfit}"
+            ) from unfit
 
 
 def _check(library: Library) -> None:

@@ -51,8 +51,8 @@ class Variant:
 
 
 # What Linux says of x86-64-v3 and -v4 (psABI) beyond what every such processor has.
-_V3: Final = frozenset("avx avx2 bmi1 bmi2 f16c fma abm movbe xsave".split())
-_V4: Final = _V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
+_V3: Final = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"])
+_V4: Final = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
 _GENERIC: Final = Variant("generic", (), frozenset())
 # The best first.
 X86: Final = (

@@ -4,8 +4,9 @@ Launchers have checked shapes, dtypes and strides; the library checks ids and le
 and refuses them as an IndexError that names the argument.
 
 Arguments cross as the bytes of a struct of kernels.h: packing one takes a third of the time that
-ctypes needs for as many arguments (2026-11-23: 0.8 µs against 2.4). A step's thread leaves the
-interpreter's lock to others while it computes.
+ctypes needs for as many arguments (2026-11-23: 0.8 µs against 2.4), and new_empty with the sizes
+one by one half of that of torch.empty. A step's thread leaves the interpreter's lock to others
+while it computes.
 """
 
 import ctypes
@@ -104,19 +105,19 @@ class Library:
         """`window`, `softcap` 0: none."""
         tokens, heads, head_dim = q.shape
         blocks, kv_heads, block_size, _ = k_pages.shape
-        out = torch.empty((tokens, heads, head_dim), dtype=q.dtype)
+        out = q.new_empty(tokens, heads, head_dim)
         arguments = _ATTENTION.pack(
             q.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(), out.data_ptr(),
             block_tables.data_ptr(), query_starts.data_ptr(), context_lengths.data_ptr(),
-            q.stride(0), block_tables.stride(0), tokens, block_tables.size(1), blocks,
-            len(context_lengths), heads, kv_heads, head_dim, block_size, window,
+            q.stride()[0], block_tables.stride()[0], tokens, block_tables.shape[1], blocks,
+            context_lengths.shape[0], heads, kv_heads, head_dim, block_size, window,
             scale, softcap, q.dtype is torch.bfloat16,
         )  # fmt: skip
         self._run(self._c.kaiten_paged_attention, arguments)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out = torch.empty(x.shape, dtype=x.dtype)
+        out = x.new_empty(*x.shape)
         arguments = _NORM.pack(
             x.data_ptr(), 0, weight.data_ptr(), out.data_ptr(), 0,
             *_rows(x), *_strides(x), 0, 0, eps, x.dtype is torch.bfloat16,
@@ -127,7 +128,7 @@ class Library:
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        out, total = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
+        out, total = x.new_empty(*x.shape), x.new_empty(*x.shape)
         arguments = _NORM.pack(
             x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(),
             *_rows(x), *_strides(x), *_strides(residual), eps, x.dtype is torch.bfloat16,
@@ -137,9 +138,9 @@ class Library:
 
     def gate_mul(self, gate_up: Tensor, is_gelu: bool) -> Tensor:
         tokens, both = gate_up.shape
-        out = torch.empty((tokens, both // 2), dtype=gate_up.dtype)
+        out = gate_up.new_empty(tokens, both // 2)
         arguments = _GATE.pack(
-            gate_up.data_ptr(), out.data_ptr(), tokens, both // 2, gate_up.stride(0),
+            gate_up.data_ptr(), out.data_ptr(), tokens, both // 2, gate_up.stride()[0],
             gate_up.dtype is torch.bfloat16, is_gelu,
         )  # fmt: skip
         self._run(self._c.kaiten_gate_mul, arguments)
@@ -150,8 +151,8 @@ class Library:
         positions_max, _, half = cos_sin.shape
         arguments = _ROPE.pack(
             q.data_ptr(), k.data_ptr(), positions.data_ptr(), cos_sin.data_ptr(),
-            tokens, q.stride(0), k.stride(0), positions_max,
-            heads, k.size(1), head_dim, half, q.dtype is torch.bfloat16,
+            tokens, q.stride()[0], k.stride()[0], positions_max,
+            heads, k.shape[1], head_dim, half, q.dtype is torch.bfloat16,
         )  # fmt: skip
         self._run(self._c.kaiten_rope, arguments)
 
@@ -160,20 +161,20 @@ class Library:
     ) -> None:
         tokens, kv_heads, head_dim = k.shape
         blocks, _, block_size, _ = k_pages.shape
-        size = k.element_size()
+        size = k.dtype.itemsize
         arguments = _WRITE_KV.pack(
             k.data_ptr(), v.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(),
-            slot_mapping.data_ptr(), tokens, k.stride(0) * size, v.stride(0) * size,
+            slot_mapping.data_ptr(), tokens, k.stride()[0] * size, v.stride()[0] * size,
             block_size, kv_heads, head_dim * size, blocks * block_size,
         )  # fmt: skip
         self._run(self._c.kaiten_write_kv, arguments)
 
     def has_linear(self, weight: Tensor) -> bool:
         is_bf16 = weight.dtype is torch.bfloat16
-        return bool(self._c.kaiten_has_linear(is_bf16, weight.size(1)))
+        return bool(self._c.kaiten_has_linear(is_bf16, weight.shape[1]))
 
     def packed_shape(self, weight: Tensor) -> tuple[int, int]:
-        return int(self._c.kaiten_packed_rows(weight.size(0))), weight.size(1)
+        return int(self._c.kaiten_packed_rows(weight.shape[0])), weight.shape[1]
 
     def pack_linear(self, weight: Tensor, packed: Tensor) -> None:
         """`packed` is of `packed_shape`, aligned to 64 bytes, as for the next."""
@@ -189,13 +190,13 @@ class Library:
     def unpack_int8_rows(
         self, packed: Tensor, scales: Tensor, ids: Tensor, dtype: torch.dtype
     ) -> Tensor:
-        return self._unpacked(packed, ids, len(scales), dtype, scales)
+        return self._unpacked(packed, ids, scales.shape[0], dtype, scales)
 
     def _unpacked(
         self, packed: Tensor, ids: Tensor, outputs: int, dtype: torch.dtype, scales: Tensor | None
     ) -> Tensor:
-        count, inputs = ids.numel(), packed.size(1)
-        rows = torch.empty((count, inputs), dtype=dtype)
+        count, inputs = ids.numel(), packed.shape[1]
+        rows = torch.empty(count, inputs, dtype=dtype)
         arguments = _UNPACK.pack(
             packed.data_ptr(), ids.data_ptr(), rows.data_ptr(), _at(scales),
             count, inputs, outputs, dtype is torch.bfloat16,
@@ -212,7 +213,7 @@ class Library:
         scales: Tensor | None = None,
     ) -> Tensor:
         rows, inputs = x.shape
-        y = torch.empty((rows, out_features), dtype=x.dtype)
+        y = x.new_empty(rows, out_features)
         arguments = _LINEAR.pack(
             x.data_ptr(), packed.data_ptr(), _at(bias), _at(scales), y.data_ptr(),
             rows, inputs, out_features, x.dtype is torch.bfloat16,
@@ -233,7 +234,7 @@ class Library:
     ) -> tuple[Tensor, Tensor]:
         """(token_ids, ok); of padding 0 and False."""
         rows, vocab = logits.shape
-        token_ids = torch.empty(rows, dtype=torch.int64)
+        token_ids = position.new_empty(rows)
         ok = torch.empty(rows, dtype=torch.bool)
         arguments = _SAMPLE.pack(
             logits.data_ptr(), temperature.data_ptr(), top_p.data_ptr(), min_p.data_ptr(),
@@ -315,16 +316,16 @@ class Layers:
 
         `residual` holds the embeddings, and is written.
         """
-        require(len(tables) == self._groups, "tables", "must have one for each layer group")
-        tokens = len(residual)
-        last = tokens if logits_indices is None else len(logits_indices)
-        out = torch.empty((last, self._hidden), dtype=residual.dtype)
+        require(tables.shape[0] == self._groups, "tables", "must have one for each layer group")
+        tokens = residual.shape[0]
+        last = tokens if logits_indices is None else logits_indices.shape[0]
+        out = residual.new_empty(last, self._hidden)
         starts, contexts = queries
         last_starts, last_contexts = last_queries or queries
         step = _LAYER_STEP.pack(
             residual.data_ptr(), out.data_ptr(), self._scratch_of(tokens),
             positions.data_ptr(), slot_mapping.data_ptr(), tables.data_ptr(), _at(logits_indices),
-            len(contexts), tables.stride(0), tables.stride(1), tables.size(2),
+            contexts.shape[0], *tables.stride()[:2], tables.shape[2],
             starts.data_ptr(), contexts.data_ptr(), tokens,
             last_starts.data_ptr(), last_contexts.data_ptr(), last,
         )  # fmt: skip
@@ -334,7 +335,7 @@ class Layers:
     def _scratch_of(self, tokens: int) -> int:
         """Grows to what the largest step needs, and stays."""
         size = self._library.layers_scratch_bytes(self._sizes, tokens)
-        if len(self._scratch) < size:
+        if self._scratch.numel() < size:
             # Before the new one is there the old one is given back.
             self._scratch = torch.empty(0, dtype=torch.uint8)
             self._scratch = torch.empty(size, dtype=torch.uint8)
@@ -366,7 +367,8 @@ def _rows(x: Tensor) -> tuple[int, int, int]:
 
 
 def _strides(x: Tensor) -> tuple[int, int]:
-    return x.stride(0), x.stride(1) if x.dim() == 3 else 0
+    strides = x.stride()
+    return strides[0], strides[1] if len(strides) == 3 else 0
 
 
 def _pack(weight: Tensor, packed: Tensor, dtype: torch.dtype) -> bytes:

@@ -180,7 +180,7 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, in_features] -> [rows, out_features]."""
         self._check(x)
-        return self._multiply(x) if x.size(0) else x.new_empty((0, self.out_features))
+        return self._multiply(x) if x.shape[0] else x.new_empty((0, self.out_features))
 
     @property
     def has_rows(self) -> bool:
@@ -194,6 +194,6 @@ class PackedLinear:
         return self._rows(ids)
 
     def _check(self, x: Tensor) -> None:
-        require(x.dim() == 2 and x.size(1) == self.in_features, "x", "must be [rows, in_features]")
+        require(x.dim() == 2 and x.shape[1] == self.in_features, "x", "must be [rows, in_features]")
         require(x.dtype == self.dtype, "x", "must have the dtype of the weight")
         require(x.is_contiguous(), "x", "must be contiguous")

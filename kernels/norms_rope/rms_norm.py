@@ -202,6 +202,6 @@ def _path(x: Tensor) -> str:
 def _check(x: Tensor, weight: Tensor, eps: float) -> None:
     require(x.dim() >= 1, "x", "must have at least 1 dimension")
     require_float(x, "x", dim=x.dim())
-    require(weight.shape == x.shape[-1:], "weight", "must have shape [hidden]")
+    require(weight.shape == (x.shape[-1],), "weight", "must have shape [hidden]")
     require_like(weight, x, "weight", "x")
     require(eps >= 0.0, "eps", "must not be negative")
