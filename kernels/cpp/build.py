@@ -63,13 +63,16 @@ X86: Final = (
 )
 
 
+def every() -> tuple[Variant, ...]:
+    """Those of this architecture, the best first."""
+    return X86 if platform.machine() == "x86_64" else (_GENERIC,)
+
+
 @cache
 def variants() -> tuple[Variant, ...]:
     """Those that this processor can run, the best first."""
-    if platform.machine() != "x86_64":
-        return (_GENERIC,)
     flags = _cpu_flags()
-    return tuple(variant for variant in X86 if variant.needs <= flags)
+    return tuple(variant for variant in every() if variant.needs <= flags)
 
 
 def variant_named(name: str | None) -> Variant:

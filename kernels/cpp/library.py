@@ -70,6 +70,7 @@ class Library:
     """One binary, loaded. OSError: it is none, or needs what this machine lacks."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._c = ctypes.CDLL(str(path))
         for name in _CALLS:
             self._function(name, ctypes.c_char_p, ctypes.c_int)
