@@ -40,7 +40,7 @@ $(VENV)/.installed: pyproject.toml
 	  echo "make TORCH_INDEX=URL $(MAKECMDGOALS)"; exit 1; }
 	@$(BIN)/pip install --progress-bar off --quiet -e '.[dev]' || { \
 	  echo "The packages of pyproject.toml could not be installed; pip says why above. Then: make $(MAKECMDGOALS)"; exit 1; }
-	@echo "compiling the CPU kernels for this processor: a minute, once per machine"
+	@echo "compiling the CPU kernels for this processor: ten seconds, once per machine"
 	@$(BIN)/python -c 'from kernels import native; native.build(); print(native.reason())'
 	@touch $@
 

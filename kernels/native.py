@@ -93,8 +93,21 @@ def _load(variant: binaries.Variant, cache_dir: Path | None) -> tuple[Library, s
 def _check(library: Library) -> None:
     """A binary that loads may still be wrong for this machine: let it compute something known."""
     ones = torch.ones(3, 40)
-    if not torch.allclose(library.rms_norm(ones, torch.full((40,), 2.0), 0.0), ones * 2.0):
+    computed = [library.rms_norm(ones, torch.ones(40), 0.0), _attended(library, ones)]
+    if library.has_linear(ones):
+        packed = torch.empty(library.packed_shape(ones))
+        library.pack_linear(ones, packed)
+        computed.append(library.linear(ones / 40, packed, None, 3))
+    if not all(torch.allclose(found, torch.ones(1)) for found in computed):
         raise RuntimeError("the compiled kernels gave a wrong result")
+
+
+def _attended(library: Library, ones: Tensor) -> Tensor:
+    """Three tokens of one head over themselves, in a pool of one block."""
+    pages, rows = ones.view(1, 1, 3, 40), torch.tensor([0, 3], dtype=torch.int32)
+    return library.paged_attention(
+        ones.view(3, 1, 40), pages, pages, rows[:1].view(1, 1), rows, rows[1:], 1.0, 0, 0.0
+    )
 
 
 def _first_line(error: BaseException) -> str:
