@@ -20,7 +20,7 @@ BENCH ?= $(shell grep -rl --include='*.py' '^if __name__ ==' benchmarks | grep -
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint type protos lock protos-check test test-browser test-node sim serve bench guard flakes mutants doctor ci clean
+.PHONY: help setup fmt lint type protos lock protos-check test test-browser test-node sim serve bench guard flakes mutants wheel doctor ci clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*##/  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -40,7 +40,7 @@ $(VENV)/.installed: pyproject.toml
 	  echo "make TORCH_INDEX=URL $(MAKECMDGOALS)"; exit 1; }
 	@$(BIN)/pip install --progress-bar off --quiet -e '.[dev]' || { \
 	  echo "The packages of pyproject.toml could not be installed; pip says why above. Then: make $(MAKECMDGOALS)"; exit 1; }
-	@echo "compiling the CPU kernels for this processor: a minute, once per machine"
+	@echo "compiling the CPU kernels for this processor: ten seconds, once per machine"
 	@$(BIN)/python -c 'from kernels import native; native.build(); print(native.reason())'
 	@touch $@
 
@@ -82,6 +82,11 @@ sim: setup  ## the whole-system simulation once more, under another hash seed
 serve: setup  ## serve the shipped model, or MODEL=folder-or-hub-id, with ARGS='--workers 2'
 	$(BIN)/kaiten serve $(MODEL) $(ARGS)
 
+wheel: setup  ## dist/*.whl with the CPU kernels of every x86-64 inside: needs no compiler where it is installed
+	$(BIN)/python -m tools.prebuilt
+	rm -rf build
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
 doctor: setup  ## check this machine
 	$(BIN)/kaiten doctor
 
@@ -100,4 +105,4 @@ mutants: setup  ## which tests catch which mistakes, each made in a copy of the 
 ci: lint type protos-check test-browser test-node test sim guard  ## what CI runs
 
 clean:  ## remove what can be made again, except the store and the models
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist kernels/cpp/prebuilt *.egg-info

@@ -92,8 +92,10 @@ class WorkerSettings(PartSettings):
     threads: int | None = Field(
         default=None, ge=1, le=1024, description="compute threads; default: one per core"
     )
-    native: Literal["auto", "on", "off"] = Field(
-        default="auto", description="the compiled CPU kernels; on: refuse to start without them"
+    native: Literal["auto", "on", "off", "avx512-bf16", "avx512", "avx2", "generic"] = Field(
+        default="auto",
+        description="the compiled CPU kernels; on: refuse to start without them; or those for these"
+        " instructions in place of the best that the processor has",
     )
     watch_steps: bool = Field(
         default=False,

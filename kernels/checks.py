@@ -27,7 +27,7 @@ def require_float(x: Tensor, name: str, *, dim: int) -> None:
     require(x.dtype in FLOATS, name, "must be float32, bfloat16 or float16")
     if x.dim() != dim:
         refuse(name, f"must have {dim} dimensions")
-    require(x.size(-1) <= 1 or x.stride(-1) == 1, name, "last dimension must have stride 1")
+    require(x.stride()[-1] == 1 or x.shape[-1] <= 1, name, "last dimension must have stride 1")
 
 
 def require_like(x: Tensor, reference: Tensor, name: str, reference_name: str) -> None:

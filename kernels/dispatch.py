@@ -35,6 +35,6 @@ def path_for(x: Tensor) -> str:
     """The key into a launcher's table of paths."""
     if _choice.forced is not None:
         return _choice.forced
-    if x.device.type == "cuda" or jit.IS_INTERPRETED:
+    if x.is_cuda or jit.IS_INTERPRETED:
         return "triton"
-    return "torch" if x.dtype == torch.float16 else native.path_for(x)
+    return "torch" if x.dtype is torch.float16 else native.path_for(x)

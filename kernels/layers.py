@@ -23,7 +23,7 @@ measured 2026-11-20, a whole step of 125M parameters in bfloat16, one thread, at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from torch import Tensor
 from kernels import dispatch, native
 from kernels.attention.paged_attention import HEAD_DIM_MAX
 from kernels.checks import require, require_ids
+from kernels.cpp.library import LayerLinear, LayerParts, Layers, Queries
 from kernels.linear.packed_linear import PackedLinear
 
 
@@ -60,14 +61,13 @@ class LayerWeights(Protocol):
 
 
 Pages = tuple[Tensor, Tensor]
-Queries = tuple[Tensor, Tensor]
 
 
 class CompiledLayers:
     """Of one thread at a time: its steps share their memory."""
 
-    def __init__(self, compiled: Any) -> None:
-        self._compiled = compiled
+    def __init__(self, layers: Layers) -> None:
+        self._layers = layers
 
     @classmethod
     def of(
@@ -95,12 +95,20 @@ class CompiledLayers:
             return None
         if k_pages.size(3) > HEAD_DIM_MAX or not all(map(_is_native, layers)):
             return None
-        inner = layers[0].down.in_features
-        each = zip(layers, pages, cos_sin, strict=True)
-        parts = [_parts(layer, *own, table) for layer, own, table in each]
-        sizes = heads, hidden, inner, is_gelu, eps, scale
-        reach = [window or 0 for window in windows]
-        return cls(native.compiled().Layers(parts, *sizes, list(groups), reach, softcap or 0.0))
+        each = zip(layers, pages, cos_sin, groups, strict=True)
+        compiled = Layers(
+            native.compiled(),
+            [_parts(layer, *own, table, group) for layer, own, table, group in each],
+            heads=heads,
+            hidden=hidden,
+            inner=layers[0].down.in_features,
+            is_gelu=is_gelu,
+            eps=eps,
+            scale=scale,
+            windows=[window or 0 for window in windows],
+            softcap=softcap or 0.0,
+        )
+        return cls(compiled)
 
     def __call__(
         self,
@@ -123,22 +131,19 @@ class CompiledLayers:
             "logits_indices",
             "needs its queries",
         )
-        starts, contexts = None, None
         if logits_indices is not None and last_queries is not None:
             require_ids(
                 logits_indices, "logits_indices", dtype=torch.int64, shape=(logits_indices.numel(),)
             )
             _require_queries(last_queries, rows)
-            starts, contexts = last_queries
         require(tables.dtype == torch.int32, "tables", "must be int32")
         is_dense = tables.dim() == 3 and (tables.size(2) <= 1 or tables.stride(2) == 1)
         require(
             is_dense and tables.size(1) == rows, "tables", "must have a dense row for each context"
         )
-        out, kept = self._compiled.run(
-            residual, positions, slot_mapping, tables, *queries, logits_indices, starts, contexts
+        return self._layers.run(
+            residual, positions, slot_mapping, tables, queries, logits_indices, last_queries
         )
-        return out, kept
 
 
 def _is_native(layer: LayerWeights) -> bool:
@@ -147,20 +152,30 @@ def _is_native(layer: LayerWeights) -> bool:
 
 
 def _parts(
-    layer: LayerWeights, k_pages: Tensor, v_pages: Tensor, cos_sin: Tensor
-) -> list[Tensor | None]:
-    """In the order of cpp/layers_module.cpp."""
+    layer: LayerWeights, k_pages: Tensor, v_pages: Tensor, cos_sin: Tensor, group: int
+) -> LayerParts:
+    return LayerParts(
+        attention_norm=layer.attention_norm,
+        attention_output_norm=layer.attention_output_norm,
+        mlp_norm=layer.mlp_norm,
+        mlp_output_norm=layer.mlp_output_norm,
+        q_norm=layer.q_norm,
+        k_norm=layer.k_norm,
+        qkv=_linear(layer.qkv),
+        output=_linear(layer.output),
+        gate_up=_linear(layer.gate_up),
+        down=_linear(layer.down),
+        cos_sin=cos_sin,
+        k_pages=k_pages,
+        v_pages=v_pages,
+        group=group,
+    )
 
-    def linear(of: PackedLinear) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        assert of.native_weight is not None, "asked by _is_native"
-        packed, scales = of.native_weight
-        return packed, of.bias, scales
 
-    return [
-        layer.attention_norm, *linear(layer.qkv), layer.q_norm, layer.k_norm, *linear(layer.output),
-        layer.attention_output_norm, layer.mlp_norm, *linear(layer.gate_up), *linear(layer.down),
-        layer.mlp_output_norm, k_pages, v_pages, cos_sin,
-    ]  # fmt: skip
+def _linear(of: PackedLinear) -> LayerLinear:
+    assert of.native_weight is not None, "asked by _is_native"
+    packed, scales = of.native_weight
+    return packed, of.bias, scales, of.in_features, of.out_features
 
 
 def _require_queries(queries: Queries, rows: int) -> None:

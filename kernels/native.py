@@ -1,56 +1,22 @@
-"""The compiled CPU path: C++ in kernels/cpp, built once per machine into a cache folder.
+"""The compiled CPU path: C++ in kernels/cpp, prebuilt or compiled once per machine.
 
 Nothing happens at import. A worker calls `build()` once at its start; until then, and where that
-fails, launchers take their torch path and `reason()` says why. The folder's name holds the torch
-version and a hash of sources, flags and processor, so no two of them ever share a binary.
+fails, launchers take their torch path and `reason()` says why.
 """
 
-import fcntl
-import hashlib
-import importlib.util
-import json
-import os
-import platform
-import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Final
 
 import torch
 from torch import Tensor
 
-_NAME: Final = "kaiten_native"
-_SOURCES: Final = Path(__file__).parent / "cpp"
-# -ffp-contract=off: see cpp/simd.h. -fopenmp when compiling only: the symbols are those of torch's
-# own runtime, whose threads at::parallel_for shares.
-_FLAGS: Final = (
-    "-O3",
-    "-march=native",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fopenmp",
-    "-Wno-psabi",
-)
-_COMPLETE: Final = "complete"
-_COMPILE_S_MAX: Final = 300
-_COMPILE_SCRIPT: Final = """
-import json, sys
-from torch.utils import cpp_extension
-build = json.loads(sys.argv[2])
-cpp_extension.load(name=sys.argv[1], sources=build["sources"], extra_cflags=build["flags"],
-                   build_directory=build["folder"], verbose=True)
-"""
+from kernels.cpp import build as binaries
+from kernels.cpp.library import Library
 
 
 @dataclass(slots=True)
 class _State:
-    module: ModuleType | None = None
+    library: Library | None = None
     reason: str = "not built: native.build() has not been called"
 
 
@@ -59,7 +25,7 @@ _state = _State()
 
 def available() -> bool:
     """Whether the launchers take the compiled path on CPU."""
-    return _state.module is not None
+    return _state.library is not None
 
 
 def reason() -> str:
@@ -69,121 +35,79 @@ def reason() -> str:
 
 def disable(why: str) -> None:
     """Take the torch path from now on; `build()` may be called again later."""
-    _state.module, _state.reason = None, why
+    _state.library, _state.reason = None, why
 
 
-def build(cache_dir: Path | None = None) -> bool:
-    """Load the compiled path, compiling it first if this machine has not yet (about half a minute).
+def build(cache_dir: Path | None = None, *, variant: str | None = None) -> bool:
+    """Load the compiled path, compiling it first if nobody has yet (about ten seconds).
 
-    Processes that start together wait for one build. False, with `reason()`, when it cannot be had.
+    Processes that start together wait for one build. `variant` names one of those that the
+    processor has (cpp/build.py), None: the best, or what is loaded. False, with `reason()`, when it
+    cannot be had.
     """
-    if available():
+    library = _state.library
+    if library is not None and variant in (None, library.instructions()):
         return True
     try:
-        module = _load_or_compile(_build_folder(cache_dir))
-        _check(module)
-    except (OSError, RuntimeError, ImportError) as error:
+        library, origin = _load(binaries.variant_named(variant), cache_dir)
+        _check(library)
+    except (OSError, RuntimeError, ValueError) as error:
         disable(f"torch path: {_first_line(error)}")
         return False
-    _state.module, _state.reason = module, f"compiled for {module.instructions()}"
+    _state.library, _state.reason = library, f"{origin} for {library.instructions()}"
     return True
 
 
-def module_for(x: Tensor) -> ModuleType | None:
+def library_for(x: Tensor) -> Library | None:
     """The compiled kernels when `x` is theirs to compute, else None."""
-    return _state.module if x.device.type == "cpu" else None
+    return _state.library if x.is_cpu else None
 
 
 def path_for(x: Tensor) -> str:
     """The key into a launcher's table of paths."""
-    return "torch" if module_for(x) is None else "native"
+    return "torch" if library_for(x) is None else "native"
 
 
-def compiled() -> ModuleType:
+def compiled() -> Library:
     """The compiled kernels; only after `path_for` said "native"."""
-    assert _state.module is not None, "native path chosen while it is not available"
-    return _state.module
+    assert _state.library is not None, "native path chosen while it is not available"
+    return _state.library
 
 
-def _build_folder(cache_dir: Path | None) -> Path:
-    root = cache_dir if cache_dir is not None else Path.home() / ".cache" / "kaiten" / "native"
-    python = sys.implementation.cache_tag or sys.version
-    digest = hashlib.sha256("\0".join((*_FLAGS, python, _cpu_features())).encode())
-    for path in _source_files("*"):
-        digest.update(path.read_bytes())
-    return root / f"torch-{torch.__version__}-{digest.hexdigest()[:16]}"
-
-
-def _source_files(pattern: str) -> list[Path]:
-    return sorted(path for path in _SOURCES.glob(pattern) if path.suffix in (".cpp", ".h"))
-
-
-def _cpu_features() -> str:
-    """What -march=native looks at: a shared home must not hand a binary to another processor."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    known = [line for line in lines if line.startswith(("flags", "Features", "model name"))]
-    return "\n".join((platform.machine(), platform.processor(), *sorted(set(known))))
-
-
-def _load_or_compile(folder: Path) -> ModuleType:
-    with _locked(folder):
-        if not (folder / _COMPLETE).exists():
-            _compile(folder)
-            (folder / _COMPLETE).touch()
-    return _load(folder / f"{_NAME}.so")
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One builder at a time, across processes; a killed one leaves no lock behind."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (folder / "build.flock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
-def _compile(folder: Path) -> None:
-    """Run torch's build tools in a child, so that even a binary that crashes crashes there."""
-    # A build that was killed leaves torch's own lock file, for which the next would wait forever.
-    (folder / "lock").unlink(missing_ok=True)
-    # The ninja wheel puts its command beside the interpreter, which need not be on PATH.
-    search = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
-    if shutil.which("c++", path=search) is None:
-        raise RuntimeError("no C++ compiler (install g++ to use the compiled kernels)")
-    sources = [str(path) for path in _source_files("*.cpp")]
-    arguments = json.dumps({"sources": sources, "flags": _FLAGS, "folder": str(folder)})
+def _load(variant: binaries.Variant, cache_dir: Path | None) -> tuple[Library, str]:
+    """The library, and whether it is prebuilt or compiled here."""
+    if not (prebuilt := binaries.prebuilt(variant)).exists():
+        return Library(binaries.compiled(variant, cache_dir)), "compiled"
     try:
-        subprocess.run(
-            [sys.executable, "-P", "-c", _COMPILE_SCRIPT, _NAME, arguments],
-            env={**os.environ, "PATH": search},
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=_COMPILE_S_MAX,
-        )
-    except subprocess.CalledProcessError as error:
-        log = folder / "build.log"
-        log.write_text(error.stdout + error.stderr)
-        raise RuntimeError(f"the compiler failed, see {log}") from error
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"compiling took longer than {_COMPILE_S_MAX} s") from error
+        return Library(prebuilt), "prebuilt"
+    except OSError as unfit:
+        # Made for a newer C library, it may be.
+        try:
+            return Library(binaries.compiled(variant, cache_dir)), "compiled"
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{error}, and the prebuilt library does not load: {unfit}"
+            ) from unfit
 
 
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(_NAME, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not an extension module")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _check(module: ModuleType) -> None:
+def _check(library: Library) -> None:
     """A binary that loads may still be wrong for this machine: let it compute something known."""
     ones = torch.ones(3, 40)
-    if not torch.allclose(module.rms_norm(ones, torch.full((40,), 2.0), 0.0), ones * 2.0):
+    computed = [library.rms_norm(ones, torch.ones(40), 0.0), _attended(library, ones)]
+    if library.has_linear(ones):
+        packed = torch.empty(library.packed_shape(ones))
+        library.pack_linear(ones, packed)
+        computed.append(library.linear(ones / 40, packed, None, 3))
+    if not all(torch.allclose(found, torch.ones(1)) for found in computed):
         raise RuntimeError("the compiled kernels gave a wrong result")
+
+
+def _attended(library: Library, ones: Tensor) -> Tensor:
+    """Three tokens of one head over themselves, in a pool of one block."""
+    pages, rows = ones.view(1, 1, 3, 40), torch.tensor([0, 3], dtype=torch.int32)
+    return library.paged_attention(
+        ones.view(3, 1, 40), pages, pages, rows[:1].view(1, 1), rows, rows[1:], 1.0, 0, 0.0
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -351,15 +351,15 @@ def compute_of(runner: ModelRunner | AheadRunner) -> Callable[[StepInputs], Step
 
 
 def choose_kernels(asked: str, device: torch.device) -> None:
-    """On a CPU build or load the compiled path, once per machine, or settle for torch's.
+    """On a CPU load the compiled path, or compile it once per machine, or settle for torch's.
 
     A GPU's are Triton's, compiled as steps need them: C++ for the CPU would be compiled for nobody.
     """
     if device.type != "cpu":
-        if asked == "on":
+        if asked not in ("auto", "off"):
             raise ConfigError(
-                f"--native on is for CPUs, on {device} kernels are Triton's; take --native auto, "
-                "or --device cpu"
+                f"--native {asked} is for CPUs, on {device} kernels are Triton's; take --native "
+                "auto, or --device cpu"
             )
         native.disable("not for GPUs")
         if (problem := jit.driver_problem()) is not None:
@@ -370,10 +370,10 @@ def choose_kernels(asked: str, device: torch.device) -> None:
         return
     if asked == "off":
         native.disable("torch path: switched off by --native off")
-    elif not native.build() and asked == "on":
+    elif not native.build(variant=None if asked in ("auto", "on") else asked) and asked != "auto":
         raise ConfigError(
-            f"--native on, but there is no compiled path ({native.reason()}); install a C++ "
-            "compiler, or take --native auto"
+            f"--native {asked}, but there is no such compiled path ({native.reason()}); install a "
+            "C++ compiler, or take --native auto"
         )
     log.info("worker.kernels", path=native.reason())
 

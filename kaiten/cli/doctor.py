@@ -1,6 +1,7 @@
 """`kaiten doctor`: check this machine line by line, with what to do about it."""
 
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -8,7 +9,6 @@ import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
 
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from kaiten.cli.packages import PACKAGES, version_of
 from kaiten.console import console
-from kaiten.local import ports, store
+from kaiten.local import ports, services, store
 from kaiten.local.stack import core_count
 from kaiten.mini import CHECKPOINT
 from kaiten.start_error import StartError
@@ -27,6 +27,8 @@ PYTHON_MIN: Final = (3, 11)
 DISK_FREE_GB_MIN: Final = 2
 ROLES: Final = ("client", "gateway", "scheduler", "worker")
 LOOK_S: Final = 20.0
+COMPILE_S: Final = 300.0
+TRY_KERNELS: Final = "from kernels import native; native.build(); print(native.reason())"
 
 # Vector units the fast kernels want, best first, as Linux names them.
 VECTOR_FLAGS: Final = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
@@ -72,9 +74,9 @@ def examine(*, grpc_port: int, http_port: int) -> list[Finding]:
         *(check_packages(role, PACKAGES[role]) for role in ROLES),
         check_torch(),
         check_store(store.find_programs()),
-        check_compiler(shutil.which, has_headers=has_python_headers()),
         check_cpu(cpu_flags()),
-        check_gpus(gpus(), version_of("torch") or "", has_triton=version_of("triton") is not None),
+        check_kernels(kernels() if version_of("torch") else None),
+        *check_gpus(gpus(), version_of("torch") or "", has_triton=version_of("triton") is not None),
         check_model(CHECKPOINT),
         check_disk(shutil.disk_usage(Path.cwd()).free),
         check_port("127.0.0.1", grpc_port, "--grpc-port"),
@@ -120,23 +122,46 @@ def check_store(programs: list[store.StoreProgram]) -> Finding:
     return Finding(name="store", status="warn", text=text, fix=fix)
 
 
-def check_compiler(which: Callable[[str], str | None], *, has_headers: bool) -> Finding:
-    """What is compiled at the first start of a worker: its CPU kernels, or what launches a GPU's.
+def check_kernels(said: str | None) -> Finding:
+    """`said`: what the worker's kernels say of themselves, None: there is no torch."""
+    if said is None:
+        return Finding(name="cpu kernels", status="ok", text="not tried: no torch, no worker here")
+    if said.startswith(("prebuilt for", "compiled for")):
+        is_plain = said.endswith("generic")
+        why = "no AVX2, so torch multiplies" if is_plain else "the best that this processor has"
+        text = f"{said}: {why}"
+        return Finding(name="cpu kernels", status="ok", text=text)
+    fix = "apt install g++, or install a wheel that has them built (make wheel)"
+    return Finding(name="cpu kernels", status="warn", text=said, fix=fix)
 
-    `has_headers`: Python's own.
-    """
-    compiler = next((found for name in ("c++", "g++", "clang++") if (found := which(name))), None)
-    if compiler is None:
-        return Finding(
-            name="compiler",
-            status="warn",
-            text="no C++ compiler: attention on the CPU takes the slower torch path",
-            fix="apt install g++",
+
+def kernels() -> str:
+    """Which path a worker takes on the CPU, tried; where none was, compiled: ten seconds, once."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", TRY_KERNELS],
+            env={**os.environ, **services.environ()},
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_S,
+            check=False,
         )
-    if find_spec("ninja") is None and which("ninja") is None:
-        return Finding(name="compiler", status="warn", text=compiler, fix="pip install ninja")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode:
+        last = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return f"they cannot be tried: {last[-1]}"
+    return done.stdout.strip()
+
+
+def check_compiler(which: Callable[[str], str | None], *, has_headers: bool) -> Finding:
+    """What Triton launches a GPU's kernels with, compiled once. `has_headers`: Python's own."""
+    compiler = next((found for name in ("cc", "gcc", "clang") if (found := which(name))), None)
+    if compiler is None:
+        text = "no C compiler: Triton cannot launch kernels"
+        return Finding(name="compiler", status="warn", text=text, fix="apt install gcc")
     if not has_headers:
-        text = f"{compiler}, but no Python.h: kernels cannot be compiled"
+        text = f"{compiler}, but no Python.h: Triton cannot launch kernels"
         return Finding(name="compiler", status="warn", text=text, fix="apt install python3-dev")
     return Finding(name="compiler", status="ok", text=compiler)
 
@@ -156,7 +181,15 @@ def check_cpu(flags: frozenset[str]) -> Finding:
     )
 
 
-def check_gpus(found: Sequence[str] | str, torch: str, *, has_triton: bool) -> Finding:
+def check_gpus(found: Sequence[str] | str, torch: str, *, has_triton: bool) -> list[Finding]:
+    """And where there is one, what Triton needs."""
+    gpu = check_gpu(found, torch, has_triton=has_triton)
+    if not found or isinstance(found, str):
+        return [gpu]
+    return [gpu, check_compiler(shutil.which, has_headers=has_python_headers())]
+
+
+def check_gpu(found: Sequence[str] | str, torch: str, *, has_triton: bool) -> Finding:
     """`found`: a line per GPU, or why its driver cannot say."""
     if isinstance(found, str):
         fix = "reinstall or load the NVIDIA driver; until then: --device cpu"

@@ -131,10 +131,9 @@ def _paged_attention_native(
     rows = block_tables, query_starts, context_lengths
     if scales is not None:
         return _native_over_fp8(q, k_pages, v_pages, *rows, scale, scales, window, softcap)
-    out: Tensor = native.compiled().paged_attention(
+    return native.compiled().paged_attention(
         q, k_pages, v_pages, *rows, scale, window or 0, softcap or 0.0
     )
-    return out
 
 
 def _native_over_fp8(
@@ -217,7 +216,7 @@ def paged_attention(
     require(softcap is None or softcap > 0, "softcap", "must be above 0")
     given = q, k_pages, v_pages, block_tables, query_starts, context_lengths, scale, plan, scales
     # Both compiled paths hold a whole head close by; wider ones are rare enough for torch.
-    path = dispatch.path_for(q) if q.size(2) <= HEAD_DIM_MAX else "torch"
+    path = dispatch.path_for(q) if q.shape[2] <= HEAD_DIM_MAX else "torch"
     if path == "triton":
         return paged_attention_triton(*given, own, out, window=window, softcap=softcap)
     found = _PATHS[path](*given, window=window, softcap=softcap)
@@ -249,14 +248,17 @@ def _check(
     require_float(q, "q", dim=3)
     if k_pages.dtype != fp8.DTYPE:
         require_like(q, k_pages, "q", "k_pages")
-    require(q.size(2) == k_pages.size(3), "q", "must have the head_dim of k_pages")
-    require(q.size(1) % k_pages.size(1) == 0, "q", "heads must be a multiple of kv_heads")
-    require(q.stride(1) == q.size(2), "q", "heads must be dense (stride(1) == head_dim)")
-    rows = context_lengths.size(0)
+    _, heads, head_dim = q.shape
+    _, kv_heads, _, pool_head_dim = k_pages.shape
+    require(head_dim == pool_head_dim, "q", "must have the head_dim of k_pages")
+    require(heads % kv_heads == 0, "q", "heads must be a multiple of kv_heads")
+    require(q.stride()[1] == head_dim, "q", "heads must be dense (stride(1) == head_dim)")
+    rows = context_lengths.shape[0]
     require_ids(context_lengths, "context_lengths", dtype=torch.int32, shape=(rows,))
     require_ids(query_starts, "query_starts", dtype=torch.int32, shape=(rows + 1,))
     require(block_tables.dim() == 2, "block_tables", "must have 2 dimensions")
     require(block_tables.dtype == torch.int32, "block_tables", "must be int32")
-    require(block_tables.size(0) == rows, "block_tables", "must have a row for each context length")
-    is_dense = block_tables.size(1) <= 1 or block_tables.stride(1) == 1
+    table_rows, width = block_tables.shape
+    require(table_rows == rows, "block_tables", "must have a row for each context length")
+    is_dense = width <= 1 or block_tables.stride()[1] == 1
     require(is_dense, "block_tables", "rows must be dense")

@@ -146,7 +146,7 @@ class Pass {
         keys_(static_cast<const T*>(a.k_pages)),
         values_(static_cast<const T*>(a.v_pages)) {
     // Few threads share a chunk out as it shares best; for many there must be enough items.
-    const int64_t queries = int64_t(a.query_starts[a.rows]) * a.heads / (kItemsPerThread * at::get_num_threads());
+    const int64_t queries = int64_t(a.query_starts[a.rows]) * a.heads / (kItemsPerThread * threads_max);
     queries_max_ = int(std::clamp<int64_t>(queries, kQueriesApart, kQueriesMax));
     // Chunks first: their items are the long ones, and short ones even out the end.
     for (const bool is_chunk : {true, false})

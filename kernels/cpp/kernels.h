@@ -1,4 +1,5 @@
-// The native kernels on raw pointers; module.cpp checks the tensors and calls them. Strides are in elements.
+// The native kernels on raw pointers. Strides are in elements. Python fills in the structs that cross the door
+// (c_abi.cpp), field by field in the order they have here: library.py. It has checked shapes, dtypes and strides.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +15,11 @@ struct Attention {
   const int32_t* query_starts;
   const int32_t* contexts;
   int64_t q_stride, table_stride;
+  int64_t tokens, table_width, blocks;  // of q, of a row's table, of the pool: for the checks at the door
   int rows, heads, kv_heads, head_dim, block_size;
-  float scale;
+  int window;            // positions that a query sees, its own the last; 0: all
+  float scale, softcap;  // of scores; 0: none
   bool is_bf16;
-  int window;     // positions that a query sees, its own the last; 0: all
-  float softcap;  // of scores; 0: none
 };
 void paged_attention(const Attention& a);
 
@@ -52,6 +53,7 @@ struct Rope {
   const int64_t* positions;
   const float* cos_sin;
   int64_t tokens, q_stride, k_stride;
+  int64_t positions_max;  // rows of cos_sin: for the checks at the door
   int heads, kv_heads, head_dim, half;
   bool is_bf16;
 };
@@ -65,6 +67,7 @@ struct WriteKv {
   const int64_t* slots;
   int64_t tokens, k_stride, v_stride, block_size;  // strides in bytes
   int64_t kv_heads, head_bytes;
+  int64_t slots_max;  // of the pool: for the checks at the door
 };
 void write_kv(const WriteKv& a);
 
@@ -95,7 +98,9 @@ struct Unpack {
   const void* packed;
   const int64_t* ids;
   void* rows;
+  const float* scales;  // of an int8 weight, else null
   int64_t count, in;
+  int64_t out;  // rows of the weight: for the checks at the door
   bool is_bf16;
 };
 void unpack_rows(const Unpack& a);
@@ -104,31 +109,38 @@ struct Linear {
   const void* x;  // [rows][in]
   const void* packed;
   const void* bias;     // null: none
+  const float* scales;  // null: `packed` is of x's dtype; else int8, and an output is its sum * scales[output]
   void* y;              // [rows][out]
   int64_t rows, in, out;
   bool is_bf16;
-  const float* scales;  // null: `packed` is of x's dtype; else int8, and an output is its sum * scales[output]
 };
 void linear(const Linear& a);
 void linear_int8(const Linear& a);
 // Both as above for an int8 weight, in the layout for x of either dtype: 1 byte where a float takes dtype's.
 void pack_int8(const Pack& a);
-void unpack_int8_rows(const Unpack& a, const float* scales);
+void unpack_int8_rows(const Unpack& a);
 
+// Of a linear: as there.
+struct Weight {
+  const void *packed, *bias;
+  const float* scales;
+  int64_t in, out;
+};
 struct Layer {
   // Null: no norm there.
   const void *attention_norm, *attention_output_norm, *mlp_norm, *mlp_output_norm, *q_norm, *k_norm;
-  bool is_qk_norm_joint;
-  int group, window;  // positions that a query sees, its own the last; 0: all
+  Weight qkv, output, gate_up, down;
   const float* cos_sin;
-  Linear qkv, output, gate_up, down;                        // without x, y and rows
-  void* k_pages;
-  void* v_pages;
+  void *k_pages, *v_pages;
+  int64_t is_qk_norm_joint;
+  int64_t group, window;  // positions that a query sees, its own the last; 0: all
 };
 struct Layers {
   const Layer* layers;
-  int64_t count, hidden, inner, block_size;
-  int heads, kv_heads, head_dim, half;
+  const int64_t* windows;  // of each group
+  int64_t count, hidden, inner, groups;
+  int64_t positions_max, blocks;  // of cos_sin, of the pool: for the checks at the door
+  int heads, kv_heads, head_dim, half, block_size;
   float eps, scale, softcap;  // 0: none
   bool is_bf16, is_gelu;
 };
@@ -140,18 +152,21 @@ struct Queries {
 struct LayerStep {
   void* residual;  // [all.tokens][hidden]: embeddings, afterwards the residuals of last.tokens
   void* out;       // [last.tokens][hidden]
+  void* scratch;   // layers_scratch_bytes of all.tokens
   const int64_t *positions, *slots;  // [all.tokens], [groups][all.tokens]
-  const int32_t* tables;             // [groups][rows][blocks]
-  int64_t rows, table_stride, group_stride;
+  const int32_t* tables;             // [groups][rows][table_width]
+  const int64_t* logits_indices;     // [last.tokens] ascending, the tokens that leave the last layer
+  int64_t rows, group_stride, table_stride, table_width;
   Queries all, last;
-  const int64_t* logits_indices;  // [last.tokens] ascending, the tokens that leave the last layer; null: all
+  bool leaves_all() const { return last.tokens == all.tokens; }  // then nothing is read from logits_indices
 };
 int64_t layers_scratch_bytes(const Layers& a, int64_t tokens);
-void run_layers(const Layers& a, const LayerStep& step, void* scratch);
+void run_layers(const Layers& a, const LayerStep& step);
 
 struct Sample {
   const float* logits;
-  const float *temperature, *top_p, *min_p;
+  const float* temperature;  // below 0: padding, for which the answer is 0 and not ok
+  const float *top_p, *min_p;
   const int64_t *top_k, *seed, *choice, *position;
   int64_t* token_ids;
   bool* ok;

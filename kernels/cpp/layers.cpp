@@ -43,8 +43,9 @@ struct Buffers {
 
 class Pass {
  public:
-  Pass(const Layers& a, const LayerStep& step, char* scratch)
-      : a_(a), step_(step), w_(a), at_(a, step.all.tokens, scratch), input_(step.residual), queries_(step.all) {}
+  Pass(const Layers& a, const LayerStep& step)
+      : a_(a), step_(step), w_(a), at_(a, step.all.tokens, static_cast<char*>(step.scratch)), input_(step.residual),
+        queries_(step.all) {}
 
   void run() {
     enter(nullptr, a_.layers[0].attention_norm);
@@ -52,7 +53,7 @@ class Pass {
       const Layer& layer = a_.layers[i];
       const bool is_last = i + 1 == a_.count;
       project(layer);
-      if (is_last && step_.logits_indices) keep_logits_indices();
+      if (is_last && !step_.leaves_all()) keep_logits_indices();
       attend(layer);
       multiply(layer.output, at_.mixed, at_.hidden);
       leave(at_.hidden, layer.attention_output_norm);
@@ -90,9 +91,8 @@ class Pass {
     if (norm) rms_norm(rows_of(x, norm, x));
   }
 
-  void multiply(Linear linear, const void* x, void* y) const {
-    linear.x = x, linear.y = y, linear.rows = queries_.tokens;
-    kaiten::linear(linear);
+  void multiply(const Weight& w, const void* x, void* y) const {
+    linear({x, w.packed, w.bias, w.scales, y, queries_.tokens, w.in, w.out, a_.is_bf16});
   }
 
   // Queries stay in their place in qkv; keys and values go to their pages.
@@ -101,12 +101,12 @@ class Pass {
     char* const k = at_.qkv + w_.q * w_.size;
     char* const v = k + w_.kv * w_.size;
     RopeWriteKv r{};
-    r.rope = {at_.qkv, k, step_.positions, layer.cos_sin, queries_.tokens, w_.qkv(), w_.qkv(),
+    r.rope = {at_.qkv, k, step_.positions, layer.cos_sin, queries_.tokens, w_.qkv(), w_.qkv(), a_.positions_max,
               a_.heads, a_.kv_heads, a_.head_dim, a_.half, a_.is_bf16};
     r.write = {k, v, static_cast<char*>(layer.k_pages), static_cast<char*>(layer.v_pages),
                step_.slots + layer.group * step_.all.tokens,
                queries_.tokens, w_.qkv() * w_.size, w_.qkv() * w_.size, a_.block_size, a_.kv_heads,
-               a_.head_dim * w_.size};
+               a_.head_dim * w_.size, a_.blocks * a_.block_size};
     r.q_norm = layer.q_norm, r.k_norm = layer.k_norm, r.eps = a_.eps, r.is_norm_joint = layer.is_qk_norm_joint;
     rope_write_kv(r);
   }
@@ -131,7 +131,7 @@ class Pass {
     t.query_starts = queries_.starts, t.contexts = queries_.contexts;
     t.q_stride = w_.qkv(), t.table_stride = step_.table_stride;
     t.rows = int(step_.rows), t.heads = a_.heads, t.kv_heads = a_.kv_heads, t.head_dim = a_.head_dim;
-    t.block_size = int(a_.block_size), t.scale = a_.scale, t.is_bf16 = a_.is_bf16, t.window = layer.window;
+    t.block_size = a_.block_size, t.scale = a_.scale, t.is_bf16 = a_.is_bf16, t.window = int(layer.window);
     t.softcap = a_.softcap;
     paged_attention(t);
   }
@@ -148,8 +148,6 @@ class Pass {
 
 int64_t layers_scratch_bytes(const Layers& a, int64_t tokens) { return Buffers(a, tokens, nullptr).bytes; }
 
-void run_layers(const Layers& a, const LayerStep& step, void* scratch) {
-  Pass(a, step, static_cast<char*>(scratch)).run();
-}
+void run_layers(const Layers& a, const LayerStep& step) { Pass(a, step).run(); }
 
 }  // namespace kaiten

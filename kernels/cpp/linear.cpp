@@ -75,6 +75,7 @@ void pack_linear(const Pack& a) {
 }
 
 void unpack_rows(const Unpack& a) {
+  if (a.scales) return unpack_int8_rows(a);
   for_each_item(a.count, a.count * a.in > kSerialFlops,
                 [&](int64_t i) { a.is_bf16 ? unpack_row<bf16>(a, i) : unpack_row<float>(a, i); });
 }

@@ -107,11 +107,11 @@ void pack_panel(const Pack& a, int64_t panel, int64_t per) {
 }
 
 template <class T>
-void unpack_row(const Unpack& a, const float* scales, int64_t row) {
+void unpack_row(const Unpack& a, int64_t row) {
   constexpr int64_t kPer = kPerStep<T>;
   const int64_t steps = a.in / kPer, panel = a.ids[row] / kPanel, n = a.ids[row] % kPanel;
   const int8_t* from = static_cast<const int8_t*>(a.packed) + (panel * steps * kPanel + n) * kPer;
-  const float scale = scales[a.ids[row]];
+  const float scale = a.scales[a.ids[row]];
   T* to = static_cast<T*>(a.rows) + row * a.in;
   for (int64_t k = 0; k < steps; ++k)
     for (int64_t i = 0; i < kPer; ++i) store(to + k * kPer + i, splat(from[k * kPanel * kPer + i] * scale), 1);
@@ -124,10 +124,9 @@ void pack_int8(const Pack& a) {
   for_each_item(panels_of(a.out), true, [&](int64_t i) { pack_panel(a, i, per); });
 }
 
-void unpack_int8_rows(const Unpack& a, const float* scales) {
-  for_each_item(a.count, a.count * a.in > kSerialFlops, [&](int64_t i) {
-    a.is_bf16 ? unpack_row<bf16>(a, scales, i) : unpack_row<float>(a, scales, i);
-  });
+void unpack_int8_rows(const Unpack& a) {
+  for_each_item(a.count, a.count * a.in > kSerialFlops,
+                [&](int64_t i) { a.is_bf16 ? unpack_row<bf16>(a, i) : unpack_row<float>(a, i); });
 }
 
 void linear_int8(const Linear& a) {

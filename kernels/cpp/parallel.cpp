@@ -98,6 +98,8 @@ class Team {
 
 }  // namespace
 
+constinit thread_local int64_t threads_max = 1;
+
 void run_together(int64_t threads, void (*work)(const void*), const void* context) {
   // Never destroyed: its helpers sleep on it until the process is gone.
   static Team* team = new Team;

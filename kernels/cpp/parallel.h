@@ -2,13 +2,14 @@
 // one by whoever is free, so a thread that the system has put aside takes fewer.
 #pragma once
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 
 namespace kaiten {
+
+// How many threads a call may take, its own among them. Each thread that calls says so at the door (c_abi.cpp).
+extern constinit thread_local int64_t threads_max;
 
 // Runs work(context) on the calling thread and, while that lasts, on up to `threads` - 1 others. Returns when all that
 // have begun are done; one that comes too late is not waited for. So work must claim its share from something common.
@@ -61,7 +62,7 @@ class Runs {
 // thread probably takes after this one (-1: nothing), so that it can fetch ahead; `is_new`: it was not told of this one.
 template <class F>
 void for_each_ahead(int64_t count, bool is_worth_threads, const F& work) {
-  const int64_t threads = is_worth_threads ? std::min<int64_t>(at::get_num_threads(), count) : 1;
+  const int64_t threads = is_worth_threads ? std::min(threads_max, count) : 1;
   Runs runs(count, threads);
   std::atomic<int64_t> begun{0};
   together(threads, [&] {
@@ -75,7 +76,7 @@ void for_each_ahead(int64_t count, bool is_worth_threads, const F& work) {
 template <class F>
 void for_each_item(int64_t count, bool is_worth_threads, const F& work) {
   std::atomic<int64_t> claimed{0};
-  together(is_worth_threads ? std::min<int64_t>(at::get_num_threads(), count) : 1, [&] {
+  together(is_worth_threads ? std::min(threads_max, count) : 1, [&] {
     for (int64_t i = claimed++; i < count; i = claimed++) work(i);
   });
 }
@@ -83,7 +84,7 @@ void for_each_item(int64_t count, bool is_worth_threads, const F& work) {
 // Calls work(begin, end) for runs that make up [0, count), each on whichever thread is free.
 template <class F>
 void for_each_run(int64_t count, int64_t runs_per_thread, bool is_worth_threads, const F& work) {
-  const int64_t threads = is_worth_threads ? at::get_num_threads() : 1;
+  const int64_t threads = is_worth_threads ? threads_max : 1;
   const int64_t runs = threads == 1 ? std::min<int64_t>(1, count) : std::min(count, threads * runs_per_thread);
   for_each_item(runs, threads > 1, [&](int64_t i) { work(count * i / runs, count * (i + 1) / runs); });
 }

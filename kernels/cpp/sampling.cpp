@@ -226,7 +226,7 @@ void sample_row(const Sample& a, int64_t r) {
   thread_local Space space;
   const Row row{a.logits + r * a.vocab, a.vocab};
   float top = row_top(row);
-  a.ok[r] = std::isfinite(top);
+  a.ok[r] = std::isfinite(top) && a.temperature[r] >= 0.0f;
   a.token_ids[r] = 0;
   if (!a.ok[r]) return;
   if (!(a.temperature[r] > 0.0f)) {

@@ -163,10 +163,12 @@ def check_write_kv(
             x, k_pages if scales is None else k, name, "k_pages" if scales is None else "k"
         )
         require(x.shape == k.shape, name, "must have the shape of k")
-        require(x.size(1) == k_pages.size(1), name, "must have the kv_heads of k_pages")
-        require(x.size(2) == k_pages.size(3), name, "must have the head_dim of k_pages")
-        require(x.stride(1) == x.size(2), name, "heads must be dense (stride(1) == head_dim)")
-    require_ids(slot_mapping, "slot_mapping", dtype=torch.int64, shape=(k.size(0),))
+        require(x.stride()[1] == x.shape[2], name, "heads must be dense (stride(1) == head_dim)")
+    tokens, kv_heads, head_dim = k.shape
+    _, pool_heads, _, pool_head_dim = k_pages.shape
+    require(kv_heads == pool_heads, "k", "must have the kv_heads of k_pages")
+    require(head_dim == pool_head_dim, "k", "must have the head_dim of k_pages")
+    require_ids(slot_mapping, "slot_mapping", dtype=torch.int64, shape=(tokens,))
 
 
 def require_pages(k_pages: Tensor, v_pages: Tensor) -> None:

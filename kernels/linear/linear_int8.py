@@ -14,7 +14,7 @@ cost     reads out * in bytes once per call (memory bound to ~8 rows), 2 * rows 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Self, cast
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -75,14 +75,14 @@ _Rows = Callable[[Tensor], Tensor]
 def native_path(
     weight: Tensor, bias: Tensor | None
 ) -> tuple[_Multiply, _Rows, tuple[Tensor, Tensor]]:
-    module, (outputs, _), dtype = native.compiled(), weight.shape, weight.dtype
+    library, outputs, dtype = native.compiled(), len(weight), weight.dtype
     quantised = Int8Weight.of(weight)
-    packed = weight_memory.empty(module.packed_shape(weight), torch.int8)
-    module.pack_int8(quantised.codes, packed, dtype)
+    packed = weight_memory.empty(library.packed_shape(weight), torch.int8)
+    library.pack_int8(quantised.codes, packed, dtype)
     scales = quantised.scales
     return (
-        lambda x: cast(Tensor, module.linear(x, packed, bias, outputs, scales)),
-        lambda ids: cast(Tensor, module.unpack_int8_rows(packed, scales, ids, dtype)),
+        lambda x: library.linear(x, packed, bias, outputs, scales),
+        lambda ids: library.unpack_int8_rows(packed, scales, ids, dtype),
         (packed, scales),
     )
 

@@ -82,7 +82,7 @@ def _apply_packed(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 def _paths_for(weight: Tensor) -> list[str]:
     """The best first."""
     paths = []
-    if (module := native.module_for(weight)) is not None and module.has_linear(weight):
+    if (library := native.library_for(weight)) is not None and library.has_linear(weight):
         paths.append("native")
     if weight.device.type == "cpu" and packing_available(weight.dtype):
         paths.append("packed")
@@ -104,12 +104,12 @@ _Built = tuple[_Multiply, _Rows | None, NativeWeight | None]
 
 
 def _native(weight: Tensor, bias: Tensor | None) -> _Built:
-    module, outputs = native.compiled(), weight.size(0)
-    packed = weight_memory.empty(module.packed_shape(weight), weight.dtype)
-    module.pack_linear(weight, packed)
+    library, outputs = native.compiled(), weight.size(0)
+    packed = weight_memory.empty(library.packed_shape(weight), weight.dtype)
+    library.pack_linear(weight, packed)
     return (
-        lambda x: cast(Tensor, module.linear(x, packed, bias, outputs)),
-        lambda ids: cast(Tensor, module.unpack_rows(packed, ids, outputs)),
+        lambda x: library.linear(x, packed, bias, outputs),
+        lambda ids: library.unpack_rows(packed, ids, outputs),
         (packed, None),
     )
 
@@ -180,7 +180,7 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, in_features] -> [rows, out_features]."""
         self._check(x)
-        return self._multiply(x) if x.size(0) else x.new_empty((0, self.out_features))
+        return self._multiply(x) if x.shape[0] else x.new_empty((0, self.out_features))
 
     @property
     def has_rows(self) -> bool:
@@ -194,6 +194,6 @@ class PackedLinear:
         return self._rows(ids)
 
     def _check(self, x: Tensor) -> None:
-        require(x.dim() == 2 and x.size(1) == self.in_features, "x", "must be [rows, in_features]")
+        require(x.dim() == 2 and x.shape[1] == self.in_features, "x", "must be [rows, in_features]")
         require(x.dtype == self.dtype, "x", "must have the dtype of the weight")
         require(x.is_contiguous(), "x", "must be contiguous")

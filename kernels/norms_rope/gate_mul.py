@@ -29,8 +29,7 @@ def gate_mul_reference(gate_up: Tensor, is_gelu: bool = False) -> Tensor:
 
 
 def _gate_mul_native(gate_up: Tensor, is_gelu: bool) -> Tensor:
-    y: Tensor = native.compiled().gate_mul(gate_up, is_gelu)
-    return y
+    return native.compiled().gate_mul(gate_up, is_gelu)
 
 
 @jit.compiled
@@ -75,5 +74,5 @@ _PATHS = {
 def gate_mul(gate_up: Tensor, is_gelu: bool = False) -> Tensor:
     """silu, or gelu, of the first half times the second half: [tokens, inner]."""
     require_float(gate_up, "gate_up", dim=2)
-    require(gate_up.size(1) % 2 == 0, "gate_up", "last dimension must be even")
+    require(gate_up.shape[1] % 2 == 0, "gate_up", "last dimension must be even")
     return _PATHS[dispatch.path_for(gate_up)](gate_up, is_gelu)

@@ -39,15 +39,13 @@ def add_rms_norm_reference(
 
 
 def _rms_norm_native(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    y: Tensor = native.compiled().rms_norm(x, weight, eps)
-    return y
+    return native.compiled().rms_norm(x, weight, eps)
 
 
 def _add_rms_norm_native(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    y, total = native.compiled().add_rms_norm(x, residual, weight, eps)
-    return y, total
+    return native.compiled().add_rms_norm(x, residual, weight, eps)
 
 
 def rms_norm_rows_reference(
@@ -204,6 +202,6 @@ def _path(x: Tensor) -> str:
 def _check(x: Tensor, weight: Tensor, eps: float) -> None:
     require(x.dim() >= 1, "x", "must have at least 1 dimension")
     require_float(x, "x", dim=x.dim())
-    require(weight.shape == x.shape[-1:], "weight", "must have shape [hidden]")
+    require(weight.shape == (x.shape[-1],), "weight", "must have shape [hidden]")
     require_like(weight, x, "weight", "x")
     require(eps >= 0.0, "eps", "must not be negative")

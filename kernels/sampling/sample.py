@@ -166,7 +166,7 @@ def _sample_triton(
 
 
 def _sample_native(logits: Tensor, params: SamplingTensors) -> tuple[Tensor, Tensor]:
-    token_ids, ok = native.compiled().sample(
+    return native.compiled().sample(
         logits,
         params.temperature,
         params.top_k,
@@ -176,8 +176,6 @@ def _sample_native(logits: Tensor, params: SamplingTensors) -> tuple[Tensor, Ten
         params.choice,
         params.position,
     )
-    is_live = params.temperature >= 0.0
-    return token_ids.masked_fill(~is_live, 0), ok & is_live
 
 
 _PATHS = {"native": _sample_native, "torch": sample_reference}

@@ -63,6 +63,7 @@ ROOMS = {
         ("norms_rope",),
         ("dispatch",),
         ("jit", "native"),
+        ("cpp",),
         ("checks",),
     ],
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PREBUILT = "kernels/cpp/prebuilt/avx2-0123456789abcdef.so"
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +25,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if source.is_file() and not name.startswith(("tests/", "benchmarks/", "docs/")):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(source.read_bytes())
+    prebuilt = folder / "source" / PREBUILT
+    prebuilt.parent.mkdir()
+    prebuilt.write_bytes(b"as make wheel leaves it")
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     done = subprocess.run(
         [*pip, "--wheel-dir", str(folder), str(folder / "source")],
@@ -50,6 +54,13 @@ def python(installed: Path, *words: str) -> str:
 def test_one_name_is_put_beside_those_of_others(installed: Path) -> None:
     tops = {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")}
     assert tops == {"kaiten"}
+
+
+def test_binaries_are_in_it_and_make_it_of_a_platform_but_of_any_python(installed: Path) -> None:
+    assert (installed / "kaiten" / "services" / PREBUILT).is_file()
+    (wheel,) = installed.parent.glob("*.whl")
+    assert wheel.stem.split("-")[2:4] == ["py3", "none"]
+    assert not wheel.stem.endswith("any")
 
 
 def test_everything_tracked_that_runs_is_in_it(installed: Path) -> None:

@@ -20,7 +20,7 @@ def none_found(_name: str) -> str | None:
 
 
 def only_clang(name: str) -> str | None:
-    return "/usr/bin/clang++" if name == "clang++" else None
+    return "/usr/bin/clang" if name == "clang" else None
 
 
 CASES = {
@@ -40,32 +40,35 @@ CASES = {
     "store": (doctor.check_store([OLD, NEW]), "ok", "valkey-server 9.1"),
     "store too old": (doctor.check_store([OLD]), "warn", "redis-server 7.0"),
     "no store": (doctor.check_store([]), "warn", "no Valkey or Redis"),
-    "compiler": (
-        doctor.check_compiler(only_clang, has_headers=True),
-        "ok",
-        "/usr/bin/clang++",
+    "kernels": (doctor.check_kernels("prebuilt for avx2"), "ok", "prebuilt for avx2: the best"),
+    "kernels of torch": (
+        doctor.check_kernels("torch path: no C++ compiler"),
+        "warn",
+        "torch path: no C++ compiler",
     ),
+    "kernels without torch": (doctor.check_kernels(None), "ok", "not tried"),
+    "compiler": (doctor.check_compiler(only_clang, has_headers=True), "ok", "/usr/bin/clang"),
     "no compiler": (
         doctor.check_compiler(none_found, has_headers=True),
         "warn",
-        "slower torch path",
+        "no C compiler: Triton",
     ),
     "no headers": (doctor.check_compiler(only_clang, has_headers=False), "warn", "no Python.h"),
     "cpu": (doctor.check_cpu(frozenset({"avx2", "sse"})), "ok", "avx2"),
-    "no gpu": (doctor.check_gpus((), "2.13.0+cpu", has_triton=False), "ok", "none"),
+    "no gpu": (doctor.check_gpu((), "2.13.0+cpu", has_triton=False), "ok", "none"),
     "no gpu for a CUDA build": (
-        doctor.check_gpus((), "2.13.0", has_triton=True),
+        doctor.check_gpu((), "2.13.0", has_triton=True),
         "warn",
         "none that nvidia-smi shows, but torch 2.13.0 is built for GPUs",
     ),
-    "gpu": (doctor.check_gpus((H200,), "2.13.0", has_triton=True), "ok", "H200"),
+    "gpu": (doctor.check_gpu((H200,), "2.13.0", has_triton=True), "ok", "H200"),
     "torch without CUDA": (
-        doctor.check_gpus((H200,), "2.13.0+cpu", has_triton=True),
+        doctor.check_gpu((H200,), "2.13.0+cpu", has_triton=True),
         "warn",
         "torch 2.13.0+cpu is blind",
     ),
-    "no triton": (doctor.check_gpus((H200,), "2.13.0", has_triton=False), "warn", "no triton"),
-    "no driver": (doctor.check_gpus("no driver", "", has_triton=True), "warn", "no driver"),
+    "no triton": (doctor.check_gpu((H200,), "2.13.0", has_triton=False), "warn", "no triton"),
+    "no driver": (doctor.check_gpu("no driver", "", has_triton=True), "warn", "no driver"),
     "no model": (doctor.check_model(Path("/no/such")), "warn", "is missing"),
     "disk": (doctor.check_disk(10**10), "ok", "10.0 GB"),
     "disk full": (doctor.check_disk(10**8), "warn", "0.1 GB"),
@@ -136,7 +139,26 @@ def test_run_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [each["name"] for each in findings].count("gpu") == 1
 
 
-def test_run_ends_well_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_ends_well_on_this_machine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "kernels", lambda: "prebuilt for generic")
     assert doctor.run(grpc_port=0, http_port=0) == 0
     shown = capsys.readouterr().out
     assert all(f"packages: {role}" in shown for role in doctor.ROLES)
+    assert "no AVX2" in shown
+
+
+def test_kernels_are_tried_as_a_worker_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        doctor, "TRY_KERNELS", "import kernels; print('compiled for', kernels.__version__)"
+    )
+    assert doctor.kernels() == "compiled for 0.0.0"
+    monkeypatch.setattr(doctor, "TRY_KERNELS", "raise SystemExit('no such thing')")
+    assert doctor.kernels() == "they cannot be tried: no such thing"
+
+
+def test_a_gpu_needs_what_launches_its_kernels() -> None:
+    findings = doctor.check_gpus((H200,), "2.13.0", has_triton=True)
+    assert [finding.name for finding in findings] == ["gpu", "compiler"]
+    assert len(doctor.check_gpus((), "2.13.0+cpu", has_triton=True)) == 1

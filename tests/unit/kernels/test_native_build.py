@@ -1,3 +1,4 @@
+import platform
 import shutil
 import subprocess
 import sys
@@ -7,6 +8,8 @@ import pytest
 import torch
 
 from kernels import native
+from kernels.cpp import build as binaries
+from kernels.cpp.library import Library
 from kernels.norms_rope.rms_norm import rms_norm
 
 
@@ -29,55 +32,129 @@ def test_importing_builds_nothing() -> None:
     assert result.stdout.startswith("False not built")
 
 
-def test_no_compiler_leaves_the_torch_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_prebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     native.disable("test")
-    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    monkeypatch.setattr(binaries, "PREBUILT", tmp_path / "none")
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+
+
+@pytest.mark.usefixtures("no_prebuilt", "no_compiler")
+def test_no_compiler_leaves_the_torch_path(tmp_path: Path) -> None:
     assert not native.build(tmp_path)
     assert not native.available()
     assert "install g++" in native.reason()
     assert torch.equal(rms_norm(torch.ones(1, 4), torch.ones(4), 0.0), torch.ones(1, 4))
 
 
+@pytest.mark.usefixtures("no_prebuilt")
 def test_a_failing_compiler_is_told_with_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = tmp_path / "cpp"
     broken.mkdir()
-    (broken / "module.cpp").write_text("#error no such kernel\n")
-    monkeypatch.setattr(native, "_SOURCES", broken)
-    native.disable("test")
+    (broken / "rowwise.cpp").write_text("#error no such kernel\n")
+    monkeypatch.setattr(binaries, "SOURCES", broken)
     assert not native.build(tmp_path / "cache")
     if "no C++ compiler" in native.reason():
         pytest.skip(native.reason())
-    (log,) = (tmp_path / "cache").glob("*/build.log")
+    (log,) = (tmp_path / "cache").glob("*.log")
     assert str(log) in native.reason()
     assert "no such kernel" in log.read_text()
+    assert not list((tmp_path / "cache").glob("*.so"))
 
 
 def test_a_wrong_binary_is_not_used(monkeypatch: pytest.MonkeyPatch, is_compiled: bool) -> None:
     if not is_compiled:
         pytest.skip(native.reason())
-
-    class Wrong:
-        @staticmethod
-        def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-            return torch.zeros_like(x)
-
     native.disable("test")
-    monkeypatch.setattr(native, "_load_or_compile", lambda folder: Wrong)
+    monkeypatch.setattr(Library, "rms_norm", lambda self, x, weight, eps: torch.zeros_like(x))
     assert not native.build()
     assert "wrong result" in native.reason()
 
 
-def test_folder_changes_with_sources_and_processor(
+def test_a_binary_is_named_by_all_it_is_made_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = native._build_folder(tmp_path)
-    monkeypatch.setattr(native, "_cpu_features", lambda: "another processor")
-    other_cpu = native._build_folder(tmp_path)
-    monkeypatch.setattr(native, "_SOURCES", tmp_path)
-    assert len({before, other_cpu, native._build_folder(tmp_path)}) == 3
-    assert torch.__version__ in before.name
+    """A name found is a binary of these very sources and flags, by this very compiler."""
+    made: list[str] = []
+    monkeypatch.setattr(binaries, "compile_to", lambda target, *_: made.append(target.name))
+    monkeypatch.setattr(binaries, "find_compiler", lambda: "c++")
+    monkeypatch.setattr(binaries, "_version", lambda compiler: "12.2")
+    best, generic = binaries.X86[0], binaries.X86[-1]
+    binaries.compiled(best, tmp_path)
+    binaries.compiled(generic, tmp_path)
+    monkeypatch.setattr(binaries, "_version", lambda compiler: "12.3")
+    binaries.compiled(best, tmp_path)
+    monkeypatch.setattr(binaries, "_FLAGS", ("-O2",))
+    binaries.compiled(best, tmp_path)
+    (tmp_path / "other.h").write_text("")
+    monkeypatch.setattr(binaries, "SOURCES", tmp_path)
+    binaries.compiled(best, tmp_path)
+    assert len(set(made)) == 5
+    assert all(name.startswith(f"{best.name}-") for name in made if name != made[1])
+
+
+@pytest.fixture
+def prebuilt(
+    is_compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_compiler: None
+) -> Path:
+    """Of the best variant, in a package of its own; and there is no compiler."""
+    if not is_compiled:
+        pytest.skip(native.reason())
+    loaded = Path(native.compiled().path)
+    monkeypatch.setattr(binaries, "PREBUILT", tmp_path)
+    library = binaries.prebuilt(binaries.variants()[0])
+    shutil.copy(loaded, library)
+    native.disable("test")
+    return library
+
+
+def test_a_prebuilt_library_needs_no_compiler(prebuilt: Path, tmp_path: Path) -> None:
+    assert native.build(tmp_path / "cache")
+    assert native.reason() == f"prebuilt for {binaries.variants()[0].name}"
+    assert native.compiled().path == prebuilt
+    assert not (tmp_path / "cache").exists()
+
+
+def test_one_of_other_sources_is_not_found(
+    prebuilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binaries, "_FLAGS", ("-O2",))
+    assert not native.build(tmp_path / "cache")
+    assert "no C++ compiler" in native.reason()
+
+
+def test_one_that_does_not_load_is_told(prebuilt: Path, tmp_path: Path) -> None:
+    prebuilt.write_bytes(b"made for another C library")
+    assert not native.build(tmp_path / "cache")
+    assert "no C++ compiler" in native.reason()
+    assert "the prebuilt library does not load" in native.reason()
+
+
+def test_the_best_that_the_processor_has_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[str, set[str]] = {
+        "avx512-bf16": {*binaries.X86[0].needs, "sse2"},
+        "avx512": {*binaries.X86[1].needs, "avx512_vnni"},
+        # Alder Lake has bf16 of AVX, but nothing of AVX-512.
+        "avx2": {*binaries.X86[2].needs, "avx_vnni", "avx512_bf16"},
+        "generic": {"sse2", "avx"},
+    }
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    for name, flags in said.items():
+        monkeypatch.setattr(binaries, "_cpu_flags", lambda found=flags: frozenset(found))
+        assert binaries.variants.__wrapped__()[0].name == name
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert [variant.name for variant in binaries.variants.__wrapped__()] == ["generic"]
+
+
+def test_a_variant_that_is_not_there_is_named() -> None:
+    assert not native.build(variant="avx1024")
+    assert "this processor has no avx1024; it has" in native.reason()
 
 
 def test_disabling_takes_the_torch_path() -> None:

@@ -294,7 +294,7 @@ def test_a_cpu_emulates_no_dtype_unless_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, asked: str, chosen: torch.dtype
 ) -> None:
     """As AVX2 without a compiler: there oneDNN packs no bfloat16."""
-    monkeypatch.setattr(native, "module_for", lambda _weight: None)
+    monkeypatch.setattr(native, "library_for", lambda _weight: None)
     monkeypatch.setattr(packed_linear, "packing_available", lambda dtype: dtype is torch.float32)
     assert choose_dtype(asked, "bfloat16", torch.device("cpu")) is chosen
 

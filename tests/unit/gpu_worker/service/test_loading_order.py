@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -10,13 +11,14 @@ from gpu_worker.service import loading
 from gpu_worker.service.loading import PhaseTimer, choose_kernels, load
 from gpu_worker.settings import WorkerSettings
 from kernels import jit, native
+from kernels.cpp import build as binaries
 from service_kit.errors import ConfigError
 
 
 def test_a_wrong_folder_is_refused_before_a_minute_of_compiling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "build", lambda: pytest.fail("compiles for nothing"))
+    monkeypatch.setattr(native, "build", lambda **_: pytest.fail("compiles for nothing"))
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         load(WorkerSettings(model=str(tmp_path), device="cpu"))
 
@@ -61,13 +63,34 @@ def test_a_fault_of_the_program_keeps_its_trace(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nothing_is_compiled_for_the_cpu_of_a_gpu_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "build", lambda: pytest.fail("compiles for nobody"))
+    monkeypatch.setattr(native, "build", lambda **_: pytest.fail("compiles for nobody"))
     monkeypatch.setattr(native, "_state", native._State())
     monkeypatch.setattr(jit, "driver_problem", lambda: None)
     choose_kernels("auto", GPU)
     assert not native.available()
     with pytest.raises(ConfigError, match="--native on is for CPUs, on cuda:0"):
         choose_kernels("on", GPU)
+
+
+def test_kernels_of_chosen_instructions_or_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+
+    def build(*, variant: str | None) -> bool:
+        asked.append(variant)
+        return variant is None
+
+    monkeypatch.setattr(native, "build", build)
+    monkeypatch.setattr(native, "reason", lambda: "this processor has no avx2")
+    choose_kernels("auto", torch.device("cpu"))
+    choose_kernels("on", torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"--native avx2, .*this processor has no avx2"):
+        choose_kernels("avx2", torch.device("cpu"))
+    assert asked == [None, None, "avx2"]
+
+
+def test_every_variant_can_be_asked_for() -> None:
+    names = {variant.name for variant in binaries.X86}
+    assert {"auto", "on", "off", *names} == set(get_args(WorkerSettings.__annotations__["native"]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")

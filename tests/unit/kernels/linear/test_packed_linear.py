@@ -114,7 +114,7 @@ def test_falls_back_when_the_private_operator_is_gone(monkeypatch: pytest.Monkey
     def gone(weight: torch.Tensor) -> torch.Tensor:
         raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute")
 
-    monkeypatch.setattr(native, "module_for", lambda x: None)
+    monkeypatch.setattr(native, "library_for", lambda x: None)
     monkeypatch.setattr(linear, "_pack", gone)
     monkeypatch.setattr(linear, "_PACKING_WORKS", {})
     layer = PackedLinear(torch.ones(4, 3))
