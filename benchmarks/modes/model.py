@@ -126,7 +126,7 @@ class Run:
     jobs: Sequence[Job]
     # Nothing after it is looked at; None: until everything has ended.
     until_ns: int | None = None
-    # Of this tenant first tokens are all that is asked: nothing after the last of them is looked at.
+    # First tokens of this tenant are all that is asked: nothing after the last is looked at.
     until_answered: str | None = None
     # By sequence: when its tokens came, and how long it waited, each time.
     token_ns: dict[int, list[int]] = field(default_factory=dict)
