@@ -350,14 +350,16 @@ def compile_for(one: Specialisation, arch: int) -> Resources:
     triton, binary = import_module("triton"), binary_of(one, arch)
     tools = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin"
     with tempfile.TemporaryDirectory() as folder:
+        registers, stack_bytes = _usage(tools, Path(folder), binary.asm["cubin"])
         return Resources(
             shape=one.shape,
             kernel=one.name,
             arch=arch,
             warps=one.options["num_warps"],
             stages=one.options["num_stages"],
-            registers=_registers(tools, Path(folder), binary.asm["cubin"]),
-            spill_bytes=_spills(tools, Path(folder), binary.asm["ptx"]),
+            registers=registers,
+            # Spilled registers lie on the stack. Where there is none, ptxas need not work again.
+            spill_bytes=_spills(tools, Path(folder), binary.asm["ptx"]) if stack_bytes else 0,
             shared_bytes=binary.metadata.shared,
             cubin_bytes=len(binary.asm["cubin"]),
         )
@@ -385,12 +387,14 @@ def _signature(one: Specialisation) -> tuple[dict[str, str], dict[Any, Any], dic
     return signature, constants, attributes
 
 
-def _registers(tools: Path, folder: Path, cubin: bytes) -> int:
+def _usage(tools: Path, folder: Path, cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of stack of a thread."""
     path = folder / "kernel.cubin"
     path.write_bytes(cubin)
-    found = re.search(r"REG:(\d+)", _output(tools / "cuobjdump", "-res-usage", str(path)))
-    assert found, "cuobjdump names no registers"
-    return int(found[1])
+    said = _output(tools / "cuobjdump", "-res-usage", str(path))
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    assert found, "cuobjdump names no registers and no stack"
+    return int(found[1]), int(found[2])
 
 
 def _spills(tools: Path, folder: Path, ptx: str) -> int:

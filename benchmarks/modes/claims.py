@@ -29,9 +29,11 @@ def played(
     costs: Costs = CPU,
     spec: WorkerSpec | None = None,
     until_ns: int | None = None,
+    until_answered: str | None = None,
 ) -> Run:
     """On the CPU worker, unless it is said otherwise."""
-    return Run(costs, spec or costs.spec(), configured(knobs), jobs, until_ns).play()
+    spec = spec or costs.spec()
+    return Run(costs, spec, configured(knobs), jobs, until_ns, until_answered).play()
 
 
 # Sarathi-Serve: stall-free batching
@@ -121,7 +123,8 @@ def neighbour(
         ttfts = []
         for seed in seeds:
             jobs = flooded(seed, CPU, count=count, is_flooded=is_flooded, tokens_max=tokens_max)
-            ttfts += ttfts_ns(played(jobs, knobs), lambda one: one.tenant == QUIET)
+            run = played(jobs, knobs, until_answered=QUIET)
+            ttfts += ttfts_ns(run, lambda one: one.tenant == QUIET)
         found[f"{name}_ttft_p50"] = percentile(ttfts, 500) / MS
         found[f"{name}_ttft_p99"] = percentile(ttfts, 990) / MS
     found["times_p99"] = found["flooded_ttft_p99"] / found["alone_ttft_p99"]

@@ -126,6 +126,8 @@ class Run:
     jobs: Sequence[Job]
     # Nothing after it is looked at; None: until everything has ended.
     until_ns: int | None = None
+    # First tokens of this tenant are all that is asked: nothing after the last is looked at.
+    until_answered: str | None = None
     # By sequence: when its tokens came, and how long it waited, each time.
     token_ns: dict[int, list[int]] = field(default_factory=dict)
     waits_ns: dict[int, list[int]] = field(default_factory=dict)
@@ -149,6 +151,7 @@ class Run:
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._number = itertools.count()
         self._is_computing = False
+        self._unanswered = self._of(self.until_answered) if self.until_answered else None
         # Since when it waits.
         self._waiting_ns: dict[int, int] = {}
 
@@ -161,8 +164,13 @@ class Run:
         while self._events and (self.until_ns is None or self._events[0][0] <= self.until_ns):
             self.now_ns, _, happen = heapq.heappop(self._events)
             happen()
+            if self._unanswered is not None and not self._unanswered:
+                return self
         assert self.until_ns is not None or len(self.overs) == len(self.jobs), self.core
         return self
+
+    def _of(self, tenant: str) -> set[int]:
+        return {sequence_id for sequence_id, one in self.by_id.items() if one.tenant == tenant}
 
     def _at(self, at_ns: int, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (at_ns, next(self._number), happen))
@@ -220,6 +228,8 @@ class Run:
             self.served[one.tenant] = (
                 self.served.get(one.tenant, 0) + 1 + len(one.prompt) * (not times)
             )
+            if not times and self._unanswered is not None:
+                self._unanswered.discard(sequence_id)
             times.append(self.now_ns)
         for event in outcome.events:
             if isinstance(event, RequestOver):

@@ -140,7 +140,7 @@ class CellState:
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken; but for those of a worker alone."""
         self.waiting.check([s for w in self.workers.values() for s in w.running.values()])
-        waiting = {s.sequence_id for s in self.waiting}
+        waiting = {s.sequence_id for t in self.waiting.tenants.values() for _, s in t.queue}
         placed = {s.sequence_id for w in self.workers.values() for s in w.members}
         assert not waiting & placed
         for live in self.live.values():

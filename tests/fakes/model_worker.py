@@ -72,6 +72,8 @@ class Row:
     # Prompt logprobs are wanted from this position on.
     prompt_logprobs_from: int
     is_finished: bool = False
+    # Of the empty prefix, and of those that were computed.
+    digests: list[int] = field(default_factory=lambda: [0])
 
     @property
     def gap(self) -> int:
@@ -222,33 +224,40 @@ class ModelWorker:
             given.append(self._next_token(self._compute(row, 1), row))
             row.tokens.append(given[-1])
         for group in range(len(row.blocks)):
-            for position in range(row.num_computed_tokens, end):
-                self.kv[self._place(row, group, position)] = group, WRONG
+            for place in self._places(row, group, row.num_computed_tokens, end):
+                self.kv[place] = group, WRONG
         return given
 
     def _next_token(self, state: int, row: Row) -> int:
         return next_token(state, row.sequence_id, self.spec.vocab_size, self.stop_every)
 
     def _compute(self, row: Row, count: int) -> int:
-        state, done = 0, row.num_computed_tokens
-        for position, token in enumerate(row.tokens[: done + count]):
-            state = digest(state, token)
-            for group, window in enumerate(self.spec.windows):
-                if position >= done:
-                    self.kv[self._place(row, group, position)] = group, state
-                elif window is None or position > done - window:
-                    # The first token of the step attends to it.
-                    assert self.kv[self._place(row, group, position)] == (group, state), (
-                        f"{row.sequence_id}: foreign KV at position {position} in group {group}"
-                    )
+        done = row.num_computed_tokens
+        # Of every prefix, from the empty one on. A row's tokens only become more.
+        for token in row.tokens[len(row.digests) - 1 : done + count]:
+            row.digests.append(digest(row.digests[-1], token))
+        for group, window in enumerate(self.spec.windows):
+            # The first token of the step attends to these.
+            first = 0 if window is None else max(0, done - window + 1)
+            for position, place in enumerate(self._places(row, group, first, done), first):
+                assert self.kv[place] == (group, row.digests[position + 1]), (
+                    f"{row.sequence_id}: foreign KV at position {position} in group {group}"
+                )
+        for group in range(len(self.spec.windows)):
+            places = self._places(row, group, done, done + count)
+            for position, place in enumerate(places, done):
+                self.kv[place] = group, row.digests[position + 1]
         row.num_computed_tokens += count
-        return state
+        return row.digests[done + count]
 
-    def _place(self, row: Row, group: int, position: int) -> tuple[int, int]:
-        index, offset = divmod(position, self.spec.block_size)
-        block = row.blocks[group][index]
-        assert block is not None, f"{row.sequence_id}: block {index} of group {group} was skipped"
-        return block, offset
+    def _places(self, row: Row, group: int, start: int, end: int) -> list[tuple[int, int]]:
+        """Block and offset of positions."""
+        size, blocks, places = self.spec.block_size, row.blocks[group], []
+        for position in range(start, end):
+            block = blocks[position // size]
+            assert block is not None, f"{row.sequence_id}: {position} of group {group} was skipped"
+            places.append((block, position % size))
+        return places
 
     def _check_tables(self) -> None:
         for row in self.rows.values():

@@ -12,7 +12,6 @@ per choice, tokens as computed by an undisturbed run, nothing live in the ledger
 
 import asyncio
 import itertools
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -35,7 +34,7 @@ from kaiten.v1.worker_service_pb2 import RowSampling
 from ledger import Follower, Ledger, LedgerLimits
 from tests.fakes.mock_worker import mock_token_ids
 from tests.support.answers import WAIT_S, Answer, until
-from tests.support.processes import MOCK_WORKER, SCHEDULER, ServiceProcess
+from tests.support.processes import MOCK_WORKER, SCHEDULER, ServiceProcess, events
 from tests.support.store_server import StoreServer
 
 LEASE_TTL_S = 2.0
@@ -322,8 +321,7 @@ class Cluster:
 
     def events(self, process: ServiceProcess, event: str) -> list[dict[str, Any]]:
         """Log lines of that name."""
-        lines = (line for line in process.log().splitlines() if line.startswith("{"))
-        return [entry for entry in map(json.loads, lines) if entry.get("event") == event]
+        return events(process, event)
 
     # Checking
 

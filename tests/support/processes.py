@@ -7,6 +7,7 @@ script would start: its own pid, signals, event loop and log file.
 
 import ctypes
 import importlib
+import json
 import multiprocessing
 import os
 import signal
@@ -14,6 +15,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 SCHEDULER = "scheduler_svc.main"
 FAULTY_SCHEDULER = "tests.fakes.faulty_scheduler"
@@ -88,6 +90,12 @@ class ServiceProcess:
 
     def log(self) -> str:
         return self.log_path.read_text() if self.log_path.exists() else ""
+
+
+def events(process: ServiceProcess, event: str) -> list[dict[str, Any]]:
+    """Log lines of that name. Who waits for one asks often: no other line is parsed."""
+    lines = (line for line in process.log().splitlines() if event in line and line[0] == "{")
+    return [entry for entry in map(json.loads, lines) if entry.get("event") == event]
 
 
 def _enter(module: str, argv: list[str], log_path: str, environ: dict[str, str]) -> None:

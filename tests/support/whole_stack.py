@@ -6,7 +6,6 @@ the log, nothing live, every block free, and the golden request answered as on t
 """
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -215,12 +214,6 @@ class WholeStack:
         # A look at the store that took long is a moment of not being ready.
         for door in self.doors:
             door.wait_ready()
-
-
-def events(process: ServiceProcess, event: str) -> list[dict[str, Any]]:
-    """Log lines of that name."""
-    lines = (line for line in process.log().splitlines() if line.startswith("{"))
-    return [entry for entry in map(json.loads, lines) if entry.get("event") == event]
 
 
 def _in_a_thread(work: Callable[[], str]) -> str:

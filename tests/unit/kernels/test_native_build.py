@@ -1,3 +1,4 @@
+import os
 import platform
 import shutil
 import subprocess
@@ -19,17 +20,31 @@ def rebuilt_afterwards(is_compiled: bool) -> object:
     native.build()
 
 
-def test_importing_builds_nothing() -> None:
-    code = "from kernels import native; print(native.available(), native.reason())"
+def test_importing_builds_nothing_and_without_a_gpu_triton_stays_out() -> None:
+    """Not even a CPU install that happens to have triton pays for its import."""
+    code = (
+        "import sys, torch; from kernels import dispatch, layers, native\n"
+        "import kernels.kv.rope_write_kv\n"
+        "print('triton' in sys.modules, dispatch.path_for(torch.ones(1)))\n"
+        "print(native.available(), native.reason())"
+    )
+    given = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("TRITON_INTERPRET", "KAITEN_TRITON")
+    }
     result = subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(native.__file__).parents[1],
+        env={**given, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=280,
         check=True,
     )
-    assert result.stdout.startswith("False not built")
+    triton, built = result.stdout.splitlines()
+    assert triton == "False torch"
+    assert built.startswith("False not built")
 
 
 @pytest.fixture
