@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -146,9 +147,15 @@ def allowed_ids(folder: Path, vocab_size: int) -> IntArray:
     return np.setdiff1d(np.arange(vocab_size), np.array(ends, np.int64))
 
 
+@cache
+def tokens_said(folder: Path) -> TokenFunction:
+    """By mock workers of a checkpoint, which is read once."""
+    return token_function(allowed_ids(folder, read_config(folder).vocab_size))
+
+
 def mock_token_ids(folder: Path, sequence_id: int, count: int) -> list[int]:
     """The whole output of a sequence."""
-    tokens_of = token_function(allowed_ids(folder, read_config(folder).vocab_size))
+    tokens_of = tokens_said(folder)
     sequence_ids = np.full(count, sequence_id, np.uint64)
     return [int(token) for token in tokens_of(sequence_ids, np.arange(count))]
 
