@@ -88,7 +88,7 @@ async def asked(page: Tab) -> None:
 async def test_an_answer_goes_on_after_a_reload(page: Tab, whole_stack: WholeStack) -> None:
     with frozen(whole_stack):
         await asked(page)
-        await page.look("location.reload()")
+        await page.reload()
         await page.until("document.querySelectorAll('#log article').length === 2")
         assert await page.look(f"{LAST}.querySelector('p').textContent") == ""
     await page.until(f"{IDLE} && /tokens/.test({LAST}?.querySelector('small').textContent)")

@@ -20,6 +20,8 @@ from tests.support.browser import CHROMIUM
 WAIT_S = 60.0
 POLL_S = 0.03
 KEYS = {"Enter": ("\r", 13), "Tab": ("\t", 9), "Escape": ("", 27)}
+# Of a document that nobody has left.
+NEW = "!window.isLeft"
 MESSAGE_BYTES_MAX = 64 << 20
 
 
@@ -45,10 +47,20 @@ class Tab:
         await self.go(url)
 
     async def go(self, url: str) -> None:
+        await self._leave()
         await self._call("Page.navigate", url=url)
         await self.until(
-            f"location.href === {json.dumps(url)} && document.readyState !== 'loading'"
+            f"{NEW} && location.href === {json.dumps(url)} && document.readyState !== 'loading'"
         )
+
+    async def reload(self) -> None:
+        """What is looked at afterwards is of the new document, whose scripts have run."""
+        await self._leave()
+        await self._call("Page.reload")
+        await self.until(f"{NEW} && document.readyState !== 'loading'")
+
+    async def _leave(self) -> None:
+        await self.look("void (window.isLeft = true)")
 
     async def look(self, expression: str) -> Any:
         """What an expression of the page is."""
