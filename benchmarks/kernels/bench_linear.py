@@ -5,7 +5,8 @@ python -m benchmarks.kernels.bench_linear
 
 import torch
 
-from benchmarks.kernels.ceilings import matmul_flops_per_s, read_bytes_per_s, record, times_s
+from benchmarks.kernels.recorded import record
+from gpu_worker.service.machine_rates import matmul_flops_per_s, read_bytes_per_s, times_s
 from kernels.linear.packed_linear import PackedLinear
 
 IN_FEATURES, OUT_FEATURES, LAYERS = 768, 3072, 24

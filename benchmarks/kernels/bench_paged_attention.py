@@ -6,7 +6,8 @@ python -m benchmarks.kernels.bench_paged_attention
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.ceilings import read_bytes_per_s, record, times_s
+from benchmarks.kernels.recorded import record
+from gpu_worker.service.machine_rates import read_bytes_per_s, times_s
 from kernels import native
 from kernels.attention.paged_attention import paged_attention, paged_attention_reference
 

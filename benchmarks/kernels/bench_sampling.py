@@ -6,7 +6,8 @@ python -m benchmarks.kernels.bench_sampling
 
 import torch
 
-from benchmarks.kernels.ceilings import read_bytes_per_s, record, times_s
+from benchmarks.kernels.recorded import record
+from gpu_worker.service.machine_rates import read_bytes_per_s, times_s
 from kernels import native
 from kernels.sampling.logit_edits import EditTensors, edit_logits
 from kernels.sampling.sample import SamplingTensors, sample, sample_reference

@@ -140,7 +140,7 @@ def main() -> None:
     chosen = parser.parse_args()
     import torch
 
-    from benchmarks.kernels.ceilings import matmul_flops_per_s, read_bytes_per_s
+    from gpu_worker.service.machine_rates import matmul_flops_per_s, read_bytes_per_s
 
     if chosen.threads:
         torch.set_num_threads(chosen.threads)

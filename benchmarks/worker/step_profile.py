@@ -29,7 +29,6 @@ import torch
 from torch import Tensor
 
 from benchmarks import recording
-from benchmarks.kernels.ceilings import matmul_flops_per_s, read_bytes_per_s
 from gpu_worker.batch.step_types import RowEnds, SamplingColumns, StepInputs, StepTables
 from gpu_worker.model import decoder as decoder_module
 from gpu_worker.model.checkpoint import Checkpoint
@@ -40,6 +39,7 @@ from gpu_worker.model.weights import load_weights
 from gpu_worker.runner import eager_runner
 from gpu_worker.runner.eager_runner import EagerRunner
 from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
+from gpu_worker.service.machine_rates import matmul_flops_per_s, products, read_bytes_per_s
 from kernels import native
 from kernels.linear.packed_linear import PackedLinear
 from kernels.sampling.sample import sample
@@ -214,16 +214,6 @@ def profile(
     parts = sum(least.values()) - least["step"] - least["one_by_one"]
     seconds = {**least, "rest": least["one_by_one"] - parts}
     return {name: round(value * 1e3, 3) for name, value in seconds.items()}
-
-
-def products(config: ModelConfig, tokens: int, rows: int) -> int:
-    """Multiplications with weights: of the last layer `rows` tokens see more than keys and values,
-    and of the head they see all."""
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    layer = config.hidden_size * (2 * queries + 2 * keys + 3 * config.inner_size)
-    kept, head = config.hidden_size * 2 * keys, config.hidden_size * config.vocab_size
-    whole = (config.layers - 1) * layer + kept
-    return whole * tokens + (layer - kept + head) * rows
 
 
 def floor_s(case: Case, config: ModelConfig, size: int, read: float, matrix: float) -> float:

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from benchmarks import recording
-from benchmarks.kernels.ceilings import matmul_flops_per_s, read_bytes_per_s
 from gpu_worker.batch.logits_indices import logits_indices
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.plans import Plan, StepResult, StepTimings
@@ -37,6 +36,7 @@ from gpu_worker.model.model import ModelConfig
 from gpu_worker.model.weights import Weights, load_weights
 from gpu_worker.runner.eager_runner import EagerRunner
 from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
+from gpu_worker.service.machine_rates import matmul_flops_per_s, read_bytes_per_s
 from gpu_worker.service.wire import plan_from_proto, result_to_proto
 from kaiten.v1 import worker_service_pb2
 from kernels import native

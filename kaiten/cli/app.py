@@ -345,11 +345,17 @@ def doctor(
         int, Parameter(name=("--http-port", "--port"), help="port you mean to use")
     ] = 8000,
     json: Annotated[bool, Parameter(help="every finding, as JSON")] = False,
+    bench: Annotated[
+        bool, Parameter(help="time this CPU and steps of --model on it: ten seconds, or more")
+    ] = False,
+    model: Model = None,
 ) -> int:
     """Check this machine: what works, what does not, and what to do about it."""
     from kaiten.cli.doctor import run
+    from kaiten.local import model_source
 
-    return run(grpc_port=grpc_port, http_port=http_port, as_json=json)
+    timed = model_source.resolve(model).folder if bench else None
+    return run(grpc_port=grpc_port, http_port=http_port, as_json=json, bench=timed)
 
 
 Rest = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]

@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -44,9 +44,11 @@ class Finding:
     fix: str = ""
 
 
-def run(*, grpc_port: int, http_port: int, as_json: bool = False) -> int:
-    """Print every finding. 0 unless something fails."""
+def run(*, grpc_port: int, http_port: int, as_json: bool = False, bench: Path | None = None) -> int:
+    """Print every finding. 0 unless something fails. `bench`: whose steps are timed, if any."""
     findings = examine(grpc_port=grpc_port, http_port=http_port)
+    if bench is not None:
+        findings += check_rates(rates(bench))
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings]))
     else:
@@ -137,9 +139,42 @@ def check_kernels(said: str | None) -> Finding:
 
 def kernels() -> str:
     """Which path a worker takes on the CPU, tried; where none was, compiled: ten seconds, once."""
+    said, problem = _asked("-c", TRY_KERNELS)
+    return f"they cannot be tried: {problem}" if problem else said
+
+
+def check_rates(found: dict[str, Any] | str) -> list[Finding]:
+    """`found`: what `gpu_worker.service.machine_rates` says, or why it says nothing."""
+    if isinstance(found, str):
+        fix = "give --model a checkpoint that `kaiten serve` takes"
+        return [Finding(name="bench", status="fail", text=found, fix=fix)]
+    machine = (
+        f"reads {found['read_gb_s']:g} GB/s, multiplies {found['products_gflop_s']:g} GFLOP/s in"
+        f" {found['dtype']}: {found['threads']} threads, {found['path']}"
+    )
+    lines = [Finding(name="bench: machine", status="ok", text=machine)]
+    for step in found["steps"]:
+        rows, floor_ms, timed_ms = step["rows"], step["floor_ms"], step["timed_ms"]
+        text = (
+            f"{timed_ms:.2f} ms a step, {floor_ms / timed_ms:.2f} of what the machine allows:"
+            f" {rows / timed_ms * 1e3:,.0f} tokens/s at most"
+        )
+        lines.append(Finding(name=f"bench: {rows} at once", status="ok", text=text))
+    return lines
+
+
+def rates(model: Path) -> dict[str, Any] | str:
+    """Of this machine, and of steps of a model: about ten seconds."""
+    said, problem = _asked("-m", "gpu_worker.service.machine_rates", "--model", str(model))
+    found: dict[str, Any] = {} if problem else json.loads(said)
+    return problem or found
+
+
+def _asked(*words: str) -> tuple[str, str]:
+    """What another process says, and if it fails why: torch is not for this one."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", TRY_KERNELS],
+            [sys.executable, "-P", *words],
             env={**os.environ, **services.environ()},
             capture_output=True,
             text=True,
@@ -147,11 +182,11 @@ def kernels() -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
+        return "", str(error)
     if done.returncode:
         last = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return f"they cannot be tried: {last[-1]}"
-    return done.stdout.strip()
+        return "", last[-1]
+    return done.stdout.strip(), ""
 
 
 def check_compiler(which: Callable[[str], str | None], *, has_headers: bool) -> Finding:

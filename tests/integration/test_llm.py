@@ -53,7 +53,8 @@ def test_one_conversation_or_several(llm: LLM) -> None:
 def test_a_wrong_option_is_said_and_harms_nobody(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match=r"temperature: must be a number in \[0, 2\]"):
         llm.generate(PROMPTS, temperature=-1)
-    assert llm.generate("Tea", max_tokens=4)[0].usage.output_tokens == 4
+    (answer,) = llm.generate("Tea", max_tokens=4, ignore_eos=True)
+    assert answer.usage.output_tokens == 4
 
 
 def test_nobody_else_may_use_its_port(llm: LLM) -> None:
@@ -94,7 +95,7 @@ import json, psutil
 from kaiten import LLM
 llm = LLM(threads=1, progress=False)
 pids = [each.pid for each in psutil.Process().children(recursive=True)]
-print(json.dumps([pids, str(llm._stack.stack.private_address), llm.generate("Tea")[0].text]))
+print(json.dumps([pids, str(llm._stack.stack.private_address), llm.generate("Tea", temperature=0)[0].text]))
 """
     ran = subprocess.run(
         [sys.executable, "-c", program],

@@ -100,7 +100,7 @@ def test_killed_and_run_again_it_goes_on(
 
 
 def test_other_lines_are_another_batch(whole_stack: WholeStack, tmp_path: Path) -> None:
-    path = write(tmp_path / "lines.jsonl", [asked("Plate", 400) for _ in range(60)])
+    path = write(tmp_path / "lines.jsonl", [asked("Plate", 800) for _ in range(400)])
     note = tmp_path / "lines.jsonl.batch"
     process = begun(whole_stack.door.http, path)
     wait_until(note.exists, "it is uploaded")

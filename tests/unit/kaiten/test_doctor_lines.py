@@ -23,7 +23,26 @@ def only_clang(name: str) -> str | None:
     return "/usr/bin/clang" if name == "clang" else None
 
 
+RATES = {
+    "path": "compiled for avx2",
+    "dtype": "bf16",
+    "threads": 2,
+    "read_gb_s": 47.0,
+    "products_gflop_s": 870.0,
+    "steps": [{"rows": 16, "floor_ms": 4.0, "timed_ms": 5.0}],
+}
 CASES = {
+    "bench: machine": (
+        doctor.check_rates(RATES)[0],
+        "ok",
+        "reads 47 GB/s, multiplies 870 GFLOP/s in bf16: 2 threads, compiled for avx2",
+    ),
+    "bench: steps": (
+        doctor.check_rates(RATES)[1],
+        "ok",
+        "5.00 ms a step, 0.80 of what the machine allows: 3,200 tokens/s at most",
+    ),
+    "bench: no model": (doctor.check_rates("config.json: no")[0], "fail", "config.json: no"),
     "python new": (doctor.check_python((3, 11, 0)), "ok", "3.11.0"),
     "python old": (doctor.check_python((3, 10, 9)), "fail", "3.10.9"),
     "packages": (doctor.check_packages("client", ("grpcio", "rich")), "ok", "grpcio, rich"),
