@@ -95,7 +95,8 @@ import json, psutil
 from kaiten import LLM
 llm = LLM(threads=1, progress=False)
 pids = [each.pid for each in psutil.Process().children(recursive=True)]
-print(json.dumps([pids, str(llm._stack.stack.private_address), llm.generate("Tea", temperature=0)[0].text]))
+(answer,) = llm.generate("Tea", temperature=0)
+print(json.dumps([pids, llm._stack.stack.private_address, answer.text]))
 """
     ran = subprocess.run(
         [sys.executable, "-c", program],
