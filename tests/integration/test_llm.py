@@ -64,7 +64,7 @@ def test_nobody_else_may_use_its_port(llm: LLM) -> None:
 
 def test_a_worker_dies_and_the_answers_are_the_same(llm: LLM) -> None:
     def ask() -> list[str]:
-        answers = llm.generate(PROMPTS, max_tokens=300, ignore_eos=True, seed=7)
+        answers = llm.generate(PROMPTS, max_tokens=900, ignore_eos=True, seed=7)
         return [answer.text for answer in answers]
 
     undisturbed = ask()

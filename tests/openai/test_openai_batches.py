@@ -16,6 +16,7 @@ ENDPOINTS = {
     "/v1/responses": {"input": "Hello!", "max_output_tokens": 6},
 }
 COMPLETION: Any = "/v1/completions"
+OVER = ("completed", "failed", "expired", "cancelled")
 
 
 def line(custom_id: str, endpoint: str = COMPLETION, **changes: Any) -> str:
@@ -35,7 +36,7 @@ def ended(client: OpenAI, batch: Any) -> Any:
     def is_over() -> bool:
         nonlocal batch
         batch = client.batches.retrieve(batch.id)
-        return batch.status in ("completed", "failed", "expired", "cancelled")
+        return batch.status in OVER
 
     wait_until(is_over, "the batch is over")
     return batch
@@ -155,6 +156,8 @@ def test_batches_are_counted(client: OpenAI, whole_stack: WholeStack) -> None:
                 found[name] = found.get(name, 0) + float(value)
         return found
 
+    # Those of other tests count, too.
+    wait_until(lambda: all(each.status in OVER for each in client.batches.list()), "none is live")
     before = counts()
     assert ended(client, begun(client, [line("a"), "no json"])).status == "completed"
     wait_until(lambda: counts()["batches_driven"] == 0, "nobody drives it any more")

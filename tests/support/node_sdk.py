@@ -13,9 +13,10 @@ from tests.support.once import made_once
 
 SUITE: Final = Path(__file__).parents[1] / "node"
 NPM_S_MAX: Final = 120
-# What npm says when it could not reach the registry; all else is a fault of ours.
+# What npm says when it could not reach the registry, or one that has not all of it; all else is a
+# fault of ours.
 UNREACHABLE: Final = re.compile(
-    r"ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EHOSTUNREACH|ENETUNREACH|E5\d\d|network"
+    r"E404|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EHOSTUNREACH|ENETUNREACH|E5\d\d|network"
 )
 
 

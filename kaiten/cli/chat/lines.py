@@ -50,6 +50,7 @@ class LineReader:
     def __init__(self, history: Path) -> None:
         self._history = history
         self._is_terminal = sys.stdin.isatty()
+        self._remembers = False
         self._remembered = 0
 
     def __enter__(self) -> Self:
@@ -63,7 +64,7 @@ class LineReader:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        if not self._is_terminal:
+        if not self._remembers:
             return
         import readline
 
@@ -108,8 +109,8 @@ class LineReader:
         try:
             import readline
         except ModuleNotFoundError:
-            self._is_terminal = False
             return
+        self._remembers = True
         try:
             self._history.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             readline.read_history_file(str(self._history))

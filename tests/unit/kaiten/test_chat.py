@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -179,11 +180,17 @@ def test_the_place_in_the_queue(position: int | None, reason: str, told: str) ->
     assert place_of(status) == told
 
 
+needs_readline = pytest.mark.skipif(
+    find_spec("readline") is None, reason="this Python was built without readline"
+)
+
+
 async def in_terminal(story: Callable[[], None]) -> None:
     """Beside this loop, in which the gateway lives."""
     await asyncio.to_thread(story)
 
 
+@needs_readline
 async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
     """Several lines, a command completed by Tab, an answer stopped, an error survived."""
     standing = asyncio.Event()
@@ -234,6 +241,7 @@ async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
     assert not last.sampling.HasField("temperature")
 
 
+@needs_readline
 async def test_what_was_typed_is_remembered_by_the_next_chat(tmp_path: Path) -> None:
     whole = [accepted(), delta(0, "Hi!"), finished(3), done(3)]
     environ = {"XDG_STATE_HOME": str(tmp_path)}
