@@ -46,7 +46,7 @@ class MachineRatesSettings(Settings):
 
     model: Path = Field(description="checkpoint folder; its config is read, no weights")
     dtype: Literal["auto", "bf16", "fp32"] = Field(default="auto", description="as a worker's")
-    threads: int = Field(default=0, ge=0, description="0: as many as there are cores")
+    threads: int = Field(default=0, ge=0, le=1024, description="0: as many as there are cores")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

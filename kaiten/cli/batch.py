@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from kaiten.console import console
 from kaiten.tls import TLS
 from kaiten.waits import doubled_s
 
+# Between two looks: a batch tells nobody by itself.
 LOOK_S: Final = 0.5
 # A gateway that is away for longer is told of; the batch does not need us.
 AWAY_S: Final = 60.0
@@ -32,7 +34,11 @@ class BatchError(Exception):
 
 
 class Refused(BatchError):
-    """The gateway's own no: nothing was begun."""
+    """The gateway's own no."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +100,19 @@ class Server:
         )
         self._has_answered = False
 
+    def told(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+        """An answer of JSON. BatchError: as `ask`, or somebody else answers there."""
+        answer = self.ask(method, path, **more)
+        try:
+            found = answer.json()
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or "id" not in found:
+            raise BatchError(f"{answer.url} does not answer as a gateway does")
+        return found
+
     def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
-        """BatchError: it says no, or nothing for too long."""
+        """BatchError: it says no; or nothing, or that it has no room, for too long."""
         failures, since_s = 0, time.monotonic()
         while True:
             failures += 1
@@ -110,8 +127,7 @@ class Server:
                 self._has_answered = True
                 if answer.headers.get("x-should-retry") != "true":
                     return _checked(answer)
-                since_s, problem = time.monotonic(), _said(answer)
-                wait_s = float(answer.headers.get("retry-after", wait_s))
+                problem, wait_s = _said(answer), max(wait_s, _retry_after_s(answer))
             if time.monotonic() + wait_s - since_s > AWAY_S:
                 raise BatchError(problem)
             time.sleep(wait_s)
@@ -120,14 +136,16 @@ class Server:
 def batch(url: str, tls: TLS | None, path: Path, *, api_key: str | None, cancels: bool) -> int:
     """The exit code: 1 when a line has no answer."""
     files = Files(path.expanduser())
-    server = Server(url, api_key, tls)
     try:
+        server = Server(url, api_key, tls)
+        if cancels and not files.note.exists():
+            raise BatchError(f"no batch of {files.lines} was begun: there is no {files.note}")
         found = _begun(server, url, files)
         if cancels and found["status"] not in OVER:
-            found = server.ask("POST", f"/v1/batches/{found['id']}/cancel").json()
+            found = server.told("POST", f"/v1/batches/{found['id']}/cancel")
         ended = _followed(server, found)
         return _told(server, ended, files)
-    except (BatchError, OSError) as error:
+    except (BatchError, OSError, httpx.InvalidURL) as error:
         console().print(Text(f"error: {error}", style="red"), soft_wrap=True)
         return 1
     except KeyboardInterrupt:
@@ -146,7 +164,7 @@ def _begun(server: Server, url: str, files: Files) -> dict[str, Any]:
     note = Note.read(files.note)
     if note is None:
         upload = {"file": (files.lines.name, content)}
-        file = server.ask("POST", "/v1/files", files=upload, data={"purpose": "batch"}).json()
+        file = server.told("POST", "/v1/files", files=upload, data={"purpose": "batch"})
         note = Note(url=url, digest=digest, key=secrets.token_hex(16), file_id=file["id"])
         note.write(files.note)
     elif (note.url, note.digest) != (url, digest):
@@ -155,12 +173,12 @@ def _begun(server: Server, url: str, files: Files) -> dict[str, Any]:
     asked = {"input_file_id": note.file_id, "endpoint": endpoint, "completion_window": "24h"}
     headers = {"idempotency-key": note.key}
     try:
-        answer = server.ask("POST", "/v1/batches", json=asked, headers=headers)
-    except Refused:
-        files.note.unlink()
+        return server.told("POST", "/v1/batches", json=asked, headers=headers)
+    except Refused as error:
+        # What it finds wrong was not begun. Who lacks a key, say, may come back with it.
+        if error.status == httpx.codes.BAD_REQUEST:
+            files.note.unlink()
         raise
-    found: dict[str, Any] = answer.json()
-    return found
 
 
 def _endpoint(content: bytes) -> str:
@@ -181,7 +199,7 @@ def _followed(server: Server, found: dict[str, Any]) -> dict[str, Any]:
             if found["status"] in OVER:
                 return found
             time.sleep(LOOK_S)
-            found = server.ask("GET", f"/v1/batches/{found['id']}").json()
+            found = server.told("GET", f"/v1/batches/{found['id']}")
 
 
 @contextmanager
@@ -198,8 +216,14 @@ def _bar() -> Iterator[Callable[[dict[str, Any]], None]]:
 
         yield say
         return
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]} failed"))
-    with Progress(TextColumn("{task.description}"), *columns, TimeRemainingColumn()) as bar:
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]} failed"),
+        TimeRemainingColumn(),
+        console=out,
+    ) as bar:
         task = bar.add_task("", total=None, failed=0)
 
         def show(found: dict[str, Any]) -> None:
@@ -241,7 +265,13 @@ def _checked(answer: httpx.Response) -> httpx.Response:
     if answer.is_success:
         return answer
     hint = f"\n{HOW_TO_GIVE}" if answer.status_code == httpx.codes.UNAUTHORIZED else ""
-    raise Refused(f"{_said(answer)}{hint}")
+    raise Refused(f"{_said(answer)}{hint}", answer.status_code)
+
+
+def _retry_after_s(answer: httpx.Response) -> float:
+    """Whole seconds, as a gateway says it; 0: it does not, or somebody between says a date."""
+    said = answer.headers.get("retry-after", "")
+    return float(said) if re.fullmatch(r"[0-9]{1,6}", said) else 0.0
 
 
 def _said(answer: httpx.Response) -> str:

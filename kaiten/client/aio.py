@@ -12,6 +12,7 @@ import grpc
 
 from kaiten.client.connection import (
     AT_ONCE,
+    AT_ONCE_MAX,
     DEFAULT_ADDRESS,
     OPTIONS,
     RESUME_S,
@@ -178,8 +179,10 @@ class AsyncClient:
         What is refused because too much is live is offered again when the service says so. The
         first that fails otherwise is raised, and cancels the others.
         """
-        if isinstance(prompts, str) or at_once < 1:
-            raise InvalidRequestError("prompts must be several, and at_once 1 or more")
+        if isinstance(prompts, str):
+            raise InvalidRequestError("prompts must be several, not one text")
+        if not 1 <= at_once <= AT_ONCE_MAX:
+            raise InvalidRequestError(f"at_once must be in [1, {AT_ONCE_MAX}], got {at_once}")
         waiting = enumerate(prompts)
         done: dict[int, Completion] = {}
 

@@ -13,6 +13,8 @@ RESUME_S: Final = 30.0
 UNARY_S: Final = 10.0
 # Requests that `complete_all` has under way: more than one worker has slots for.
 AT_ONCE: Final = 256
+# A gateway's default for all its clients together.
+AT_ONCE_MAX: Final = 4096
 # What gRPC does by itself: spread calls over every address of the name, and repeat a call that no
 # gateway took. deploy/service-config.json is the same for other languages.
 SERVICE_CONFIG: Final = {

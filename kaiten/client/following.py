@@ -147,8 +147,10 @@ class Following:
         """As long as the service says. Raises the error when that is beyond `overload_s`."""
         if self._refused_at_s is None:
             self._refused_at_s = now_s
-        wait_s = error.retry_after_s
-        if wait_s is None or now_s + wait_s - self._refused_at_s > self._overload_s:
+        if error.retry_after_s is None:
+            raise error
+        wait_s = max(WAIT_S_MIN, error.retry_after_s)
+        if now_s + wait_s - self._refused_at_s > self._overload_s:
             raise error
         return wait_s
 

@@ -1,17 +1,23 @@
 """`kaiten batch`: a file of lines in, a file of answers out, whatever happens to the command."""
 
+import hashlib
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from openai import OpenAI
 
+from kaiten.cli.batch import Files, Note, _retry_after_s
 from kaiten.local.ports import HeldPort
 from tests.support.served import ENV, ROOT, WAIT_S
+from tests.support.terminal import Terminal
 from tests.support.whole_stack import MODEL, WholeStack, wait_until
 
 Popen = subprocess.Popen[str]
@@ -140,6 +146,75 @@ def test_what_the_gateway_refuses_leaves_nothing_behind(
     code, said = run(whole_stack.door.http, path)
     assert code == 1
     assert "error: endpoint: " in said
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_bar_where_somebody_looks(whole_stack: WholeStack, tmp_path: Path) -> None:
+    path = write(tmp_path / "lines.jsonl", [asked("Plate", 200) for _ in range(20)])
+    with Terminal("batch", str(path), "--url", whole_stack.door.http) as terminal:
+        terminal.until("20/20")
+        terminal.until("completed: 20 of 20 lines answered")
+        assert terminal.ends() == 0
+
+
+def answering(status: int, body: bytes, **headers: str) -> HTTPServer:
+    """Somebody else's server, with one answer for all."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.end_headers()
+            self.wfile.write(body)
+
+    return HTTPServer(("127.0.0.1", 0), Handler)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said", "keeps"),
+    [
+        (401, b'{"error": {"message": "send an API key"}}', "KAITEN_API_KEY", True),
+        (400, b'{"error": {"message": "endpoint: no"}}', "endpoint: no", False),
+        (200, b"<html>", "does not answer as a gateway does", True),
+        (200, b"[]", "does not answer as a gateway does", True),
+        (502, b"<html>", "HTTP 502 of", True),
+    ],
+)
+def test_only_what_was_not_begun_is_forgotten(
+    status: int, body: bytes, said: str, keeps: bool, tmp_path: Path
+) -> None:
+    """Who comes back without a key must not begin anew: lines would be answered twice."""
+    path = write(tmp_path / "lines.jsonl", [asked("Tea")])
+    files = Files(path)
+    with answering(status, body) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        Note(url=url, digest=digest, file_id="file-1", key="k").write(files.note)
+        code, told = run(url, path)
+        server.shutdown()
+        thread.join()
+    assert code == 1
+    assert said in told
+    assert files.note.exists() is keeps
+
+
+@pytest.mark.parametrize(
+    ("said", "wait_s"),
+    [("3", 3.0), ("", 0.0), ("nan", 0.0), ("-1", 0.0), ("1e9", 0.0), ("Wed, 21 Oct 2026", 0.0)],
+)
+def test_a_wait_that_a_server_names(said: str, wait_s: float) -> None:
+    assert _retry_after_s(httpx.Response(503, headers={"retry-after": said})) == wait_s
+
+
+def test_a_batch_that_was_not_begun_is_not_cancelled(tmp_path: Path) -> None:
+    path = write(tmp_path / "lines.jsonl", [asked("Tea")])
+    code, said = run("http://127.0.0.1:1", path, "--cancel")
+    assert code == 1
+    assert "was begun" in said
     assert [*tmp_path.iterdir()] == [path]
 
 

@@ -100,7 +100,8 @@ async def test_the_first_that_fails_is_raised_and_ends_the_others(
     ("prompts", "options", "said"),
     [
         ("hi", {}, "prompts must be several"),
-        (["hi"], {"at_once": 0}, "at_once 1 or more"),
+        (["hi"], {"at_once": 0}, r"at_once must be in \[1, 4096\], got 0"),
+        (["hi"], {"at_once": 10**9}, r"at_once must be in \[1, 4096\], got 1000000000"),
         (["hi"], {"request_id": "r"}, "request_id is of one request"),
         (["hi"], {"messages": []}, "messages is of one request"),
     ],
