@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -94,8 +95,11 @@ class Terminal:
                 break
         self.until(wanted)
 
-    def hang_up(self) -> None:
+    def terminate(self) -> None:
+        """SIGTERM, and a key: one that comes just before the wait for a key is seen after it."""
         self.process.send_signal(signal.SIGTERM)
+        with suppress(OSError):
+            self.types("\r")
 
     def _read(self, wait_s: float) -> bool:
         """False: nobody writes any more."""
