@@ -20,6 +20,7 @@ UNITS: Final[Mapping[str, tuple[str, int]]] = {
     "max_wait_ms": ("wait_ns_max", 1_000_000),
     "waiting_served_ratio": ("waiting_served_permille", 1000),
     "itl_target_ms": ("itl_target_us", 1000),
+    "batch_gap_ms": ("batch_gap_us", 1000),
     "max_waiting_steps": ("waiting_steps_max", 1),
 }
 
@@ -104,6 +105,13 @@ class SchedulingSettings(Settings):
         le=MS_MAX,
         description="how long a step may take in which some decode while prompts are computed;"
         " 0: as long as the worker's --mixed-step-ms allows",
+    )
+    batch_gap_ms: float = Field(
+        default=0.0,
+        ge=0,
+        le=MS_MAX,
+        description="how long a step may take in which lines of batches, or other flex requests,"
+        " run beside others; 0: no bound",
     )
     tenant_tokens_max: int = Field(
         default=0,

@@ -1,6 +1,6 @@
 """What a batch gets of a machine, and what it takes from those who are live.
 
-    python -m benchmarks.serving.batches [--lines N] [--save]
+    python -m benchmarks.serving.batches [--lines N] [--slots N] [--batch-gap-ms G] [--save]
 
 The shipped model behind a whole stack, in turns: the lines as a batch, and as a crowd of live
 requests of as many at once. Then a few live streams alone and beside a batch: the time to their
@@ -24,7 +24,6 @@ from benchmarks.serving.stack import Stack, cpu_s, serving
 from kaiten.client import AsyncClient
 
 TURNS: Final = 3
-SLOTS: Final = 16
 TOKENS: Final = 24
 LIVE, LIVE_TOKENS, LIVE_ROUNDS = 4, 96, 8
 URL: Final = "/v1/completions"
@@ -47,6 +46,13 @@ async def as_batch(client: httpx.AsyncClient, lines: int) -> str:
     return str((await client.post("/v1/batches", json=asked)).json()["id"])
 
 
+async def cancelled(client: httpx.AsyncClient, batch: str) -> None:
+    found = (await client.post(f"/v1/batches/{batch}/cancel")).json()
+    while found["status"] == "cancelling":
+        await asyncio.sleep(POLL_S)
+        found = (await client.get(f"/v1/batches/{batch}")).json()
+
+
 async def over(client: httpx.AsyncClient, batch: str, lines: int) -> None:
     while True:
         found = (await client.get(f"/v1/batches/{batch}")).json()
@@ -56,8 +62,8 @@ async def over(client: httpx.AsyncClient, batch: str, lines: int) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def as_crowd(client: httpx.AsyncClient, lines: int) -> None:
-    room = asyncio.Semaphore(2 * SLOTS)
+async def as_crowd(client: httpx.AsyncClient, lines: int, slots: int) -> None:
+    room = asyncio.Semaphore(2 * slots)
 
     async def one(number: int) -> None:
         async with room:
@@ -102,26 +108,30 @@ async def live(stack: Stack) -> Seen:
     return seen
 
 
-async def measured(stack: Stack, lines: int) -> dict[str, Any]:
+async def measured(stack: Stack, lines: int, slots: int) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"batch": [], "crowd": []}
     costs: dict[str, list[float]] = {"batch": [], "crowd": []}
-    alone, beside = Seen(), Seen()
+    alone, beside, shared = Seen(), Seen(), list[float]()
     async with httpx.AsyncClient(base_url=stack.http, timeout=600) as client:
-        await as_crowd(client, lines // 4)
+        await as_crowd(client, lines // 4, slots)
         for _ in range(TURNS):
             for way in rates:
                 before, begun = cpu_s(stack.pid), time.perf_counter()
                 if way == "batch":
                     await over(client, await as_batch(client, lines), lines)
                 else:
-                    await as_crowd(client, lines)
+                    await as_crowd(client, lines, slots)
                 spent = sum(cpu_s(stack.pid).values()) - sum(before.values())
                 rates[way].append(lines * TOKENS / (time.perf_counter() - begun))
                 costs[way].append(1e6 * spent / (lines * TOKENS))
             _merge(alone, await live(stack))
-            batch = await as_batch(client, 4 * lines)
+            batch = await as_batch(client, 8 * lines)
+            begun = time.perf_counter()
             _merge(beside, await live(stack))
-            await over(client, batch, 4 * lines)
+            seconds = time.perf_counter() - begun
+            found = (await client.get(f"/v1/batches/{batch}")).json()
+            shared.append(found["request_counts"]["completed"] * TOKENS / seconds)
+            await cancelled(client, batch)
     rate = {way: round(median(each), 1) for way, each in rates.items()}
     return {
         "tokens_per_s": rate,
@@ -129,6 +139,7 @@ async def measured(stack: Stack, lines: int) -> dict[str, Any]:
         "cpu_us_per_token": {way: round(median(each), 1) for way, each in costs.items()},
         "live_alone": alone.figures(),
         "live_beside_a_batch": beside.figures(),
+        "batch_tokens_per_s_beside_live": round(median(shared), 1),
     }
 
 
@@ -140,11 +151,15 @@ def _merge(into: Seen, more: Seen) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=int, default=400)
+    parser.add_argument("--slots", type=int, default=16)
+    parser.add_argument("--batch-gap-ms", type=float, default=0)
     parser.add_argument("--save", action="store_true")
     asked = parser.parse_args()
-    with serving("", "--slots", str(SLOTS)) as stack:
-        figures = asyncio.run(measured(stack, asked.lines))
-    sizes = {"lines": asked.lines, "tokens": TOKENS, "slots": SLOTS}
+    flags = ["--batch-gap-ms", str(asked.batch_gap_ms)] if asked.batch_gap_ms else []
+    with serving("", "--slots", str(asked.slots), *flags) as stack:
+        figures = asyncio.run(measured(stack, asked.lines, asked.slots))
+    sizes = {"lines": asked.lines, "tokens": TOKENS, "slots": asked.slots}
+    sizes["batch_gap_ms"] = asked.batch_gap_ms
     record("batches", sizes | figures, save=asked.save)
 
 

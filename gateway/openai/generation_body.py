@@ -7,12 +7,13 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from gateway.http.json_body import cut
 from gateway.openai.parts import Echo, Format
 from gateway.openai.request_body import Biases, IdLists, Ids, RequestBody, Texts
 from gateway.requests.validation import Limits, sampling_from
+from gateway.tenants import PRIORITY_MAX
 from gateway.text.detokenizer import Pieces
 from gateway.values.generation_request import Ask, Prompt
 from kaiten.v1.common_pb2 import SamplingParams
@@ -57,6 +58,9 @@ class SamplingBody(RequestBody):
     """Something of the vocabulary must be left."""
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
+    """flex: behind all others, and giving way to them, as lines of batches do. No other changes
+    anything."""
     priority: int | None = None
     """As other servers have it: lower runs first. A tenant may have a bound of its own."""
 
@@ -72,8 +76,14 @@ class SamplingBody(RequestBody):
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             include_stop=bool(self.include_stop_str_in_output),
             show_special_tokens=self.skip_special_tokens is False,
-            priority=-(self.priority or 0),
+            priority=-self._priority,
         )
+
+    @property
+    def _priority(self) -> int:
+        if self.priority is None:
+            return PRIORITY_MAX if self.service_tier == "flex" else 0
+        return self.priority
 
     def _sampling(self) -> dict[str, Any]:
         given = {name: getattr(self, name) for name in SAMPLING_FIELDS if hasattr(self, name)}

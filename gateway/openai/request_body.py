@@ -21,9 +21,7 @@ from service_kit.errors import InvalidRequest
 log = structlog.get_logger()
 
 # Sent by clients for OpenAI's own bookkeeping; they change no output.
-HARMLESS: Final = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-)
+HARMLESS: Final = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_cache_key"})
 # Known to OpenAI's API, not to this one yet: accepted only with a value that asks for nothing.
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "audio": (None,),

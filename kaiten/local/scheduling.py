@@ -56,6 +56,9 @@ class Scheduling:
     itl_target_ms: Annotated[
         float | None, Parameter(help="how long a step of prompts beside decodes may take")
     ] = None
+    batch_gap_ms: Annotated[
+        float | None, Parameter(help="how long a step of batches beside live requests may take")
+    ] = None
     long_prefill_tokens: Annotated[
         int | None,
         Parameter(

@@ -164,7 +164,7 @@ class CoreInput(_message.Message):
     def __init__(self, now_ns: _Optional[int] = ..., submit: _Optional[_Union[SubmitInput, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoinedInput, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLostInput, _Mapping]] = ..., plan: _Optional[_Union[PlanInput, _Mapping]] = ..., result: _Optional[_Union[ResultInput, _Mapping]] = ..., expire: _Optional[_Union[ExpireInput, _Mapping]] = ..., worker_draining: _Optional[_Union[WorkerDrainingInput, _Mapping]] = ..., configured: _Optional[_Union[ConfiguredInput, _Mapping]] = ..., worker_late: _Optional[_Union[WorkerLateInput, _Mapping]] = ..., worker_changed: _Optional[_Union[WorkerChangedInput, _Mapping]] = ..., handed_over: _Optional[_Union[CellHandover, _Mapping]] = ...) -> None: ...
 
 class ConfiguredInput(_message.Message):
-    __slots__ = ("policy", "lease_steps_max", "plans_in_flight_max", "prefill_tokens_min", "preemptions_max", "deaths_max", "misfit_wait_ns", "tenant_tokens_max", "placement", "order", "victim", "admission", "mix", "cadence", "priority_worth_ns", "token_worth_ns", "wait_ns_max", "long_prefill_tokens", "long_prefills_max", "schedule_interval_steps", "waiting_served_permille", "waiting_steps_max", "tenant_weights", "itl_target_us")
+    __slots__ = ("policy", "lease_steps_max", "plans_in_flight_max", "prefill_tokens_min", "preemptions_max", "deaths_max", "misfit_wait_ns", "tenant_tokens_max", "placement", "order", "victim", "admission", "mix", "cadence", "priority_worth_ns", "token_worth_ns", "wait_ns_max", "long_prefill_tokens", "long_prefills_max", "schedule_interval_steps", "waiting_served_permille", "waiting_steps_max", "tenant_weights", "itl_target_us", "batch_gap_us")
     class TenantWeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +196,7 @@ class ConfiguredInput(_message.Message):
     WAITING_STEPS_MAX_FIELD_NUMBER: _ClassVar[int]
     TENANT_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     ITL_TARGET_US_FIELD_NUMBER: _ClassVar[int]
+    BATCH_GAP_US_FIELD_NUMBER: _ClassVar[int]
     policy: str
     lease_steps_max: int
     plans_in_flight_max: int
@@ -220,7 +221,8 @@ class ConfiguredInput(_message.Message):
     waiting_steps_max: int
     tenant_weights: _containers.ScalarMap[str, int]
     itl_target_us: int
-    def __init__(self, policy: _Optional[str] = ..., lease_steps_max: _Optional[int] = ..., plans_in_flight_max: _Optional[int] = ..., prefill_tokens_min: _Optional[int] = ..., preemptions_max: _Optional[int] = ..., deaths_max: _Optional[int] = ..., misfit_wait_ns: _Optional[int] = ..., tenant_tokens_max: _Optional[int] = ..., placement: _Optional[str] = ..., order: _Optional[str] = ..., victim: _Optional[str] = ..., admission: _Optional[str] = ..., mix: _Optional[str] = ..., cadence: _Optional[str] = ..., priority_worth_ns: _Optional[int] = ..., token_worth_ns: _Optional[int] = ..., wait_ns_max: _Optional[int] = ..., long_prefill_tokens: _Optional[int] = ..., long_prefills_max: _Optional[int] = ..., schedule_interval_steps: _Optional[int] = ..., waiting_served_permille: _Optional[int] = ..., waiting_steps_max: _Optional[int] = ..., tenant_weights: _Optional[_Mapping[str, int]] = ..., itl_target_us: _Optional[int] = ...) -> None: ...
+    batch_gap_us: int
+    def __init__(self, policy: _Optional[str] = ..., lease_steps_max: _Optional[int] = ..., plans_in_flight_max: _Optional[int] = ..., prefill_tokens_min: _Optional[int] = ..., preemptions_max: _Optional[int] = ..., deaths_max: _Optional[int] = ..., misfit_wait_ns: _Optional[int] = ..., tenant_tokens_max: _Optional[int] = ..., placement: _Optional[str] = ..., order: _Optional[str] = ..., victim: _Optional[str] = ..., admission: _Optional[str] = ..., mix: _Optional[str] = ..., cadence: _Optional[str] = ..., priority_worth_ns: _Optional[int] = ..., token_worth_ns: _Optional[int] = ..., wait_ns_max: _Optional[int] = ..., long_prefill_tokens: _Optional[int] = ..., long_prefills_max: _Optional[int] = ..., schedule_interval_steps: _Optional[int] = ..., waiting_served_permille: _Optional[int] = ..., waiting_steps_max: _Optional[int] = ..., tenant_weights: _Optional[_Mapping[str, int]] = ..., itl_target_us: _Optional[int] = ..., batch_gap_us: _Optional[int] = ...) -> None: ...
 
 class SubmitInput(_message.Message):
     __slots__ = ("id", "sequence_id", "committed_tokens", "prompt_logprobs_from", "arrived_ns")

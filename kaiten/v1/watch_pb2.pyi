@@ -42,6 +42,9 @@ class WhyPassedOver(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WHY_PASSED_OVER_BATCH: _ClassVar[WhyPassedOver]
     WHY_PASSED_OVER_END_IS_NEAR: _ClassVar[WhyPassedOver]
     WHY_PASSED_OVER_PREFILL: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_BATCH_GAP: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_PLACE_NEEDED: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_STEPS_TOO_LONG: _ClassVar[WhyPassedOver]
 SEQUENCE_STATE_UNSPECIFIED: SequenceState
 SEQUENCE_STATE_WAITING: SequenceState
 SEQUENCE_STATE_RUNNING: SequenceState
@@ -70,6 +73,9 @@ WHY_PASSED_OVER_RESERVED: WhyPassedOver
 WHY_PASSED_OVER_BATCH: WhyPassedOver
 WHY_PASSED_OVER_END_IS_NEAR: WhyPassedOver
 WHY_PASSED_OVER_PREFILL: WhyPassedOver
+WHY_PASSED_OVER_BATCH_GAP: WhyPassedOver
+WHY_PASSED_OVER_PLACE_NEEDED: WhyPassedOver
+WHY_PASSED_OVER_STEPS_TOO_LONG: WhyPassedOver
 
 class WatchRequest(_message.Message):
     __slots__ = ("interval_ms",)

@@ -191,6 +191,10 @@ class KVManager:
             counts.append(max(0, blocks_for(min(places, table.places_max), size) - len(blocks)))
         return counts
 
+    def worst_case_of(self, tables: Iterable[BlockTable]) -> int:
+        """What of `worst_case_need` these tables are."""
+        return sum(self._worst_case_need(table) for table in tables)
+
     def freed_by(self, tables: Iterable[BlockTable]) -> set[BlockId]:
         """Blocks that would be free if these tables were released."""
         return self._pool.freed_by(blocks for table in tables for _, blocks in table.parts)

@@ -129,6 +129,10 @@ class Why(Enum):
     WORST_CASE = "at its longest it does not fit"
     RESERVED = "at its longest it does not fit beside those that may not be preempted either"
     BATCH = "the batch runs out first"
+    BATCH_GAP = "with it the gaps of others would be longer than flex requests may make them"
+    # A flex sequence leaves the batch.
+    PLACE_NEEDED = "one that is not flex needs its place"
+    STEPS_TOO_LONG = "with it the gaps of others are longer than flex requests may make them"
     # The lease is shorter than it might be.
     END_IS_NEAR = "somebody waits, and a slot will be free soon"
     PREFILL = "a prefill goes on"

@@ -74,6 +74,11 @@ class Sequence:
         return f"<{self.sequence_id} {self.state.value} {computed}>"
 
     @property
+    def is_flex(self) -> bool:
+        """It gives way to all that are not."""
+        return self.live.request.is_flex
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens committed beyond the prompt."""
         return len(self.tokens) - self.num_prompt_tokens
@@ -204,9 +209,9 @@ class Tenant:
     tokens_running: int = 0
     # Its part of what is served, where the policy's order is fair.
     weight: int = 1
-    # Sorted by the policy's order, which is unique and taken when a sequence begins to wait.
+    # Flex last, each by the policy's order, which is unique and taken when it begins to wait.
     queue: list[tuple["Key", Sequence]] = field(default_factory=list)
-    # The same sorted by arrival, where a longest wait is promised.
+    # The same but for flex, sorted by arrival, where a longest wait is promised.
     arrivals: list["Arrival"] = field(default_factory=list)
     # The length of the queue, when it may move.
     num_admissible: int = 0
@@ -228,6 +233,8 @@ class Tenant:
 Key = tuple[int, ...]
 # When its request arrived; ids are unique, so sequences are never compared.
 Arrival = tuple[int, SequenceId, Sequence]
-# What a tenant's head is compared by: its share of service, then the order of its first sequence.
-# No two are equal, so tenants are never compared.
-Head = tuple[int, Key, Tenant]
+# Whether its first sequence is flex, and its share of service.
+Rank = tuple[bool, int]
+# What a tenant's head is compared by: its rank, then the order of its first sequence. No two are
+# equal, so tenants are never compared.
+Head = tuple[Rank, Key, Tenant]

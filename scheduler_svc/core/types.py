@@ -10,6 +10,8 @@ SlotIndex = int
 BlockId = int
 
 TENANT_WEIGHT_MAX = 1000
+# Of flex requests, and no other: the least there is.
+FLEX_PRIORITY = -1000
 
 
 class Reason(Enum):
@@ -75,6 +77,8 @@ class Config:
     # How long a step may take in which some decode beside a prompt; None: as long as the worker
     # allows.
     itl_target_us: int | None = None
+    # And one with flex requests beside others, or with a prompt of theirs; None: as it comes.
+    batch_gap_us: int | None = None
     # Shares of tenants under fair orders, by name; of all others 1.
     tenant_weights: tuple[tuple[str, int], ...] = ()
 
@@ -127,6 +131,11 @@ class Request:
     # Log-probabilities of the prompt's own tokens are wanted from this position on: 1
     # unless some were committed before this core existed. None: not at all.
     prompt_logprobs_from: int | None = None
+
+    @property
+    def is_flex(self) -> bool:
+        """It may wait for all that are not, and gives way to them at any time."""
+        return self.priority <= FLEX_PRIORITY
 
     def __post_init__(self) -> None:
         assert self.prompt, "an empty prompt has no next token"

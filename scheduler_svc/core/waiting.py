@@ -1,5 +1,5 @@
 """Who waits for a slot, in the policy's order: a queue per tenant, and a heap of the heads of those
-that may move.
+that may move. Flex requests stand behind all others, whosever they are.
 
 A tenant whose next sequence would take it over its bound of running tokens is throttled: its queue
 is passed over, at no cost, until one of its sequences leaves a batch; the others do not notice. A
@@ -18,7 +18,7 @@ from itertools import islice
 from operator import itemgetter
 
 from scheduler_svc.core.policy.order import Order
-from scheduler_svc.core.requests import Arrival, Head, Key, Sequence, State, Tenant
+from scheduler_svc.core.requests import Arrival, Head, Key, Rank, Sequence, State, Tenant
 from scheduler_svc.core.types import Config, Request
 
 # Tenants with nothing live whose counter is remembered; the longest away is forgotten.
@@ -65,7 +65,8 @@ class WaitingQueue:
         if self._wait_ns_max is None:
             return []
         since_ns = now_ns - self._wait_ns_max
-        oldest = [t.arrivals[0] for t in self.tenants.values() if t.head is not None]
+        movable = [t for t in self.tenants.values() if t.head is not None]
+        oldest = [tenant.arrivals[0] for tenant in movable if tenant.arrivals]
         return [arrival[-1] for arrival in sorted(a for a in oldest if a[0] <= since_ns)]
 
     def next_up(self, now_ns: int) -> Iterator[Sequence]:
@@ -82,10 +83,15 @@ class WaitingQueue:
         movable = [tenant for tenant in self.tenants.values() if tenant.head is not None]
         yield from islice(self._merged(movable, is_charged=False), 1, None)
 
+    @property
+    def is_pressed(self) -> bool:
+        """Somebody who may be admitted next is not flex."""
+        return bool(self._heap) and not self._heap[0][2].queue[0][1].is_flex
+
     def key(self, sequence: Sequence) -> Key:
         """A sequence's place among others, waiting or running."""
         tenant = sequence.live.tenant
-        return (self._share(tenant, tenant.served), *self._order.key(sequence))
+        return (*self._rank(sequence, tenant.served), *self._order.key(sequence))
 
     def ahead(self) -> Iterator[tuple[str, int]]:
         """Tenants that were served more than the virtual time, by how many tokens."""
@@ -158,7 +164,7 @@ class WaitingQueue:
         if index == len(tenant.queue) or tenant.queue[index][1] is not sequence:
             return False
         del tenant.queue[index]
-        if self._wait_ns_max is not None:
+        if self._is_promised(sequence):
             del tenant.arrivals[bisect_left(tenant.arrivals, _arrival(sequence))]
         self._count -= 1
         self._update(tenant)
@@ -191,7 +197,7 @@ class WaitingQueue:
             tenant = head[2]
             if tenant.head is not head:
                 heapq.heappop(self._heap)
-            elif head[0] < self._share(tenant, tenant.served):
+            elif head[0] < self._rank(tenant.queue[0][1], tenant.served):
                 tenant.head = self._head_of(tenant)
                 assert tenant.head is not None
                 heapq.heapreplace(self._heap, tenant.head)
@@ -214,20 +220,24 @@ class WaitingQueue:
 
     # Inside
 
-    def _share(self, tenant: Tenant, served: int) -> int:
-        return self._order.share(_weighted(tenant, served))
+    def _rank(self, sequence: Sequence, served: int) -> Rank:
+        return sequence.is_flex, self._order.share(_weighted(sequence.live.tenant, served))
+
+    def _is_promised(self, sequence: Sequence) -> bool:
+        return self._wait_ns_max is not None and not sequence.is_flex
 
     def _insert(self, sequence: Sequence) -> None:
         tenant = sequence.live.tenant
-        sequence.queue_key = self._order.key(sequence)
+        sequence.queue_key = (sequence.is_flex, *self._order.key(sequence))
         insort(tenant.queue, (sequence.queue_key, sequence), key=_key)
-        if self._wait_ns_max is not None:
+        if self._is_promised(sequence):
             insort(tenant.arrivals, _arrival(sequence))
 
     def _head_of(self, tenant: Tenant) -> Head | None:
         if tenant.is_throttled or not tenant.queue:
             return None
-        return (self._share(tenant, tenant.served), tenant.queue[0][0], tenant)
+        key, first = tenant.queue[0]
+        return (self._rank(first, tenant.served), key, tenant)
 
     def _update(self, tenant: Tenant) -> None:
         """Something of the tenant has changed: whether it is throttled, or who is first in it."""
@@ -248,8 +258,8 @@ class WaitingQueue:
 
     def _merged(self, tenants: Iterable[Tenant], *, is_charged: bool = True) -> Iterator[Sequence]:
         """Queues merged by their heads; charged: as if everybody was admitted as they come."""
-        share = self._share
-        heap = [(share(t, t.served), t.queue[0][0], t.served, 0, t) for t in tenants]
+        rank = self._rank
+        heap = [(rank(t.queue[0][1], t.served), t.queue[0][0], t.served, 0, t) for t in tenants]
         heapq.heapify(heap)
         while heap:
             _, _, served, index, tenant = heap[0]
@@ -259,8 +269,8 @@ class WaitingQueue:
                 served += len(sequence.tokens)
             index += 1
             if index < len(tenant.queue):
-                head = (share(tenant, served), tenant.queue[index][0], served, index, tenant)
-                heapq.heapreplace(heap, head)
+                key, after = tenant.queue[index]
+                heapq.heapreplace(heap, (rank(after, served), key, served, index, tenant))
             else:
                 heapq.heappop(heap)
 

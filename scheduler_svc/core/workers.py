@@ -65,6 +65,8 @@ class Worker:
         self.running: dict[SlotIndex, Sequence] = {}
         # Of those, the ones with more than one token to go.
         self.prefills: dict[SlotIndex, Sequence] = {}
+        # Those that are flex.
+        self.flex: dict[SlotIndex, Sequence] = {}
         # And those that are certain to finish with the steps in flight.
         self.finishing: dict[SlotIndex, Sequence] = {}
         # Certain to finish, and their slot is already free.
@@ -93,8 +95,13 @@ class Worker:
 
     @property
     def is_open(self) -> bool:
-        """Somebody might join."""
+        """Somebody might join, if nobody gives way."""
         return bool(self.slots_free) and not self.is_draining and not self.is_late
+
+    @property
+    def is_shared(self) -> bool:
+        """Flex sequences run here beside others."""
+        return 0 < len(self.flex) < len(self.running)
 
     @property
     def first_steps_unanswered(self) -> int:
@@ -171,6 +178,8 @@ class Worker:
         self.steps_since_join = 0
         if gap > 1:
             self.prefills[slot] = sequence
+        if sequence.is_flex:
+            self.flex[slot] = sequence
         self.checksum += slot_checksum(slot, sequence.sequence_id)
         return slot
 
@@ -187,8 +196,8 @@ class Worker:
         slot = sequence.residency.slot
         del self.running[slot]
         del self._residents[slot]
-        self.prefills.pop(slot, None)
-        self.finishing.pop(slot, None)
+        for some in (self.prefills, self.flex, self.finishing):
+            some.pop(slot, None)
         heapq.heappush(self.slots_free, slot)
         self.leaves.append(slot)
         self.checksum -= slot_checksum(slot, sequence.sequence_id)
@@ -292,6 +301,7 @@ class Worker:
         assert len(self.running) + len(self.slots_free) == self.spec.slots_max
         assert self.checksum == sum(slot_checksum(slot, s.sequence_id) for slot, s in running)
         assert self.prefills == {slot: s for slot, s in running if s.gap > 1}
+        assert self.flex == {slot: s for slot, s in running if s.is_flex}
         assert self.finishing == {slot: s for slot, s in running if s.num_tokens >= s.tokens_max}
         for slot, sequence in running:
             assert sequence.residency is not None

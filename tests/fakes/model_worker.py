@@ -88,8 +88,9 @@ class ModelWorker:
     spec: WorkerSpec
     max_tokens_of: dict[int, int]
     stop_every: int = STOP_EVERY
-    # What a step takes for each token that it computes; 0: it does not say.
+    # What a step takes for each token that it computes, and besides; 0 both: it does not say.
     token_us: int = 0
+    base_us: int = 0
     # Sequences whose logits are not finite.
     bad_sequence_ids: set[int] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)
@@ -200,7 +201,7 @@ class ModelWorker:
             errors=errors,
             prompt_logprobs=prompt_logprobs,
             is_last=self._is_last(plan),
-            step_us=computed * self.token_us,
+            step_us=self.base_us + computed * self.token_us,
         )
         self.steps_done += 1
         self.steps_total += 1

@@ -202,7 +202,15 @@ async def test_priority_is_handed_on(stack: Stack, http: httpx.AsyncClient) -> N
     stack.says("x")
     await http.post("/v1/completions", json={"prompt": "x", "priority": -5})
     await stack.generate(text="x", priority=7)
-    assert [record.priority for record in stack.scheduler.submits] == [5, 7]
+    for tier in ("flex", "auto"):
+        await http.post("/v1/completions", json={"prompt": "x", "service_tier": tier})
+    asked = {"prompt": "x", "service_tier": "flex", "priority": 3}
+    await http.post("/v1/completions", json=asked)
+    priorities = [record.priority for record in stack.scheduler.submits]
+    assert priorities == [5, 7, -1000, 0, -3]
+    refused = await http.post("/v1/completions", json={"prompt": "x", "service_tier": "fast"})
+    assert refused.status_code == 400
+    assert "'flex'" in refused.json()["error"]["message"]
 
 
 async def test_timing_stands_in_the_last_message(stack: Stack, http: httpx.AsyncClient) -> None:

@@ -234,6 +234,7 @@ CHATS = [
     chat("no tools", lambda a: text(a), tools=[], tool_choice="none"),
     chat("metadata and user", lambda a: text(a), metadata={"a": "b"}, user="u", store=False),
     chat("service tier", lambda a: text(a), service_tier="auto"),
+    chat("flex", lambda a: text(a), service_tier="flex"),
     chat(
         "a system message",
         lambda a: a.usage.prompt_tokens > 5,

@@ -27,7 +27,15 @@ from scheduler_svc.core.commands import (
 from scheduler_svc.core.outcome import Finished, Outcome, RequestOver, StepTokens
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Config, Reason, Request, Rules, StepResult, WorkerSpec
+from scheduler_svc.core.types import (
+    FLEX_PRIORITY,
+    Config,
+    Reason,
+    Request,
+    Rules,
+    StepResult,
+    WorkerSpec,
+)
 from tests.fakes.model_worker import ModelWorker, expected_output
 from tests.support.combinations import covering, split
 
@@ -113,7 +121,7 @@ class World:
             self.max_tokens_of,
             bad_sequence_ids=self.bad_sequence_ids,
             # Whoever has a deadline can hardly make it then: it is a few ns away.
-            token_us=100 if "itl_target_us" in (self.knobs or {}) else 0,
+            token_us=100 if {"itl_target_us", "batch_gap_us"} & {*(self.knobs or {})} else 0,
         )
         self.workers[worker.id] = worker
         self.apply(WorkerJoined(worker_id=worker.id, spec=spec))
@@ -147,7 +155,9 @@ class World:
             arrived_ns=self.now_ns,
             deadline_ns=self.now_ns + rng.randint(1, 300) if deadline else None,
             tenant=rng.choice(self.tenants),
-            priority=rng.choice([-3, 0, 0, 9]),
+            priority=rng.choice(
+                [-3, 0, 0, 9] if self.knobs is None else [FLEX_PRIORITY, FLEX_PRIORITY, 0, 9]
+            ),
             prompt_logprobs_from=rng.choice([None, None, 1]),
         )
         self.requests.append(request)

@@ -43,6 +43,7 @@ CHOICES: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"cadence": "interval", "waiting_served_permille": 1500, "waiting_steps_max": 5},
     ),
     "promise": ({}, {"wait_ns_max": 40}),
+    "batches": ({}, {"batch_gap_us": 1200}),
 }
 
 

@@ -60,7 +60,7 @@ class BatchDriver:
     def __init__(self, api: Api, keyring: Keyring) -> None:
         self._api = api
         self._keyring = keyring
-        self._window = Window(api.link, api.front.readiness)
+        self._window = Window(api.front.readiness)
         self._who = secrets.token_hex(8)
         self._driven: dict[BatchName, asyncio.Task[None]] = {}
         self._meters = BatchMeters(api.metrics.meter, lambda: len(self._driven))
@@ -71,7 +71,6 @@ class BatchDriver:
         self._kicked.set()
 
     async def run(self) -> None:
-        watching = asyncio.create_task(self._window.watch())
         try:
             while not self._api.front.readiness.is_draining:
                 await self._look()
@@ -81,8 +80,7 @@ class BatchDriver:
                 self._kicked.clear()
         finally:
             # Their requests go on, and another gateway with them.
-            tasks = [watching, *self._driven.values()]
-            for task in tasks:
+            for task in (tasks := list(self._driven.values())):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 

@@ -16,7 +16,7 @@ from gateway.openai import chat, completions
 from gateway.openai.generation_body import SamplingBody
 from gateway.openai.operation import Api, Operation
 from gateway.openai.responses import operations as responses
-from gateway.tenants import PRIORITY_MAX, Tenant
+from gateway.tenants import Tenant
 from service_kit.errors import InvalidRequest, KaitenError
 
 log = structlog.get_logger()
@@ -121,4 +121,4 @@ def _in_batch(body: SamplingBody) -> SamplingBody:
     for field in ("stream", "background"):
         if getattr(body, field, False):
             raise InvalidRequest(field, "is not for lines of a batch")
-    return body if body.priority is not None else body.model_copy(update={"priority": PRIORITY_MAX})
+    return body.model_copy(update={"service_tier": "flex"})

@@ -1,24 +1,17 @@
-"""How many lines of batches are under way at once: all there is room for, and less beside others.
+"""How many lines of batches are under way at once: so many that no slot waits for the next line.
 
-When nobody else is there, so many that no slot waits for the next line. Beside live requests some
-slots stay free: lines that started together end together, and who comes between would wait for all.
+They are flex requests, so that others need not mind how many there are.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Final
 
-from gateway.requests.ledger_session import LedgerLink
 from gateway.requests.readiness import Readiness
-from service_kit.errors import KaitenError
 
-SLOTS_ALONE: Final = 2.0
-SLOTS_BESIDE: Final = 0.75
-# For so long after somebody else was seen there may come more.
-CALM_S: Final = 5.0
-LOOK_S: Final = 0.2
+# Of each slot of the cell.
+LINES: Final = 2
 # Slots of a cell that has not said how many it has.
 SLOTS: Final = 16
 
@@ -26,19 +19,16 @@ SLOTS: Final = 16
 class Window:
     """One per gateway, for all batches that it drives."""
 
-    def __init__(self, link: LedgerLink, readiness: Readiness) -> None:
-        self._link = link
+    def __init__(self, readiness: Readiness) -> None:
         self._readiness = readiness
         self._taken = 0
-        self._seen_s = -CALM_S
         self._freed = asyncio.Event()
 
     @property
     def size(self) -> int:
         record = self._readiness.watch.record
         slots = 0 if record is None else record.model.slots_max * record.workers_ready
-        is_beside = time.monotonic() - self._seen_s < CALM_S
-        return max(1, int((slots or SLOTS) * (SLOTS_BESIDE if is_beside else SLOTS_ALONE)))
+        return LINES * (slots or SLOTS)
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
@@ -51,19 +41,7 @@ class Window:
             self._freed.set()
 
     async def room(self) -> None:
-        """Until another line may begin."""
+        """Until another line may begin. A cell that has grown is seen when a line ends."""
         while self._taken >= self.size:
             self._freed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await self._freed.wait()
-
-    async def watch(self) -> None:
-        """Who else is there, for ever."""
-        while True:
-            if self._taken:
-                with suppress(KaitenError):
-                    live = await self._link.ledger.load()
-                    if live.choices > self._taken:
-                        self._seen_s = time.monotonic()
-            await asyncio.sleep(LOOK_S)
+            await self._freed.wait()

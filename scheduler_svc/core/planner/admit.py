@@ -3,9 +3,13 @@
 from scheduler_svc.core.kv import Hits
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.planner.draft import Admission, Draft
-from scheduler_svc.core.planner.place import admission_view, place
+from scheduler_svc.core.planner.give_way import newest
+from scheduler_svc.core.planner.place import admission_view, could_start_elsewhere, place
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.types import BlockId
+
+# What flex sequences can mend by leaving.
+_MENDED = (Why.NO_SLOT, Why.BLOCKS, Why.MARGIN, Why.WORST_CASE, Why.RESERVED)
 
 
 def admit(draft: Draft) -> None:
@@ -35,17 +39,50 @@ def choose(draft: Draft) -> Admission | None:
 
 def _try(draft: Draft, sequence: Sequence) -> tuple[Admission, Why | None]:
     """Blocks of those that are retiring are taken only where that helps: unasked, they are
-    committed.
+    committed. And flex sequences leave only where nothing else does.
     """
-    kv, retiring = draft.worker.kv, draft.worker.retiring.values()
+    worker, kv = draft.worker, draft.worker.kv
     hits = kv.lookup(sequence.kv, sequence.max_cached_tokens)
-    why, freed = _why_not(draft, sequence, hits, set()), set[BlockId]()
-    if why is not None and (freed := kv.freed_by(retired.kv for retired in retiring)):
+    freed = set[BlockId]()
+    why: Why | None = Why.NO_SLOT
+    if worker.slots_free:
         why = _why_not(draft, sequence, hits, freed)
-    return Admission(sequence=sequence, hits=hits, needs_reclaim=bool(freed)), why
+        if why is not None and (freed := kv.freed_by(one.kv for one in worker.retiring.values())):
+            why = _why_not(draft, sequence, hits, freed)
+    leaving: tuple[Sequence, ...] = ()
+    if why in _MENDED and (leaving := _in_the_way(draft, sequence, hits)):
+        why = None
+    return Admission(sequence, hits, bool(freed or leaving), leaving), why
 
 
-def _why_not(draft: Draft, sequence: Sequence, hits: Hits, freed: set[BlockId]) -> Why | None:
+def _in_the_way(draft: Draft, sequence: Sequence, hits: Hits) -> tuple[Sequence, ...]:
+    """The fewest flex sequences without whom it may start; nobody: that would not help, or there is
+    no need.
+    """
+    worker, joined = draft.worker, {join.sequence_id for join in draft.joins}
+    flex = [one for one in newest(worker) if one.sequence_id not in joined]
+    if sequence.is_flex or not flex or could_start_elsewhere(draft, sequence):
+        return ()
+    retiring = [retired.kv for retired in worker.retiring.values()]
+
+    def why_not(count: int) -> Why | None:
+        leaving = tuple(flex[:count])
+        freed = worker.kv.freed_by([*retiring, *(one.kv for one in leaving)])
+        return _why_not(draft, sequence, hits, freed, leaving)
+
+    if why_not(len(flex)) is not None:
+        return ()
+    count = next(count for count in range(1, len(flex) + 1) if why_not(count) is None)
+    return tuple(flex[:count])
+
+
+def _why_not(
+    draft: Draft,
+    sequence: Sequence,
+    hits: Hits,
+    freed: set[BlockId],
+    leaving: tuple[Sequence, ...] = (),
+) -> Why | None:
     joining = len(draft.joins)
-    view = admission_view(draft.cell, draft.worker, sequence, joining, hits, freed)
+    view = admission_view(draft.cell, draft.worker, sequence, joining, hits, freed, leaving)
     return draft.cell.policy.admission(view)

@@ -15,13 +15,16 @@ PASSED_OVER_MAX = 32
 Growth = list[tuple[Sequence, list[int]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Admission:
-    """Who joins, from which cached blocks, and whether those that are retiring must give theirs."""
+    """Who joins, from which cached blocks, whether those that are retiring must give theirs, and
+    which flex sequences leave for it.
+    """
 
     sequence: Sequence
     hits: Hits
     needs_reclaim: bool
+    leaving: tuple[Sequence, ...] = ()
 
 
 class Draft:
@@ -30,7 +33,9 @@ class Draft:
     def __init__(self, cell: CellState, worker: Worker, now_ns: int) -> None:
         self.cell = cell
         self.worker = worker
+        # For want of blocks, and flex ones for the good of others.
         self.preempted: list[SequenceId] = []
+        self.gave_way: list[SequenceId] = []
         self.joins: list[Join] = []
         self.passed_over: list[PassedOver] = []
         self.now_ns = now_ns
@@ -54,6 +59,17 @@ class Draft:
         sequence.num_preemptions += 1
         self.preempted.append(sequence.sequence_id)
 
+    def give_way(self, sequence: Sequence, why: Why) -> None:
+        """A flex sequence goes back into the queue. That is not counted as if it had been short of
+        blocks.
+        """
+        assert sequence.residency is not None
+        slot = sequence.residency.slot
+        self._appends = [append for append in self._appends if append[0] != slot]
+        self.cell.preempt(self.worker, sequence)
+        self.gave_way.append(sequence.sequence_id)
+        self.pass_over("give_way", why, sequence.sequence_id)
+
     def extend(self, growth: Growth) -> None:
         """Blocks for those whose tables are too short. The caller has seen that they are free."""
         for sequence, counts in growth:
@@ -65,6 +81,8 @@ class Draft:
 
     def admit(self, admission: Admission) -> None:
         """A slot, and blocks for what its first step may write."""
+        for flex in admission.leaving:
+            self.give_way(flex, Why.PLACE_NEEDED)
         if admission.needs_reclaim:
             self.worker.reclaim()
         sequence, table = admission.sequence, admission.sequence.kv
@@ -121,7 +139,7 @@ class Draft:
             copies=tuple(self._copies),
             chunks=tuple(chunks.items()),
             checksum=worker.checksum & CHECKSUM_MASK,
-            preempted=tuple(self.preempted),
+            preempted=(*self.preempted, *self.gave_way),
             decode_rows=decode_rows,
             blocks_free=worker.kv.free_count,
             waiting=len(self.cell.waiting),

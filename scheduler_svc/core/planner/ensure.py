@@ -43,10 +43,10 @@ def is_possible(worker: Worker, growth: Growth) -> bool:
 
 
 def victim(cell: CellState, worker: Worker) -> Sequence:
-    """Who is preempted next. Whoever was too often is the last to be."""
+    """Who is preempted next: flex sequences first, and last whoever was too often."""
 
     def key(sequence: Sequence) -> tuple[int, ...]:
         may_be = sequence.num_preemptions < cell.config.preemptions_max
-        return (may_be, *cell.policy.victim(sequence))
+        return (sequence.is_flex, may_be, *cell.policy.victim(sequence))
 
     return max(worker.running.values(), key=key)

@@ -8,7 +8,7 @@ from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.kv import Hits
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.planner.draft import Draft
-from scheduler_svc.core.planner.share import prompt_budget
+from scheduler_svc.core.planner.share import flex_budget, prompt_budget
 from scheduler_svc.core.policy.admission import AdmissionView
 from scheduler_svc.core.policy.cadence import QueueView
 from scheduler_svc.core.policy.order import LOOK_AHEAD
@@ -27,6 +27,8 @@ def place(draft: Draft) -> Iterator[Sequence]:
     if not cell.waiting:
         return
     why = why_closed(cell, worker)
+    if why is Why.NO_SLOT and worker.flex and cell.waiting.is_pressed:
+        why = None
     if why is None and not draft.joins and not is_looked_at(cell, worker, draft.now_ns):
         why = Why.CADENCE
     if why is not None:
@@ -39,11 +41,35 @@ def place(draft: Draft) -> Iterator[Sequence]:
             longs += why is Why.LONG_PREFILL
             if longs == LONGS_PASSED_OVER_MAX:
                 return
-        elif len(worker.running) < cell.policy.placement(_view(draft, sequence)):
-            yield sequence
-        else:
-            draft.pass_over("place", Why.ANOTHER_WORKER, sequence.sequence_id)
+        elif (why := _why_none_now(draft, sequence)) is not None:
+            draft.pass_over("place", why, sequence.sequence_id)
             return
+        else:
+            yield sequence
+
+
+def _why_none_now(draft: Draft, sequence: Sequence) -> Why | None:
+    """Why neither this one nor those behind it may be looked at."""
+    cell, worker = draft.cell, draft.worker
+    if sequence.is_flex and (why := _why_no_flex(cell, worker)) is not None:
+        return why
+    if not worker.slots_free:
+        # Somebody is to give way: not while a slot is free elsewhere.
+        return Why.ANOTHER_WORKER if could_start_elsewhere(draft, sequence) else None
+    if len(worker.running) < cell.policy.placement(_view(draft, sequence)):
+        return None
+    return Why.ANOTHER_WORKER
+
+
+def _why_no_flex(cell: CellState, worker: Worker) -> Why | None:
+    if not worker.slots_free:
+        return Why.NO_SLOT
+    gap_us, num_rows = cell.config.batch_gap_us, len(worker.running) + 1
+    if gap_us is None or len(worker.flex) == len(worker.running):
+        return None
+    most = worker.cost.decodes_in(gap_us, near=num_rows)
+    has_room = flex_budget(cell, worker, prompt_budget(cell, worker)) > 0
+    return None if has_room and (most is None or num_rows <= most) else Why.BATCH_GAP
 
 
 def _why_not_this(cell: CellState, worker: Worker, sequence: Sequence) -> Why | None:
@@ -114,23 +140,32 @@ def why_closed(cell: CellState, worker: Worker) -> Why | None:
 
 
 def _has_budget(cell: CellState, worker: Worker) -> bool:
-    """One more prefill can be promised its minimum of every step, whoever decodes beside it."""
-    budget = prompt_budget(cell, worker)
-    return budget >= (len(worker.prefills) + 1) * min(cell.config.prefill_tokens_min, budget)
+    """One more prefill can be promised its minimum of every step, whoever decodes beside it. To
+    flex sequences nothing is promised beside others.
+    """
+    budget, prefills = prompt_budget(cell, worker), worker.prefills
+    if cell.waiting.is_pressed:
+        prefills = {slot: one for slot, one in prefills.items() if not one.is_flex}
+    return budget >= (len(prefills) + 1) * min(cell.config.prefill_tokens_min, budget)
 
 
 def _view(draft: Draft, sequence: Sequence) -> PlacementView:
-    cell, worker = draft.cell, draft.worker
-    others = [
-        len(other.running)
-        for other in cell.workers.values()
-        if other is not worker and _could_start(cell, other, sequence, draft.now_ns)
-    ]
     return PlacementView(
-        running=len(worker.running),
-        others=tuple(others),
-        num_admissible=cell.waiting.num_admissible,
+        running=len(draft.worker.running),
+        others=tuple(len(other.running) for other in _others(draft, sequence)),
+        num_admissible=draft.cell.waiting.num_admissible,
     )
+
+
+def could_start_elsewhere(draft: Draft, sequence: Sequence) -> bool:
+    """Another worker could start it, with nobody giving way."""
+    return next(_others(draft, sequence), None) is not None
+
+
+def _others(draft: Draft, sequence: Sequence) -> Iterator[Worker]:
+    for other in draft.cell.workers.values():
+        if other is not draft.worker and _could_start(draft.cell, other, sequence, draft.now_ns):
+            yield other
 
 
 def _could_start(cell: CellState, worker: Worker, sequence: Sequence, now_ns: int) -> bool:
@@ -149,23 +184,26 @@ def admission_view(
     joining: int = 0,
     hits: Hits | None = None,
     freed: AbstractSet[BlockId] = frozenset(),
+    leaving: tuple[Sequence, ...] = (),
 ) -> AdmissionView:
-    """`hits`: a cached prefix to start from; `freed`: blocks that could be free besides."""
+    """`hits`: a cached prefix to start from; `freed`: blocks that could be free besides; `leaving`:
+    who would not be there.
+    """
     kv, preemptions_max = worker.kv, cell.config.preemptions_max
     ahead = worker.spec.slot_tokens_max - 1
     blocks_now, blocks_worst = kv.cost(sequence.kv, hits, freed, ahead)
     is_reserved = sequence.num_preemptions >= preemptions_max
-    running = worker.running.values()
+    running = [s for s in worker.running.values() if s not in leaving]
     reserved = [s for s in running if s.num_preemptions >= preemptions_max] if is_reserved else []
     return AdmissionView(
-        running=len(worker.running) - joining,
+        running=len(running) - joining,
         joining=joining,
         block_count=kv.block_count,
         blocks_free=kv.free_count + len(freed),
         blocks_now=blocks_now,
         blocks_worst=blocks_worst,
         group_count=kv.group_count,
-        worst_case_need=kv.worst_case_need,
+        worst_case_need=kv.worst_case_need - kv.worst_case_of(s.kv for s in leaving),
         was_preempted=sequence.num_preemptions > 0,
         is_reserved=is_reserved,
         blocks_reserved=sum(kv.worst(s.kv.places_max) for s in [sequence, *reserved])

@@ -11,6 +11,7 @@ from scheduler_svc.core.outcome import PassedOver, Plan, Why
 from scheduler_svc.core.planner.admit import admit, choose
 from scheduler_svc.core.planner.draft import Draft
 from scheduler_svc.core.planner.ensure import ensure_blocks
+from scheduler_svc.core.planner.give_way import give_way, too_many
 from scheduler_svc.core.planner.lease import lease
 from scheduler_svc.core.planner.retire import retire
 from scheduler_svc.core.planner.share import share
@@ -27,12 +28,13 @@ def make_plan(
     if (why := why_none(cell, worker)) is not None:
         return None, _NONE[why]
     draft = Draft(cell, worker, now_ns)
-    if not is_due(worker):
+    if not is_due(cell, worker):
         if (admission := choose(draft)) is None:
             return None, tuple(draft.passed_over)
         if admission.needs_reclaim:
             worker.reclaim()
     retire(draft)
+    give_way(draft)
     ensure_blocks(draft)
     admit(draft)
     chunks = share(draft)
@@ -46,11 +48,13 @@ def why_none(cell: CellState, worker: Worker) -> Why | None:
         return Why.LATE
     if worker.first_steps_unanswered >= cell.config.plans_in_flight_max:
         return Why.PLANS_IN_FLIGHT
-    return None if cell.waiting or is_due(worker) else Why.NOTHING_CHANGED
+    return None if cell.waiting or is_due(cell, worker) else Why.NOTHING_CHANGED
 
 
-def is_due(worker: Worker) -> bool:
-    """Something changed in the batch, a prefill has tokens left, or the lease runs low."""
-    if worker.leaves or worker.finishing or worker.prefills:
+def is_due(cell: CellState, worker: Worker) -> bool:
+    """Something changed in the batch, a prefill has tokens left, the lease runs low, or steps are
+    too long.
+    """
+    if worker.leaves or worker.finishing or worker.prefills or too_many(cell, worker):
         return True
     return bool(worker.running) and worker.is_lease_low

@@ -14,7 +14,7 @@ from scheduler_svc.core.policy.cadence import Cadence
 from scheduler_svc.core.policy.order import Order
 from scheduler_svc.core.types import Config, Rules
 
-ITL_TARGET_US_MIN = 1000
+STEP_US_MIN = 1000
 # How a rule is made of the knobs, and of the arguments after its name.
 Maker = Callable[..., Any]
 
@@ -201,9 +201,14 @@ REFUSED: Final = (
         "out",
     ),
     Refusal(
-        lambda rules, config: config.itl_target_us and config.itl_target_us < ITL_TARGET_US_MIN,
+        lambda rules, config: config.itl_target_us and config.itl_target_us < STEP_US_MIN,
         "--itl-target-ms is less than 1: no step is so short, and every prompt would be computed "
         "in the smallest chunks; give 20 or more on a GPU, 100 or more on a CPU, or leave it out",
+    ),
+    Refusal(
+        lambda rules, config: config.batch_gap_us and config.batch_gap_us < STEP_US_MIN,
+        "--batch-gap-ms is less than 1: no step is so short, and batches would stand still beside "
+        "live requests; give what a reader may wait for the next token, or leave it out",
     ),
     Refusal(
         lambda rules, config: config.tenant_weights and not _is(rules.order, "fair"),

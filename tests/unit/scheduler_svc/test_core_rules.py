@@ -165,6 +165,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "give both, or neither": {"long_prefill_tokens": 100},
     "how large the chunks of --mix chunked are": {"mix": "merged_prefill", "itl_target_us": 5000},
     "is less than 1: no step is so short": {"itl_target_us": 999},
+    "batches would stand still": {"batch_gap_us": 999},
     "count under fair orders only": {"order": "priority", "tenant_weights": (("a", 2),)},
 }
 

@@ -29,6 +29,7 @@ def test_every_knob_reaches_the_core() -> None:
         *("--schedule-interval-steps=4", "--waiting-served-ratio=1.2", "--max-waiting-steps=20"),
         *(
             "--itl-target-ms=2.5",
+            "--batch-gap-ms=3.5",
             "--long-prefill-tokens=900",
             "--long-prefills-max=2",
             "--max-wait-ms=1500",
@@ -54,6 +55,7 @@ def test_every_knob_reaches_the_core() -> None:
         waiting_served_permille=1200,
         waiting_steps_max=20,
         itl_target_us=2500,
+        batch_gap_us=3500,
         tenant_weights=(("a", 3), ("b", 2)),
     )
     default = Config()

@@ -1,0 +1,37 @@
+"""Give way: flex sequences leave where steps are longer than they may make them, so many that what
+is left is short enough.
+"""
+
+from scheduler_svc.core.cell import CellState
+from scheduler_svc.core.outcome import Why
+from scheduler_svc.core.planner.draft import Draft
+from scheduler_svc.core.requests import Sequence
+from scheduler_svc.core.workers import Worker
+
+# By so much a step may be too long before anybody leaves, so that who leaves does not come back at
+# once.
+SLACK_PERCENT = 10
+
+
+def give_way(draft: Draft) -> None:
+    """The newest first."""
+    count = too_many(draft.cell, draft.worker)
+    for sequence in newest(draft.worker)[:count]:
+        draft.give_way(sequence, Why.STEPS_TOO_LONG)
+
+
+def newest(worker: Worker) -> list[Sequence]:
+    """The flex sequences of a worker, those first that have the least to lose."""
+    return sorted(worker.flex.values(), key=lambda flex: flex.sequence_id, reverse=True)
+
+
+def too_many(cell: CellState, worker: Worker) -> int:
+    """How many flex sequences are to leave for the gaps of the others."""
+    gap_us = cell.config.batch_gap_us
+    if gap_us is None or not worker.is_shared:
+        return 0
+    rows = len(worker.running)
+    most = worker.cost.decodes_in(gap_us, near=rows)
+    if most is None or rows * 100 <= most * (100 + SLACK_PERCENT):
+        return 0
+    return min(rows - most, len(worker.flex))
