@@ -51,6 +51,8 @@ class Sequence:
     # Prompt and output at their longest: what it counts against its tenant's bound while it runs.
     tokens_max: int
     kv: BlockTable
+    # It gives way to all that are not.
+    is_flex: bool = False
     state: State = State.WAITING
     residency: "Residency | None" = None
     # Of the known tokens; tokens beyond them that are certain to come; and of both together, those
@@ -72,11 +74,6 @@ class Sequence:
     def __repr__(self) -> str:
         computed = f"{self.num_computed_tokens}/{len(self.tokens)}"
         return f"<{self.sequence_id} {self.state.value} {computed}>"
-
-    @property
-    def is_flex(self) -> bool:
-        """It gives way to all that are not."""
-        return self.live.request.is_flex
 
     @property
     def num_output_tokens(self) -> int:

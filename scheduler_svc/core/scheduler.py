@@ -316,6 +316,7 @@ def _sequence(live: LiveRequest, choice: int) -> Sequence:
         num_prompt_tokens=len(request.prompt),
         num_uncomputed_tokens=len(tokens),
         tokens_max=tokens_max,
+        is_flex=request.is_flex,
         # The last token's KV is never needed.
         kv=BlockTable(tokens=tokens, tenant=request.tenant, places_max=tokens_max - 1),
     )
