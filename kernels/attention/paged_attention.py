@@ -19,7 +19,9 @@ shapes   q                [tokens, heads, head_dim]   floats (float32, bfloat16 
          context_lengths  [rows] int32, this step's tokens included
 returns  [tokens, heads, head_dim], same dtype
 math     scores, softmax and sums in float32; the compiled path rounds the softmax's weights to
-         bfloat16 where keys and values are, and sums what it rounded
+         bfloat16 where keys and values are, and sums what it rounded; the torch path of a CPU in
+         float64: libraries sum otherwise for a chunk than for a token alone, and what differs then
+         is lost in the rounding, so that a text does not change where a prompt is computed again
 triton   `triton_kernels`: tasks of `plan` over persistent programs. A token's bits do
          not depend on batch-mates or timing, nor on where a chunk's own keys are read from
 cost     reads 2 * context * kv_heads * head_dim elements per row (memory bound in decode), of a
@@ -81,10 +83,15 @@ def _seen_blocks(
 
 
 def _gather(pages: Tensor, blocks: Tensor, context: int, scale: Tensor | None) -> Tensor:
-    """[kv_heads, context, head_dim] float32 of one row."""
+    """[kv_heads, context, head_dim] of one row, widened."""
     tiles = fp8.as_bytes(pages).index_select(0, blocks).transpose(0, 1)
     tiles = tiles.reshape(pages.size(1), -1, pages.size(3))[:, :context].view(pages.dtype)
-    return tiles.float() if scale is None else fp8.decode(tiles, scale)
+    wide = tiles if scale is None else fp8.decode(tiles, scale)
+    return wide.to(_wide(pages))
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.device.type == "cpu" else torch.float32
 
 
 def _attend(
@@ -95,10 +102,10 @@ def _attend(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """One row: q [count, heads, head_dim] against its own context -> same shape, float32."""
+    """One row: q [count, heads, head_dim] against its own context -> same shape, widened."""
     count, heads, head_dim = q.shape
     kv_heads, context, _ = keys.shape
-    grouped = q.float().reshape(count, kv_heads, heads // kv_heads, head_dim)
+    grouped = q.to(keys.dtype).reshape(count, kv_heads, heads // kv_heads, head_dim)
     grouped = grouped.permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
     scores = torch.bmm(grouped, keys.transpose(1, 2)) * scale
     if softcap is not None:
