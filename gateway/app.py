@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.http import errors
 from gateway.http.middleware import Gate
 from gateway.http.web_pages import WebPolicy
-from gateway.openai import chat, completions, health, models, openapi, tokenize
+from gateway.openai import chat, completions, explain, health, models, openapi, tokenize
 from gateway.openai.batches import files
 from gateway.openai.batches import operations as batches
 from gateway.openai.operation import Api, Operation, routes_of
@@ -28,6 +28,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *responses.OPERATIONS,
     *files.OPERATIONS,
     *batches.OPERATIONS,
+    *explain.OPERATIONS,
     *models.OPERATIONS,
     *tokenize.OPERATIONS,
     *health.OPERATIONS,

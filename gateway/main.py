@@ -17,6 +17,7 @@ from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Tracing
 from gateway.openai.batches.driver import BatchDriver
+from gateway.requests.explaining import Explainer
 from gateway.requests.ledger_session import LedgerLink
 from gateway.requests.prompts import Prompter
 from gateway.requests.readiness import Readiness, ReadinessLimits
@@ -89,6 +90,7 @@ class GatewayService:
             meters=self._meters(),
             tracing=Tracing(self._spans, model=self._card.name),
             request_log=RequestLog(is_on=config.log_requests),
+            explainer=Explainer(self.link, SystemClock(), self._peers),
             streams_max=config.streams_max,
             timeout_s=config.request_timeout_s or None,
         )

@@ -49,8 +49,9 @@ class Tenant:
     is_operator: bool = False
 
 
-# Everybody, as long as there are no keys.
+# Everybody, as long as there are no keys; and where only this machine can call.
 DEFAULT: Final = Tenant(name="default")
+LOCAL: Final = replace(DEFAULT, is_operator=True)
 
 
 class WrongKey(Unauthenticated):
@@ -97,7 +98,7 @@ class Keyring:
         """The tenant whose key an Authorization header carries. Unauthenticated says what to do,
         WrongKey if there was a key."""
         if self._keys is None:
-            return DEFAULT
+            return LOCAL if self._is_local else DEFAULT
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise Unauthenticated("send an API key: Authorization: Bearer KEY")
@@ -114,7 +115,7 @@ class Keyring:
     def check_operator(self, authorization: str) -> None:
         """Forbidden says what an operator would need."""
         tenant = self.tenant_of(authorization)
-        if tenant.is_operator or (self._keys is None and self._is_local):
+        if tenant.is_operator:
             return
         fix = "a key made by `kaiten keygen --role operator`, or of a tenant with `operator = true`"
         raise Forbidden(f"this is for operators: it takes {fix}")

@@ -39,6 +39,7 @@ from scheduler_svc.renewal import Renewal
 from scheduler_svc.request_book import BookedRequest, RequestBook
 from scheduler_svc.roster import Roster
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.timeline import Timelines
 from scheduler_svc.tracing import Tracing
 from scheduler_svc.watching import Watching
 from service_kit.clock import Clock
@@ -79,6 +80,7 @@ class LeaderSession:
             self, self._leader, clock=clock, meters=meters, tracing=tracing, peers=peers or Peers()
         )
         self._requests = RequestBook(archive)
+        self.timelines = Timelines()
         self._commits = CommitQueue(ledger, leader, settings, clock, self._on_commit, archive)
         # Everything up to here is in the pieces that the next fold will take.
         self._fold_seq = leader.journal_seq
@@ -195,7 +197,9 @@ class LeaderSession:
     def tell(self, command: Command) -> None:
         """Tell the core, and let everybody know what came of it."""
         now_ns = self.now_ns()
-        self._publish(command, self.core.apply(command, now_ns), now_ns)
+        outcome = self.core.apply(command, now_ns)
+        self.timelines.take(command, outcome, now_ns)
+        self._publish(command, outcome, now_ns)
         self._wake()
 
     def step_arrived(self, link: WorkerLink, result: StepMessage) -> None:
@@ -214,6 +218,7 @@ class LeaderSession:
             link.reject(str(error))
             return
         assert outcome.tokens is not None
+        self.timelines.take(command, outcome, now_ns)
         self._meters.stepped(len(outcome.tokens.tokens), result.timings)
         if self._tracing is not None:
             of = self._requests.traceparent
@@ -302,6 +307,7 @@ class LeaderSession:
         command = MakePlan(worker_id=link.worker_id)
         outcome = self.core.apply(command, now_ns)
         self.watching.asked(self.core.workers[link.worker_id], outcome)
+        self.timelines.planned(link.worker_id, outcome, now_ns)
         if (plan := outcome.plan) is None:
             return
         samplings = [self._requests.sampling(join.sequence_id) for join in plan.joins]

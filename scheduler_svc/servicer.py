@@ -11,6 +11,7 @@ from kaiten.v1.scheduler_service_pb2 import (
     GetStateResponse,
     HeartbeatResponse,
     ReadArchiveResponse,
+    ReadTimelineResponse,
     RegisterResponse,
     StandByResponse,
     WorkerState,
@@ -23,8 +24,9 @@ from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.membership import TEXT_CHARS_MAX, check_registration
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.timeline_wire import life_to_proto
 from service_kit.addresses import problem_of, unix_path
-from service_kit.errors import InvalidRequest, NotLeader
+from service_kit.errors import InvalidRequest, NotFound, NotLeader
 from service_kit.grpc_health import AtMost
 
 STANDBYS_MAX: Final = 64
@@ -123,6 +125,11 @@ class Servicer(SchedulerServiceServicer):
                 async for response in changes:
                     yield response
             raise NotLeader(self.leader_address)
+
+    async def ReadTimeline(self, request: Any, context: Any) -> ReadTimelineResponse:
+        if not (lives := self._leading().timelines.lives(request.id)):
+            raise NotFound(f"a timeline of request {request.id[:TEXT_CHARS_MAX]!r}")
+        return ReadTimelineResponse(choices=[life_to_proto(life) for life in lives])
 
     def _leading(self) -> LeaderSession:
         if self.session is None:

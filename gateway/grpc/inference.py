@@ -147,6 +147,11 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
             done=seen.done,
         )
 
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
+        tenant = await _tenant(self._keyring, context)
+        choices = await self._front.explain(request.request_id, tenant, request.tenant)
+        return pb.ExplainResponse(choices=choices)
+
 
 class ModelServicer(model_grpc.ModelServiceServicer):
     """See model_service.proto."""

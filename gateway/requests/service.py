@@ -11,6 +11,7 @@ from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Tracing
 from gateway.requests.cancellation import Release, Releases
+from gateway.requests.explaining import Explainer
 from gateway.requests.ledger_session import LedgerLink
 from gateway.requests.prompts import Prompter, is_long
 from gateway.requests.queue_position import NOWHERE, Place, place_of
@@ -31,10 +32,12 @@ from gateway.text.model_card import ModelCard
 from gateway.values.generation_request import Ask, TokenPrompt
 from kaiten.v1.inference_service_pb2 import Done as DoneMessage
 from kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
+from kaiten.v1.timeline_pb2 import ChoiceTimeline
 from ledger import RequestInfo, Submitted
 from service_kit.errors import (
     AlreadyExists,
     DeadlineExceeded,
+    Forbidden,
     InvalidRequest,
     KaitenError,
     NotFound,
@@ -66,6 +69,7 @@ class Front:
         meters: Meters,
         tracing: Tracing,
         request_log: RequestLog,
+        explainer: Explainer,
         streams_max: int,
         timeout_s: float | None = None,
     ) -> None:
@@ -78,6 +82,7 @@ class Front:
         self._meters = meters
         self._tracing = tracing
         self._request_log = request_log
+        self._explainer = explainer
         self._streams_max = streams_max
         self._timeout_s = timeout_s
         self._active: dict[Generation, None] = {}
@@ -251,6 +256,14 @@ class Front:
             return Seen(place=self._place(found.sequence_id, tenant.name))
         ends, done = replay(result, self._pieces(result.render))
         return Seen(ends=ends, done=done)
+
+    async def explain(self, request_id: str, tenant: Tenant, of: str = "") -> list[ChoiceTimeline]:
+        """Where its time went. `of`: the tenant whose it is, which only operators may name."""
+        if of and of != tenant.name and not tenant.is_operator:
+            raise Forbidden("tenant: only an operator's key may name another tenant")
+        check_request_id(request_id)
+        ledger_id = f"{of or tenant.name}:{request_id}"
+        return await self._explainer.timelines(ledger_id, is_operator=tenant.is_operator)
 
     async def tokenize(self, ask: Ask, tenant: Tenant) -> Sequence[int]:
         """A prompt's ids, as `generate` would use them, and let in as a request would be."""

@@ -260,6 +260,25 @@ def chat_of(system: str | None, max_tokens: int | None, temperature: float | Non
 
 
 @app.command(group=USE)
+def explain(
+    request_id: Annotated[str, Parameter(help="as its answer has it")],
+    /,
+    *,
+    address: Annotated[str, Parameter(help="host:port of a gateway")] = DEFAULT_ADDRESS,
+    api_key_file: ApiKeyFile = None,
+    tls: TlsOptions = NO_TLS,
+    tenant: Annotated[str, Parameter(help="whose it is, for operators; default: the key's")] = "",
+    json: Annotated[bool, Parameter(help="what is told, as JSON")] = False,
+) -> int:
+    """See where the time of a request went: for what it waited, who was in its steps."""
+    from kaiten.cli.explain import explain as explain_request
+
+    where, trusted = tls.of_or_exit(address)
+    key = api_key_of(api_key_file)
+    return explain_request(where, trusted, request_id, tenant=tenant, api_key=key, as_json=json)
+
+
+@app.command(group=USE)
 def watch(
     *,
     address: Annotated[

@@ -23,65 +23,70 @@ _sym_db = _symbol_database.Default()
 
 
 from kaiten.v1 import common_pb2 as kaiten_dot_v1_dot_common__pb2
+from kaiten.v1 import timeline_pb2 as kaiten_dot_v1_dot_timeline__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!kaiten/v1/inference_service.proto\x12\tkaiten.v1\x1a\x16kaiten/v1/common.proto\"\x86\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x13.kaiten.v1.TokenIdsH\x00\x12/\n\x0c\x63onversation\x18\x05 \x01(\x0b\x32\x17.kaiten.v1.ConversationH\x00\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.kaiten.v1.SamplingParams\x12\x0e\n\x01n\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x18\n\x10return_token_ids\x18\t \x01(\x08\x12\x14\n\x0ckeep_running\x18\n \x01(\x08\x12\x10\n\x08priority\x18\x0b \x01(\x11\x12\x14\n\x0cinclude_stop\x18\x0c \x01(\x08\x12\x1b\n\x13show_special_tokens\x18\r \x01(\x08\x12\x16\n\x0ereturn_cursors\x18\x0e \x01(\x08\x42\x07\n\x05inputB\x04\n\x02_n\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"m\n\x0c\x43onversation\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.kaiten.v1.ChatMessage\x12\x33\n\x10template_options\x18\x02 \x03(\x0b\x32\x19.kaiten.v1.TemplateOption\"Y\n\x0eTemplateOption\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x04\x66lag\x18\x02 \x01(\x08H\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x10\n\x06number\x18\x04 \x01(\x03H\x00\x42\x07\n\x05value\":\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"=\n\x10GenerateResponse\x12)\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1a.kaiten.v1.GenerationEvent\"D\n\x14GenerateBatchRequest\x12,\n\x08requests\x18\x01 \x03(\x0b\x32\x1a.kaiten.v1.GenerateRequest\"\x88\x01\n\x15GenerateBatchResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12+\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x1a.kaiten.v1.GenerationEventH\x00\x12(\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x17.kaiten.v1.RequestErrorH\x00\x42\t\n\x07outcome\"\x84\x01\n\x0cRequestError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x06\x66ields\x18\x03 \x03(\x0b\x32\x15.kaiten.v1.FieldError\x12\x1b\n\x0eretry_after_ms\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x11\n\x0f_retry_after_ms\")\n\nFieldError\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0c\n\x04rule\x18\x02 \x01(\t\"\x8f\x01\n\rAttachRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tpositions\x18\x02 \x03(\r\x12\x18\n\x10return_token_ids\x18\x03 \x01(\x08\x12\x14\n\x0ckeep_running\x18\x04 \x01(\x08\x12\x0f\n\x07\x63ursors\x18\x05 \x03(\x0c\x12\x16\n\x0ereturn_cursors\x18\x06 \x01(\x08\";\n\x0e\x41ttachResponse\x12)\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1a.kaiten.v1.GenerationEvent\"\xe7\x01\n\x0fGenerationEvent\x12\'\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x13.kaiten.v1.AcceptedH\x00\x12!\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x10.kaiten.v1.DeltaH\x00\x12-\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x19.kaiten.v1.ChoiceFinishedH\x00\x12\x1f\n\x04\x64one\x18\x04 \x01(\x0b\x32\x0f.kaiten.v1.DoneH\x00\x12/\n\x06prompt\x18\x05 \x01(\x0b\x32\x1d.kaiten.v1.PromptWithLogprobsH\x00\x42\x07\n\x05\x65vent\"T\n\x12PromptWithLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12+\n\x08logprobs\x18\x02 \x01(\x0b\x32\x19.kaiten.v1.PromptLogprobs\"5\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"\x9b\x01\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.kaiten.v1.TokenLogprobs\x12\x0e\n\x06\x63ursor\x18\x07 \x01(\x0c\"o\n\x0e\x43hoiceFinished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.kaiten.v1.FinishReason\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"L\n\x04\x44one\x12\x1f\n\x05usage\x18\x01 \x01(\x0b\x32\x10.kaiten.v1.Usage\x12#\n\x07timings\x18\x02 \x01(\x0b\x32\x12.kaiten.v1.Timings\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"W\n\x07Timings\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\nprefill_us\x18\x02 \x01(\x04\x12\x11\n\tdecode_us\x18\x03 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x04 \x01(\r\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\"\n\x0e\x43\x61ncelResponse\x12\x10\n\x08was_live\x18\x01 \x01(\x08\"\'\n\x11GetRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xe1\x01\n\x12GetRequestResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.kaiten.v1.RequestState\x12*\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x19.kaiten.v1.ChoiceFinished\x12\x1d\n\x04\x64one\x18\x04 \x01(\x0b\x32\x0f.kaiten.v1.Done\x12\x1b\n\x0equeue_position\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0cqueue_reason\x18\x06 \x01(\tB\x11\n\x0f_queue_position*a\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12REQUEST_STATE_LIVE\x10\x01\x12\x1a\n\x16REQUEST_STATE_FINISHED\x10\x02\x32\xfa\x02\n\x10InferenceService\x12\x45\n\x08Generate\x12\x1a.kaiten.v1.GenerateRequest\x1a\x1b.kaiten.v1.GenerateResponse0\x01\x12T\n\rGenerateBatch\x12\x1f.kaiten.v1.GenerateBatchRequest\x1a .kaiten.v1.GenerateBatchResponse0\x01\x12?\n\x06\x41ttach\x12\x18.kaiten.v1.AttachRequest\x1a\x19.kaiten.v1.AttachResponse0\x01\x12=\n\x06\x43\x61ncel\x12\x18.kaiten.v1.CancelRequest\x1a\x19.kaiten.v1.CancelResponse\x12I\n\nGetRequest\x12\x1c.kaiten.v1.GetRequestRequest\x1a\x1d.kaiten.v1.GetRequestResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!kaiten/v1/inference_service.proto\x12\tkaiten.v1\x1a\x16kaiten/v1/common.proto\x1a\x18kaiten/v1/timeline.proto\"\x86\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x13.kaiten.v1.TokenIdsH\x00\x12/\n\x0c\x63onversation\x18\x05 \x01(\x0b\x32\x17.kaiten.v1.ConversationH\x00\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.kaiten.v1.SamplingParams\x12\x0e\n\x01n\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x18\n\x10return_token_ids\x18\t \x01(\x08\x12\x14\n\x0ckeep_running\x18\n \x01(\x08\x12\x10\n\x08priority\x18\x0b \x01(\x11\x12\x14\n\x0cinclude_stop\x18\x0c \x01(\x08\x12\x1b\n\x13show_special_tokens\x18\r \x01(\x08\x12\x16\n\x0ereturn_cursors\x18\x0e \x01(\x08\x42\x07\n\x05inputB\x04\n\x02_n\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"m\n\x0c\x43onversation\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.kaiten.v1.ChatMessage\x12\x33\n\x10template_options\x18\x02 \x03(\x0b\x32\x19.kaiten.v1.TemplateOption\"Y\n\x0eTemplateOption\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x04\x66lag\x18\x02 \x01(\x08H\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x10\n\x06number\x18\x04 \x01(\x03H\x00\x42\x07\n\x05value\":\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"=\n\x10GenerateResponse\x12)\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1a.kaiten.v1.GenerationEvent\"D\n\x14GenerateBatchRequest\x12,\n\x08requests\x18\x01 \x03(\x0b\x32\x1a.kaiten.v1.GenerateRequest\"\x88\x01\n\x15GenerateBatchResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12+\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x1a.kaiten.v1.GenerationEventH\x00\x12(\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x17.kaiten.v1.RequestErrorH\x00\x42\t\n\x07outcome\"\x84\x01\n\x0cRequestError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x06\x66ields\x18\x03 \x03(\x0b\x32\x15.kaiten.v1.FieldError\x12\x1b\n\x0eretry_after_ms\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x11\n\x0f_retry_after_ms\")\n\nFieldError\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0c\n\x04rule\x18\x02 \x01(\t\"\x8f\x01\n\rAttachRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tpositions\x18\x02 \x03(\r\x12\x18\n\x10return_token_ids\x18\x03 \x01(\x08\x12\x14\n\x0ckeep_running\x18\x04 \x01(\x08\x12\x0f\n\x07\x63ursors\x18\x05 \x03(\x0c\x12\x16\n\x0ereturn_cursors\x18\x06 \x01(\x08\";\n\x0e\x41ttachResponse\x12)\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1a.kaiten.v1.GenerationEvent\"\xe7\x01\n\x0fGenerationEvent\x12\'\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x13.kaiten.v1.AcceptedH\x00\x12!\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x10.kaiten.v1.DeltaH\x00\x12-\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x19.kaiten.v1.ChoiceFinishedH\x00\x12\x1f\n\x04\x64one\x18\x04 \x01(\x0b\x32\x0f.kaiten.v1.DoneH\x00\x12/\n\x06prompt\x18\x05 \x01(\x0b\x32\x1d.kaiten.v1.PromptWithLogprobsH\x00\x42\x07\n\x05\x65vent\"T\n\x12PromptWithLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12+\n\x08logprobs\x18\x02 \x01(\x0b\x32\x19.kaiten.v1.PromptLogprobs\"5\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"\x9b\x01\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.kaiten.v1.TokenLogprobs\x12\x0e\n\x06\x63ursor\x18\x07 \x01(\x0c\"o\n\x0e\x43hoiceFinished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.kaiten.v1.FinishReason\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"L\n\x04\x44one\x12\x1f\n\x05usage\x18\x01 \x01(\x0b\x32\x10.kaiten.v1.Usage\x12#\n\x07timings\x18\x02 \x01(\x0b\x32\x12.kaiten.v1.Timings\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"W\n\x07Timings\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\nprefill_us\x18\x02 \x01(\x04\x12\x11\n\tdecode_us\x18\x03 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x04 \x01(\r\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\"\n\x0e\x43\x61ncelResponse\x12\x10\n\x08was_live\x18\x01 \x01(\x08\"\'\n\x11GetRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xe1\x01\n\x12GetRequestResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.kaiten.v1.RequestState\x12*\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x19.kaiten.v1.ChoiceFinished\x12\x1d\n\x04\x64one\x18\x04 \x01(\x0b\x32\x0f.kaiten.v1.Done\x12\x1b\n\x0equeue_position\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0cqueue_reason\x18\x06 \x01(\tB\x11\n\x0f_queue_position\"4\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"=\n\x0f\x45xplainResponse\x12*\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x19.kaiten.v1.ChoiceTimeline*a\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12REQUEST_STATE_LIVE\x10\x01\x12\x1a\n\x16REQUEST_STATE_FINISHED\x10\x02\x32\xbc\x03\n\x10InferenceService\x12\x45\n\x08Generate\x12\x1a.kaiten.v1.GenerateRequest\x1a\x1b.kaiten.v1.GenerateResponse0\x01\x12T\n\rGenerateBatch\x12\x1f.kaiten.v1.GenerateBatchRequest\x1a .kaiten.v1.GenerateBatchResponse0\x01\x12?\n\x06\x41ttach\x12\x18.kaiten.v1.AttachRequest\x1a\x19.kaiten.v1.AttachResponse0\x01\x12=\n\x06\x43\x61ncel\x12\x18.kaiten.v1.CancelRequest\x1a\x19.kaiten.v1.CancelResponse\x12I\n\nGetRequest\x12\x1c.kaiten.v1.GetRequestRequest\x1a\x1d.kaiten.v1.GetRequestResponse\x12@\n\x07\x45xplain\x12\x19.kaiten.v1.ExplainRequest\x1a\x1a.kaiten.v1.ExplainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kaiten.v1.inference_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REQUESTSTATE']._serialized_start=2642
-  _globals['_REQUESTSTATE']._serialized_end=2739
-  _globals['_GENERATEREQUEST']._serialized_start=73
-  _globals['_GENERATEREQUEST']._serialized_end=463
-  _globals['_TOKENIDS']._serialized_start=465
-  _globals['_TOKENIDS']._serialized_end=488
-  _globals['_CONVERSATION']._serialized_start=490
-  _globals['_CONVERSATION']._serialized_end=599
-  _globals['_TEMPLATEOPTION']._serialized_start=601
-  _globals['_TEMPLATEOPTION']._serialized_end=690
-  _globals['_CHATMESSAGE']._serialized_start=692
-  _globals['_CHATMESSAGE']._serialized_end=750
-  _globals['_GENERATERESPONSE']._serialized_start=752
-  _globals['_GENERATERESPONSE']._serialized_end=813
-  _globals['_GENERATEBATCHREQUEST']._serialized_start=815
-  _globals['_GENERATEBATCHREQUEST']._serialized_end=883
-  _globals['_GENERATEBATCHRESPONSE']._serialized_start=886
-  _globals['_GENERATEBATCHRESPONSE']._serialized_end=1022
-  _globals['_REQUESTERROR']._serialized_start=1025
-  _globals['_REQUESTERROR']._serialized_end=1157
-  _globals['_FIELDERROR']._serialized_start=1159
-  _globals['_FIELDERROR']._serialized_end=1200
-  _globals['_ATTACHREQUEST']._serialized_start=1203
-  _globals['_ATTACHREQUEST']._serialized_end=1346
-  _globals['_ATTACHRESPONSE']._serialized_start=1348
-  _globals['_ATTACHRESPONSE']._serialized_end=1407
-  _globals['_GENERATIONEVENT']._serialized_start=1410
-  _globals['_GENERATIONEVENT']._serialized_end=1641
-  _globals['_PROMPTWITHLOGPROBS']._serialized_start=1643
-  _globals['_PROMPTWITHLOGPROBS']._serialized_end=1727
-  _globals['_ACCEPTED']._serialized_start=1729
-  _globals['_ACCEPTED']._serialized_end=1782
-  _globals['_DELTA']._serialized_start=1785
-  _globals['_DELTA']._serialized_end=1940
-  _globals['_CHOICEFINISHED']._serialized_start=1942
-  _globals['_CHOICEFINISHED']._serialized_end=2053
-  _globals['_DONE']._serialized_start=2055
-  _globals['_DONE']._serialized_end=2131
-  _globals['_USAGE']._serialized_start=2133
-  _globals['_USAGE']._serialized_end=2209
-  _globals['_TIMINGS']._serialized_start=2211
-  _globals['_TIMINGS']._serialized_end=2298
-  _globals['_CANCELREQUEST']._serialized_start=2300
-  _globals['_CANCELREQUEST']._serialized_end=2335
-  _globals['_CANCELRESPONSE']._serialized_start=2337
-  _globals['_CANCELRESPONSE']._serialized_end=2371
-  _globals['_GETREQUESTREQUEST']._serialized_start=2373
-  _globals['_GETREQUESTREQUEST']._serialized_end=2412
-  _globals['_GETREQUESTRESPONSE']._serialized_start=2415
-  _globals['_GETREQUESTRESPONSE']._serialized_end=2640
-  _globals['_INFERENCESERVICE']._serialized_start=2742
-  _globals['_INFERENCESERVICE']._serialized_end=3120
+  _globals['_REQUESTSTATE']._serialized_start=2785
+  _globals['_REQUESTSTATE']._serialized_end=2882
+  _globals['_GENERATEREQUEST']._serialized_start=99
+  _globals['_GENERATEREQUEST']._serialized_end=489
+  _globals['_TOKENIDS']._serialized_start=491
+  _globals['_TOKENIDS']._serialized_end=514
+  _globals['_CONVERSATION']._serialized_start=516
+  _globals['_CONVERSATION']._serialized_end=625
+  _globals['_TEMPLATEOPTION']._serialized_start=627
+  _globals['_TEMPLATEOPTION']._serialized_end=716
+  _globals['_CHATMESSAGE']._serialized_start=718
+  _globals['_CHATMESSAGE']._serialized_end=776
+  _globals['_GENERATERESPONSE']._serialized_start=778
+  _globals['_GENERATERESPONSE']._serialized_end=839
+  _globals['_GENERATEBATCHREQUEST']._serialized_start=841
+  _globals['_GENERATEBATCHREQUEST']._serialized_end=909
+  _globals['_GENERATEBATCHRESPONSE']._serialized_start=912
+  _globals['_GENERATEBATCHRESPONSE']._serialized_end=1048
+  _globals['_REQUESTERROR']._serialized_start=1051
+  _globals['_REQUESTERROR']._serialized_end=1183
+  _globals['_FIELDERROR']._serialized_start=1185
+  _globals['_FIELDERROR']._serialized_end=1226
+  _globals['_ATTACHREQUEST']._serialized_start=1229
+  _globals['_ATTACHREQUEST']._serialized_end=1372
+  _globals['_ATTACHRESPONSE']._serialized_start=1374
+  _globals['_ATTACHRESPONSE']._serialized_end=1433
+  _globals['_GENERATIONEVENT']._serialized_start=1436
+  _globals['_GENERATIONEVENT']._serialized_end=1667
+  _globals['_PROMPTWITHLOGPROBS']._serialized_start=1669
+  _globals['_PROMPTWITHLOGPROBS']._serialized_end=1753
+  _globals['_ACCEPTED']._serialized_start=1755
+  _globals['_ACCEPTED']._serialized_end=1808
+  _globals['_DELTA']._serialized_start=1811
+  _globals['_DELTA']._serialized_end=1966
+  _globals['_CHOICEFINISHED']._serialized_start=1968
+  _globals['_CHOICEFINISHED']._serialized_end=2079
+  _globals['_DONE']._serialized_start=2081
+  _globals['_DONE']._serialized_end=2157
+  _globals['_USAGE']._serialized_start=2159
+  _globals['_USAGE']._serialized_end=2235
+  _globals['_TIMINGS']._serialized_start=2237
+  _globals['_TIMINGS']._serialized_end=2324
+  _globals['_CANCELREQUEST']._serialized_start=2326
+  _globals['_CANCELREQUEST']._serialized_end=2361
+  _globals['_CANCELRESPONSE']._serialized_start=2363
+  _globals['_CANCELRESPONSE']._serialized_end=2397
+  _globals['_GETREQUESTREQUEST']._serialized_start=2399
+  _globals['_GETREQUESTREQUEST']._serialized_end=2438
+  _globals['_GETREQUESTRESPONSE']._serialized_start=2441
+  _globals['_GETREQUESTRESPONSE']._serialized_end=2666
+  _globals['_EXPLAINREQUEST']._serialized_start=2668
+  _globals['_EXPLAINREQUEST']._serialized_end=2720
+  _globals['_EXPLAINRESPONSE']._serialized_start=2722
+  _globals['_EXPLAINRESPONSE']._serialized_end=2783
+  _globals['_INFERENCESERVICE']._serialized_start=2885
+  _globals['_INFERENCESERVICE']._serialized_end=3329
 # @@protoc_insertion_point(module_scope)

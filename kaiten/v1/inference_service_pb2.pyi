@@ -1,4 +1,5 @@
 from kaiten.v1 import common_pb2 as _common_pb2
+from kaiten.v1 import timeline_pb2 as _timeline_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -272,3 +273,17 @@ class GetRequestResponse(_message.Message):
     queue_position: int
     queue_reason: str
     def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., choices: _Optional[_Iterable[_Union[ChoiceFinished, _Mapping]]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., queue_position: _Optional[int] = ..., queue_reason: _Optional[str] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id", "tenant")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("choices",)
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    choices: _containers.RepeatedCompositeFieldContainer[_timeline_pb2.ChoiceTimeline]
+    def __init__(self, choices: _Optional[_Iterable[_Union[_timeline_pb2.ChoiceTimeline, _Mapping]]] = ...) -> None: ...

@@ -60,6 +60,11 @@ class InferenceServiceStub(object):
                 request_serializer=kaiten_dot_v1_dot_inference__service__pb2.GetRequestRequest.SerializeToString,
                 response_deserializer=kaiten_dot_v1_dot_inference__service__pb2.GetRequestResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/kaiten.v1.InferenceService/Explain',
+                request_serializer=kaiten_dot_v1_dot_inference__service__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=kaiten_dot_v1_dot_inference__service__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer(object):
@@ -103,6 +108,13 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Where a request's time went, while it lives and for a while after. NOT_FOUND: the leader does not know it, or not any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -130,6 +142,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.GetRequest,
                     request_deserializer=kaiten_dot_v1_dot_inference__service__pb2.GetRequestRequest.FromString,
                     response_serializer=kaiten_dot_v1_dot_inference__service__pb2.GetRequestResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=kaiten_dot_v1_dot_inference__service__pb2.ExplainRequest.FromString,
+                    response_serializer=kaiten_dot_v1_dot_inference__service__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -268,6 +285,33 @@ class InferenceService(object):
             '/kaiten.v1.InferenceService/GetRequest',
             kaiten_dot_v1_dot_inference__service__pb2.GetRequestRequest.SerializeToString,
             kaiten_dot_v1_dot_inference__service__pb2.GetRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaiten.v1.InferenceService/Explain',
+            kaiten_dot_v1_dot_inference__service__pb2.ExplainRequest.SerializeToString,
+            kaiten_dot_v1_dot_inference__service__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,6 +1,7 @@
 from kaiten.v1 import archive_pb2 as _archive_pb2
 from kaiten.v1 import common_pb2 as _common_pb2
 from kaiten.v1 import ledger_pb2 as _ledger_pb2
+from kaiten.v1 import timeline_pb2 as _timeline_pb2
 from kaiten.v1 import watch_pb2 as _watch_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -9,6 +10,18 @@ from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class ReadTimelineRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class ReadTimelineResponse(_message.Message):
+    __slots__ = ("choices",)
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    choices: _containers.RepeatedCompositeFieldContainer[_timeline_pb2.ChoiceTimeline]
+    def __init__(self, choices: _Optional[_Iterable[_Union[_timeline_pb2.ChoiceTimeline, _Mapping]]] = ...) -> None: ...
 
 class ReadArchiveRequest(_message.Message):
     __slots__ = ("after_epoch", "after_seq", "since_unix_ns", "until_unix_ns", "id")

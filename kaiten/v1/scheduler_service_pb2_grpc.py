@@ -71,6 +71,11 @@ class SchedulerServiceStub(object):
                 request_serializer=kaiten_dot_v1_dot_watch__pb2.WatchRequest.SerializeToString,
                 response_deserializer=kaiten_dot_v1_dot_watch__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.ReadTimeline = channel.unary_unary(
+                '/kaiten.v1.SchedulerService/ReadTimeline',
+                request_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineRequest.SerializeToString,
+                response_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -136,6 +141,14 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadTimeline(self, request, context):
+        """Where the time of a request went, live or one of the last 4,096 that ended under this leader. FAILED_PRECONDITION from who
+        does not lead; NOT_FOUND: it does not know it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -173,6 +186,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=kaiten_dot_v1_dot_watch__pb2.WatchRequest.FromString,
                     response_serializer=kaiten_dot_v1_dot_watch__pb2.WatchResponse.SerializeToString,
+            ),
+            'ReadTimeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadTimeline,
+                    request_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineRequest.FromString,
+                    response_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -365,6 +383,33 @@ class SchedulerService(object):
             '/kaiten.v1.SchedulerService/Watch',
             kaiten_dot_v1_dot_watch__pb2.WatchRequest.SerializeToString,
             kaiten_dot_v1_dot_watch__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadTimeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaiten.v1.SchedulerService/ReadTimeline',
+            kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineRequest.SerializeToString,
+            kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineResponse.FromString,
             options,
             channel_credentials,
             insecure,

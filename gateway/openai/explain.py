@@ -1,0 +1,128 @@
+"""/v1/requests/{id}/explain: where the time of a request went."""
+
+from typing import Final, Literal
+
+from msgspec import Struct
+from starlette.datastructures import QueryParams
+
+from gateway.http.exchange import Exchange
+from gateway.openai.chat import CHAT
+from gateway.openai.completions import COMPLETION
+from gateway.openai.operation import LOOKS, Api, Operation, parameter
+from gateway.openai.responses.reply import ID_PREFIX
+from gateway.openai.usage import Count
+from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval
+
+PREFIXES: Final = (CHAT.id_prefix, COMPLETION.id_prefix, ID_PREFIX)
+Phase = Literal["queue", "prefill", "decode", "unknown"]
+PHASES: Final[tuple[Phase, ...]] = ("queue", "prefill", "decode", "unknown")
+NS_PER_MS: Final = 1_000_000
+
+
+class LongGap(Struct, kw_only=True):
+    """Between two tokens: since its request arrived, and what the step that ended it computed."""
+
+    end_ms: float
+    gap_ms: float
+    rows: Count
+    prompt_tokens: Count
+
+
+class Interval(Struct, kw_only=True):
+    """Since its request arrived, and for so long."""
+
+    phase: Phase
+    start_ms: float
+    ms: float
+    why: str
+    behind_sequence_id: int | None
+    worker_id: str | None
+    cached_tokens: Count
+    chunk_tokens: list[Count]
+    steps: Count
+    gap_p50_ms: float
+    longest_gaps: list[LongGap]
+    batch_mates: Count
+
+
+class ExplainedChoice(Struct, kw_only=True):
+    index: Count
+    sequence_id: Count
+    ended: str | None
+    preemptions: Count
+    arrived_unix_ms: float
+    ms: float
+    intervals: list[Interval]
+
+
+class Explained(Struct, kw_only=True):
+    id: str
+    object: Literal["request.timeline"] = "request.timeline"
+    choices: list[ExplainedChoice]
+
+
+async def explain(api: Api, exchange: Exchange, _body: None) -> None:
+    """While it lives, and of the last few thousand that ended."""
+    public = exchange.path["id"]
+    of = QueryParams(exchange.scope["query_string"]).get("tenant", "")
+    request_id = public
+    for prefix in PREFIXES:
+        request_id = request_id.removeprefix(prefix)
+    choices = await api.front.explain(request_id, exchange.tenant, of)
+    await exchange.send_json(200, Explained(id=public, choices=[_choice(each) for each in choices]))
+
+
+def _choice(told: ChoiceTimeline) -> ExplainedChoice:
+    intervals = told.intervals
+    start_ns = intervals[0].start_unix_ns if intervals else 0
+    end_ns = intervals[-1].end_unix_ns if intervals else 0
+    return ExplainedChoice(
+        index=told.choice,
+        sequence_id=told.sequence_id,
+        ended=told.ended or None,
+        preemptions=told.num_preemptions,
+        arrived_unix_ms=start_ns / NS_PER_MS,
+        ms=(end_ns - start_ns) / NS_PER_MS,
+        intervals=[_interval(each, start_ns) for each in intervals],
+    )
+
+
+def _interval(told: TimelineInterval, since_ns: int) -> Interval:
+    has_behind = told.HasField("behind_sequence_id")
+    return Interval(
+        phase=PHASES[told.phase - 1],
+        start_ms=(told.start_unix_ns - since_ns) / NS_PER_MS,
+        ms=(told.end_unix_ns - told.start_unix_ns) / NS_PER_MS,
+        why=told.why,
+        behind_sequence_id=told.behind_sequence_id if has_behind else None,
+        worker_id=told.worker_id or None,
+        cached_tokens=told.num_cached_tokens,
+        chunk_tokens=list(told.chunk_tokens),
+        steps=told.num_steps,
+        gap_p50_ms=told.gap_p50_ns / NS_PER_MS,
+        longest_gaps=[
+            LongGap(
+                end_ms=(gap.end_unix_ns - since_ns) / NS_PER_MS,
+                gap_ms=gap.gap_ns / NS_PER_MS,
+                rows=gap.rows,
+                prompt_tokens=gap.prompt_tokens,
+            )
+            for gap in told.longest_gaps
+        ],
+        batch_mates=told.batch_mates,
+    )
+
+
+ID: Final = parameter("path", "id", "", "as its answer has it")
+TENANT: Final = parameter("query", "tenant", "", "whose it is, for operators; else the caller's")
+OPERATIONS: Final = (
+    Operation(
+        "GET",
+        "/v1/requests/{id}/explain",
+        "explainRequest",
+        explain,
+        LOOKS,
+        (Explained,),
+        (ID, TENANT),
+    ),
+)

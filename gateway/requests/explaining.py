@@ -1,0 +1,72 @@
+"""Where a request's time went: the leader knows, whoever is asked."""
+
+from typing import Final
+
+import grpc
+import structlog
+
+from gateway.requests.ledger_session import LedgerLink
+from kaiten.v1.scheduler_service_pb2 import ReadTimelineRequest, ReadTimelineResponse
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from kaiten.v1.timeline_pb2 import ChoiceTimeline
+from service_kit.clock import Clock
+from service_kit.errors import NotFound, Unavailable
+from service_kit.peers import Peers
+
+log = structlog.get_logger()
+
+RETRY_S: Final = 0.2
+CALL_S: Final = 5.0
+# A leader's change takes less.
+LEADERLESS_S_MAX: Final = 10.0
+# Who does not lead (any more), or is not there: another does, or will soon.
+ELSEWHERE: Final = (
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
+
+
+class Explainer:
+    """One per gateway."""
+
+    def __init__(self, link: LedgerLink, clock: Clock, peers: Peers) -> None:
+        self._link, self._clock, self._peers = link, clock, peers
+
+    async def timelines(self, ledger_id: str, *, is_operator: bool) -> list[ChoiceTimeline]:
+        """By choice. NotFound: the leader does not know the request; Unavailable: nobody leads."""
+        give_up_ns = self._clock.monotonic_ns() + LEADERLESS_S_MAX * 1e9
+        while True:
+            lease = await self._link.ledger.leader()
+            if lease is not None and lease.nonce:
+                found = await self._ask(lease.address, ledger_id)
+                if found is not None:
+                    return found if is_operator else [_scrubbed(each) for each in found]
+            if self._clock.monotonic_ns() > give_up_ns:
+                raise Unavailable("no scheduler leads")
+            await self._clock.sleep(RETRY_S)
+
+    async def _ask(self, address: str, ledger_id: str) -> list[ChoiceTimeline] | None:
+        """None: another leads, or nobody."""
+        async with self._peers.channel(address) as channel:
+            read = SchedulerServiceStub(channel).ReadTimeline
+            request = ReadTimelineRequest(id=ledger_id)
+            try:
+                response: ReadTimelineResponse = await self._peers.ask(read, request, CALL_S)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.NOT_FOUND:
+                    name = ledger_id.partition(":")[2]
+                    raise NotFound(f"request {name!r} (live, or ended of late)") from None
+                if error.code() not in ELSEWHERE:
+                    raise Unavailable(f"the scheduler at {address}: {error.details()}") from None
+                log.info("explain.interrupted", address=address, reason=error.details())
+                return None
+        return list(response.choices)
+
+
+def _scrubbed(choice: ChoiceTimeline) -> ChoiceTimeline:
+    """Without whose worker it was and who stood before it."""
+    for interval in choice.intervals:
+        interval.ClearField("behind_sequence_id")
+        interval.ClearField("worker_id")
+    return choice

@@ -1,0 +1,121 @@
+"""`kaiten explain`: where the time of a request went, as a waterfall."""
+
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+import grpc
+from google.protobuf.json_format import MessageToJson
+
+from kaiten.cli.complaint import complain
+from kaiten.client.connection import OPTIONS, with_key
+from kaiten.client.errors import ApiError, from_rpc_error
+from kaiten.tls import TLS
+from kaiten.tls import channel as channel_to
+from kaiten.v1.inference_service_pb2 import ExplainRequest, ExplainResponse
+from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePhase
+
+CALL_S: Final = 20.0
+# What the HTTP API writes before a request's id.
+PREFIXES: Final = ("chatcmpl-", "cmpl-", "resp_")
+BAR: Final = 32
+MARKS: Final = {"queue": "·", "prefill": "▒", "decode": "█", "unknown": "?"}
+
+
+def explain(
+    address: str,
+    tls: TLS | None,
+    request_id: str,
+    *,
+    tenant: str,
+    api_key: str | None,
+    as_json: bool,
+) -> int:
+    """Print it; the exit code."""
+    for prefix in PREFIXES:
+        request_id = request_id.removeprefix(prefix)
+    try:
+        response = asked(
+            address, tls, ExplainRequest(request_id=request_id, tenant=tenant), api_key
+        )
+    except ApiError as error:
+        return complain(error, address)
+    if as_json:
+        text = MessageToJson(response, indent=None, preserving_proto_field_name=True)
+        sys.stdout.write(text + "\n")
+    else:
+        lines = [line for choice in response.choices for line in lines_of(request_id, choice)]
+        sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def asked(
+    address: str, tls: TLS | None, request: ExplainRequest, api_key: str | None
+) -> ExplainResponse:
+    """ApiError: it is not known, or nobody answers."""
+    with channel_to(address, tls or False, OPTIONS) as channel:
+        try:
+            method = InferenceServiceStub(channel).Explain
+            found: ExplainResponse = method(request, timeout=CALL_S, metadata=with_key((), api_key))
+            return found
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+
+def lines_of(request_id: str, choice: ChoiceTimeline) -> Iterator[str]:
+    """A heading, and a line for each interval."""
+    intervals = choice.intervals
+    if not intervals:
+        yield f"{request_id}  nothing is known of it yet"
+        return
+    start_ns, end_ns = intervals[0].start_unix_ns, intervals[-1].end_unix_ns
+    name = f"{request_id}  choice {choice.choice}" if choice.choice else request_id
+    ended = f"ended: {choice.ended}" if choice.ended else "not ended"
+    yield f"{name}  {_ms(end_ns - start_ns)} ms, {ended}"
+    yield f"{'at ms':>10} {'for ms':>10}  {'':{BAR}}"
+    for interval in intervals:
+        at, length = interval.start_unix_ns - start_ns, _length(interval)
+        bar = _bar(interval, start_ns, max(1, end_ns - start_ns))
+        words = f"{phase_of(interval):8} {'; '.join(_words(interval))}".rstrip()
+        yield f"{_ms(at):>10} {_ms(length):>10}  {bar}  {words}"
+
+
+def phase_of(interval: TimelineInterval) -> str:
+    return TimelinePhase.Name(interval.phase).removeprefix("TIMELINE_PHASE_").lower()
+
+
+def _length(interval: TimelineInterval) -> int:
+    return int(interval.end_unix_ns - interval.start_unix_ns)
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:,.1f}"
+
+
+def _bar(interval: TimelineInterval, start_ns: int, total_ns: int) -> str:
+    first = (interval.start_unix_ns - start_ns) * BAR // total_ns
+    last = -(-(interval.end_unix_ns - start_ns) * BAR // total_ns)
+    mark = MARKS[phase_of(interval)]
+    return (" " * first + mark * (last - first)).ljust(BAR)
+
+
+def _words(interval: TimelineInterval) -> Iterator[str]:
+    if interval.why:
+        yield interval.why
+    if interval.HasField("behind_sequence_id"):
+        yield f"of sequence {interval.behind_sequence_id}, which is before it"
+    if interval.chunk_tokens:
+        chunks = interval.chunk_tokens
+        yield f"{sum(chunks)} tokens in {len(chunks)} chunk{'s' * (len(chunks) > 1)}"
+    if interval.num_cached_tokens:
+        yield f"{interval.num_cached_tokens} tokens were cached"
+    if interval.gap_p50_ns:
+        yield f"{interval.num_steps} steps, {_ms(interval.gap_p50_ns)} ms apart"
+    for gap in interval.longest_gaps[:1]:
+        prompts = f", {gap.prompt_tokens} prompt tokens" if gap.prompt_tokens else ""
+        yield f"{_ms(gap.gap_ns)} ms at most (a step of {gap.rows} rows{prompts})"
+    if interval.batch_mates:
+        yield f"beside {interval.batch_mates} others"
+    if interval.worker_id:
+        yield f"on {interval.worker_id}"

@@ -1,0 +1,44 @@
+"""Timelines as messages."""
+
+from typing import Final
+
+from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineGap, TimelineInterval
+from scheduler_svc.timeline import Interval, Life, Phase
+
+_PHASES: Final = {phase: f"TIMELINE_PHASE_{phase.name}" for phase in Phase}
+
+
+def life_to_proto(life: Life) -> ChoiceTimeline:
+    """All of it: what is for operators only, a gateway leaves out."""
+    return ChoiceTimeline(
+        choice=life.choice,
+        sequence_id=life.sequence_id,
+        ended=life.ended,
+        num_preemptions=life.num_preemptions,
+        intervals=[_interval(interval) for interval in life.intervals],
+    )
+
+
+def _interval(interval: Interval) -> TimelineInterval:
+    return TimelineInterval(
+        phase=_PHASES[interval.phase],
+        start_unix_ns=interval.start_ns,
+        end_unix_ns=interval.end_ns,
+        why=interval.why,
+        behind_sequence_id=interval.behind,
+        worker_id=interval.worker_id,
+        num_cached_tokens=interval.num_cached_tokens,
+        chunk_tokens=interval.chunks,
+        num_steps=interval.num_steps,
+        gap_p50_ns=interval.gap_p50_ns,
+        longest_gaps=[
+            TimelineGap(
+                end_unix_ns=gap.ended_ns,
+                gap_ns=gap.gap_ns,
+                rows=gap.rows,
+                prompt_tokens=gap.prompt_tokens,
+            )
+            for gap in interval.longest
+        ],
+        batch_mates=interval.batch_mates,
+    )
