@@ -9,10 +9,12 @@ import argparse
 import time
 from collections.abc import Callable
 from statistics import median
+from unittest import mock
 
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from benchmarks.core.bench_scheduler import Bench
 from benchmarks.recording import record
 from gateway.observe import metrics as gateway_meters
 from gateway.tenants import DEFAULT
@@ -22,8 +24,10 @@ from gpu_worker.service import metrics as worker_meters
 from kaiten.v1.common_pb2 import FinishReason
 from kaiten.v1.worker_service_pb2 import StepTimings as TimingsMessage
 from scheduler_svc import meters as scheduler_meters
-from scheduler_svc.core.outcome import Finished, RequestOver
+from scheduler_svc.core.commands import Command, MakePlan, StepDone
+from scheduler_svc.core.outcome import Finished, Outcome, RequestOver
 from scheduler_svc.core.types import Reason
+from scheduler_svc.timeline import Timelines
 from service_kit.metrics import NO_METER, Metrics
 from service_kit.telemetry import minted, spans_to
 
@@ -103,6 +107,28 @@ def spans() -> dict[str, float]:
     return figures
 
 
+def timelines_us(load: str, rows: int = 256, steps: int = 300) -> float:
+    """Of a step of so many rows: writing down where requests' time goes (`Explain`). The median."""
+    bench, timelines, spent_ns = Bench(load, rows, steps), Timelines(), [0]
+    apply = bench.scheduler.apply
+
+    def told(command: Command, now_ns: int) -> Outcome:
+        outcome = apply(command, now_ns)
+        began_ns = time.thread_time_ns()
+        if isinstance(command, MakePlan):
+            timelines.planned(command.worker_id, outcome, now_ns)
+        else:
+            timelines.take(command, outcome, now_ns)
+        spent_ns[-1] += time.thread_time_ns() - began_ns
+        if isinstance(command, StepDone):
+            spent_ns.append(0)
+        return outcome
+
+    with mock.patch.object(bench.scheduler, "apply", told):
+        bench.run()
+    return round(median(spent_ns[:-1]) / 1000, 2)
+
+
 def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser()
@@ -115,6 +141,7 @@ def main() -> None:
         "counted_us": counted_us,
         "page_us": cost_us(listened.page, 20),
         "spans_us": span_us,
+        "timelines_us": {load: timelines_us(load) for load in ("steady", "crowded")},
     }
     listened.close()
     record("seeing", figures, save=arguments.save)
