@@ -36,6 +36,8 @@ class WaitingQueue:
 
     def __init__(self, order: Order) -> None:
         self.tenants: dict[str, Tenant] = {}
+        # Those whose next sequence would take them over their bound.
+        self.throttled: dict[Tenant, None] = {}
         # Sequences in queues that may move.
         self.num_admissible = 0
         self._order = order
@@ -211,6 +213,7 @@ class WaitingQueue:
         assert self._count == sum(len(tenant.queue) for tenant in tenants)
         assert self.num_admissible == sum(len(tenant.queue) for tenant in movable)
         assert all((t.head is None) == (t.is_throttled or not t.queue) for t in tenants)
+        assert self.throttled.keys() == {t for t in tenants if t.is_throttled}
         assert next(self.in_order(), None) is next(self._merged(movable, is_charged=False), None)
         totals = dict.fromkeys(tenants, (0, 0))
         for sequence in running:
@@ -243,6 +246,10 @@ class WaitingQueue:
         """Something of the tenant has changed: whether it is throttled, or who is first in it."""
         tenant.tokens_max = tenant.tokens_max_asked or self._tokens_max
         head = self._head_of(tenant)
+        if head is None and tenant.queue:
+            self.throttled[tenant] = None
+        else:
+            self.throttled.pop(tenant, None)
         if head != tenant.head:
             tenant.head = head
             if head is not None:

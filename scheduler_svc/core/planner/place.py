@@ -26,6 +26,8 @@ def place(draft: Draft) -> Iterator[Sequence]:
     cell, worker = draft.cell, draft.worker
     if not cell.waiting:
         return
+    for tenant in cell.waiting.throttled:
+        draft.pass_over("place", Why.TENANT, tenant.queue[0][1].sequence_id)
     why = why_closed(cell, worker)
     if why is Why.NO_SLOT and worker.flex and cell.waiting.is_pressed:
         why = None

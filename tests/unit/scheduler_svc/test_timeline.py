@@ -153,7 +153,7 @@ CAUSES: Final[Mapping[str, tuple[Callable[[], tuple[Told, int]], str]]] = {
     "slots": (slots, Why.NO_SLOT.value),
     "blocks": (blocks, Why.BLOCKS.value),
     "budget": (budget, Why.NO_BUDGET.value),
-    "tenant": (tenant, timeline.BEHIND),
+    "tenant": (tenant, Why.TENANT.value),
     "another's long prefill": (long_prefill, Why.LONG_PREFILL.value),
     "cadence": (policy, Why.CADENCE.value),
     "a batch that runs out": (static, Why.BATCH.value),
