@@ -190,8 +190,8 @@ async def crowd(address: str, started: asyncio.Event | None = None) -> list[Comp
         return list(await asyncio.gather(*(one(seed) for seed in range(8))))
 
 
-# Who is stopped is killed a moment later, so that a kill by itself is asked of two only: of a worker
-# it is asked in test_llm, of a store in test_compose_rehearsal.
+# Who is stopped is killed a moment later: a kill by itself is asked of two only. Of a worker it is
+# asked in test_llm, of a store in test_compose_rehearsal.
 @pytest.mark.parametrize(
     ("number", "name"),
     [
