@@ -220,18 +220,6 @@ def test_a_full_store_refuses_what_is_new_and_ends_what_runs(project: Rehearsal)
     assert say(project)
 
 
-def test_a_second_worker_needs_no_configuration(project: Rehearsal) -> None:
-    project.up({"worker": 2, "scheduler": 2})
-    first, second = (worker.address(50053) for worker in project.containers("worker"))
-
-    def connected() -> set[str]:
-        state = state_of(project, leader_of(project))
-        return {worker.address for worker in state.workers if worker.is_connected}
-
-    project.wait(lambda: connected() == {first, second}, "two workers")
-    assert say(project)
-
-
 def test_a_second_scheduler_takes_over(project: Rehearsal) -> None:
     """The dead one is not started again until its standby has served."""
     text = say(project)
@@ -263,6 +251,18 @@ def test_any_service_may_die_and_come_back(project: Rehearsal, service: str) -> 
     project.wait(answers, "answer")
     project.healthy("gateway")
     assert say(project) == text
+
+
+def test_a_second_worker_needs_no_configuration(project: Rehearsal) -> None:
+    project.up({"worker": 2, "scheduler": 2})
+    first, second = (worker.address(50053) for worker in project.containers("worker"))
+
+    def connected() -> set[str]:
+        state = state_of(project, leader_of(project))
+        return {worker.address for worker in state.workers if worker.is_connected}
+
+    project.wait(lambda: connected() == {first, second}, "two workers")
+    assert say(project)
 
 
 def test_it_ends_clean_in_the_time_given(project: Rehearsal) -> None:
