@@ -48,13 +48,26 @@ IN_ORDER = "the project grows, loses parts, and is ended"
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
+def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
     keys = tmp_path_factory.mktemp("keys")
     (keys / "keys.toml").write_text(ENTRY)
     shell = SHELL | {"KAITEN_API_KEYS": str(keys)}
     with Rehearsal(tmp_path_factory.mktemp("project"), shell) as rehearsal:
-        rehearsal.up({"scheduler": 2})
         yield rehearsal
+
+
+@pytest.fixture
+def project(rehearsal: Rehearsal) -> Rehearsal:
+    """All of it up, also after the test that ends it: a process that takes tests from another's
+    queue may get earlier ones later.
+    """
+    ended = [each for each in rehearsal.all() if not each.is_alive]
+    if ended or not rehearsal.all():
+        for each in ended:
+            # Forgotten: it has not crashed.
+            each.kill()
+        rehearsal.up({"scheduler": 2})
+    return rehearsal
 
 
 def ask(project: Rehearsal, key: str = KEY) -> httpx.Response:

@@ -25,4 +25,4 @@ def install(services: Mapping[type[Settings], str]) -> None:
             return found.pop(model)
         return assemble(app, **options)
 
-    App.assemble_argument_collection = assembled  # type: ignore[method-assign]
+    App.assemble_argument_collection = assembled  # type: ignore[method-assign,assignment]
