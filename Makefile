@@ -76,7 +76,7 @@ test-browser: setup  ## what web pages can do to a local gateway, by a real Chro
 test-node: setup  ## the official JavaScript SDK before a real stack
 	$(BIN)/python -m pytest tests/node -m node $(ARGS)
 
-sim: setup  ## the whole-system simulation once more, under another hash seed
+sim: setup  ## the other half of the whole-system simulation's seeds, under another hash seed
 	PYTHONHASHSEED=1 $(BIN)/python -m pytest tests/sim $(PARALLEL) $(ARGS)
 
 serve: setup  ## serve the shipped model, or MODEL=folder-or-hub-id, with ARGS='--workers 2'

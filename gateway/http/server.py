@@ -15,6 +15,7 @@ from service_kit.addresses import bind_socket
 
 KEEP_ALIVE_S: Final = 15
 BACKLOG: Final = 512
+DATE_EVERY_S: Final = 1.0
 HEADERS_BYTES_MAX: Final = 64 << 10
 
 
@@ -30,6 +31,7 @@ class _Server(uvicorn.Server):
             self._listening |= {"ssl": tls, "ssl_handshake_timeout": handshake_s_max}
             self._listening |= {"ssl_shutdown_timeout": FAREWELL_S}
         self.is_up = asyncio.Event()
+        self.is_over = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """uvicorn's own makes its TLS from files, once, and waits a minute for a handshake."""
@@ -40,6 +42,21 @@ class _Server(uvicorn.Server):
         ]
         self.started = True
         self.is_up.set()
+
+    async def main_loop(self) -> None:
+        """uvicorn's own looks ten times a second whether it is over. A date is of seconds."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.is_over.wait(), DATE_EVERY_S)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's own waits a tenth of a second for connections, also when there are none."""
+        for server in self.servers:
+            server.close()
+        # Who was accepted before that is one.
+        await asyncio.sleep(0)
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)
 
     def _connection(self) -> asyncio.Protocol:
         return self.config.http_protocol_class(  # type: ignore[call-arg]
@@ -105,6 +122,7 @@ class HttpServer:
     async def stop(self) -> None:
         """Close what is open, after a moment for what is being answered."""
         self._server.should_exit = True
+        self._server.is_over.set()
         if self._task is not None:
             with suppress(asyncio.CancelledError):
                 await self._task

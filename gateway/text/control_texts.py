@@ -4,8 +4,8 @@ What a client wrote is no control token, so its text is marked before the templa
 around it, and everything between the marks is tokenized as usual. Pure.
 """
 
+import os
 import re
-import secrets
 from collections.abc import Sequence
 
 
@@ -17,7 +17,7 @@ class ControlTexts:
         self._texts = tuple(texts)
         self._any = re.compile(_any_of(texts)) if texts else None
         # Only this process knows it, so no client can write a mark.
-        nonce = secrets.token_hex(8)
+        nonce = os.urandom(8).hex()
         self._open = f"\ue000{nonce}:"
         self._mark = re.compile(f"{self._open}(\\d+)\ue001")
 

@@ -6,7 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -100,6 +100,9 @@ class Server:
         )
         self._has_answered = False
 
+    def close(self) -> None:
+        self._http.close()
+
     def told(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         """An answer of JSON. BatchError: as `ask`, or somebody else answers there."""
         answer = self.ask(method, path, **more)
@@ -137,14 +140,14 @@ def batch(url: str, tls: TLS | None, path: Path, *, api_key: str | None, cancels
     """The exit code: 1 when a line has no answer."""
     files = Files(path.expanduser())
     try:
-        server = Server(url, api_key, tls)
-        if cancels and not files.note.exists():
-            raise BatchError(f"no batch of {files.lines} was begun: there is no {files.note}")
-        found = _begun(server, url, files)
-        if cancels and found["status"] not in OVER:
-            found = server.told("POST", f"/v1/batches/{found['id']}/cancel")
-        ended = _followed(server, found)
-        return _told(server, ended, files)
+        with closing(Server(url, api_key, tls)) as server:
+            if cancels and not files.note.exists():
+                raise BatchError(f"no batch of {files.lines} was begun: there is no {files.note}")
+            found = _begun(server, url, files)
+            if cancels and found["status"] not in OVER:
+                found = server.told("POST", f"/v1/batches/{found['id']}/cancel")
+            ended = _followed(server, found)
+            return _told(server, ended, files)
     except (BatchError, OSError, httpx.InvalidURL) as error:
         console().print(Text(f"error: {error}", style="red"), soft_wrap=True)
         return 1

@@ -1,8 +1,8 @@
 """Every program of `examples/` does what it says, run as its README says."""
 
-import os
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,68 +11,61 @@ from tests.support.whole_stack import WholeStack
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-WAIT_S = 120
+OF_LLM = ROOT / "tests/integration/test_llm.py"
+Run = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def environ(whole_stack: WholeStack) -> dict[str, str]:
-    door = whole_stack.door
-    return {"OPENAI_BASE_URL": door.openai, "KAITEN_ADDRESS": door.grpc, "PYTHONPATH": str(ROOT)}
+def run(
+    whole_stack: WholeStack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """What a program wrote on both streams. In this process, which has imported what it wants."""
+    monkeypatch.setenv("OPENAI_BASE_URL", whole_stack.door.openai)
+    monkeypatch.setenv("KAITEN_ADDRESS", whole_stack.door.grpc)
+
+    def ran(name: str, *words: str) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr()
+
+    return ran
 
 
-def run(environ: dict[str, str], name: str, *words: str) -> tuple[str, str]:
-    """What it wrote on both streams."""
-    ran = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *words],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        env=os.environ | environ,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout, ran.stderr
-
-
-def test_chat(environ: dict[str, str]) -> None:
+def test_chat(run: Run) -> None:
     """Sampled: an answer may have any number of lines."""
-    said, _ = run(environ, "chat.py", "Hello!", "And now?")
+    said, _ = run("chat.py", "Hello!", "And now?")
     before, first, then = said.partition("> Hello!\n")
     assert (before, first) == ("", "> Hello!\n")
     assert "\n> And now?\n" in then
 
 
-def test_many(environ: dict[str, str]) -> None:
-    said, _ = run(environ, "many.py")
+def test_many(run: Run) -> None:
+    said, _ = run("many.py")
     assert said.startswith("Guest number 0 sits down and")
     assert "tokens/s" in said
 
 
-def test_background(environ: dict[str, str]) -> None:
-    response_id, _ = run(environ, "background.py", "ask", "Tell me about soup.")
-    whole, numbers = run(environ, "background.py", "read", response_id.strip())
+def test_background(run: Run) -> None:
+    response_id, _ = run("background.py", "ask", "Tell me about soup.")
+    whole, numbers = run("background.py", "read", response_id.strip())
     # Each after a text that is not empty.
     for number in numbers.split()[:1]:
-        rest, _ = run(environ, "background.py", "read", response_id.strip(), number)
+        rest, _ = run("background.py", "read", response_id.strip(), number)
         assert whole.endswith(rest)
         assert len(rest) < len(whole)
 
 
-def test_score(environ: dict[str, str]) -> None:
-    said, _ = run(environ, "score.py")
+def test_score(run: Run) -> None:
+    said, _ = run("score.py")
     best, *_, worst = said.splitlines()
     assert best.endswith("The chef cuts the fish.")
     assert float(best.split()[0]) > float(worst.split()[0])
 
 
-def test_in_process() -> None:
-    said, _ = run({"PYTHONPATH": str(ROOT)}, "in_process.py")
-    assert said.count(" -> ") == 3
-
-
 def test_each_has_its_line_and_its_test() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
     readme = (EXAMPLES / "README.md").read_text()
-    tests = Path(__file__).read_text()
+    # One has a stack of its own.
+    tests = "".join(path.read_text() for path in (Path(__file__), OF_LLM))
     assert {name for name in names if f"`{name}` —" in readme and f'"{name}"' in tests} == names
     assert len(names) == 5

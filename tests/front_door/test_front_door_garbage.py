@@ -104,7 +104,7 @@ class Neighbour:
 
     def _stream(self) -> None:
         request = pb.GenerateRequest(text="The chef")
-        request.sampling.max_tokens = 400
+        request.sampling.max_tokens = 120
         request.sampling.ignore_eos = True
         try:
             with grpc.insecure_channel(self._stack.door.grpc) as channel:

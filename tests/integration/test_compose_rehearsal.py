@@ -48,13 +48,26 @@ IN_ORDER = "the project grows, loses parts, and is ended"
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
+def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
     keys = tmp_path_factory.mktemp("keys")
     (keys / "keys.toml").write_text(ENTRY)
     shell = SHELL | {"KAITEN_API_KEYS": str(keys)}
     with Rehearsal(tmp_path_factory.mktemp("project"), shell) as rehearsal:
-        rehearsal.up({"scheduler": 2})
         yield rehearsal
+
+
+@pytest.fixture
+def project(rehearsal: Rehearsal) -> Rehearsal:
+    """All of it up, also after the test that ends it: a process that takes tests from another's
+    queue may get earlier ones later.
+    """
+    ended = [each for each in rehearsal.all() if not each.is_alive]
+    if ended or not rehearsal.all():
+        for each in ended:
+            # Forgotten: it has not crashed.
+            each.kill()
+        rehearsal.up({"scheduler": 2})
+    return rehearsal
 
 
 def ask(project: Rehearsal, key: str = KEY) -> httpx.Response:
@@ -220,18 +233,6 @@ def test_a_full_store_refuses_what_is_new_and_ends_what_runs(project: Rehearsal)
     assert say(project)
 
 
-def test_a_second_worker_needs_no_configuration(project: Rehearsal) -> None:
-    project.up({"worker": 2, "scheduler": 2})
-    first, second = (worker.address(50053) for worker in project.containers("worker"))
-
-    def connected() -> set[str]:
-        state = state_of(project, leader_of(project))
-        return {worker.address for worker in state.workers if worker.is_connected}
-
-    project.wait(lambda: connected() == {first, second}, "two workers")
-    assert say(project)
-
-
 def test_a_second_scheduler_takes_over(project: Rehearsal) -> None:
     """The dead one is not started again until its standby has served."""
     text = say(project)
@@ -263,6 +264,18 @@ def test_any_service_may_die_and_come_back(project: Rehearsal, service: str) -> 
     project.wait(answers, "answer")
     project.healthy("gateway")
     assert say(project) == text
+
+
+def test_a_second_worker_needs_no_configuration(project: Rehearsal) -> None:
+    project.up({"worker": 2, "scheduler": 2})
+    first, second = (worker.address(50053) for worker in project.containers("worker"))
+
+    def connected() -> set[str]:
+        state = state_of(project, leader_of(project))
+        return {worker.address for worker in state.workers if worker.is_connected}
+
+    project.wait(lambda: connected() == {first, second}, "two workers")
+    assert say(project)
 
 
 def test_it_ends_clean_in_the_time_given(project: Rehearsal) -> None:

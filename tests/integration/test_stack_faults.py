@@ -25,7 +25,7 @@ from tests.support.cluster import Cluster, Flags, is_answering
 from tests.support.processes import AHEAD_WORKER, GATEWAY, WORKER, ServiceProcess
 
 STREAMS = 8
-MAX_TOKENS = 120
+MAX_TOKENS = 80
 # In no text: the token that says who speaks.
 REFUSED_TOKEN = 3
 PROMPTS = [f"The chef looks at seat {number} and" for number in range(STREAMS)]
@@ -195,7 +195,7 @@ async def test_the_only_gpu_lost_again_and_again_is_not_noticed(tmp_path: Path) 
         stack.cluster.may_crash.append(worker)
         expected = await undisturbed(client, "fp32")
         crowd = Crowd(client)
-        for tokens_each in (10, 45):
+        for tokens_each in (10, 40):
             await crowd.is_under_way(tokens_each)
             lost_if.touch()
             assert worker.join() == 1

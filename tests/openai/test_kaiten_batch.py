@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from kaiten.cli import app as cli
 from kaiten.cli.batch import Files, Note, _retry_after_s
 from kaiten.local.ports import HeldPort
 from tests.support.served import ENV, ROOT, WAIT_S
@@ -21,6 +23,7 @@ from tests.support.terminal import Terminal
 from tests.support.whole_stack import MODEL, WholeStack, wait_until
 
 Popen = subprocess.Popen[str]
+Refused = Callable[..., tuple[int, str]]
 
 
 def write(path: Path, bodies: Sequence[dict[str, Any]], *more: str) -> Path:
@@ -55,6 +58,19 @@ def run(url: str, path: Path, *words: str) -> tuple[int, str]:
     return process.returncode, said
 
 
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """`run` without a process, for what ends before it begins."""
+
+    def ran(url: str, path: Path, *words: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as left:
+            cli.main(("batch", str(path), "--url", url, *words))
+        assert isinstance(left.value.code, int)
+        return left.value.code, "".join(capsys.readouterr())
+
+    return ran
+
+
 def lines_of(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -83,7 +99,7 @@ def test_a_line_that_is_wrong_is_told_and_the_others_are_answered(
 def test_killed_and_run_again_it_goes_on(
     whole_stack: WholeStack, client: OpenAI, tmp_path: Path
 ) -> None:
-    path = write(tmp_path / "lines.jsonl", [asked(f"Plate {n}", 200) for n in range(60)])
+    path = write(tmp_path / "lines.jsonl", [asked(f"Plate {n}", 100) for n in range(30)])
     before = {each.id for each in client.batches.list()}
 
     def mine() -> list[Any]:
@@ -97,24 +113,29 @@ def test_killed_and_run_again_it_goes_on(
     note = json.loads(path_of_note.read_text())
     code, said = run(whole_stack.door.http, path)
     assert code == 0, said
-    assert "completed: 60 of 60 lines answered" in said
+    assert "completed: 30 of 30 lines answered" in said
     (batch,) = mine()
     assert batch.input_file_id == note["file_id"]
     answers = lines_of(tmp_path / "lines.output.jsonl")
-    assert sorted(int(each["custom_id"]) for each in answers) == [*range(60)]
+    assert sorted(int(each["custom_id"]) for each in answers) == [*range(30)]
     assert not path_of_note.exists()
 
 
 def test_other_lines_are_another_batch(whole_stack: WholeStack, tmp_path: Path) -> None:
     path = write(tmp_path / "lines.jsonl", [asked("Plate", 800) for _ in range(400)])
     note = tmp_path / "lines.jsonl.batch"
-    process = begun(whole_stack.door.http, path)
-    wait_until(note.exists, "it is uploaded")
-    process.kill()
-    process.communicate()
-    content = path.read_text()
-    write(path, [asked("Tea")])
-    code, said = run(whole_stack.door.http, path)
+    # What nobody will read is not computed meanwhile.
+    whole_stack.worker.send(signal.SIGSTOP)
+    try:
+        process = begun(whole_stack.door.http, path)
+        wait_until(note.exists, "it is uploaded")
+        process.kill()
+        process.communicate()
+        content = path.read_text()
+        write(path, [asked("Tea")])
+        code, said = run(whole_stack.door.http, path)
+    finally:
+        whole_stack.worker.send(signal.SIGCONT)
     assert code == 1
     assert "is of a batch with other lines: delete it to begin anew" in said.replace("\n", " ")
     path.write_text(content)
@@ -128,29 +149,31 @@ def test_other_lines_are_another_batch(whole_stack: WholeStack, tmp_path: Path) 
     ("content", "said"),
     [("{}\n", "the first line is no request"), ("", "the first line is no request")],
 )
-def test_what_is_no_batch_is_not_begun(content: str, said: str, tmp_path: Path) -> None:
+def test_what_is_no_batch_is_not_begun(
+    refused: Refused, content: str, said: str, tmp_path: Path
+) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text(content)
     with HeldPort() as port:
-        code, told = run(f"http://{port.address}", path)
+        code, told = refused(f"http://{port.address}", path)
     assert code == 1
     assert said in told
     assert [*tmp_path.iterdir()] == [path]
 
 
 def test_what_the_gateway_refuses_leaves_nothing_behind(
-    whole_stack: WholeStack, tmp_path: Path
+    refused: Refused, whole_stack: WholeStack, tmp_path: Path
 ) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text('{"url": "/v1/embeddings"}\n')
-    code, said = run(whole_stack.door.http, path)
+    code, said = refused(whole_stack.door.http, path)
     assert code == 1
     assert "error: endpoint: " in said
     assert [*tmp_path.iterdir()] == [path]
 
 
 def test_a_bar_where_somebody_looks(whole_stack: WholeStack, tmp_path: Path) -> None:
-    path = write(tmp_path / "lines.jsonl", [asked("Plate", 200) for _ in range(20)])
+    path = write(tmp_path / "lines.jsonl", [asked("Plate", 40) for _ in range(20)])
     with Terminal("batch", str(path), "--url", whole_stack.door.http) as terminal:
         terminal.until("20/20")
         terminal.until("completed: 20 of 20 lines answered")
@@ -183,7 +206,7 @@ def answering(status: int, body: bytes, **headers: str) -> HTTPServer:
     ],
 )
 def test_only_what_was_not_begun_is_forgotten(
-    status: int, body: bytes, said: str, keeps: bool, tmp_path: Path
+    refused: Refused, status: int, body: bytes, said: str, keeps: bool, tmp_path: Path
 ) -> None:
     """Who comes back without a key must not begin anew: lines would be answered twice."""
     path = write(tmp_path / "lines.jsonl", [asked("Tea")])
@@ -194,7 +217,7 @@ def test_only_what_was_not_begun_is_forgotten(
         url = f"http://127.0.0.1:{server.server_port}"
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         Note(url=url, digest=digest, file_id="file-1", key="k").write(files.note)
-        code, told = run(url, path)
+        code, told = refused(url, path)
         server.shutdown()
         thread.join()
     assert code == 1
@@ -210,21 +233,21 @@ def test_a_wait_that_a_server_names(said: str, wait_s: float) -> None:
     assert _retry_after_s(httpx.Response(503, headers={"retry-after": said})) == wait_s
 
 
-def test_a_batch_that_was_not_begun_is_not_cancelled(tmp_path: Path) -> None:
+def test_a_batch_that_was_not_begun_is_not_cancelled(refused: Refused, tmp_path: Path) -> None:
     path = write(tmp_path / "lines.jsonl", [asked("Tea")])
-    code, said = run("http://127.0.0.1:1", path, "--cancel")
+    code, said = refused("http://127.0.0.1:1", path, "--cancel")
     assert code == 1
     assert "was begun" in said
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_nobody_is_there(tmp_path: Path) -> None:
+def test_nobody_is_there(refused: Refused, tmp_path: Path) -> None:
     path = write(tmp_path / "lines.jsonl", [asked("Tea")])
     with HeldPort() as port:
-        code, said = run(f"http://{port.address}", path)
+        code, said = refused(f"http://{port.address}", path)
         assert code == 1
         assert "does not answer" in said
         assert "start one with: kaiten serve" in said
-        code, said = run(f"http://{port.address}", tmp_path / "none.jsonl")
+        code, said = refused(f"http://{port.address}", tmp_path / "none.jsonl")
     assert code == 1
     assert "none.jsonl: No such file or directory" in said

@@ -30,7 +30,7 @@ def assert_explained(completion: Completion, prompt: list[int], right: oracle.Ex
     assert (ids == right.top_token_ids)[clear].all()
 
 
-@pytest.mark.parametrize("name", oracle.each(oracle.ONE_PER_FAMILY))
+@pytest.mark.parametrize("name", oracle.each(oracle.EXPLAINING))
 async def test_a_crowd_of_prompts_is_explained_as_the_oracle_does(
     name: str,
     tmp_path: Path,
@@ -57,7 +57,7 @@ async def test_a_crowd_of_prompts_is_explained_as_the_oracle_does(
 async def test_without_output_and_with_several_choices_the_values_are_the_same(
     tmp_path: Path, told: oracle.Told
 ) -> None:
-    name = oracle.ONE_PER_FAMILY[0]
+    name = oracle.EXPLAINING[0]
     async with serving(tmp_path, told.folders[name], worker={"step_tokens": 40}) as client:
         for changes in ({"max_tokens": 0}, {"n": 3, "max_tokens": 5}):
             options = {"prompt_logprobs": oracle.TOP, **changes}

@@ -33,7 +33,7 @@ from tests.support.mini_scheduler import sampling as row_sampling
 KvDtype = Literal["auto", "fp8"]
 # Lengths at, beside and between the borders of blocks of four.
 PROMPT_LENGTHS = (1, 4, 5, 13)
-MAX_TOKENS = 6
+MAX_TOKENS = 5
 NEVER_CUT = 1 << 30
 # Chunks that split blocks and a lease over their borders.
 CHUNK_TOKENS, LEASE_STEPS = 7, 3

@@ -23,7 +23,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         policy=st.sampled_from(["fair", "fcfs", "priority", "static"]),
-        knobs=st.sampled_from([{}, *map(merged, allowed())]),
+        knobs=st.deferred(lambda: st.sampled_from([{}, *map(merged, allowed())])),
         lease=st.sampled_from([1, 2, 8]),
         in_flight=st.integers(1, 3),
         block_size=st.sampled_from([1, 2, 4]),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cache
+from heapq import heapify, heapreplace
 from itertools import combinations, product
 from typing import Any
 
@@ -89,11 +90,19 @@ def allowed() -> tuple[dict[str, int], ...]:
 @cache
 def covering() -> tuple[dict[str, Any], ...]:
     """Few combinations in which every two values that may stand together do. Always the same."""
-    every = [(chosen, pairs_of(chosen)) for chosen in allowed()]
-    missing = set().union(*(pairs for _, pairs in every))
+    every = [pairs_of(chosen) for chosen in allowed()]
+    missing = set().union(*every)
+    # The first of those with most that is missing. What one adds only shrinks, so that one whose
+    # number still holds is better than all behind it.
+    best = [(-len(pairs), index) for index, pairs in enumerate(every)]
+    heapify(best)
     found = []
     while missing:
-        chosen, pairs = max(every, key=lambda item: len(item[1] & missing))
-        missing -= pairs
-        found.append(merged(chosen))
+        counted, index = best[0]
+        adds = len(every[index] & missing)
+        if adds < -counted:
+            heapreplace(best, (-adds, index))
+            continue
+        missing -= every[index]
+        found.append(merged(allowed()[index]))
     return tuple(found)

@@ -67,6 +67,10 @@ async def until(is_met: Callable[[], bool], what: str = "the condition") -> None
         raise AssertionError(f"{what} was never met") from None
 
 
+async def _at_the_first_conversation() -> None:
+    """Most tests have none. A gateway that is a process has a child before it is ready."""
+
+
 @asynccontextmanager
 async def running_gateway(
     folder: Path, redis_url: str, cell: str, **changes: Any
@@ -82,6 +86,8 @@ async def running_gateway(
         **changes,
     )
     service = GatewayService(config)
+    if service._template is not None:
+        service._template.start = _at_the_first_conversation  # type: ignore[method-assign]
     serving: asyncio.Task[None] | None = None
     try:
         await service.start()

@@ -9,6 +9,11 @@ import gc
 from importlib import import_module
 from typing import Final
 
+from gateway.settings import GatewaySettings
+from gpu_worker.settings import WorkerSettings
+from scheduler_svc.settings import SchedulerSettings
+from tests.fakes.mock_worker import MockSettings
+from tests.support import quick_flags
 from tests.support.processes import GATEWAY, MOCK_WORKER, SCHEDULER, WORKER
 
 # And what each imports a moment later: a worker with its first plan, a gateway for its metrics.
@@ -18,5 +23,13 @@ MODULES: Final = (SCHEDULER, GATEWAY, MOCK_WORKER, WORKER, *LATER)
 gc.disable()
 for module in MODULES:
     import_module(module)
+quick_flags.install(
+    {
+        SchedulerSettings: "scheduler",
+        GatewaySettings: "gateway",
+        WorkerSettings: "worker",
+        MockSettings: "worker",
+    }
+)
 gc.freeze()
 gc.enable()

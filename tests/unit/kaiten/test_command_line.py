@@ -1,12 +1,14 @@
 """The command as users meet it: a real process, its output, its exit code, never a traceback."""
 
 import asyncio
+import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from service_kit.errors import InvalidRequest, Unauthenticated
 from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
 
 ROOT = Path(__file__).parents[3]
+Ask = Callable[..., Awaitable[tuple[int, str]]]
 
 
 def kaiten(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, str]:
@@ -55,7 +58,10 @@ def test_keygen_gives_the_key_and_its_entry_apart() -> None:
     key = done.stderr.rpartition(" ")[2].strip()
     assert key.startswith("kt-")
     assert key not in done.stdout
-    code, said = kaiten("keygen", "a b")
+
+
+def test_keygen_refuses_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = here(capsys, "keygen", "a b")
     assert (code, "must match" in said) == (2, True)
 
 
@@ -268,16 +274,18 @@ def test_what_is_not_installed_is_named(
     assert f"not installed: {missing} pip install 'kaiten[{extra}]'" in said
 
 
-def test_healthcheck_of_nobody() -> None:
+def test_healthcheck_of_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     with HeldPort() as port:
-        code, said = kaiten("healthcheck", port.address)
+        code, said = here(capsys, "healthcheck", port.address)
     assert code == 1
     assert f"{port.address} unavailable" in said
 
 
-def test_generate_without_a_gateway_says_how_to_start_one() -> None:
+def test_generate_without_a_gateway_says_how_to_start_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with HeldPort() as port:
-        code, said = kaiten("generate", "hi", "--address", port.address)
+        code, said = here(capsys, "generate", "hi", "--address", port.address)
     assert code == 1
     assert "start one with: kaiten serve" in said
 
@@ -287,6 +295,25 @@ async def run_beside(
 ) -> tuple[int, str]:
     words = (*arguments, "--address", gateway.address)
     return await asyncio.to_thread(kaiten, *words, stdin=stdin, **environment)
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """`run_beside` without a process, which others have."""
+
+    async def asked(
+        gateway: ScriptedGateway, *arguments: str, stdin: str = "", **environment: str
+    ) -> tuple[int, str]:
+        words = (*arguments, "--address", gateway.address)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8"))
+            # Only a main thread may have handlers.
+            patch.setattr(signal, "signal", lambda *_: None)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            return await asyncio.to_thread(here, capsys, *words)
+
+    return asked
 
 
 async def test_generate_streams_the_text() -> None:
@@ -310,30 +337,30 @@ async def test_generate_streams_the_text() -> None:
         (["generate"], "", "text: must not be empty"),
     ],
 )
-async def test_what_is_no_prompt(words: list[str], stdin: str, hint: str) -> None:
+async def test_what_is_no_prompt(ask: Ask, words: list[str], stdin: str, hint: str) -> None:
     empty = InvalidRequest("text", "must not be empty")
     async with ScriptedGateway([empty]) as gateway:
-        code, said = await run_beside(gateway, *words, stdin=stdin)
+        code, said = await ask(gateway, *words, stdin=stdin)
     assert (code, hint in said) == (1 if "empty" in hint else 2, True)
 
 
 @pytest.mark.parametrize("words", [[], ["--file", "FILE"]])
-async def test_a_prompt_from_elsewhere(words: list[str], tmp_path: Path) -> None:
+async def test_a_prompt_from_elsewhere(ask: Ask, words: list[str], tmp_path: Path) -> None:
     file = tmp_path / "prompt"
     file.write_text("Say é:\n")
     whole = [accepted(), delta(0, "Hi"), finished(2), done(2)]
     async with ScriptedGateway(whole) as gateway:
         given = [str(file) if word == "FILE" else word for word in words]
         stdin = "" if "FILE" in words else "Say é:\n"
-        code, said = await run_beside(gateway, "generate", *given, stdin=stdin)
+        code, said = await ask(gateway, "generate", *given, stdin=stdin)
         (request,) = gateway.calls
     assert (code, said, request.text) == (0, "Hi ", "Say é:\n")
 
 
-async def test_an_answer_as_json() -> None:
+async def test_an_answer_as_json(ask: Ask) -> None:
     whole = [accepted(), delta(0, "Hi", ids=(7, 8)), finished(2), done(2)]
     async with ScriptedGateway(whole) as gateway:
-        code, said = await run_beside(gateway, "generate", "Say:", "--json")
+        code, said = await ask(gateway, "generate", "Say:", "--json")
     told = json.loads(said)
     assert (code, told["usage"]["output_tokens"]) == (0, 2)
     assert told["choices"] == [
@@ -360,16 +387,16 @@ async def test_chat_keeps_the_conversation() -> None:
 
 @pytest.mark.parametrize("words", [["generate", "Say:"], ["chat"]])
 async def test_a_key_is_sent_and_a_missing_one_is_asked_for(
-    words: list[str], tmp_path: Path
+    ask: Ask, words: list[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "key"
     file.write_text("kt-a\n")
     answer = [accepted(), delta(0, "Hi"), finished(2), done(2)]
     refusal = Unauthenticated("send an API key")
     async with ScriptedGateway(answer, answer, [refusal]) as gateway:
-        from_file = await run_beside(gateway, *words, "--api-key-file", str(file), stdin="x\n")
-        from_environment = await run_beside(gateway, *words, stdin="x\n", KAITEN_API_KEY="kt-b")
-        code, said = await run_beside(gateway, *words, stdin="x\n")
+        from_file = await ask(gateway, *words, "--api-key-file", str(file), stdin="x\n")
+        from_environment = await ask(gateway, *words, stdin="x\n", KAITEN_API_KEY="kt-b")
+        code, said = await ask(gateway, *words, stdin="x\n")
     assert from_file == from_environment == (0, "Hi ")
     keys = [metadata.get("authorization") for metadata in gateway.metadata]
     assert keys == ["Bearer kt-a", "Bearer kt-b", None]

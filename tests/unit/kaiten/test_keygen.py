@@ -1,23 +1,40 @@
 """`kaiten keygen` as its users run it: appended to the keys file, again and again."""
 
+import io
 import re
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from gateway.tenants import Keyring, KeysFile
+from kaiten.cli import app as cli
 from service_kit.errors import Forbidden
 from tests.support.compose import ROOT
 
 
 def append(path: Path, tenant: str, *flags: str) -> str:
-    """`kaiten keygen TENANT >> FILE` by a shell; the key that was shown."""
+    """`kaiten keygen TENANT >> FILE`; the key that was shown."""
+    said = io.StringIO()
+    with (
+        path.open("a") as file,
+        redirect_stdout(file),
+        redirect_stderr(said),
+        pytest.raises(SystemExit) as left,
+    ):
+        cli.main(("keygen", tenant, *flags))
+    assert not left.value.code, said.getvalue()
+    return shown_in(said.getvalue())
+
+
+def append_by_a_shell(path: Path, tenant: str) -> str:
+    """As it is documented."""
     ran = subprocess.run(
         [
             *("sh", "-c", 'file="$1"; shift; "$0" -m kaiten keygen "$@" >> "$file"'),
-            *(sys.executable, str(path), tenant, *flags),
+            *(sys.executable, str(path), tenant),
         ],
         capture_output=True,
         text=True,
@@ -26,8 +43,12 @@ def append(path: Path, tenant: str, *flags: str) -> str:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    found = re.search(r"key \(shown once\): (\S+)", ran.stderr)
-    assert found, ran.stderr
+    return shown_in(ran.stderr)
+
+
+def shown_in(said: str) -> str:
+    found = re.search(r"key \(shown once\): (\S+)", said)
+    assert found, said
     return found[1]
 
 
@@ -40,7 +61,7 @@ def names(path: Path, *keys: str) -> list[str]:
 def test_a_key_is_changed_without_a_gap(tmp_path: Path) -> None:
     """Rotation as documented: append a new key, hand it out, take the old entry away."""
     path = tmp_path / "keys.toml"
-    old, new = append(path, "acme"), append(path, "acme")
+    old, new = append_by_a_shell(path, "acme"), append_by_a_shell(path, "acme")
     assert old != new
     assert names(path, old, new) == ["acme", "acme"]
     text = path.read_text()

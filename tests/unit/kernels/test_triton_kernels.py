@@ -20,14 +20,14 @@ SECONDS_MAX = 280
 
 
 FILES = sorted(path.stem for path in FOLDER.glob("interpreted_*.py"))
-# What compiles late is asked of a process that has compiled nothing else; the others share two.
+# What compiles late is asked of a process that has compiled nothing else; the others share one.
 LATE = "interpreted_late_compiles"
 OTHERS = [name for name in FILES if name != LATE]
 
 
 @pytest.mark.parametrize(
     "names",
-    [[LATE], OTHERS[::2], OTHERS[1::2]],
+    [[LATE], OTHERS],
     ids=lambda names: names[0].removeprefix("interpreted_"),
 )
 def test_in_the_interpreter(names: list[str]) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from gateway.http import connection
+from gateway.http import server as http_server
 from gateway.http.connection import ConnectionLimits
 from gateway.http.server import HttpServer
 
@@ -52,6 +53,38 @@ async def test_an_answer_before_the_body_was_read_leaves_the_connection_usable()
     replies = await asyncio.wait_for(reader.read(), 60)
     assert replies.count(b"HTTP/1.1 200 OK\r\n") == 2
     writer.close()
+    await server.stop()
+
+
+async def test_who_has_no_connection_ends_at_once(monkeypatch: Any) -> None:
+    """And wakes for nothing but the date meanwhile."""
+    slept_s: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(delay_s: float) -> None:
+        slept_s.append(delay_s)
+        await sleep(delay_s)
+
+    server = HttpServer(app, "127.0.0.1", 0)
+    server.bind()
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    await server.start()
+    await server.stop()
+    assert not any(slept_s)
+
+
+async def test_the_date_of_answers_goes_on(monkeypatch: Any) -> None:
+    monkeypatch.setattr(http_server, "DATE_EVERY_S", 0.001)
+    server = HttpServer(app, "127.0.0.1", 0)
+    server.bind()
+    await server.start()
+    state = server._server.server_state
+    for _ in range(3):
+        before = state.default_headers
+        async with asyncio.timeout(60):
+            while state.default_headers is before:  # noqa: ASYNC110 - uvicorn says it to nobody
+                await asyncio.sleep(0.001)
+        assert state.default_headers[0][0] == b"date"
     await server.stop()
 
 

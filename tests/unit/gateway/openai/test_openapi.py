@@ -245,7 +245,7 @@ def check_naming(name: str, body: dict[str, Any]) -> None:
 def test_the_validator_takes_exactly_what_the_document_allows(name: str) -> None:
     seen = {True: 0, False: 0}
 
-    @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
     @given(bodies(name))
     def agree(body: dict[str, Any]) -> None:
         error = judge(name, body)
