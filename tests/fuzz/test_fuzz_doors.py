@@ -25,7 +25,7 @@ def test_no_request_is_felt(tmp_path: Path, record_property: Callable[[str, obje
 
 def test_every_public_method_is_called() -> None:
     assert {method.name for method in METHODS} == {
-        *("Generate", "GenerateBatch", "Attach", "Cancel", "GetRequest"),
+        *("Generate", "GenerateBatch", "Attach", "Cancel", "GetRequest", "Explain"),
         *("ListModels", "Tokenize", "Detokenize"),
     }
 

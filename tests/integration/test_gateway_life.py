@@ -212,7 +212,7 @@ async def test_reflection_lists_the_services(tmp_path: Path, redis_url: str, cel
 
         services, methods = await asyncio.to_thread(ask)
     assert {"kaiten.v1.InferenceService", "kaiten.v1.ModelService"} <= services
-    assert methods == {"Generate", "GenerateBatch", "Attach", "Cancel", "GetRequest"}
+    assert methods == {"Generate", "GenerateBatch", "Attach", "Cancel", "GetRequest", "Explain"}
 
 
 async def test_drain_lets_streams_end_and_refuses_new_ones(

@@ -75,7 +75,7 @@ async def test_no_method_runs_without_a_key(stack: Stack, metadata: Any) -> None
                     await (all_of(call) if method.server_streaming else call)
                 assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED, method.name
                 tried += 1
-    assert tried == 8
+    assert tried == 9
     assert stack.scheduler.submits == []
 
 
