@@ -1,15 +1,18 @@
 """What a batch gets of a machine, and what it takes from those who are live.
 
-    python -m benchmarks.serving.batches [--lines N] [--slots N] [--batch-gap-ms G] [--save]
+    python -m benchmarks.serving.batches [--lines N] [--slots N] [--batch-gap-ms G] [--whole]
+        [--save]
 
 The shipped model behind a whole stack, in turns: the lines as a batch, and as a crowd of live
 requests of as many at once. Then a few live streams alone and beside a batch: the time to their
-first token and the gaps between tokens. Ratios of one run.
+first token and the gaps between tokens. Ratios of one run. With `--whole` only the last: live
+streams for as long as a batch of all lines takes, and then for a while alone.
 """
 
 import argparse
 import asyncio
 import io
+import itertools
 import json
 import time
 from dataclasses import dataclass, field
@@ -88,12 +91,14 @@ class Seen:
         }
 
 
-async def live(stack: Stack) -> Seen:
-    """A few streams, one after the other each."""
+async def live(stack: Stack, is_over: asyncio.Event | None = None) -> Seen:
+    """A few streams, one after the other each, so many, or until it is over."""
     seen = Seen()
 
     async def one(client: AsyncClient, number: int) -> None:
-        for _ in range(LIVE_ROUNDS):
+        for turn in itertools.count():
+            if turn == LIVE_ROUNDS if is_over is None else is_over.is_set():
+                return
             moments = [time.perf_counter()]
             async with client.generate(
                 f"Guest {number} asks", max_tokens=LIVE_TOKENS, ignore_eos=True
@@ -143,6 +148,26 @@ async def measured(stack: Stack, lines: int, slots: int) -> dict[str, Any]:
     }
 
 
+async def whole(stack: Stack, lines: int, slots: int) -> dict[str, Any]:
+    async with httpx.AsyncClient(base_url=stack.http, timeout=600) as client:
+        await as_crowd(client, 4 * slots, slots)
+        is_over, began_s = asyncio.Event(), time.perf_counter()
+        streaming = asyncio.create_task(live(stack, is_over))
+        await over(client, await as_batch(client, lines), lines)
+        seconds = time.perf_counter() - began_s
+        is_over.set()
+        beside, alone = await streaming, Seen()
+        for _ in range(TURNS):
+            _merge(alone, await live(stack))
+    return {
+        "seconds": round(seconds, 1),
+        "batch_tokens_per_s_beside_live": round(lines * TOKENS / seconds, 1),
+        "live_requests": len(beside.first),
+        "live_alone": alone.figures(),
+        "live_beside_a_batch": beside.figures(),
+    }
+
+
 def _merge(into: Seen, more: Seen) -> None:
     into.first += more.first
     into.gaps += more.gaps
@@ -153,12 +178,14 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=400)
     parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--batch-gap-ms", type=float, default=0)
+    parser.add_argument("--whole", action="store_true")
     parser.add_argument("--save", action="store_true")
     asked = parser.parse_args()
     flags = ["--batch-gap-ms", str(asked.batch_gap_ms)] if asked.batch_gap_ms else []
     with serving("", "--slots", str(asked.slots), *flags) as stack:
-        figures = asyncio.run(measured(stack, asked.lines, asked.slots))
-    sizes = {"lines": asked.lines, "tokens": TOKENS, "slots": asked.slots}
+        measure = whole if asked.whole else measured
+        figures = asyncio.run(measure(stack, asked.lines, asked.slots))
+    sizes: dict[str, Any] = {"lines": asked.lines, "tokens": TOKENS, "slots": asked.slots}
     sizes["batch_gap_ms"] = asked.batch_gap_ms
     record("batches", sizes | figures, save=asked.save)
 
