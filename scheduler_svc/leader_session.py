@@ -307,7 +307,7 @@ class LeaderSession:
         command = MakePlan(worker_id=link.worker_id)
         outcome = self.core.apply(command, now_ns)
         self.watching.asked(self.core.workers[link.worker_id], outcome)
-        self.timelines.planned(link.worker_id, outcome, now_ns)
+        self.timelines.take(command, outcome, now_ns)
         if (plan := outcome.plan) is None:
             return
         samplings = [self._requests.sampling(join.sequence_id) for join in plan.joins]

@@ -30,6 +30,7 @@ from scheduler_svc.core.outcome import Event, Finished, Plan
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Request, Rules, SequenceId
 from scheduler_svc.journal import plan_digest
+from scheduler_svc.timeline import Timelines
 
 Token = tuple[SequenceId, int, int]
 
@@ -81,11 +82,17 @@ class Replay:
     """Replays the records it is fed, in order from the first of the journal.
 
     `policy`: decide by that one and all its rules, whatever was configured, and see what it would
-    have changed.
+    have changed. `timelines`: are told of everything, so that they explain every request.
     """
 
-    def __init__(self, entries: Iterable[InboxEntry] = (), policy: str | None = None) -> None:
+    def __init__(
+        self,
+        entries: Iterable[InboxEntry] = (),
+        policy: str | None = None,
+        timelines: Timelines | None = None,
+    ) -> None:
         self._policy = policy
+        self._timelines = timelines
         self._bodies: dict[SequenceId, tuple[InboxEntry, SubmitRecord]] = {}
         # First sequence ids by those of every choice.
         self._first_ids: dict[SequenceId, SequenceId] = {}
@@ -129,7 +136,10 @@ class Replay:
         events: list[Event] = []
         tokens: list[Token] = []
         for item in record.inputs:
-            outcome = self._core.apply(self._command(item, record.token_ids), item.now_ns)
+            command = self._command(item, record.token_ids)
+            outcome = self._core.apply(command, item.now_ns)
+            if self._timelines is not None:
+                self._timelines.take(command, outcome, item.now_ns)
             events += outcome.events
             if (step := outcome.tokens) is not None:
                 tokens += zip(step.sequence_ids, step.positions, step.tokens, strict=True)
@@ -180,14 +190,16 @@ class Replay:
 
 
 def replay_archive(
-    entries: Iterable[ArchiveEntry], policy: str | None = None
+    entries: Iterable[ArchiveEntry],
+    policy: str | None = None,
+    timelines: Timelines | None = None,
 ) -> Iterator[Compared | Skipped]:
     """Every decision that is there from the beginning of its leadership on.
 
     A core is what all commands since then have made of it, so behind a gap nothing can be compared
     until the next leadership begins.
     """
-    replay = Replay(policy=policy)
+    replay = Replay(policy=policy, timelines=timelines)
     epoch, seq, is_lost = 0, 0, False
     for entry in entries:
         why = ""

@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Final, NamedTuple
 
-from scheduler_svc.core.commands import Command, StepDone, Submit, WorkerLost
+from scheduler_svc.core.commands import Command, MakePlan, StepDone, Submit, WorkerLost
 from scheduler_svc.core.outcome import Finished, Outcome, PassedOver, Plan, RequestOver, Why
 from scheduler_svc.core.types import Request, SequenceId, SlotIndex
 
@@ -157,9 +157,11 @@ class Timelines:
         self._since_ns = self._now_ns = 0
 
     def take(self, command: Command, outcome: Outcome, now_ns: int) -> None:
-        """What the core was told, but for `MakePlan`, and what came of it."""
+        """What the core was told, and what came of it."""
         self._now_ns, self._since_ns = now_ns, self._since_ns or now_ns
         match command:
+            case MakePlan():
+                self._planned(command.worker_id, outcome, now_ns)
             case StepDone():
                 self._stepped(command, outcome, now_ns)
             case Submit():
@@ -172,16 +174,6 @@ class Timelines:
             else:
                 self._request_over(event)
 
-    def planned(self, worker_id: str, outcome: Outcome, now_ns: int) -> None:
-        """A plan was asked for."""
-        self._now_ns = now_ns
-        passed_over = outcome.passed_over
-        if outcome.plan is not None or (passed_over and passed_over[0].stage != "plan"):
-            self._looked(worker_id, passed_over, now_ns)
-        if (plan := outcome.plan) is not None:
-            self._left(plan, passed_over, now_ns)
-            self._joined(plan, now_ns)
-
     def lives(self, id: str) -> tuple[Life, ...]:
         """Of every choice of a request, by its id in the ledger; empty: it is not known, or not any
         more.
@@ -190,6 +182,14 @@ class Timelines:
         return tuple(self._life(track) for track in tracks)
 
     # Commands
+
+    def _planned(self, worker_id: str, outcome: Outcome, now_ns: int) -> None:
+        passed_over = outcome.passed_over
+        if outcome.plan is not None or (passed_over and passed_over[0].stage != "plan"):
+            self._looked(worker_id, passed_over, now_ns)
+        if (plan := outcome.plan) is not None:
+            self._left(plan, passed_over, now_ns)
+            self._joined(plan, now_ns)
 
     def _submitted(self, request: Request, now_ns: int) -> None:
         if (tracks := self._of.get(request.id)) is not None:

@@ -24,7 +24,7 @@ from gpu_worker.service import metrics as worker_meters
 from kaiten.v1.common_pb2 import FinishReason
 from kaiten.v1.worker_service_pb2 import StepTimings as TimingsMessage
 from scheduler_svc import meters as scheduler_meters
-from scheduler_svc.core.commands import Command, MakePlan, StepDone
+from scheduler_svc.core.commands import Command, StepDone
 from scheduler_svc.core.outcome import Finished, Outcome, RequestOver
 from scheduler_svc.core.types import Reason
 from scheduler_svc.timeline import Timelines
@@ -115,10 +115,7 @@ def timelines_us(load: str, rows: int = 256, steps: int = 300) -> float:
     def told(command: Command, now_ns: int) -> Outcome:
         outcome = apply(command, now_ns)
         began_ns = time.thread_time_ns()
-        if isinstance(command, MakePlan):
-            timelines.planned(command.worker_id, outcome, now_ns)
-        else:
-            timelines.take(command, outcome, now_ns)
+        timelines.take(command, outcome, now_ns)
         spent_ns[-1] += time.thread_time_ns() - began_ns
         if isinstance(command, StepDone):
             spent_ns.append(0)

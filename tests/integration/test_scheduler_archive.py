@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import grpc
@@ -12,6 +13,7 @@ from kaiten.v1.ledger_pb2 import JournalRecord
 from ledger.archive import Cursor, Wanted, entries, segments, verify
 from ledger.archive.remote import remote_entries
 from scheduler_svc.replay import Compared, Skipped, replay_archive
+from scheduler_svc.timeline import Phase, Timelines
 from tests.support.answers import until
 from tests.support.cluster import SCHEDULER_FLAGS, Cluster, argv_of
 from tests.support.processes import ServiceProcess
@@ -88,11 +90,20 @@ async def test_leaders_of_several_minds_are_replayed_from_the_archive(tmp_path: 
     missing = set(by_seq) - {record.seq for record in found}
     assert all(by_seq[seq].epoch == segments([archive])[1].epoch for seq in missing)
     assert len([problem for problem in verify([archive]) if not problem.is_told]) == bool(missing)
-    decided = list(replay_archive(entries([archive])))
+    timelines = Timelines()
+    decided = list(replay_archive(entries([archive]), timelines=timelines))
     compared = [one for one in decided if isinstance(one, Compared)]
     assert len(compared) == len(decided)
     assert all(one.is_equal for one in compared)
     assert len([one for one in compared if "plan" in one.what]) > 100
+    ids = {entry.request.submit.id for entry in entries([archive]) if entry.HasField("request")}
+    assert ids
+    for life in [life for id in ids for life in timelines.lives(id)]:
+        # Where its time went, under however many leaders.
+        assert life.intervals
+        assert life.intervals[-1].phase is Phase.DECODE
+        for one, other in pairwise(life.intervals):
+            assert one.end_ns == other.start_ns
     headers = [segment.header for segment in segments([archive])]
     assert [header.configured.policy for header in headers] == ["fair", "priority", "fair"]
     assert [header.configured.mix for header in headers] == ["prefill_first", "", ""]

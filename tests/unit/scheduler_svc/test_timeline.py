@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from scheduler_svc import timeline
-from scheduler_svc.core.commands import Command, MakePlan
+from scheduler_svc.core.commands import Command
 from scheduler_svc.core.outcome import Outcome, Why
 from scheduler_svc.core.types import FLEX_PRIORITY, Reason
 from scheduler_svc.timeline import Life, Phase, Timelines
@@ -24,7 +24,7 @@ class Told(Cell):
 
     def see(self, command: Command, outcome: Outcome) -> None:
         super().see(command, outcome)
-        tell(self.timelines, command, outcome, self.now_ns)
+        self.timelines.take(command, outcome, self.now_ns)
 
     def life(self, sequence_id: int, choice: int = 0) -> Life:
         return self.timelines.lives(f"r{sequence_id}")[choice]
@@ -33,13 +33,6 @@ class Told(Cell):
         """For what it waited, one after the other."""
         waits = [i for i in self.life(sequence_id).intervals if i.phase is Phase.QUEUE]
         return list(dict.fromkeys(interval.why for interval in waits))
-
-
-def tell(timelines: Timelines, command: Command, outcome: Outcome, now_ns: int) -> None:
-    if isinstance(command, MakePlan):
-        timelines.planned(command.worker_id, outcome, now_ns)
-    else:
-        timelines.take(command, outcome, now_ns)
 
 
 def check(life: Life, arrived_ns: int) -> None:
@@ -249,7 +242,7 @@ class ToldWorld(World):
     def apply(self, command: Command) -> Outcome:
         self.__dict__.setdefault("timelines", Timelines())
         outcome = super().apply(command)
-        tell(self.timelines, command, outcome, self.now_ns)  # type: ignore[attr-defined]
+        self.timelines.take(command, outcome, self.now_ns)  # type: ignore[attr-defined]
         return outcome
 
 
