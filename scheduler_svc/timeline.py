@@ -112,9 +112,10 @@ class _Step(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Track:
-    """What is written down of one choice."""
+    """What is written down of one choice; not its request, which has the prompt."""
 
-    request: Request
+    id: str
+    sequence_id: SequenceId
     choice: int
     turns: list[_Turn] = field(default_factory=list)
     # By the number of the turn.
@@ -201,10 +202,12 @@ class Timelines:
         phase, why = (Phase.QUEUE, ON_ITS_WAY) if is_new else (Phase.UNKNOWN, BEFORE)
         tracks = self._of[request.id] = []
         for choice in range(request.n):
-            track = _Track(request, choice, [_Turn(min(request.arrived_ns, now_ns), phase, why)])
+            sequence_id = request.sequence_id + choice
+            arrived = _Turn(min(request.arrived_ns, now_ns), phase, why)
+            track = _Track(request.id, sequence_id, choice, [arrived])
             track.turn(_Turn(now_ns, Phase.QUEUE))
             tracks.append(track)
-            self._live[request.sequence_id + choice] = track
+            self._live[sequence_id] = track
 
     def _lost(self, worker_id: str, now_ns: int) -> None:
         for track in self._live.values():
@@ -296,8 +299,8 @@ class Timelines:
             elif after.at_ns > turn.at_ns:
                 intervals.append(self._interval(turn, after.at_ns, track.chunks.get(number, ())))
         return Life(
-            id=track.request.id,
-            sequence_id=track.request.sequence_id + track.choice,
+            id=track.id,
+            sequence_id=track.sequence_id,
             choice=track.choice,
             ended=track.ended,
             num_preemptions=track.num_preemptions,
