@@ -119,6 +119,9 @@ class CellState:
             del self.live[live.request.sequence_id]
             self.waiting.remove_request(live.tenant)
             events.append(_over(live, now_ns))
+            # Each knows the other: nothing that is over waits for a garbage collector, and no step
+            # for it.
+            live.sequences = []
         elif sequence.choice == 0 and not live.has_prompt_logprobs:
             # The others would have nobody to bring the prompt's, and it is what failed.
             self.end(live, reason, now_ns, events, error)

@@ -99,11 +99,6 @@ class Worker:
         return bool(self.slots_free) and not self.is_draining and not self.is_late
 
     @property
-    def is_shared(self) -> bool:
-        """Flex sequences run here beside others."""
-        return 0 < len(self.flex) < len(self.running)
-
-    @property
     def first_steps_unanswered(self) -> int:
         """Plans of which nothing has come back yet."""
         return [flight.answered for flight in self.flights].count(0)

@@ -28,7 +28,7 @@ def newest(worker: Worker) -> list[Sequence]:
 def too_many(cell: CellState, worker: Worker) -> int:
     """How many flex sequences are to leave for the gaps of the others."""
     gap_us = cell.config.batch_gap_us
-    if gap_us is None or not worker.is_shared:
+    if gap_us is None or not 0 < len(worker.flex) < len(worker.running):
         return 0
     rows = len(worker.running)
     most = worker.cost.decodes_in(gap_us, near=rows)
