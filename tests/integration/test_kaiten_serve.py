@@ -250,6 +250,7 @@ async def test_a_process_that_is_lost_is_replaced_and_not_seen_by_clients(
 
 def test_it_drains_and_leaves_nothing(served: Served) -> None:
     """Last, because it ends the stack: a running answer is finished first, then all go in order."""
+    wait_until(served.is_whole, "every part runs again, whatever tests before have killed")
     children = psutil.Process(served.process.pid).children(recursive=True)
     with Client(served.address) as client:
         generation = client.generate("Once", max_tokens=200, ignore_eos=True, seed=1)

@@ -119,6 +119,12 @@ class Served:
                     found.append(process)
         return found
 
+    def is_whole(self) -> bool:
+        """The last that was said of every part is that it is ready."""
+        said = (self.data_dir / "said").read_text()
+        last = dict(re.findall(r"^[\d:]+ (\S+) +(\w+)", said, re.MULTILINE))
+        return {last.get(name) for name in (*WORDS, "standby")} == {"ready"}
+
     def listening(self) -> set[int]:
         """The TCP ports that its processes listen on now."""
         ports = set()
