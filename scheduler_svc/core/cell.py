@@ -40,8 +40,8 @@ class CellState:
         """
         touched, self._touched = self._touched, {}
         if self.waiting.num_admissible:
-            is_pressed, workers = self.waiting.is_pressed, self.workers.values()
-            touched |= {w.id: None for w in workers if w.is_open or (w.flex and is_pressed)}
+            has_non_flex, workers = self.waiting.has_non_flex, self.workers.values()
+            touched |= {w.id: None for w in workers if w.is_open or (w.flex and has_non_flex)}
         return tuple(worker_id for worker_id in touched if worker_id in self.workers)
 
     def configure(self, config: Config, policy: str, rules: Rules) -> None:

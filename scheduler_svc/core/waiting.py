@@ -86,7 +86,7 @@ class WaitingQueue:
         yield from islice(self._merged(movable, is_charged=False), 1, None)
 
     @property
-    def is_pressed(self) -> bool:
+    def has_non_flex(self) -> bool:
         """Somebody who may be admitted next is not flex."""
         return bool(self._heap) and not self._heap[0][2].queue[0][1].is_flex
 

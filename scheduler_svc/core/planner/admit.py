@@ -3,7 +3,7 @@
 from scheduler_svc.core.kv import Hits
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.planner.draft import Admission, Draft
-from scheduler_svc.core.planner.give_way import newest
+from scheduler_svc.core.planner.give_way import newest_flex
 from scheduler_svc.core.planner.place import admission_view, could_start_elsewhere, place
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.types import BlockId
@@ -60,7 +60,7 @@ def _in_the_way(draft: Draft, sequence: Sequence, hits: Hits) -> tuple[Sequence,
     no need.
     """
     worker, joined = draft.worker, {join.sequence_id for join in draft.joins}
-    flex = [one for one in newest(worker) if one.sequence_id not in joined]
+    flex = [one for one in newest_flex(worker) if one.sequence_id not in joined]
     if sequence.is_flex or not flex or could_start_elsewhere(draft, sequence):
         return ()
     retiring = [retired.kv for retired in worker.retiring.values()]

@@ -1,5 +1,5 @@
-"""Give way: flex sequences leave where steps are longer than they may make them, so many that what
-is left is short enough.
+"""Give way: flex sequences are preempted where steps are longer than they may make them, so many
+that what is left is short enough.
 """
 
 from scheduler_svc.core.cell import CellState
@@ -15,17 +15,17 @@ SLACK_PERCENT = 10
 
 def give_way(draft: Draft) -> None:
     """The newest first."""
-    count = too_many(draft.cell, draft.worker)
-    for sequence in newest(draft.worker)[:count]:
+    count = num_leaving(draft.cell, draft.worker)
+    for sequence in newest_flex(draft.worker)[:count]:
         draft.give_way(sequence, Why.STEPS_TOO_LONG)
 
 
-def newest(worker: Worker) -> list[Sequence]:
+def newest_flex(worker: Worker) -> list[Sequence]:
     """The flex sequences of a worker, those first that have the least to lose."""
     return sorted(worker.flex.values(), key=lambda flex: flex.sequence_id, reverse=True)
 
 
-def too_many(cell: CellState, worker: Worker) -> int:
+def num_leaving(cell: CellState, worker: Worker) -> int:
     """How many flex sequences are to leave for the gaps of the others."""
     gap_us = cell.config.batch_gap_us
     if gap_us is None or not 0 < len(worker.flex) < len(worker.running):

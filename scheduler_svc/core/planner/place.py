@@ -29,7 +29,7 @@ def place(draft: Draft) -> Iterator[Sequence]:
     for tenant in cell.waiting.throttled:
         draft.pass_over("place", Why.TENANT, tenant.queue[0][1].sequence_id)
     why = why_closed(cell, worker)
-    if why is Why.NO_SLOT and worker.flex and cell.waiting.is_pressed:
+    if why is Why.NO_SLOT and worker.flex and cell.waiting.has_non_flex:
         why = None
     if why is None and not draft.joins and not is_looked_at(cell, worker, draft.now_ns):
         why = Why.CADENCE
@@ -146,7 +146,7 @@ def _has_budget(cell: CellState, worker: Worker) -> bool:
     flex sequences nothing is promised beside others.
     """
     budget, prefills = prompt_budget(cell, worker), worker.prefills
-    if cell.waiting.is_pressed:
+    if cell.waiting.has_non_flex:
         prefills = {slot: one for slot, one in prefills.items() if not one.is_flex}
     return budget >= (len(prefills) + 1) * min(cell.config.prefill_tokens_min, budget)
 

@@ -11,7 +11,7 @@ from scheduler_svc.core.outcome import PassedOver, Plan, Why
 from scheduler_svc.core.planner.admit import admit, choose
 from scheduler_svc.core.planner.draft import Draft
 from scheduler_svc.core.planner.ensure import ensure_blocks
-from scheduler_svc.core.planner.give_way import give_way, too_many
+from scheduler_svc.core.planner.give_way import give_way, num_leaving
 from scheduler_svc.core.planner.lease import lease
 from scheduler_svc.core.planner.retire import retire
 from scheduler_svc.core.planner.share import share
@@ -55,6 +55,6 @@ def is_due(cell: CellState, worker: Worker) -> bool:
     """Something changed in the batch, a prefill has tokens left, the lease runs low, or steps are
     too long.
     """
-    if worker.leaves or worker.finishing or worker.prefills or too_many(cell, worker):
+    if worker.leaves or worker.finishing or worker.prefills or num_leaving(cell, worker):
         return True
     return bool(worker.running) and worker.is_lease_low

@@ -38,8 +38,8 @@ def share(draft: Draft) -> dict[SlotIndex, int]:
     if not worker.prefills:
         return {}
     prefills = sorted(worker.prefills.items(), key=lambda item: cell.waiting.key(item[1]))
-    num_urgent = sum(not sequence.is_flex for _, sequence in prefills)
-    shares = _shares(cell, worker, [sequence.gap for _, sequence in prefills], num_urgent)
+    num_non_flex = sum(not sequence.is_flex for _, sequence in prefills)
+    shares = _shares(cell, worker, [sequence.gap for _, sequence in prefills], num_non_flex)
     sharers = zip(prefills, shares.counts, strict=True)
     chunks = {slot: count for (slot, _), count in sharers if count}
     if shares.decodes_wait:
@@ -47,17 +47,17 @@ def share(draft: Draft) -> dict[SlotIndex, int]:
     return chunks
 
 
-def _shares(cell: CellState, worker: Worker, gaps: list[int], num_urgent: int) -> StepShares:
+def _shares(cell: CellState, worker: Worker, gaps: list[int], num_non_flex: int) -> StepShares:
     """By the policy among those that are not flex, and then among flex sequences."""
     decodes = len(worker.running) - len(gaps)
     alone = worker.spec.step_tokens_max
     budget = prompt_budget(cell, worker) if decodes else alone
-    if not num_urgent:
+    if not num_non_flex:
         return _flex_shares(cell, worker, gaps, budget)
-    shares = _mixed(cell, gaps[:num_urgent], decodes, budget, alone)
+    shares = _mixed(cell, gaps[:num_non_flex], decodes, budget, alone)
     assert shares.counts[0] > 0, "the first in the order gets on with every step"
     left = max(0, flex_budget(cell, worker, budget) - sum(shares.counts))
-    flex = _mixed(cell, gaps[num_urgent:], 0, left, left).counts if gaps[num_urgent:] else []
+    flex = _mixed(cell, gaps[num_non_flex:], 0, left, left).counts if gaps[num_non_flex:] else []
     return StepShares([*shares.counts, *flex], shares.decodes_wait)
 
 

@@ -1,12 +1,10 @@
 """Continuous batching: who is in the batch, how far everybody gets, how long a plan holds."""
 
-import gc
 import random
 
 import pytest
 
 from scheduler_svc.core.outcome import Plan
-from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.types import Config, Reason
 from tests.support.cell import Cell, spec
 
@@ -478,26 +476,3 @@ def test_the_static_policy_needs_many_more_steps_on_uneven_lengths() -> None:
         cell.finish()
         steps[policy] = cell.workers["w1"].steps_total
     assert steps["fcfs"] < 0.6 * steps["static"]
-
-
-def test_what_is_over_is_no_garbage() -> None:
-    """A collector has nothing to find: a leader would stand still for it."""
-    cell = Cell(spec(slots=4))
-    for number in range(40):
-        cell.submit(3, 6, n=1 + number % 3)
-        cell.turn()
-
-    def sequences() -> int:
-        """Of this cell's requests."""
-        requests = {id(request) for request in cell.requests.values()}
-        found = [one for one in gc.get_objects() if isinstance(one, Sequence)]
-        return sum(id(one.live.request) in requests for one in found)
-
-    gc.collect()
-    assert sequences() > 10
-    gc.disable()
-    try:
-        cell.finish()
-        assert sequences() == 0
-    finally:
-        gc.enable()

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import gc
 import inspect
 import pickle
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from scheduler_svc.core import commands
 from scheduler_svc.core.commands import Command, Configured
+from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Config
 from tests.support.cell import Cell, spec
@@ -101,3 +103,26 @@ def test_an_unknown_policy_is_refused_by_name_and_changes_nothing() -> None:
     with pytest.raises(ValueError, match="--policy shortest: choose one of fair, fcfs"):
         cell.scheduler.apply(Configured(config=Config(lease_steps_max=3), policy="shortest"), 0)
     assert pickle.dumps(cell.scheduler) == before
+
+
+def test_what_is_over_is_no_garbage() -> None:
+    """A collector has nothing to find: a leader would stand still for it."""
+    cell = Cell(spec(slots=4))
+    for number in range(40):
+        cell.submit(3, 6, n=1 + number % 3)
+        cell.turn()
+
+    def sequences() -> int:
+        """Of this cell's requests."""
+        requests = {id(request) for request in cell.requests.values()}
+        found = [one for one in gc.get_objects() if isinstance(one, Sequence)]
+        return sum(id(one.live.request) in requests for one in found)
+
+    gc.collect()
+    assert sequences() > 10
+    gc.disable()
+    try:
+        cell.finish()
+        assert sequences() == 0
+    finally:
+        gc.enable()
