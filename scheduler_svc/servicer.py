@@ -24,7 +24,7 @@ from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.membership import TEXT_CHARS_MAX, check_registration
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.timeline_wire import life_to_proto
+from scheduler_svc.timeline_wire import timeline_to_proto
 from service_kit.addresses import problem_of, unix_path
 from service_kit.errors import InvalidRequest, NotFound, NotLeader
 from service_kit.grpc_health import AtMost
@@ -34,6 +34,8 @@ STANDBYS_MAX: Final = 64
 ARCHIVE_READERS_MAX: Final = 4
 # Each holds a view in memory.
 WATCHERS_MAX: Final = 16
+# At once; each takes a thread for a fraction of a second.
+EXPLAINED_MAX: Final = 4
 
 
 class Servicer(SchedulerServiceServicer):
@@ -45,6 +47,7 @@ class Servicer(SchedulerServiceServicer):
         self._settings = settings
         self._readers = AtMost(ARCHIVE_READERS_MAX, "readers of the archive")
         self._watchers = AtMost(WATCHERS_MAX, "watchers")
+        self._explained = AtMost(EXPLAINED_MAX, "requests that are explained")
         self._leader: Leader | None = None
         self._is_over = asyncio.Event()
         self._standbys = AtMost(STANDBYS_MAX, "standbys")
@@ -127,9 +130,12 @@ class Servicer(SchedulerServiceServicer):
             raise NotLeader(self.leader_address)
 
     async def ReadTimeline(self, request: Any, context: Any) -> ReadTimelineResponse:
-        if not (lives := self._leading().timelines.lives(request.id)):
+        with self._explained:
+            snapshot = self._leading().timelines.snapshot(request.id)
+            timelines = await asyncio.to_thread(snapshot.timelines)
+        if not timelines:
             raise NotFound(f"a timeline of request {request.id[:TEXT_CHARS_MAX]!r}")
-        return ReadTimelineResponse(choices=[life_to_proto(life) for life in lives])
+        return ReadTimelineResponse(choices=[timeline_to_proto(each) for each in timelines])
 
     def _leading(self) -> LeaderSession:
         if self.session is None:

@@ -3,19 +3,19 @@
 from typing import Final
 
 from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineGap, TimelineInterval
-from scheduler_svc.timeline import Interval, Life, Phase
+from scheduler_svc.timeline import Interval, Phase, Timeline
 
 _PHASES: Final = {phase: f"TIMELINE_PHASE_{phase.name}" for phase in Phase}
 
 
-def life_to_proto(life: Life) -> ChoiceTimeline:
+def timeline_to_proto(timeline: Timeline) -> ChoiceTimeline:
     """All of it: what is for operators only, a gateway leaves out."""
     return ChoiceTimeline(
-        choice=life.choice,
-        sequence_id=life.sequence_id,
-        ended=life.ended,
-        num_preemptions=life.num_preemptions,
-        intervals=[_interval(interval) for interval in life.intervals],
+        choice=timeline.choice,
+        sequence_id=timeline.sequence_id,
+        ended=timeline.ended,
+        num_preemptions=timeline.num_preemptions,
+        intervals=[_interval(interval) for interval in timeline.intervals],
     )
 
 

@@ -1,5 +1,6 @@
 """/v1/requests/{id}/explain: where the time of a request went."""
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -11,11 +12,15 @@ from gateway.openai.completions import COMPLETION
 from gateway.openai.operation import LOOKS, Api, Operation, parameter
 from gateway.openai.responses.reply import ID_PREFIX
 from gateway.openai.usage import Count
-from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval
+from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePhase
 
 PREFIXES: Final = (CHAT.id_prefix, COMPLETION.id_prefix, ID_PREFIX)
 Phase = Literal["queue", "prefill", "decode", "unknown"]
-PHASES: Final[tuple[Phase, ...]] = ("queue", "prefill", "decode", "unknown")
+PHASES: Final[Mapping[int, Phase]] = {
+    TimelinePhase.TIMELINE_PHASE_QUEUE: "queue",
+    TimelinePhase.TIMELINE_PHASE_PREFILL: "prefill",
+    TimelinePhase.TIMELINE_PHASE_DECODE: "decode",
+}
 NS_PER_MS: Final = 1_000_000
 
 
@@ -90,7 +95,7 @@ def _choice(told: ChoiceTimeline) -> ExplainedChoice:
 def _interval(told: TimelineInterval, since_ns: int) -> Interval:
     has_behind = told.HasField("behind_sequence_id")
     return Interval(
-        phase=PHASES[told.phase - 1],
+        phase=PHASES.get(told.phase, "unknown"),
         start_ms=(told.start_unix_ns - since_ns) / NS_PER_MS,
         ms=(told.end_unix_ns - told.start_unix_ns) / NS_PER_MS,
         why=told.why,

@@ -10,13 +10,16 @@ from kaiten.v1.scheduler_service_pb2 import ReadTimelineRequest, ReadTimelineRes
 from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from kaiten.v1.timeline_pb2 import ChoiceTimeline
 from service_kit.clock import Clock
-from service_kit.errors import NotFound, Unavailable
+from service_kit.errors import NotFound, Overloaded, Unavailable
+from service_kit.grpc_health import AtMost
 from service_kit.peers import Peers
 
 log = structlog.get_logger()
 
 RETRY_S: Final = 0.2
 CALL_S: Final = 5.0
+# Requests that are explained at once, of all tenants: each is a call of the leader.
+AT_ONCE: Final = 4
 # A leader's change takes less.
 LEADERLESS_S_MAX: Final = 10.0
 # Who does not lead (any more), or is not there: another does, or will soon.
@@ -32,16 +35,23 @@ class Explainer:
 
     def __init__(self, link: LedgerLink, clock: Clock, peers: Peers) -> None:
         self._link, self._clock, self._peers = link, clock, peers
+        self._asked = AtMost(AT_ONCE, "requests that are explained")
 
     async def timelines(self, ledger_id: str, *, is_operator: bool) -> list[ChoiceTimeline]:
-        """By choice. NotFound: the leader does not know the request; Unavailable: nobody leads."""
+        """By choice. NotFound: the leader does not know the request; Unavailable: nobody leads;
+        Overloaded: so many are asked for already.
+        """
+        with self._asked:
+            found = await self._of_leader(ledger_id)
+        return found if is_operator else [_scrubbed(each) for each in found]
+
+    async def _of_leader(self, ledger_id: str) -> list[ChoiceTimeline]:
         give_up_ns = self._clock.monotonic_ns() + LEADERLESS_S_MAX * 1e9
         while True:
             lease = await self._link.ledger.leader()
-            if lease is not None and lease.nonce:
-                found = await self._ask(lease.address, ledger_id)
-                if found is not None:
-                    return found if is_operator else [_scrubbed(each) for each in found]
+            found = await self._ask(lease.address, ledger_id) if lease and lease.nonce else None
+            if found is not None:
+                return found
             if self._clock.monotonic_ns() > give_up_ns:
                 raise Unavailable("no scheduler leads")
             await self._clock.sleep(RETRY_S)
@@ -57,6 +67,8 @@ class Explainer:
                 if error.code() is grpc.StatusCode.NOT_FOUND:
                     name = ledger_id.partition(":")[2]
                     raise NotFound(f"request {name!r} (live, or ended of late)") from None
+                if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    raise Overloaded("the leader explains as many as it can", 1.0) from None
                 if error.code() not in ELSEWHERE:
                     raise Unavailable(f"the scheduler at {address}: {error.details()}") from None
                 log.info("explain.interrupted", address=address, reason=error.details())

@@ -261,6 +261,8 @@ class Front:
         """Where its time went. `of`: the tenant whose it is, which only operators may name."""
         if of and of != tenant.name and not tenant.is_operator:
             raise Forbidden("tenant: only an operator's key may name another tenant")
+        if not request_id:
+            raise InvalidRequest("request_id", "must be given")
         check_request_id(request_id)
         ledger_id = f"{of or tenant.name}:{request_id}"
         return await self._explainer.timelines(ledger_id, is_operator=tenant.is_operator)

@@ -1,7 +1,7 @@
 """`kaiten explain`: where the time of a request went, as a waterfall."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import grpc
@@ -9,7 +9,7 @@ from google.protobuf.json_format import MessageToJson
 
 from kaiten.cli.complaint import complain
 from kaiten.client.connection import OPTIONS, with_key
-from kaiten.client.errors import ApiError, from_rpc_error
+from kaiten.client.errors import ApiError, NotFoundError, from_rpc_error
 from kaiten.tls import TLS
 from kaiten.tls import channel as channel_to
 from kaiten.v1.inference_service_pb2 import ExplainRequest, ExplainResponse
@@ -17,9 +17,14 @@ from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePhase
 
 CALL_S: Final = 20.0
-# What the HTTP API writes before a request's id.
+# What the HTTP API writes before a request's id. An id that a gRPC client chose may begin so, too.
 PREFIXES: Final = ("chatcmpl-", "cmpl-", "resp_")
 BAR: Final = 32
+PHASES: Final[Mapping[int, str]] = {
+    TimelinePhase.TIMELINE_PHASE_QUEUE: "queue",
+    TimelinePhase.TIMELINE_PHASE_PREFILL: "prefill",
+    TimelinePhase.TIMELINE_PHASE_DECODE: "decode",
+}
 MARKS: Final = {"queue": "·", "prefill": "▒", "decode": "█", "unknown": "?"}
 
 
@@ -33,12 +38,14 @@ def explain(
     as_json: bool,
 ) -> int:
     """Print it; the exit code."""
-    for prefix in PREFIXES:
-        request_id = request_id.removeprefix(prefix)
+    bare = next((request_id.removeprefix(p) for p in PREFIXES if request_id.startswith(p)), "")
     try:
-        response = asked(
-            address, tls, ExplainRequest(request_id=request_id, tenant=tenant), api_key
-        )
+        try:
+            response = asked(address, tls, request_id, tenant, api_key)
+        except NotFoundError:
+            if not bare:
+                raise
+            response = asked(address, tls, bare, tenant, api_key)
     except ApiError as error:
         return complain(error, address)
     if as_json:
@@ -51,16 +58,17 @@ def explain(
 
 
 def asked(
-    address: str, tls: TLS | None, request: ExplainRequest, api_key: str | None
+    address: str, tls: TLS | None, request_id: str, tenant: str, api_key: str | None
 ) -> ExplainResponse:
     """ApiError: it is not known, or nobody answers."""
+    request = ExplainRequest(request_id=request_id, tenant=tenant)
     with channel_to(address, tls or False, OPTIONS) as channel:
         try:
-            method = InferenceServiceStub(channel).Explain
-            found: ExplainResponse = method(request, timeout=CALL_S, metadata=with_key((), api_key))
-            return found
+            method, metadata = InferenceServiceStub(channel).Explain, with_key((), api_key)
+            found: ExplainResponse = method(request, timeout=CALL_S, metadata=metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
+    return found
 
 
 def lines_of(request_id: str, choice: ChoiceTimeline) -> Iterator[str]:
@@ -82,7 +90,7 @@ def lines_of(request_id: str, choice: ChoiceTimeline) -> Iterator[str]:
 
 
 def phase_of(interval: TimelineInterval) -> str:
-    return TimelinePhase.Name(interval.phase).removeprefix("TIMELINE_PHASE_").lower()
+    return PHASES.get(interval.phase, "unknown")
 
 
 def _length(interval: TimelineInterval) -> int:

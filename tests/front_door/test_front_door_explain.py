@@ -1,64 +1,49 @@
 """A request that waited for others explains itself: over HTTP, gRPC and at a terminal."""
 
 import json
-import time
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
 
 import httpx
 import pytest
 
 from kaiten.cli.app import main
-from tests.support.whole_stack import WholeStack
+from kaiten.client import Client
+from tests.support.whole_stack import WholeStack, wait_until
 
 SLOTS = 16
-
-
-def answered(http: str, **more: Any) -> tuple[dict[str, Any], float]:
-    """A completion, and the milliseconds until it was there."""
-    body = {"prompt": "The chef", "ignore_eos": True, "temperature": 0} | more
-    began_s = time.monotonic()
-    reply = httpx.post(f"{http}/v1/completions", json=body, timeout=120)
-    assert reply.status_code == 200, reply.text
-    return reply.json(), 1000 * (time.monotonic() - began_s)
 
 
 def test_who_waited_is_told_for_what(
     whole_stack: WholeStack, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Twice as many choices as there are slots: the last of them all waited for one."""
+    """All slots are taken until it has said that it waits for one."""
     door = whole_stack.doors[0]
-    with ThreadPoolExecutor(2) as both:
-        first = both.submit(answered, door.http, n=SLOTS, max_tokens=120, prompt="A guest")
-        second = both.submit(answered, door.http, n=SLOTS, max_tokens=60)
-        asked = [first.result(), second.result()]
-    waited = 0
-    for reply, took_ms in asked:
-        told = httpx.get(f"{door.http}/v1/requests/{reply['id']}/explain").json()
-        assert (told["id"], len(told["choices"])) == (reply["id"], SLOTS)
-        for choice in told["choices"]:
-            intervals = choice["intervals"]
-            assert choice["ended"] == "length"
-            assert intervals[0]["start_ms"] == 0
-            for one, other in pairwise(intervals):
-                assert one["start_ms"] + one["ms"] == pytest.approx(other["start_ms"], abs=1e-3)
-            assert sum(each["ms"] for each in intervals) == pytest.approx(choice["ms"], abs=1e-3)
-            assert 0 < choice["ms"] <= took_ms + 1
-            assert "unknown" not in {each["phase"] for each in intervals}
-            waited += any(each["why"] == "every slot is taken" for each in intervals)
-    assert waited
+    with Client(door.grpc) as client:
+        crowd = client.submit("A guest", n=SLOTS, max_tokens=900, ignore_eos=True)
+        id = client.submit("The chef", n=2, max_tokens=40, ignore_eos=True)
+        url = f"{door.http}/v1/requests/{id}/explain"
+        wait_until(lambda: "every slot is taken" in httpx.get(url).text, "it waits for a slot")
+        client.cancel(crowd)
+        client.wait(id)
+    told = httpx.get(url).json()
+    assert [choice["ended"] for choice in told["choices"]] == ["length"] * 2
+    for choice in told["choices"]:
+        intervals = choice["intervals"]
+        assert intervals[0]["start_ms"] == 0
+        for one, other in pairwise(intervals):
+            assert one["start_ms"] + one["ms"] == pytest.approx(other["start_ms"], abs=1e-3)
+        assert sum(each["ms"] for each in intervals) == pytest.approx(choice["ms"], abs=1e-3)
+        assert (intervals[-1]["phase"], intervals[-1]["steps"]) == ("decode", 39)
 
-    id = asked[1][0]["id"]
-    with pytest.raises(SystemExit) as ended:
-        main(["explain", id, "--address", door.grpc, "--json"])
-    assert ended.value.code in (0, None)
-    assert len(json.loads(capsys.readouterr().out)["choices"]) == SLOTS
-    with pytest.raises(SystemExit):
-        main(["explain", id, "--address", door.grpc])
-    shown = capsys.readouterr().out
-    assert shown.count("ended: length") == SLOTS
-    assert "steps," in shown
+    shown = {}
+    for flags in ([], ["--json"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["explain", f"cmpl-{id}", "--address", door.grpc, *flags])
+        assert ended.value.code in (0, None)
+        shown[bool(flags)] = capsys.readouterr().out
+    assert shown[False].count("ended: length") == 2
+    assert "every slot is taken" in shown[False]
+    assert len(json.loads(shown[True])["choices"]) == 2
 
 
 def test_of_a_request_that_nobody_knows_nothing_is_told(

@@ -97,14 +97,14 @@ async def test_leaders_of_several_minds_are_replayed_from_the_archive(tmp_path: 
     assert all(one.is_equal for one in compared)
     assert len([one for one in compared if "plan" in one.what]) > 100
     ids = {entry.request.submit.id for entry in entries([archive]) if entry.HasField("request")}
-    lives = [life for id in ids for life in timelines.lives(id)]
+    told = [each for id in ids for each in timelines.snapshot(id).timelines()]
     # Where their time went, under however many leaders. The end of some went with the one killed.
-    assert {life.id for life in lives} == ids
-    for life in lives:
-        assert all(one.end_ns == other.start_ns for one, other in pairwise(life.intervals))
-    whole = [life for life in lives if life.ended == "length"]
+    assert {each.id for each in told} == ids
+    for each in told:
+        assert all(one.end_ns == other.start_ns for one, other in pairwise(each.intervals))
+    whole = [each for each in told if each.ended == "length"]
     assert whole
-    assert {life.intervals[-1].phase for life in whole} == {Phase.DECODE}
+    assert {each.intervals[-1].phase for each in whole} == {Phase.DECODE}
     headers = [segment.header for segment in segments([archive])]
     assert [header.configured.policy for header in headers] == ["fair", "priority", "fair"]
     assert [header.configured.mix for header in headers] == ["prefill_first", "", ""]
