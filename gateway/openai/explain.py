@@ -12,7 +12,9 @@ from gateway.openai.completions import COMPLETION
 from gateway.openai.operation import LOOKS, Api, Operation, parameter
 from gateway.openai.responses.reply import ID_PREFIX
 from gateway.openai.usage import Count
+from gateway.requests.validation import REQUEST_ID
 from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePhase
+from service_kit.errors import InvalidRequest
 
 PREFIXES: Final = (CHAT.id_prefix, COMPLETION.id_prefix, ID_PREFIX)
 Phase = Literal["queue", "prefill", "decode", "unknown"]
@@ -73,6 +75,8 @@ async def explain(api: Api, exchange: Exchange, _body: None) -> None:
     request_id = public
     for prefix in PREFIXES:
         request_id = request_id.removeprefix(prefix)
+    if not REQUEST_ID.fullmatch(request_id):
+        raise InvalidRequest("id", f"must match {REQUEST_ID.pattern}")
     choices = await api.front.explain(request_id, exchange.tenant, of)
     await exchange.send_json(200, Explained(id=public, choices=[_choice(each) for each in choices]))
 

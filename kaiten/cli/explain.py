@@ -122,8 +122,9 @@ def _words(interval: TimelineInterval) -> Iterator[str]:
         yield f"{interval.num_steps} steps, {_ms(interval.gap_p50_ns)} ms apart"
     for gap in interval.longest_gaps[:1]:
         prompts = f", {gap.prompt_tokens} prompt tokens" if gap.prompt_tokens else ""
-        yield f"{_ms(gap.gap_ns)} ms at most (a step of {gap.rows} rows{prompts})"
+        rows = "1 row" if gap.rows == 1 else f"{gap.rows} rows"
+        yield f"{_ms(gap.gap_ns)} ms at most (a step of {rows}{prompts})"
     if interval.batch_mates:
-        yield f"beside {interval.batch_mates} others"
+        yield f"beside {interval.batch_mates} other{'s' * (interval.batch_mates != 1)}"
     if interval.worker_id:
         yield f"on {interval.worker_id}"

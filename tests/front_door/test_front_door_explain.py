@@ -55,6 +55,7 @@ def test_of_a_request_that_nobody_knows_nothing_is_told(
     assert "'nobody'" in reply.json()["error"]["message"]
     wrong = httpx.get(f"{door.http}/v1/requests/{'x' * 200}/explain")
     assert wrong.status_code == 400
+    assert wrong.json()["error"]["message"].startswith("id: must match")
     with pytest.raises(SystemExit) as ended:
         main(["explain", "nobody", "--address", door.grpc])
     assert ended.value.code == 1
