@@ -104,7 +104,9 @@ async def test_leaders_of_several_minds_are_replayed_from_the_archive(tmp_path: 
         assert all(one.end_ns == other.start_ns for one, other in pairwise(each.intervals))
     whole = [each for each in told if each.ended == "length"]
     assert whole
-    assert {each.intervals[-1].phase for each in whole} == {Phase.DECODE}
+    # One that was resumed for its last token has it of the prefill.
+    last = {each.intervals[-1].phase for each in whole}
+    assert {Phase.DECODE} <= last <= {Phase.DECODE, Phase.PREFILL}
     headers = [segment.header for segment in segments([archive])]
     assert [header.configured.policy for header in headers] == ["fair", "priority", "fair"]
     assert [header.configured.mix for header in headers] == ["prefill_first", "", ""]
