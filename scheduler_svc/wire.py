@@ -10,6 +10,7 @@ from kaiten.v1.common_pb2 import (
     FEATURE_LOGITS_PROCESSORS,
     FEATURE_LOGPROBS,
     FEATURE_PROMPT_LOGPROBS,
+    FEATURE_STRUCTURED_OUTPUTS,
     FINISH_REASON_CANCELLED,
     FINISH_REASON_DEADLINE_EXCEEDED,
     FINISH_REASON_ERROR,
@@ -58,6 +59,7 @@ FEATURE_TO_PROTO: Final = {
     Feature.LOGPROBS: FEATURE_LOGPROBS,
     Feature.PROMPT_LOGPROBS: FEATURE_PROMPT_LOGPROBS,
     Feature.LOGITS_PROCESSORS: FEATURE_LOGITS_PROCESSORS,
+    Feature.STRUCTURED_OUTPUTS: FEATURE_STRUCTURED_OUTPUTS,
 }
 # Of the plans that are written here; a worker says which it reads.
 PLAN_VERSION: Final = 1
@@ -138,6 +140,7 @@ def needs_of(sampling: RowSampling) -> frozenset[Feature]:
         Feature.LOGPROBS: sampling.logprobs >= 0,
         Feature.PROMPT_LOGPROBS: sampling.HasField("prompt_logprobs"),
         Feature.LOGITS_PROCESSORS: any(rules),
+        Feature.STRUCTURED_OUTPUTS: bool(sampling.grammar),
     }
     return frozenset(feature for feature, is_wanted in wanted.items() if is_wanted)
 

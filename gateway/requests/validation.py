@@ -18,6 +18,7 @@ from kaiten.v1.common_pb2 import (
     FEATURE_LOGITS_PROCESSORS,
     FEATURE_LOGPROBS,
     FEATURE_PROMPT_LOGPROBS,
+    FEATURE_STRUCTURED_OUTPUTS,
     Feature,
     SamplingParams,
     TokenBias,
@@ -60,12 +61,14 @@ FEATURES: Final[Mapping[str, tuple[Feature, object]]] = {
     "logit_bias": (FEATURE_LOGITS_PROCESSORS, None),
     "allowed_token_ids": (FEATURE_LOGITS_PROCESSORS, None),
     "bad_words": (FEATURE_LOGITS_PROCESSORS, None),
+    "structured_outputs": (FEATURE_STRUCTURED_OUTPUTS, None),
 }
 ROW_FIELDS: Final = frozenset(RowSampling.DESCRIPTOR.fields_by_name)
 ABILITIES: Final[Mapping[Feature, str]] = {
     FEATURE_LOGPROBS: "give log-probabilities",
     FEATURE_PROMPT_LOGPROBS: "give log-probabilities of a prompt",
     FEATURE_LOGITS_PROCESSORS: "change logits before it samples",
+    FEATURE_STRUCTURED_OUTPUTS: "keep to a grammar",
 }
 
 

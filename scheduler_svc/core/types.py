@@ -31,6 +31,7 @@ class Feature(Enum):
     PROMPT_LOGPROBS = "prompt_logprobs"
     # Penalties, biases, allowed tokens and bad words.
     LOGITS_PROCESSORS = "logits_processors"
+    STRUCTURED_OUTPUTS = "structured_outputs"
 
 
 class ResultRejected(Exception):
