@@ -151,6 +151,9 @@ class Uncounted:
     def unwaiting(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def waiting(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
 
 def ready(shape: Shape, bench: Bench) -> tuple[GraphRunner, list[Job]]:
     limits = limits_of(

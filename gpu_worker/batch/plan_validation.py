@@ -38,6 +38,7 @@ class RowLimits:
     vocab_size: int
     # To which the layers of each group attend; None: to everything.
     windows: tuple[int | None, ...] = (None,)
+    reads_grammars: bool = False
 
     @property
     def blocks_per_row(self) -> int:
@@ -218,6 +219,10 @@ def _check_sampling(row: str, sampling: RowSampling, limits: RowLimits) -> None:
         (sampling.max_tokens >= 1, "max_tokens is at least 1"),
         (sampling.min_tokens >= 0, "min_tokens is at least 0"),
         (len(sampling.stop_token_ids) <= STOP_TOKENS_MAX, f"at most {STOP_TOKENS_MAX} stop tokens"),
+        (
+            limits.reads_grammars or not sampling.grammar,
+            "this worker reads no grammars, and says so",
+        ),
         (-1 <= sampling.logprobs <= limits.vocab_size, "logprobs is at most the vocabulary"),
         (
             (sampling.prompt_logprobs or 0) <= limits.vocab_size,

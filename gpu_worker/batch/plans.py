@@ -52,6 +52,8 @@ class RowSampling:
     # Empty: all.
     allowed_token_ids: tuple[int, ...]
     bad_words: tuple[tuple[int, ...], ...]
+    # As llguidance reads it; empty: none.
+    grammar: str = ""
     # Likeliest tokens beside each of the prompt's own. None: no prompt logprobs.
     prompt_logprobs: int | None = None
 
@@ -192,3 +194,4 @@ class Description:
     weights_digest: str
     # Of the tokenizer.json beside the weights; empty: there is none.
     tokenizer_digest: str
+    reads_grammars: bool = False

@@ -9,6 +9,7 @@ trace. Between two steps, for every member that is not idle:
         another's by now
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -25,6 +26,7 @@ from gpu_worker.batch.step_types import (
     FLOAT_COLUMNS,
     INT_COLUMNS,
     BoolArray,
+    Grammars,
     IndexArray,
     IntArray,
     LogitEdits,
@@ -34,7 +36,9 @@ from gpu_worker.batch.step_types import (
     StepInputs,
     StepSamples,
     StepTables,
+    TokenMasks,
 )
+from kernels.rows.edit_rows import ALLOWED
 
 _NO_STOP = -1
 # Below this the division by it would overflow long before the noise could decide anything.
@@ -42,8 +46,11 @@ _TEMPERATURE_MIN = 1e-5
 
 
 class Rows:
-    def __init__(self, limits: RowLimits) -> None:
+    def __init__(self, limits: RowLimits, grammars: Grammars | None = None) -> None:
+        """`grammars` None: no row has one."""
+        assert limits.reads_grammars == (grammars is not None)
         self.limits = limits
+        self._grammars = grammars
         slots = limits.slots
         # Zeroed pages cost nothing until a long sequence touches them.
         self._tokens = np.zeros((slots, limits.context_tokens), np.int32)
@@ -57,6 +64,7 @@ class Rows:
         self._seed = np.zeros(slots, np.int64)
         self._choice = np.zeros(slots, np.int64)
         self._logprobs = np.full(slots, -1, np.int64)
+        self._has_grammar = np.zeros(slots, np.bool_)
         # The plan with which the row joined: tells it from a later one in the same slot.
         self._joined = np.zeros(slots, np.int64)
         # As wide as the longest list seen, padded.
@@ -121,6 +129,8 @@ class Rows:
         for slot in plan.leaves:
             self._rules.pop(slot, None)
             self._prompt_logprobs.pop(slot, None)
+            if self._grammars is not None:
+                self._grammars.leave(slot)
         for join in plan.joins:
             self._write_join(join)
             self._joined[join.slot] = plan.plan_id
@@ -153,6 +163,9 @@ class Rows:
             self._rules[slot] = RowRules(
                 sampling, join.token_ids, join.prompt_tokens, self.limits.vocab_size
             )
+        self._has_grammar[slot] = bool(sampling.grammar)
+        if sampling.grammar and self._grammars is not None:
+            self._grammars.join(slot, sampling, join.token_ids[join.prompt_tokens :])
         if sampling.prompt_logprobs is not None and join.prompt_logprobs_from < join.prompt_tokens:
             self._prompt_logprobs[slot] = PromptLogprobsRequest(
                 prompt=np.array(join.token_ids[: join.prompt_tokens], np.int64),
@@ -179,7 +192,7 @@ class Rows:
             columns.limit[joined],
             self._prompt[joined], self._masked_until[joined], self._tokens[joined, known - 1],
             self._top_k[joined], self._seed[joined], self._choice[joined], self._logprobs[joined],
-            [self._rules[slot].kinds if slot in self._rules else 0 for slot in joined.tolist()],
+            [self._kinds(slot) for slot in joined.tolist()],
         )  # fmt: skip
         slots = np.concatenate([joined, left])
         floats = np.zeros((len(FLOAT_COLUMNS), len(slots)), np.float32)
@@ -199,6 +212,10 @@ class Rows:
             blocks=blocks,
             rules=rule_changes(rules, self.tokens, self.limits.vocab_size) if rules else None,
         )
+
+    def _kinds(self, slot: int) -> int:
+        rules = self._rules[slot].kinds if slot in self._rules else 0
+        return rules | ALLOWED if self._has_grammar[slot] else rules
 
     def _new_blocks(self, plan: Plan) -> tuple[IntArray, IndexArray]:
         """Where in the block tables the plan wrote, and what."""
@@ -294,7 +311,15 @@ class Rows:
             position=known - self._prompt[slots],
             logprobs=self._logprobs[slots],
             edits=partial(self._edits, slots, known),
+            masks=self._masks(slots),
         )
+
+    def _masks(self, slots: IntArray) -> Callable[[], TokenMasks] | None:
+        rows, grammars = np.flatnonzero(self._has_grammar[slots]), self._grammars
+        if grammars is None or not len(rows):
+            return None
+        own = slots[rows].tolist()
+        return lambda: TokenMasks(rows=rows, bits=grammars.masks(own))
 
     def _edits(self, slots: IntArray, known: IntArray) -> LogitEdits | None:
         is_masked = (known < self._masked_until[slots]) & (self._stops[slots, 0] != _NO_STOP)
@@ -322,8 +347,10 @@ class Rows:
         Until `settle`, a row that stops or breaks counts as running, and may be in later steps.
         """
         columns = self._columns
-        columns.num_computed_tokens[step.slots] += step.counts
-        sampled = step.slots[step.sampled_rows]
+        # Of a step that waited for the one before: rows that this one ended.
+        is_there = ~columns.is_idle[step.slots]
+        columns.num_computed_tokens[step.slots[is_there]] += step.counts[is_there]
+        sampled = step.slots[step.sampled_rows][is_there[step.sampled_rows]]
         columns.num_tokens[sampled] += 1
         columns.is_idle[sampled] = columns.num_tokens[sampled] >= columns.limit[sampled]
 
@@ -346,8 +373,12 @@ class Rows:
         stays = self._columns.is_member[sampled] & (self._joined[sampled] == ends.joined)
         taken = stays & is_ok
         self._tokens[sampled[taken], ends.num_tokens[taken]] = samples.token_ids[taken]
+        goes_on = taken & ~is_over
         if self._rules:
-            self._see(sampled[taken], samples.token_ids[taken])
+            self._see(sampled[goes_on], samples.token_ids[goes_on])
+        goes_on &= self._has_grammar[sampled]
+        if self._grammars is not None and goes_on.any():
+            self._grammars.see(sampled[goes_on].tolist(), samples.token_ids[goes_on].tolist())
         is_broken = is_there & ~is_ok
         self._close(sampled, ends, stays & is_there & (is_broken | is_stop), is_ok)
         return StepOutcome(
@@ -375,8 +406,14 @@ class Rows:
                 rules.see(token_id)
 
     def _why_broken(self, slot: int) -> str:
+        grammars = self._grammars if self._has_grammar[slot] else None
+        if grammars is not None and (problem := grammars.problem(slot)):
+            return f"structured_outputs: {problem}"
         if self._is_exhausted(slot):
-            return "allowed_token_ids, bad_words and min_tokens leave no token to sample"
+            return (
+                "allowed_token_ids, bad_words, min_tokens and structured_outputs leave no token to "
+                "sample"
+            )
         return "the model's logits are not numbers"
 
     def _is_exhausted(self, slot: int) -> bool:
@@ -387,6 +424,9 @@ class Rows:
         if rules := self._rules.get(slot):
             forbidden.update(rules.forbidden_ids().tolist())
             allowed.update(rules.allowed_ids.tolist())
+        if self._has_grammar[slot] and self._grammars is not None:
+            mask = np.unpackbits(self._grammars.masks([slot]).view(np.uint8), bitorder="little")
+            return set(np.flatnonzero(mask).tolist()) <= forbidden
         if allowed:
             return allowed <= forbidden
         return len(forbidden) == self.limits.vocab_size

@@ -3,12 +3,14 @@
 Engine, rows and server are the same for every runner; tests put a function in its place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+from gpu_worker.batch.plans import RowSampling
 
 IntArray = npt.NDArray[np.int64]
 IndexArray = npt.NDArray[np.int32]
@@ -47,6 +49,14 @@ class LogitEdits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenMasks:
+    """What G rows may sample at all, by their grammars."""
+
+    rows: IntArray  # [G] index into the Q rows
+    bits: IndexArray  # [G, vocab / 32] a bit for each token that may come
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingColumns:
     """One entry per sampled row (Q of them)."""
 
@@ -63,6 +73,9 @@ class SamplingColumns:
     logprobs: IntArray
     # Gathered when called, as the rows are then; None: nobody changes its logits.
     edits: Callable[[], LogitEdits | None]
+    # To be called while the step computes: it waits for the tokens that the step before samples.
+    # None: no row has a grammar.
+    masks: Callable[[], TokenMasks] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +211,24 @@ INT_COLUMNS: Final = (
 FLOAT_COLUMNS: Final = (
     "temperature", "top_p", "min_p", "repetition", "presence", "frequency",
 )  # fmt: skip
+
+
+class Grammars(Protocol):
+    """What rows with grammars may sample: `grammar_masks.GrammarMasks`."""
+
+    def join(self, slot: int, sampling: RowSampling, output: Sequence[int]) -> None:
+        """`output`: the tokens sampled so far."""
+
+    def leave(self, slot: int) -> None: ...
+
+    def see(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
+        """These rows sampled these tokens, and go on."""
+
+    def masks(self, slots: Sequence[int]) -> IndexArray:
+        """[rows, vocabulary / 32] of these rows: a bit for each token that may come next."""
+
+    def problem(self, slot: int) -> str:
+        """Why the row cannot go on; empty: its grammar knows no reason."""
 
 
 class ModelRunner(Protocol):

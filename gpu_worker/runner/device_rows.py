@@ -16,6 +16,8 @@ from gpu_worker.batch.plans import BAD_WORDS_MAX, BIASES_MAX, STOP_TOKENS_MAX
 from gpu_worker.batch.step_types import (
     FLOAT_COLUMNS,
     INT_COLUMNS,
+    IndexArray,
+    IntArray,
     RowChanges,
     RuleChanges,
     StepInputs,
@@ -137,6 +139,13 @@ class DeviceRows:
                 changes.seen[start:end], changes.seen_times[start:end]
             )
             rules.seen.view(-1).index_copy_(0, places, times)
+
+    def mask(self, slots: IntArray, bits: IndexArray) -> None:
+        """What rows with grammars may sample next, after everything launched so far."""
+        for start in range(0, len(slots), _RULES_AT_ONCE):
+            some = slice(start, start + _RULES_AT_ONCE)
+            own, masks = self._staging.upload(slots[some], bits[some])
+            self.rules.allowed.index_copy_(0, own, masks)
 
     def ask(self, step: StepInputs) -> Asked:
         """The rows and tokens of a step, sent to the device."""

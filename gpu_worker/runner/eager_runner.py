@@ -21,6 +21,7 @@ from gpu_worker.model.decoder import Decoder, Queries, States, StepTensors
 from kernels.kv.fp8 import as_bytes
 from kernels.sampling.logit_edits import EditTensors, edit_logits
 from kernels.sampling.sample import SamplingTensors, sample, token_logprobs
+from kernels.sampling.token_masks import mask_logits
 
 # Logits, about 40 bytes each while they are ranked: 160 MB, whatever the batch and vocabulary.
 RANKED_AT_ONCE: Final = 1 << 22
@@ -99,11 +100,16 @@ class EagerRunner:
         )
         rows = np.flatnonzero(columns.logprobs >= 0)
         raw = logits
-        if (edits := columns.edits()) is not None:
+        edits = columns.edits()
+        if len(rows) and (edits is not None or columns.masks is not None):
             # Log-probabilities are of the model's own logits: whoever changes them does it apart.
-            logits = logits.clone() if len(rows) else logits
+            logits = logits.clone()
+        if edits is not None:
             arrays = (self._tensor(array) for array in edits.arrays)
             edit_logits(logits, _edit_tensors(arrays))
+        if columns.masks is not None:
+            masks = columns.masks()
+            mask_logits(logits, self._tensor(masks.rows), self._tensor(masks.bits))
         token_ids, is_ok = sample(logits, params)
         most = int(columns.logprobs.max(initial=0))
         logprob, top_ids, top = rank_samples(raw, token_ids, self._tensor(rows), max(0, most))

@@ -3,11 +3,13 @@
 A step is launched with what the host knows of it and no more than a few kilobytes sent, mostly
 none; the device works out positions and places from its rows, applies their rules, samples, and
 moves its rows on, so the next step can be launched at once. Only the sampled tokens come back,
-beside the computing. Steps are recorded by size (`step_graphs`), and then one launch each.
+beside the computing. Steps are recorded by size (`step_graphs`), and then two launches each: the
+forward pass and the sampling, between which the masks of rows with grammars come from the host.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -77,7 +79,9 @@ class GraphRunner:
         self._order = torch.arange(slots + 1, device=device)
         self._one_each = self._order.int()
         buckets = buckets_of(limits) if buckets is None else buckets
-        self._graphs = StepGraphs(buckets, limits, self._compute, streams, self._staging)
+        self._graphs = StepGraphs(
+            buckets, limits, self._forward, self._sample, streams, self._staging
+        )
         # Weights, pages and rows were written on another stream than steps run on.
         streams.finish()
 
@@ -105,35 +109,49 @@ class GraphRunner:
         with self._streams.computing():
             begun = self._streams.begun()
             wanted = 1 if (step.sampling.logprobs < 0).all() else _OF_SAMPLES
-            computed = None if _is_odd(step) else self._graphs.launch(step)
-            if computed is None:
-                # Rows change last: a launch that fails has left them as they were.
-                computed = self._compute(self.rows.ask(step), _bounds(step), step)
+            sample_all = None if _is_odd(step) else self._graphs.launch(step)
+            if sample_all is None:
+                asked = self.rows.ask(step)
+                forwarded = self._forward(asked, _bounds(step), step)
+                sample_all = partial(self._sample, asked, forwarded, step)
+            if step.sampling.masks is not None:
+                masks = step.sampling.masks()
+                self.rows.mask(step.slots[step.sampled_rows[masks.rows]], masks.bits)
+            # Rows change last: a launch that fails has left them as they were.
+            computed = sample_all()
             fetched = computed[:wanted] + computed[_OF_SAMPLES:]
             return StepFlight(step, self._results.fetch(fetched, begun))
 
-    def _compute(self, asked: Asked, bounds: Bounds, odd: StepInputs | None = None) -> list[Tensor]:
-        """A step: what became of each row, log-probabilities of samples, and of prompts.
+    def _forward(self, asked: Asked, bounds: Bounds, odd: StepInputs | None = None) -> "_Forwarded":
+        """The logits of a step's rows, into the buffer of all steps.
 
-        The same launches whatever rows want, so that they can be recorded. What is `odd` in a step
-        (`_is_odd`) is computed besides, and is not.
+        As in `_sample`, the same launches whatever rows want, so that they can be recorded. What is
+        `odd` in a step (`_is_odd`) is computed besides, and is not.
         """
         rows = asked.slots.numel()
         step = step_rows(self.rows.state, asked, self.limits.block_size)
-        prompt = None if odd is None else odd.prompt_logprobs
+        has_prompt = odd is not None and odd.prompt_logprobs is not None
         # In the last layer too, tokens go on that have logits which anybody wants.
-        is_narrowed = prompt is None and bounds.row_max > 1
+        is_narrowed = not has_prompt and bounds.row_max > 1
         states = self._decoder.forward(self._tensors(asked, step, bounds, is_narrowed=is_narrowed))
-        logits, raw = self._logits[:rows], self._raw[:rows]
         last_tokens = self._order[:rows] if is_narrowed else step.last_tokens
-        self._decoder.logits(states, last_tokens, logits)
+        self._decoder.logits(states, last_tokens, self._logits[:rows])
+        return _Forwarded(step, states if has_prompt else None)
+
+    def _sample(
+        self, asked: Asked, forwarded: "_Forwarded", odd: StepInputs | None = None
+    ) -> list[Tensor]:
+        """What became of each row, log-probabilities of samples, and of prompts."""
+        rows, step = asked.slots.numel(), forwarded.step
+        logits, raw = self._logits[:rows], self._raw[:rows]
         wanted = self.rows.samples(asked, step)
         edit_rows(logits, raw, self.rows.state, self.rows.rules, wanted.slots)
         token_ids, is_ok = sample(logits, wanted.params, self._sampling)
         told = self._likeliest(raw, token_ids, wanted.logprobs, odd)
-        if odd is not None and prompt is not None:
+        prompt = None if odd is None else odd.prompt_logprobs
+        if odd is not None and prompt is not None and forwarded.states is not None:
             ends = odd.query_starts[1:].astype(np.int64)
-            told += self._rank_prompt(prompt, ends, states, step)
+            told += self._rank_prompt(prompt, ends, forwarded.states, step)
         return [advance_rows(self.rows.state, self.rows.rules, asked, token_ids, is_ok), *told]
 
     def _likeliest(
@@ -182,6 +200,14 @@ class GraphRunner:
             logits_indices=narrowed,
             context_max=bounds.context_max,
         )
+
+
+class _Forwarded(NamedTuple):
+    """Between the forward pass and the sampling, beside the logits."""
+
+    step: RowStep
+    # Of all tokens, where log-probabilities of prompts are wanted.
+    states: States | None
 
 
 class StepFlight:

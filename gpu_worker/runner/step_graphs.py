@@ -1,16 +1,17 @@
-"""Steps recorded once per size, and then launched in one call.
+"""Steps recorded once per size, and then launched in two calls: forward pass, then sampling.
 
 decode    every row computes and samples one token: recorded by rows
 mixed     any other step: recorded by tokens, of as many rows as there are slots
 
 A step runs in the least recorded one that holds it; rows and tokens beyond are padding, which
 computes nothing that is kept, writes nothing and counts for nothing. What a recorded step reads
-lies in buffers that stay: the rows themselves, which of them are asked for, and their tokens.
+lies in buffers that stay: the rows themselves, which of them are asked for, and their tokens. What
+comes between the two calls reaches the sampling and not the forward pass, which is under way.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import structlog
@@ -24,6 +25,8 @@ from gpu_worker.runner.staging import Staging
 from kernels.rows.step_rows import Asked
 
 log = structlog.get_logger()
+
+ForwardedT = TypeVar("ForwardedT")
 
 # (from this many on, sizes are multiples of this): padding costs little where a step reads weights
 # and contexts anyway, and each size takes a fraction of a second to record.
@@ -70,21 +73,25 @@ def decode_buckets(rows: Sequence[int]) -> list[Bucket]:
     return [Bucket(size, size, is_decode=True) for size in rows]
 
 
-class StepGraphs:
-    """`compute` launches all of a step, and returns what is read of it."""
+class StepGraphs(Generic[ForwardedT]):
+    """`forward` launches a step up to its logits; `sample`, given what that returned, launches the
+    rest, and returns what is read of the step.
+    """
 
     def __init__(
         self,
         buckets: Sequence[Bucket],
         limits: RowLimits,
-        compute: Callable[[Asked, Bounds], list[Tensor]],
+        forward: Callable[[Asked, Bounds], ForwardedT],
+        sample: Callable[[Asked, ForwardedT], list[Tensor]],
         streams: DeviceStreams,
         staging: Staging,
     ) -> None:
         slots, device = limits.slots, streams.device
         self._buckets = sorted(set(buckets), key=lambda each: (each.tokens, each.rows))
         self._limits = limits
-        self._compute = compute
+        self._forward = forward
+        self._sample = sample
         self._streams = streams
         self._staging = staging
         # Slots, starts and token ids of a mixed step, one after the other, where kernels need not
@@ -98,7 +105,9 @@ class StepGraphs:
         self._order = torch.arange(slots + 1, device=device)
         self._no_tokens = torch.zeros(slots, dtype=torch.int64, device=device)
         self._sent: tuple[int, IntArray] = (0, np.zeros(0, np.int64))
-        self._graphs: dict[Bucket, Callable[[], None]] = {}
+        # Of each size: its two parts, and what they computed.
+        self._graphs: dict[Bucket, tuple[Callable[[], None], Callable[[], None]]] = {}
+        self._forwarded: dict[Bucket, ForwardedT] = {}
         self._computed: dict[Bucket, list[Tensor]] = {}
 
     def record(self, on_recorded: Callable[[int, int], None]) -> None:
@@ -110,7 +119,9 @@ class StepGraphs:
         self._asked_for[: self._starts_at].fill_(_PADDING)
         for done, bucket in enumerate(reversed(self._buckets), start=1):
             try:
-                self._graphs[bucket] = self._streams.record(partial(self._keep, bucket))
+                forward = self._streams.record(partial(self._keep_forwarded, bucket))
+                sample = self._streams.record(partial(self._keep_computed, bucket))
+                self._graphs[bucket] = forward, sample
             except NotRecorded as error:
                 log.warning(
                     "worker.unrecorded",
@@ -122,16 +133,24 @@ class StepGraphs:
                 return
             on_recorded(done, len(self._buckets))
 
-    def launch(self, step: StepInputs) -> list[Tensor] | None:
-        """What was computed, until the next launch; None: no recorded step holds this one."""
+    def launch(self, step: StepInputs) -> Callable[[], list[Tensor]] | None:
+        """The forward pass; what is returned launches the sampling, and returns what was computed,
+        until the next launch. None: no recorded step holds this one.
+        """
         if (bucket := self._bucket_for(step)) is None:
             return None
         if bucket.is_decode:
             self._send_slots(step.slots, bucket.rows)
         else:
             self._send(step)
-        self._graphs[bucket]()
-        return self._computed[bucket]
+        forward, sample = self._graphs[bucket]
+        forward()
+
+        def sampled() -> list[Tensor]:
+            sample()
+            return self._computed[bucket]
+
+        return sampled
 
     def _bucket_for(self, step: StepInputs) -> Bucket | None:
         decodes = len(step.sampled_rows) == step.token_count == step.row_count
@@ -145,10 +164,13 @@ class StepGraphs:
         )
         return next(fits, None)
 
-    def _keep(self, bucket: Bucket) -> None:
+    def _keep_forwarded(self, bucket: Bucket) -> None:
         row_max = 1 if bucket.is_decode else bucket.tokens
         bounds = Bounds(row_max=row_max, context_max=self._limits.context_tokens)
-        self._computed[bucket] = self._compute(self._asked(bucket), bounds)
+        self._forwarded[bucket] = self._forward(self._asked(bucket), bounds)
+
+    def _keep_computed(self, bucket: Bucket) -> None:
+        self._computed[bucket] = self._sample(self._asked(bucket), self._forwarded[bucket])
 
     def _asked(self, bucket: Bucket) -> Asked:
         rows, tokens, is_decode = bucket

@@ -7,11 +7,12 @@ Reading a result may wait, and is not watched.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Final, Protocol, TypeVar
 
 import torch
 
-from gpu_worker.batch.step_types import AheadRunner, Flight, RowChanges, StepInputs
+from gpu_worker.batch.step_types import AheadRunner, Flight, RowChanges, StepInputs, TokenMasks
 from gpu_worker.runner.device_streams import HostWaited
 from kernels import jit
 
@@ -36,6 +37,9 @@ class Counters(Protocol):
 
     def unwaiting(self) -> AbstractContextManager[None]:
         """Inside, a host that waits for the device raises HostWaited."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Inside of that, it may."""
 
 
 class CudaCounters:
@@ -66,6 +70,15 @@ class CudaCounters:
         finally:
             torch.cuda.set_sync_debug_mode(before)
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("default")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
 
 class Watched:
     """The same device; a launch, or a plan's changes, that breaks a rule raises StepViolation."""
@@ -83,7 +96,19 @@ class Watched:
 
     def launch(self, step: StepInputs) -> Flight:
         what = f"a step of {step.row_count} rows with {step.token_count} tokens"
-        return self._watch(what, lambda: self._device.launch(step))
+        return self._watch(what, lambda: self._device.launch(self._unwatched_masks(step)))
+
+    def _unwatched_masks(self, step: StepInputs) -> StepInputs:
+        """Masks wait for the step before: that is what they are for."""
+        sampling, masks = step.sampling, step.sampling.masks
+        if masks is None:
+            return step
+
+        def waited_for() -> TokenMasks:
+            with self._counters.waiting():
+                return masks()
+
+        return replace(step, sampling=replace(sampling, masks=waited_for))
 
     def finish(self) -> None:
         self._device.finish()

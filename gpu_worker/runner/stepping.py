@@ -13,7 +13,7 @@ newer waits.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gpu_worker.batch.plans import Plan, StepOutcome, StepResult, StepTimings
@@ -25,6 +25,7 @@ from gpu_worker.batch.step_types import (
     ModelRunner,
     StepInputs,
     StepSamples,
+    TokenMasks,
 )
 from gpu_worker.runner.step_alone import noted, step_alone
 
@@ -224,7 +225,7 @@ class OneAhead:
         return self._launch(launched.plan, step, counts, launched.report) if counts.any() else None
 
     def _launch(self, plan: Plan, step: int, counts: IntArray, report: Report) -> _Launched:
-        inputs = self._rows.step_inputs(counts)
+        inputs = self._after_air(self._rows.step_inputs(counts))
         wait_us = (time.perf_counter_ns() - self._ready_ns) // 1000
         launched = _Launched(plan=plan, step=step, inputs=inputs, wait_us=wait_us, report=report)
         if inputs.row_count:
@@ -235,6 +236,19 @@ class OneAhead:
             launched.flight = flight
         self._rows.expect(inputs)
         return launched
+
+    def _after_air(self, inputs: StepInputs) -> StepInputs:
+        """Masks are of the tokens that are in the air, so these are read first."""
+        sampling, air = inputs.sampling, self._air
+        if sampling.masks is None or air is None:
+            return inputs
+        masks = sampling.masks
+
+        def settled_masks() -> TokenMasks:
+            self._wait_for(air)
+            return masks()
+
+        return replace(inputs, sampling=replace(sampling, masks=settled_masks))
 
     def _try(self, inputs: StepInputs) -> Flight | Exception:
         try:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.batch.plan_validation import RowLimits
-from gpu_worker.batch.step_types import AheadRunner, ModelRunner, StepInputs, StepSamples
+from gpu_worker.batch.step_types import AheadRunner, Grammars, ModelRunner, StepInputs, StepSamples
 from gpu_worker.model.checkpoint import Checkpoint, find_checkpoint, tokenizer_digest
 from gpu_worker.model.config import read_config
 from gpu_worker.model.decoder import Decoder
@@ -57,6 +57,7 @@ from gpu_worker.service.device_selection import (
     numeric_class,
 )
 from gpu_worker.service.gpu_defaults import BatchSizes, batch_sizes, with_sizes
+from gpu_worker.service.grammars import grammar_masks
 from gpu_worker.settings import WorkerSettings
 from kernels import jit, native
 from kernels.kv import fp8
@@ -91,6 +92,8 @@ class Loaded:
     weights_digest: str = ""
     # Of the file that the gateway reads; empty: there is none.
     tokenizer_digest: str = ""
+    # None: rows have none.
+    grammars: Grammars | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -148,13 +151,9 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
     dtype = choose_dtype(settings.dtype, config.checkpoint_dtype, device)
     kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype)
     with timer.phase("load"), Checkpoint(folder) as checkpoint:
+        narrate = _narrator(config.layers)
         weights = load_weights(
-            checkpoint,
-            config,
-            dtype=dtype,
-            device=device,
-            is_int8=is_int8,
-            on_layer=_narrator(config.layers),
+            checkpoint, config, dtype=dtype, device=device, is_int8=is_int8, on_layer=narrate
         )
         scales = read_scales(checkpoint, config) if kv_dtype == fp8.DTYPE else None
         kind = numeric_class(device, dtype, kv_dtype, is_int8=is_int8)
@@ -170,7 +169,8 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         decoder = Decoder(
             config, weights, pages, context_tokens=pool.context_tokens, kv_scales=scales
         )
-    limits = row_limits(sized, config, pool)
+    grammars = grammar_masks(folder, config.vocab_size)
+    limits = row_limits(sized, config, pool, reads_grammars=grammars is not None)
     with timer.phase("warm_up"):
         runner = ready_runner(decoder, pages, limits, streams)
         mixed = mixed_tokens(runner, limits, settings.mixed_step_s)
@@ -189,6 +189,7 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         phases_ms=timer.phases_ms,
         weights_digest=weights_known_by,
         tokenizer_digest=tokenizer_digest(folder),
+        grammars=grammars,
         warm_up_thread=partial(warm_up_thread, streams, compute_of(runner), limits),
     )
 
@@ -389,7 +390,9 @@ def pool_request(settings: WorkerSettings) -> PoolRequest:
     )
 
 
-def row_limits(settings: WorkerSettings, config: ModelConfig, pool: PoolSize) -> RowLimits:
+def row_limits(
+    settings: WorkerSettings, config: ModelConfig, pool: PoolSize, *, reads_grammars: bool = False
+) -> RowLimits:
     return RowLimits(
         slots=settings.slots,
         context_tokens=pool.context_tokens,
@@ -398,6 +401,7 @@ def row_limits(settings: WorkerSettings, config: ModelConfig, pool: PoolSize) ->
         block_count=pool.block_count,
         vocab_size=config.vocab_size,
         windows=config.groups.windows,
+        reads_grammars=reads_grammars,
     )
 
 

@@ -66,7 +66,9 @@ class WorkerProcess:
         loaded = await asyncio.to_thread(self._load, settings)
         runtime.return_freed_memory()
         description = describe(loaded)
-        self._engine = Engine(Rows(loaded.limits), loaded.runner, on_crash=self._crash_hook())
+        self._engine = Engine(
+            Rows(loaded.limits, loaded.grammars), loaded.runner, on_crash=self._crash_hook()
+        )
         await asyncio.wrap_future(self._engine.start(loaded.warm_up_thread))
         meters = Meters(self._metrics.meter)
         self._servicer = WorkerServicer(
@@ -171,6 +173,7 @@ def describe(loaded: Loaded) -> Description:
         mixed_tokens_max=loaded.mixed_tokens,
         weights_digest=loaded.weights_digest,
         tokenizer_digest=loaded.tokenizer_digest,
+        reads_grammars=limits.reads_grammars,
     )
 
 

@@ -38,6 +38,8 @@ FEATURES: Final = (
     common_pb2.FEATURE_PROMPT_LOGPROBS,
     common_pb2.FEATURE_LOGITS_PROCESSORS,
 )
+# Of a worker that has what it takes.
+GRAMMARS: Final = (common_pb2.FEATURE_STRUCTURED_OUTPUTS,)
 
 
 def leader_from_proto(message: common_pb2.Leader) -> Leader:
@@ -119,6 +121,7 @@ def _sampling_from_proto(message: worker_service_pb2.RowSampling) -> RowSampling
         logit_bias=tuple((each.token_id, each.bias) for each in message.logit_bias),
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
+        grammar=message.grammar,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
 
@@ -197,7 +200,7 @@ def description_to_proto(description: Description) -> common_pb2.WorkerDescripti
         tokenizer_digest=description.tokenizer_digest,
         capabilities=common_pb2.Capabilities(
             plan_version=PLAN_VERSION,
-            features=FEATURES,
+            features=[*FEATURES, *GRAMMARS] if description.reads_grammars else FEATURES,
             layer_groups=[
                 common_pb2.LayerGroup(
                     window_tokens=group.window_tokens or 0,

@@ -129,6 +129,14 @@ KAITEN_DOOR int kaiten_sample(const Sample* a, int threads) {
   return call(threads, [=] { sample(*a); });
 }
 
+KAITEN_DOOR int kaiten_mask_logits(const Mask* a, int threads) {
+  return call(threads, [=] {
+    for (int64_t g = 0; g < a->count; ++g)
+      require(a->rows[g] >= 0 && a->rows[g] < a->logit_rows, "rows: %ld must be below %ld", a->rows[g], a->logit_rows);
+    mask_logits(*a);
+  });
+}
+
 KAITEN_DOOR void kaiten_noise_bits(int64_t seed, int64_t choice, int64_t position, int64_t vocab, int64_t* bits) {
   noise_bits(seed, choice, position, vocab, bits);
 }

@@ -173,6 +173,14 @@ struct Sample {
   int64_t rows, vocab;
 };
 void sample(const Sample& a);
+
+struct Mask {
+  float* logits;
+  const int64_t* rows;    // [masks]
+  const uint32_t* masks;  // [masks][words] a bit for each token that may be sampled
+  int64_t count, words, logit_rows, vocab;
+};
+void mask_logits(const Mask& a);
 void noise_bits(int64_t seed, int64_t choice, int64_t position, int64_t vocab, int64_t* bits);
 
 }  // namespace kaiten

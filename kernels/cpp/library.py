@@ -34,9 +34,10 @@ _LAYER: Final = Struct("6P" + 4 * "3P2q" + "3P3q")
 _LAYERS: Final = Struct("2P6q5i3f2?")
 _LAYER_STEP: Final = Struct("7P4q" + 2 * "2Pq")
 _SAMPLE: Final = Struct("10P2q")
+_MASK: Final = Struct("3P4q")
 _CALLS: Final = (
     "paged_attention", "rms_norm", "gate_mul", "rope", "write_kv", "pack_linear", "pack_int8",
-    "unpack_rows", "linear", "sample",
+    "unpack_rows", "linear", "sample", "mask_logits",
 )  # fmt: skip
 _OUT_OF_RANGE: Final = 1
 
@@ -244,6 +245,13 @@ class Library:
         )  # fmt: skip
         self._run(self._c.kaiten_sample, arguments)
         return token_ids, ok
+
+    def mask_logits(self, logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+        count, words = masks.shape
+        arguments = _MASK.pack(
+            logits.data_ptr(), rows.data_ptr(), masks.data_ptr(), count, words, *logits.shape
+        )
+        self._run(self._c.kaiten_mask_logits, arguments)
 
     def noise_bits(self, seed: int, choice: int, position: int, vocab: int) -> Tensor:
         bits = torch.empty(vocab, dtype=torch.int64)

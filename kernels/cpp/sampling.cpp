@@ -247,6 +247,23 @@ void sample(const Sample& a) {
   for_each_item(a.rows, a.rows * a.vocab > 1 << 15, [&](int64_t r) { sample_row(a, r); });
 }
 
+void mask_logits(const Mask& a) {
+  for_each_item(a.count, a.count * a.vocab > 1 << 15, [&](int64_t g) {
+    float* logits = a.logits + a.rows[g] * a.vocab;
+    const uint32_t* mask = a.masks + g * a.words;
+    for (int64_t w = 0; w < a.words; ++w) {
+      const int64_t first = w * 32, count = std::min<int64_t>(32, a.vocab - first);
+      if (mask[w] == ~0u) continue;
+      if (mask[w] == 0) {
+        std::fill_n(logits + first, count, -kInf);
+        continue;
+      }
+      for (int64_t b = 0; b < count; ++b)
+        logits[first + b] = mask[w] >> b & 1 ? logits[first + b] : -kInf;
+    }
+  });
+}
+
 void noise_bits(int64_t seed, int64_t choice, int64_t position, int64_t vocab, int64_t* out) {
   VU bits[4];
   for (int64_t i = 0; i < vocab; ++i) {

@@ -262,7 +262,9 @@ def test_a_row_that_forbids_itself_everything_is_told_so(
 ) -> None:
     asked = [([1], sampling(**requests)), ([1], sampling(max_tokens=4))]
     scheduler = run(table_device(TABLE), LIMITS, asked)
-    said = "allowed_token_ids, bad_words and min_tokens leave no token to sample"
+    said = (
+        "allowed_token_ids, bad_words, min_tokens and structured_outputs leave no token to sample"
+    )
     assert scheduler.errors == {0: said}
     assert len(scheduler.outputs[0]) == sampled
     assert len(scheduler.outputs[1]) == 4

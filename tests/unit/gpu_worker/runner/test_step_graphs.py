@@ -78,7 +78,7 @@ def outputs(stepper: Any, lengths: tuple[int, ...], **wanted: Any) -> dict[int, 
 
 @pytest.mark.parametrize("wanted", [{}, RULES], ids=["plain", "rules"])
 @pytest.mark.parametrize("lengths", [(3,), (1, 30, 9, 4, 50)], ids=["one", "many"])
-def test_every_step_is_one_launch_and_one_upload_at_most(
+def test_every_step_is_two_launches_and_one_upload_at_most(
     model: Model, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], wanted: Any
 ) -> None:
     streams = Counting()
@@ -95,7 +95,7 @@ def test_every_step_is_one_launch_and_one_upload_at_most(
 
     monkeypatch.setattr(runner, "launch", counted)
     found = outputs(OneAhead(Rows(LIMITS), runner), lengths, **wanted)
-    assert {launches for launches, _ in counts} == {1}
+    assert {launches for launches, _ in counts} == {2}
     assert {uploads for _, uploads in counts} <= {0, 1}
     assert len(counts) >= 8
     assert found == outputs(model.in_turns(), lengths, **wanted)
@@ -120,7 +120,7 @@ def test_rules_stop_nobody_from_running_ahead(model: Model) -> None:
 
 
 def test_what_cannot_be_recorded_is_launched_one_by_one(model: Model) -> None:
-    streams = Counting(recorded_max=2)
+    streams = Counting(recorded_max=4)
     with capture_logs() as logs:
         runner = model.resident(streams)
     (told,) = (entry for entry in logs if entry["event"] == "worker.unrecorded")

@@ -61,6 +61,12 @@ class Played:
         finally:
             self.is_launching = False
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        was_launching, self.is_launching = self.is_launching, False
+        yield
+        self.is_launching = was_launching
+
     def wait(self) -> None:
         if self.is_launching:
             raise HostWaited("the host was about to wait for the device")

@@ -1,0 +1,151 @@
+"""Which tokens a row with a grammar may be given next, as bits, computed beside the steps.
+
+Everything follows from the grammar and the output so far, so a row that was preempted, resumed or
+moved to another worker samples what it would have sampled undisturbed. A row's next mask is begun
+as soon as its token is known: while results are sent, plans come and the next step computes.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLExecutor, LLMatcher
+
+from gpu_worker.batch.plans import RowSampling
+from gpu_worker.batch.step_types import IndexArray, IntArray
+from service_kit.grammars import BITS, GrammarTokenizer, InvalidGrammar, one_line
+
+# Compiled, of the rows to come: choices of one request, and requests with one schema.
+_KEPT: Final = 128
+_WORD_BYTES: Final = 4
+# A bit for each token.
+_Mask = npt.NDArray[np.uint32]
+
+
+@dataclass(eq=False, slots=True)
+class _Row:
+    # The tokens that end the output.
+    stops: IntArray
+    # The row's allowed_token_ids; None: all.
+    allowed: _Mask | None
+    # Of the next token, once `pending` is done.
+    mask: _Mask
+    # Set by the job that begins the row, before it has a token to see.
+    matcher: LLMatcher = field(init=False)
+    # The job after which the mask is that of the next token.
+    pending: "Future[None] | None" = None
+    # Why there is no mask any more.
+    problem: str = ""
+
+
+class GrammarMasks:
+    """Of all rows of a batch. Called on one thread."""
+
+    def __init__(self, tokenizer: GrammarTokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_words, self._words = -(-vocab_size // BITS), tokenizer.mask_words
+        self._rows: dict[int, _Row] = {}
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        # A grammar that takes long to compile holds up nobody's masks.
+        self._starts = ThreadPoolExecutor(1, "grammars")
+        self._steps = ThreadPoolExecutor(1, "masks")
+        self._together = LLExecutor()
+
+    def join(self, slot: int, sampling: RowSampling, output: Sequence[int]) -> None:
+        """`output`: the tokens sampled so far."""
+        allowed = sampling.allowed_token_ids
+        row = self._rows[slot] = _Row(
+            stops=np.array(sampling.stop_token_ids, np.int64),
+            allowed=mask_of(allowed, self._words) if allowed else None,
+            mask=np.zeros(self._words, np.uint32),
+        )
+        row.pending = self._starts.submit(self._start, row, self._compile(sampling.grammar), output)
+
+    def leave(self, slot: int) -> None:
+        self._rows.pop(slot, None)
+
+    def see(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
+        """These rows sampled these tokens, and go on."""
+        rows = [self._rows[slot] for slot in slots]
+        pending = self._steps.submit(self._advance, rows, token_ids)
+        for row in rows:
+            row.pending = pending
+
+    def masks(self, slots: Sequence[int]) -> IndexArray:
+        """[rows, vocabulary / 32] of these rows: a bit for each token that may come next."""
+        masks = []
+        for slot in slots:
+            row = self._rows[slot]
+            if row.pending is not None:
+                row.pending.result()
+            masks.append(row.mask[: self._vocab_words])
+        return np.stack(masks).view(np.int32)
+
+    def problem(self, slot: int) -> str:
+        """Why the row cannot go on; empty: its grammar knows no reason."""
+        return self._rows[slot].problem
+
+    def _compile(self, grammar: str) -> "Future[LLMatcher]":
+        if grammar not in self._compiled:
+            self._compiled[grammar] = self._starts.submit(self._tokenizer.compiled, grammar)
+            if len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(grammar)
+        return self._compiled[grammar]
+
+    # On other threads:
+
+    def _start(self, row: _Row, compiled: "Future[LLMatcher]", output: Sequence[int]) -> None:
+        try:
+            row.matcher = compiled.result().deep_copy()
+        except InvalidGrammar as error:
+            # Its mask stays empty, so it ends with the first token it would sample.
+            row.problem = str(error)
+            return
+        row.matcher.consume_tokens(list(output))
+        self._fill([row])
+
+    def _advance(self, rows: Sequence[_Row], token_ids: Sequence[int]) -> None:
+        matchers = [row.matcher for row in rows]
+        self._together.consume_token_par(list(zip(matchers, token_ids, strict=True)))
+        self._fill(rows)
+
+    def _fill(self, rows: Sequence[_Row]) -> None:
+        masks = np.zeros((len(rows), self._words), np.uint32)
+        self._together.unsafe_compute_mask_ptr(
+            [(row.matcher, index) for index, row in enumerate(rows)],
+            masks.ctypes.data,
+            self._words * _WORD_BYTES,
+            len(rows),
+        )
+        word, bit = divmod(self._tokenizer.end, BITS)
+        is_complete = (masks[:, word] >> np.uint32(bit)) & 1
+        masks[:, word] &= ~np.uint32(1 << bit)
+        for row, mask, may_end in zip(rows, masks, is_complete.tolist(), strict=True):
+            _set_bits(mask, row.stops, is_set=bool(may_end))
+            if row.allowed is not None:
+                mask &= row.allowed
+            if row.matcher.is_error():
+                row.problem = one_line(row.matcher.get_error())
+                mask[:] = 0
+            row.mask = mask
+
+
+def mask_of(token_ids: Sequence[int], words: int) -> _Mask:
+    """A mask of these tokens."""
+    mask = np.zeros(words, np.uint32)
+    _set_bits(mask, np.array(token_ids, np.int64), is_set=True)
+    return mask
+
+
+def _set_bits(mask: _Mask, token_ids: IntArray, *, is_set: bool) -> None:
+    ones = np.uint32(1) << (token_ids % BITS).astype(np.uint32)
+    # Several of them may be of one word.
+    if is_set:
+        np.bitwise_or.at(mask, token_ids // BITS, ones)
+    else:
+        np.bitwise_and.at(mask, token_ids // BITS, ~ones)

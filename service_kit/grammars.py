@@ -1,0 +1,74 @@
+"""Grammars as both ends read them: a gateway tries what it lets in, a worker samples by it.
+
+Not imported with the rest: it needs llguidance, which only these two have.
+"""
+
+import json
+from pathlib import Path
+from typing import Final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+# As it travels: Lark, or llguidance's own JSON.
+GRAMMAR_BYTES_MAX: Final = 64 << 10
+REASON_CHARS_MAX: Final = 300
+# Tokens in a word of a mask.
+BITS: Final = 32
+# Compiling takes a tenth of a second at most, and the mask of one token some 20 ms: the sizes are
+# counted and not the time, so that what is let in anywhere is computed everywhere.
+LIMITS: Final = LLParserLimits(
+    max_grammar_size=10_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    verbose_errors=False,
+)
+
+# What llguidance puts where it would show the state of the parser, and the client's texts in it.
+_NO_DETAILS: Final = "<non-verbose/>"
+_END: Final = {
+    "content": "<|end of output|>",
+    "special": True,
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": False,
+}
+
+
+class InvalidGrammar(ValueError):
+    """What is wrong with it, for the client; of one line."""
+
+
+class GrammarTokenizer:
+    """Of a tokenizer.json, for a model of `vocab_size` tokens. ValueError: it cannot be used.
+
+    It has a token more, `end`: where a mask has its bit the output is complete, whichever tokens of
+    the model end it. No token of the model has that number, or it is one that says nothing.
+    """
+
+    def __init__(self, path: Path, vocab_size: int) -> None:
+        file = json.loads(path.read_text(encoding="utf-8"))
+        vocabulary, added = file["model"]["vocab"], file.setdefault("added_tokens", [])
+        ids = {each["id"] for each in added}
+        ids.update(vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary)))
+        self.end = max(len(vocabulary), 1 + max(ids))
+        self.mask_words = -(-max(vocab_size, self.end + 1) // BITS)
+        added.append(_END | {"id": self.end})
+        size = max(vocab_size, self.end + 1)
+        self.tokens = LLTokenizer(json.dumps(file), n_vocab=size, eos_token=self.end)
+
+    def compiled(self, grammar: str) -> LLMatcher:
+        """At its beginning. InvalidGrammar."""
+        matcher = LLMatcher(self.tokens, grammar, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise InvalidGrammar(one_line(matcher.get_error()))
+        return matcher
+
+
+def one_line(reason: str) -> str:
+    """What llguidance says, without the picture of the place that it draws below."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip(" ^|")]
+    lines = [line for line in lines if line != _NO_DETAILS]
+    return " ".join(lines)[:REASON_CHARS_MAX]

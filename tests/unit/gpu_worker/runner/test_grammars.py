@@ -1,0 +1,237 @@
+"""Rows with grammars: what they sample belongs to their language, on both kinds of runner.
+
+The oracle is llguidance itself, asked anew from the beginning for each output, and jsonschema.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+
+from gpu_worker.batch.grammar_masks import GrammarMasks
+from gpu_worker.batch.plan_validation import RowLimits
+from gpu_worker.batch.plans import FinishReason, InvalidPlan
+from gpu_worker.batch.rows import Rows
+from gpu_worker.runner.stepping import InTurns, OneAhead
+from kernels import dispatch
+from service_kit.grammars import GrammarTokenizer
+from tests.support.ahead import LateScheduler, Model, play, replay
+from tests.support.mini_scheduler import MiniScheduler, sampling
+from tests.support.random_model import write_random_model
+from tests.support.tokenizers import byte_level_bpe, token_id
+
+# More than the tokenizer has, as models do.
+VOCAB: Final = 500
+LIMITS = RowLimits(
+    slots=4,
+    context_tokens=120,
+    step_tokens=40,
+    block_size=4,
+    block_count=120,
+    vocab_size=VOCAB,
+    reads_grammars=True,
+)
+SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["fox", "dog", "café"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    },
+    "required": ["kind", "count", "tags"],
+    "additionalProperties": False,
+}
+NEVER_CUT = 1 << 30
+
+
+def of_schema(schema: Any) -> str:
+    """Without white space."""
+    told = json.dumps(schema)
+    return LLMatcher.grammar_from_json_schema(told, overrides={"whitespace_flexible": False})
+
+
+def of_regex(pattern: str) -> str:
+    return LLMatcher.grammar_from_regex(pattern)
+
+
+@dataclass
+class Stack:
+    """A random model, and the tokenizer that it has none of its training from."""
+
+    model: Model
+    path: Path
+    stop: int
+
+    def rows(self) -> Rows:
+        tokenizer = GrammarTokenizer(self.path, VOCAB)
+        return Rows(LIMITS, GrammarMasks(tokenizer, VOCAB))
+
+    def in_turns(self) -> InTurns:
+        return InTurns(self.rows(), self.model.turn_device())
+
+    def one_ahead(self) -> OneAhead:
+        return OneAhead(self.rows(), self.model.resident())
+
+    def text(self, token_ids: list[int]) -> str:
+        ended = token_ids[:-1] if token_ids[-1:] == [self.stop] else token_ids
+        return str(byte_level_bpe().decode(ended, skip_special_tokens=False))
+
+    def wish(self, **changes: Any) -> Any:
+        base = {"max_tokens": 90, "temperature": 1.0, "stop_token_ids": (self.stop,)}
+        return sampling(**(base | changes))
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("grammars")
+    byte_level_bpe().save(str(folder / "tokenizer.json"))
+    model = write_random_model(folder, seed=5, vocab_size=VOCAB)
+    dispatch.force("torch")
+    stop = token_id(byte_level_bpe(), "<|end|>")
+    yield Stack(Model(model, LIMITS), folder / "tokenizer.json", stop)
+    dispatch.force(None)
+
+
+def run(stepper: Any, *wishes: Any, scheduler: MiniScheduler | None = None) -> MiniScheduler:
+    scheduler = scheduler or MiniScheduler(LIMITS, lease_steps=5)
+    for index, wish in enumerate(wishes):
+        scheduler.submit([5 + index, 6, 7], wish)
+    play(stepper, scheduler, lambda: NEVER_CUT)
+    return scheduler
+
+
+@pytest.mark.parametrize("kind", ["in_turns", "one_ahead"])
+def test_what_ends_by_itself_is_valid(stack: Stack, kind: str) -> None:
+    wishes = [stack.wish(seed=seed, grammar=of_schema(SCHEMA)) for seed in range(12)]
+    done = run(getattr(stack, kind)(), *wishes)
+    assert not done.errors
+    assert set(done.reasons.values()) == {FinishReason.STOP}
+    told = [stack.text(tokens) for tokens in done.outputs.values()]
+    assert len(set(told)) > 6
+    for text in told:
+        jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_one_cut_off_is_a_beginning_of_the_language(stack: Stack) -> None:
+    grammar = of_regex("(fox|dog){40}")
+    done = run(stack.in_turns(), stack.wish(max_tokens=9, grammar=grammar))
+    assert done.reasons == {0: FinishReason.LENGTH}
+    matcher = GrammarTokenizer(stack.path, VOCAB).compiled(grammar)
+    assert matcher.consume_tokens(done.outputs[0])
+
+
+def test_who_has_no_grammar_samples_what_it_would_have(stack: Stack) -> None:
+    plain = [stack.wish(seed=seed, max_tokens=20, stop_token_ids=()) for seed in (1, 2)]
+    alone = run(stack.in_turns(), *plain).outputs
+    mixed = (plain[0], stack.wish(seed=9, grammar=of_schema(SCHEMA)), plain[1])
+    for stepper in (stack.in_turns(), stack.one_ahead()):
+        scheduler = MiniScheduler(LIMITS, lease_steps=3)
+        for prompt, wish in zip(([5, 6, 7], [8, 6, 7], [6, 6, 7]), mixed, strict=True):
+            scheduler.submit(prompt, wish)
+        play(stepper, scheduler, lambda: NEVER_CUT)
+        assert [scheduler.outputs[0], scheduler.outputs[2]] == [alone[0], alone[1]]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_a_device_one_step_ahead_does_the_same(stack: Stack, data: st.DataObject) -> None:
+    """Also preempted and resumed, and with rows that end in the step before."""
+    patterns = ["(fox|dog|, ){1,9}", "[0-9]{1,4}", "(ab?c)*"]
+    scheduler = LateScheduler(LIMITS, lease_steps=data.draw(st.integers(1, 5)))
+    for index in range(data.draw(st.integers(1, 6))):
+        grammar = data.draw(st.sampled_from(["", *map(of_regex, patterns), of_schema(SCHEMA)]))
+        wish = stack.wish(seed=index, max_tokens=24, grammar=grammar, temperature=0.8)
+        scheduler.submit([index + 3, 4, 5], wish)
+    played = play(stack.in_turns(), scheduler, lambda: data.draw(st.integers(1, 6)))
+    replay(stack.one_ahead(), played, lambda: data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("cut", [1, 5, 12])
+def test_one_that_is_resumed_goes_on_as_undisturbed(stack: Stack, cut: int) -> None:
+    wish = stack.wish(seed=4, grammar=of_schema(SCHEMA))
+    whole = run(stack.in_turns(), wish).outputs[0]
+    assert len(whole) > cut
+    scheduler = MiniScheduler(LIMITS)
+    scheduler.submit([5, 6, 7], wish, committed=whole[:cut])
+    play(stack.in_turns(), scheduler, lambda: NEVER_CUT)
+    assert scheduler.outputs[0] == whole[cut:]
+
+
+def test_a_stop_token_comes_where_the_output_is_complete_and_nowhere_else(stack: Stack) -> None:
+    grammars = GrammarMasks(GrammarTokenizer(stack.path, VOCAB), VOCAB)
+    tokenizer = byte_level_bpe()
+    ordinary = token_id(tokenizer, "b")
+    stops = (stack.stop, ordinary, VOCAB - 1)
+    grammars.join(2, stack.wish(grammar=of_regex("a{2}b{0,2}"), stop_token_ids=stops), ())
+
+    def allowed() -> set[int]:
+        bits = np.unpackbits(grammars.masks([2]).view(np.uint8), bitorder="little")
+        return set(np.flatnonzero(bits).tolist())
+
+    a = token_id(tokenizer, "a")
+    assert a in allowed()
+    assert not allowed() & set(stops)
+    grammars.see([2], [a])
+    assert not allowed() & set(stops)
+    grammars.see([2], [a])
+    assert set(stops) <= allowed()
+    assert a not in allowed()
+
+
+def test_allowed_token_ids_are_kept_to_as_well(stack: Stack) -> None:
+    digits = [token_id(byte_level_bpe(), digit) for digit in "13"]
+    allowed = (*digits, stack.stop)
+    for stepper in (stack.in_turns(), stack.one_ahead()):
+        wish = stack.wish(grammar=of_regex("[0-9]{6}"), allowed_token_ids=allowed)
+        done = run(stepper, wish)
+        assert set(stack.text(done.outputs[0])) <= set("13")
+        assert done.reasons == {0: FinishReason.STOP}
+
+
+def test_log_probabilities_are_of_the_models_own_logits(stack: Stack) -> None:
+    wish = stack.wish(grammar=of_regex("[0-9]{6}"), logprobs=2, temperature=0.0)
+    for stepper in (stack.in_turns(), stack.one_ahead()):
+        told = run(stepper, wish).logprobs[0]
+        # The likeliest tokens of a random model are hardly ever digits.
+        assert any(token.logprob < min(token.top_logprobs) for token in told)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"grammar": "start: /[/"}, 'structured_outputs: at 1(8): invalid regex "["'),
+        ({"grammar": of_regex("[0-9]{3}"), "stop_token_ids": ()}, "leave no token to sample"),
+        ({"grammar": of_regex("x{3}"), "allowed_token_ids": (1,)}, "leave no token to sample"),
+        ({"grammar": "start: start"}, "structured_outputs: NoExtension"),
+    ],
+)
+def test_a_row_that_cannot_go_on_ends_alone_and_says_why(
+    stack: Stack, changes: dict[str, Any], reason: str
+) -> None:
+    for stepper in (stack.in_turns(), stack.one_ahead()):
+        done = run(stepper, stack.wish(**changes), stack.wish(grammar=of_regex("[0-9]{3}")))
+        assert reason in done.errors[0]
+        assert list(done.errors) == [0]
+        assert done.reasons[1] == FinishReason.STOP
+
+
+def test_who_reads_no_grammars_refuses_a_plan_with_one(stack: Stack) -> None:
+    model = Model(stack.path.parent, RowLimits(**{**_fields(LIMITS), "reads_grammars": False}))
+    scheduler = MiniScheduler(LIMITS)
+    scheduler.submit([5], stack.wish(grammar=of_regex("a")))
+    plan = scheduler.next_plan()
+    assert plan is not None
+    with pytest.raises(InvalidPlan, match="reads no grammars"):
+        model.in_turns().run(plan, 0, lambda result: None, lambda: False)
+
+
+def _fields(limits: RowLimits) -> dict[str, Any]:
+    return {name: getattr(limits, name) for name in limits.__dataclass_fields__}
