@@ -9,6 +9,8 @@ import structlog
 
 from gateway import tenants
 from gateway.app import create_api, create_app
+from gateway.children.grammar_process import GrammarProcess
+from gateway.children.pool import ChildLimits
 from gateway.grpc import inference
 from gateway.grpc.operators import Operators
 from gateway.http.connection import ConnectionLimits
@@ -27,7 +29,7 @@ from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring, KeysFile
 from gateway.text import model_card, model_files
 from gateway.text.model_card import ModelCard
-from gateway.text.template_process import TemplateLimits, TemplateProcess
+from gateway.text.template_process import TemplateProcess
 from ledger import LedgerLimits
 from service_kit import logs, settings, telemetry
 from service_kit.addresses import is_loopback
@@ -79,6 +81,9 @@ class GatewayService:
         self._keys_file = _keys_file(config)
         self._keyring = _keyring(config) if self._keys_file is None else self._keys_file.keyring
         self._template = _template(self._card, config)
+        self._grammars = GrammarProcess(
+            self._card.tokenizer_path, self._card.vocab_size, ChildLimits()
+        )
         self._metrics = Metrics("gateway", is_scraped=config.metrics)
         self._spans = telemetry.configure("gateway")
         self.front = Front(
@@ -90,6 +95,7 @@ class GatewayService:
             meters=self._meters(),
             tracing=Tracing(self._spans, model=self._card.name),
             request_log=RequestLog(is_on=config.log_requests),
+            grammars=self._grammars,
             explainer=Explainer(self.link, SystemClock(), self._peers),
             streams_max=config.streams_max,
             timeout_s=config.request_timeout_s or None,
@@ -187,6 +193,7 @@ class GatewayService:
         await self._deliver_releases()
         if self._template is not None:
             await self._template.close()
+        await self._grammars.close()
         await self.link.close()
         await asyncio.to_thread(self._metrics.close)
         if self._spans is not None:
@@ -256,7 +263,7 @@ def _keyring(config: GatewaySettings) -> Keyring:
 def _template(card: ModelCard, config: GatewaySettings) -> TemplateProcess | None:
     if card.chat_template is None:
         return None
-    limits = TemplateLimits(text_bytes_max=2 * config.text_bytes_max)
+    limits = ChildLimits(text_bytes_max=2 * config.text_bytes_max)
     return TemplateProcess(
         card.chat_template, card.template_names, limits, control_texts=card.special_texts
     )

@@ -156,7 +156,8 @@ class ChatBody(GenerationBody):
     @property
     def aliases(self) -> Mapping[str, str]:
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return {"sampling.logprobs": "top_logprobs", "sampling.max_tokens": limit}
+        own = {"sampling.logprobs": "top_logprobs", "sampling.max_tokens": limit}
+        return {**super().aliases, **own}
 
     def asks(self, limits: Limits, prompts_max: int) -> list[Ask]:
         given = self.max_completion_tokens

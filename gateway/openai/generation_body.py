@@ -12,11 +12,17 @@ from typing import Any, ClassVar, Final, Literal
 from gateway.http.json_body import cut
 from gateway.openai.parts import Echo, Format
 from gateway.openai.request_body import Biases, IdLists, Ids, RequestBody, Texts
+from gateway.openai.structured_outputs import (
+    ResponseFormat,
+    ResponseTextFormat,
+    StructuredOutputsBody,
+)
+from gateway.requests import structured_outputs
 from gateway.requests.validation import Limits, sampling_from
 from gateway.tenants import PRIORITY_MAX
 from gateway.text.detokenizer import Pieces
 from gateway.values.generation_request import Ask, Prompt
-from kaiten.v1.common_pb2 import SamplingParams
+from kaiten.v1.common_pb2 import SamplingParams, StructuredOutputs
 from service_kit.errors import InvalidRequest
 
 SAMPLING_FIELDS: Final = tuple(SamplingParams.DESCRIPTOR.fields_by_name)
@@ -56,6 +62,8 @@ class SamplingBody(RequestBody):
     the tokens that stop."""
     bad_words_token_ids: IdLists | None = None
     """Something of the vocabulary must be left."""
+    structured_outputs: StructuredOutputsBody | None = None
+    """As in vLLM: what the whole output must be. Needs a token that ends it, and no min_tokens."""
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
@@ -94,7 +102,27 @@ class SamplingBody(RequestBody):
             given["seed"] = self.seed + 2**64
         given["logit_bias"] = _biases(self.logit_bias or {})
         given["bad_words"] = self.bad_words_token_ids
+        given["structured_outputs"] = self._structured_outputs()
         return given
+
+    @property
+    def output_format(self) -> tuple[str, ResponseFormat | ResponseTextFormat | None]:
+        """OpenAI's way to say what the output must be, and the field's name."""
+        return "", None
+
+    def _structured_outputs(self) -> StructuredOutputs | None:
+        name, output_format = self.output_format
+        asked = None if output_format is None else output_format.wanted(name)
+        if self.structured_outputs is None:
+            return asked
+        if asked is not None:
+            raise InvalidRequest(name, "must not be given together with structured_outputs")
+        return self.structured_outputs.wanted()
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        name = self.output_format[0]
+        return {structured_outputs.FIELD: name} if name and self.structured_outputs is None else {}
 
 
 class GenerationBody(SamplingBody):
@@ -112,6 +140,11 @@ class GenerationBody(SamplingBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+
+    @property
+    def output_format(self) -> tuple[str, ResponseFormat | None]:
+        return "response_format", self.response_format
 
     @abstractmethod
     def asks(self, limits: Limits, prompts_max: int) -> list[Ask]:

@@ -8,6 +8,7 @@ or, where the operator says so, left out with a word to whoever sent it.
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import structlog
@@ -32,7 +33,6 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
-    "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
@@ -83,15 +83,15 @@ class RequestBody(BaseModel):
 
         With a place to note them they are left out.
         """
-        if not isinstance(content, dict) or content.keys() <= cls.model_fields.keys():
+        if not isinstance(content, dict) or content.keys() <= (known := _names(cls)):
             return content
-        unknown = (key for key in content if key not in cls.model_fields)
+        unknown = (key for key in content if key not in known)
         if info.context is None:
             raise PydanticCustomError("unknown", "is not a known field", {"key": next(unknown)})
         for key in unknown:
             if len(info.context) < NAMES_MAX:
                 info.context[key if NAME.fullmatch(key) else "?"] = None
-        return {key: value for key, value in content.items() if key in cls.model_fields}
+        return {key: value for key, value in content.items() if key in known}
 
     @property
     def aliases(self) -> Mapping[str, str]:
@@ -107,6 +107,12 @@ class RequestBody(BaseModel):
             for each in (error, *error.violations):
                 each.field = self.aliases.get(each.field, each.field)
             raise
+
+
+@cache
+def _names(body: type[RequestBody]) -> frozenset[str]:
+    """What its fields are called in JSON."""
+    return frozenset(each.alias or name for name, each in body.model_fields.items())
 
 
 BodyT = TypeVar("BodyT", bound=RequestBody)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from gateway.children.grammar_process import GrammarProcess
 from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Tracing
@@ -30,6 +31,7 @@ from gateway.tenants import Tenant
 from gateway.text.detokenizer import Pieces, decode_in_turns
 from gateway.text.model_card import ModelCard
 from gateway.values.generation_request import Ask, TokenPrompt
+from kaiten.v1.common_pb2 import SamplingParams
 from kaiten.v1.inference_service_pb2 import Done as DoneMessage
 from kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
 from kaiten.v1.timeline_pb2 import ChoiceTimeline
@@ -70,6 +72,7 @@ class Front:
         tracing: Tracing,
         request_log: RequestLog,
         explainer: Explainer,
+        grammars: GrammarProcess,
         streams_max: int,
         timeout_s: float | None = None,
     ) -> None:
@@ -83,6 +86,7 @@ class Front:
         self._tracing = tracing
         self._request_log = request_log
         self._explainer = explainer
+        self._grammars = grammars
         self._streams_max = streams_max
         self._timeout_s = timeout_s
         self._active: dict[Generation, None] = {}
@@ -165,9 +169,11 @@ class Front:
             if refusal := self.readiness.watch.refusal(self.card):
                 raise Unavailable(self.readiness.problem or refusal)
             named = self._complete(ask, trace.traceparent(ask.traceparent))
-            if not ask.request_id and is_long(ask.prompt):
+            is_work = is_long(ask.prompt) or ask.sampling.HasField("structured_outputs")
+            if not ask.request_id and is_work:
                 # Refused before any work. A request with an id may have been accepted already.
                 await self._link.ledger.refuse_if_full(tenant.name, ask.n or 1, tenant.bounds)
+            grammar = await self._grammar(named.sampling)
             context = limits.context_tokens_max
             prompt_ids = await self._prompter.token_ids(ask.prompt, tenant.name, context)
             record = to_record(
@@ -177,6 +183,7 @@ class Front:
                 model=self.model,
                 tenant=tenant,
                 seed=secrets.randbits(64),
+                grammar=grammar,
             )
             submitted = await self._submit(record, ask, tenant)
             accepted = Accepted(named.request_id, len(prompt_ids))
@@ -325,6 +332,12 @@ class Front:
             timeout_s=self._timeout_s if ask.timeout_s is None else ask.timeout_s,
             traceparent=traceparent,
         )
+
+    async def _grammar(self, sampling: SamplingParams) -> str:
+        """What workers keep to; empty: anything."""
+        if not sampling.HasField("structured_outputs"):
+            return ""
+        return await self._grammars.grammar(sampling.structured_outputs)
 
     def _note_idle(self) -> None:
         if not self._active and not self._opening:

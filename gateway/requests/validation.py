@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final
 
+from gateway.requests import structured_outputs
 from gateway.tenants import PRIORITY_MAX, Tenant
 from gateway.text.model_card import SamplingDefaults
 from gateway.values.generation_request import Ask, ChatPrompt, TextPrompt, TokenPrompt
@@ -92,6 +93,7 @@ class Limits:
     bad_words_max: int = 64
     bad_word_tokens_max: int = 32
     text_bytes_max: int = 4 << 20
+    grammar_bytes_max: int = 64 << 10
     body_values_max: int = 1 << 18
     messages_max: int = 4096
     roles: frozenset[str] = frozenset(ROLES)
@@ -220,9 +222,16 @@ def check_request_id(request_id: str) -> None:
 
 
 def to_record(
-    ask: Ask, prompt_ids: Sequence[int], *, limits: Limits, model: Model, tenant: Tenant, seed: int
+    ask: Ask,
+    prompt_ids: Sequence[int],
+    *,
+    limits: Limits,
+    model: Model,
+    tenant: Tenant,
+    seed: int,
+    grammar: str = "",
 ) -> SubmitRecord:
-    """The durable form of a checked Ask. `seed` is used when the client gave none."""
+    """The durable form of a checked Ask. `seed`: if the client gave none; `grammar`: compiled."""
     room = limits.context_tokens_max - len(prompt_ids)
     if not prompt_ids:
         raise InvalidRequest(ask.prompt.field, "must give at least one token")
@@ -238,7 +247,7 @@ def to_record(
         tenant_tokens_max=tenant.running_tokens_max or 0,
         n=ask.n or 1,
         prompt_token_ids=prompt_ids,
-        sampling=_row_sampling(ask, room, limits, model, seed),
+        sampling=_row_sampling(ask, room, limits, model, seed, grammar),
         timeout_ms=min(timeout_ms, UINT64_MAX),
         traceparent=ask.traceparent,
         priority=ask.priority,
@@ -259,7 +268,9 @@ def _check_prompt_values(tokens: int, prompt_logprobs: int, limits: Limits) -> N
         raise TooMany("sampling.prompt_logprobs", limits.prompt_values_max, values, unit)
 
 
-def _row_sampling(ask: Ask, room: int, limits: Limits, model: Model, seed: int) -> RowSampling:
+def _row_sampling(
+    ask: Ask, room: int, limits: Limits, model: Model, seed: int, grammar: str
+) -> RowSampling:
     """What was asked for over the model's own defaults. A field of the same name is copied."""
     asked = ask.sampling
     max_tokens = min(room, ask.default_max_tokens or room)
@@ -273,6 +284,7 @@ def _row_sampling(ask: Ask, room: int, limits: Limits, model: Model, seed: int) 
     eos = () if asked.ignore_eos else model.eos_token_ids
     stops = dict.fromkeys((*eos, *asked.stop_token_ids))
     words = dict.fromkeys(tuple(word.token_ids) for word in asked.bad_words)
+    structured_outputs.check_end(grammar, bool(stops))
     _check_something_is_left(asked, words, stops if asked.min_tokens else (), limits)
     fields: dict[str, Any] = asdict(model.defaults) | {"seed": seed, "logprobs": -1}
     fields |= {each.name: value for each, value in asked.ListFields() if each.name in ROW_FIELDS}
@@ -289,6 +301,7 @@ def _row_sampling(ask: Ask, room: int, limits: Limits, model: Model, seed: int) 
         "stop_token_ids": stops,
         "allowed_token_ids": dict.fromkeys(asked.allowed_token_ids),
         "bad_words": [TokenSequence(token_ids=word) for word in words],
+        "grammar": grammar,
     }
     return RowSampling(**fields)
 
@@ -333,6 +346,7 @@ def _sampling_rules(values: Mapping[str, Any], limits: Limits) -> Iterator[Rule]
         yield partial(_can_be_done, name, values.get(name), limits)
     for name, count in id_lists(limits).items():
         yield partial(_token_ids, f"sampling.{name}", values.get(name, ()), count, limits)
+    yield partial(structured_outputs.check, values, limits.grammar_bytes_max)
     yield partial(_check_biases, values.get("logit_bias", ()), limits)
     yield partial(_check_bad_words, values.get("bad_words", ()), limits)
 

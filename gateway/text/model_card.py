@@ -50,6 +50,7 @@ class ModelCard:
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
     tokenizer: Tokenizer
+    tokenizer_path: Path
     # Hex SHA-256 of its file.
     tokenizer_digest: str
     pieces: Pieces
@@ -76,6 +77,7 @@ def load(folder: Path, name: str = "") -> ModelCard:
         eos_token_ids=_eos_ids(generation, config, tokenizer, names),
         defaults=_defaults(generation),
         tokenizer=tokenizer,
+        tokenizer_path=folder / "tokenizer.json",
         tokenizer_digest=hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest(),
         pieces=Pieces(tokenizer),
         pieces_with_special=Pieces(tokenizer, show_special=True),

@@ -1,40 +1,19 @@
-"""A child of `template_process`: renders what it is asked, until its parent is gone.
+"""A child of `template_process`: renders what it is asked.
 
-It imports little: a gateway starts several.
+Control tokens' texts are looked for here too: that is work for every character.
 """
 
-import json
-import resource
-import struct
-import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
+from gateway.children.child import Refused, serve
 from gateway.text.chat_template import ChatTemplate, TemplateFailed
 from gateway.text.control_texts import ControlTexts
 
 MEMORY_BYTES_MAX: Final = 512 << 20
-LENGTH: Final = struct.Struct("<I")
-REASON_CHARS_MAX: Final = 200
 
 
-def _read(stream: BinaryIO) -> dict[str, Any] | None:
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    message: dict[str, Any] = json.loads(stream.read(LENGTH.unpack(head)[0]))
-    return message
-
-
-def frame(message: Mapping[str, Any]) -> bytes:
-    """Its length, then the message as JSON."""
-    # What is no character (a lone surrogate) is not let in; a template that makes one is told.
-    content = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
-    return LENGTH.pack(len(content)) + content
-
-
-class _Renderer:
+class Renderer:
     """What a child does with a question."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
@@ -42,20 +21,11 @@ class _Renderer:
         self._controls = ControlTexts(setup["control_texts"])
         self._text_bytes_max: int = setup["text_bytes_max"]
 
-    def answer(self, question: Mapping[str, Any]) -> bytes:
-        """A frame, whatever the template does, short of what ends the process."""
+    def __call__(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
-            return frame({"pieces": self._pieces(question)})
+            return {"pieces": self._pieces(question)}
         except TemplateFailed as error:
-            reason = str(error)
-        except MemoryError:
-            reason = "it outgrew its memory"
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        # A fault of minijinja's own is no Exception: Rust panics are not.
-        except BaseException as error:
-            reason = f"{type(error).__name__}: {error}"
-        return frame({"error": reason[:REASON_CHARS_MAX].encode("utf-8", "replace").decode()})
+            raise Refused(f"says: {error}") from error
 
     def _pieces(self, question: Mapping[str, Any]) -> list[str]:
         messages = [{key: self._hide(item[key]) for key in item} for item in question["messages"]]
@@ -71,23 +41,5 @@ class _Renderer:
         return self._controls.hide(value) if isinstance(value, str) else value
 
 
-def main() -> None:
-    """The child: set up once, then one reply per question until stdin ends with the parent."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    questions, answers = sys.stdin.buffer, sys.stdout.buffer
-    setup = _read(questions)
-    if setup is None:
-        return
-    renderer = _Renderer(setup)
-    answers.write(frame({}))
-    answers.flush()
-    while (question := _read(questions)) is not None:
-        answers.write(renderer.answer(question))
-        answers.flush()
-
-
 if __name__ == "__main__":
-    # SIGINT from a terminal reaches the whole group; the child ends when its stdin does.
-    with suppress(KeyboardInterrupt):
-        main()
+    serve(Renderer, MEMORY_BYTES_MAX)

@@ -1,66 +1,38 @@
-"""Render chat templates in child processes that can be killed.
+"""Render chat templates in child processes.
 
 minijinja holds the interpreter's lock while it renders and has no memory limit: a template that
-doubles a string forty times would take the gateway down, a slow one would stop every stream. So
-small children render, under a memory limit; a rendering past its time is killed with its child.
-While that one is replaced the others go on. Frames on stdin and stdout: 4 bytes of length, then
-JSON. Control tokens' texts are looked for in the child too: that is work for every character.
+doubles a string forty times would take the gateway down.
 """
 
-import asyncio
-import json
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from gateway.text.template_child import LENGTH, frame
-from service_kit.errors import InvalidRequest, KaitenError, Unavailable
+from gateway.children.pool import ChildLimits, ChildPool, Work
 
-PACKAGES: Final = Path(__file__).parents[2]
-# A child that imports and compiles longer than this is not coming.
-START_S_MAX: Final = 60.0
-# Of a text as JSON: a control character takes six bytes, a piece of one character four.
-ESCAPED_MAX: Final = 6
-REPLY_HEAD_BYTES: Final = 64 << 10
+WORK: Final = Work(
+    module="gateway.text.template_child", field="messages", subject="the chat template"
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateLimits:
-    """What one rendering may take, and how many are made at once."""
-
-    # A machine that is busy with others may put a child aside for seconds.
-    render_s_max: float = 5.0
-    text_bytes_max: int = 8 << 20
-    children: int = 2
-
-
-class TemplateProcess:
-    """The parent's side. A rendering per child; waiting ones queue, which their clients bound."""
+class TemplateProcess(ChildPool):
+    """One model's template."""
 
     def __init__(
         self,
         source: str,
         names: Mapping[str, Any],
-        limits: TemplateLimits | None = None,
+        limits: ChildLimits | None = None,
         *,
         control_texts: Sequence[str] = (),
     ) -> None:
-        limits = limits or TemplateLimits()
+        limits = limits or ChildLimits()
         setup = {
             "source": source,
             "names": dict(names),
             "control_texts": list(control_texts),
             "text_bytes_max": limits.text_bytes_max,
         }
-        self._children = [_Child(frame(setup), limits) for _ in range(limits.children)]
-        # Who was used last comes first: it runs.
-        self._free: asyncio.LifoQueue[_Child] = asyncio.LifoQueue()
-        for child in reversed(self._children):
-            self._free.put_nowait(child)
-        self._serving: set[asyncio.Task[None]] = set()
+        super().__init__(WORK, setup, limits)
 
     async def render(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
@@ -69,111 +41,6 @@ class TemplateProcess:
 
         InvalidRequest when the template refuses or outgrows its limits.
         """
-        asked = frame({"messages": list(messages), "options": dict(options or {})})
-        child = await self._free.get()
-        # A frame half-way must be finished although its client may leave: the next frame would
-        # answer the wrong question, and a new child for each that leaves would serve nobody else.
-        reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        serving = asyncio.create_task(self._serve(child, asked, reply))
-        self._serving.add(serving)
-        serving.add_done_callback(self._serving.discard)
-        said = await reply
-        if "error" in said:
-            raise InvalidRequest("messages", f"the chat template says: {said['error']}")
+        said = await self.ask({"messages": list(messages), "options": dict(options or {})})
         pieces: list[str] = said["pieces"]
         return pieces
-
-    async def _serve(
-        self, child: "_Child", asked: bytes, reply: "asyncio.Future[dict[str, Any]]"
-    ) -> None:
-        """One answer; a child that did not survive it is replaced before it is free again."""
-        try:
-            said = await child.ask(asked)
-            if not reply.done():
-                reply.set_result(said)
-        except KaitenError as error:
-            if not reply.done():
-                reply.set_exception(error)
-            with suppress(Unavailable):
-                await child.start()
-        finally:
-            reply.cancel()
-            self._free.put_nowait(child)
-
-    async def start(self) -> None:
-        """Have a child ready. Unavailable when there is none to be had."""
-        await self._children[0].start()
-
-    async def close(self) -> None:
-        """Kill the children and wait for their end."""
-        for serving in (ending := tuple(self._serving)):
-            serving.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
-        for child in self._children:
-            await child.close()
-
-
-class _Child:
-    """One process, which answers one question at a time."""
-
-    def __init__(self, setup: bytes, limits: TemplateLimits) -> None:
-        self._setup = setup
-        self._limits = limits
-        self._reply_bytes_max = ESCAPED_MAX * limits.text_bytes_max + REPLY_HEAD_BYTES
-        self.process: asyncio.subprocess.Process | None = None
-
-    async def ask(self, asked: bytes) -> dict[str, Any]:
-        """The answer. InvalidRequest: there is none, and the child is gone."""
-        process = await self.start()
-        try:
-            async with asyncio.timeout(self._limits.render_s_max):
-                return await _exchange(process, asked, self._reply_bytes_max)
-        except TimeoutError:
-            await self.close()
-            limit = f"{self._limits.render_s_max:g} s"
-            raise InvalidRequest(
-                "messages", f"the chat template took longer than {limit}"
-            ) from None
-        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-            await self.close()
-            raise InvalidRequest("messages", "the chat template outgrew its memory") from error
-
-    async def start(self) -> asyncio.subprocess.Process:
-        """The running process, a new one if there is none."""
-        if self.process is not None and self.process.returncode is None:
-            return self.process
-        self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway.text.template_child"),
-            # The first place on its path, wherever this process has its own from.
-            cwd=PACKAGES,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        try:
-            async with asyncio.timeout(START_S_MAX):
-                await _exchange(self.process, self._setup, REPLY_HEAD_BYTES)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            await self.close()
-            raise Unavailable("the chat template process does not start") from error
-        return self.process
-
-    async def close(self) -> None:
-        process, self.process = self.process, None
-        if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
-
-async def _exchange(
-    process: asyncio.subprocess.Process, frame: bytes, reply_bytes_max: int
-) -> dict[str, Any]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(frame)
-    await process.stdin.drain()
-    (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
-    if length > reply_bytes_max:
-        raise ValueError("reply too long")
-    reply: dict[str, Any] = json.loads(await process.stdout.readexactly(length))
-    return reply

@@ -1,11 +1,13 @@
 """From the arguments of `generate` to a GenerateRequest."""
 
+import json
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias, TypedDict, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypedDict, cast
 
 from kaiten.client.errors import InvalidRequestError
 from kaiten.v1 import common_pb2, inference_service_pb2
+from kaiten.v1.common_pb2 import SamplingParams, StructuredOutputs
 
 # A text, token ids as they are, or a conversation for the chat template.
 Input: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -57,6 +59,9 @@ class GenerateOptions(TypedDict, total=False):
     allowed_token_ids: Sequence[int] | None
     # Token sequences that the output never contains.
     bad_words: Sequence[Sequence[int]] | None
+    # What the whole output must be: one of json (a schema, or its text), json_object (true), regex,
+    # choice (texts) and grammar (Lark or GBNF); disable_any_whitespace besides.
+    structured_outputs: Mapping[str, object] | None
 
 
 SAMPLING = frozenset(field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields)
@@ -137,13 +142,39 @@ def _set_options(
             request.stop.extend([value] if isinstance(value, str) else value)  # type: ignore[arg-type]
         elif key in TOKEN_LISTS:
             getattr(request.sampling, key).extend(value)
-        elif key == "logit_bias":
-            for token_id, bias in dict(value).items():  # type: ignore[call-overload]
-                request.sampling.logit_bias.add(token_id=token_id, bias=bias)
-        elif key == "bad_words":
-            for word in value:  # type: ignore[attr-defined]
-                request.sampling.bad_words.add(token_ids=word)
+        elif key in _SETTERS:
+            _SETTERS[key](request.sampling, value)
         elif key in SAMPLING:
             setattr(request.sampling, key, value)
         else:
             raise TypeError(f"generate() has no option {key!r}")
+
+
+def _set_biases(sampling: SamplingParams, given: Any) -> None:
+    for token_id, bias in dict(given).items():
+        sampling.logit_bias.add(token_id=token_id, bias=bias)
+
+
+def _set_bad_words(sampling: SamplingParams, given: Any) -> None:
+    for word in given:
+        sampling.bad_words.add(token_ids=word)
+
+
+def _set_structured(sampling: SamplingParams, given: Any) -> None:
+    message = sampling.structured_outputs
+    for key, value in dict(given).items():
+        if key == "choice":
+            message.choice.texts.extend(value)
+        elif key == "json" and not isinstance(value, str):
+            message.json = json.dumps(value, ensure_ascii=False)
+        elif key in StructuredOutputs.DESCRIPTOR.fields_by_name:
+            setattr(message, key, value)
+        else:
+            raise TypeError(f"structured_outputs has no {key!r}")
+
+
+_SETTERS: Final[Mapping[str, Callable[[SamplingParams, Any], None]]] = {
+    "logit_bias": _set_biases,
+    "bad_words": _set_bad_words,
+    "structured_outputs": _set_structured,
+}

@@ -34,7 +34,7 @@ ROOMS = {
         ("http",),
         ("requests",),
         ("observe", "text"),
-        ("tenants", "values"),
+        ("tenants", "values", "children"),
         ("wrong_keys",),
     ],
     "gpu_worker": [

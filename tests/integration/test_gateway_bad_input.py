@@ -222,7 +222,7 @@ HTTP_ONLY: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": "x", "seed": -(2**63) - 1}, "got -9223372036854775809", "seed"),
     ({"prompt": "x", "max_token": 3}, "not a known field", "max_token"),
     ({"prompt": "x", "tools": [{"type": "function"}]}, "not supported", "tools"),
-    ({"prompt": "x", "response_format": {"type": "json_object"}}, "not", "response_format"),
+    ({"prompt": "x", "response_format": {"type": "xml"}}, "'json_schema'", "response_format.type"),
     ({"prompt": "x", "suffix": "end"}, "not supported", "suffix"),
     ({"prompt": "x", "max_tokens": 0, "echo": True}, "[1, 4294967295], got 0", "max_tokens"),
     ({"prompt": "x", "echo": True, "logprobs": 21}, "in [0, 20], got 21", "logprobs"),

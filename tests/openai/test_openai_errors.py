@@ -41,7 +41,11 @@ CHAT_WRONG: list[tuple[str, dict[str, Any], str | None]] = [
     ("no messages", {"messages": []}, "messages"),
     ("an image", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
     ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    ("a schema", {"response_format": {"type": "json_object"}}, "response_format"),
+    (
+        "a schema that is none",
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+        "response_format",
+    ),
     ("top_logprobs alone", {"top_logprobs": 3}, "top_logprobs"),
     ("audio", {"modalities": ["audio"]}, "modalities"),
 ]

@@ -214,7 +214,8 @@ def test_the_same_key_is_the_same_response(client: OpenAI) -> None:
         ("tools", "not supported", {"tools": [{"type": "web_search"}]}),
         ("conversation", "not supported", {"conversation": "conv_1"}),
         ("previous_response_id", "must match resp_", {"previous_response_id": "chatcmpl-1"}),
-        ("text.format.type", "should be 'text'", {"text": {"format": {"type": "json_schema"}}}),
+        ("text.format", "is required", {"text": {"format": {"type": "json_schema"}}}),
+        ("text.format.type", "'json_schema'", {"text": {"format": {"type": "grammar"}}}),
         ("temperature", "2", {"temperature": 3.0}),
     ],
 )

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from gateway.openai.generation_body import SamplingBody
 from gateway.openai.request_body import FAIL_FAST, RequestBody, check_metadata
+from gateway.openai.structured_outputs import ResponseTextFormat
 from gateway.requests.validation import Limits, check_option
 from gateway.values.generation_request import Ask, ChatPrompt, Message
 from service_kit.errors import InvalidRequest
@@ -39,12 +40,8 @@ class InputMessage(RequestBody):
         return Message(role="system" if self.role == "developer" else self.role, content=text)
 
 
-class TextFormat(RequestBody):
-    type: Literal["text"]
-
-
 class TextConfig(RequestBody):
-    format: TextFormat | None = None
+    format: ResponseTextFormat | None = None
     verbosity: None = None
 
 
@@ -88,8 +85,13 @@ class ResponseBody(SamplingBody):
     reasoning: Reasoning | None = None
 
     @property
+    def output_format(self) -> tuple[str, ResponseTextFormat | None]:
+        return "text.format", None if self.text is None else self.text.format
+
+    @property
     def aliases(self) -> Mapping[str, str]:
         return {
+            **super().aliases,
             "conversation.messages": "input",
             "sampling.logprobs": "top_logprobs",
             "sampling.max_tokens": "max_output_tokens",

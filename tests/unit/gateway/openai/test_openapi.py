@@ -127,6 +127,12 @@ def worded(name: str, body: dict[str, Any], error: KaitenError) -> bool:
         "top_logprobs: needs logprobs": body.get("top_logprobs"),
         "prompt: give either prompt or messages": name == "TokenizeBody",
         "chat_template_kwargs: needs messages": body.get("chat_template_kwargs"),
+        # One of several, and not beside others.
+        "structured_outputs: must have": body.get("structured_outputs") is not None,
+        "structured_outputs: ends the output": body.get("ignore_eos") or body.get("min_tokens"),
+        "response_format: ends the output": body.get("ignore_eos") or body.get("min_tokens"),
+        "response_format.json_schema.schema: ": body.get("response_format") is not None,
+        "response_format: must not be given": body.get("structured_outputs") is not None,
         # Any number is a token's id, to JSON schema.
         "logit_bias: token ids must be in": body.get("logit_bias"),
     }

@@ -381,8 +381,8 @@ def test_every_sampling_field_of_the_proto_has_its_places() -> None:
     fields = set(SamplingParams.DESCRIPTOR.fields_by_name)
     assert fields <= set(GenerateOptions.__annotations__)
     bounded = {*NUMBERS, *POSITIVES, *integers(LIMITS), *id_lists(LIMITS)}
-    assert fields - bounded == {"ignore_eos", "logit_bias", "bad_words"}
-    assert fields - ROW_FIELDS == {"ignore_eos"}
+    assert fields - bounded == {"ignore_eos", "logit_bias", "bad_words", "structured_outputs"}
+    assert fields - ROW_FIELDS == {"ignore_eos", "structured_outputs"}
 
 
 def test_a_repeat_may_ask_for_another_presentation_only() -> None:

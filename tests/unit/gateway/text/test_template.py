@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gateway.children import child
+from gateway.children.pool import ChildLimits
 from gateway.text import template_child
 from gateway.text.chat_template import ChatTemplate, TemplateFailed
-from gateway.text.template_process import TemplateLimits, TemplateProcess
+from gateway.text.template_process import TemplateProcess
 from service_kit.errors import InvalidRequest
 from tests.support.gateway_stack import until
 
@@ -117,7 +119,7 @@ BOMB = (
 
 @pytest.fixture
 async def process() -> AsyncIterator[TemplateProcess]:
-    limits = TemplateLimits(render_s_max=60.0, text_bytes_max=10_000)
+    limits = ChildLimits(answer_s_max=60.0, text_bytes_max=10_000)
     running = TemplateProcess(BOMB, {}, limits)
     await running.start()
     yield running
@@ -137,7 +139,7 @@ async def test_a_memory_bomb_kills_only_its_child(process: TemplateProcess) -> N
 
 
 async def test_a_slow_rendering_is_killed_and_the_loop_stays_free() -> None:
-    running = TemplateProcess(BOMB, {}, TemplateLimits(render_s_max=0.0))
+    running = TemplateProcess(BOMB, {}, ChildLimits(answer_s_max=0.0))
     await running.start()
     with pytest.raises(InvalidRequest, match="longer than 0 s"):
         await running.render(said("hello"))
@@ -198,9 +200,9 @@ def test_a_fault_of_the_engine_itself_is_an_answer(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(ChatTemplate, "render", render)
     setup = {"source": "", "names": {}, "control_texts": [], "text_bytes_max": 9}
-    framed = template_child._Renderer(setup).answer({"messages": [], "options": {}})
-    answer = json.loads(framed[template_child.LENGTH.size :])
-    assert answer == {"error": "PanicException: index out of bounds"}
+    framed = child.answered(template_child.Renderer(setup), {"messages": [], "options": {}})
+    answer = json.loads(framed[child.LENGTH.size :])
+    assert answer == {"error": "says: PanicException: index out of bounds"}
 
 
 async def test_while_a_child_is_replaced_another_one_answers(process: TemplateProcess) -> None:

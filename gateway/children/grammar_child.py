@@ -1,0 +1,94 @@
+"""A child of `grammar_process`: makes one grammar of what a request constrains its output to.
+
+Compiled by the model's tokenizer under the limits of the workers: what is let in here they sample
+by. What it may cost is CPU time of this process, which no load of the machine can lengthen.
+"""
+
+import json
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from gateway.children.child import Refused, serve
+from service_kit.grammars import GrammarTokenizer, InvalidGrammar
+
+MEMORY_BYTES_MAX: Final = 2 << 30
+# Half of what may be seen of it: then the process ends.
+COMPILE_S_MAX: Final = 0.5
+# Without end, models that were not made for it would end in white space: a blank, or a line's
+# beginning.
+A_LITTLE_SPACE: Final = r"( |\n[ \t]{0,40})?"
+
+
+def _of_schema(schema: str, *, is_tight: bool) -> str:
+    spaces: dict[str, Any] = {"whitespace_pattern": A_LITTLE_SPACE}
+    if is_tight:
+        spaces = {"whitespace_flexible": False}
+    return LLMatcher.grammar_from_json_schema(schema, overrides=spaces)  # type: ignore[arg-type]
+
+
+def _of_choice(texts: list[str]) -> str:
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, texts)))
+
+
+def _of_grammar(text: str) -> str:
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(text))
+    # It raises what it likes, about a text that is no GBNF.
+    except Exception as error:
+        raise InvalidGrammar(f"is neither Lark nor GBNF: {error}") from error
+
+
+# By the names of StructuredOutputs.
+FORMS: Final[Mapping[str, Callable[..., str]]] = {
+    "json": _of_schema,
+    "json_object": _of_schema,
+    "regex": LLMatcher.grammar_from_regex,
+    "choice": _of_choice,
+    "grammar": _of_grammar,
+}
+ANY_OBJECT: Final = '{"type": "object"}'
+
+
+class Compiler:
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        self._tokenizer = GrammarTokenizer(Path(setup["tokenizer"]), setup["vocab_size"])
+
+    def __call__(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`form`, `value`, `is_tight`: the grammar as workers read it. Refused says why not."""
+        # Nothing is there to catch it: it ends the process, whatever a library is in.
+        signal.setitimer(signal.ITIMER_PROF, COMPILE_S_MAX)
+        try:
+            grammar = self._grammar(**question)
+            self._check(grammar)
+        except InvalidGrammar as error:
+            raise Refused(f"cannot be compiled: {error}") from error
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        return {"grammar": grammar}
+
+    def _grammar(self, form: str, value: Any, *, is_tight: bool) -> str:
+        if form == "json_object":
+            value = ANY_OBJECT
+        try:
+            is_json = FORMS[form] is _of_schema
+            return _of_schema(value, is_tight=is_tight) if is_json else FORMS[form](value)
+        except ValueError as error:
+            raise InvalidGrammar(str(error)) from error
+
+    def _check(self, grammar: str) -> None:
+        """It compiles, and something begins an output of it."""
+        matcher = self._tokenizer.compiled(grammar)
+        mask = np.zeros(self._tokenizer.mask_words, np.uint32)
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if matcher.is_error() or not mask.any():
+            raise InvalidGrammar("no output could ever be complete")
+
+
+if __name__ == "__main__":
+    serve(Compiler, MEMORY_BYTES_MAX)

@@ -1,0 +1,43 @@
+"""Compile grammars in child processes: what a client writes may take any time and memory."""
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.children.pool import ChildLimits, ChildPool, Work
+from kaiten.v1.common_pb2 import StructuredOutputs
+
+WORK: Final = Work(
+    module="gateway.children.grammar_child",
+    field="sampling.structured_outputs",
+    subject="the grammar",
+)
+# Of those that were let in; clients ask by one schema again and again.
+KEPT: Final = 256
+
+
+class GrammarProcess(ChildPool):
+    """For one model. Children start with the first grammar that is asked for."""
+
+    def __init__(self, tokenizer: Path, vocab_size: int, limits: ChildLimits | None = None) -> None:
+        setup = {"tokenizer": str(tokenizer), "vocab_size": vocab_size}
+        super().__init__(WORK, setup, limits or ChildLimits())
+        self._kept: OrderedDict[bytes, str] = OrderedDict()
+
+    async def grammar(self, wanted: StructuredOutputs) -> str:
+        """As workers read it. InvalidRequest: it is none, or too large to compile."""
+        key = wanted.SerializeToString(deterministic=True)
+        if key not in self._kept:
+            said = await self.ask(_question(wanted))
+            self._kept[key] = said["grammar"]
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+
+def _question(wanted: StructuredOutputs) -> dict[str, Any]:
+    form = wanted.WhichOneof("constraint")
+    assert form is not None, "checked"
+    value = list(wanted.choice.texts) if form == "choice" else getattr(wanted, form)
+    return {"form": form, "value": value, "is_tight": wanted.disable_any_whitespace}
