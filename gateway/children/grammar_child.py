@@ -29,7 +29,8 @@ def _of_schema(schema: str, *, is_tight: bool) -> str:
     spaces: dict[str, Any] = {"whitespace_pattern": A_LITTLE_SPACE}
     if is_tight:
         spaces = {"whitespace_flexible": False}
-    return LLMatcher.grammar_from_json_schema(schema, overrides=spaces)  # type: ignore[arg-type]
+    said = {"true": "{}", "false": '{"enum": []}'}.get(schema.strip(), schema)
+    return LLMatcher.grammar_from_json_schema(said, overrides=spaces)  # type: ignore[arg-type]
 
 
 def _of_choice(texts: list[str]) -> str:

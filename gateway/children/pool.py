@@ -129,7 +129,7 @@ class _Child:
         except (OSError, asyncio.IncompleteReadError, ValueError) as error:
             await self.close()
             raise InvalidRequest(
-                self._work.field, f"{self._work.subject} outgrew its memory"
+                self._work.field, f"{self._work.subject} outgrew its memory or time"
             ) from error
 
     async def start(self) -> asyncio.subprocess.Process:

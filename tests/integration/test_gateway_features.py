@@ -11,8 +11,10 @@ from kaiten.v1.common_pb2 import (
     FEATURE_LOGITS_PROCESSORS,
     FEATURE_LOGPROBS,
     FEATURE_PROMPT_LOGPROBS,
+    FEATURE_STRUCTURED_OUTPUTS,
     Feature,
     SamplingParams,
+    StructuredOutputs,
     TokenBias,
 )
 from tests.support.gateway_stack import MODEL, Stack, detail, until
@@ -21,6 +23,7 @@ WORDS = {
     FEATURE_LOGPROBS: "no worker of this cell can give log-probabilities",
     FEATURE_PROMPT_LOGPROBS: "no worker of this cell can give log-probabilities of a prompt",
     FEATURE_LOGITS_PROCESSORS: "no worker of this cell can change logits before it samples",
+    FEATURE_STRUCTURED_OUTPUTS: "no worker of this cell can keep to a grammar",
 }
 # What asks for it: field, over gRPC, over HTTP.
 ASKS: list[tuple[Feature, str, dict[str, Any], dict[str, Any]]] = [
@@ -37,6 +40,12 @@ ASKS: list[tuple[Feature, str, dict[str, Any], dict[str, Any]]] = [
         "logit_bias",
         {"logit_bias": [TokenBias(token_id=1, bias=1)]},
         {"logit_bias": {"1": 1}},
+    ),
+    (
+        FEATURE_STRUCTURED_OUTPUTS,
+        "structured_outputs",
+        {"structured_outputs": StructuredOutputs(regex="a")},
+        {"structured_outputs": {"regex": "a"}},
     ),
 ]
 
