@@ -31,6 +31,13 @@ def run(
     return ran
 
 
+def test_structured(run: Run) -> None:
+    said, _ = run("structured.py", "Two crabs!", "And an eel.")
+    orders = said.splitlines()
+    assert [line.rpartition(")")[2].strip() for line in orders] == ["Two crabs!", "And an eel."]
+    assert all(line.startswith("Order(dish='") for line in orders)
+
+
 def test_chat(run: Run) -> None:
     """Sampled: an answer may have any number of lines."""
     said, _ = run("chat.py", "Hello!", "And now?")

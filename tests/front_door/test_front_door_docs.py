@@ -1,4 +1,4 @@
-"""What README.md and docs/clients.md say to paste is run as it stands, against a real stack."""
+"""What README.md and the pages about calling it say to paste is run as it stands, against a real stack."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ import pytest
 from tests.support.whole_stack import MODEL, WholeStack
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/clients.md", "deploy/README.md")
+PAGES = ("README.md", "docs/clients.md", "deploy/README.md", "docs/structured-output.md")
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CURL = re.compile(r"^curl (?:.*\\\n)*.*$", re.MULTILINE)
 
@@ -47,4 +47,4 @@ def test_curl(line: str, whole_stack: WholeStack) -> None:
 
 
 def test_all_were_found() -> None:
-    assert (len(found(PYTHON)), len(found(CURL))) == (6, 2)
+    assert (len(found(PYTHON)), len(found(CURL))) == (7, 2)
