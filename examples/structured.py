@@ -11,7 +11,7 @@ from typing import Literal
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
-SENTENCES = sys.argv[1:] or [
+SENTENCES = sys.argv[1:] or ["Two plates of crab, please.", "An octopus for me!", "No, thanks."]
     "Two plates of crab, please.",
     "An octopus for me!",
     "I am not hungry.",

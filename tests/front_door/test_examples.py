@@ -75,4 +75,4 @@ def test_each_has_its_line_and_its_test() -> None:
     # One has a stack of its own.
     tests = "".join(path.read_text() for path in (Path(__file__), OF_LLM))
     assert {name for name in names if f"`{name}` —" in readme and f'"{name}"' in tests} == names
-    assert len(names) == 5
+    assert len(names) == 6
