@@ -12,10 +12,6 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 SENTENCES = sys.argv[1:] or ["Two plates of crab, please.", "An octopus for me!", "No, thanks."]
-    "Two plates of crab, please.",
-    "An octopus for me!",
-    "I am not hungry.",
-]
 
 
 class Order(BaseModel):

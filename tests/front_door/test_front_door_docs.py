@@ -1,4 +1,4 @@
-"""What README.md and the pages about calling it say to paste is run as it stands, on a real stack."""
+"""What README.md and the pages on calling it say to paste is run as it stands, on a real stack."""
 
 import re
 import shlex
