@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
+from gateway.requests import structured_outputs
 from gateway.requests.stream import Accepted, Delta, Done, Event, Explained, Finished
 from gateway.requests.validation import TooMany
 from gateway.values.generation_request import (
@@ -162,6 +163,7 @@ def chat_from_proto(message: pb.Conversation) -> ChatPrompt:
 def _bounded(message: SamplingParams) -> SamplingParams:
     for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words"):
         _few(f"sampling.{name}", getattr(message, name))
+    _few(structured_outputs.FIELD, message.structured_outputs.choice.texts)
     for word in message.bad_words:
         _few("sampling.bad_words", word.token_ids, LIST_MAX // 16)
     return message

@@ -64,7 +64,7 @@ class Redactor:
         )
         for said in ("prompt_token_ids", "render"):
             bare.submit.ClearField(said)
-        for said in ("logit_bias", "allowed_token_ids", "bad_words"):
+        for said in ("logit_bias", "allowed_token_ids", "bad_words", "grammar"):
             bare.submit.sampling.ClearField(said)
         return bare
 

@@ -405,6 +405,17 @@ def redacted(folder: Path) -> list[ArchiveEntry]:
     return list(entries([folder]))
 
 
+def test_without_tokens_no_text_of_a_client_is_kept(tmp_path: Path) -> None:
+    one = entry(1, PROMPT)
+    one.record.render.stop.append("a secret")
+    one.record.sampling.grammar = 'start: "a secret"'
+    with archive_of(tmp_path, header(has_tokens=False)) as archive:
+        take_in(archive, one)
+    kept = [each.SerializeToString() for each in entries([tmp_path])]
+    assert len(kept) >= 2
+    assert b"secret" not in b"".join(kept)
+
+
 def test_without_tokens_there_are_lengths_and_hashes_of_blocks(tmp_path: Path) -> None:
     found = redacted(tmp_path)
     first, second = (each.request for each in found if each.HasField("request"))
