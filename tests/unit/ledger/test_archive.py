@@ -407,6 +407,7 @@ def redacted(folder: Path) -> list[ArchiveEntry]:
 
 def test_without_tokens_no_text_of_a_client_is_kept(tmp_path: Path) -> None:
     one = entry(1, PROMPT)
+    assert isinstance(one.record, SubmitRecord)
     one.record.render.stop.append("a secret")
     one.record.sampling.grammar = 'start: "a secret"'
     with archive_of(tmp_path, header(has_tokens=False)) as archive:
