@@ -8,6 +8,7 @@ forward pass and the sampling, between which the masks of rows with grammars com
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -112,6 +113,9 @@ class GraphRunner:
             sample_all = None if _is_odd(step) else self._graphs.launch(step)
             if sample_all is None:
                 asked = self.rows.ask(step)
+                if step.sampling.masks is not None:
+                    # Masks may take more uploads than what was sent before them lasts for.
+                    asked = replace(asked, slots=asked.slots.clone(), starts=asked.starts.clone())
                 forwarded = self._forward(asked, _bounds(step), step)
                 sample_all = partial(self._sample, asked, forwarded, step)
             if step.sampling.masks is not None:

@@ -4,8 +4,8 @@ The oracle is llguidance itself, asked anew from the beginning for each output, 
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,12 +15,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
+from structlog.testing import capture_logs
 
 from gpu_worker.batch.grammar_masks import GrammarMasks
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.plans import FinishReason, InvalidPlan
 from gpu_worker.batch.rows import Rows
-from gpu_worker.runner.stepping import InTurns, OneAhead
+from gpu_worker.runner import device_rows
+from gpu_worker.runner.stepping import InTurns, OneAhead, Stepper
 from kernels import dispatch
 from service_kit.grammars import GrammarTokenizer
 from tests.support.ahead import LateScheduler, Model, play, replay
@@ -154,6 +156,32 @@ def test_a_device_one_step_ahead_does_the_same(stack: Stack, data: st.DataObject
     replay(stack.one_ahead(), played, lambda: data.draw(st.booleans()))
 
 
+def test_a_crowd_of_masks_leaves_the_step_what_was_sent_before(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More uploads than buffers, between the forward pass and the sampling of one step."""
+    monkeypatch.setattr(device_rows, "_RULES_AT_ONCE", 1)
+    limits = replace(LIMITS, slots=20, block_count=600)
+    model = Model(stack.path.parent, limits)
+    said = []
+    steppers: list[Callable[[Rows], Stepper]] = [
+        lambda rows: InTurns(rows, model.turn_device()),
+        lambda rows: OneAhead(rows, model.resident()),
+    ]
+    for stepper in steppers:
+        rows = Rows(limits, GrammarMasks(GrammarTokenizer(stack.path, VOCAB), VOCAB))
+        scheduler = MiniScheduler(limits, lease_steps=2)
+        for seed in range(20):
+            # So many that its steps are not recorded.
+            wish = stack.wish(seed=seed, grammar=of_schema(SCHEMA), max_tokens=9, logprobs=40)
+            scheduler.submit([5 + seed, 6], wish)
+        with capture_logs() as logs:
+            play(stepper(rows), scheduler, lambda: NEVER_CUT)
+        assert not logs
+        said.append(scheduler.outputs)
+    assert said[0] == said[1]
+
+
 @pytest.mark.parametrize("cut", [1, 5, 12])
 def test_one_that_is_resumed_goes_on_as_undisturbed(stack: Stack, cut: int) -> None:
     wish = stack.wish(seed=4, grammar=of_schema(SCHEMA))
@@ -224,14 +252,10 @@ def test_a_row_that_cannot_go_on_ends_alone_and_says_why(
 
 
 def test_who_reads_no_grammars_refuses_a_plan_with_one(stack: Stack) -> None:
-    model = Model(stack.path.parent, RowLimits(**{**_fields(LIMITS), "reads_grammars": False}))
+    model = Model(stack.path.parent, replace(LIMITS, reads_grammars=False))
     scheduler = MiniScheduler(LIMITS)
     scheduler.submit([5], stack.wish(grammar=of_regex("a")))
     plan = scheduler.next_plan()
     assert plan is not None
     with pytest.raises(InvalidPlan, match="reads no grammars"):
         model.in_turns().run(plan, 0, lambda result: None, lambda: False)
-
-
-def _fields(limits: RowLimits) -> dict[str, Any]:
-    return {name: getattr(limits, name) for name in limits.__dataclass_fields__}
