@@ -183,13 +183,17 @@ def generate(
     top_k: Annotated[int | None, Parameter(help="likeliest tokens to choose from")] = None,
     seed: Annotated[int | None, Parameter(help="same seed, same text")] = None,
     stop: Annotated[tuple[str, ...], Parameter(help="end at this text; repeatable")] = (),
+    json_schema: Annotated[Path | None, Parameter(help="the answer keeps to this file's")] = None,
+    grammar: Annotated[Path | None, Parameter(help="or to this file's: Lark or GBNF")] = None,
+    regex: Annotated[str | None, Parameter(help="or to this expression, as a whole")] = None,
 ) -> int:
     """Continue a text, streaming it to the terminal."""
     from kaiten.cli.generate import generate as generate_text
-    from kaiten.cli.generate import prompt_of
+    from kaiten.cli.generate import prompt_of, structured_of
 
     try:
         text = prompt_of(prompt, file)
+        structured = structured_of(json_schema, grammar, regex)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -205,6 +209,7 @@ def generate(
             "top_k": top_k,
             "seed": seed,
             "stop": stop,
+            "structured_outputs": structured,
         },
     )
 

@@ -16,12 +16,7 @@ def prompt_of(prompt: str | None, file: Path | None) -> str:
     if prompt is not None and file is not None:
         raise ValueError("give a prompt or --file, not both")
     if file is not None:
-        try:
-            return file.expanduser().read_text(encoding="utf-8")
-        except OSError as error:
-            raise ValueError(f"--file {file}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ValueError(f"--file {file} is not UTF-8: {error.reason}") from error
+        return _text_of("--file", file)
     if prompt is None and not sys.stdin.isatty():
         try:
             return sys.stdin.buffer.read().decode()
@@ -30,6 +25,30 @@ def prompt_of(prompt: str | None, file: Path | None) -> str:
     if prompt is None:
         raise ValueError("PROMPT is missing: a text, a pipe into standard input, or --file")
     return prompt
+
+
+def structured_of(
+    json_schema: Path | None, grammar: Path | None, regex: str | None
+) -> dict[str, str] | None:
+    """What the answer must be; None: anything. ValueError: a file is none, or several are given."""
+    given = {"--json-schema": json_schema, "--grammar": grammar, "--regex": regex}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ValueError(f"give one of {' and '.join(named)}")
+    if json_schema is not None:
+        return {"json": _text_of("--json-schema", json_schema)}
+    if grammar is not None:
+        return {"grammar": _text_of("--grammar", grammar)}
+    return None if regex is None else {"regex": regex}
+
+
+def _text_of(option: str, file: Path) -> str:
+    try:
+        return file.expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{option} {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{option} {file} is not UTF-8: {error.reason}") from error
 
 
 def generate(

@@ -334,6 +334,8 @@ async def test_generate_streams_the_text() -> None:
         (["generate", "a", "--file", "b"], "", "give a prompt or --file, not both"),
         (["generate", "--file", "/nowhere"], "", "--file /nowhere: No such file or directory"),
         (["generate", "--file", sys.executable], "", "is not UTF-8"),
+        (["generate", "a", "--json-schema", "/nowhere"], "", "--json-schema /nowhere: No such"),
+        (["generate", "a", "--regex", "b", "--grammar", "c"], "", "one of --grammar and --regex"),
         (["generate"], "", "text: must not be empty"),
     ],
 )
@@ -355,6 +357,22 @@ async def test_a_prompt_from_elsewhere(ask: Ask, words: list[str], tmp_path: Pat
         code, said = await ask(gateway, "generate", *given, stdin=stdin)
         (request,) = gateway.calls
     assert (code, said, request.text) == (0, "Hi ", "Say é:\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "form"), [("--json-schema", "json"), ("--grammar", "grammar"), ("--regex", "regex")]
+)
+async def test_an_answer_that_keeps_to_something(
+    ask: Ask, tmp_path: Path, option: str, form: str
+) -> None:
+    file = tmp_path / "language"
+    file.write_text("said")
+    whole = [accepted(), delta(0, "Hi"), finished(2), done(2)]
+    async with ScriptedGateway(whole) as gateway:
+        await ask(gateway, "generate", "a", option, "said" if form == "regex" else str(file))
+        (request,) = gateway.calls
+    wanted = request.sampling.structured_outputs
+    assert (wanted.WhichOneof("constraint"), getattr(wanted, form)) == (form, "said")
 
 
 async def test_an_answer_as_json(ask: Ask) -> None:
