@@ -73,7 +73,7 @@ class BareLoop:
 
     def __init__(self, device: ModelRunner, limits: RowLimits) -> None:
         self.steps = Steps()
-        self._rows = Rows(limits)
+        self._rows = Rows(dataclasses.replace(limits, reads_grammars=False))
         self._device = device
         # One step per plan and one plan in flight: the loop answers before it plans again.
         config = Config(lease_steps_max=1, plans_in_flight_max=1)

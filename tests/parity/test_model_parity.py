@@ -60,7 +60,7 @@ def run(
 ) -> MiniScheduler:
     """Everything to its end, eight rows at a time."""
     assert isinstance(loaded.runner, EagerRunner)
-    rows = Rows(loaded.limits)
+    rows = Rows(loaded.limits, loaded.grammars)
     scheduler = MiniScheduler(loaded.limits, chunk_tokens=chunk_tokens, lease_steps=lease_steps)
     for prompt in prompts:
         params = sampling(

@@ -82,7 +82,7 @@ def run(folder: str, kv_dtype: KvDtype, path: str) -> MiniScheduler:
         )
     )
     assert isinstance(loaded.runner, EagerRunner)
-    rows = Rows(loaded.limits)
+    rows = Rows(loaded.limits, loaded.grammars)
     scheduler = MiniScheduler(loaded.limits, chunk_tokens=CHUNK_TOKENS, lease_steps=LEASE_STEPS)
     submit_all(scheduler, logprobs=2)
     while (plan := scheduler.next_plan()) is not None:
