@@ -216,7 +216,8 @@ def test_the_thread_that_computes_takes_the_device(
     monkeypatch.setattr(loading, "warm_up", computed)
     loaded = loading.load(WorkerSettings(model=model, device="cpu", slots=2, kv_blocks=64))
     told.clear()
-    engine = Engine(Rows(loaded.limits, loaded.grammars), loaded.runner, on_crash=lambda error: None)
+    rows = Rows(loaded.limits, loaded.grammars)
+    engine = Engine(rows, loaded.runner, on_crash=lambda error: None)
     engine.start(loaded.warm_up_thread).result(timeout=280)
     engine.stop()
     assert told == ["compute", "warm-up"]
