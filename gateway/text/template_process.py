@@ -35,12 +35,17 @@ class TemplateProcess(ChildPool):
         super().__init__(WORK, setup, limits)
 
     async def render(
-        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[str]:
         """The prompt as text, control token's text that a client wrote, text, …
 
         InvalidRequest when the template refuses or outgrows its limits.
         """
-        said = await self.ask({"messages": list(messages), "options": dict(options or {})})
+        asked = {"messages": list(messages), "options": dict(options or {}), "tools": list(tools)}
+        said = await self.ask(asked)
         pieces: list[str] = said["pieces"]
         return pieces
