@@ -257,6 +257,7 @@ def to_record(
             show_special_tokens=ask.show_special_tokens,
             prompt_token_ids=explained,
             hide_output=asked.HasField("max_tokens") and asked.max_tokens == 0,
+            keep_leading_space=bool(grammar),
         ),
     )
 
