@@ -5,7 +5,7 @@ Not imported with the rest: it needs llguidance, which only these two have.
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -56,6 +56,7 @@ class GrammarTokenizer:
         self.end = max(len(vocabulary), 1 + max(ids))
         self.mask_words = -(-max(vocab_size, self.end + 1) // BITS)
         added.append(_END | {"id": self.end})
+        _spell_out(file)
         size = max(vocab_size, self.end + 1)
         self.tokens = LLTokenizer(json.dumps(file), n_vocab=size, eos_token=self.end)
 
@@ -65,6 +66,17 @@ class GrammarTokenizer:
         if matcher.is_error():
             raise InvalidGrammar(one_line(matcher.get_error()))
         return matcher
+
+
+def _spell_out(file: dict[str, Any]) -> None:
+    """Of Unigram tokenizers, in the words of SentencePiece's, which llguidance reads."""
+    decoder, vocabulary = file.get("decoder") or {}, file["model"]["vocab"]
+    names = vocabulary if isinstance(vocabulary, dict) else (name for name, _ in vocabulary)
+    # Where this decoder has byte tokens it shows their names.
+    if decoder.get("type") == "Metaspace" and "<0x0A>" not in names:
+        space = {"String": decoder["replacement"]}
+        steps = [{"type": "Replace", "pattern": space, "content": " "}, {"type": "ByteFallback"}]
+        file["decoder"] = {"type": "Sequence", "decoders": steps}
 
 
 def one_line(reason: str) -> str:

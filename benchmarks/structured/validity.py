@@ -10,6 +10,7 @@ whole      ended by themselves: parsed, and valid by `jsonschema` (Draft 2020-12
            of the choices
 cut        at max_tokens: the beginning of an answer by a matcher that saw nothing of it
 wrong      neither; each is listed
+unspeakable  refused, no output could ever be complete: Unigram has no bytes for rare characters
 ahead      how many of the answers came from a device that is a step ahead of its host
 mates      rows without a grammar, their log-probabilities included, bit for bit as among others
 long       answers of more than 8,000 tokens in a context of 32,768
@@ -72,6 +73,8 @@ class Tally:
 
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
     wrong: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    # Refused when they were compiled: the tokenizer has no tokens for them.
+    unspeakable: list[str] = dataclasses.field(default_factory=list)
     longest: int = 0
 
     def take(self, world: World, case: dict[str, Any], grammar: str, ended: Ended) -> None:
@@ -98,8 +101,11 @@ def ways(world: World, seeds: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def judge(name: str, kind: str, world: World, seeds: int, tally: Tally, asked: Any) -> None:
+    speakable = [case for case in asked if world.grammar(case[1])]
+    unspeakable = [f"{kind}: {case[0]}" for case in asked if case not in speakable]
+    tally.unspeakable = sorted({*tally.unspeakable, *unspeakable})
+    asked, compiled = speakable, [world.grammar(question) for _, question, _ in speakable]
     for number, (way, changes) in enumerate(ways(world, seeds)):
-        compiled = [world.grammar(question) for _, question, _ in asked]
         wishes = [world.wish(max_tokens=ANSWER, grammar=each, **changes) for each in compiled]
         is_ahead = number == seeds
         for case, grammar, ended in zip(
@@ -144,7 +150,7 @@ def judge_long(folder: Path, tally: Tally) -> int:
     world = World(folder, {}, TOKENIZERS["byte-level"](), LONG_CONTEXT, 4)
     question = {"form": "json", "value": json.dumps(LONG), "is_tight": True}
     grammar = world.grammar(question)
-    drawn = [{"temperature": 1.0, "seed": seed} for seed in range(3)]
+    drawn: list[dict[str, Any]] = [{"temperature": 1.0, "seed": seed} for seed in range(3)]
     each = [world.wish(max_tokens=LONG_CONTEXT - 8, grammar=grammar, **way)
             for way in [*drawn, {"temperature": 0.0}]]  # fmt: skip
     longer = 0
@@ -182,6 +188,7 @@ def measure(seeds: int, only: list[str], with_long: bool) -> dict[str, object]:
         "whole": counts["whole"],
         "cut": counts["cut"],
         "wrong": tally.wrong,
+        "unspeakable": tally.unspeakable,
         "ahead": counts["ahead"],
         "mates": f"{mates} of {MATES * len(worlds)}",
         "long": longer,
