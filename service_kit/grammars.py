@@ -14,10 +14,13 @@ GRAMMAR_BYTES_MAX: Final = 64 << 10
 REASON_CHARS_MAX: Final = 300
 # Tokens in a word of a mask.
 BITS: Final = 32
-# Compiling takes a tenth of a second at most, and the mask of one token some 20 ms: the sizes are
-# counted and not the time, so that what is let in anywhere is computed everywhere.
+# Compiling takes a tenth of a second at most, and the mask of one token some 30 ms: the sizes are
+# counted and not the time, so that what is let in anywhere is computed everywhere. All but what is
+# ambiguous without end (`start: start start | "a"`), which each token makes slower: see MASK_S_MAX.
 LIMITS: Final = LLParserLimits(
     max_grammar_size=10_000,
+    # As many as the grammar has: an object of 1,000 optional properties goes on after its bracket.
+    max_items_in_row=10_000,
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
     step_max_items=50_000,
@@ -27,6 +30,8 @@ LIMITS: Final = LLParserLimits(
 
 # What llguidance puts where it would show the state of the parser, and the client's texts in it.
 _NO_DETAILS: Final = "<non-verbose/>"
+# CPU seconds that the mask of one token may take, or its row ends.
+MASK_S_MAX: Final = 0.1
 _END: Final = {
     "content": "<|end of output|>",
     "special": True,

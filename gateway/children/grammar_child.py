@@ -26,6 +26,9 @@ A_LITTLE_SPACE: Final = r"( |\n[ \t]{0,40})?"
 
 
 def _of_schema(schema: str, *, is_tight: bool) -> str:
+    # The same, as llguidance takes it.
+    if schema.strip() == "true":
+        schema = "{}"
     spaces: dict[str, Any] = {"whitespace_pattern": A_LITTLE_SPACE}
     if is_tight:
         spaces = {"whitespace_flexible": False}
@@ -33,7 +36,8 @@ def _of_schema(schema: str, *, is_tight: bool) -> str:
 
 
 def _of_choice(texts: list[str]) -> str:
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, texts)))
+    # One terminal: as rules of their own, thousands of choices are too many to be read at once.
+    return LLMatcher.grammar_from_lark("start: ONE\nONE: " + " | ".join(map(json.dumps, texts)))
 
 
 def _of_grammar(text: str) -> str:
