@@ -40,7 +40,7 @@ _EXPRESSION: Final = {
 }
 
 
-def _object(required: list[str] | None = None, *, open_: Any = False, **properties: Any) -> Any:
+def _object(required: Any = None, *, open_: Any = False, **properties: Any) -> Any:
     told: dict[str, Any] = {"type": "object", "properties": properties}
     told["required"] = list(properties) if required is None else required
     if open_ is not None:

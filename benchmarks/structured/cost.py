@@ -17,15 +17,15 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from benchmarks import recording
+from benchmarks.structured.tokenizer import END, learnt_tokenizer
 from gateway.children.grammar_child import Compiler
 from gpu_worker.batch.grammar_masks import GrammarMasks
 from gpu_worker.batch.plan_validation import RowLimits
@@ -37,6 +37,7 @@ from service_kit.grammars import GrammarTokenizer
 from tests.support.ahead import Model
 from tests.support.mini_scheduler import MiniScheduler, sampling
 from tests.support.random_model import write_random_model
+from tests.support.tokenizers import token_id
 
 # Of SmolLM2-135M, and of what is only grammar beside it.
 SHAPES: Final[dict[str, dict[str, Any]]] = {
@@ -53,10 +54,8 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
     },
     "tiny": {"vocab_size": 512, "dtype": "bfloat16"},
 }
-END: Final = "<|end|>"
 LEASE: Final = 8
 PROMPT: Final = 16
-TEXT_BYTES: Final = 12 << 20
 _TEXT: Final = {"type": "string", "minLength": 4, "maxLength": 60}
 _RECORD: Final = {
     "type": "object",
@@ -79,31 +78,6 @@ SCHEMAS: Final = (
     {"type": "array", "items": {"type": "string"}, "minItems": 3000},
     {"type": "array", "items": {"type": "object"}, "minItems": 1000},
 )
-
-
-def learnt_tokenizer(size: int) -> Tokenizer:
-    """Byte-level BPE of at most `size` tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=[END],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_library(), trainer)
-    return tokenizer
-
-
-def _library() -> Iterator[str]:
-    left = TEXT_BYTES
-    for path in sorted(Path(json.__file__).parents[1].glob("*/*.py")):
-        text = path.read_text(encoding="utf-8", errors="ignore")
-        left -= len(text)
-        if left < 0:
-            return
-        yield text
 
 
 class Batch:
@@ -193,7 +167,7 @@ def measure(shape: str, rows: int, rounds: int, folder: Path) -> dict[str, objec
         vocab_size=vocab_size,
         reads_grammars=True,
     )
-    model, stop = Model(folder, limits, dtype=torch.bfloat16), tokenizer.token_to_id(END)
+    model, stop = Model(folder, limits, dtype=torch.bfloat16), token_id(tokenizer, END)
     compiler = Compiler({"tokenizer": str(path), "vocab_size": vocab_size})
     grammars = [
         compiler({"form": "json", "value": json.dumps(schema), "is_tight": False})["grammar"]

@@ -19,6 +19,7 @@ long       answers of more than 8,000 tokens in a context of 32,768
 import argparse
 import dataclasses
 import json
+import re
 import tempfile
 import time
 from collections import Counter
@@ -26,7 +27,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import regex
 from jsonschema import Draft202012Validator
 
 from benchmarks import recording
@@ -51,7 +51,7 @@ def why_wrong(text: str, question: dict[str, Any], expected: Any) -> str:
     if question["form"] == "choice":
         return "" if text in expected else "is none of the choices"
     if question["form"] in ("regex", "grammar"):
-        return "" if regex.fullmatch(expected, text) else "does not match"
+        return "" if re.fullmatch(expected, text) else "does not match"
     try:
         value = json.loads(text)
     except ValueError as error:
