@@ -31,7 +31,7 @@ LIMITS: Final = LLParserLimits(
 # What llguidance puts where it would show the state of the parser, and the client's texts in it.
 _NO_DETAILS: Final = "<non-verbose/>"
 # CPU seconds that the mask of one token may take, or its row ends.
-MASK_S_MAX: Final = 0.1
+MASK_S_MAX: Final = 0.05
 _END: Final = {
     "content": "<|end of output|>",
     "special": True,

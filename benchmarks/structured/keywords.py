@@ -135,12 +135,13 @@ def is_let_in(row: dict[str, Any]) -> bool:
 def figures_of(rows: list[dict[str, Any]], version: str) -> dict[str, object]:
     keywords = [row for row in rows if row["keyword"] not in NOT_KEYWORDS]
     let_in = [row["keyword"] for row in keywords if is_let_in(row)]
+    refused = total(rows, "schemas") - total(rows, "let_in")
     return {
         "suite": version,
         "files": len(rows),
         "schemas": total(rows, "schemas"),
         "let_in": total(rows, "let_in"),
-        "refused_by_name": f"{total(rows, 'named')} of {total(rows, 'schemas') - total(rows, 'let_in')}",
+        "refused_by_name": f"{total(rows, 'named')} of {refused}",
         "valid": f"{total(rows, 'had')} of {total(rows, 'valid')}",
         "order": total(rows, "order"),
         "invalid": f"{total(rows, 'kept_out')} of {total(rows, 'invalid')}",

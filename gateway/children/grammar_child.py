@@ -15,11 +15,13 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from gateway.children.child import Refused, serve
-from service_kit.grammars import GrammarTokenizer, InvalidGrammar
+from service_kit.grammars import GrammarTokenizer, InvalidGrammar, one_line
 
 MEMORY_BYTES_MAX: Final = 2 << 30
 # Half of what may be seen of it: then the process ends.
 COMPILE_S_MAX: Final = 0.5
+# What llguidance says where there is no next token.
+_NO_TOKEN: Final = "NoExtension"
 # Without end, models that were not made for it would end in white space: a blank, or a line's
 # beginning.
 A_LITTLE_SPACE: Final = r"( |\n[ \t]{0,40})?"
@@ -90,8 +92,11 @@ class Compiler:
         matcher = self._tokenizer.compiled(grammar)
         mask = np.zeros(self._tokenizer.mask_words, np.uint32)
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if matcher.is_error() or not mask.any():
+        problem = one_line(matcher.get_error())
+        if problem.startswith(_NO_TOKEN) or not (problem or mask.any()):
             raise InvalidGrammar("no output could ever be complete")
+        if problem:
+            raise InvalidGrammar(problem)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,11 @@ def test_the_last_of_a_thousand_optional_properties(tokenizer_file: Path) -> Non
     assert has(tokenizer_file, "json", json.dumps({"properties": properties}), '{"k999":null}')
 
 
+def test_a_grammar_that_no_output_ends_is_refused(tokenizer_file: Path) -> None:
+    with pytest.raises(Refused, match="no output could ever be complete"):
+        has(tokenizer_file, "grammar", "start: a\na: b\nb: a\n", "")
+
+
 def test_true_is_a_schema_and_false_is_none_that_an_output_could_have(tokenizer_file: Path) -> None:
     assert has(tokenizer_file, "json", " true", '[1,{"a":null}]')
     with pytest.raises(Refused):

@@ -244,7 +244,7 @@ def test_a_grammar_whose_masks_take_too_long_ends_its_row_and_no_other(
         assert grammars.masks([0, 1]).any(axis=1).tolist() == [True, True]
         grammars.see([0, 1], [a, a])
     assert grammars.masks([0, 1]).any(axis=1).tolist() == [False, True]
-    assert "takes longer than 100 ms" in grammars.problem(0)
+    assert "takes longer than 50 ms" in grammars.problem(0)
     assert not grammars.problem(1)
 
 
