@@ -5,7 +5,7 @@ Not imported with the rest: it needs llguidance, which only these two have.
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -14,10 +14,13 @@ GRAMMAR_BYTES_MAX: Final = 64 << 10
 REASON_CHARS_MAX: Final = 300
 # Tokens in a word of a mask.
 BITS: Final = 32
-# Compiling takes a tenth of a second at most, and the mask of one token some 20 ms: the sizes are
-# counted and not the time, so that what is let in anywhere is computed everywhere.
+# Compiling takes a tenth of a second at most, and the mask of one token some 30 ms: the sizes are
+# counted and not the time, so that what is let in anywhere is computed everywhere. All but what is
+# ambiguous without end (`start: start start | "a"`), which each token makes slower: see MASK_S_MAX.
 LIMITS: Final = LLParserLimits(
     max_grammar_size=10_000,
+    # As many as the grammar has: an object of 1,000 optional properties goes on after its bracket.
+    max_items_in_row=10_000,
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
     step_max_items=50_000,
@@ -27,6 +30,9 @@ LIMITS: Final = LLParserLimits(
 
 # What llguidance puts where it would show the state of the parser, and the client's texts in it.
 _NO_DETAILS: Final = "<non-verbose/>"
+# CPU seconds that the mask of one token may take, or its row ends: several times what the largest
+# grammar takes that is not ambiguous, as processors differ.
+MASK_S_MAX: Final = 0.1
 _END: Final = {
     "content": "<|end of output|>",
     "special": True,
@@ -56,6 +62,7 @@ class GrammarTokenizer:
         self.end = max(len(vocabulary), 1 + max(ids))
         self.mask_words = -(-max(vocab_size, self.end + 1) // BITS)
         added.append(_END | {"id": self.end})
+        _spell_out(file)
         size = max(vocab_size, self.end + 1)
         self.tokens = LLTokenizer(json.dumps(file), n_vocab=size, eos_token=self.end)
 
@@ -65,6 +72,17 @@ class GrammarTokenizer:
         if matcher.is_error():
             raise InvalidGrammar(one_line(matcher.get_error()))
         return matcher
+
+
+def _spell_out(file: dict[str, Any]) -> None:
+    """Of Unigram tokenizers, in the words of SentencePiece's, which llguidance reads."""
+    decoder, vocabulary = file.get("decoder") or {}, file["model"]["vocab"]
+    names = vocabulary if isinstance(vocabulary, dict) else (name for name, _ in vocabulary)
+    # Where this decoder has byte tokens it shows their names.
+    if decoder.get("type") == "Metaspace" and "<0x0A>" not in names:
+        space = {"String": decoder["replacement"]}
+        steps = [{"type": "Replace", "pattern": space, "content": " "}, {"type": "ByteFallback"}]
+        file["decoder"] = {"type": "Sequence", "decoders": steps}
 
 
 def one_line(reason: str) -> str:

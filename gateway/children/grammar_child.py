@@ -15,11 +15,13 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from gateway.children.child import Refused, serve
-from service_kit.grammars import GrammarTokenizer, InvalidGrammar
+from service_kit.grammars import GrammarTokenizer, InvalidGrammar, one_line
 
 MEMORY_BYTES_MAX: Final = 2 << 30
 # Half of what may be seen of it: then the process ends.
 COMPILE_S_MAX: Final = 0.5
+# What llguidance says where there is no next token.
+_NO_TOKEN: Final = "NoExtension"
 # Without end, models that were not made for it would end in white space: a blank, or a line's
 # beginning.
 A_LITTLE_SPACE: Final = r"( |\n[ \t]{0,40})?"
@@ -29,12 +31,14 @@ def _of_schema(schema: str, *, is_tight: bool) -> str:
     spaces: dict[str, Any] = {"whitespace_pattern": A_LITTLE_SPACE}
     if is_tight:
         spaces = {"whitespace_flexible": False}
+    # With options llguidance takes objects only.
     said = {"true": "{}", "false": '{"enum": []}'}.get(schema.strip(), schema)
     return LLMatcher.grammar_from_json_schema(said, overrides=spaces)  # type: ignore[arg-type]
 
 
 def _of_choice(texts: list[str]) -> str:
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, texts)))
+    # One terminal: as rules of their own, thousands of choices are too many to be read at once.
+    return LLMatcher.grammar_from_lark("start: ONE\nONE: " + " | ".join(map(json.dumps, texts)))
 
 
 def _of_grammar(text: str) -> str:
@@ -87,8 +91,11 @@ class Compiler:
         matcher = self._tokenizer.compiled(grammar)
         mask = np.zeros(self._tokenizer.mask_words, np.uint32)
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if matcher.is_error() or not mask.any():
+        problem = one_line(matcher.get_error())
+        if problem.startswith(_NO_TOKEN) or not (problem or mask.any()):
             raise InvalidGrammar("no output could ever be complete")
+        if problem:
+            raise InvalidGrammar(problem)
 
 
 if __name__ == "__main__":

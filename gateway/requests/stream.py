@@ -349,7 +349,12 @@ def checked_choices(
 
 
 def _text(pieces: Pieces, render: RenderOptions) -> ChoiceText:
-    return ChoiceText(pieces, tuple(render.stop), include_stop=render.include_stop)
+    return ChoiceText(
+        pieces,
+        tuple(render.stop),
+        include_stop=render.include_stop,
+        keep_leading_space=render.keep_leading_space,
+    )
 
 
 def replay(result: RequestResult, pieces: Pieces) -> tuple[list[Finished], DoneMessage]:

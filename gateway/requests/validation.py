@@ -1,7 +1,7 @@
 """Judge an Ask and turn it into the record that goes to the ledger. Pure.
 
-`check` runs first and looks at every field that needs no tokenizer, so a wrong request costs
-microseconds. `to_record` runs on the prompt's ids. Errors name the field, the rule and the limit.
+`check` looks first at every field that needs no tokenizer: a wrong request costs microseconds.
+`to_record` runs on the prompt's ids. Errors name the field, the rule and the limit.
 """
 
 import math
@@ -180,9 +180,8 @@ def sampling_from(
 ) -> tuple[SamplingParams, list[InvalidRequest]]:
     """Values by the names of SamplingParams as such a message, and what is wrong with them.
 
-    The message has what is right: it could not even hold a number that is far out of its bounds.
-    `logit_bias` is pairs of token id and bias; None and empty mean that a field is not set.
-    """
+    The message has what is right: it cannot hold a number that is far out of its bounds. None and
+    empty mean that a field is not set; `logit_bias` is pairs of token id and bias."""
     values = {name: value for name, value in given.items() if value not in (None, (), [])}
     wrong = _broken(_sampling_rules(values, limits))
     for error in wrong:
@@ -259,6 +258,7 @@ def to_record(
             show_special_tokens=ask.show_special_tokens,
             prompt_token_ids=explained,
             hide_output=asked.HasField("max_tokens") and asked.max_tokens == 0,
+            keep_leading_space=bool(grammar),
         ),
     )
 

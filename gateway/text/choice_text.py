@@ -24,8 +24,15 @@ class ChoiceText:
 
     __slots__ = ("_detokenizer", "_include_stop", "_matcher", "output_tokens")
 
-    def __init__(self, pieces: Pieces, stops: Sequence[str], *, include_stop: bool = False) -> None:
-        self._detokenizer = Detokenizer(pieces)
+    def __init__(
+        self,
+        pieces: Pieces,
+        stops: Sequence[str],
+        *,
+        include_stop: bool = False,
+        keep_leading_space: bool = False,
+    ) -> None:
+        self._detokenizer = Detokenizer(pieces, keep_leading_space=keep_leading_space)
         self._matcher = StopMatcher(stops, include_stop=include_stop) if stops else None
         self._include_stop = include_stop
         self.output_tokens = 0

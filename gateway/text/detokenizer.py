@@ -121,11 +121,12 @@ class Detokenizer:
 
     __slots__ = ("_decode", "_decoder", "_is_start", "_pieces")
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: Pieces, *, keep_leading_space: bool = False) -> None:
+        """`keep_leading_space`: also where the tokenizer's decoder drops it."""
         self._pieces = pieces
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._decode = self._decoder.decode
-        self._is_start = True
+        self._is_start = not keep_leading_space
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text these tokens complete. The same whether fed one by one or all at once."""

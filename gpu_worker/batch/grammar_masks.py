@@ -5,6 +5,7 @@ moved to another worker samples what it would have sampled undisturbed. A row's 
 as soon as its token is known: while results are sent, plans come and the next step computes.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +18,7 @@ from llguidance import LLExecutor, LLMatcher
 
 from gpu_worker.batch.plans import RowSampling
 from gpu_worker.batch.step_types import IndexArray, IntArray
-from service_kit.grammars import BITS, GrammarTokenizer, InvalidGrammar, one_line
+from service_kit.grammars import BITS, MASK_S_MAX, GrammarTokenizer, InvalidGrammar, one_line
 
 # Compiled, of the rows to come: choices of one request, and requests with one schema.
 _KEPT: Final = 128
@@ -54,6 +55,8 @@ class GrammarMasks:
         self._starts = ThreadPoolExecutor(1, "grammars")
         self._steps = ThreadPoolExecutor(1, "masks")
         self._together = LLExecutor()
+        # The masks of the last step took longer than one row's may.
+        self._was_slow = False
 
     def join(self, slot: int, sampling: RowSampling, output: Sequence[int]) -> None:
         """`output`: the tokens sampled so far."""
@@ -110,11 +113,38 @@ class GrammarMasks:
         self._fill([row])
 
     def _advance(self, rows: Sequence[_Row], token_ids: Sequence[int]) -> None:
+        started = time.perf_counter()
+        if self._was_slow:
+            rows, token_ids = self._without_slowest(rows, token_ids)
         matchers = [row.matcher for row in rows]
         self._together.consume_token_par(list(zip(matchers, token_ids, strict=True)))
         self._fill(rows)
+        self._was_slow = time.perf_counter() - started > MASK_S_MAX
+
+    def _without_slowest(
+        self, rows: Sequence[_Row], token_ids: Sequence[int]
+    ) -> tuple[list[_Row], list[int]]:
+        """The rows that may go on, and their tokens.
+
+        Tried one by one, by the CPU time of this thread: the clock is that of the whole batch, and
+        of whoever else is on the machine.
+        """
+        kept: list[tuple[_Row, int]] = []
+        scratch = np.zeros(self._words, np.uint32)
+        for row, token_id in zip(rows, token_ids, strict=True):
+            tried, started = row.matcher.deep_copy(), time.thread_time()
+            tried.consume_token(token_id)
+            tried.unsafe_compute_mask_ptr(scratch.ctypes.data, scratch.nbytes)
+            if time.thread_time() - started <= MASK_S_MAX:
+                kept.append((row, token_id))
+                continue
+            row.problem = f"a token takes longer than {MASK_S_MAX * 1e3:.0f} ms: it is ambiguous"
+            row.mask = np.zeros(self._words, np.uint32)
+        return [row for row, _ in kept], [token_id for _, token_id in kept]
 
     def _fill(self, rows: Sequence[_Row]) -> None:
+        if not rows:
+            return
         masks = np.zeros((len(rows), self._words), np.uint32)
         self._together.unsafe_compute_mask_ptr(
             [(row.matcher, index) for index, row in enumerate(rows)],

@@ -311,6 +311,12 @@ def test_the_record_carries_its_tenant_and_what_it_may_have_running() -> None:
     assert (record.id, record.tenant, record.tenant_tokens_max) == ("t:r", "t", 500)
 
 
+def test_an_output_of_a_grammar_keeps_its_leading_space() -> None:
+    rest: dict[str, Any] = {"limits": LIMITS, "model": MODEL, "tenant": TENANT, "seed": 7}
+    kept = [to_record(ask(), (1,), grammar=each, **rest) for each in ("", "start: / a/")]
+    assert [each.render.keep_leading_space for each in kept] == [False, True]
+
+
 def test_wishes_about_logits_reach_the_record() -> None:
     asked = sampling_ask(
         repetition_penalty=1e-300,

@@ -106,6 +106,7 @@ def test_a_leading_space_is_dropped_once_and_only_at_the_start() -> None:
     bos = built.token_id(tokenizer, "<s>")
     for token_ids in ([space, space], [bos, byte_space, space], [space, byte_space]):
         assert "".join(stream(pieces, token_ids)) == " "
+    assert Detokenizer(pieces, keep_leading_space=True).feed([bos, space, space]) == "  "
 
 
 def test_ids_beyond_the_tokenizer_show_nothing() -> None:

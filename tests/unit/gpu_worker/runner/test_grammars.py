@@ -6,7 +6,9 @@ The oracle is llguidance itself, asked anew from the beginning for each output, 
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import jsonschema
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from structlog.testing import capture_logs
 
+from gpu_worker.batch import grammar_masks
 from gpu_worker.batch.grammar_masks import GrammarMasks
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.plans import FinishReason, InvalidPlan
@@ -249,6 +252,28 @@ def test_a_row_that_cannot_go_on_ends_alone_and_says_why(
         assert reason in done.errors[0]
         assert list(done.errors) == [0]
         assert done.reasons[1] == FinishReason.STOP
+
+
+def test_a_grammar_whose_masks_take_too_long_ends_its_row_and_no_other(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is ambiguous without end: every token makes it slower."""
+    grammars = GrammarMasks(GrammarTokenizer(stack.path, VOCAB), VOCAB)
+    for slot in (0, 1):
+        grammars.join(slot, stack.wish(grammar=of_regex("a{9}")), ())
+    grammars.masks([0, 1])
+    # The batch of the first tokens, and of the second ones the first row.
+    clocks = {
+        name: partial(next, iter([0.0, 1.0]), 1.0) for name in ("perf_counter", "thread_time")
+    }
+    monkeypatch.setattr(grammar_masks, "time", SimpleNamespace(**clocks))
+    a = token_id(byte_level_bpe(), "a")
+    for _ in range(2):
+        assert grammars.masks([0, 1]).any(axis=1).tolist() == [True, True]
+        grammars.see([0, 1], [a, a])
+    assert grammars.masks([0, 1]).any(axis=1).tolist() == [False, True]
+    assert "takes longer than 100 ms" in grammars.problem(0)
+    assert not grammars.problem(1)
 
 
 def test_who_reads_no_grammars_refuses_a_plan_with_one(stack: Stack) -> None:

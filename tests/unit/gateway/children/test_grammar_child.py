@@ -1,0 +1,52 @@
+"""What clients ask of structured outputs, as grammars: those that are wide go on to their end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.children.child import Refused
+from gateway.children.grammar_child import Compiler
+from gateway.requests.structured_outputs import CHOICES_MAX
+from service_kit.grammars import GrammarTokenizer
+from tests.support.tokenizers import byte_level_bpe
+
+VOCAB = byte_level_bpe().get_vocab_size()
+
+
+@pytest.fixture
+def tokenizer_file(tmp_path: Path) -> Path:
+    byte_level_bpe().save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+def has(path: Path, form: str, value: Any, text: str) -> bool:
+    compiled = Compiler({"tokenizer": str(path), "vocab_size": VOCAB})(
+        {"form": form, "value": value, "is_tight": True}
+    )
+    tokenizer = GrammarTokenizer(path, VOCAB)
+    matcher, tokens = tokenizer.compiled(compiled["grammar"]), tokenizer.tokens.tokenize_str(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def test_the_last_of_as_many_choices_as_may_be(tokenizer_file: Path) -> None:
+    texts = [f"choice {index}" for index in range(CHOICES_MAX)]
+    assert has(tokenizer_file, "choice", texts, texts[-1])
+    assert not has(tokenizer_file, "choice", texts, "choice")
+
+
+def test_the_last_of_a_thousand_optional_properties(tokenizer_file: Path) -> None:
+    properties = {f"k{index}": {"type": "null"} for index in range(1000)}
+    assert has(tokenizer_file, "json", json.dumps({"properties": properties}), '{"k999":null}')
+
+
+def test_a_grammar_that_no_output_ends_is_refused(tokenizer_file: Path) -> None:
+    with pytest.raises(Refused, match="no output could ever be complete"):
+        has(tokenizer_file, "grammar", "start: a\na: b\nb: a\n", "")
+
+
+def test_true_is_a_schema_and_false_is_none_that_an_output_could_have(tokenizer_file: Path) -> None:
+    assert has(tokenizer_file, "json", " true", '[1,{"a":null}]')
+    with pytest.raises(Refused):
+        has(tokenizer_file, "json", "false", "null")
