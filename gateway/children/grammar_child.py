@@ -15,6 +15,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from gateway.children.child import Refused, serve
+from gateway.children.schema_rewrites import rewritten
 from service_kit.grammars import GrammarTokenizer, InvalidGrammar, one_line
 
 MEMORY_BYTES_MAX: Final = 2 << 30
@@ -34,7 +35,7 @@ def _of_schema(schema: str, *, is_tight: bool) -> str:
     spaces: dict[str, Any] = {"whitespace_pattern": A_LITTLE_SPACE}
     if is_tight:
         spaces = {"whitespace_flexible": False}
-    return LLMatcher.grammar_from_json_schema(schema, overrides=spaces)  # type: ignore[arg-type]
+    return LLMatcher.grammar_from_json_schema(rewritten(schema), overrides=spaces)  # type: ignore[arg-type]
 
 
 def _of_choice(texts: list[str]) -> str:
