@@ -35,7 +35,7 @@ def _of_schema(schema: str, *, is_tight: bool) -> str:
     spaces: dict[str, Any] = {"whitespace_pattern": A_LITTLE_SPACE}
     if is_tight:
         spaces = {"whitespace_flexible": False}
-    return LLMatcher.grammar_from_json_schema(rewritten(schema), overrides=spaces)  # type: ignore[arg-type]
+    return LLMatcher.grammar_from_json_schema(schema, overrides=spaces)  # type: ignore[arg-type]
 
 
 def _of_choice(texts: list[str]) -> str:
@@ -71,13 +71,24 @@ class Compiler:
         # Nothing is there to catch it: it ends the process, whatever a library is in.
         signal.setitimer(signal.ITIMER_PROF, COMPILE_S_MAX)
         try:
-            grammar = self._grammar(**question)
-            self._check(grammar)
+            grammar = self._compiled(question)
         except InvalidGrammar as error:
             raise Refused(f"cannot be compiled: {error}") from error
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         return {"grammar": grammar}
+
+    def _compiled(self, question: Mapping[str, Any]) -> str:
+        try:
+            grammar = self._grammar(**question)
+            self._check(grammar)
+        except InvalidGrammar:
+            # As it was asked for first: what llguidance knows itself it knows better.
+            if question["form"] != "json" or (told := rewritten(question["value"])) is None:
+                raise
+            grammar = self._grammar(**{**question, "value": told})
+            self._check(grammar)
+        return grammar
 
     def _grammar(self, form: str, value: Any, *, is_tight: bool) -> str:
         if form == "json_object":

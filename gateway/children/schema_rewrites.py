@@ -21,6 +21,10 @@ REWRITTEN: Final = (
 )
 # Of more, all pairs are too many.
 _ONE_OF_MAX: Final = 8
+# Another text's regex grows with the square of its length.
+_TEXT_CHARS_MAX: Final = 100
+# Opposites of opposites may double with every level.
+_GROWN_CHARS_MAX: Final = 64 << 10
 # What schemas beside evaluate, unevaluatedProperties and -Items know of.
 _BESIDE: Final = (
     *(
@@ -62,15 +66,15 @@ class _Unsayable(Exception):
     """No schema is the opposite."""
 
 
-def rewritten(schema: str) -> str:
-    """The same schema, if it has any of these keywords; else, or if it is no JSON, as it is."""
+def rewritten(schema: str) -> str | None:
+    """The schema in fewer keywords; None: it has none of these, or is no JSON, or too large."""
     if not any(f'"{name}"' in schema for name in REWRITTEN):
-        return schema
+        return None
     try:
-        return json.dumps(_rewrite(json.loads(schema)))
+        told = json.dumps(_rewrite(json.loads(schema)))
     except (ValueError, TypeError, AttributeError, RecursionError):
-        # Said by who compiles it.
-        return schema
+        return None
+    return told if len(told) <= max(_GROWN_CHARS_MAX, len(schema)) else None
 
 
 def _rewrite(schema: Any) -> Any:
@@ -231,6 +235,8 @@ def _other_values(values: Any) -> list[Any]:
     texts = [each for each in values if isinstance(each, str)]
     flags = [each for each in values if isinstance(each, bool)]
     numbers = [each for each in values if isinstance(each, int | float) and each not in flags]
+    if any(len(text) > _TEXT_CHARS_MAX for text in texts):
+        raise _Unsayable
     if len(texts) + len(flags) + len(numbers) + values.count(None) < len(values):
         # Arrays and objects, or 1 beside true.
         raise _Unsayable

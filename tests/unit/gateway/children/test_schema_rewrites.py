@@ -60,13 +60,14 @@ def in_pythons_words(schema: str) -> Any:
 @settings(max_examples=400, deadline=None)
 @given(schemas, st.lists(values, min_size=1, max_size=8))
 def test_the_same_values_are_valid(schema: Any, instances: list[Any]) -> None:
-    told = Draft202012Validator(in_pythons_words(rewritten(json.dumps(schema))))
+    asked = json.dumps(schema)
+    told = Draft202012Validator(in_pythons_words(rewritten(asked) or asked))
     for value in instances:
         assert told.is_valid(value) == Draft202012Validator(schema).is_valid(value)
 
 
 def test_a_text_is_told_from_its_beginnings_and_its_continuations() -> None:
-    told = in_pythons_words(rewritten('{"not": {"const": "a]b"}}'))
+    told = in_pythons_words(rewritten('{"not": {"const": "a]b"}}') or "")
     for text in ("", "a", "a]", "a]c", "a]bc", "b", "a]b\\n"):
         assert Draft202012Validator(told).is_valid(text)
     assert not Draft202012Validator(told).is_valid("a]b")
@@ -79,6 +80,8 @@ def test_a_text_is_told_from_its_beginnings_and_its_continuations() -> None:
         {"not": {"type": "integer"}},
         {"if": {"const": [1]}, "then": {"type": "null"}},
         {"not": {"type": "nothing"}},
+        {"not": {"const": "x" * 101}},
+        {"oneOf": [{"enum": [f"{index} {one}" for index in range(200)]} for one in range(8)]},
         {"oneOf": [{"items": True}, {"format": "date"}]},
         {"propertyNames": {"format": "date"}},
         {"allOf": [True], "unevaluatedProperties": False},
@@ -87,12 +90,12 @@ def test_a_text_is_told_from_its_beginnings_and_its_continuations() -> None:
     ],
 )
 def test_what_has_no_opposite_stays_to_be_refused_by_name(schema: Any) -> None:
-    left = json.loads(rewritten(json.dumps(schema)))
-    assert left == schema
+    told = rewritten(json.dumps(schema))
+    assert told is None or json.loads(told) == schema
 
 
 def test_names_in_values_are_no_keywords() -> None:
     schema = {"const": {"not": {"type": "null"}}, "properties": {"if": {"enum": ["not"]}}}
-    assert json.loads(rewritten(json.dumps(schema))) == schema
-    assert rewritten('{"not": ') == '{"not": '
-    assert rewritten("[" * 50_000 + '"not"') == "[" * 50_000 + '"not"'
+    assert json.loads(rewritten(json.dumps(schema)) or "") == schema
+    assert rewritten('{"not": ') is None
+    assert rewritten("[" * 50_000 + '"not"') is None
