@@ -119,6 +119,17 @@ JSON: Final = {
     "patternProperties of 60": json.dumps(
         {"type": "object", "patternProperties": {f"^a{index}b": {} for index in range(60)}}
     ),
+    "if in if": _nested(12, lambda one: {"if": one, "then": {"type": "null"}}),
+    "oneOf in oneOf": _nested(60, lambda one: {"oneOf": [one, {"type": "null"}, {"minLength": 3}]}),
+    "oneOf of enums": json.dumps(
+        {"oneOf": [{"enum": [f"v{a}{b}" for b in range(100)]} for a in range(8)]}
+    ),
+    "not of 500 texts": json.dumps(
+        {"type": "string", "not": {"enum": [f"v {index}" for index in range(500)]}}
+    ),
+    "1,000 dependents": json.dumps(
+        {"type": "object", "dependentRequired": {f"k{i}": [f"k{i + 1}"] for i in range(1000)}}
+    ),
 }  # fmt: skip
 REGEX: Final = {
     "(a+)+": "(a+)+$",

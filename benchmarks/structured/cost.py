@@ -207,7 +207,7 @@ def main() -> None:
     )
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=list(SHAPES))
     parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--save", action="store_true")
     asked = parser.parse_args()
     native.build()

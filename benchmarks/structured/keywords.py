@@ -12,7 +12,8 @@ valid      valid instances that the grammar has, of so many
 order      others that it has with properties in another order: it keeps that of the schema
 narrow     others that it never writes: 1.0 for an integer, extra properties, values of other types
 invalid    invalid instances that it does not have, of so many; `loose` names the others
-keyword    counts as let in where at least half of its file's schemas are
+never      refused, and rightly, as nothing could be valid
+keyword    counts as let in where at least half of its file's schemas are, or are never valid
 """
 
 import argparse
@@ -85,6 +86,7 @@ def judge(reader: Reader, group: dict[str, Any], row: dict[str, Any]) -> None:
         reason = str(error).removeprefix("cannot be compiled: ")
         row["refused"][_kind_of(reason)] += 1
         row["named"] += _names_part(reason, group["schema"])
+        row["never"] += "Unsatisfiable" in reason and not any(t["valid"] for t in group["tests"])
         return
     row["let_in"] += 1
     for test in group["tests"]:
@@ -117,7 +119,7 @@ def _names_part(reason: str, schema: Any) -> bool:
 def keyword_row(reader: Reader, path: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"keyword": path.stem, "refused": Counter(), "loose": [], "narrow": []}
     row |= dict.fromkeys(
-        ("schemas", "let_in", "named", "valid", "had", "order", "invalid", "kept_out"), 0
+        ("schemas", "let_in", "never", "named", "valid", "had", "order", "invalid", "kept_out"), 0
     )
     for group in json.loads(path.read_text(encoding="utf-8")):
         judge(reader, group, row)
@@ -129,7 +131,7 @@ def total(rows: list[dict[str, Any]], name: str) -> int:
 
 
 def is_let_in(row: dict[str, Any]) -> bool:
-    return bool(row["let_in"] >= SHARE * row["schemas"])
+    return bool(row["let_in"] + row["never"] >= SHARE * row["schemas"])
 
 
 def figures_of(rows: list[dict[str, Any]], version: str) -> dict[str, object]:
@@ -141,6 +143,7 @@ def figures_of(rows: list[dict[str, Any]], version: str) -> dict[str, object]:
         "files": len(rows),
         "schemas": total(rows, "schemas"),
         "let_in": total(rows, "let_in"),
+        "never": total(rows, "never"),
         "refused_by_name": f"{total(rows, 'named')} of {refused}",
         "valid": f"{total(rows, 'had')} of {total(rows, 'valid')}",
         "order": total(rows, "order"),
@@ -151,6 +154,7 @@ def figures_of(rows: list[dict[str, Any]], version: str) -> dict[str, object]:
         "table": {
             row["keyword"]: {
                 "let_in": f"{row['let_in']}/{row['schemas']}",
+                "never": row["never"],
                 "valid": f"{row['had']}/{row['valid']}",
                 "order": row["order"],
                 "invalid": f"{row['kept_out']}/{row['invalid']}",
@@ -163,11 +167,13 @@ def figures_of(rows: list[dict[str, Any]], version: str) -> dict[str, object]:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    print("| keyword | schemas let in | valid | in another order | invalid kept out |")
-    print("|---|---|---|---|---|")
+    print(
+        "| keyword | schemas let in | never valid | valid | in another order | invalid kept out |"
+    )
+    print("|---|---|---|---|---|---|")
     for row in rows:
         print(
-            f"| `{row['keyword']}` | {row['let_in']} of {row['schemas']} "
+            f"| `{row['keyword']}` | {row['let_in']} of {row['schemas']} | {row['never']} "
             f"| {row['had']} of {row['valid']} | {row['order']} "
             f"| {row['kept_out']} of {row['invalid']} |"
         )

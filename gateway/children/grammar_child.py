@@ -15,6 +15,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from gateway.children.child import Refused, serve
+from gateway.children.schema_rewrites import rewritten
 from service_kit.grammars import GrammarTokenizer, InvalidGrammar, one_line
 
 MEMORY_BYTES_MAX: Final = 2 << 30
@@ -69,13 +70,24 @@ class Compiler:
         # Nothing is there to catch it: it ends the process, whatever a library is in.
         signal.setitimer(signal.ITIMER_PROF, COMPILE_S_MAX)
         try:
-            grammar = self._grammar(**question)
-            self._check(grammar)
+            grammar = self._compiled(question)
         except InvalidGrammar as error:
             raise Refused(f"cannot be compiled: {error}") from error
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         return {"grammar": grammar}
+
+    def _compiled(self, question: Mapping[str, Any]) -> str:
+        try:
+            grammar = self._grammar(**question)
+            self._check(grammar)
+        except InvalidGrammar:
+            # As it was asked for first: what llguidance knows itself it knows better.
+            if question["form"] != "json" or (told := rewritten(question["value"])) is None:
+                raise
+            grammar = self._grammar(**{**question, "value": told})
+            self._check(grammar)
+        return grammar
 
     def _grammar(self, form: str, value: Any, *, is_tight: bool) -> str:
         if form == "json_object":

@@ -238,9 +238,8 @@ def to_record(
         raise InvalidRequest(ask.prompt.field, "must give at least one token")
     if room < 1:
         raise PromptTooLong(ask.prompt.field, limits.context_tokens_max - 1, len(prompt_ids))
-    asked = ask.sampling
-    explained = prompt_ids if asked.HasField("prompt_logprobs") else ()
-    _check_prompt_values(len(explained), asked.prompt_logprobs, limits)
+    explained = prompt_ids if ask.sampling.HasField("prompt_logprobs") else ()
+    _check_prompt_values(len(explained), ask.sampling.prompt_logprobs, limits)
     timeout_ms = 0 if ask.timeout_s is None else max(1, math.ceil(ask.timeout_s * 1000))
     return SubmitRecord(
         id=f"{tenant.name}:{ask.request_id}",
@@ -257,7 +256,7 @@ def to_record(
             include_stop=ask.include_stop,
             show_special_tokens=ask.show_special_tokens,
             prompt_token_ids=explained,
-            hide_output=asked.HasField("max_tokens") and asked.max_tokens == 0,
+            hide_output=ask.sampling.HasField("max_tokens") and ask.sampling.max_tokens == 0,
             keep_leading_space=bool(grammar),
         ),
     )
