@@ -119,7 +119,7 @@ def constrained(**wanted: Any) -> Any:
     ("asked", "field", "rule"),
     [
         (schema({"type": "thing"}), "response_format", "Invalid type: thing"),
-        (schema({"properties": {"a": {"not": {}}}}), "response_format", '"not"'),
+        (schema({"items": {"uniqueItems": True}}), "response_format", '"uniqueItems"'),
         (constrained(), "structured_outputs", "exactly one of json, json_object, regex"),
         (constrained(regex="a", choice=["b"]), "structured_outputs", "got regex, choice"),
         (constrained(choice=[]), "structured_outputs", "no empty choice"),
