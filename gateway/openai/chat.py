@@ -247,9 +247,6 @@ class ChatBody(GenerationBody):
 
     def reading(self, limits: Limits) -> Reading | None:
         tooling, formats = self._tooling(limits), limits.answers
-        if tooling.grammar or self._structured_outputs() is not None:
-            # What is constrained as a whole has no other part, whatever the template opened.
-            formats = replace(formats, reasoning=None)
         if not tooling.is_used and formats.reasoning is None:
             return None
         hides = tooling.shows_markers and self.skip_special_tokens is not False
