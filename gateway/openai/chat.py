@@ -223,8 +223,6 @@ class ChatBody(GenerationBody):
     def aliases(self) -> Mapping[str, str]:
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         own = {"sampling.logprobs": "top_logprobs", "sampling.max_tokens": limit}
-        if self.tool_choice not in (None, "auto", "none"):
-            own[structured_outputs.FIELD] = "tools"
         return {**super().aliases, **own}
 
     def asks(self, limits: Limits, prompts_max: int) -> list[Ask]:
@@ -274,7 +272,7 @@ class ChatBody(GenerationBody):
 
 
 def _told(field: str, calls: Iterable[ToolCallBody]) -> tuple[dict[str, Any], ...]:
-    return tuple(each.told(f"{field}.{index}") for index, each in enumerate(calls))
+    return tuple(each.told(f"{field}[{index}]") for index, each in enumerate(calls))
 
 
 def chat_prompt(
@@ -286,7 +284,7 @@ def chat_prompt(
             role="system" if each.role == "developer" else each.role,
             content=each.text(),
             name=each.name or "",
-            tool_calls=_told(f"messages.{index}.tool_calls", each.tool_calls or ()),
+            tool_calls=_told(f"messages[{index}].tool_calls", each.tool_calls or ()),
             tool_call_id=each.tool_call_id or "",
             reasoning=each.reasoning_content or "",
         )

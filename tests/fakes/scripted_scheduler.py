@@ -13,7 +13,6 @@ from kaiten.v1.common_pb2 import (
     FEATURE_LOGITS_PROCESSORS,
     FEATURE_LOGPROBS,
     FEATURE_PROMPT_LOGPROBS,
-    FEATURE_STRUCTURED_OUTPUTS,
     Capabilities,
     Feature,
     FinishReason,
@@ -37,12 +36,7 @@ from ledger import Commit, Leader, Ledger
 from ledger.types import InboxEntry
 
 # Of the worker that is not there: all.
-FEATURES = (
-    FEATURE_LOGPROBS,
-    FEATURE_PROMPT_LOGPROBS,
-    FEATURE_LOGITS_PROCESSORS,
-    FEATURE_STRUCTURED_OUTPUTS,
-)
+FEATURES = (FEATURE_LOGPROBS, FEATURE_PROMPT_LOGPROBS, FEATURE_LOGITS_PROCESSORS)
 Script = Callable[[SubmitRecord, int], Iterator[int]]
 
 

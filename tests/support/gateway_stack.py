@@ -137,7 +137,6 @@ async def running_stack(
     tokens_per_step: int = 1,
     step_s: float = 0.0,
     features: Sequence[Feature] = FEATURES,
-    context_tokens: int = 256,
     **changes: Any,
 ) -> AsyncIterator[Stack]:
     """Gateway and scheduler, ready to serve."""
@@ -154,7 +153,6 @@ async def running_stack(
                 tokens_per_step=tokens_per_step,
                 step_s=step_s,
                 features=features,
-                context_tokens_max=context_tokens,
             )
             async with scheduler:
                 readiness = gateway.service.front.readiness

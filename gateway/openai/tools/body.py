@@ -90,7 +90,7 @@ class Tooling:
         if len(names) > TOOLS_MAX:
             raise InvalidRequest("tools", f"must have at most {TOOLS_MAX} tools, got {len(names)}")
         for index, name in enumerate(names):
-            field = f"tools.{index}.function.name"
+            field = f"tools[{index}].function.name"
             if not NAME.fullmatch(name):
                 raise InvalidRequest(field, f"must match {NAME.pattern}, got {name[:80]!r}")
             if name in names[:index]:
