@@ -30,12 +30,10 @@ from gateway.tenants import Keyring, KeysFile
 from gateway.text import model_card, model_files
 from gateway.text.model_card import ModelCard
 from gateway.text.template_process import TemplateProcess
-from gateway.text.tools.formats import REASONING_FORMATS, TOOL_FORMATS, AnswerFormats
 from ledger import LedgerLimits
 from service_kit import logs, settings, telemetry
 from service_kit.addresses import is_loopback
 from service_kit.clock import SystemClock
-from service_kit.errors import ConfigError
 from service_kit.grpc_server import (
     ServerLimits,
     add_health,
@@ -247,20 +245,7 @@ def _limits(config: GatewaySettings, card: ModelCard) -> Limits:
         body_values_max=config.body_values_max,
         roles=frozenset(config.chat_roles),
         template_options=frozenset(config.template_options),
-        answers=_answers(config, card),
     )
-
-
-def _answers(config: GatewaySettings, card: ModelCard) -> AnswerFormats:
-    try:
-        return card.answer_formats(config.tool_format, config.reasoning_format)
-    except KeyError as error:
-        known = ", ".join(("auto", "none", *TOOL_FORMATS))
-        thoughts = ", ".join(("auto", "none", *REASONING_FORMATS))
-        raise ConfigError(
-            f"--tool-format is one of {known}, and --reasoning-format of {thoughts}; there is no "
-            f"{error}"
-        ) from None
 
 
 def _keys_file(config: GatewaySettings) -> KeysFile | None:

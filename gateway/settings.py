@@ -156,16 +156,6 @@ class GatewaySettings(RequestLimits, PeerSettings):
         description="fields of HTTP bodies that nobody knows: 400, or left out, which the answer's"
         " x-ignored-fields and the log tell",
     )
-    tool_format: str = Field(
-        default="auto",
-        description="how the model writes tool calls: hermes, llama3, mistral, mistral-v11, phi4, "
-        "granite, jamba, nemotron, json, none; auto: as its chat template says",
-    )
-    reasoning_format: str = Field(
-        default="auto",
-        description="how the model writes reasoning, which is told apart from content: think, "
-        "mistral, none; auto: as its chat template says",
-    )
     template_options: tuple[str, ...] = Field(
         default=("enable_thinking", "thinking", "reasoning_effort", "date_string"),
         description="names clients may hand to the chat template",

@@ -37,8 +37,7 @@ async def generate(api: Api, exchange: Exchange, body: GenerationBody) -> None:
             token_ids=asks[0].return_token_ids,
             prompt_logprobs=body.prompt_logprobs,
         )
-        reading = body.reading(api.front.limits)
-        parts = Parts(generations, api.formatter, shown, echoes, reading)
+        parts = Parts(generations, api.formatter, shown, echoes)
         if body.stream:
             usage, ping_s = options.include_usage, api.config.sse_ping_s
             await send_stream(exchange, form, head, parts, with_usage=usage, ping_s=ping_s)

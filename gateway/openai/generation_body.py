@@ -17,7 +17,6 @@ from gateway.openai.structured_outputs import (
     ResponseTextFormat,
     StructuredOutputsBody,
 )
-from gateway.openai.tools.reading import Reading
 from gateway.requests import structured_outputs
 from gateway.requests.validation import Limits, sampling_from
 from gateway.tenants import PRIORITY_MAX
@@ -160,10 +159,6 @@ class GenerationBody(SamplingBody):
             n=self.n,
             return_token_ids=bool(self.return_token_ids),
         )
-
-    def reading(self, limits: Limits) -> Reading | None:
-        """How its answers are read; None: they are content and nothing else."""
-        return None
 
     def echoed(self, prompt: Prompt, pieces: Pieces) -> Echo:
         """What the answer shows of this prompt of its."""

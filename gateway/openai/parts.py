@@ -13,11 +13,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from gateway.http.exchange import Exchange, now_s
 from gateway.http.json_reply import DONE, to_event
 from gateway.openai.logprobs import LogprobFormatter, PromptLogprobs, TokenLogprob
-from gateway.openai.tools.reading import Reading
 from gateway.openai.usage import Count, Timing, Usage, ends_of
 from gateway.requests.merge import merged
 from gateway.requests.stream import Accepted, Delta, Done, Explained, Finished, Generation
-from gateway.text.tools.parser import AnswerParser, Call, Said
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import Cancelled, DeadlineExceeded, Failed
@@ -76,11 +74,6 @@ class Part(NamedTuple):
     position: int = 0
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     end: Finished | None = None
-    # What a model's answer holds beside the content.
-    reasoning: str = ""
-    calls: tuple[Call, ...] = ()
-    # With the end: whether there were any.
-    has_calls: bool = False
 
     @property
     def reason(self) -> Reason | None:
@@ -106,23 +99,18 @@ class Parts:
         formatter: LogprobFormatter,
         shown: Shown,
         echoes: Sequence[Echo] = (Echo(),),
-        reading: Reading | None = None,
     ) -> None:
-        """`reading`: how to tell calls and reasoning from content; None: all is content."""
         self._generations = generations
         self._formatter = formatter
         self._shown = shown
-        # By the first choice of each prompt: whose it is, and what they show of it.
-        self._prompts: dict[int, tuple[Generation, Echo]] = {}
+        # By the first choice of each prompt: how many it has, and what they show of it.
+        self._prompts: dict[int, tuple[int, Echo]] = {}
         self._count = 0
         for generation, echo in zip(generations, echoes, strict=True):
-            self._prompts[self._count] = generation, echo
+            self._prompts[self._count] = len(generation.choices), echo
             self._count += len(generation.choices)
         self._chars: defaultdict[int, int] = defaultdict(int)
         self._done: list[pb.Done] = []
-        self._reading = reading
-        self._readers: dict[int, AnswerParser] = {}
-        self._callers: set[int] = set()
 
     def ends(self) -> Fields:
         """What the last message of a response says."""
@@ -167,9 +155,6 @@ class Parts:
             token_ids=list(chain.from_iterable(ids)) if self._shown.token_ids else UNSET,
             prompt_logprobs=prompts[0] if prompts else UNSET,
             end=parts[-1].end,
-            reasoning="".join([part.reasoning for part in parts]),
-            calls=tuple(chain.from_iterable(part.calls for part in parts)),
-            has_calls=parts[-1].has_calls,
         )
 
     def _of(self, base: int, event: Accepted | Delta | Finished | Done) -> Iterable[Part]:
@@ -177,36 +162,15 @@ class Parts:
             case Delta():
                 return self._of_delta(base + event.choice, event)
             case Finished():
-                return self._of_end(base + event.choice, event)
+                return (Part(base + event.choice, end=event),)
             case Done():
                 self._done.append(event.message)
                 return ()
             case Accepted():
-                generation, echo = self._prompts[base]
-                indexes = range(base, base + len(generation.choices))
+                n, echo = self._prompts[base]
                 # With its log-probabilities the prompt's text comes when these are known.
                 text = echo.text if echo.top is None else ""
-                self._begin_reading(generation, indexes)
-                return [Part(index, text, is_first=True) for index in indexes]
-
-    def _begin_reading(self, generation: Generation, indexes: Iterable[int]) -> None:
-        if self._reading is not None:
-            end = generation.prompt_end
-            for index in indexes:
-                seed = f"{generation.accepted.request_id}:{index}"
-                self._readers[index] = self._reading.parser(seed, prompt_end=end)
-
-    def _of_end(self, index: int, end: Finished) -> Iterable[Part]:
-        """With what was held back, if anything."""
-        reader = self._readers.get(index)
-        parts = [] if reader is None else [self._part_of(index, reader.flush())]
-        last = Part(index, end=end, has_calls=index in self._callers)
-        return [*(part for part in parts if part.text or part.reasoning or part.calls), last]
-
-    def _part_of(self, index: int, said: Said) -> Part:
-        if said.calls:
-            self._callers.add(index)
-        return Part(index, said.content, reasoning=said.reasoning, calls=said.calls)
+                return [Part(base + index, text, is_first=True) for index in range(n)]
 
     def _of_delta(self, index: int, delta: Delta) -> Iterable[Part]:
         """A part, or nothing when there is nothing to tell yet."""
@@ -219,15 +183,7 @@ class Parts:
             self._chars[index] += len(delta.text)
         token_ids = list(delta.token_ids) if shown.token_ids else UNSET
         position = delta.position + len(delta.token_ids)
-        part = Part(index, delta.text, False, logprobs, token_ids, position)
-        if (reader := self._readers.get(index)) is None:
-            return (part,)
-        assert self._reading is not None
-        said = self._part_of(index, reader.feed(self._reading.shown(delta.text)))
-        is_silent = not (said.text or said.reasoning or said.calls)
-        if is_silent and logprobs is None and token_ids is UNSET:
-            return ()
-        return (part._replace(text=said.text, reasoning=said.reasoning, calls=said.calls),)
+        return (Part(index, delta.text, False, logprobs, token_ids, position),)
 
     def _of_prompt(self, first: int, event: Explained) -> Iterable[Part]:
         """The same for each of its choices, if it is told at all."""

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from gateway.requests.validation import FarTooLong
 from gateway.text.model_card import ModelCard
@@ -27,7 +27,7 @@ def is_long(prompt: Prompt) -> bool:
     if isinstance(prompt, TextPrompt):
         return len(prompt.text) > INLINE_CHARS_MAX
     if isinstance(prompt, ChatPrompt):
-        return sum(map(len, prompt.texts)) > INLINE_CHARS_MAX
+        return sum(len(message.content) for message in prompt.messages) > INLINE_CHARS_MAX
     return False
 
 
@@ -128,7 +128,6 @@ class Prompter:
         pieces = await self._template.render(
             [_turn(message) for message in prompt.messages],
             dict(prompt.options),
-            tools=list(prompt.tools),
         )
         # Without control tokens' texts, which is always but under attack, this is one piece.
         token_ids: list[int] = []
@@ -177,16 +176,10 @@ class Prompter:
         return list(encoding.ids)
 
 
-def _turn(message: Message) -> dict[str, Any]:
+def _turn(message: Message) -> dict[str, str]:
     """As templates read it: they ask whether there is a name."""
-    rest = {
-        "name": message.name,
-        "tool_calls": list(message.tool_calls),
-        "tool_call_id": message.tool_call_id,
-        "reasoning_content": message.reasoning,
-    }
-    said = {name: value for name, value in rest.items() if value}
-    return {"role": message.role, "content": message.content, **said}
+    turn = {"role": message.role, "content": message.content}
+    return turn | ({"name": message.name} if message.name else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,6 @@ class Front:
             )
             visit.is_repeat, visit.prompt_tokens = not submitted.is_new, len(prompt_ids)
             generation.visit, visit.trace = visit, trace
-            generation.prompt_end = self.card.text_of_end(prompt_ids)
             if named.timeout_s is not None:
                 self._watch_deadline(generation, named.timeout_s + named.grace_s)
             return generation

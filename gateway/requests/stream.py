@@ -204,7 +204,6 @@ class Generation:
         self.done_message: DoneMessage | None = None
         # Of a request that was submitted here; none of one that is attached to.
         self.visit: Visit | None = None
-        self.prompt_end = ""
         self._has_begun = False
         self._on_close: list[Callable[[], None]] = []
 

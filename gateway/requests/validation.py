@@ -7,14 +7,13 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final
 
 from gateway.requests import structured_outputs
 from gateway.tenants import PRIORITY_MAX, Tenant
 from gateway.text.model_card import SamplingDefaults
-from gateway.text.tools.formats import AnswerFormats
 from gateway.values.generation_request import Ask, ChatPrompt, TextPrompt, TokenPrompt
 from kaiten.v1.common_pb2 import (
     FEATURE_LOGITS_PROCESSORS,
@@ -99,7 +98,6 @@ class Limits:
     messages_max: int = 4096
     roles: frozenset[str] = frozenset(ROLES)
     template_options: frozenset[str] = frozenset()
-    answers: AnswerFormats = field(default_factory=AnswerFormats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,7 +434,9 @@ def _check_chat(prompt: ChatPrompt, limits: Limits) -> None:
         if message.name and not NAME.fullmatch(message.name):
             rule = f"every name must match {NAME.pattern}; got {message.name[:64]!r}"
             raise InvalidRequest(prompt.field, rule)
-    _check_text(prompt.field, prompt.texts, limits)
+    texts = [message.content for message in prompt.messages]
+    texts += [value for _, value in prompt.options if isinstance(value, str)]
+    _check_text(prompt.field, texts, limits)
     for name, _ in prompt.options:
         check_option("conversation.template_options", name, limits)
 

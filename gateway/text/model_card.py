@@ -6,7 +6,7 @@ are legal and show as nothing.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,6 @@ from tokenizers import Tokenizer
 
 from gateway.text.chat_template import ChatTemplate, TemplateFailed
 from gateway.text.detokenizer import Pieces
-from gateway.text.tools.formats import AnswerFormats, answer_formats
 from service_kit.errors import ConfigError
 
 # As in SamplingParams of common.proto.
@@ -26,7 +25,6 @@ DEFAULT_RANGES: Final = {
     "min_p": (0, 1),
     "repetition_penalty": (0.01, 2),
 }
-END_TOKENS: Final = 8
 SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -61,17 +59,6 @@ class ModelCard:
     chat_template: str | None
     template_names: Mapping[str, Any]
     special_texts: tuple[str, ...]
-
-    def text_of_end(self, prompt_ids: Sequence[int]) -> str:
-        """The text of a prompt's last tokens: enough to see what its template opened."""
-        end = self.pieces_with_special.join(prompt_ids[-END_TOKENS:])
-        return end.decode("utf-8", "replace")
-
-    def answer_formats(self, tools: str = "auto", reasoning: str = "auto") -> AnswerFormats:
-        """What its answers may hold beside content. KeyError: there is no such format."""
-        added = self.tokenizer.get_added_tokens_decoder().items()
-        ids = {token.content: token_id for token_id, token in added if token.special}
-        return answer_formats(self.chat_template or "", ids, tools=tools, reasoning=reasoning)
 
 
 def load(folder: Path, name: str = "") -> ModelCard:

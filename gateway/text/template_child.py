@@ -28,9 +28,8 @@ class Renderer:
             raise Refused(f"says: {error}") from error
 
     def _pieces(self, question: Mapping[str, Any]) -> list[str]:
-        messages, options = self._hide(question["messages"]), self._hide(question["options"])
-        if tools := self._hide(question.get("tools")):
-            options["tools"] = tools
+        messages = [{key: self._hide(item[key]) for key in item} for item in question["messages"]]
+        options = {name: self._hide(value) for name, value in question["options"].items()}
         pieces = self._controls.split(self._template.render(messages, **options))
         size_bytes = sum(len(piece.encode()) for piece in pieces)
         if size_bytes > self._text_bytes_max:
@@ -39,14 +38,7 @@ class Renderer:
         return pieces
 
     def _hide(self, value: Any) -> Any:
-        """All texts of a value of JSON, names of fields too."""
-        if isinstance(value, str):
-            return self._controls.hide(value)
-        if isinstance(value, list):
-            return [self._hide(each) for each in value]
-        if isinstance(value, dict):
-            return {self._controls.hide(key): self._hide(each) for key, each in value.items()}
-        return value
+        return self._controls.hide(value) if isinstance(value, str) else value
 
 
 if __name__ == "__main__":

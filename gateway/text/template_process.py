@@ -35,17 +35,12 @@ class TemplateProcess(ChildPool):
         super().__init__(WORK, setup, limits)
 
     async def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        options: Mapping[str, Any] | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
     ) -> list[str]:
         """The prompt as text, control token's text that a client wrote, text, …
 
         InvalidRequest when the template refuses or outgrows its limits.
         """
-        asked = {"messages": list(messages), "options": dict(options or {}), "tools": list(tools)}
-        said = await self.ask(asked)
+        said = await self.ask({"messages": list(messages), "options": dict(options or {})})
         pieces: list[str] = said["pieces"]
         return pieces

@@ -4,10 +4,9 @@ Values are as the client wrote them, right or wrong; `validation` judges them. `
 value came from, in the words of the proto.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from kaiten.v1.common_pb2 import SamplingParams
 from service_kit.errors import InvalidRequest
@@ -37,12 +36,6 @@ class Message:
     content: str
     # Who of that role speaks; empty: not said.
     name: str = ""
-    # Of an assistant's turn, as templates read them; arguments are objects.
-    tool_calls: tuple[Mapping[str, Any], ...] = ()
-    # Of a tool's: which call it answers.
-    tool_call_id: str = ""
-    # Of an assistant's: what came before its content.
-    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +46,6 @@ class ChatPrompt:
     messages: tuple[Message, ...]
     # For the chat template, by name; only names that the gateway allows.
     options: tuple[tuple[str, object], ...] = ()
-    # As templates read them.
-    tools: tuple[Mapping[str, Any], ...] = ()
-
-    @property
-    def texts(self) -> list[str]:
-        """All that the client wrote; of what has a structure, its JSON."""
-        texts = [message.content + message.reasoning for message in self.messages]
-        texts += [value for _, value in self.options if isinstance(value, str)]
-        told = [*self.tools, *(call for message in self.messages for call in message.tool_calls)]
-        return texts + [json.dumps(each, ensure_ascii=False) for each in told]
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt

@@ -3,8 +3,7 @@
 A new family is an entry here, unless it writes calls as none of these does.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 
@@ -83,9 +82,6 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
 }
 
 
-NONE: Final = "none"
-
-
 def tool_format_of(template: str) -> str:
     """Of a chat template; empty: it knows no tools, or writes calls as none of these."""
     found = (name for name, each in TOOL_FORMATS.items() if each.is_of(template))
@@ -95,42 +91,3 @@ def tool_format_of(template: str) -> str:
 def reasoning_format_of(template: str) -> str:
     """Of a chat template; empty: it tells of none."""
     return next((name for name, each in REASONING_FORMATS.items() if each.end in template), "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerFormats:
-    """Of one model: what its answers may hold beside content."""
-
-    # None: it knows no tools, or none that are known here.
-    tools: ToolFormat | None = None
-    reasoning: ReasoningFormat | None = None
-    # Of markers that are control tokens: texts show them only if they are told to.
-    marker_ids: Mapping[str, int] = field(default_factory=dict)
-    # All texts of control tokens.
-    control_texts: tuple[str, ...] = ()
-
-
-def answer_formats(
-    template: str,
-    control_ids: Mapping[str, int],
-    *,
-    tools: str = "auto",
-    reasoning: str = "auto",
-) -> AnswerFormats:
-    """Of a model with this chat template and these control tokens. KeyError: there is no such."""
-    tool_name = tool_format_of(template) if tools == "auto" else tools
-    reasoning_name = reasoning_format_of(template) if reasoning == "auto" else reasoning
-    known = TOOL_FORMATS | {"": None, NONE: None}
-    tool_format = known[tool_name]
-    reasoning_format = (REASONING_FORMATS | {"": None, NONE: None})[reasoning_name]
-    markers: set[str] = set()
-    if tool_format is not None:
-        markers |= {tool_format.begin, tool_format.end, tool_format.name_ends}
-    if reasoning_format is not None:
-        markers |= {reasoning_format.begin, reasoning_format.end}
-    return AnswerFormats(
-        tools=tool_format,
-        reasoning=reasoning_format,
-        marker_ids={each: control_ids[each] for each in markers & control_ids.keys()},
-        control_texts=tuple(control_ids),
-    )

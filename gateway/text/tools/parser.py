@@ -24,8 +24,6 @@ DEPTHS: Final = {"{": 1, "[": 1, "}": -1, "]": -1}
 class Call(NamedTuple):
     """`arguments` is the text of a JSON object."""
 
-    # Of the answer's, from 0.
-    number: int
     id: str
     name: str
     arguments: str
@@ -189,7 +187,7 @@ class AnswerParser:
             self._give_up()
             return True
         for name, arguments in calls:
-            self._calls.append(Call(self._count, self._id_of(self._count), name, arguments))
+            self._calls.append(Call(self._id_of(self._count), name, arguments))
             self._count += 1
         self._mode, self._held, self._is_after_marker = _Mode.BEHIND, self._held[end:], True
         return True
