@@ -127,7 +127,7 @@ NONE: Final = (
     '<tool_call>{"name": "a", "arguments": {"x": NaN}}',
     '<tool_call>{"name": "a", "arguments": {"x": 1e999}}',
 )
-CASES.extend([("hermes", "", text, text, "", []) for text in NONE])
+CASES += [("hermes", "", text, text, "", []) for text in NONE]
 PIECES: Final = st.sampled_from(
     [
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
