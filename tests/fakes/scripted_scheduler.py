@@ -13,6 +13,7 @@ from kaiten.v1.common_pb2 import (
     FEATURE_LOGITS_PROCESSORS,
     FEATURE_LOGPROBS,
     FEATURE_PROMPT_LOGPROBS,
+    FEATURE_STRUCTURED_OUTPUTS,
     Capabilities,
     Feature,
     FinishReason,
@@ -36,7 +37,12 @@ from ledger import Commit, Leader, Ledger
 from ledger.types import InboxEntry
 
 # Of the worker that is not there: all.
-FEATURES = (FEATURE_LOGPROBS, FEATURE_PROMPT_LOGPROBS, FEATURE_LOGITS_PROCESSORS)
+FEATURES = (
+    FEATURE_LOGPROBS,
+    FEATURE_PROMPT_LOGPROBS,
+    FEATURE_LOGITS_PROCESSORS,
+    FEATURE_STRUCTURED_OUTPUTS,
+)
 Script = Callable[[SubmitRecord, int], Iterator[int]]
 
 
