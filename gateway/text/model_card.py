@@ -87,10 +87,7 @@ def load(
     tokenizer_config = _read_json(folder, "tokenizer_config.json")
     tokenizer = _read_tokenizer(folder)
     names = _template_names(tokenizer_config)
-    template, special_texts = (
-        _chat_template(folder, tokenizer_config, names),
-        _special_texts(tokenizer),
-    )
+    template = _chat_template(folder, tokenizer_config, names)
     return ModelCard(
         name=name or folder.resolve().name,
         architecture=str((config.get("architectures") or ["unknown"])[0]),
@@ -104,8 +101,8 @@ def load(
         pieces_with_special=Pieces(tokenizer, show_special=True),
         chat_template=template,
         template_names=names,
-        special_texts=special_texts,
-        tool_format=formats.tool_format(template or "", special_texts, tool_format),
+        special_texts=_special_texts(tokenizer),
+        tool_format=formats.tool_format(template or "", tool_format),
         reasoning_format=formats.reasoning_format(template or "", reasoning_format),
     )
 

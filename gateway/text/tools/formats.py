@@ -4,7 +4,6 @@
 """
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,7 +34,7 @@ class ToolFormat:
     space: str = ""
     # Ids of so many letters and digits; 0: OpenAI's.
     id_chars: int = 0
-    # It is found by all of these, in the chat template or among the tokens, and by none of those.
+    # A chat template of it has all of these, and none of those.
     signs: tuple[str, ...] = ()
     others_signs: tuple[str, ...] = ()
 
@@ -108,8 +107,8 @@ AUTO: Final = "auto"
 NONE: Final = "none"
 
 
-def tool_format(template: str, tokens: Collection[str] = (), name: str = AUTO) -> ToolFormat | None:
-    """The named one, or whichever a model's chat template and special tokens show. None: none.
+def tool_format(template: str, name: str = AUTO) -> ToolFormat | None:
+    """The named one, or the one in which a chat template writes earlier calls. None: none.
 
     KeyError: there is no such name.
     """
@@ -118,11 +117,9 @@ def tool_format(template: str, tokens: Collection[str] = (), name: str = AUTO) -
     if name != AUTO:
         return {each.name: each for each in TOOL_FORMATS}[name]
 
-    def has(sign: str) -> bool:
-        return sign in template or sign in tokens
-
     for each in TOOL_FORMATS:
-        if each.signs and all(map(has, each.signs)) and not any(map(has, each.others_signs)):
+        is_like = each.signs and all(sign in template for sign in each.signs)
+        if is_like and not any(sign in template for sign in each.others_signs):
             return each
     return None
 

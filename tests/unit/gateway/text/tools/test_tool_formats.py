@@ -38,13 +38,6 @@ def test_what_a_setting_says_is_taken() -> None:
         tool_format("", name="gema")
 
 
-def test_a_token_can_be_the_sign() -> None:
-    assert tool_format("{{ tools }}") is None
-    found = tool_format("{{ tools }}", tokens=("[TOOL_CALLS]",))
-    assert found is not None
-    assert found.name == "mistral"
-
-
 @pytest.mark.parametrize(
     ("name", "has"),
     [
