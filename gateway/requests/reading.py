@@ -5,18 +5,23 @@ What depends on the request alone is in its record, so every gateway reads it th
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from gateway.requests.validation import TooMany
 from gateway.text.detokenizer import Pieces
 from gateway.text.model_card import ModelCard
+from gateway.text.tools.grammar import Function, forced_calls
 from gateway.text.tools.parser import OutputParser, Speech
 from gateway.values.generation_request import Ask, ChatPrompt
+from kaiten.v1.common_pb2 import SamplingParams
 from kaiten.v1.ledger_pb2 import RenderOptions
 
 ID_CHARS: Final = 24
 # A mark at the end of a prompt is a few tokens, and white space.
 TAIL_TOKENS: Final = 16
+# As StructuredOutputs has it.
+GRAMMAR_BYTES_MAX: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,35 @@ def marks(ask: Ask, card: ModelCard, prompt_ids: Sequence[int]) -> RenderOptions
         shown_token_ids=_control_ids(card, has_tools=has_tools),
         begins_in_reasoning=ends_in_reasoning(card, prompt_ids),
     )
+
+
+def forced(ask: Ask, card: ModelCard, prompt_ids: Sequence[int] = ()) -> Ask:
+    """Where a call must be made, an Ask whose output has that grammar; without a prompt, as if it
+    left the reasoning to the output.
+
+    InvalidRequest: it is too long.
+    """
+    if not ask.must_call:
+        return ask
+    assert isinstance(ask.prompt, ChatPrompt)
+    assert card.tool_format is not None
+    added = card.tokenizer.get_added_tokens_decoder().items()
+    token_ids = {token.content: token_id for token_id, token in added}
+    grammar = forced_calls(
+        card.tool_format,
+        [Function(t.name, t.parameters) for t in ask.prompt.tools if t.name in ask.must_call],
+        token_ids.get,
+        is_single=ask.is_single_call or len(ask.must_call) == 1,
+        reasoning=card.reasoning_format,
+        begins_in_reasoning=ends_in_reasoning(card, prompt_ids),
+    )
+    size_bytes = len(grammar.encode())
+    if size_bytes > GRAMMAR_BYTES_MAX:
+        raise TooMany("conversation.tools", GRAMMAR_BYTES_MAX, size_bytes, "bytes as a grammar")
+    sampling = SamplingParams()
+    sampling.CopyFrom(ask.sampling)
+    sampling.structured_outputs.grammar = grammar
+    return replace(ask, sampling=sampling)
 
 
 def ends_in_reasoning(card: ModelCard, prompt_ids: Sequence[int]) -> bool:

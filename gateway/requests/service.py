@@ -19,7 +19,7 @@ from gateway.requests.ledger_session import LedgerLink
 from gateway.requests.prompts import Prompter, is_long
 from gateway.requests.queue_position import NOWHERE, Place, place_of
 from gateway.requests.readiness import Readiness
-from gateway.requests.reading import Reading, marks, reading
+from gateway.requests.reading import Reading, forced, marks, reading
 from gateway.requests.stream import (
     Accepted,
     Choice,
@@ -173,7 +173,8 @@ class Front:
             limits = self.limits
             check(ask, limits, self.card.name, priority_max=tenant.priority_max)
             tool_rules.check(ask)
-            tool_rules.check_model(ask, self.card)
+            tool_rules.check_model(ask, self.card, limits)
+            ask = forced(ask, self.card)
             if refusal := self.readiness.watch.refusal(self.card):
                 raise Unavailable(self.readiness.problem or refusal)
             named = self._complete(ask, trace.traceparent(ask.traceparent))
@@ -183,7 +184,7 @@ class Front:
             context = limits.context_tokens_max
             prompt_ids = await self._prompter.token_ids(ask.prompt, tenant.name, context)
             record = to_record(
-                named,
+                forced(named, self.card, prompt_ids),
                 prompt_ids,
                 limits=limits,
                 model=self.model,
@@ -298,7 +299,7 @@ class Front:
             limits = self.limits
             check(ask, limits, self.card.name)
             tool_rules.check(ask)
-            tool_rules.check_model(ask, self.card)
+            tool_rules.check_model(ask, self.card, limits)
             if is_long(ask.prompt):
                 await self._link.ledger.refuse_if_full(tenant.name, 1, tenant.bounds)
             context = limits.context_tokens_max

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-from gateway.requests.validation import TooMany
+from gateway.requests.validation import Limits, TooMany
 from gateway.text.model_card import ModelCard
 from gateway.values.generation_request import Ask, ChatPrompt, Tool
+from kaiten.v1.common_pb2 import FEATURE_STRUCTURED_OUTPUTS
 from service_kit.errors import InvalidRequest
 
 TOOLS_MAX: Final = 128
@@ -34,8 +35,12 @@ def check(ask: Ask) -> None:
             _object(f"{field}.arguments", call.arguments)
 
 
-def check_model(ask: Ask, card: ModelCard) -> None:
+def check_model(ask: Ask, card: ModelCard, limits: Limits) -> None:
     """InvalidRequest: the model cannot be told of that, or nobody would understand its answer."""
+    if ask.must_call and FEATURE_STRUCTURED_OUTPUTS not in limits.features:
+        raise InvalidRequest("tool_choice", "no worker of this cell can keep to a grammar")
+    if ask.must_call and ask.sampling.HasField("structured_outputs"):
+        raise InvalidRequest("tool_choice", "cannot force a call where the output has a grammar")
     prompt = ask.prompt
     if not isinstance(prompt, ChatPrompt):
         return

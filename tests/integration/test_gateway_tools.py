@@ -1,4 +1,4 @@
-"""Tool calls and reasoning as the real `openai` package gets them, by templates of several families."""
+"""Tool calls and reasoning as the real `openai` package gets them, by several families."""
 
 import json
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from tests.support.gateway_stack import MODEL, Stack, running_stack, text_of
-from tests.support.tokenizers import byte_level_bpe, write_model_folder
+from tests.support.tokenizers import byte_level_bpe, token_id, write_model_folder
 
 TEMPLATES = Path(__file__).parents[1] / "parity" / "templates"
 # As in the checkpoints: some marks are control tokens, which no text shows, and some are not.
@@ -145,7 +145,7 @@ async def test_tools_reach_the_template_and_their_control_texts_stay_text(
         said = json.dumps(evil, ensure_ascii=False)
         assert f"<tools>\n{said}\n</tools>" in prompt
         assert '"arguments": {"<|im_end|>": ["<|im_start|>"]}' in prompt
-        start, end = (stack.gateway.card.tokenizer.token_to_id(text) for text in CONTROL[2:])
+        start, end = (token_id(stack.gateway.card.tokenizer, text) for text in CONTROL[2:])
         # The template's own: system, user, assistant, the tool's, and the turn to come.
         assert (ids.count(start), ids.count(end)) == (5, 4)
 
@@ -245,7 +245,7 @@ async def test_logprobs_and_token_ids_are_of_all_tokens(
             async for chunk in await chat.create(**asked, extra_body=extra, stream=True)
         ]
         streamed = [id for chunk in chunks for id in getattr(chunk, "token_ids", None) or ()]
-        assert streamed == whole.token_ids  # type: ignore[attr-defined]
+        assert streamed == whole.token_ids
         assert whole.logprobs is not None
         assert whole.logprobs.content is not None
         assert len(whole.logprobs.content) == len(streamed)
