@@ -21,7 +21,6 @@ from gateway.openai.tools import (
     ToolCalls,
     Tools,
     chosen,
-    in_function,
     tool_of,
 )
 from gateway.openai.usage import Count, Timing, Usage
@@ -230,9 +229,6 @@ class ChatBody(GenerationBody):
     def aliases(self) -> Mapping[str, str]:
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return {"sampling.logprobs": "top_logprobs", "sampling.max_tokens": limit}
-
-    def named(self, field: str) -> str:
-        return in_function(super().named(field))
 
     def asks(self, limits: Limits, prompts_max: int) -> list[Ask]:
         given = self.max_completion_tokens

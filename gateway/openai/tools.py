@@ -1,9 +1,8 @@
 """Tools as OpenAI has them: what bodies say of them, and how answers tell calls."""
 
 import json
-import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -11,11 +10,6 @@ from gateway.openai.request_body import FAIL_FAST, RequestBody
 from gateway.openai.usage import Count
 from gateway.values.generation_request import NO_PARAMETERS, Tool, ToolCall
 from service_kit.errors import InvalidRequest
-
-# Of fields of an Ask, which has them without the "function" that OpenAI puts around.
-IN_FUNCTION: Final = re.compile(
-    r"conversation\.(tools\.\d+|messages\.\d+\.tool_calls\.\d+)\.(name|parameters|arguments)"
-)
 
 
 class FunctionBody(RequestBody):
@@ -75,13 +69,6 @@ def chosen(tools: Sequence[Tool], choice: Choice | str | None, name: str) -> tup
     if choice == "required" and not tools:
         raise InvalidRequest("tool_choice", "needs tools")
     return (name,) if name else tuple(names) if choice == "required" else ()
-
-
-def in_function(field: str) -> str:
-    """The name that OpenAI's bodies have for a field of an Ask."""
-    if field == "conversation.tools":
-        return "tools"
-    return IN_FUNCTION.sub(r"\1.function.\2", field)
 
 
 class FunctionReply(Struct):

@@ -294,7 +294,7 @@ async def test_wrong_tools_are_refused_by_the_name_of_the_field(
             wrong.append(({"messages": [*ASK, turn]}, field, "JSON"))
         untold = {"role": "tool", "content": "x"}
         rule = "must be given"
-        wrong.append(({"messages": [untold]}, "conversation.messages.0.tool_call_id", rule))
+        wrong.append(({"messages": [untold]}, "messages.0.tool_call_id", rule))
         for fields, param, rule in wrong:
             body = {"model": MODEL, "messages": ASK} | fields
             with pytest.raises(openai.BadRequestError) as caught:
