@@ -65,7 +65,12 @@ class GatewayService:
         self._peers = Peers.of(config)
         self._tls = ServerTls.of(config)
         name = config.served_model_name or config.model.expanduser().resolve().name
-        self._card = model_card.load(model_files.find(config.model), name)
+        self._card = model_card.load(
+            model_files.find(config.model),
+            name,
+            tool_format=config.tool_format,
+            reasoning_format=config.reasoning_format,
+        )
         self.link = LedgerLink(
             config.redis_url.get_secret_value(), cell=config.cell, limits=_ledger_limits(config)
         )

@@ -7,6 +7,7 @@ from typing import Final, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from gateway.requests.validation import ROLES
+from gateway.text.tools import formats
 from service_kit.peers import PeerSettings
 from service_kit.settings import Settings, grouped
 
@@ -160,6 +161,18 @@ class GatewaySettings(RequestLimits, PeerSettings):
         default=("enable_thinking", "thinking", "reasoning_effort", "date_string"),
         description="names clients may hand to the chat template",
     )
+    tool_format: str = Field(
+        default=formats.AUTO,
+        description="how the model writes tool calls: "
+        + ", ".join(each.name for each in formats.TOOL_FORMATS)
+        + "; auto: as its chat template shows; none: tools are refused",
+    )
+    reasoning_format: str = Field(
+        default=formats.AUTO,
+        description="how it marks its reasoning: "
+        + ", ".join(each.name for each in formats.REASONING_FORMATS)
+        + "; auto: as its chat template shows; none: it stays in the text",
+    )
     chat_roles: tuple[str, ...] = Field(
         default=ROLES, description="roles of messages; templates may make control tokens of them"
     )
@@ -184,6 +197,13 @@ class GatewaySettings(RequestLimits, PeerSettings):
             raise ValueError("text_bytes_max must be at most body_bytes_max")
         if self.body_bytes_max > self.bodies_bytes_max:
             raise ValueError("body_bytes_max must be at most bodies_bytes_max")
+        for name, known in (
+            ("tool_format", formats.TOOL_FORMATS),
+            ("reasoning_format", formats.REASONING_FORMATS),
+        ):
+            names = (formats.AUTO, formats.NONE, *(each.name for each in known))
+            if getattr(self, name) not in names:
+                raise ValueError(f"{name} must be one of {', '.join(names)}")
         wrong = next((each for each in self.cors_origins if not ORIGIN.fullmatch(each)), None)
         if wrong is not None:
             raise ValueError(f"cors_origins must be like https://chat.example:8443, got {wrong!r}")

@@ -8,12 +8,15 @@ from gateway.requests import structured_outputs
 from gateway.requests.stream import Accepted, Delta, Done, Event, Explained, Finished
 from gateway.requests.validation import TooMany
 from gateway.values.generation_request import (
+    NO_PARAMETERS,
     Ask,
     ChatPrompt,
     Message,
     Prompt,
     TextPrompt,
     TokenPrompt,
+    Tool,
+    ToolCall,
 )
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1 import model_service_pb2 as model_pb
@@ -149,14 +152,33 @@ def _prompt_from_proto(message: pb.GenerateRequest) -> Prompt:
 
 def chat_from_proto(message: pb.Conversation) -> ChatPrompt:
     return ChatPrompt(
-        messages=tuple(
-            Message(role=turn.role, content=turn.content, name=turn.name)
-            for turn in _few(ChatPrompt.field, message.messages)
-        ),
+        messages=tuple(_message(turn) for turn in _few(ChatPrompt.field, message.messages)),
         options=tuple(
             (option.name, getattr(option, option.WhichOneof("value") or "text"))
             for option in _few("conversation.template_options", message.template_options)
         ),
+        tools=tuple(
+            Tool(
+                name=tool.name,
+                description=tool.description,
+                parameters=tool.parameters or NO_PARAMETERS,
+            )
+            for tool in _few("conversation.tools", message.tools)
+        ),
+    )
+
+
+def _message(turn: pb.ChatMessage) -> Message:
+    calls = tuple(
+        ToolCall(id=call.id, name=call.name, arguments=call.arguments)
+        for call in _few(f"{ChatPrompt.field}.tool_calls", turn.tool_calls)
+    )
+    return Message(
+        role=turn.role,
+        content=turn.content or None if calls else turn.content,
+        name=turn.name,
+        tool_calls=calls,
+        tool_call_id=turn.tool_call_id,
     )
 
 

@@ -3,6 +3,7 @@
 The body is OpenAI's: {"error": {"message", "type", "param", "code"}}.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Final
 
@@ -24,6 +25,11 @@ PARAMS: Final = {
     "positions": "starting_after",
     "request_id": "Idempotency-Key",
 }
+PREFIXES: Final = re.compile(r"^(sampling|conversation)\.")
+# Around what a tool and a call have, OpenAI puts an object.
+IN_FUNCTION: Final = re.compile(
+    r"^(conversation\.(?:tools\.\d+|messages\.\d+\.tool_calls\.\d+)\.)(name|parameters|arguments)$"
+)
 MAX_TOKENS: Final = ("max_tokens", "max_completion_tokens")
 # Codes that are no row of the error table: HTTP's own, and two rows' more exact ones.
 CODES: Final = {
@@ -123,7 +129,8 @@ def _in_clients_words(error: errors.InvalidRequest) -> str:
 
 
 def _param(error: errors.InvalidRequest) -> str | None:
-    return PARAMS.get(error.field, error.field.removeprefix("sampling.")) or None
+    field = IN_FUNCTION.sub(r"\1function.\2", error.field)
+    return PARAMS.get(field, PREFIXES.sub("", field)) or None
 
 
 def _exact(error: errors.KaitenError, row: Row) -> Row:

@@ -24,6 +24,7 @@ UNIONS: Final = {
     "prompt": "must be a string, a list of strings, a list of token ids, or a list of those lists",
     "input": "must be a string or a list of messages with role and content, which is a string or a "
     "list of text parts; images, audio and files are not taken",
+    "tool_choice": 'must be "none", "auto", "required" or an object that names a function',
     "stop": "must be a string or a list of strings",
     "content": "must be a string or a list of text parts; images, audio and files are not taken",
 }

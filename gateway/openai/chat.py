@@ -1,6 +1,7 @@
 """/v1/chat/completions: what it reads, and what it answers."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -8,12 +9,26 @@ from msgspec import UNSET, Struct, UnsetType
 from gateway.openai.generate import generating
 from gateway.openai.generation_body import GenerationBody
 from gateway.openai.logprobs import PromptLogprobs, TokenLogprob
-from gateway.openai.parts import Chunk, Fields, Format, Head, Part, Reason, TokenIds
+from gateway.openai.parts import Call, Chunk, Fields, Format, Head, Part, Reason, TokenIds
 from gateway.openai.request_body import FAIL_FAST, Options, RequestBody
+from gateway.openai.tools import (
+    Choice,
+    FunctionDelta,
+    FunctionReply,
+    NamedChoice,
+    ToolCallDelta,
+    ToolCallReply,
+    ToolCalls,
+    Tools,
+    chosen,
+    tool_of,
+)
 from gateway.openai.usage import Count, Timing, Usage
 from gateway.requests.validation import Limits, check_option
 from gateway.values.generation_request import Ask, ChatPrompt, Message
 from service_kit.errors import InvalidRequest
+
+ChatReason = Reason | Literal["tool_calls"]
 
 
 class ChatTopLogprob(Struct):
@@ -32,16 +47,20 @@ class ChatLogprobs(Struct):
 
 
 class ChatMessage(Struct, kw_only=True):
+    """`content` is null where there are only calls."""
+
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
     refusal: None = None
+    tool_calls: list[ToolCallReply] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
     index: Count
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Reason | None
+    finish_reason: ChatReason | None
     token_ids: TokenIds | UnsetType = UNSET
 
 
@@ -56,13 +75,15 @@ class ChatReply(Head, kw_only=True):
 class ChatDelta(Struct, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):
     index: Count
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Reason | None
+    finish_reason: ChatReason | None
     token_ids: TokenIds | UnsetType = UNSET
 
 
@@ -72,16 +93,45 @@ class ChatChunk(Chunk, kw_only=True):
 
 
 def _chunk_choice(part: Part) -> ChatChunkChoice:
-    reason, logprobs = part.reason, _logprobs(part.logprobs)
-    delta = ChatDelta() if reason else ChatDelta(content=part.text)
+    reason, logprobs = _reason(part), _logprobs(part.logprobs)
+    delta = ChatDelta() if reason else _delta(part)
     if part.is_first:
         delta = ChatDelta(role="assistant", content="")
     return ChatChunkChoice(part.choice, delta, logprobs, reason, part.token_ids)
 
 
+def _delta(part: Part) -> ChatDelta:
+    is_content = part.text or not (part.reasoning or part.calls)
+    return ChatDelta(
+        content=part.text if is_content else UNSET,
+        reasoning_content=part.reasoning or UNSET,
+        tool_calls=[_call_delta(call) for call in part.calls] or UNSET,
+    )
+
+
+def _call_delta(call: Call) -> ToolCallDelta:
+    if not call.id:
+        return ToolCallDelta(index=call.number, function=FunctionDelta(arguments=call.arguments))
+    function = FunctionDelta(name=call.name, arguments=call.arguments)
+    return ToolCallDelta(index=call.number, id=call.id, type="function", function=function)
+
+
 def _choice(part: Part) -> ChatChoice:
-    message, logprobs = ChatMessage(content=part.text), _logprobs(part.logprobs)
-    return ChatChoice(part.choice, message, logprobs, part.reason, part.token_ids)
+    calls = [
+        ToolCallReply(call.id, FunctionReply(call.name, call.arguments)) for call in part.calls
+    ]
+    message = ChatMessage(
+        content=None if calls and not part.text else part.text,
+        reasoning_content=part.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
+    logprobs = _logprobs(part.logprobs)
+    return ChatChoice(part.choice, message, logprobs, _reason(part), part.token_ids)
+
+
+def _reason(part: Part) -> ChatReason | None:
+    """Whoever calls has something to wait for, unless it was cut off."""
+    return "tool_calls" if part.reason == "stop" and part.has_calls else part.reason
 
 
 def _reply(head: Fields, wholes: Sequence[Part], ends: Fields) -> ChatReply:
@@ -123,16 +173,31 @@ class ChatMessageBody(RequestBody):
     content: str | Annotated[list[TextPart], FAIL_FAST] | None = None
     name: str | None = None
     """Who of that role speaks, for chat templates that show it."""
+    reasoning_content: str | None = None
+    """As answers have it, for chat templates that show it."""
+    tool_calls: ToolCalls | None = None
+    tool_call_id: str | None = None
+    """Of a tool's answer: which call it answers."""
     refusal: None = None
-    tool_calls: None = None
     function_call: None = None
     audio: None = None
     annotations: list[Any] | None = None
 
-    def text(self) -> str:
+    def text(self) -> str | None:
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
-        return self.content or ""
+        return self.content or (None if self.tool_calls else "")
+
+    def message(self) -> Message:
+        """ "developer" is OpenAI's newer word for what templates call "system"."""
+        return Message(
+            role="system" if self.role == "developer" else self.role,
+            content=self.text(),
+            name=self.name or "",
+            reasoning=self.reasoning_content or "",
+            tool_calls=tuple(each.call() for each in self.tool_calls or ()),
+            tool_call_id=self.tool_call_id or "",
+        )
 
 
 class ChatBody(GenerationBody):
@@ -152,6 +217,13 @@ class ChatBody(GenerationBody):
     reasoning_effort: str | None = None
     """For chat templates that ask for it. chat_template_kwargs may say another."""
     chat_template_kwargs: Options | None = None
+    tools: Tools | None = None
+    """At most 128, for models whose chat template knows tools."""
+    tool_choice: Choice | NamedChoice | None = None
+    """none: the model is not told of tools. required, or one by its name: workers must be able to
+    keep to a grammar. Left out: auto."""
+    parallel_tool_calls: bool | None = None
+    """false: one call at most is told."""
 
     @property
     def aliases(self) -> Mapping[str, str]:
@@ -168,7 +240,19 @@ class ChatBody(GenerationBody):
             check_option("reasoning_effort", "reasoning_effort", limits)
             options["reasoning_effort"] = self.reasoning_effort
         prompt = chat_prompt(self.messages, options | (self.chat_template_kwargs or {}))
-        return [self.ask(prompt, limits, logprobs=self._logprobs(), max_tokens=limit)]
+        choice = self.tool_choice
+        name = choice.function.name if isinstance(choice, NamedChoice) else ""
+        functions = [each.function for each in self.tools or ()]
+        tools = tuple(tool_of(each.name, each.description, each.parameters) for each in functions)
+        must_call = chosen(tools, None if isinstance(choice, NamedChoice) else choice, name)
+        ask = self.ask(
+            replace(prompt, tools=() if choice == "none" else tools),
+            limits,
+            logprobs=self._logprobs(),
+            max_tokens=limit,
+        )
+        is_single = self.parallel_tool_calls is False
+        return [replace(ask, is_read=True, must_call=must_call, is_single_call=is_single)]
 
     def _logprobs(self) -> int | None:
         if self.logprobs:
@@ -181,15 +265,7 @@ class ChatBody(GenerationBody):
 def chat_prompt(
     messages: Iterable[ChatMessageBody], options: Mapping[str, object] | None
 ) -> ChatPrompt:
-    """ "developer" is OpenAI's newer word for what templates call "system"."""
-    turns = tuple(
-        Message(
-            role="system" if each.role == "developer" else each.role,
-            content=each.text(),
-            name=each.name or "",
-        )
-        for each in messages
-    )
+    turns = tuple(each.message() for each in messages)
     return ChatPrompt(messages=turns, options=tuple((options or {}).items()))
 
 

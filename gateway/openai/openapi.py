@@ -18,6 +18,7 @@ from gateway.http.middleware import OPEN_PATHS
 from gateway.openai.generation_body import SEED_MIN
 from gateway.openai.operation import OPEN, Api, Operation
 from gateway.openai.request_body import HARMLESS, METADATA_MAX, NEUTRAL, RequestBody
+from gateway.requests.tool_rules import TOOL_NAME, TOOLS_MAX
 from gateway.requests.validation import (
     BIAS_MAX,
     NAME,
@@ -153,9 +154,10 @@ def _body_schemas(
         schema["properties"] = _unused() | schema["properties"]
         found[body.__name__] = schema
     rules = _rules(model, limits, prompts_max)
-    for schema in found.values():
+    for name, schema in found.items():
         for field, property_ in schema["properties"].items():
-            _restrict(property_, rules.get(field, {}))
+            own = f"{name}.{field}"
+            _restrict(property_, rules[own] if own in rules else rules.get(field, {}))
     return found
 
 
@@ -193,6 +195,7 @@ def _rules(model: str, limits: Limits, prompts_max: int) -> Rules:
     prompt_ids = ids | {"array[integer]": _items(1, limits.context_tokens_max - 1)}
     # A character has at least one byte.
     bytes_max = min(limits.text_bytes_max, limits.context_tokens_max * TOKEN_BYTES_MAX)
+    tool_name = {"string": {"pattern": f"^{TOOL_NAME.pattern}$"}}
     text, several = {"string": {"maxLength": bytes_max}}, _items(1, prompts_max)
     bad_words = {
         "array[integer]": _items(1, limits.bad_word_tokens_max),
@@ -216,6 +219,10 @@ def _rules(model: str, limits: Limits, prompts_max: int) -> Rules:
         "instructions": text,
         "metadata": {"object[string]": {"maxProperties": METADATA_MAX}},
         "name": {"string": {"pattern": f"^({NAME.pattern})?$"}},
+        "tools": {"array[]": _items(0, TOOLS_MAX)},
+        # Of functions; the choice of one is the name of one.
+        **dict.fromkeys(("FunctionBody.name", "CalledFunction.name"), tool_name),
+        "NamedFunction.name": {},
         "role": {"string": {"enum": _roles(limits.roles)}},
         "content": text,
         "bad_words_token_ids": ids | bad_words,

@@ -15,7 +15,16 @@ from gateway.http.json_reply import DONE, to_event
 from gateway.openai.logprobs import LogprobFormatter, PromptLogprobs, TokenLogprob
 from gateway.openai.usage import Count, Timing, Usage, ends_of
 from gateway.requests.merge import merged
+from gateway.requests.reading import Reading
 from gateway.requests.stream import Accepted, Delta, Done, Explained, Finished, Generation
+from gateway.text.tools.parser import (
+    CallArguments,
+    CallBegins,
+    Content,
+    OutputParser,
+    Piece,
+    Reasoning,
+)
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import Cancelled, DeadlineExceeded, Failed
@@ -61,19 +70,32 @@ class Echo(NamedTuple):
     top: int | None = None
 
 
+class Call(NamedTuple):
+    """A call, or what a part says of one: its first part alone has id and name."""
+
+    number: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
 class Part(NamedTuple):
     """What an event says of one choice, or all events together."""
 
     choice: int
+    # The answer; where the output is read that is less than all of it.
     text: str = ""
     is_first: bool = False
     logprobs: Sequence[TokenLogprob] | None = None
     token_ids: list[int] | UnsetType = UNSET
-    # Output tokens of the choice so far.
     # Output tokens of the choice up to here.
     position: int = 0
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     end: Finished | None = None
+    reasoning: str = ""
+    calls: Sequence[Call] = ()
+    # At the end: there were calls.
+    has_calls: bool = False
 
     @property
     def reason(self) -> Reason | None:
@@ -99,6 +121,7 @@ class Parts:
         formatter: LogprobFormatter,
         shown: Shown,
         echoes: Sequence[Echo] = (Echo(),),
+        readings: Sequence[Reading | None] = (None,),
     ) -> None:
         self._generations = generations
         self._formatter = formatter
@@ -106,8 +129,12 @@ class Parts:
         # By the first choice of each prompt: how many it has, and what they show of it.
         self._prompts: dict[int, tuple[int, Echo]] = {}
         self._count = 0
-        for generation, echo in zip(generations, echoes, strict=True):
+        self._parsers: dict[int, OutputParser] = {}
+        for generation, echo, reading in zip(generations, echoes, readings, strict=True):
             self._prompts[self._count] = len(generation.choices), echo
+            if reading is not None:
+                for index in range(len(generation.choices)):
+                    self._parsers[self._count + index] = reading.parser(index)
             self._count += len(generation.choices)
         self._chars: defaultdict[int, int] = defaultdict(int)
         self._done: list[pb.Done] = []
@@ -155,6 +182,9 @@ class Parts:
             token_ids=list(chain.from_iterable(ids)) if self._shown.token_ids else UNSET,
             prompt_logprobs=prompts[0] if prompts else UNSET,
             end=parts[-1].end,
+            reasoning="".join([part.reasoning for part in parts]),
+            calls=_joined([call for part in parts for call in part.calls]),
+            has_calls=parts[-1].has_calls,
         )
 
     def _of(self, base: int, event: Accepted | Delta | Finished | Done) -> Iterable[Part]:
@@ -162,7 +192,7 @@ class Parts:
             case Delta():
                 return self._of_delta(base + event.choice, event)
             case Finished():
-                return (Part(base + event.choice, end=event),)
+                return self._of_end(base + event.choice, event)
             case Done():
                 self._done.append(event.message)
                 return ()
@@ -174,8 +204,9 @@ class Parts:
 
     def _of_delta(self, index: int, delta: Delta) -> Iterable[Part]:
         """A part, or nothing when there is nothing to tell yet."""
-        shown, logprobs = self._shown, None
-        if not (delta.text or delta.logprobs or shown.token_ids):
+        shown, logprobs, parser = self._shown, None, self._parsers.get(index)
+        part = Part(index, delta.text) if parser is None else _part(index, parser.feed(delta.text))
+        if not (_says_something(part) or delta.logprobs or shown.token_ids):
             return ()
         if shown.logprobs:
             if delta.logprobs:
@@ -183,7 +214,16 @@ class Parts:
             self._chars[index] += len(delta.text)
         token_ids = list(delta.token_ids) if shown.token_ids else UNSET
         position = delta.position + len(delta.token_ids)
-        return (Part(index, delta.text, False, logprobs, token_ids, position),)
+        return (part._replace(logprobs=logprobs, token_ids=token_ids, position=position),)
+
+    def _of_end(self, index: int, end: Finished) -> Iterable[Part]:
+        """With what was held back."""
+        parser = self._parsers.get(index)
+        if parser is None:
+            return (Part(index, end=end),)
+        last = _part(index, parser.flush())._replace(position=end.output_tokens)
+        whole = Part(index, end=end, has_calls=parser.call_count > 0)
+        return (last, whole) if _says_something(last) else (whole,)
 
     def _of_prompt(self, first: int, event: Explained) -> Iterable[Part]:
         """The same for each of its choices, if it is told at all."""
@@ -199,6 +239,38 @@ class Parts:
         indexes = range(first, first + event.choices)
         self._chars.update(dict.fromkeys(indexes, len(part.text)))
         return [part._replace(choice=each) for each in indexes]
+
+
+def _says_something(part: Part) -> bool:
+    return bool(part.text or part.reasoning or part.calls)
+
+
+def _part(choice: int, pieces: Sequence[Piece]) -> Part:
+    calls: list[Call] = []
+    for piece in pieces:
+        if isinstance(piece, CallBegins):
+            calls.append(Call(piece.call, piece.id, piece.name))
+        elif isinstance(piece, CallArguments):
+            calls.append(Call(piece.call, arguments=piece.fragment))
+    return Part(
+        choice,
+        "".join([piece.text for piece in pieces if isinstance(piece, Content)]),
+        reasoning="".join([piece.text for piece in pieces if isinstance(piece, Reasoning)]),
+        calls=_joined(calls),
+    )
+
+
+def _joined(calls: Sequence[Call]) -> Sequence[Call]:
+    """One for each of them."""
+    if len(calls) < 2:
+        return calls
+    by_number: dict[int, list[Call]] = {}
+    for call in calls:
+        by_number.setdefault(call.number, []).append(call)
+    return [
+        some[0]._replace(arguments="".join([call.arguments for call in some]))
+        for some in by_number.values()
+    ]
 
 
 class Format(NamedTuple):

@@ -105,8 +105,12 @@ class RequestBody(BaseModel):
             yield
         except InvalidRequest as error:
             for each in (error, *error.violations):
-                each.field = self.aliases.get(each.field, each.field)
+                each.field = self.named(each.field)
             raise
+
+    def named(self, field: str) -> str:
+        """What this body calls a field of an Ask."""
+        return self.aliases.get(field, field)
 
 
 @cache

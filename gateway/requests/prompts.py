@@ -5,12 +5,21 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from pydantic_core import from_json
 
 from gateway.requests.validation import FarTooLong
 from gateway.text.model_card import ModelCard
 from gateway.text.template_process import TemplateProcess
-from gateway.values.generation_request import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
+from gateway.values.generation_request import (
+    ChatPrompt,
+    Message,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    Tool,
+)
 from service_kit.errors import InvalidRequest
 
 # Shorter text is tokenized on the spot: it takes less time than handing it to a thread.
@@ -27,7 +36,7 @@ def is_long(prompt: Prompt) -> bool:
     if isinstance(prompt, TextPrompt):
         return len(prompt.text) > INLINE_CHARS_MAX
     if isinstance(prompt, ChatPrompt):
-        return sum(len(message.content) for message in prompt.messages) > INLINE_CHARS_MAX
+        return sum(map(len, prompt.texts())) > INLINE_CHARS_MAX
     return False
 
 
@@ -127,7 +136,7 @@ class Prompter:
             raise InvalidRequest(prompt.field, "this model has no chat template; send a text")
         pieces = await self._template.render(
             [_turn(message) for message in prompt.messages],
-            dict(prompt.options),
+            dict(prompt.options) | ({"tools": [*map(_tool, prompt.tools)]} if prompt.tools else {}),
         )
         # Without control tokens' texts, which is always but under attack, this is one piece.
         token_ids: list[int] = []
@@ -176,10 +185,30 @@ class Prompter:
         return list(encoding.ids)
 
 
-def _turn(message: Message) -> dict[str, str]:
+def _turn(message: Message) -> dict[str, Any]:
     """As templates read it: they ask whether there is a name."""
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": from_json(call.arguments)},
+        }
+        for call in message.tool_calls
+    ]
+    more = {
+        "name": message.name,
+        "reasoning_content": message.reasoning,
+        "tool_calls": calls,
+        "tool_call_id": message.tool_call_id,
+    }
     turn = {"role": message.role, "content": message.content}
-    return turn | ({"name": message.name} if message.name else {})
+    return turn | {key: value for key, value in more.items() if value}
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    described = {"description": tool.description} if tool.description else {}
+    parameters = {"parameters": from_json(tool.parameters)}
+    return {"type": "function", "function": {"name": tool.name} | described | parameters}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,20 +3,24 @@
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
 
 from gateway.children.grammar_process import GrammarProcess
 from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Tracing
+from gateway.requests import tool_rules
 from gateway.requests.cancellation import Release, Releases
 from gateway.requests.explaining import Explainer
 from gateway.requests.ledger_session import LedgerLink
 from gateway.requests.prompts import Prompter, is_long
 from gateway.requests.queue_position import NOWHERE, Place, place_of
 from gateway.requests.readiness import Readiness
+from gateway.requests.reading import Reading, forced, marks, reading
 from gateway.requests.stream import (
     Accepted,
     Choice,
@@ -46,6 +50,8 @@ from service_kit.errors import (
     Overloaded,
     Unavailable,
 )
+
+PIECES_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,10 @@ class Front:
         self._grammars = grammars
         self._streams_max = streams_max
         self._timeout_s = timeout_s
+        # They are those of the model's own marks, with tools or without.
+        self._pieces_showing = lru_cache(PIECES_MAX)(
+            lambda shown: Pieces(card.tokenizer, shown=shown)
+        )
         self._active: dict[Generation, None] = {}
         self._followers: Counter[str] = Counter()
         self._opening = 0
@@ -166,6 +176,9 @@ class Front:
         ):
             limits = self.limits
             check(ask, limits, self.card.name, priority_max=tenant.priority_max)
+            tool_rules.check(ask)
+            tool_rules.check_model(ask, self.card, limits)
+            ask = forced(ask, self.card)
             if refusal := self.readiness.watch.refusal(self.card):
                 raise Unavailable(self.readiness.problem or refusal)
             named = self._complete(ask, trace.traceparent(ask.traceparent))
@@ -177,7 +190,7 @@ class Front:
             context = limits.context_tokens_max
             prompt_ids = await self._prompter.token_ids(ask.prompt, tenant.name, context)
             record = to_record(
-                named,
+                forced(named, self.card, prompt_ids),
                 prompt_ids,
                 limits=limits,
                 model=self.model,
@@ -185,6 +198,7 @@ class Front:
                 seed=secrets.randbits(64),
                 grammar=grammar,
             )
+            record.render.MergeFrom(marks(ask, self.card, prompt_ids))
             submitted = await self._submit(record, ask, tenant)
             accepted = Accepted(named.request_id, len(prompt_ids))
             generation = self._follow(
@@ -195,13 +209,25 @@ class Front:
                     record.render, submitted.sequence_id, record.n, with_cursors=ask.with_cursors
                 ),
                 from_seq=submitted.journal_seq,
-                explained=record.render.prompt_token_ids,
+                render=record.render,
             )
             visit.is_repeat, visit.prompt_tokens = not submitted.is_new, len(prompt_ids)
             generation.visit, visit.trace = visit, trace
             if named.timeout_s is not None:
                 self._watch_deadline(generation, named.timeout_s + named.grace_s)
             return generation
+
+    def reading(
+        self, generation: Generation, tools: Collection[str], *, is_single_call: bool
+    ) -> Reading | None:
+        """How to read its outputs. `tools`: names of those that may be called."""
+        return reading(
+            self.card,
+            generation.render,
+            generation.accepted.request_id,
+            tools,
+            is_single_call=is_single_call,
+        )
 
     async def attach(
         self,
@@ -234,7 +260,7 @@ class Front:
                     with_cursors=with_cursors,
                 ),
                 from_seq=0,
-                explained=found.render.prompt_token_ids,
+                render=found.render,
             )
 
     async def cancel(self, request_id: str, tenant: Tenant) -> bool:
@@ -279,6 +305,8 @@ class Front:
         with self._door():
             limits = self.limits
             check(ask, limits, self.card.name)
+            tool_rules.check(ask)
+            tool_rules.check_model(ask, self.card, limits)
             if is_long(ask.prompt):
                 await self._link.ledger.refuse_if_full(tenant.name, 1, tenant.bounds)
             context = limits.context_tokens_max
@@ -344,7 +372,10 @@ class Front:
             self._idle.set()
 
     def _pieces(self, render: RenderOptions) -> Pieces:
-        return self.card.pieces_with_special if render.show_special_tokens else self.card.pieces
+        if render.show_special_tokens:
+            return self.card.pieces_with_special
+        shown = render.shown_token_ids
+        return self._pieces_showing(frozenset(shown)) if shown else self.card.pieces
 
     def _choices(
         self,
@@ -394,7 +425,7 @@ class Front:
         choices: Sequence[Choice],
         *,
         from_seq: int,
-        explained: Sequence[int],
+        render: RenderOptions,
     ) -> Generation:
         """From the first token on: text and stop strings depend on all of it."""
         sequence_ids = range(sequence_id, sequence_id + len(choices))
@@ -409,8 +440,7 @@ class Front:
             subscription=subscription,
             ledger=self._link.ledger,
             release=self.releases.ask,
-            # Whoever has a token has been told before.
-            explained=() if any(choice.start for choice in choices) else explained,
+            render=render,
         )
         self._active[generation] = None
         self._followers[id] += 1

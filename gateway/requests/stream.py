@@ -189,10 +189,10 @@ class Generation:
         subscription: Subscription,
         ledger: Ledger,
         release: Callable[[Release], None],
-        explained: Sequence[int] = (),
+        render: RenderOptions,
     ) -> None:
-        """`explained`: the prompt, if its log-probabilities are to be told."""
         self.id = id
+        self.render = render
         self.accepted = accepted
         self.choices = choices
         self.is_done = False
@@ -200,7 +200,9 @@ class Generation:
         self._subscription = subscription
         self._ledger = ledger
         self._release = release
-        self._explained = explained
+        # The prompt, if its log-probabilities are to be told. Whoever has a token has been told.
+        has_begun = any(choice.start for choice in choices)
+        self._explained: Sequence[int] = () if has_begun else render.prompt_token_ids
         self.done_message: DoneMessage | None = None
         # Of a request that was submitted here; none of one that is attached to.
         self.visit: Visit | None = None

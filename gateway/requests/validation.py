@@ -434,9 +434,7 @@ def _check_chat(prompt: ChatPrompt, limits: Limits) -> None:
         if message.name and not NAME.fullmatch(message.name):
             rule = f"every name must match {NAME.pattern}; got {message.name[:64]!r}"
             raise InvalidRequest(prompt.field, rule)
-    texts = [message.content for message in prompt.messages]
-    texts += [value for _, value in prompt.options if isinstance(value, str)]
-    _check_text(prompt.field, texts, limits)
+    _check_text(prompt.field, prompt.texts(), limits)
     for name, _ in prompt.options:
         check_option("conversation.template_options", name, limits)
 
@@ -448,7 +446,7 @@ def check_option(field: str, name: str, limits: Limits) -> None:
         raise InvalidRequest(field, f"{name[:64]!r} is not among the allowed names: {known}")
 
 
-def _check_text(field: str, texts: Sequence[str], limits: Limits) -> None:
+def _check_text(field: str, texts: Iterable[str], limits: Limits) -> None:
     """The cap comes before the tokenizer: its time and memory grow with the text."""
     size_bytes = 0
     for text in texts:

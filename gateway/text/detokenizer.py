@@ -17,7 +17,7 @@ import asyncio
 import codecs
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from tokenizers import Tokenizer
@@ -37,12 +37,13 @@ TURN: Final = 1 << 14
 class Pieces:
     """What each token of one tokenizer adds to the text. Shared by all streams; grows by use.
 
-    `show_special`: control tokens are text like any other.
+    `show_special`: control tokens are text like any other; or only those that are `shown`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, show_special: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, show_special: bool = False, shown: Collection[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
-        self._show_special = show_special
         # The decoder's own state, not the tokenizer's: that one would write out the vocabulary.
         decoder = tokenizer.decoder
         steps = _decoder_steps(None if decoder is None else json.loads(decoder.__getstate__()))
@@ -50,7 +51,9 @@ class Pieces:
         self._special_ids: Final = frozenset(
             token_id for token_id, token in added.items() if token.special
         )
-        self._hidden_ids: Final = frozenset() if show_special else self._special_ids
+        self._hidden_ids: Final = (
+            frozenset() if show_special else self._special_ids.difference(shown)
+        )
         self._is_byte_level = "ByteLevel" in steps
         self._has_byte_tokens = "ByteFallback" in steps
         self._anchor, self._anchor_text = (0, "") if self._is_byte_level else self._find_anchor()
@@ -103,7 +106,8 @@ class Pieces:
         return bytes.fromhex(match[1]) if match else None
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=not self._show_special))
+        """Control tokens that are hidden never come here."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def _find_anchor(self) -> tuple[int, str]:
         for token_id in range(min(self._tokenizer.get_vocab_size(), ANCHORS_TRIED_MAX)):

@@ -15,6 +15,8 @@ from tokenizers import Tokenizer
 
 from gateway.text.chat_template import ChatTemplate, TemplateFailed
 from gateway.text.detokenizer import Pieces
+from gateway.text.tools import formats
+from gateway.text.tools.formats import ReasoningFormat, ToolFormat
 from service_kit.errors import ConfigError
 
 # As in SamplingParams of common.proto.
@@ -59,16 +61,34 @@ class ModelCard:
     chat_template: str | None
     template_names: Mapping[str, Any]
     special_texts: tuple[str, ...]
+    # How it writes calls and reasoning; None: it does not, or not so that anybody here can read it.
+    tool_format: ToolFormat | None = None
+    reasoning_format: ReasoningFormat | None = None
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether it can be told of any."""
+        return formats.knows_tools(self.chat_template or "")
 
 
-def load(folder: Path, name: str = "") -> ModelCard:
-    """Read a model folder. ConfigError says which file is missing or wrong."""
+def load(
+    folder: Path,
+    name: str = "",
+    *,
+    tool_format: str = formats.AUTO,
+    reasoning_format: str = formats.AUTO,
+) -> ModelCard:
+    """Read a model folder. ConfigError says which file is missing or wrong.
+
+    Formats by their names: KeyError when there is no such one.
+    """
     config = _read_json(folder, "config.json", is_required=True)
     config |= config.get("text_config") or {}
     generation = _read_json(folder, "generation_config.json")
     tokenizer_config = _read_json(folder, "tokenizer_config.json")
     tokenizer = _read_tokenizer(folder)
     names = _template_names(tokenizer_config)
+    template = _chat_template(folder, tokenizer_config, names)
     return ModelCard(
         name=name or folder.resolve().name,
         architecture=str((config.get("architectures") or ["unknown"])[0]),
@@ -81,9 +101,11 @@ def load(folder: Path, name: str = "") -> ModelCard:
         tokenizer_digest=hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest(),
         pieces=Pieces(tokenizer),
         pieces_with_special=Pieces(tokenizer, show_special=True),
-        chat_template=_chat_template(folder, tokenizer_config, names),
+        chat_template=template,
         template_names=names,
         special_texts=_special_texts(tokenizer),
+        tool_format=formats.tool_format(template or "", tool_format),
+        reasoning_format=formats.reasoning_format(template or "", reasoning_format),
     )
 
 

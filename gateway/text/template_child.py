@@ -28,8 +28,7 @@ class Renderer:
             raise Refused(f"says: {error}") from error
 
     def _pieces(self, question: Mapping[str, Any]) -> list[str]:
-        messages = [{key: self._hide(item[key]) for key in item} for item in question["messages"]]
-        options = {name: self._hide(value) for name, value in question["options"].items()}
+        messages, options = self._hide(question["messages"]), self._hide(question["options"])
         pieces = self._controls.split(self._template.render(messages, **options))
         size_bytes = sum(len(piece.encode()) for piece in pieces)
         if size_bytes > self._text_bytes_max:
@@ -38,7 +37,12 @@ class Renderer:
         return pieces
 
     def _hide(self, value: Any) -> Any:
-        return self._controls.hide(value) if isinstance(value, str) else value
+        """In all texts of it, keys of a client's objects among them."""
+        if isinstance(value, str):
+            return self._controls.hide(value)
+        if isinstance(value, dict):
+            return {self._controls.hide(key): self._hide(item) for key, item in value.items()}
+        return [*map(self._hide, value)] if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ Values are as the client wrote them, right or wrong; `validation` judges them. `
 value came from, in the words of the proto.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from kaiten.v1.common_pb2 import SamplingParams
 from service_kit.errors import InvalidRequest
@@ -28,14 +28,46 @@ class TokenPrompt:
     token_ids: tuple[int, ...]
 
 
+# What a tool that says nothing of its parameters takes.
+NO_PARAMETERS: Final = '{"type": "object", "properties": {}}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that the model may call. `parameters`: a JSON Schema, as JSON."""
+
+    name: str
+    parameters: str
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that the model made. `arguments`: an object, as JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One turn of a conversation."""
 
     role: str
-    content: str
+    # None: nothing but calls.
+    content: str | None
     # Who of that role speaks; empty: not said.
     name: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    # Of a tool's answer: to which call.
+    tool_call_id: str = ""
+
+    def texts(self) -> Iterator[str]:
+        yield from (self.content or "", self.reasoning, self.tool_call_id)
+        for call in self.tool_calls:
+            yield from (call.id, call.name, call.arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +78,15 @@ class ChatPrompt:
     messages: tuple[Message, ...]
     # For the chat template, by name; only names that the gateway allows.
     options: tuple[tuple[str, object], ...] = ()
+    tools: tuple[Tool, ...] = ()
+
+    def texts(self) -> Iterator[str]:
+        """All that a client wrote, but for names that are checked by themselves."""
+        for message in self.messages:
+            yield from message.texts()
+        for tool in self.tools:
+            yield from (tool.description, tool.parameters)
+        yield from (value for _, value in self.options if isinstance(value, str))
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -72,6 +113,12 @@ class Ask:
     include_stop: bool = False
     show_special_tokens: bool = False
     with_cursors: bool = False
+    # The gateway reads the output: tool calls and reasoning come apart from its text.
+    is_read: bool = False
+    # Names of tools of which one must be called; empty: as the model likes.
+    must_call: tuple[str, ...] = ()
+    # One call at most.
+    is_single_call: bool = False
     # Larger runs first.
     priority: int = 0
     # Seconds from now; None: no deadline.

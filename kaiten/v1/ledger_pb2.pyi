@@ -42,20 +42,24 @@ class SubmitRecord(_message.Message):
     def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., n: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_worker_service_pb2.RowSampling, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., priority: _Optional[int] = ..., traceparent: _Optional[str] = ..., render: _Optional[_Union[RenderOptions, _Mapping]] = ..., tenant_tokens_max: _Optional[int] = ...) -> None: ...
 
 class RenderOptions(_message.Message):
-    __slots__ = ("stop", "include_stop", "show_special_tokens", "prompt_token_ids", "hide_output", "keep_leading_space")
+    __slots__ = ("stop", "include_stop", "show_special_tokens", "prompt_token_ids", "hide_output", "keep_leading_space", "shown_token_ids", "begins_in_reasoning")
     STOP_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
     SHOW_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     HIDE_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     KEEP_LEADING_SPACE_FIELD_NUMBER: _ClassVar[int]
+    SHOWN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_IN_REASONING_FIELD_NUMBER: _ClassVar[int]
     stop: _containers.RepeatedScalarFieldContainer[str]
     include_stop: bool
     show_special_tokens: bool
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     hide_output: bool
     keep_leading_space: bool
-    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., show_special_tokens: bool = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., hide_output: bool = ..., keep_leading_space: bool = ...) -> None: ...
+    shown_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    begins_in_reasoning: bool
+    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., show_special_tokens: bool = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., hide_output: bool = ..., keep_leading_space: bool = ..., shown_token_ids: _Optional[_Iterable[int]] = ..., begins_in_reasoning: bool = ...) -> None: ...
 
 class CancelRecord(_message.Message):
     __slots__ = ("id", "sequence_id", "n", "choice", "reason", "output_tokens", "error")

@@ -150,6 +150,7 @@ async def running_stack(
                 ledger,
                 script=script,
                 vocab_size=gateway.card.vocab_size,
+                context_tokens_max=gateway.card.context_tokens_max,
                 tokens_per_step=tokens_per_step,
                 step_s=step_s,
                 features=features,

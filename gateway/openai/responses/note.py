@@ -49,7 +49,7 @@ def note_of(
         top_logprobs=body.top_logprobs or 0,
         top_p=defaults.top_p if body.top_p is None else body.top_p,
     )
-    said = [(each.role, each.content) for each in turns]
+    said = [(each.role, each.content or "") for each in turns]
     return Note(asked=asked, turns=said, with_logprobs=body.with_logprobs)
 
 

@@ -201,7 +201,7 @@ def _problem(end: Finished) -> str:
 
 def _item(public: str, index: int, message: Message) -> InputItem:
     is_answer = message.role == "assistant"
-    content = [InputTextReply("output_text" if is_answer else "input_text", message.content)]
+    content = [InputTextReply("output_text" if is_answer else "input_text", message.content or "")]
     return InputItem(id=f"{message_id(public)}_{index}", role=message.role, content=content)
 
 

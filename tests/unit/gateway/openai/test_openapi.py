@@ -1,6 +1,7 @@
 """The document and the validator say the same of every body."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
@@ -18,6 +19,7 @@ from gateway.openai.chat import ChatBody
 from gateway.openai.completions import CompletionBody
 from gateway.openai.request_body import HARMLESS, NEUTRAL, parse
 from gateway.openai.tokenize import DetokenizeBody, TokenizeBody
+from gateway.requests import tool_rules
 from gateway.requests.validation import Limits, Model, check, to_record
 from gateway.tenants import Tenant
 from gateway.text.model_card import SamplingDefaults
@@ -97,6 +99,7 @@ def judge(name: str, body: Any) -> KaitenError | None:
         for ask in asks:
             with read.aliased():
                 check(ask, LIMITS, MODEL.name)
+                tool_rules.check(ask)
                 if hasattr(read, "asks"):
                     ids = ask.prompt.token_ids if isinstance(ask.prompt, TokenPrompt) else (1,)
                     named = replace(ask, request_id="r")
@@ -135,7 +138,14 @@ def worded(name: str, body: dict[str, Any], error: KaitenError) -> bool:
         "response_format: must not be given": body.get("structured_outputs") is not None,
         # Any number is a token's id, to JSON schema.
         "logit_bias: token ids must be in": body.get("logit_bias"),
+        "tool_choice: needs tools": body.get("tool_choice") == "required",
+        "tool_choice: must name one of tools": body.get("tool_choice"),
     }
+    # Names that differ, objects as JSON inside of texts, and schemas inside of objects.
+    if re.match(
+        r"(tools|messages)\.\d+.*(name: must differ|arguments: must|parameters: must)", text
+    ):
+        return True
     return any(text.startswith(start) and there for start, there in described.items())
 
 
@@ -323,7 +333,7 @@ def test_every_field_of_a_model_and_every_unused_one_is_told(name: str) -> None:
     assert schema["additionalProperties"] is False
     assert set(BODIES[name].model_fields) <= set(schema["properties"])
     assert schema["properties"]["user"] == {"description": "accepted and ignored"}
-    assert schema["properties"]["tools"]["enum"] == [None, []]
+    assert schema["properties"]["functions"]["enum"] == [None, []]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ async def events_of(start: int) -> AsyncIterator[Event]:
         subscription=cast(Any, OneUpdate(long_update())),
         ledger=cast(Any, Kept()),
         release=lambda _release: None,
+        render=RenderOptions(),
     )
     await anext(generation)
     for event in await anext(generation):

@@ -1,0 +1,96 @@
+"""Tools as OpenAI has them: what bodies say of them, and how answers tell calls."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from gateway.openai.request_body import FAIL_FAST, RequestBody
+from gateway.openai.usage import Count
+from gateway.values.generation_request import NO_PARAMETERS, Tool, ToolCall
+from service_kit.errors import InvalidRequest
+
+
+class FunctionBody(RequestBody):
+    name: str
+    """1 to 64 of a-z, A-Z, 0-9, _ and -; no two alike."""
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON Schema of an object. Left out: no parameters."""
+    strict: bool | None = None
+    """Arguments are held to the schema where a call is forced, by tool_choice, and nowhere else."""
+
+
+class ToolBody(RequestBody):
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class NamedFunction(RequestBody):
+    name: str
+
+
+class NamedChoice(RequestBody):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class CalledFunction(RequestBody):
+    name: str
+    arguments: str
+    """A JSON object, as JSON."""
+
+
+class ToolCallBody(RequestBody):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def call(self) -> ToolCall:
+        return ToolCall(id=self.id, name=self.function.name, arguments=self.function.arguments)
+
+
+Tools = Annotated[list[ToolBody], FAIL_FAST]
+ToolCalls = Annotated[list[ToolCallBody], FAIL_FAST]
+Choice = Literal["none", "auto", "required"]
+
+
+def tool_of(name: str, description: str | None, parameters: dict[str, Any] | None) -> Tool:
+    schema = NO_PARAMETERS if parameters is None else json.dumps(parameters, ensure_ascii=False)
+    return Tool(name=name, description=description or "", parameters=schema)
+
+
+def chosen(tools: Sequence[Tool], choice: Choice | str | None, name: str) -> tuple[str, ...]:
+    """Names of tools of which one must be called. `name`: of the one that is chosen by it."""
+    names = [tool.name for tool in tools]
+    if name and name not in names:
+        raise InvalidRequest("tool_choice", f"must name one of tools, got {name[:64]!r}")
+    if choice == "required" and not tools:
+        raise InvalidRequest("tool_choice", "needs tools")
+    return (name,) if name else tuple(names) if choice == "required" else ()
+
+
+class FunctionReply(Struct):
+    name: str
+    arguments: str
+
+
+class ToolCallReply(Struct):
+    id: str
+    function: FunctionReply
+    type: Literal["function"] = "function"
+
+
+class FunctionDelta(Struct, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(Struct, kw_only=True):
+    """Of one call only the first has its id, type and name."""
+
+    index: Count
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta

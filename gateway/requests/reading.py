@@ -1,0 +1,124 @@
+"""How one request's output is read: which marks show in its text, and what they mean.
+
+What depends on the request alone is in its record, so every gateway reads it the same.
+"""
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gateway.requests.validation import TooMany
+from gateway.text.detokenizer import Pieces
+from gateway.text.model_card import ModelCard
+from gateway.text.tools.grammar import Function, forced_calls
+from gateway.text.tools.parser import OutputParser, Speech
+from gateway.values.generation_request import Ask, ChatPrompt
+from kaiten.v1.common_pb2 import SamplingParams
+from kaiten.v1.ledger_pb2 import RenderOptions
+
+ID_CHARS: Final = 24
+# A mark at the end of a prompt is a few tokens, and white space.
+TAIL_TOKENS: Final = 16
+# As StructuredOutputs has it.
+GRAMMAR_BYTES_MAX: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Of one request."""
+
+    speech: Speech
+    request_id: str
+
+    def parser(self, choice: int) -> OutputParser:
+        return OutputParser(self.speech, lambda call: self._id(choice, call))
+
+    def _id(self, choice: int, call: int) -> str:
+        """The same at every gateway, whoever asks again."""
+        seed = f"{self.request_id}:{choice}:{call}"
+        digest = hashlib.sha256(seed.encode()).hexdigest()
+        tools = self.speech.tools
+        if tools is not None and tools.id_chars:
+            return digest[: tools.id_chars]
+        return f"call_{digest[:ID_CHARS]}"
+
+
+def reading(
+    card: ModelCard,
+    render: RenderOptions,
+    request_id: str,
+    names: Collection[str],
+    *,
+    is_single_call: bool,
+) -> Reading | None:
+    """None: all of the output is text."""
+    speech = Speech(
+        tools=card.tool_format if names else None,
+        names=frozenset(names),
+        reasoning=card.reasoning_format,
+        begins_in_reasoning=render.begins_in_reasoning,
+        calls_max=1 if is_single_call else None,
+    )
+    if speech.tools is None and speech.reasoning is None:
+        return None
+    return Reading(speech=speech, request_id=request_id)
+
+
+def marks(ask: Ask, card: ModelCard, prompt_ids: Sequence[int]) -> RenderOptions:
+    """The part of a request's RenderOptions that tells how to read its output."""
+    has_tools = isinstance(ask.prompt, ChatPrompt) and bool(ask.prompt.tools)
+    if not (ask.is_read or has_tools):
+        return RenderOptions()
+    return RenderOptions(
+        shown_token_ids=_control_ids(card, has_tools=has_tools),
+        begins_in_reasoning=ends_in_reasoning(card, prompt_ids),
+    )
+
+
+def forced(ask: Ask, card: ModelCard, prompt_ids: Sequence[int] = ()) -> Ask:
+    """Where a call must be made, an Ask whose output has that grammar; without a prompt, as if it
+    left the reasoning to the output.
+
+    InvalidRequest: it is too long.
+    """
+    if not ask.must_call:
+        return ask
+    assert isinstance(ask.prompt, ChatPrompt)
+    assert card.tool_format is not None
+    added = card.tokenizer.get_added_tokens_decoder().items()
+    token_ids = {token.content: token_id for token_id, token in added}
+    grammar = forced_calls(
+        card.tool_format,
+        [Function(t.name, t.parameters) for t in ask.prompt.tools if t.name in ask.must_call],
+        token_ids.get,
+        is_single=ask.is_single_call or len(ask.must_call) == 1,
+        reasoning=card.reasoning_format,
+        begins_in_reasoning=ends_in_reasoning(card, prompt_ids),
+    )
+    size_bytes = len(grammar.encode())
+    if size_bytes > GRAMMAR_BYTES_MAX:
+        raise TooMany("conversation.tools", GRAMMAR_BYTES_MAX, size_bytes, "bytes as a grammar")
+    sampling = SamplingParams()
+    sampling.CopyFrom(ask.sampling)
+    sampling.structured_outputs.grammar = grammar
+    return replace(ask, sampling=sampling)
+
+
+def ends_in_reasoning(card: ModelCard, prompt_ids: Sequence[int]) -> bool:
+    """Whether a template has begun the reasoning, as some do with some options."""
+    if card.reasoning_format is None:
+        return False
+    tail: Pieces = card.pieces_with_special
+    text = tail.join(prompt_ids[-TAIL_TOKENS:]).decode("utf-8", "replace")
+    return text.rstrip().endswith(card.reasoning_format.begin)
+
+
+def _control_ids(card: ModelCard, *, has_tools: bool) -> list[int]:
+    """Of those marks that are control tokens, which no text has otherwise."""
+    tools, reasoning = card.tool_format, card.reasoning_format
+    texts = [reasoning.begin, reasoning.end] if reasoning is not None else []
+    if has_tools and tools is not None:
+        texts += [tools.begin, tools.end, tools.arguments_mark, tools.id_mark]
+    found = [card.tokenizer.token_to_id(text) for text in texts if text in card.special_texts]
+    return [each for each in found if each is not None]

@@ -1,0 +1,92 @@
+"""Judge what an Ask says of tools: those to be called, and the calls of earlier turns. Pure."""
+
+import re
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Final
+
+from pydantic_core import from_json
+
+from gateway.requests.validation import Limits, TooMany
+from gateway.text.model_card import ModelCard
+from gateway.values.generation_request import Ask, ChatPrompt, Tool
+from kaiten.v1.common_pb2 import FEATURE_STRUCTURED_OUTPUTS
+from service_kit.errors import InvalidRequest
+
+TOOLS_MAX: Final = 128
+TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+# Of JSON inside of texts, all of it together: it is read beside the other requests, and a value
+# takes as long as one of a body. What stands in its strings counts, too.
+MARKS: Final = ",[{"
+MARKS_MAX: Final = 1 << 18
+
+
+def check(ask: Ask) -> None:
+    """InvalidRequest names the first field that is wrong."""
+    prompt = ask.prompt
+    if not isinstance(prompt, ChatPrompt):
+        return
+    _check_size(prompt)
+    _check_tools(prompt.tools)
+    for index, message in enumerate(prompt.messages):
+        for number, call in enumerate(message.tool_calls):
+            field = f"{prompt.field}.{index}.tool_calls.{number}"
+            _check_name(f"{field}.name", call.name)
+            _object(f"{field}.arguments", call.arguments)
+
+
+def check_model(ask: Ask, card: ModelCard, limits: Limits) -> None:
+    """InvalidRequest: the model cannot be told of that, or nobody would understand its answer."""
+    if ask.must_call and FEATURE_STRUCTURED_OUTPUTS not in limits.features:
+        raise InvalidRequest("tool_choice", "no worker of this cell can keep to a grammar")
+    if ask.must_call and ask.sampling.HasField("structured_outputs"):
+        raise InvalidRequest("tool_choice", "cannot force a call where the output has a grammar")
+    prompt = ask.prompt
+    if not isinstance(prompt, ChatPrompt):
+        return
+    if prompt.tools and not card.knows_tools:
+        raise InvalidRequest("conversation.tools", "this model's chat template knows no tools")
+    if prompt.tools and ask.is_read and card.tool_format is None:
+        rule = "how this model writes calls is not known; the gateway's --tool-format may say it"
+        raise InvalidRequest("conversation.tools", rule)
+    for index, message in enumerate(prompt.messages):
+        if card.knows_tools and message.role == "tool" and not message.tool_call_id:
+            raise InvalidRequest(f"{prompt.field}.{index}.tool_call_id", "must be given")
+
+
+def _check_size(prompt: ChatPrompt) -> None:
+    calls = (call.arguments for message in prompt.messages for call in message.tool_calls)
+    schemas = (tool.parameters for tool in prompt.tools)
+    count = sum(text.count(mark) for text in chain(calls, schemas) for mark in MARKS)
+    if count > MARKS_MAX:
+        raise TooMany(prompt.field, MARKS_MAX, count, "values in tools and calls")
+
+
+def _check_tools(tools: Sequence[Tool]) -> None:
+    if len(tools) > TOOLS_MAX:
+        raise TooMany("conversation.tools", TOOLS_MAX, len(tools), "tools")
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        field = f"conversation.tools.{index}"
+        _check_name(f"{field}.name", tool.name)
+        if tool.name in names:
+            raise InvalidRequest(f"{field}.name", f"must differ from the others, got {tool.name!r}")
+        names.add(tool.name)
+        schema = _object(f"{field}.parameters", tool.parameters)
+        if schema.get("type", "object") != "object":
+            raise InvalidRequest(f"{field}.parameters", "must be the JSON Schema of an object")
+
+
+def _check_name(field: str, name: str) -> None:
+    if not TOOL_NAME.fullmatch(name):
+        raise InvalidRequest(field, f"must match {TOOL_NAME.pattern}, got {name[:64]!r}")
+
+
+def _object(field: str, text: str) -> dict[str, Any]:
+    try:
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequest(field, f"must be JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(field, "must be a JSON object")
+    return value
