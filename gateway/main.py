@@ -64,13 +64,7 @@ class GatewayService:
         self.drain_s = config.drain_s
         self._peers = Peers.of(config)
         self._tls = ServerTls.of(config)
-        name = config.served_model_name or config.model.expanduser().resolve().name
-        self._card = model_card.load(
-            model_files.find(config.model),
-            name,
-            tool_format=config.tool_format,
-            reasoning_format=config.reasoning_format,
-        )
+        self._card = _card(config)
         self.link = LedgerLink(
             config.redis_url.get_secret_value(), cell=config.cell, limits=_ledger_limits(config)
         )
@@ -86,9 +80,7 @@ class GatewayService:
         self._keys_file = _keys_file(config)
         self._keyring = _keyring(config) if self._keys_file is None else self._keys_file.keyring
         self._template = _template(self._card, config)
-        self._grammars = GrammarProcess(
-            self._card.tokenizer_path, self._card.vocab_size, ChildLimits()
-        )
+        self._grammars = GrammarProcess(self._card.tokenizer_path, self._card.vocab_size)
         self._metrics = Metrics("gateway", is_scraped=config.metrics)
         self._spans = telemetry.configure("gateway")
         self.front = Front(
@@ -234,6 +226,15 @@ def _ledger_limits(config: GatewaySettings) -> LedgerLimits:
         files_bytes_max=config.files_mb << 20,
         files_ttl_s=round(config.files_hours * 3600),
         allow_everysec=config.allow_everysec,
+    )
+
+
+def _card(config: GatewaySettings) -> model_card.ModelCard:
+    return model_card.load(
+        model_files.find(config.model),
+        config.served_model_name or config.model.expanduser().resolve().name,
+        tool_format=config.tool_format,
+        reasoning_format=config.reasoning_format,
     )
 
 

@@ -6,12 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.openai.generate import generating
-from gateway.openai.generation_body import GenerationBody
-from gateway.openai.logprobs import PromptLogprobs, TokenLogprob
-from gateway.openai.parts import Call, Chunk, Fields, Format, Head, Part, Reason, TokenIds
-from gateway.openai.request_body import FAIL_FAST, Options, RequestBody
-from gateway.openai.tools import (
+from gateway.openai.fields.tools import (
     Choice,
     FunctionDelta,
     FunctionReply,
@@ -23,6 +18,11 @@ from gateway.openai.tools import (
     chosen,
     tool_of,
 )
+from gateway.openai.generate import generating
+from gateway.openai.generation_body import GenerationBody
+from gateway.openai.logprobs import PromptLogprobs, TokenLogprob
+from gateway.openai.parts import Call, Chunk, Fields, Format, Head, Part, Reason, TokenIds
+from gateway.openai.request_body import FAIL_FAST, Options, RequestBody
 from gateway.openai.usage import Count, Timing, Usage
 from gateway.requests.validation import Limits, check_option
 from gateway.values.generation_request import Ask, ChatPrompt, Message

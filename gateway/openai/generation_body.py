@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal
 
 from gateway.http.json_body import cut
-from gateway.openai.parts import Echo, Format
-from gateway.openai.request_body import Biases, IdLists, Ids, RequestBody, Texts
-from gateway.openai.structured_outputs import (
+from gateway.openai.fields.structured_outputs import (
     ResponseFormat,
     ResponseTextFormat,
     StructuredOutputsBody,
 )
+from gateway.openai.parts import Echo, Format
+from gateway.openai.request_body import Biases, IdLists, Ids, RequestBody, Texts
 from gateway.requests import structured_outputs
 from gateway.requests.validation import Limits, sampling_from
 from gateway.tenants import PRIORITY_MAX

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
+from gateway.openai.fields.structured_outputs import ResponseTextFormat
 from gateway.openai.generation_body import SamplingBody
 from gateway.openai.request_body import FAIL_FAST, RequestBody, check_metadata
-from gateway.openai.structured_outputs import ResponseTextFormat
 from gateway.requests.validation import Limits, check_option
 from gateway.values.generation_request import Ask, ChatPrompt, Message
 from service_kit.errors import InvalidRequest
