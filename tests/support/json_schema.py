@@ -15,7 +15,7 @@ TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "object": (dict,),
 }
 # Words that say nothing about a value.
-SILENT: Final = {"title", "description", "default", "else"}
+SILENT: Final = {"title", "description", "default", "else", "discriminator"}
 
 
 def is_valid(document: Schema, schema: Schema, value: Any) -> bool:
