@@ -94,6 +94,8 @@ class Part(NamedTuple):
     end: Finished | None = None
     reasoning: str = ""
     calls: Sequence[Call] = ()
+    # The same and the text in their order, where the output is read.
+    pieces: Sequence[Piece] = ()
     # At the end: there were calls.
     has_calls: bool = False
 
@@ -184,6 +186,7 @@ class Parts:
             end=parts[-1].end,
             reasoning="".join([part.reasoning for part in parts]),
             calls=_joined([call for part in parts for call in part.calls]),
+            pieces=[piece for part in parts for piece in part.pieces],
             has_calls=parts[-1].has_calls,
         )
 
@@ -257,6 +260,7 @@ def _part(choice: int, pieces: Sequence[Piece]) -> Part:
         "".join([piece.text for piece in pieces if isinstance(piece, Content)]),
         reasoning="".join([piece.text for piece in pieces if isinstance(piece, Reasoning)]),
         calls=_joined(calls),
+        pieces=pieces,
     )
 
 

@@ -44,6 +44,11 @@ class Reading:
         return f"call_{digest[:ID_CHARS]}"
 
 
+def is_read(card: ModelCard, names: Collection[str]) -> bool:
+    """Whether an output of this model may be more than text."""
+    return card.reasoning_format is not None or bool(names and card.tool_format)
+
+
 def reading(
     card: ModelCard,
     render: RenderOptions,
@@ -53,6 +58,8 @@ def reading(
     is_single_call: bool,
 ) -> Reading | None:
     """None: all of the output is text."""
+    if not is_read(card, names):
+        return None
     speech = Speech(
         tools=card.tool_format if names else None,
         names=frozenset(names),
@@ -60,8 +67,6 @@ def reading(
         begins_in_reasoning=render.begins_in_reasoning,
         calls_max=1 if is_single_call else None,
     )
-    if speech.tools is None and speech.reasoning is None:
-        return None
     return Reading(speech=speech, request_id=request_id)
 
 

@@ -211,7 +211,7 @@ def test_the_same_key_is_the_same_response(client: OpenAI) -> None:
         ("metadata", "at most 16", {"metadata": {str(n): "" for n in range(17)}}),
         ("metadata", "512", {"metadata": {"a": "b" * 513}}),
         ("truncation", "disabled", {"truncation": "auto"}),
-        ("tools", "not supported", {"tools": [{"type": "web_search"}]}),
+        ("tools.0.type", "should be", {"tools": [{"type": "web_search"}]}),
         ("conversation", "not supported", {"conversation": "conv_1"}),
         ("previous_response_id", "must match resp_", {"previous_response_id": "chatcmpl-1"}),
         ("text.format", "is required", {"text": {"format": {"type": "json_schema"}}}),

@@ -61,7 +61,7 @@ def tool_of(name: str, description: str | None, parameters: dict[str, Any] | Non
     return Tool(name=name, description=description or "", parameters=schema)
 
 
-def chosen(tools: Sequence[Tool], choice: Choice | str | None, name: str) -> tuple[str, ...]:
+def chosen(tools: Sequence[Tool], choice: Choice | None, name: str) -> tuple[str, ...]:
     """Names of tools of which one must be called. `name`: of the one that is chosen by it."""
     names = [tool.name for tool in tools]
     if name and name not in names:

@@ -1,13 +1,18 @@
 """What POST /v1/responses reads: text in, and settings to sample by."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal
 
+from pydantic import Discriminator, Tag
+
 from gateway.openai.fields.structured_outputs import ResponseTextFormat
+from gateway.openai.fields.tools import Choice, chosen, tool_of
 from gateway.openai.generation_body import SamplingBody
 from gateway.openai.request_body import FAIL_FAST, RequestBody, check_metadata
+from gateway.openai.responses.reply import ToolChoiceReply, ToolReply
 from gateway.requests.validation import Limits, check_option
-from gateway.values.generation_request import Ask, ChatPrompt, Message
+from gateway.values.generation_request import Ask, ChatPrompt, Message, ToolCall
 from service_kit.errors import InvalidRequest
 
 LOGPROBS_INCLUDED: Final = "message.output_text.logprobs"
@@ -32,12 +37,108 @@ class InputMessage(RequestBody):
     status: str | None = None
     phase: None = None
 
-    def message(self) -> Message:
+    def added_to(self, turns: list[Message]) -> None:
         """ "developer" is OpenAI's newer word for what templates call "system"."""
-        text = self.content
-        if not isinstance(text, str):
-            text = "".join(part.text for part in text)
-        return Message(role="system" if self.role == "developer" else self.role, content=text)
+        text, last = _text(self.content), turns[-1] if turns else None
+        is_begun = last is not None and last.content is None and not last.tool_calls
+        if self.role == "assistant" and last is not None and is_begun:
+            turns[-1] = replace(last, content=text)
+        else:
+            role = "system" if self.role == "developer" else self.role
+            turns.append(Message(role=role, content=text))
+
+
+class FunctionCallInput(RequestBody):
+    """A call, as an answer has it."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+    def added_to(self, turns: list[Message]) -> None:
+        call = ToolCall(id=self.call_id, name=self.name, arguments=self.arguments)
+        if turns and turns[-1].role == "assistant":
+            turns[-1] = replace(turns[-1], tool_calls=(*turns[-1].tool_calls, call))
+        else:
+            turns.append(Message(role="assistant", content=None, tool_calls=(call,)))
+
+
+class FunctionOutputInput(RequestBody):
+    """What came of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Annotated[list[InputText], FAIL_FAST]
+    id: str | None = None
+    status: str | None = None
+
+    def added_to(self, turns: list[Message]) -> None:
+        turns.append(Message(role="tool", content=_text(self.output), tool_call_id=self.call_id))
+
+
+class InputReasoningText(RequestBody):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningInput(RequestBody):
+    """Reasoning, as an answer has it: of the assistant's turn that follows."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[InputReasoningText] | None = None
+    content: list[InputReasoningText] | None = None
+    encrypted_content: None = None
+    status: str | None = None
+
+    def added_to(self, turns: list[Message]) -> None:
+        text = "".join(part.text for part in self.content or ())
+        turns.append(Message(role="assistant", content=None, reasoning=text))
+
+
+def _text(content: str | list[InputText]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _kind(item: Any) -> str:
+    """A message need not say that it is one."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    return kind if kind in ("function_call", "function_call_output", "reasoning") else "message"
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCallInput, Tag("function_call")]
+    | Annotated[FunctionOutputInput, Tag("function_call_output")]
+    | Annotated[ReasoningInput, Tag("reasoning")],
+    Discriminator(_kind),
+]
+
+
+class ResponseTool(RequestBody):
+    """As in chat, without the object around a function."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def reply(self) -> ToolReply:
+        return ToolReply(
+            name=self.name,
+            description=self.description,
+            parameters=self.parameters,
+            strict=self.strict,
+        )
+
+
+class ResponseNamedChoice(RequestBody):
+    type: Literal["function"]
+    name: str
 
 
 class TextConfig(RequestBody):
@@ -60,7 +161,7 @@ class ResponseBody(SamplingBody):
 
     identity: ClassVar[bytes] = b"resp_"
 
-    input: str | Annotated[list[InputMessage], FAIL_FAST]
+    input: str | Annotated[list[InputItem], FAIL_FAST]
     """A user's text, or turns that the model's chat template takes."""
     instructions: str | None = None
     """A system message before all others. Of `previous_response_id` they are not taken over."""
@@ -83,6 +184,24 @@ class ResponseBody(SamplingBody):
     truncation: Literal["disabled"] | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
+    tools: Annotated[list[ResponseTool], FAIL_FAST] | None = None
+    """At most 128 functions, for models whose chat template knows tools."""
+    tool_choice: Choice | ResponseNamedChoice | None = None
+    """As in chat."""
+    parallel_tool_calls: bool | None = None
+    """false: one call at most is told."""
+
+    def named(self, field: str) -> str:
+        if field.startswith("conversation.messages."):
+            return "input"
+        return super().named(field).removeprefix("conversation.")
+
+    @property
+    def told_choice(self) -> str | ToolChoiceReply:
+        choice = self.tool_choice
+        if isinstance(choice, ResponseNamedChoice):
+            return ToolChoiceReply(name=choice.name)
+        return choice or "auto"
 
     @property
     def output_format(self) -> tuple[str, ResponseTextFormat | None]:
@@ -105,12 +224,14 @@ class ResponseBody(SamplingBody):
     def with_logprobs(self) -> bool:
         return LOGPROBS_INCLUDED in (self.include or ())
 
-    def turns(self) -> Iterator[Message]:
-        """Those of `input`."""
+    def turns(self) -> list[Message]:
+        """Those of `input`. What an assistant thought, said and called is one."""
         if isinstance(self.input, str):
-            yield Message(role="user", content=self.input)
-        else:
-            yield from (each.message() for each in self.input)
+            return [Message(role="user", content=self.input)]
+        turns: list[Message] = []
+        for item in self.input:
+            item.added_to(turns)
+        return turns
 
     def response_ask(self, turns: Sequence[Message], limits: Limits) -> Ask:
         """`turns`: all of them, but for the instructions."""
@@ -121,9 +242,24 @@ class ResponseBody(SamplingBody):
             options["reasoning_effort"] = self.reasoning.effort
         if self.instructions is not None:
             turns = [Message(role="system", content=self.instructions), *turns]
-        prompt = ChatPrompt(messages=tuple(turns), options=tuple(options.items()))
+        choice = self.tool_choice
+        name = choice.name if isinstance(choice, ResponseNamedChoice) else ""
+        functions = self.tools or ()
+        tools = tuple(tool_of(each.name, each.description, each.parameters) for each in functions)
+        prompt = ChatPrompt(
+            messages=tuple(turns),
+            options=tuple(options.items()),
+            tools=() if choice == "none" else tools,
+        )
         logprobs = (self.top_logprobs or 0) if self.with_logprobs else None
-        return self.ask(prompt, limits, logprobs=logprobs, max_tokens=self.max_output_tokens)
+        return replace(
+            self.ask(prompt, limits, logprobs=logprobs, max_tokens=self.max_output_tokens),
+            is_read=True,
+            must_call=chosen(
+                tools, None if isinstance(choice, ResponseNamedChoice) else choice, name
+            ),
+            is_single_call=self.parallel_tool_calls is False,
+        )
 
     def _check(self) -> None:
         """What depends on two fields, and what is bounded only here."""

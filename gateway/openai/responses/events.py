@@ -5,9 +5,9 @@ token, and five more numbers close it. So numbers ascend with gaps, and whoever 
 number n goes on with those above it.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 from msgspec import Struct
 
@@ -15,7 +15,15 @@ from gateway.http.exchange import Exchange
 from gateway.http.json_reply import to_json
 from gateway.openai.chat import ChatTokenLogprob, token_logprobs
 from gateway.openai.parts import Part, Parts
-from gateway.openai.responses.reply import OutputMessage, OutputText, Response, Status, message_id
+from gateway.openai.responses.reply import (
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ReasoningText,
+    Response,
+    Status,
+    message_id,
+)
 from gateway.openai.usage import Count
 from gateway.requests.stream import Finished
 
@@ -41,7 +49,7 @@ class ItemEvent(Struct, kw_only=True):
     type: Literal["response.output_item.added", "response.output_item.done"]
     sequence_number: Count
     output_index: Count = 0
-    item: OutputMessage
+    item: OutputItem
 
 
 class PartEvent(Struct, kw_only=True):
@@ -50,7 +58,7 @@ class PartEvent(Struct, kw_only=True):
     item_id: str
     output_index: Count = 0
     content_index: Count = 0
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
 class TextDeltaEvent(Struct, kw_only=True):
@@ -73,8 +81,54 @@ class TextDoneEvent(Struct, kw_only=True):
     logprobs: list[ChatTokenLogprob]
 
 
-Event = StateEvent | ItemEvent | PartEvent | TextDeltaEvent | TextDoneEvent
-EVENTS: Final = (StateEvent, ItemEvent, PartEvent, TextDeltaEvent, TextDoneEvent)
+class ReasoningDeltaEvent(Struct, kw_only=True):
+    type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
+    sequence_number: Count
+    item_id: str
+    output_index: Count
+    content_index: Count
+    delta: str
+
+
+class ReasoningDoneEvent(Struct, kw_only=True):
+    type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
+    sequence_number: Count
+    item_id: str
+    output_index: Count
+    content_index: Count
+    text: str
+
+
+class ArgumentsDeltaEvent(Struct, kw_only=True):
+    type: Literal["response.function_call_arguments.delta"] = (
+        "response.function_call_arguments.delta"
+    )
+    sequence_number: Count
+    item_id: str
+    output_index: Count
+    delta: str
+
+
+class ArgumentsDoneEvent(Struct, kw_only=True):
+    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
+    sequence_number: Count
+    item_id: str
+    output_index: Count
+    arguments: str
+
+
+Event = (
+    StateEvent
+    | ItemEvent
+    | PartEvent
+    | TextDeltaEvent
+    | TextDoneEvent
+    | ReasoningDeltaEvent
+    | ReasoningDoneEvent
+    | ArgumentsDeltaEvent
+    | ArgumentsDoneEvent
+)
+EVENTS: Final = get_args(Event)
 # How a stream says the end. There is no event for a response that was cancelled.
 ENDS: Final[dict[Status, Any]] = {
     "completed": "response.completed",
@@ -94,39 +148,50 @@ class Resumed(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a stream from the beginning was told."""
+    """What a stream from the beginning was told; of an output that was read, its items."""
 
     text: str
     logprobs: list[ChatTokenLogprob]
+    items: list[OutputItem] | None = None
+
+
+class Stream(Protocol):
+    """The events of one choice, with their numbers, from its parts."""
+
+    end: Finished | None
+
+    def opening(self) -> Iterable[Event]: ...
+
+    def deltas(self, batch: list[Part]) -> Iterable[Event]: ...
+
+    def told(self) -> Told | None:
+        """At the end. None: it was not told from the beginning."""
+
+    def closing(self, response: Response) -> Iterable[Event]: ...
 
 
 async def send_response_stream(
     exchange: Exchange,
-    begun: Response,
+    stream: Stream,
     parts: Parts,
     finish: Callable[[Finished, Told | None], Awaitable[Response]],
     *,
     resumed: Resumed,
     ping_s: float,
 ) -> None:
-    """`begun`: the response in progress. `parts` begin at `resumed.position`.
-
-    `finish` makes the response of its end, and of what was told if that was all.
-    """
+    """`finish` makes the response of its end, and of what was told if that was all."""
     await exchange.start_events()
-    stream = _Stream(begun, resumed)
     async with exchange.pinged(ping_s), aclosing(parts.batches()) as batches:
         await _send(exchange, stream.opening(), resumed)
         async for batch in batches:
             await _send(exchange, stream.deltas(batch), resumed)
     assert stream.end is not None
-    told = None if resumed.position else stream.told()
-    response = await finish(stream.end, told)
+    response = await finish(stream.end, stream.told())
     await _send(exchange, stream.closing(response), resumed)
     await exchange.end_events(b"")
 
 
-async def _send(exchange: Exchange, events: Iterator[Event], resumed: Resumed) -> None:
+async def _send(exchange: Exchange, events: Iterable[Event], resumed: Resumed) -> None:
     raw = b"".join(_to_event(each) for each in events if each.sequence_number > resumed.after)
     if raw:
         await exchange.send_events(raw)
@@ -136,23 +201,33 @@ def _to_event(event: Event) -> bytes:
     return b"event: " + event.type.encode() + b"\ndata: " + to_json(event) + b"\n\n"
 
 
-class _Stream:
-    """Numbers the events of one choice."""
+def opened(begun: Response) -> Iterator[Event]:
+    yield StateEvent(type="response.created", sequence_number=0, response=begun)
+    yield StateEvent(type="response.in_progress", sequence_number=1, response=begun)
+
+
+def closed(response: Response, number: int) -> StateEvent:
+    kind = ENDS.get(response.status, "response.incomplete")
+    return StateEvent(type=kind, sequence_number=number, response=response)
+
+
+class TextStream:
+    """Of an output that is all text. `parts` begin at `resumed.position`."""
 
     def __init__(self, begun: Response, resumed: Resumed) -> None:
         self._begun = begun
+        self._resumed = resumed
         self._item_id = message_id(begun.id)
         self._position = resumed.position
         self._texts: list[str] = []
         self._logprobs: list[ChatTokenLogprob] = []
         self.end: Finished | None = None
 
-    def told(self) -> Told:
-        return Told("".join(self._texts), self._logprobs)
+    def told(self) -> Told | None:
+        return None if self._resumed.position else Told("".join(self._texts), self._logprobs)
 
     def opening(self) -> Iterator[Event]:
-        yield StateEvent(type="response.created", sequence_number=0, response=self._begun)
-        yield StateEvent(type="response.in_progress", sequence_number=1, response=self._begun)
+        yield from opened(self._begun)
         empty = OutputMessage(id=self._item_id, status="in_progress", content=[])
         yield ItemEvent(type="response.output_item.added", sequence_number=2, item=empty)
         yield PartEvent(
@@ -186,6 +261,7 @@ class _Stream:
         assert self.end is not None
         number = OPENED + self.end.output_tokens + HELD_BACK
         (item,) = response.output
+        assert isinstance(item, OutputMessage)
         (part,) = item.content
         yield TextDoneEvent(
             sequence_number=number + 1,
@@ -200,5 +276,4 @@ class _Stream:
             part=part,
         )
         yield ItemEvent(type="response.output_item.done", sequence_number=number + 3, item=item)
-        kind = ENDS.get(response.status, "response.incomplete")
-        yield StateEvent(type=kind, sequence_number=number + 4, response=response)
+        yield closed(response, number + 4)

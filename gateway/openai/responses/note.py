@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from typing import Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from gateway.openai.responses.body import ResponseBody
 from gateway.openai.responses.reply import Asked, ReasoningReply
 from gateway.text.model_card import SamplingDefaults
-from gateway.values.generation_request import Message
+from gateway.values.generation_request import Message, ToolCall
 
 # A conversation of a million tokens takes a few: what is not ours must not fill the memory.
 NOTE_BYTES_MAX: Final = 64 << 20
@@ -22,15 +22,56 @@ NOTE_BYTES_MAX: Final = 64 << 20
 INLINE_BYTES_MAX: Final = 64 << 10
 
 
+class TurnMore(Struct, kw_only=True, omit_defaults=True):
+    """What a turn says beside its text. Calls: id, name and arguments."""
+
+    calls: list[tuple[str, str, str]] = field(default_factory=list)
+    call_id: str = ""
+    reasoning: str = ""
+
+
+def message_of(role: str, text: str, more: TurnMore | None) -> Message:
+    if more is None:
+        return Message(role=role, content=text)
+    calls = tuple(ToolCall(id=id, name=name, arguments=each) for id, name, each in more.calls)
+    return Message(
+        role=role,
+        content=text or (None if calls else ""),
+        tool_calls=calls,
+        tool_call_id=more.call_id,
+        reasoning=more.reasoning,
+    )
+
+
+def _more_of(message: Message) -> TurnMore:
+    return TurnMore(
+        calls=[(each.id, each.name, each.arguments) for each in message.tool_calls],
+        call_id=message.tool_call_id,
+        reasoning=message.reasoning,
+    )
+
+
 class Note(Struct, kw_only=True):
     asked: Asked
     # (role, text) of all there was before the answer, the instructions excepted.
     turns: list[tuple[str, str]]
     with_logprobs: bool
+    # Of some turns, by their place.
+    more: dict[int, TurnMore] = field(default_factory=dict)
+    # Tool calls and reasoning come apart from the text. Gateways before there were any did not.
+    is_read: bool = False
 
     @property
     def messages(self) -> list[Message]:
-        return [Message(role=role, content=text) for role, text in self.turns]
+        return [
+            message_of(role, text, self.more.get(index))
+            for index, (role, text) in enumerate(self.turns)
+        ]
+
+    @property
+    def tool_names(self) -> list[str]:
+        """Of those that could be called."""
+        return [tool.name for tool in self.asked.tools if self.asked.tool_choice != "none"]
 
 
 def note_of(
@@ -48,9 +89,19 @@ def note_of(
         temperature=defaults.temperature if body.temperature is None else body.temperature,
         top_logprobs=body.top_logprobs or 0,
         top_p=defaults.top_p if body.top_p is None else body.top_p,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        tool_choice=body.told_choice,
+        tools=[each.reply() for each in body.tools or ()],
     )
-    said = [(each.role, each.content or "") for each in turns]
-    return Note(asked=asked, turns=said, with_logprobs=body.with_logprobs)
+    all_turns = list(turns)
+    found = {index: _more_of(each) for index, each in enumerate(all_turns)}
+    return Note(
+        asked=asked,
+        turns=[(each.role, each.content or "") for each in all_turns],
+        with_logprobs=body.with_logprobs,
+        more={index: more for index, more in found.items() if more != TurnMore()},
+        is_read=True,
+    )
 
 
 async def packed(note: Note) -> bytes:

@@ -5,42 +5,55 @@ asked is kept with it (`note`).
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from starlette.datastructures import QueryParams
 
 from gateway.http.exchange import Exchange, now_s
-from gateway.openai.chat import token_logprobs
+from gateway.openai.chat import ChatTokenLogprob, token_logprobs
 from gateway.openai.generate import HEADERS, with_headers
 from gateway.openai.listing import NUMBER, listed, page_of
 from gateway.openai.operation import GENERATES, LOOKS, Api, Operation, parameter
 from gateway.openai.parts import Fields, Parts, Shown
 from gateway.openai.responses.body import ResponseBody
-from gateway.openai.responses.events import EVENTS, Resumed, Told, send_response_stream
+from gateway.openai.responses.events import (
+    EVENTS,
+    Resumed,
+    TextStream,
+    Told,
+    send_response_stream,
+)
+from gateway.openai.responses.items import ItemStream, item_status, items_of
 from gateway.openai.responses.note import Note, note_of, packed, unpacked
 from gateway.openai.responses.reply import (
     ID_PREFIX,
+    CallItem,
+    CallOutputItem,
     DeletedResponse,
     IncompleteDetails,
     InputItem,
     InputItems,
     InputTextReply,
+    OutputItem,
     OutputMessage,
     OutputText,
     QueuePlace,
+    ReasoningItem,
+    ReasoningText,
     Response,
     ResponseProblem,
     Status,
     message_id,
     usage_of,
 )
+from gateway.requests.reading import Reading, is_read
 from gateway.requests.stream import Finished, Generation
 from gateway.requests.validation import REQUEST_ID, UINT32_MAX
 from gateway.tenants import Tenant
-from gateway.values.generation_request import Message
+from gateway.values.generation_request import Message, ToolCall
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import InvalidRequest, NotFound
 
@@ -87,7 +100,9 @@ async def get_response(api: Api, exchange: Exchange, _body: None) -> None:
     query = QueryParams(exchange.scope["query_string"])
     resumed = _resumed(query.get("starting_after", ""))
     if query.get("stream", "") in ("true", "1"):
-        generation = await front.attach(request_id, tenant, [resumed.position])
+        is_whole = note.is_read and is_read(front.card, note.tool_names)
+        start = 0 if is_whole else resumed.position
+        generation = await front.attach(request_id, tenant, [start])
         # Somebody who only looks does not end what others wait for.
         with front.following(generation, keep_running=True):
             await _stream(api, exchange, begun, generation, note, resumed)
@@ -130,7 +145,8 @@ async def list_input_items(api: Api, exchange: Exchange, _body: None) -> None:
     public = exchange.path["id"]
     note = await _note(api, exchange.tenant, public)
     # The newest first, as all lists are.
-    items = [_item(public, index, each) for index, each in enumerate(note.messages)][::-1]
+    turns = enumerate(note.messages)
+    items = [item for index, each in turns for item in _items(public, index, each)][::-1]
     reply = InputItems(**page_of(items, exchange, most=ITEMS_MAX, default=ITEMS))
     await exchange.send_json(200, reply)
 
@@ -143,7 +159,7 @@ async def _stream(
     note: Note,
     resumed: Resumed,
 ) -> None:
-    parts = Parts([generation], api.formatter, Shown(logprobs=note.with_logprobs))
+    reading, parts = _parts(api, generation, note)
 
     async def finish(end: Finished, told: Told | None) -> Response:
         if told is None:
@@ -151,7 +167,17 @@ async def _stream(
         return _ended(begun, told, end, parts.ends())
 
     ping_s = api.config.sse_ping_s
-    await send_response_stream(exchange, begun, parts, finish, resumed=resumed, ping_s=ping_s)
+    stream = (TextStream if reading is None else ItemStream)(begun, resumed)
+    await send_response_stream(exchange, stream, parts, finish, resumed=resumed, ping_s=ping_s)
+
+
+def _parts(api: Api, generation: Generation, note: Note) -> tuple[Reading | None, Parts]:
+    reading = None
+    if note.is_read:
+        is_single_call = not note.asked.parallel_tool_calls
+        reading = api.front.reading(generation, note.tool_names, is_single_call=is_single_call)
+    shown = Shown(logprobs=note.with_logprobs)
+    return reading, Parts([generation], api.formatter, shown, readings=[reading])
 
 
 async def _whole(api: Api, tenant: Tenant, begun: Response, note: Note) -> Response:
@@ -162,10 +188,11 @@ async def _whole(api: Api, tenant: Tenant, begun: Response, note: Note) -> Respo
 
 
 async def _collected(api: Api, begun: Response, generation: Generation, note: Note) -> Response:
-    parts = Parts([generation], api.formatter, Shown(logprobs=note.with_logprobs))
+    reading, parts = _parts(api, generation, note)
     (whole,) = await parts.collect(is_strict=False)
     assert whole.end is not None
-    told = Told(whole.text, token_logprobs(whole.logprobs or ()))
+    items = None if reading is None else items_of(whole, begun.id)
+    told = Told(whole.text, token_logprobs(whole.logprobs or ()), items)
     return _ended(begun, told, whole.end, parts.ends())
 
 
@@ -176,21 +203,35 @@ def _begun(api: Api, public: str, note: Note) -> Response:
 
 def _ended(begun: Response, told: Told, end: Finished, ends: Fields) -> Response:
     status = STATES.get(end.reason, "failed")
-    is_whole = status == "completed"
     item = OutputMessage(
         id=message_id(begun.id),
-        status="completed" if is_whole else "incomplete",
+        status=item_status(end),
         content=[OutputText(text=told.text, logprobs=told.logprobs)],
     )
+    output = [item] if told.items is None else _with_logprobs(told.items, told.logprobs)
     return msgspec.structs.replace(
         begun,
         status=status,
-        output=[item],
+        output=output,
         error=ResponseProblem("server_error", _problem(end)) if status == "failed" else None,
         incomplete_details=IncompleteDetails() if status == "incomplete" else None,
         usage=usage_of(ends["usage"]),
         kaiten=ends["kaiten"],
     )
+
+
+def _with_logprobs(
+    items: Sequence[OutputItem], logprobs: list[ChatTokenLogprob]
+) -> list[OutputItem]:
+    """Those of all tokens of the output, at its first text."""
+    found = list(items)
+    index = next((i for i, each in enumerate(found) if isinstance(each, OutputMessage)), None)
+    if logprobs and index is not None:
+        item = found[index]
+        assert isinstance(item, OutputMessage)
+        content = [OutputText(text=item.content[0].text, logprobs=logprobs)]
+        found[index] = msgspec.structs.replace(item, content=content)
+    return found
 
 
 def _problem(end: Finished) -> str:
@@ -199,10 +240,26 @@ def _problem(end: Finished) -> str:
     return end.error or "the system could not compute this response"
 
 
-def _item(public: str, index: int, message: Message) -> InputItem:
-    is_answer = message.role == "assistant"
-    content = [InputTextReply("output_text" if is_answer else "input_text", message.content or "")]
-    return InputItem(id=f"{message_id(public)}_{index}", role=message.role, content=content)
+def _items(public: str, index: int, message: Message) -> Iterator[Any]:
+    """What a turn is told as."""
+    id, text = f"{message_id(public)}_{index}", message.content
+    if message.tool_call_id:
+        yield CallOutputItem(id=id, call_id=message.tool_call_id, output=text or "")
+        return
+    if message.reasoning:
+        thought = [ReasoningText(message.reasoning)]
+        yield ReasoningItem(id=f"{id}_r", content=thought, status="completed")
+    if text is not None:
+        kind: Any = "output_text" if message.role == "assistant" else "input_text"
+        yield InputItem(id=id, role=message.role, content=[InputTextReply(kind, text)])
+    for number, call in enumerate(message.tool_calls):
+        yield CallItem(
+            id=f"{id}_{number}",
+            call_id=call.id,
+            name=call.name,
+            arguments=call.arguments,
+            status="completed",
+        )
 
 
 async def _note(api: Api, tenant: Tenant, public: str) -> Note:
@@ -230,8 +287,26 @@ async def _earlier(api: Api, tenant: Tenant, public: str | None) -> Sequence[Mes
         raise InvalidRequest(field, rule) from None
     if before.error is not None:
         raise InvalidRequest(field, f"names {public!r}, which failed: {before.error.message}")
-    answer = before.output[0].content[0].text
-    return [*note.messages, Message(role="assistant", content=answer)]
+    return [*note.messages, _answer(before)]
+
+
+def _answer(response: Response) -> Message:
+    """What it said, as a turn of the conversation."""
+    texts, thoughts, calls = [], [], []
+    for item in response.output:
+        match item:
+            case CallItem():
+                calls.append(ToolCall(id=item.call_id, name=item.name, arguments=item.arguments))
+            case ReasoningItem():
+                thoughts += [part.text for part in item.content]
+            case OutputMessage():
+                texts += [part.text for part in item.content]
+    return Message(
+        role="assistant",
+        content="".join(texts) or (None if calls else ""),
+        reasoning="".join(thoughts),
+        tool_calls=tuple(calls),
+    )
 
 
 def _request_id(public: str, field: str = "id") -> str:

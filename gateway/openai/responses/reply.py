@@ -1,6 +1,6 @@
 """A response as it is answered, whole and in its states; OpenAI's names."""
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
@@ -10,22 +10,45 @@ from gateway.openai.usage import Count, Timing
 from gateway.openai.usage import Usage as OtherUsage
 
 ID_PREFIX: Final = "resp_"
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class OutputText(Struct, kw_only=True):
-    type: Literal["output_text"] = "output_text"
+class OutputText(Struct, kw_only=True, tag_field="type", tag="output_text"):
     text: str = ""
     annotations: list[None] = field(default_factory=list)
     logprobs: list[ChatTokenLogprob] = field(default_factory=list)
 
 
-class OutputMessage(Struct, kw_only=True):
+class OutputMessage(Struct, kw_only=True, tag_field="type", tag="message"):
     id: str
-    type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: ItemStatus
     content: list[OutputText]
+
+
+class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    id: str
+    summary: list[None] = field(default_factory=list)
+    content: list[ReasoningText]
+    status: ItemStatus
+
+
+class CallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """`call_id` is what its answer must name."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+
+
+OutputItem = OutputMessage | ReasoningItem | CallItem
 
 
 class ResponseProblem(Struct):
@@ -66,6 +89,21 @@ class TextReply(Struct):
     format: TextFormatReply = field(default_factory=TextFormatReply)
 
 
+class ToolReply(Struct, kw_only=True):
+    type: Literal["function"] = "function"
+    name: str
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: bool | None
+
+
+class ToolChoiceReply(Struct, kw_only=True):
+    """Of one function."""
+
+    type: Literal["function"] = "function"
+    name: str
+
+
 class Asked(Struct, kw_only=True):
     """What a response says of its request. Kept with it, so that it can be told again."""
 
@@ -80,6 +118,9 @@ class Asked(Struct, kw_only=True):
     temperature: float
     top_logprobs: Count
     top_p: float
+    parallel_tool_calls: bool = True
+    tool_choice: str | ToolChoiceReply = "auto"
+    tools: list[ToolReply] = field(default_factory=list)
 
 
 class QueuePlace(Struct):
@@ -94,17 +135,14 @@ class Response(Asked, kw_only=True):
     object: Literal["response"] = "response"
     status: Status
     model: str
-    output: list[OutputMessage] = field(default_factory=list)
+    output: list[OutputItem] = field(default_factory=list)
     error: ResponseProblem | None = None
     incomplete_details: IncompleteDetails | None = None
     usage: ResponseUsage | None = None
     # Where the time went, of one that has ended.
     kaiten: Timing | None = None
     queue: QueuePlace | None = None
-    parallel_tool_calls: bool = True
     text: TextReply = field(default_factory=TextReply)
-    tool_choice: Literal["auto"] = "auto"
-    tools: list[None] = field(default_factory=list)
     truncation: Literal["disabled"] = "disabled"
 
 
@@ -119,16 +157,22 @@ class InputTextReply(Struct):
     text: str
 
 
-class InputItem(Struct, kw_only=True):
+class InputItem(Struct, kw_only=True, tag_field="type", tag="message"):
     id: str
-    type: Literal["message"] = "message"
     role: str
     status: Literal["completed"] = "completed"
     content: list[InputTextReply]
 
 
+class CallOutputItem(Struct, kw_only=True, tag_field="type", tag="function_call_output"):
+    id: str
+    call_id: str
+    output: str
+    status: Literal["completed"] = "completed"
+
+
 class InputItems(Listing, kw_only=True):
-    data: list[InputItem]
+    data: list[InputItem | ReasoningItem | CallItem | CallOutputItem]
 
 
 def usage_of(usage: OtherUsage) -> ResponseUsage:
