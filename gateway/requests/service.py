@@ -186,11 +186,12 @@ class Front:
             if not ask.request_id and is_work:
                 # Refused before any work. A request with an id may have been accepted already.
                 await self._link.ledger.refuse_if_full(tenant.name, ask.n or 1, tenant.bounds)
-            grammar = await self._grammar(named.sampling)
             context = limits.context_tokens_max
             prompt_ids = await self._prompter.token_ids(ask.prompt, tenant.name, context)
+            named = forced(named, self.card, prompt_ids)
+            grammar = await self._grammar(named.sampling)
             record = to_record(
-                forced(named, self.card, prompt_ids),
+                named,
                 prompt_ids,
                 limits=limits,
                 model=self.model,

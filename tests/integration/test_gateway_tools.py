@@ -205,6 +205,11 @@ async def test_reasoning_apart_with_and_without_its_begin(
         told = [getattr(delta, "reasoning_content", None) or "" for delta in chunks]
         assert "".join(told) == "Hm, 1 + 1."
         assert "".join(delta.content or "" for delta in chunks) == "Two."
+        # What keeps to a schema does so from its first token.
+        stack.says('"no"')
+        wanted: Any = {"type": "json_schema", "json_schema": {"schema": {"enum": ["no"]}}}
+        whole = await chat.create(model=MODEL, messages=ASK, response_format=wanted)
+        assert whole.choices[0].message.content == '"no"'
     async with speaking("qwen3", tmp_path, redis_url, cell) as stack:
         stack.says("Two.")
         chat = stack.gateway.openai.chat.completions
