@@ -41,7 +41,7 @@ def told(text: str, at: list[int]) -> tuple[Items, list[Event]]:
 
 def by_character(events: list[Event]) -> list[tuple[int, str, str]]:
     """What each number tells."""
-    found = []
+    found: list[tuple[int, str, str]] = []
     for event in events:
         text = event.delta if isinstance(event, DELTAS) else " "
         first = event.sequence_number - len(text) + 1
@@ -67,7 +67,7 @@ def test_items_come_one_after_the_other() -> None:
     items, events = told(TEXTS[2], [])
     kinds = ["reasoning", "message", "function_call", "function_call", "message"]
     done = [event for event in events if event.type == "response.output_item.done"]
-    assert [event.item for event in done] == items.output  # type: ignore[union-attr]
+    assert [event.item for event in done] == items.output
     assert [type(item).__struct_config__.tag for item in items.output] == kinds
     assert len({item.id for item in items.output}) == len(kinds)
     indexes = [event.output_index for event in events]  # type: ignore[union-attr]

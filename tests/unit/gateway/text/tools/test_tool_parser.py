@@ -99,7 +99,8 @@ def in_order(pieces: list[Piece]) -> list[Piece]:
     for piece in pieces:
         last: Any = found[-1] if found else None
         if type(last) is type(piece) and last[:-1] == piece[:-1]:
-            found[-1] = type(last)(*last[:-1], last[-1] + piece[-1])
+            kind: Any = type(last)
+            found[-1] = kind(*last[:-1], last[-1] + piece[-1])
         else:
             found.append(piece)
     return found
