@@ -122,6 +122,9 @@ class SamplingBody(RequestBody):
     @property
     def aliases(self) -> Mapping[str, str]:
         name = self.output_format[0]
+        if getattr(self, "tool_choice", None) not in (None, "auto", "none"):
+            # The grammar is of their schemas.
+            name = "tools"
         return {structured_outputs.FIELD: name} if name and self.structured_outputs is None else {}
 
 

@@ -32,6 +32,11 @@ WEATHER: Any = {
     },
 }
 CLOCK: Any = {"type": "function", "function": {"name": "clock"}}
+# Of an object, and yet no schema.
+BROKEN: Any = {
+    "type": "function",
+    "function": {"name": "a", "parameters": {"properties": {"b": {"type": "thing"}}}},
+}
 TOOLS: list[Any] = [WEATHER, CLOCK]
 SPOKEN = {
     "qwen3": f'<think>\nHm.\n</think>\n\nI see.\n<tool_call>\n{{"name": "get_weather", "arguments":'
@@ -271,6 +276,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "JSON Schema of an object",
     ),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
+    ({"tools": [BROKEN], "tool_choice": "required"}, "tools", "Invalid type: thing"),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
     ({"tools": TOOLS, "tool_choice": "some"}, "tool_choice", "must be"),
     (
