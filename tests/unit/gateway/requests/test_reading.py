@@ -78,6 +78,16 @@ def test_a_prompt_that_ends_with_the_begin_of_reasoning(
     assert found.speech.tools is None
 
 
+def test_an_output_of_a_clients_grammar_has_no_reasoning(card: ModelCard) -> None:
+    """Even where the prompt has begun it: all of it would be taken for that."""
+    prompt = ids(card, "<think>")
+    ask = asked(CLOCK, is_read=True)
+    ask.sampling.structured_outputs.json_object = True
+    assert not marks(ask, card, prompt).begins_in_reasoning
+    must = forced(asked(CLOCK, is_read=True, must_call=("clock",)), card, prompt)
+    assert marks(must, card, prompt).begins_in_reasoning
+
+
 def test_ids_of_calls_are_the_same_wherever_they_are_told(card: ModelCard) -> None:
     render = marks(asked(CLOCK, is_read=True), card, [])
     text = '<tool_call>{"name": "clock"}</tool_call>' * 2
