@@ -75,11 +75,11 @@ def marks(ask: Ask, card: ModelCard, prompt_ids: Sequence[int]) -> RenderOptions
     has_tools = isinstance(ask.prompt, ChatPrompt) and bool(ask.prompt.tools)
     if not (ask.is_read or has_tools):
         return RenderOptions()
-    # A client's grammar is of all the output, and knows no reasoning.
-    has_answer_only = ask.sampling.HasField("structured_outputs") and not ask.must_call
+    # What must keep to a language of the client's has no other part, whatever the template opened.
+    is_whole = ask.sampling.HasField("structured_outputs") and not ask.must_call
     return RenderOptions(
         shown_token_ids=_control_ids(card, has_tools=has_tools),
-        begins_in_reasoning=not has_answer_only and ends_in_reasoning(card, prompt_ids),
+        begins_in_reasoning=not is_whole and ends_in_reasoning(card, prompt_ids),
     )
 
 
