@@ -65,11 +65,23 @@ TOOL_FORMATS: Final = (
     ),
     # <|tool_call|>[JSON, JSON]<|/tool_call|>: Phi-4-mini.
     ToolFormat(
-        name="phi",
+        name="phi4",
         begin="<|tool_call|>",
         end="<|/tool_call|>",
         is_list=True,
         signs=("<|tool_call|>", "<|/tool_call|>"),
+    ),
+    # The same without an end: Granite 3.
+    ToolFormat(name="granite", begin="<|tool_call|>", is_list=True, signs=("<|tool_call|>",)),
+    ToolFormat(
+        name="jamba",
+        begin="<tool_calls>",
+        end="</tool_calls>",
+        is_list=True,
+        signs=("<tool_calls>",),
+    ),
+    ToolFormat(
+        name="nemotron", begin="<TOOLCALL>", end="</TOOLCALL>", is_list=True, signs=("<TOOLCALL>",)
     ),
     # <tool_call>\nJSON\n</tool_call>, as often as there are calls: Hermes, Qwen 2.5 and 3. Others
     # have XML between the same marks.
@@ -90,10 +102,10 @@ TOOL_FORMATS: Final = (
         separator=";",
         signs=("ipython", '"parameters"'),
     ),
-    # As Google documents it for Gemma 3, whose own template knows no tools: the same, in a code
-    # block or not.
+    # The same, in a code block or not: as Google documents it for Gemma 3, whose own template knows
+    # no tools.
     ToolFormat(
-        name="gemma",
+        name="json",
         begin="```json",
         end="```",
         arguments_key="parameters",
@@ -101,7 +113,10 @@ TOOL_FORMATS: Final = (
         space="\n",
     ),
 )
-REASONING_FORMATS: Final = (ReasoningFormat(name="think", begin="<think>", end="</think>"),)
+REASONING_FORMATS: Final = (
+    ReasoningFormat(name="think", begin="<think>", end="</think>"),
+    ReasoningFormat(name="mistral", begin="[THINK]", end="[/THINK]"),
+)
 # What a setting says instead of a name.
 AUTO: Final = "auto"
 NONE: Final = "none"

@@ -14,7 +14,7 @@ from gateway.text.tools.parser import CallBegins, Content, OutputParser, Reasoni
 from tests.support.tokenizers import byte_level_bpe
 
 FORMATS = {each.name: each for each in TOOL_FORMATS}
-(THINK,) = REASONING_FORMATS
+THINK = REASONING_FORMATS[0]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = Function("get_weather", json.dumps(CITY | {"additionalProperties": False}))
 CLOCK = Function("clock", '{"properties": {}}')
@@ -30,12 +30,12 @@ RIGHT = {
         '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}',
         '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]clock[ARGS]{}',
     ),
-    "phi": (
+    "phi4": (
         f"<|tool_call|>[{PARIS}]<|/tool_call|>",
         f"<|tool_call|>[{PARIS}, {TIME}]<|/tool_call|>",
     ),
     "llama3": (PARIS.replace("arguments", "parameters"), ""),
-    "gemma": (PARIS.replace("arguments", "parameters"), ""),
+    "json": (PARIS.replace("arguments", "parameters"), ""),
 }
 
 
@@ -86,7 +86,7 @@ def test_calls_are_what_the_parser_reads(family: str, accepts: Callable[[str, st
     assert not accepts(grammar, one[:-1])
 
 
-@pytest.mark.parametrize("family", ["hermes", "mistral", "mistral-v11", "phi"])
+@pytest.mark.parametrize("family", ["hermes", "mistral", "mistral-v11", "phi4"])
 def test_one_alone(family: str, accepts: Callable[[str, str], bool]) -> None:
     one, two = RIGHT[family]
     grammar = forced_calls(FORMATS[family], BOTH, tokenizer().token_to_id, is_single=True)

@@ -14,7 +14,10 @@ FOUND = {
     "llama3_1": "llama3",
     "mistral_v3": "mistral",
     "mistral_v7": "mistral-v11",
-    "phi4_mini": "phi",
+    "phi4_mini": "phi4",
+    "granite": "granite",
+    "jamba": "jamba",
+    "nemotron": "nemotron",
 }
 
 
@@ -31,9 +34,9 @@ def test_a_format_is_found_by_the_template_or_none_is(name: str) -> None:
 
 def test_what_a_setting_says_is_taken() -> None:
     assert tool_format(source("qwen3"), name="none") is None
-    named = tool_format(source("gemma3"), name="gemma")
+    named = tool_format(source("gemma3"), name="json")
     assert named is not None
-    assert named.name == "gemma"
+    assert named.name == "json"
     with pytest.raises(KeyError):
         tool_format("", name="gema")
 

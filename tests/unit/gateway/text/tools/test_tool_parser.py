@@ -21,7 +21,7 @@ from gateway.text.tools.parser import (
 from tests.unit.gateway.text.tools.transcripts import NAMES, ONE, TRANSCRIPTS, TWO, Transcript
 
 FORMATS = {each.name: each for each in TOOL_FORMATS}
-(THINK,) = REASONING_FORMATS
+THINK = REASONING_FORMATS[0]
 ALL = [
     pytest.param(FORMATS[family], transcript, id=f"{family}: {name}")
     for family, cases in TRANSCRIPTS.items()
@@ -195,10 +195,10 @@ def test_an_output_that_begins_inside_its_reasoning() -> None:
         assert said(pieces_of(how, parts)) == Transcript(text="", reasoning="Hm.", content="Yes.")
 
 
-@pytest.mark.parametrize("family", ["hermes", "mistral", "phi", "llama3", "mistral-v11"])
+@pytest.mark.parametrize("family", ["hermes", "mistral", "phi4", "llama3", "mistral-v11"])
 def test_one_call_only(family: str) -> None:
     text = TRANSCRIPTS[family].get("two", TRANSCRIPTS[family]["one"]).text
-    if family == "phi":
+    if family == "phi4":
         text = f"<|tool_call|>{TRANSCRIPTS['mistral']['two'].text[13:]}<|/tool_call|>"
     assert said(pieces_of(speech(FORMATS[family]), [text])).calls == TWO
     for parts in ([text], list(text)):

@@ -196,7 +196,20 @@ TRANSCRIPTS: Final[dict[str, dict[str, Transcript]]] = {
         ),
         "cut": Transcript(text="[TOOL_CALLS]clock[AR", content="[TOOL_CALLS]clock[AR"),
     },
-    "phi": {
+    "granite": {
+        "two": Transcript(text=f"<|tool_call|>{_list(*TWO)}", calls=TWO),
+        "one and text": Transcript(text=f"<|tool_call|>{_list(*ONE)} So", calls=ONE, content="So"),
+    },
+    "jamba": {
+        "two": Transcript(text=f"<tool_calls>{_list(*TWO)}</tool_calls>", calls=TWO),
+    },
+    "nemotron": {
+        "two": Transcript(text=f"<TOOLCALL>{_list(*TWO)}</TOOLCALL>", calls=TWO),
+        "hard": Transcript(
+            text=f"I see. <TOOLCALL>{_list(*HARD)}</TOOLCALL>", content="I see.", calls=HARD
+        ),
+    },
+    "phi4": {
         "one": Transcript(text=f"<|tool_call|>{_list(*ONE)}<|/tool_call|>", calls=ONE),
         "hard": Transcript(text=f"<|tool_call|>\n{_list(*HARD)}\n<|/tool_call|>", calls=HARD),
         "text around": Transcript(
@@ -209,7 +222,7 @@ TRANSCRIPTS: Final[dict[str, dict[str, Transcript]]] = {
             text="<|tool_call|>clock<|/tool_call|>", content="<|tool_call|>clock<|/tool_call|>"
         ),
     },
-    "gemma": {
+    "json": {
         "one": Transcript(text=_llama(*ONE[0]), calls=ONE),
         "in a block": Transcript(text=f"```json\n{_llama(*ONE[0])}\n```", calls=ONE),
         "text and a block": Transcript(
