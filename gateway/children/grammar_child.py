@@ -16,6 +16,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from gateway.children.child import Refused, serve
 from gateway.children.schema_rewrites import rewritten
+from gateway.values.white_space import A_LITTLE_SPACE
 from service_kit.grammars import GrammarTokenizer, InvalidGrammar, one_line
 
 MEMORY_BYTES_MAX: Final = 2 << 30
@@ -23,9 +24,6 @@ MEMORY_BYTES_MAX: Final = 2 << 30
 COMPILE_S_MAX: Final = 0.5
 # What llguidance says where there is no next token.
 _NO_TOKEN: Final = "NoExtension"
-# Without end, models that were not made for it would end in white space: a blank, or a line's
-# beginning.
-A_LITTLE_SPACE: Final = r"( |\n[ \t]{0,40})?"
 
 
 def _of_schema(schema: str, *, is_tight: bool) -> str:

@@ -34,7 +34,8 @@ ROOMS = {
         ("http",),
         ("requests",),
         ("observe", "text"),
-        ("tenants", "values", "children"),
+        ("tenants", "children"),
+        ("values",),
         ("wrong_keys",),
     ],
     "gpu_worker": [

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gateway.text.tools.formats import ReasoningFormat, ToolFormat
+from gateway.values.white_space import A_LITTLE_SPACE
 
 
 class Function(NamedTuple):
@@ -80,7 +81,8 @@ def _thoughts(reasoning: ReasoningFormat, mark: Callable[[str], str]) -> list[st
 def _object(parameters: str) -> str:
     """A schema of an object, which arguments are, whatever it forgets to say."""
     schema = json.loads(parameters)
-    return json.dumps({"type": "object"} | schema)
+    spaces = {"x-guidance": {"whitespace_pattern": A_LITTLE_SPACE}}
+    return json.dumps({"type": "object"} | schema | spaces)
 
 
 def _quoted(text: str) -> str:

@@ -1,0 +1,86 @@
+"""A tool that must be called is, by a real worker, whatever the model has learned."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import jsonschema
+import pytest
+from openai import OpenAI
+
+from kaiten.mini import CHECKPOINT
+from tests.support.whole_stack import MODEL, WholeStack
+
+TEMPLATE: Final = Path(__file__).parents[1] / "parity/templates/qwen2_5.jinja"
+ORDER: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "dish": {"enum": ["crab", "eel"]},
+        "plates": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["dish", "plates"],
+    "additionalProperties": False,
+}
+TOOLS: Final[list[Any]] = [
+    {"type": "function", "function": {"name": "order", "parameters": ORDER}},
+    {"type": "function", "function": {"name": "pay", "parameters": {"type": "object"}}},
+]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("forced")
+    model = folder / "model"
+    shutil.copytree(CHECKPOINT, model)
+    (model / "chat_template.jinja").write_text(TEMPLATE.read_text())
+    flags = {"model": model}
+    with (
+        WholeStack(folder / "stack", gateway_flags=flags, worker_flags=flags) as stack,
+        OpenAI(base_url=stack.door.openai, api_key="any", max_retries=0, timeout=60) as client,
+    ):
+        yield client
+
+
+def test_one_by_name_and_any(client: OpenAI) -> None:
+    named: Any = {"type": "function", "function": {"name": "order"}}
+    told = set()
+    for seed in range(4):
+        reply = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Two crabs."}],
+            tools=TOOLS,
+            tool_choice=named,
+            temperature=1.5,
+            seed=seed,
+        )
+        assert reply.choices[0].finish_reason == "tool_calls"
+        assert reply.choices[0].message.content is None
+        calls: list[Any] = reply.choices[0].message.tool_calls or []
+        (call,) = calls
+        assert call.function.name == "order"
+        jsonschema.validate(json.loads(call.function.arguments), ORDER)
+        told.add(call.function.arguments)
+    assert len(told) > 1
+    with client.chat.completions.stream(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Two crabs."}],
+        tools=TOOLS[:1],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+    ) as stream:
+        final = stream.get_final_completion()
+    streamed: list[Any] = final.choices[0].message.tool_calls or []
+    jsonschema.validate(json.loads(streamed[0].function.arguments), ORDER)
+
+
+def test_in_responses(client: OpenAI) -> None:
+    tool: Any = {"type": "function", "name": "order", "parameters": ORDER, "strict": True}
+    response = client.responses.create(
+        model=MODEL, input="An eel.", tools=[tool], tool_choice="required", temperature=0,
+        parallel_tool_calls=False,
+    )  # fmt: skip
+    (item,) = response.output
+    assert item.type == "function_call"
+    jsonschema.validate(json.loads(item.arguments), ORDER)
