@@ -281,7 +281,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
     ({"tools": [BROKEN], "tool_choice": "required"}, "tools", "Invalid type: thing"),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
-    ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "no worker of this cell"),
     ({"tools": TOOLS, "tool_choice": "some"}, "tool_choice", "must be"),
     (
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "rm"}}},
