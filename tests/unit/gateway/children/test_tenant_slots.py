@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack, suppress
 
-from gateway.requests.prompts import TenantSlots
+from gateway.children.tenant_slots import TenantSlots
 from tests.support.gateway_stack import until
 
 
