@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.children.pool import ChildLimits, ChildPool, Work
+from gateway.children.tenant_slots import TenantSlots
 from kaiten.v1.common_pb2 import StructuredOutputs
 
 WORK: Final = Work(
@@ -21,14 +22,20 @@ class GrammarProcess(ChildPool):
 
     def __init__(self, tokenizer: Path, vocab_size: int, limits: ChildLimits | None = None) -> None:
         setup = {"tokenizer": str(tokenizer), "vocab_size": vocab_size}
-        super().__init__(WORK, setup, limits or ChildLimits())
+        limits = limits or ChildLimits()
+        super().__init__(WORK, setup, limits)
+        self._slots = TenantSlots(limits.children)
         self._kept: OrderedDict[bytes, str] = OrderedDict()
 
-    async def grammar(self, wanted: StructuredOutputs) -> str:
-        """As workers read it. InvalidRequest: it is none, or too large to compile."""
+    async def grammar(self, wanted: StructuredOutputs, tenant: str) -> str:
+        """As workers read it. A tenant's new ones wait for each other before others' do.
+
+        InvalidRequest: it is none, or too large to compile.
+        """
         key = wanted.SerializeToString(deterministic=True)
         if key not in self._kept:
-            said = await self.ask(_question(wanted))
+            async with self._slots.place(tenant):
+                said = await self.ask(_question(wanted))
             self._kept[key] = said["grammar"]
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)

@@ -189,7 +189,7 @@ class Front:
             context = limits.context_tokens_max
             prompt_ids = await self._prompter.token_ids(ask.prompt, tenant.name, context)
             named = forced(named, self.card, prompt_ids)
-            grammar = await self._grammar(named.sampling)
+            grammar = await self._grammar(named.sampling, tenant)
             record = to_record(
                 named,
                 prompt_ids,
@@ -362,11 +362,11 @@ class Front:
             traceparent=traceparent,
         )
 
-    async def _grammar(self, sampling: SamplingParams) -> str:
+    async def _grammar(self, sampling: SamplingParams, tenant: Tenant) -> str:
         """What workers keep to; empty: anything."""
         if not sampling.HasField("structured_outputs"):
             return ""
-        return await self._grammars.grammar(sampling.structured_outputs)
+        return await self._grammars.grammar(sampling.structured_outputs, tenant.name)
 
     def _note_idle(self) -> None:
         if not self._active and not self._opening:

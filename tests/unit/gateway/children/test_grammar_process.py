@@ -78,13 +78,13 @@ async def test_each_form_is_its_language(
     members: list[str],
     others: list[str],
 ) -> None:
-    grammar = await process.grammar(StructuredOutputs(**wanted))
+    grammar = await process.grammar(StructuredOutputs(**wanted), "t")
     assert [takes(tokenizer, grammar, text) for text in members] == [True] * len(members)
     assert [takes(tokenizer, grammar, text) for text in others] == [False] * len(others)
 
 
 async def test_white_space_has_an_end(process: GrammarProcess, tokenizer: GrammarTokenizer) -> None:
-    grammar = await process.grammar(StructuredOutputs(json_object=True))
+    grammar = await process.grammar(StructuredOutputs(json_object=True), "t")
     assert takes(tokenizer, grammar, "{\n" + " " * 40 + "}")
     assert not takes(tokenizer, grammar, "{\n" + " " * 41 + "}")
     assert not takes(tokenizer, grammar, "{\n\n}")
@@ -116,7 +116,7 @@ async def test_what_is_wrong_is_said_in_a_line_and_costs_no_child(
     await process.start()
     children = [child.process for child in process._children]
     with pytest.raises(InvalidRequest, match=reason) as caught:
-        await process.grammar(StructuredOutputs(**wanted))
+        await process.grammar(StructuredOutputs(**wanted), "t")
     assert caught.value.field == "sampling.structured_outputs"
     assert caught.value.rule.startswith("the grammar cannot be compiled: ")
     assert "\n" not in caught.value.rule
@@ -135,20 +135,36 @@ async def test_one_that_takes_too_long_ends_its_child_and_nobody_else_waits(
     process._free.get_nowait()
     process._free.put_nowait(slow)
     psutil.Process(slow_process.pid).suspend()
-    asking = asyncio.create_task(process.grammar(StructuredOutputs(regex="a")))
+    asking = asyncio.create_task(process.grammar(StructuredOutputs(regex="a"), "t"))
     await until(process._free.empty, "the child to be asked")
     process._free.put_nowait(other)
-    assert await process.grammar(StructuredOutputs(regex="b"))
+    assert await process.grammar(StructuredOutputs(regex="b"), "u")
     psutil.Process(slow_process.pid).send_signal(signal.SIGPROF)
     psutil.Process(slow_process.pid).resume()
     with pytest.raises(InvalidRequest, match="the grammar outgrew its memory or time"):
         await asking
-    assert await process.grammar(StructuredOutputs(regex="c"))
+    assert await process.grammar(StructuredOutputs(regex="c"), "t")
 
 
 async def test_one_schema_is_compiled_once(process: GrammarProcess) -> None:
     wanted = StructuredOutputs(regex="ab")
-    grammar = await process.grammar(wanted)
+    grammar = await process.grammar(wanted, "t")
     await process.close()
-    assert await process.grammar(StructuredOutputs(regex="ab")) == grammar
+    assert await process.grammar(StructuredOutputs(regex="ab"), "t") == grammar
     assert all(child.process is None for child in process._children)
+
+
+async def test_a_tenant_that_floods_leaves_the_others_a_child(process: GrammarProcess) -> None:
+    await asyncio.gather(*(child.start() for child in process._children))
+    pids = [child.process.pid for child in process._children if child.process is not None]
+    # Who was used last comes first, and is first here.
+    psutil.Process(pids[0]).suspend()
+    flood = [
+        asyncio.create_task(process.grammar(StructuredOutputs(regex=f"a{index}"), "flood"))
+        for index in range(5)
+    ]
+    await until(lambda: process._free.qsize() == 1, "the first to be asked")
+    assert await process.grammar(StructuredOutputs(regex="b"), "quiet")
+    assert not any(each.done() for each in flood)
+    psutil.Process(pids[0]).resume()
+    assert len(await asyncio.gather(*flood)) == 5
