@@ -16,7 +16,7 @@ REASON_CHARS_MAX: Final = 300
 BITS: Final = 32
 # Compiling takes a tenth of a second at most, and the mask of one token some 30 ms: the sizes are
 # counted and not the time, so that what is let in anywhere is computed everywhere. All but what is
-# ambiguous without end (`start: start start | "a"`), which each token makes slower: see MASK_S_MAX.
+# slow at every token, as what is ambiguous without end (`start: start start | "a"`): MASK_S_MEAN.
 LIMITS: Final = LLParserLimits(
     max_grammar_size=10_000,
     # As many as the grammar has: an object of 1,000 optional properties goes on after its bracket.
@@ -30,9 +30,10 @@ LIMITS: Final = LLParserLimits(
 
 # What llguidance puts where it would show the state of the parser, and the client's texts in it.
 _NO_DETAILS: Final = "<non-verbose/>"
-# CPU seconds that the mask of one token may take, or its row ends: several times what the largest
-# grammar takes that is not ambiguous, as processors differ.
-MASK_S_MAX: Final = 0.1
+# CPU seconds that a row's masks may take in the mean of its tokens, and beyond it in all, or it
+# ends: its batch waits for it. A large grammar has a slow mask now and then, and may.
+MASK_S_MEAN: Final = 0.02
+MASK_CREDIT_S: Final = 0.5
 _END: Final = {
     "content": "<|end of output|>",
     "special": True,

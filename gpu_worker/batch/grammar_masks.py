@@ -18,11 +18,20 @@ from llguidance import LLExecutor, LLMatcher
 
 from gpu_worker.batch.plans import RowSampling
 from gpu_worker.batch.step_types import IndexArray, IntArray
-from service_kit.grammars import BITS, MASK_S_MAX, GrammarTokenizer, InvalidGrammar, one_line
+from service_kit.grammars import (
+    BITS,
+    MASK_CREDIT_S,
+    MASK_S_MEAN,
+    GrammarTokenizer,
+    InvalidGrammar,
+    one_line,
+)
 
 # Compiled, of the rows to come: choices of one request, and requests with one schema.
 _KEPT: Final = 128
 _WORD_BYTES: Final = 4
+# Steps whose masks are timed row by row, from the last slow one on.
+_TIMED_STEPS: Final = 16
 # A bit for each token.
 _Mask = npt.NDArray[np.uint32]
 
@@ -35,6 +44,8 @@ class _Row:
     allowed: _Mask | None
     # Of the next token, once `pending` is done.
     mask: _Mask
+    # What its masks may still take beyond the mean.
+    credit_s: float = MASK_CREDIT_S
     # Set by the job that begins the row, before it has a token to see.
     matcher: LLMatcher = field(init=False)
     # The job after which the mask is that of the next token.
@@ -55,8 +66,7 @@ class GrammarMasks:
         self._starts = ThreadPoolExecutor(1, "grammars")
         self._steps = ThreadPoolExecutor(1, "masks")
         self._together = LLExecutor()
-        # The masks of the last step took longer than one row's may.
-        self._was_slow = False
+        self._timed_steps = 0
 
     def join(self, slot: int, sampling: RowSampling, output: Sequence[int]) -> None:
         """`output`: the tokens sampled so far."""
@@ -110,41 +120,23 @@ class GrammarMasks:
             row.problem = str(error)
             return
         row.matcher.consume_tokens(list(output))
-        self._fill([row])
+        self._fill_timed([row])
 
     def _advance(self, rows: Sequence[_Row], token_ids: Sequence[int]) -> None:
-        started = time.perf_counter()
-        if self._was_slow:
-            rows, token_ids = self._without_slowest(rows, token_ids)
         matchers = [row.matcher for row in rows]
         self._together.consume_token_par(list(zip(matchers, token_ids, strict=True)))
-        self._fill(rows)
-        self._was_slow = time.perf_counter() - started > MASK_S_MAX
+        if self._timed_steps:
+            self._timed_steps -= 1
+            is_slow = self._fill_timed(rows)
+        else:
+            # Of all rows, and of whoever else is on the machine: it only says when to look closer.
+            started = time.perf_counter()
+            self._fill_together(rows)
+            is_slow = time.perf_counter() - started > MASK_S_MEAN
+        if is_slow:
+            self._timed_steps = _TIMED_STEPS
 
-    def _without_slowest(
-        self, rows: Sequence[_Row], token_ids: Sequence[int]
-    ) -> tuple[list[_Row], list[int]]:
-        """The rows that may go on, and their tokens.
-
-        Tried one by one, by the CPU time of this thread: the clock is that of the whole batch, and
-        of whoever else is on the machine.
-        """
-        kept: list[tuple[_Row, int]] = []
-        scratch = np.zeros(self._words, np.uint32)
-        for row, token_id in zip(rows, token_ids, strict=True):
-            tried, started = row.matcher.deep_copy(), time.thread_time()
-            tried.consume_token(token_id)
-            tried.unsafe_compute_mask_ptr(scratch.ctypes.data, scratch.nbytes)
-            if time.thread_time() - started <= MASK_S_MAX:
-                kept.append((row, token_id))
-                continue
-            row.problem = f"a token takes longer than {MASK_S_MAX * 1e3:.0f} ms: it is ambiguous"
-            row.mask = np.zeros(self._words, np.uint32)
-        return [row for row, _ in kept], [token_id for _, token_id in kept]
-
-    def _fill(self, rows: Sequence[_Row]) -> None:
-        if not rows:
-            return
+    def _fill_together(self, rows: Sequence[_Row]) -> None:
         masks = np.zeros((len(rows), self._words), np.uint32)
         self._together.unsafe_compute_mask_ptr(
             [(row.matcher, index) for index, row in enumerate(rows)],
@@ -152,6 +144,23 @@ class GrammarMasks:
             self._words * _WORD_BYTES,
             len(rows),
         )
+        self._keep(rows, masks)
+
+    def _fill_timed(self, rows: Sequence[_Row]) -> bool:
+        """Whether one of them took longer than the mean. Who has no credit left is told to end."""
+        masks = np.zeros((len(rows), self._words), np.uint32)
+        is_slow = False
+        for row, mask in zip(rows, masks, strict=True):
+            started = time.thread_time()
+            row.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            over_s = time.thread_time() - started - MASK_S_MEAN
+            is_slow = is_slow or over_s > 0
+            row.credit_s = min(MASK_CREDIT_S, row.credit_s - over_s)
+        self._keep(rows, masks)
+        return is_slow
+
+    def _keep(self, rows: Sequence[_Row], masks: _Mask) -> None:
+        """The masks of these rows, with their own stops for the end of the grammar."""
         word, bit = divmod(self._tokenizer.end, BITS)
         is_complete = (masks[:, word] >> np.uint32(bit)) & 1
         masks[:, word] &= ~np.uint32(1 << bit)
@@ -161,6 +170,9 @@ class GrammarMasks:
                 mask &= row.allowed
             if row.matcher.is_error():
                 row.problem = one_line(row.matcher.get_error())
+            elif row.credit_s < 0:
+                row.problem = f"its tokens take {MASK_S_MEAN * 1e3:.0f} ms each and longer to check"
+            if row.problem:
                 mask[:] = 0
             row.mask = mask
 

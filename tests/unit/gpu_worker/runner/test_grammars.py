@@ -3,12 +3,11 @@
 The oracle is llguidance itself, asked anew from the beginning for each output, and jsonschema.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
 import jsonschema
@@ -254,26 +253,60 @@ def test_a_row_that_cannot_go_on_ends_alone_and_says_why(
         assert done.reasons[1] == FinishReason.STOP
 
 
-def test_a_grammar_whose_masks_take_too_long_ends_its_row_and_no_other(
+class Clock:
+    """Of the masks' thread: slow for all rows together once, then as each row's seconds say."""
+
+    def __init__(self, *row_s: float) -> None:
+        self._together = itertools.chain([0.0, 1.0], itertools.repeat(0.0))
+        self.steps_together = 0.0
+        self._each = (now for took_s in itertools.cycle(row_s) for now in (0.0, took_s))
+
+    def perf_counter(self) -> float:
+        self.steps_together += 0.5
+        return next(self._together)
+
+    def thread_time(self) -> float:
+        return next(self._each)
+
+
+def test_a_row_whose_masks_are_slow_in_the_mean_ends_and_no_other(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that is ambiguous without end: every token makes it slower."""
     grammars = GrammarMasks(GrammarTokenizer(stack.path, VOCAB), VOCAB)
-    for slot in (0, 1):
-        grammars.join(slot, stack.wish(grammar=of_regex("a{9}")), ())
-    grammars.masks([0, 1])
-    # The batch of the first tokens, and of the second ones the first row.
-    clocks = {
-        name: partial(next, iter([0.0, 1.0]), 1.0) for name in ("perf_counter", "thread_time")
-    }
-    monkeypatch.setattr(grammar_masks, "time", SimpleNamespace(**clocks))
+    for slot in (0, 1, 2):
+        grammars.join(slot, stack.wish(grammar=of_regex("a{90}")), ())
+    grammars.masks([0, 1, 2])
+    # The last is slow once in three tokens, and within the mean of all.
+    monkeypatch.setattr(grammar_masks, "time", Clock(0.2, 0.01, 0.05, 0.2, 0.01, 0, 0.2, 0, 0))
     a = token_id(byte_level_bpe(), "a")
-    for _ in range(2):
-        assert grammars.masks([0, 1]).any(axis=1).tolist() == [True, True]
-        grammars.see([0, 1], [a, a])
-    assert grammars.masks([0, 1]).any(axis=1).tolist() == [False, True]
-    assert "takes longer than 100 ms" in grammars.problem(0)
+    left = []
+    for _ in range(10):
+        grammars.see([0, 1, 2], [a, a, a])
+        left.append(grammars.masks([0, 1, 2]).any(axis=1).tolist())
+    # 0.18 s more than the mean, from the first step that was timed on: the third is too much.
+    assert left == 3 * [[True, True, True]] + 7 * [[False, True, True]]
+    assert grammars.problem(0) == "its tokens take 20 ms each and longer to check"
     assert not grammars.problem(1)
+    assert not grammars.problem(2)
+
+
+def test_when_nobody_is_slow_any_more_the_masks_are_computed_together(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars = GrammarMasks(GrammarTokenizer(stack.path, VOCAB), VOCAB)
+    for slot in (0, 1):
+        grammars.join(slot, stack.wish(grammar=of_regex("a{90}")), ())
+    grammars.masks([0, 1])
+    clock = Clock(0.001)
+    monkeypatch.setattr(grammar_masks, "time", clock)
+    a = token_id(byte_level_bpe(), "a")
+    together = []
+    for _ in range(20):
+        grammars.see([0, 1], [a, a])
+        grammars.masks([0, 1])
+        together.append(clock.steps_together)
+    assert together == [1] * 17 + [2, 3, 4]
 
 
 def test_who_reads_no_grammars_refuses_a_plan_with_one(stack: Stack) -> None:
