@@ -15,30 +15,15 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-REWRITTEN: Final = (
-    *("dependentRequired", "dependentSchemas", "if", "then", "else", "not", "oneOf"),
-    *("propertyNames", "unevaluatedProperties", "unevaluatedItems"),
-)
+from gateway.children import array_rewrites
+from gateway.children.unevaluated import evaluate
+
 # Of more, all pairs are too many.
 _ONE_OF_MAX: Final = 8
 # Another text's regex grows with the square of its length.
 _TEXT_CHARS_MAX: Final = 100
 # Opposites of opposites may double with every level.
 _GROWN_CHARS_MAX: Final = 64 << 10
-# What schemas beside evaluate, unevaluatedProperties and -Items know of.
-_BESIDE: Final = (
-    *(
-        "$ref",
-        "$dynamicRef",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "dependentSchemas",
-        "contains",
-    ),
-)
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 _ONES: Final = (
@@ -60,6 +45,10 @@ _BOUNDS: Final = {
     "minProperties": ("maxProperties", "object", -1),
     "maxProperties": ("minProperties", "object", 1),
 }
+# Whole numbers, which JSON may write as 2.0.
+_COUNTS: Final = {name for name, (_, _, by) in _BOUNDS.items() if by} | {
+    *("minContains", "maxContains"),
+}
 
 
 class _Unsayable(Exception):
@@ -68,21 +57,28 @@ class _Unsayable(Exception):
 
 def rewritten(schema: str) -> str | None:
     """The schema in fewer keywords; None: it has none of these, or is no JSON, or too large."""
-    if not any(f'"{name}"' in schema for name in REWRITTEN):
-        return None
     try:
-        told = json.dumps(_rewrite(json.loads(schema)))
+        asked = json.loads(schema)
+        # With identifiers in it, references are relative to another base than the document.
+        root = None if '"$id"' in schema else asked
+        same, told = json.dumps(asked), json.dumps(_rewrite(asked, root))
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    return told if len(told) <= max(_GROWN_CHARS_MAX, len(schema)) else None
+    is_too_large = len(told) > max(_GROWN_CHARS_MAX, len(schema))
+    return None if told == same or is_too_large else told
 
 
-def _rewrite(schema: Any) -> Any:
+def _rewrite(schema: Any, root: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
-    told = {name: _inside(name, value) for name, value in schema.items()}
-    _evaluate(told)
+    told = {name: _inside(name, value, root) for name, value in schema.items()}
+    for name in _COUNTS & told.keys():
+        if isinstance(told[name], float) and told[name].is_integer():
+            told[name] = int(told[name])
+    evaluate(told, schema, root)
     more = [
+        *_contained(told),
+        *array_rewrites.different(told, root),
         *_dependents(told),
         *_condition(told),
         *_opposite_of(told),
@@ -95,13 +91,20 @@ def _rewrite(schema: Any) -> Any:
     return told
 
 
-def _inside(name: str, value: Any) -> Any:
+def _inside(name: str, value: Any, root: Any) -> Any:
     """A keyword's value, the schemas in it rewritten."""
     if name in _MAPS and isinstance(value, dict):
-        return {key: _rewrite(each) for key, each in value.items()}
+        return {key: _rewrite(each, root) for key, each in value.items()}
     if name in _LISTS and isinstance(value, list):
-        return [_rewrite(each) for each in value]
-    return _rewrite(value) if name in _ONES else value
+        return [_rewrite(each, root) for each in value]
+    return _rewrite(value, root) if name in _ONES else value
+
+
+def _contained(told: dict[str, Any]) -> list[Any]:
+    try:
+        return array_rewrites.contained(told, _negated)
+    except _Unsayable:
+        return []
 
 
 def _dependents(told: dict[str, Any]) -> list[Any]:
@@ -184,18 +187,6 @@ def _property_names(told: dict[str, Any]) -> list[Any]:
     if names is not None:
         ways.append({"properties": {name: True for name in names if isinstance(name, str)}})
     return [{**way, "additionalProperties": False} for way in ways]
-
-
-def _evaluate(told: dict[str, Any]) -> None:
-    if any(name in told for name in _BESIDE):
-        return
-    for name, here in (
-        ("unevaluatedProperties", "additionalProperties"),
-        ("unevaluatedItems", "items"),
-    ):
-        if name in told:
-            value = told.pop(name)
-            told.setdefault(here, value)
 
 
 def _negated(schema: Any) -> Any:

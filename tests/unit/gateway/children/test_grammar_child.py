@@ -50,3 +50,40 @@ def test_true_is_a_schema_and_false_is_none_that_an_output_could_have(tokenizer_
     assert has(tokenizer_file, "json", " true", '[1,{"a":null}]')
     with pytest.raises(Refused):
         has(tokenizer_file, "json", "false", "null")
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts"),
+    [
+        (
+            {"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True},
+            {"[]": True, '["c","a"]': True, '["a","a"]': False},
+        ),
+        (
+            {
+                "type": "array",
+                "items": {"type": "integer"},
+                "contains": {"minimum": 10},
+                "maxItems": 3,
+            },
+            {"[1,2,10]": True, "[10,20]": True, "[1,2,3]": False, "[1,2,3,10]": False},
+        ),
+        (
+            {"type": "array", "contains": {"const": "x"}, "minContains": 2.0, "maxContains": 2},
+            {'["x","x",7]': True, '["x"]': False, '["x","x","x"]': False},
+        ),
+        (
+            {
+                "allOf": [{"type": "object", "properties": {"a": {"type": "null"}}}],
+                "properties": {"b": {"type": "null"}},
+                "unevaluatedProperties": False,
+            },
+            {'{"a":null,"b":null}': True, '{"c":null}': False},
+        ),
+    ],
+)
+def test_keywords_that_are_said_by_others(
+    tokenizer_file: Path, schema: Any, texts: dict[str, bool]
+) -> None:
+    told = {text: has(tokenizer_file, "json", json.dumps(schema), text) for text in texts}
+    assert told == texts
