@@ -36,6 +36,7 @@ from openai import OpenAI
 from benchmarks import recording
 from benchmarks.structured.checkpoints import FAMILIES, Family, write
 from kernels import native
+from tests.support.tokenizers import token_id
 from tests.support.whole_stack import MODEL, WholeStack
 
 CALLS_EACH: Final = 4
@@ -46,6 +47,7 @@ ASKED_TWICE: Final = 10
 # Random models rarely end what they begin, and some of them nearly always say the same.
 TEMPERATURE: Final = 2
 BIAS: Final = 10
+END_BIAS: Final = 5
 THOUGHT_END: Final = "</think>"
 CLOSING: Final = ('"', "}", THOUGHT_END)
 
@@ -337,6 +339,7 @@ def judge(folder: Path, family: Family, turns: int) -> Agent:
     names = [*CLOSING, *(f"<0x{ord(text):02X}>" for text in CLOSING if len(text) == 1)]
     ids = [tokenizer.token_to_id(each) for each in names]
     bias = {str(each): BIAS for each in ids if each is not None}
+    bias[str(token_id(tokenizer, family.control[0]))] = END_BIAS
     flags = {"model": folder / "model"}
     with (
         WholeStack(
