@@ -1,34 +1,59 @@
 """Every program of `examples/` does what it says, run as its README says."""
 
+import re
 import runpy
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from kaiten.mini import CHECKPOINT
 from tests.support.whole_stack import WholeStack
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+TEMPLATE = ROOT / "tests/parity/templates/qwen2_5.jinja"
 OF_LLM = ROOT / "tests/integration/test_llm.py"
 Run = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def run(
-    whole_stack: WholeStack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
+def ran(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """What a program wrote on both streams. In this process, which has imported what it wants."""
-    monkeypatch.setenv("OPENAI_BASE_URL", whole_stack.door.openai)
-    monkeypatch.setenv("KAITEN_ADDRESS", whole_stack.door.grpc)
 
-    def ran(name: str, *words: str) -> tuple[str, str]:
+    def ran(stack: WholeStack, name: str, *words: str) -> tuple[str, str]:
+        monkeypatch.setenv("OPENAI_BASE_URL", stack.door.openai)
+        monkeypatch.setenv("KAITEN_ADDRESS", stack.door.grpc)
         monkeypatch.setattr(sys, "argv", [name, *words])
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
         return capsys.readouterr()
 
     return ran
+
+
+@pytest.fixture
+def run(whole_stack: WholeStack, ran: Run) -> Run:
+    return partial(ran, whole_stack)
+
+
+@pytest.fixture(scope="module")
+def stack_with_tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeStack]:
+    """Its model is told of tools, and has never learned to call any."""
+    folder = tmp_path_factory.mktemp("with-tools")
+    shutil.copytree(CHECKPOINT, folder / "model")
+    (folder / "model/chat_template.jinja").write_text(TEMPLATE.read_text())
+    flags = {"model": folder / "model"}
+    with WholeStack(folder / "stack", gateway_flags=flags, worker_flags=flags) as stack:
+        yield stack
+        stack.check()
+
+
+@pytest.fixture
+def run_with_tools(stack_with_tools: WholeStack, ran: Run) -> Run:
+    return partial(ran, stack_with_tools)
 
 
 def test_structured(run: Run) -> None:
@@ -69,10 +94,34 @@ def test_score(run: Run) -> None:
     assert float(best.split()[0]) > float(worst.split()[0])
 
 
+def test_agent(run_with_tools: Run) -> None:
+    said, _ = run_with_tools("agent.py", "An eel!")
+    first = r"price_of\(\{.*?\}\) -> \{\"dish\": \"(crab|eel|octopus)\", \"price\": \d+\}\n"
+    match = re.match(first, said, re.DOTALL)
+    assert match is not None, said
+    assert said[match.end() :].strip()
+    assert run_with_tools("agent.py", "An eel!") == (said, "")
+
+
+def test_pydantic_agent(run_with_tools: Run) -> None:
+    said, _ = run_with_tools("pydantic_agent.py", "Two crabs!")
+    *calls, order = said.splitlines()
+    assert calls[-1].startswith("order({'dish': '")
+    assert re.fullmatch(r"Order\(dish='(crab|eel|octopus)', plates=\d+\)", order)
+
+
+def test_langchain_tools(run_with_tools: Run) -> None:
+    said, _ = run_with_tools("langchain_tools.py", "Two crabs!")
+    first, *words, order = said.splitlines()
+    assert re.fullmatch(r"price_of\(\{'dish': '(crab|eel|octopus)'\}\) -> \d+", first)
+    assert any(words)
+    assert re.fullmatch(r"Order\(dish='(crab|eel|octopus)', plates=\d+\)", order)
+
+
 def test_each_has_its_line_and_its_test() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
     readme = (EXAMPLES / "README.md").read_text()
     # One has a stack of its own.
     tests = "".join(path.read_text() for path in (Path(__file__), OF_LLM))
     assert {name for name in names if f"`{name}` —" in readme and f'"{name}"' in tests} == names
-    assert len(names) == 6
+    assert len(names) == 9
