@@ -14,19 +14,27 @@ GRAMMAR_BYTES_MAX: Final = 64 << 10
 REASON_CHARS_MAX: Final = 300
 # Tokens in a word of a mask.
 BITS: Final = 32
+
+
 # Compiling takes a tenth of a second at most, and the mask of one token some 30 ms: the sizes are
 # counted and not the time, so that what is let in anywhere is computed everywhere. All but what is
 # slow at every token, as what is ambiguous without end (`start: start start | "a"`): MASK_S_MEAN.
-LIMITS: Final = LLParserLimits(
-    max_grammar_size=10_000,
-    # As many as the grammar has: an object of 1,000 optional properties goes on after its bracket.
-    max_items_in_row=10_000,
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=200_000,
-    step_max_items=50_000,
-    max_lexer_states=50_000,
-    verbose_errors=False,
-)
+def _limits(*, step_items: int) -> LLParserLimits:
+    return LLParserLimits(
+        max_grammar_size=10_000,
+        # As many as the grammar: an object of 1,000 optional properties goes on after its bracket.
+        max_items_in_row=10_000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=step_items,
+        max_lexer_states=50_000,
+        verbose_errors=False,
+    )
+
+
+LIMITS: Final = _limits(step_items=10_000)
+# An item is soon read where nothing is ambiguous, and wide objects have many.
+SCHEMA_LIMITS: Final = _limits(step_items=50_000)
 
 # What llguidance puts where it would show the state of the parser, and the client's texts in it.
 _NO_DETAILS: Final = "<non-verbose/>"
@@ -69,10 +77,21 @@ class GrammarTokenizer:
 
     def compiled(self, grammar: str) -> LLMatcher:
         """At its beginning. InvalidGrammar."""
-        matcher = LLMatcher(self.tokens, grammar, log_level=0, limits=LIMITS)
+        limits = SCHEMA_LIMITS if _is_schema(grammar) else LIMITS
+        matcher = LLMatcher(self.tokens, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise InvalidGrammar(one_line(matcher.get_error()))
         return matcher
+
+
+def _is_schema(grammar: str) -> bool:
+    """Whether it is JSON Schema and nothing else."""
+    try:
+        parts = json.loads(grammar)["grammars"]
+        return all(part.get("json_schema") and not part.get("lark_grammar") for part in parts)
+    # Lark is no JSON.
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
 
 
 def _spell_out(file: dict[str, Any]) -> None:

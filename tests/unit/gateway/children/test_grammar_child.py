@@ -41,6 +41,21 @@ def test_the_last_of_a_thousand_optional_properties(tokenizer_file: Path) -> Non
     assert has(tokenizer_file, "json", json.dumps({"properties": properties}), '{"k999":null}')
 
 
+def test_what_every_token_makes_slower_ends_before_one_is_slow(tokenizer_file: Path) -> None:
+    tokenizer = GrammarTokenizer(tokenizer_file, VOCAB)
+    matcher, (token,) = (
+        tokenizer.compiled('start: start start | "a"'),
+        tokenizer.tokens.tokenize_str("a"),
+    )
+    read = 0
+    while not matcher.is_error():
+        matcher.compute_bitmask()
+        matcher.consume_token(token)
+        read += 1
+    assert "limit 10000" in matcher.get_error()
+    assert 10 < read < 100
+
+
 def test_a_grammar_that_no_output_ends_is_refused(tokenizer_file: Path) -> None:
     with pytest.raises(Refused, match="no output could ever be complete"):
         has(tokenizer_file, "grammar", "start: a\na: b\nb: a\n", "")
