@@ -32,14 +32,14 @@ def _limits(*, step_items: int) -> LLParserLimits:
     )
 
 
-LIMITS: Final = _limits(step_items=10_000)
+LIMITS: Final = _limits(step_items=8_000)
 # An item is soon read where nothing is ambiguous, and wide objects have many.
 SCHEMA_LIMITS: Final = _limits(step_items=50_000)
 
 # What llguidance puts where it would show the state of the parser, and the client's texts in it.
 _NO_DETAILS: Final = "<non-verbose/>"
-# CPU seconds that a row's masks may take in the mean of its tokens, and beyond it in all, or it
-# ends: its batch waits for it. A large grammar has a slow mask now and then, and may.
+# CPU seconds that a row's tokens and masks may take in the mean, and beyond it in all, or it ends:
+# its batch waits for it. A large grammar has a slow mask now and then, and may.
 MASK_S_MEAN: Final = 0.02
 MASK_CREDIT_S: Final = 0.5
 _END: Final = {

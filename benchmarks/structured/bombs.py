@@ -7,8 +7,8 @@ tokens drawn from each mask, two walks each.
 
 answer_ms  until the child has answered, or was replaced; its start is not counted
 peak_mb    the child's memory at most, so far: it has compiled those before
-mask_ms    the slowest mask of the walks, in CPU time of its thread
-mean_ms    of all masks of the slower walk
+mask_ms    the slowest token and its mask, in CPU time of their thread
+mean_ms    of all of them in that walk
 ends       by its time: masks take longer than MASK_S_MEAN and, beyond it, MASK_CREDIT_S in all
 """
 
@@ -210,8 +210,8 @@ def slowest(
 
     matcher = tokenizer.compiled(grammar).deep_copy()
     mask = np.zeros(tokenizer.mask_words, np.uint32)
+    started = time.thread_time()
     for _ in range(steps):
-        started = time.thread_time()
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         took_s.append(time.thread_time() - started)
         credit_s = min(MASK_CREDIT_S, credit_s + MASK_S_MEAN - took_s[-1])
@@ -223,7 +223,9 @@ def slowest(
         bits[tokenizer.end] = 0
         if not len(allowed := np.flatnonzero(bits)):
             return end("complete")
-        matcher.consume_token(int(draw.choice(allowed.tolist())))
+        token_id = int(draw.choice(allowed.tolist()))
+        started = time.thread_time()
+        matcher.consume_token(token_id)
     return end("goes on")
 
 

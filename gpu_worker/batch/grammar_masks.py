@@ -120,17 +120,17 @@ class GrammarMasks:
             row.problem = str(error)
             return
         row.matcher.consume_tokens(list(output))
-        self._fill_timed([row])
+        self._fill_together([row])
 
     def _advance(self, rows: Sequence[_Row], token_ids: Sequence[int]) -> None:
-        matchers = [row.matcher for row in rows]
-        self._together.consume_token_par(list(zip(matchers, token_ids, strict=True)))
         if self._timed_steps:
             self._timed_steps -= 1
-            is_slow = self._fill_timed(rows)
+            is_slow = self._fill_timed(rows, token_ids)
         else:
             # Of all rows, and of whoever else is on the machine: it only says when to look closer.
             started = time.perf_counter()
+            matchers = [row.matcher for row in rows]
+            self._together.consume_token_par(list(zip(matchers, token_ids, strict=True)))
             self._fill_together(rows)
             is_slow = time.perf_counter() - started > MASK_S_MEAN
         if is_slow:
@@ -146,12 +146,13 @@ class GrammarMasks:
         )
         self._keep(rows, masks)
 
-    def _fill_timed(self, rows: Sequence[_Row]) -> bool:
+    def _fill_timed(self, rows: Sequence[_Row], token_ids: Sequence[int]) -> bool:
         """Whether one of them took longer than the mean. Who has no credit left is told to end."""
         masks = np.zeros((len(rows), self._words), np.uint32)
         is_slow = False
-        for row, mask in zip(rows, masks, strict=True):
+        for row, token_id, mask in zip(rows, token_ids, masks, strict=True):
             started = time.thread_time()
+            row.matcher.consume_token(token_id)
             row.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             over_s = time.thread_time() - started - MASK_S_MEAN
             is_slow = is_slow or over_s > 0
