@@ -83,6 +83,7 @@ async def stack(
 ) -> AsyncIterator[Stack]:
     monkeypatch.setattr("gateway.wrong_keys.WAIT_S_MAX", 0.0)
     monkeypatch.setattr("gateway.grpc.operators.NOBODY_LEADS_S_MAX", 0.0)
+    monkeypatch.setattr("gateway.requests.explaining.LEADERLESS_S_MAX", 0.0)
     keys = tmp_path / "keys.toml"
     digest = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("tenant", "operator")}
     keys.write_text(
