@@ -3,23 +3,28 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
+import pytest
+
 from kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SequenceFinished
 from ledger import Follower, History, Lease
-from ledger.shared_history import READS_APART_S, SharedHistory
+from ledger.shared_history import SharedHistory
 
 CLIENTS = 50
 
 
 class CountedReads:
-    """A journal that answers at once, and says which sequences were read together."""
+    """A journal that answers after `read_s`, and says which sequences were read together."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: "Gate | None" = None, read_s: float = 0.0) -> None:
         self.reads: list[tuple[int, ...]] = []
+        self._clock, self._read_s = clock, read_s
 
     async def histories(
         self, sequence_ids: Sequence[int], *, through_seq: int
     ) -> Mapping[int, History | Exception]:
         self.reads.append(tuple(sequence_ids))
+        if self._clock is not None:
+            self._clock.now_s += self._read_s
         ended = {one: SequenceFinished(sequence_id=one, output_tokens=1) for one in sequence_ids}
         return {one: History(FoldedTokens(token_ids=[one]), ended[one]) for one in sequence_ids}
 
@@ -33,20 +38,28 @@ class CountedReads:
 
 
 class Gate:
-    """In place of `asyncio.sleep`: nobody goes on until it is opened."""
+    """A clock that moves when it is told to; nobody's sleep ends until it is opened."""
 
     def __init__(self) -> None:
+        self.now_s = 1.0
         self.asked_s: list[float] = []
         self.opened = asyncio.Event()
+
+    def monotonic_ns(self) -> int:
+        return round(self.now_s * 1e9)
 
     async def sleep(self, seconds: float) -> None:
         self.asked_s.append(seconds)
         await self.opened.wait()
 
 
-async def test_who_comes_soon_after_a_read_shares_the_next_one_with_all_others() -> None:
-    journal, gate = CountedReads(), Gate()
-    history = SharedHistory(journal, lambda: 7, sleep=gate.sleep)
+@pytest.mark.parametrize(("read_s", "apart_s"), [(0.001, 0.01), (0.015, 0.15), (0.5, 0.2)])
+async def test_who_comes_soon_after_a_read_shares_the_next_one_with_all_others(
+    read_s: float, apart_s: float
+) -> None:
+    gate = Gate()
+    journal = CountedReads(gate, read_s)
+    history = SharedHistory(journal, lambda: 7, clock=gate)
     (first,) = await history.of([0])
     assert list(first.output.token_ids) == [0], "the first waits for nobody"
     waiting = []
@@ -60,14 +73,17 @@ async def test_who_comes_soon_after_a_read_shares_the_next_one_with_all_others()
     found = await asyncio.gather(*waiting)
     assert [list(each.output.token_ids) for (each,) in found] == [[n] for n in range(1, CLIENTS)]
     assert journal.reads == [(0,), tuple(range(1, CLIENTS))]
-    assert 0 < gate.asked_s[0] <= READS_APART_S
+    assert gate.asked_s == [pytest.approx(apart_s)]
 
 
 async def test_who_comes_long_after_a_read_waits_for_nobody() -> None:
-    journal, gate = CountedReads(), Gate()
-    history = SharedHistory(journal, lambda: 7, sleep=gate.sleep, apart_s=0.0)
+    """Seen: a finished response, streamed anew event by event, took 0.4 s each time."""
+    gate = Gate()
+    journal = CountedReads(gate, read_s=0.002)
+    history = SharedHistory(journal, lambda: 7, clock=gate)
     for sequence_id in range(3):
         await history.of([sequence_id])
+        gate.now_s += 0.021
     assert journal.reads == [(0,), (1,), (2,)]
     assert not gate.asked_s
 
