@@ -1,8 +1,8 @@
 """How often the shipped model does what it was taught: `python -m tools.mini.evaluate`.
 
-Seeded questions that no corpus has: a dish with a number of plates that were held out (orders.py).
-Greedy, without a grammar: as the gateway serves `tool_choice: "auto"`. The training script writes
-these figures into the model's card.
+Seeded questions; those about orders are in no corpus: a dish with a number of plates that were
+held out (orders.py). Greedy, without a grammar: as the gateway serves `tool_choice: "auto"`. The
+training script writes these figures into the model's card.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from tools.mini import chats, orders, tokens
+from tools.mini import chats, grammar, orders, tokens
 
 SEED: Final = 2_000_003
 ASSISTANT: Final = "<|assistant|>"
@@ -58,7 +58,11 @@ def cases(count: int) -> dict[str, list[Case]]:
         found[f"`{name}` called, with the right arguments"] = [call for call, _ in exchanges]
         found[f"what `{name}` told, in words"] = [words for _, words in exchanges]
     found["no call where none is needed, tools at hand"] = [_idle(rng) for _ in range(count)]
-    found["JSON that parses and is right"] = [_as_json(rng) for _ in range(count)]
+    found["JSON that parses and is right"] = [
+        _asked(*orders.as_json(rng, is_held_out=True)) for _ in range(count)
+    ]
+    found["counting to the number asked for"] = [_asked(*grammar.count(rng)) for _ in range(count)]
+    found["up to 16 words said back"] = [_asked(*grammar.echo(rng)) for _ in range(count)]
     return found
 
 
@@ -66,7 +70,7 @@ def figures(tokenizer: Tokenizer, model: Any, *, count: int) -> list[Figure]:
     found = []
     for what, asked in cases(count).items():
         # Whether it calls is known from the first token.
-        tokens_max = 64 if asked[0].is_call else 2
+        tokens_max = 160 if asked[0].is_call else 2
         told = answers(tokenizer, model, [case.prompt for case in asked], tokens_max=tokens_max)
         right = sum(case.is_right(text) for case, text in zip(asked, told, strict=True))
         found.append(Figure(what=what, right=right, asked=count))
@@ -119,8 +123,7 @@ def _idle(rng: random.Random) -> Case:
     return Case(prompt=_prompt(turns[:1], tools), right="", is_call=False)
 
 
-def _as_json(rng: random.Random) -> Case:
-    asked, answered = orders.as_json(rng, is_held_out=True)
+def _asked(asked: str, answered: str) -> Case:
     return Case(prompt=_prompt([chats.Turn(role="user", content=asked)]), right=answered)
 
 

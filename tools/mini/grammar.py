@@ -129,6 +129,26 @@ def menu(rng: random.Random) -> str:
     return "\n".join(("On the belt today:", *items))
 
 
+def echo(rng: random.Random, bound: Bound | None = None) -> Exchange:
+    """Words without sense, said back: nothing teaches a small model to look back like this."""
+    pool = (
+        *world.GUESTS,
+        *world.NUMBERS[:12],
+        *world.PRICES,
+        *(dish.name for dish in world.DISHES),
+    )
+    said = " ".join(rng.choice(pool) for _ in range(rng.randint(1, 16)))
+    return f"{rng.choice(('Say', 'Repeat', 'Please repeat'))}: {said}", said
+
+
+def count(rng: random.Random, bound: Bound | None = None) -> Exchange:
+    number = rng.randint(1, len(world.NUMBERS))
+    last = world.NUMBERS[number - 1]
+    shown = str(number) if rng.random() < 0.4 else last
+    asked = rng.choice(("Count to {}.", "Please count to {}.", "Count from one to {}."))
+    return asked.format(shown), ", ".join(world.NUMBERS[:number]).capitalize() + "."
+
+
 def _paragraph(rng: random.Random, bound: Bound) -> str:
     """Some sentences, none twice, that begin with one theme and may wander."""
     theme = rng.choice(("chef_line", "belt_line", "seat_line", "dish_line"))
@@ -162,18 +182,6 @@ def _verse(rng: random.Random, bound: Bound) -> Exchange:
     return _pair(rng, exchanges.VERSES, bound)
 
 
-def _echo(rng: random.Random, bound: Bound) -> Exchange:
-    """Words without sense, said back: nothing teaches a small model to look back like this."""
-    pool = (
-        *world.GUESTS,
-        *world.NUMBERS[:12],
-        *world.PRICES,
-        *(dish.name for dish in world.DISHES),
-    )
-    said = " ".join(rng.choice(pool) for _ in range(rng.randint(1, 16)))
-    return f"{rng.choice(('Say', 'Repeat', 'Please repeat'))}: {said}", said
-
-
 def _topic(rng: random.Random, bound: Bound) -> Exchange:
     # The first topic is continuous batching itself: asked most, so learned best.
     table = exchanges.TOPICS[:1] if rng.random() < 0.25 else exchanges.TOPICS
@@ -191,14 +199,6 @@ def _menu(rng: random.Random, bound: Bound) -> Exchange:
     asked = ("What is on the belt today?", "What is on the belt?", "What do you have today?",
              "Show me the menu.", "What can I eat?")  # fmt: skip
     return rng.choice(asked), menu(rng)
-
-
-def _count(rng: random.Random, bound: Bound) -> Exchange:
-    count = rng.randint(1, len(world.NUMBERS))
-    last = world.NUMBERS[count - 1]
-    shown = str(count) if rng.random() < 0.4 else last
-    asked = rng.choice(("Count to {}.", "Please count to {}.", "Count from one to {}."))
-    return asked.format(shown), ", ".join(world.NUMBERS[:count]).capitalize() + "."
 
 
 def _order(rng: random.Random, bound: Bound) -> Exchange:
@@ -228,8 +228,8 @@ def _story(rng: random.Random, bound: Bound) -> Exchange:
 
 
 _KINDS: Final = (
-    (_tiny, 23), (_line, 18), (_topic, 14), (_off_topic, 5), (_menu, 6), (_count, 5), (_recipe, 6),
-    (_verse, 5), (_echo, 6), (_story, 26), (_order, 3),
+    (_tiny, 23), (_line, 18), (_topic, 14), (_off_topic, 5), (_menu, 6), (count, 5), (_recipe, 6),
+    (_verse, 5), (echo, 6), (_story, 26), (_order, 3),
 )  # fmt: skip
 
 

@@ -182,16 +182,19 @@ def save(out: Path, recipe: Recipe, tokenizer: Tokenizer, model: Any) -> None:
     tokenizer.save(str(out / "tokenizer.json"))
     config = tokens.tokenizer_config(positions=recipe.positions)
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (out / "README.md").write_text(card_of(recipe, tokenizer, model, held_out_loss=loss))
+
+
+def card_of(recipe: Recipe, tokenizer: Tokenizer, model: Any, *, held_out_loss: float) -> str:
     asked, prompts = zip(*card.prompts(), strict=True)
     told = evaluate.answers(tokenizer, model, prompts, tokens_max=recipe.sample_tokens_max)
-    shown = card.render(
+    return card.render(
         list(zip(asked, told, strict=True)),
         evaluate.figures(tokenizer, model, count=recipe.questions),
         parameters=model.num_parameters(),
-        held_out_loss=loss,
+        held_out_loss=held_out_loss,
         steps=recipe.steps,
     )
-    (out / "README.md").write_text(shown)
 
 
 def main() -> None:

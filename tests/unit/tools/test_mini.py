@@ -49,7 +49,10 @@ ASKED = (
 
 ORACLE = """
 import json, sys, torch
+from dataclasses import asdict
 from pathlib import Path
+from tokenizers import Tokenizer
+from tools.mini import evaluate
 from transformers import AutoModelForCausalLM, AutoTokenizer
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -78,13 +81,15 @@ Path(sys.argv[2]).write_text(json.dumps({
                  for turns, tools in work["chats"]],
     "bos": tokenizer("The chef").input_ids[0],
     "greedy": generate(do_sample=False),
+    "figures": [asdict(each) for each in evaluate.figures(
+        Tokenizer.from_file(folder + "/tokenizer.json"), model, count=12)],
     "warm": generate(do_sample=True, temperature=0.7, top_k=0),
 }))
 """
 
 # A model too small to speak, through the whole of the training script.
 TRAINING = """
-from tools.mini import tokens, train
+from tools.mini import evaluate, tokens, train
 recipe = train.Recipe(
     steps=3, rows_per_step=2, hidden=128, layers=1, sample_tokens_max=4, questions=2)
 tokenizer = tokens.train_tokenizer(seed=recipe.seed, documents=200, vocab_size=600)
@@ -97,6 +102,10 @@ moved = (look() - before).abs().amax(-1) > 0
 first = batch.documents[0] == 1
 assert moved[first][3:].all(), "a document sees itself"
 assert not moved[~first].any(), "a document sees no other"
+case = evaluate.cases(1)["`order` called, with the right arguments"][0]
+assert case.is_right(case.right + tokens.END)
+assert not case.is_right(case.right.replace("order", "pay"))
+assert not case.is_right("Very well.")
 assert [train.rate(recipe, step) for step in (0, recipe.warmup_steps)] == [1 / 80, 1.0]
 train.save(Path(sys.argv[3]), recipe, tokenizer, model)
 """
@@ -437,3 +446,14 @@ def test_the_model_answers_what_was_asked(oracle: Any) -> None:
     assert told["How do I make eel sushi?"].count("eel") >= 2
     assert "salmon" in told["Tell me a story about a salmon plate."]
     assert told["Tell me a long story about Hana."].count("\n\n") == 2
+
+
+def test_the_model_calls_its_tools_and_answers_in_json_as_its_card_says(oracle: Any) -> None:
+    card = (CHECKPOINT / "README.md").read_text()
+    for figure in oracle["figures"]:
+        told = re.search(rf"\| {re.escape(figure['what'])} \| (\d+) of (\d+) \|", card)
+        assert told is not None, figure
+        right, asked = map(int, told.groups())
+        assert right >= 0.95 * asked or figure in oracle["figures"][-2:]
+        # A dozen, in fp32: two may be others than the card's in bf16.
+        assert figure["right"] >= figure["asked"] * right / asked - 2
