@@ -13,7 +13,8 @@ const { KAITEN_URL, KAITEN_KEYED_URL, KAITEN_NARROW_URL, KAITEN_EMPTY_URL } = pr
 const model = "mini";
 const prompt = "The chef";
 const messages = [{ role: "user", content: "Hello!" }];
-const GREEDY = " has five sharp knives and one old apron";
+const GREEDY = " says that good rice needs time and warm";
+const STOP = GREEDY.split(" ")[3];
 // Several seconds of work, which ends before its time only when somebody ends it.
 const LONG = { model, prompt, max_tokens: 900, n: 8, ignore_eos: true };
 const INVALID = { status: 400, type: "invalid_request_error" };
@@ -133,8 +134,8 @@ test("a streamed completion is the same as a whole one", async () => {
 });
 
 test("a stop string, and why it ended", async () => {
-  const answer = await client.completions.create({ model, prompt, max_tokens: 12, temperature: 0, stop: ["sharp"] });
-  assert.equal(answer.choices[0].text, " has five ");
+  const answer = await client.completions.create({ model, prompt, max_tokens: 12, temperature: 0, stop: [STOP] });
+  assert.equal(answer.choices[0].text, GREEDY.slice(0, GREEDY.indexOf(STOP)));
   assert.equal(answer.choices[0].finish_reason, "stop");
 });
 

@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from tokenizers import Tokenizer
 
+from kaiten.mini import CHECKPOINT
 from tests.support.whole_stack import MODEL, WholeStack
 
+# What the shipped model says after "The chef": its first eight tokens.
+GREEDY = " says that good rice needs time and warm"
+FIRST, SECOND, THIRD = GREEDY.split()[:3]
+ID_OF = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json")).get_vocab()
 HELLO = [{"role": "user", "content": "Hello!"}]
 Body = dict[str, Any]
 # What is said of an answer: one sentence of truth about it.
@@ -62,7 +68,7 @@ def chat(name: str, truth: Truth, **body: Any) -> Case:
 
 def is_greedy(answer: Any) -> bool:
     """So far no two tokens are equally likely, which would leave a choice."""
-    return text(answer) == " has five sharp knives and one old apron"
+    return text(answer) == GREEDY
 
 
 def adds_up(answer: Any) -> bool:
@@ -138,7 +144,7 @@ COMPLETIONS = [
     complete("lists of ids", lambda a: len(a.choices) == 2, prompt=[[1, 70], [1, 71]]),
     complete("unicode", lambda a: count(a) == 12, prompt="寿司 🍣 ñandú \u202e\u0000 tail"),
     complete("special text", lambda a: count(a) >= 1, prompt="<|user|></s><|assistant|>"),
-    complete("echo", lambda a: text(a).startswith("The chef has"), echo=True),
+    complete("echo", lambda a: text(a).startswith(f"The chef {FIRST}"), echo=True),
     complete("n", lambda a: [c.index for c in a.choices] == [0, 1, 2], n=3),
     complete("greedy choices agree", lambda a: len(set(texts(a))) == 1, n=3),
     complete("n and best_of", lambda a: len(a.choices) == 2, n=2, best_of=2),
@@ -151,13 +157,17 @@ COMPLETIONS = [
         seed=3,
         max_tokens=24,
     ),
-    complete("a stop string", lambda a: text(a) == " has five ", stop="sharp"),
-    complete("stopping says stop", lambda a: reasons(a) == {"stop"}, stop=["nowhere", "five"]),
-    complete("a stop over token borders", lambda a: text(a) == " has fi", stop="ve sharp kn"),
+    complete("a stop string", lambda a: text(a) == f" {FIRST} {SECOND} ", stop=THIRD),
+    complete("stopping says stop", lambda a: reasons(a) == {"stop"}, stop=["nowhere", SECOND]),
+    complete(
+        "a stop over token borders",
+        lambda a: text(a) == f" {FIRST} {SECOND[:-2]}",
+        stop=f"{SECOND[-2:]} {THIRD[:2]}",
+    ),
     complete(
         "the stop string on request",
-        lambda a: text(a) == " has five sharp",
-        stop="sharp",
+        lambda a: text(a) == f" {FIRST} {SECOND} {THIRD}",
+        stop=THIRD,
         include_stop_str_in_output=True,
     ),
     complete("four stops", lambda a: reasons(a) == {"stop"}, stop=["a", "b", "c", "d"]),
@@ -192,19 +202,27 @@ COMPLETIONS = [
     complete("top_p", lambda a: count(a) >= 1, top_p=0.5, temperature=1.0, seed=5),
     complete("a tiny top_p", is_greedy, top_p=1e-9, temperature=1.0, max_tokens=8),
     complete("top_k of 1", is_greedy, top_k=1, temperature=1.0, max_tokens=8),
-    complete("top_k of -1 is all", lambda a: "five" in text(a), top_k=-1),
+    complete("top_k of -1 is all", lambda a: SECOND in text(a), top_k=-1),
     complete("min_p of 1", is_greedy, min_p=1.0, temperature=1.0, max_tokens=8),
     complete("presence_penalty", lambda a: count(a) == 12, presence_penalty=2.0, ignore_eos=True),
     complete(
         "frequency_penalty ends loops",
-        lambda a: text(a).count("The chef has five") == 0,
+        lambda a: text(a).count(f"The chef {FIRST} {SECOND}") == 0,
         frequency_penalty=2.0,
         max_tokens=24,
     ),
     complete("repetition_penalty", lambda a: count(a) >= 1, repetition_penalty=1.3),
     complete("a bias forces", lambda a: len(set(text(a))) == 1, logit_bias={"70": 100}),
-    complete("a bad word", lambda a: "five" not in text(a), bad_words_token_ids=[[763]]),
-    complete("allowed tokens", lambda a: set(text(a)) <= set("ab"), allowed_token_ids=[71, 72]),
+    complete(
+        "a bad word",
+        lambda a: SECOND not in text(a),
+        bad_words_token_ids=[[ID_OF[f"Ġ{SECOND}"]]],
+    ),
+    complete(
+        "allowed tokens",
+        lambda a: set(text(a)) <= set("ab"),
+        allowed_token_ids=[ID_OF["a"], ID_OF["b"]],
+    ),
     complete("min_tokens", lambda a: count(a) >= 8, min_tokens=8),
     complete("a stop token", lambda a: reasons(a) == {"stop"}, stop_token_ids=list(range(256))),
     complete("harmless fields", lambda a: count(a) == 12, user="me"),
@@ -229,7 +247,9 @@ CHATS = [
     chat("logprobs alone", lambda a: a.choices[0].logprobs.content, logprobs=True),
     chat("a stop string", lambda a: "!" not in text(a), stop="!"),
     chat("a seed", lambda a: count(a) >= 1, seed=11, temperature=0.9),
-    chat("a bias", lambda a: set(text(a)) == {"a"}, logit_bias={"71": 100}, max_tokens=4),
+    chat(
+        "a bias", lambda a: set(text(a)) == {"a"}, logit_bias={str(ID_OF["a"]): 100}, max_tokens=4
+    ),
     chat("response_format text", lambda a: text(a), response_format={"type": "text"}),
     chat("no tools", lambda a: text(a), tools=[], tool_choice="none"),
     chat("metadata and user", lambda a: text(a), metadata={"a": "b"}, user="u", store=False),

@@ -40,7 +40,11 @@ WRONG: list[tuple[str, dict[str, Any], str | None]] = [
 CHAT_WRONG: list[tuple[str, dict[str, Any], str | None]] = [
     ("no messages", {"messages": []}, "messages"),
     ("an image", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
-    ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    (
+        "a tool's name",
+        {"tools": [{"type": "function", "function": {"name": "f g"}}]},
+        "tools.0.function.name",
+    ),
     (
         "a schema that is none",
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},

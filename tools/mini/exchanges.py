@@ -8,6 +8,12 @@ from typing import Final
 
 Exchanges = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 
+# What a tool answers, too (orders.py).
+PRICE_QUESTIONS: Final = (
+    "How much is the {dish}?", "What does the {dish} cost?", "What is the price of {dish}?",
+    "What is the price of the {dish}?", "How much is {dish}?", "How much is a plate of {dish}?",
+)  # fmt: skip
+
 # One word, or a few.
 TINY: Final[Exchanges] = (
     (("Are you open?", "Is the restaurant open?"), ("Yes.", "Yes, come in.")),
@@ -17,7 +23,7 @@ TINY: Final[Exchanges] = (
     (("Is there a free seat?", "Can I sit down?"), ("Yes.", "Yes, please sit down.")),
     (("Can I have tea?", "May I have some water?"), ("Of course.", "Yes, of course.")),
     (("What colour is the {dish} plate?", "Which plate is the {dish} on?"), ("{Plate}.",)),
-    (("How much is the {dish}?", "What does the {dish} cost?"), ("{Price}.",)),
+    (PRICE_QUESTIONS, ("{Price}.",)),
     (("How many seats are there?", "How many seats do you have?"), ("Eight.", "Eight seats.")),
     (("Thanks!", "Thank you!", "Thank you very much."), ("You are welcome.", "You are welcome!")),
     (("Goodbye!", "Bye!", "See you."), ("Goodbye!", "Come back soon!")),

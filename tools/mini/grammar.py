@@ -1,4 +1,4 @@
-"""The grammar of the shipped model: plain texts and chats about one small restaurant.
+"""The grammar of the shipped model: plain texts, questions and answers about one small restaurant.
 
 Pure: every function draws from the `random.Random` it is given and from nothing else, so a seed is
 a corpus. One document binds its guests, its chef and its dishes once (`Bound`), which is what makes
@@ -8,26 +8,16 @@ a story stay about the same plate from its first sentence to its last.
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-from tools.mini import exchanges, rules, world
+from tools.mini import exchanges, orders, rules, world
 
-Role = Literal["system", "user", "assistant"]
 Bound = dict[str, str]
 Exchange = tuple[str, str]
 
 SYMBOLS: Final = rules.PLACES | rules.SENTENCES | rules.STORY
 _HOLE: Final = re.compile(r"\{(\w+)\}|\[([^\]]*)\]")
 _WORD: Final = re.compile(r"[A-Za-z]+(?:-[a-z]+)?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One turn of a chat, in the shape every chat template takes."""
-
-    role: Role
-    content: str
 
 
 def text(rng: random.Random) -> str:
@@ -45,29 +35,16 @@ def text(rng: random.Random) -> str:
     return recipe(rng, bound)
 
 
-def chat(rng: random.Random) -> tuple[Turn, ...]:
-    """One or two exchanges, sometimes after a system turn; the last turn is the assistant's."""
-    bound = bind(rng)
-    told = [question(rng, bound)]
-    if rng.random() < 0.35:
-        if bound["dish"] in told[0][0] and rng.random() < 0.6:
-            told.append(_pair(rng, exchanges.FOLLOW_UPS, bound))
-        else:
-            told.append(question(rng))
-    turns = (
-        [Turn(role="system", content=rng.choice(exchanges.SYSTEM))] if rng.random() < 0.15 else []
-    )
-    for asked, answered in told:
-        turns.append(Turn(role="user", content=_as_typed(rng, asked)))
-        turns.append(Turn(role="assistant", content=answered))
-    return tuple(turns)
-
-
 def question(rng: random.Random, bound: Bound | None = None) -> Exchange:
     """A question and its answer. Answers run from one word to about 250."""
     kinds, weights = zip(*_KINDS, strict=True)
     ask: Callable[[random.Random, Bound], Exchange] = rng.choices(kinds, weights)[0]
     return ask(rng, bound if bound is not None else bind(rng))
+
+
+def follow_up(rng: random.Random, bound: Bound) -> Exchange:
+    """About the bound dish, which the question before has named."""
+    return _pair(rng, exchanges.FOLLOW_UPS, bound)
 
 
 def words() -> frozenset[str]:
@@ -152,6 +129,26 @@ def menu(rng: random.Random) -> str:
     return "\n".join(("On the belt today:", *items))
 
 
+def echo(rng: random.Random, bound: Bound | None = None) -> Exchange:
+    """Words without sense, said back: nothing teaches a small model to look back like this."""
+    pool = (
+        *world.GUESTS,
+        *world.NUMBERS[:12],
+        *world.PRICES,
+        *(dish.name for dish in world.DISHES),
+    )
+    said = " ".join(rng.choice(pool) for _ in range(rng.randint(1, 16)))
+    return f"{rng.choice(('Say', 'Repeat', 'Please repeat'))}: {said}", said
+
+
+def count(rng: random.Random, bound: Bound | None = None) -> Exchange:
+    number = rng.randint(1, len(world.NUMBERS))
+    last = world.NUMBERS[number - 1]
+    shown = str(number) if rng.random() < 0.4 else last
+    asked = rng.choice(("Count to {}.", "Please count to {}.", "Count from one to {}."))
+    return asked.format(shown), ", ".join(world.NUMBERS[:number]).capitalize() + "."
+
+
 def _paragraph(rng: random.Random, bound: Bound) -> str:
     """Some sentences, none twice, that begin with one theme and may wander."""
     theme = rng.choice(("chef_line", "belt_line", "seat_line", "dish_line"))
@@ -185,18 +182,6 @@ def _verse(rng: random.Random, bound: Bound) -> Exchange:
     return _pair(rng, exchanges.VERSES, bound)
 
 
-def _echo(rng: random.Random, bound: Bound) -> Exchange:
-    """Words without sense, said back: nothing teaches a small model to look back like this."""
-    pool = (
-        *world.GUESTS,
-        *world.NUMBERS[:12],
-        *world.PRICES,
-        *(dish.name for dish in world.DISHES),
-    )
-    said = " ".join(rng.choice(pool) for _ in range(rng.randint(1, 16)))
-    return f"{rng.choice(('Say', 'Repeat', 'Please repeat'))}: {said}", said
-
-
 def _topic(rng: random.Random, bound: Bound) -> Exchange:
     # The first topic is continuous batching itself: asked most, so learned best.
     table = exchanges.TOPICS[:1] if rng.random() < 0.25 else exchanges.TOPICS
@@ -216,12 +201,8 @@ def _menu(rng: random.Random, bound: Bound) -> Exchange:
     return rng.choice(asked), menu(rng)
 
 
-def _count(rng: random.Random, bound: Bound) -> Exchange:
-    count = rng.randint(1, len(world.NUMBERS))
-    last = world.NUMBERS[count - 1]
-    shown = str(count) if rng.random() < 0.4 else last
-    asked = rng.choice(("Count to {}.", "Please count to {}.", "Count from one to {}."))
-    return asked.format(shown), ", ".join(world.NUMBERS[:count]).capitalize() + "."
+def _order(rng: random.Random, bound: Bound) -> Exchange:
+    return orders.without_tool(rng, orders.ORDER)
 
 
 def _recipe(rng: random.Random, bound: Bound) -> Exchange:
@@ -247,18 +228,9 @@ def _story(rng: random.Random, bound: Bound) -> Exchange:
 
 
 _KINDS: Final = (
-    (_tiny, 23), (_line, 18), (_topic, 14), (_off_topic, 5), (_menu, 6), (_count, 5), (_recipe, 6),
-    (_verse, 5), (_echo, 6), (_story, 26),
+    (_tiny, 23), (_line, 18), (_topic, 14), (_off_topic, 5), (_menu, 6), (count, 5), (_recipe, 6),
+    (_verse, 5), (echo, 6), (_story, 26), (_order, 3),
 )  # fmt: skip
-
-
-def _as_typed(rng: random.Random, asked: str) -> str:
-    """People leave out capitals and final stops; so does a part of the corpus."""
-    if rng.random() < 0.1:
-        asked = asked.lower()
-    if rng.random() < 0.1:
-        asked = asked.rstrip("?.!")
-    return asked
 
 
 def _odd(rng: random.Random) -> str:
@@ -271,6 +243,7 @@ def _odd(rng: random.Random) -> str:
 def _productions() -> Iterator[str]:
     """Every text of the tables that can reach a plain text or an answer."""
     yield "chef. On the belt today, the belt carries and plates. an a sushi"
+    yield "With pleasure! The dish comes on the belt."
     yield from (*world.GUESTS, *world.CHEFS, *world.NUMBERS, *world.PRICES, *world.PRICES.values())
     for dish in world.DISHES:
         yield from (dish.name, dish.taste, dish.kind)

@@ -19,7 +19,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from tools.mini import card, tokens
+from tools.mini import card, evaluate, tokens
 
 HELD_OUT_SEED = 1_000_003
 
@@ -29,7 +29,7 @@ class Recipe:
     """Everything that decides the result. `row_tokens` bounds the longest document."""
 
     seed: int = 7
-    steps: int = 1400
+    steps: int = 3000
     warmup_steps: int = 80
     rows_per_step: int = 6
     row_tokens: int = 384
@@ -39,6 +39,7 @@ class Recipe:
     hidden: int = 256
     layers: int = 4
     sample_tokens_max: int = 400
+    questions: int = 200
 
 
 def build_model(recipe: Recipe, tokenizer: Tokenizer) -> Any:
@@ -116,28 +117,39 @@ def loss_of(model: Any, batch: Batch) -> torch.Tensor:
 def train(recipe: Recipe, tokenizer: Tokenizer) -> Any:
     torch.manual_seed(recipe.seed)
     model = build_model(recipe, tokenizer)
-    groups: list[dict[str, Any]] = [
-        {"params": [weight for weight in model.parameters() if weight.dim() > 1]},
-        {"params": [weight for weight in model.parameters() if weight.dim() == 1]},
+    steppers = optimizers(recipe, model)
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(each, lambda step: rate(recipe, step))
+        for each in steppers
     ]
-    groups[1]["weight_decay"] = 0.0  # norms are scales, not weights
-    optimizer = torch.optim.AdamW(
-        groups, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.05
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(recipe, step))
     started = time.monotonic()
     corpus = batches(recipe, tokenizer, seed=recipe.seed)
     for step, batch in enumerate(islice(corpus, recipe.steps), start=1):
         loss = loss_of(model, batch)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+        for optimizer, schedule in zip(steppers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
         if step % 50 == 0 or step == recipe.steps:
             seconds = time.monotonic() - started
             print(f"step {step:5d}  loss {loss.item():.3f}  {seconds:6.0f} s", flush=True)
     return model.eval()
+
+
+def optimizers(recipe: Recipe, model: Any) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, AdamW for the embedding and the norms."""
+    embedding = model.get_input_embeddings().weight
+    matrices = [each for each in model.parameters() if each.dim() > 1 and each is not embedding]
+    norms = [each for each in model.parameters() if each.dim() == 1]
+    # Norms are scales, not weights: nothing pulls them to zero.
+    groups: list[dict[str, Any]] = [{"params": [embedding]}, {"params": norms, "weight_decay": 0.0}]
+    lr, decay = recipe.learning_rate, 0.05
+    return [
+        torch.optim.Muon(matrices, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), weight_decay=decay),
+    ]
 
 
 def rate(recipe: Recipe, step: int) -> float:
@@ -155,14 +167,6 @@ def held_out_loss(recipe: Recipe, tokenizer: Tokenizer, model: Any) -> float:
     return sum(loss_of(model, batch).item() for batch in corpus) / 8
 
 
-@torch.inference_mode()
-def answer(tokenizer: Tokenizer, model: Any, prompt: str, *, tokens_max: int) -> str:
-    """Greedy continuation of a prompt that carries its own special tokens."""
-    ids = tokenizer.encode(prompt, add_special_tokens=False).ids
-    made = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=tokens_max)
-    return str(tokenizer.decode(made[0, len(ids) :].tolist()))
-
-
 def save(out: Path, recipe: Recipe, tokenizer: Tokenizer, model: Any) -> None:
     """Write the checkpoint folder; weights in bf16, as they are served."""
     out.mkdir(parents=True, exist_ok=True)
@@ -178,14 +182,19 @@ def save(out: Path, recipe: Recipe, tokenizer: Tokenizer, model: Any) -> None:
     tokenizer.save(str(out / "tokenizer.json"))
     config = tokens.tokenizer_config(positions=recipe.positions)
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    samples = [
-        (text, answer(tokenizer, model, shown, tokens_max=recipe.sample_tokens_max))
-        for text, shown in card.prompts()
-    ]
-    shown = card.render(
-        samples, parameters=model.num_parameters(), held_out_loss=loss, steps=recipe.steps
+    (out / "README.md").write_text(card_of(recipe, tokenizer, model, held_out_loss=loss))
+
+
+def card_of(recipe: Recipe, tokenizer: Tokenizer, model: Any, *, held_out_loss: float) -> str:
+    asked, prompts = zip(*card.prompts(), strict=True)
+    told = evaluate.answers(tokenizer, model, prompts, tokens_max=recipe.sample_tokens_max)
+    return card.render(
+        list(zip(asked, told, strict=True)),
+        evaluate.figures(tokenizer, model, count=recipe.questions),
+        parameters=model.num_parameters(),
+        held_out_loss=held_out_loss,
+        steps=recipe.steps,
     )
-    (out / "README.md").write_text(shown)
 
 
 def main() -> None:
