@@ -2,58 +2,34 @@
 
 import re
 import runpy
-import shutil
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kaiten.mini import CHECKPOINT
 from tests.support.whole_stack import WholeStack
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-TEMPLATE = ROOT / "tests/parity/templates/qwen2_5.jinja"
 OF_LLM = ROOT / "tests/integration/test_llm.py"
 Run = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(
+    whole_stack: WholeStack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
     """What a program wrote on both streams. In this process, which has imported what it wants."""
+    monkeypatch.setenv("OPENAI_BASE_URL", whole_stack.door.openai)
+    monkeypatch.setenv("KAITEN_ADDRESS", whole_stack.door.grpc)
 
-    def ran(stack: WholeStack, name: str, *words: str) -> tuple[str, str]:
-        monkeypatch.setenv("OPENAI_BASE_URL", stack.door.openai)
-        monkeypatch.setenv("KAITEN_ADDRESS", stack.door.grpc)
+    def ran(name: str, *words: str) -> tuple[str, str]:
         monkeypatch.setattr(sys, "argv", [name, *words])
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
         return capsys.readouterr()
 
     return ran
-
-
-@pytest.fixture
-def run(whole_stack: WholeStack, ran: Run) -> Run:
-    return partial(ran, whole_stack)
-
-
-@pytest.fixture(scope="module")
-def stack_with_tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeStack]:
-    """Its model is told of tools, and has never learned to call any."""
-    folder = tmp_path_factory.mktemp("with-tools")
-    shutil.copytree(CHECKPOINT, folder / "model")
-    (folder / "model/chat_template.jinja").write_text(TEMPLATE.read_text())
-    flags = {"model": folder / "model"}
-    with WholeStack(folder / "stack", gateway_flags=flags, worker_flags=flags) as stack:
-        yield stack
-        stack.check()
-
-
-@pytest.fixture
-def run_with_tools(stack_with_tools: WholeStack, ran: Run) -> Run:
-    return partial(ran, stack_with_tools)
 
 
 def test_structured(run: Run) -> None:
@@ -94,24 +70,24 @@ def test_score(run: Run) -> None:
     assert float(best.split()[0]) > float(worst.split()[0])
 
 
-def test_agent(run_with_tools: Run) -> None:
-    said, _ = run_with_tools("agent.py", "An eel!")
+def test_agent(run: Run) -> None:
+    said, _ = run("agent.py", "An eel!")
     first = r"price_of\(\{.*?\}\) -> \{\"dish\": \"(crab|eel|octopus)\", \"price\": \d+\}\n"
     match = re.match(first, said, re.DOTALL)
     assert match is not None, said
     assert said[match.end() :].strip()
-    assert run_with_tools("agent.py", "An eel!") == (said, "")
+    assert run("agent.py", "An eel!") == (said, "")
 
 
-def test_pydantic_agent(run_with_tools: Run) -> None:
-    said, _ = run_with_tools("pydantic_agent.py", "Two crabs!")
+def test_pydantic_agent(run: Run) -> None:
+    said, _ = run("pydantic_agent.py", "Two crabs!")
     *calls, order = said.splitlines()
     assert calls[-1].startswith("order({'dish': '")
     assert re.fullmatch(r"Order\(dish='(crab|eel|octopus)', plates=\d+\)", order)
 
 
-def test_langchain_tools(run_with_tools: Run) -> None:
-    said, _ = run_with_tools("langchain_tools.py", "Two crabs!")
+def test_langchain_tools(run: Run) -> None:
+    said, _ = run("langchain_tools.py", "Two crabs!")
     first, *words, order = said.splitlines()
     assert re.fullmatch(r"price_of\(\{'dish': '(crab|eel|octopus)'\}\) -> \d+", first)
     assert any(words)
