@@ -11,9 +11,9 @@ import OpenAI from "openai";
 
 const { KAITEN_URL, KAITEN_KEYED_URL, KAITEN_NARROW_URL, KAITEN_EMPTY_URL } = process.env;
 const model = "mini";
-const prompt = "The chef";
+const prompt = "The chef says";
 const messages = [{ role: "user", content: "Hello!" }];
-const GREEDY = " says that good rice needs time and warm";
+const GREEDY = " that good rice needs time and warm hands";
 const STOP = GREEDY.split(" ")[3];
 // Several seconds of work, which ends before its time only when somebody ends it.
 const LONG = { model, prompt, max_tokens: 900, n: 8, ignore_eos: true };

@@ -12,8 +12,10 @@ from tokenizers import Tokenizer
 from kaiten.mini import CHECKPOINT
 from tests.support.whole_stack import MODEL, WholeStack
 
-# What the shipped model says after "The chef": its first eight tokens.
-GREEDY = " says that good rice needs time and warm"
+# Eight tokens of which the shipped model is sure, by ten nats: rounded otherwise, as on another
+# processor, they are the same.
+PROMPT = "The chef says"
+GREEDY = " that good rice needs time and warm hands"
 FIRST, SECOND, THIRD = GREEDY.split()[:3]
 ID_OF = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json")).get_vocab()
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -35,7 +37,7 @@ class Case:
     def asked(self) -> Body:
         """As the package's arguments."""
         base: Body = {"model": MODEL, "max_tokens": 12, "temperature": 0}
-        base |= {"messages": HELLO} if self.is_chat else {"prompt": "The chef"}
+        base |= {"messages": HELLO} if self.is_chat else {"prompt": PROMPT}
         # An argument of None is left out.
         return {key: value for key, value in {**base, **self.body}.items() if value != "unset"}
 
@@ -67,7 +69,6 @@ def chat(name: str, truth: Truth, **body: Any) -> Case:
 
 
 def is_greedy(answer: Any) -> bool:
-    """So far no two tokens are equally likely, which would leave a choice."""
     return text(answer) == GREEDY
 
 
@@ -144,7 +145,7 @@ COMPLETIONS = [
     complete("lists of ids", lambda a: len(a.choices) == 2, prompt=[[1, 70], [1, 71]]),
     complete("unicode", lambda a: count(a) == 12, prompt="寿司 🍣 ñandú \u202e\u0000 tail"),
     complete("special text", lambda a: count(a) >= 1, prompt="<|user|></s><|assistant|>"),
-    complete("echo", lambda a: text(a).startswith(f"The chef {FIRST}"), echo=True),
+    complete("echo", lambda a: text(a).startswith(f"{PROMPT} {FIRST}"), echo=True),
     complete("n", lambda a: [c.index for c in a.choices] == [0, 1, 2], n=3),
     complete("greedy choices agree", lambda a: len(set(texts(a))) == 1, n=3),
     complete("n and best_of", lambda a: len(a.choices) == 2, n=2, best_of=2),
@@ -177,7 +178,7 @@ COMPLETIONS = [
     complete("scoring", echoed_logprobs_are_sound, echo=True, logprobs=5, max_tokens=1),
     complete(
         "scoring without output",
-        lambda a: echoed_logprobs_are_sound(a) and count(a) == 0 and text(a) == "The chef",
+        lambda a: echoed_logprobs_are_sound(a) and count(a) == 0 and text(a) == PROMPT,
         echo=True,
         logprobs=1,
         max_tokens=0,
@@ -207,7 +208,7 @@ COMPLETIONS = [
     complete("presence_penalty", lambda a: count(a) == 12, presence_penalty=2.0, ignore_eos=True),
     complete(
         "frequency_penalty ends loops",
-        lambda a: text(a).count(f"The chef {FIRST} {SECOND}") == 0,
+        lambda a: text(a).count(f"{PROMPT} {FIRST}") == 0,
         frequency_penalty=2.0,
         max_tokens=24,
     ),
