@@ -54,7 +54,9 @@ def _reading(api: Api, ask: Ask, generation: Generation) -> Reading | None:
         return None
     assert isinstance(ask.prompt, ChatPrompt)
     names = [tool.name for tool in ask.prompt.tools]
-    return api.front.reading(generation, names, is_single_call=ask.is_single_call)
+    return api.front.reading(
+        generation, names, is_single_call=ask.is_single_call, must_call=bool(ask.must_call)
+    )
 
 
 def _asks(api: Api, exchange: Exchange, body: GenerationBody) -> list[Ask]:

@@ -56,6 +56,7 @@ def reading(
     names: Collection[str],
     *,
     is_single_call: bool,
+    must_call: bool,
 ) -> Reading | None:
     """None: all of the output is text."""
     if not is_read(card, names):
@@ -66,6 +67,7 @@ def reading(
         reasoning=card.reasoning_format,
         begins_in_reasoning=render.begins_in_reasoning,
         calls_max=1 if is_single_call else None,
+        must_call=must_call,
     )
     return Reading(speech=speech, request_id=request_id)
 

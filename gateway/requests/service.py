@@ -219,7 +219,12 @@ class Front:
             return generation
 
     def reading(
-        self, generation: Generation, tools: Collection[str], *, is_single_call: bool
+        self,
+        generation: Generation,
+        tools: Collection[str],
+        *,
+        is_single_call: bool,
+        must_call: bool,
     ) -> Reading | None:
         """How to read its outputs. `tools`: names of those that may be called."""
         return reading(
@@ -228,6 +233,7 @@ class Front:
             generation.accepted.request_id,
             tools,
             is_single_call=is_single_call,
+            must_call=must_call,
         )
 
     async def attach(

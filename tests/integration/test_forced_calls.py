@@ -75,6 +75,31 @@ def test_one_by_name_and_any(client: OpenAI) -> None:
     jsonschema.validate(json.loads(streamed[0].function.arguments), ORDER)
 
 
+def test_one_that_is_cut_off_is_no_answer(client: OpenAI) -> None:
+    flat: list[Any] = [{"type": "function", **TOOLS[0]["function"]}]
+    for tokens in (1, 2, 4, 8):
+        reply = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Two crabs."}],
+            tools=TOOLS,
+            tool_choice="required",
+            temperature=0,
+            max_tokens=tokens,
+        )
+        assert reply.choices[0].finish_reason == "length"
+        assert not reply.choices[0].message.content
+        response = client.responses.create(
+            model=MODEL,
+            input="Two crabs.",
+            tools=flat,
+            tool_choice="required",
+            temperature=0,
+            max_output_tokens=tokens,
+        )
+        assert response.status == "incomplete"
+        assert response.output_text == ""
+
+
 def test_in_responses(client: OpenAI) -> None:
     tool: Any = {"type": "function", "name": "order", "parameters": ORDER, "strict": True}
     response = client.responses.create(

@@ -174,8 +174,12 @@ async def _stream(
 def _parts(api: Api, generation: Generation, note: Note) -> tuple[Reading | None, Parts]:
     reading = None
     if note.is_read:
-        is_single_call = not note.asked.parallel_tool_calls
-        reading = api.front.reading(generation, note.tool_names, is_single_call=is_single_call)
+        reading = api.front.reading(
+            generation,
+            note.tool_names,
+            is_single_call=not note.asked.parallel_tool_calls,
+            must_call=note.asked.tool_choice not in ("none", "auto"),
+        )
     shown = Shown(logprobs=note.with_logprobs)
     return reading, Parts([generation], api.formatter, shown, readings=[reading])
 

@@ -59,6 +59,8 @@ class Speech:
     begins_in_reasoning: bool = False
     # Calls after this many are not told.
     calls_max: int | None = None
+    # A grammar leaves reasoning and calls, so what is cut off before it is a call is no answer.
+    must_call: bool = False
 
 
 class OutputParser:
@@ -97,7 +99,7 @@ class OutputParser:
         elif self._step == self._arguments:
             self._tell(CallArguments(self.call_count - 1, text))
         elif self._step in (self._start, self._content, self._head, self._list):
-            self._tell(Content(text))
+            self._tell(Content("" if self._speech.must_call else text))
         pieces, self._pieces = self._pieces, []
         return pieces
 

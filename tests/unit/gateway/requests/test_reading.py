@@ -72,7 +72,7 @@ def test_a_prompt_that_ends_with_the_begin_of_reasoning(
 ) -> None:
     render = marks(asked(is_read=True), card, ids(card, f"said {end}"))
     assert render.begins_in_reasoning == is_inside
-    found = reading(card, render, "r", (), is_single_call=False)
+    found = reading(card, render, "r", (), is_single_call=False, must_call=False)
     assert found is not None
     assert found.speech.begins_in_reasoning == is_inside
     assert found.speech.tools is None
@@ -93,7 +93,7 @@ def test_ids_of_calls_are_the_same_wherever_they_are_told(card: ModelCard) -> No
     text = '<tool_call>{"name": "clock"}</tool_call>' * 2
     told = []
     for request_id, choice in (("a", 0), ("a", 0), ("a", 1), ("b", 0)):
-        found = reading(card, render, request_id, ["clock"], is_single_call=False)
+        found = reading(card, render, request_id, ["clock"], is_single_call=False, must_call=False)
         assert found is not None
         pieces: list[Any] = found.parser(choice).feed(text)
         told.append([piece.id for piece in pieces if hasattr(piece, "id")])
@@ -104,8 +104,8 @@ def test_ids_of_calls_are_the_same_wherever_they_are_told(card: ModelCard) -> No
 def test_nothing_is_read_where_a_model_says_nothing_but_text(card: ModelCard) -> None:
     plain = replace(card, reasoning_format=None)
     render = marks(asked(is_read=True), plain, [])
-    assert reading(plain, render, "r", (), is_single_call=False) is None
-    assert reading(plain, render, "r", ["clock"], is_single_call=False) is not None
+    assert reading(plain, render, "r", (), is_single_call=False, must_call=False) is None
+    assert reading(plain, render, "r", ["clock"], is_single_call=False, must_call=False) is not None
 
 
 def test_a_call_that_must_be_made_is_a_grammar(card: ModelCard) -> None:

@@ -86,6 +86,16 @@ def test_calls_are_what_the_parser_reads(family: str, accepts: Callable[[str, st
     assert not accepts(grammar, one[:-1])
 
 
+@pytest.mark.parametrize("family", RIGHT)
+def test_calls_that_had_to_be_made_are_no_answer_wherever_they_are_cut_off(family: str) -> None:
+    form, names = FORMATS[family], frozenset({"get_weather", "clock"})
+    for text in filter(None, RIGHT[family]):
+        for end in range(len(text)):
+            parser = OutputParser(Speech(tools=form, names=names, must_call=True), str)
+            pieces = parser.feed(text[:end]) + parser.flush()
+            assert not any(isinstance(piece, Content) for piece in pieces), text[:end]
+
+
 @pytest.mark.parametrize("family", ["hermes", "mistral", "mistral-v11", "phi4"])
 def test_one_alone(family: str, accepts: Callable[[str, str], bool]) -> None:
     one, two = RIGHT[family]
