@@ -206,3 +206,14 @@ TestScheduler.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+def test_the_last_one_leaves_behind_all_plans_in_flight() -> None:
+    """Seen: three in flight when it was cancelled, and the verdict came a turn too soon."""
+    cell = Cell(spec(slots=1, blocks=8, block_size=1, step_tokens=2), lease=1, in_flight=3)
+    cell.submit((1,), max_tokens=1)
+    last = cell.submit((1,), max_tokens=3)
+    cell.turn()
+    cell.plan()
+    cell.cancel(last)
+    cell.finish()

@@ -281,7 +281,8 @@ class Cell:
                 break
             plans += self.turn()
         assert self.scheduler.live_count == 0, f"stuck: {self.scheduler}"
-        plans += self.turns(3)  # the leaves
+        # The plan that tells the last ones to leave comes after those in flight.
+        plans += self.turns(1 + self.configured.config.plans_in_flight_max)
         self.judge()
         return plans
 
