@@ -16,7 +16,7 @@ REASON_CHARS_MAX: Final = 300
 BITS: Final = 32
 
 
-# Compiling takes a tenth of a second at most, and the mask of one token some 30 ms: the sizes are
+# Compiling takes a tenth of a second at most, and the mask of one token mostly 30 ms: sizes are
 # counted and not the time, so that what is let in anywhere is computed everywhere. All but what is
 # slow at every token, as what is ambiguous without end (`start: start start | "a"`): MASK_S_MEAN.
 def _limits(*, step_items: int) -> LLParserLimits:

@@ -36,10 +36,12 @@ def contained(told: dict[str, Any], negation: Negation) -> list[Any]:
         told.pop("maxContains", None)
         return []
     least, most = told.get("minContains", 1), told.get("maxContains")
-    counts = range(least, least + 1 if most is None else most + 1)
     starts = range(max(_STARTS, 1 + len(told.get("prefixItems", ()))))
-    if least > _MATCHES_MAX or len(counts) > _COUNTS_MAX or len(starts) > _STARTS_MAX:
+    if not 0 <= least <= _MATCHES_MAX or len(starts) > _STARTS_MAX:
         return []
+    if most is not None and most - least >= _COUNTS_MAX:
+        return []
+    counts = range(least, least + 1 if most is None else most + 1)
     matching = told["contains"]
     other = True if most is None else negation(matching)
     for name in ("contains", "minContains", "maxContains"):

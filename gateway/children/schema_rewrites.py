@@ -62,7 +62,7 @@ def rewritten(schema: str) -> str | None:
         # With identifiers in it, references are relative to another base than the document.
         root = None if '"$id"' in schema else asked
         same, told = json.dumps(asked), json.dumps(_rewrite(asked, root))
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     is_too_large = len(told) > max(_GROWN_CHARS_MAX, len(schema))
     return None if told == same or is_too_large else told
