@@ -93,7 +93,6 @@ class Tracing:
         self._plans: dict[str, deque[Traced]] = {}
         self._queue: deque[Iteration | Ended] = deque()
         self._has_some = asyncio.Event()
-        self.dropped = 0
 
     def planned(self, plan: Plan, now_ns: int) -> str:
         """A plan is about to be sent; what the worker is told of its trace.
@@ -149,7 +148,7 @@ class Tracing:
 
     def _put(self, item: Iteration | Ended) -> None:
         if len(self._queue) >= QUEUE_MAX:
-            self.dropped += 1
+            self._spans.drop()
             return
         self._queue.append(item)
         self._has_some.set()

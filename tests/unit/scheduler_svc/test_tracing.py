@@ -187,10 +187,11 @@ async def test_a_request_nobody_traces_has_phases_only_if_it_failed(
 
 
 def test_what_does_not_fit_is_dropped_and_counted() -> None:
-    tracing = Tracing(spans()[0], policy="fcfs")
+    sent = spans()[0]
+    tracing = Tracing(sent, policy="fcfs")
     for _ in range(QUEUE_MAX + 3):
         step(tracing)
-    assert tracing.dropped == 3
+    assert sent.dropped == {"maker": 3, "sender": 0, "refused": 0}
 
 
 def test_nothing_is_kept_of_a_lost_worker() -> None:
