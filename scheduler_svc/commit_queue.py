@@ -51,10 +51,9 @@ class CommitQueue:
         leader: Leader,
         settings: SchedulerSettings,
         clock: Clock,
-        on_progress: Callable[[int], None],
+        on_progress: Callable[[], None],
         archive: Archive | None = None,
     ) -> None:
-        """`on_progress` is told how long a round trip took, in nanoseconds."""
         self._ledger = ledger
         self._leader = leader
         self._clock = clock
@@ -74,6 +73,8 @@ class CommitQueue:
         )
         # On the clock's monotonic time: when the ledger last acknowledged something.
         self.committed_ns = clock.monotonic_ns()
+        # Of that.
+        self.round_trip_ns = 0
 
     def __repr__(self) -> str:
         return f"<CommitQueue seq={self.committed_seq} backlog={self.backlog}>"
@@ -147,9 +148,10 @@ class CommitQueue:
         await self._ledger.commit_many(self._leader, batch)
         self.committed_seq = batch[-1].record.seq
         self.committed_ns = self._clock.monotonic_ns()
+        self.round_trip_ns = self.committed_ns - began_ns
         for _ in batch:
             self._queue.popleft()
-        self._on_progress(self.committed_ns - began_ns)
+        self._on_progress()
         if self._archive is not None:
             for commit in batch:
                 self._archive.record(commit.record, commit.data)

@@ -266,9 +266,9 @@ class LeaderSession:
         """Take a turn soon; however often this is called, once."""
         self._turn_asked.set()
 
-    def _on_commit(self, took_ns: int) -> None:
+    def _on_commit(self) -> None:
         """The ledger has acknowledged something; a turn has nothing new to find in most of it."""
-        self._meters.spent("commit", took_ns)
+        self._meters.spent("commit", self._commits.round_trip_ns)
         if self._is_held_back:
             self._wake()
 

@@ -16,7 +16,7 @@ from gateway.values.generation_request import Ask, ChatPrompt
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import KaitenError
 from service_kit.grpc_errors import code_of
-from service_kit.telemetry import RateLimit, Spans, context_of, minted, traceparent_of
+from service_kit.telemetry import RateLimit, Spans, context_of, minted, trace_id_of, traceparent_of
 
 # Requests of one gateway that are traced when nothing goes wrong.
 REQUESTS_PER_S: Final = 50
@@ -37,9 +37,21 @@ class Trace:
         self.started_ns = time.time_ns()
         self.accepted_ns = 0
 
-    def traceparent(self, given: str) -> str:
-        """What the record carries: ours, or the client's own where we make no spans."""
-        return given if self.context is None else traceparent_of(self.context)
+    def traceparent(self, ledger_id: str, given: str) -> str:
+        """What the record of that id carries: ours, or the client's own where we make no spans.
+
+        Where the client brought none, its trace follows from its id.
+        """
+        if self.context is None:
+            return given
+        if self.parent is None:
+            self.context = SpanContext(
+                trace_id_of(ledger_id),
+                self.context.span_id,
+                is_remote=False,
+                trace_flags=self.context.trace_flags,
+            )
+        return traceparent_of(self.context)
 
 
 class Tracing:
@@ -49,6 +61,10 @@ class Tracing:
         self._spans = spans
         self._model = model
         self._limit = RateLimit(REQUESTS_PER_S)
+
+    def trace_id(self, ledger_id: str) -> str:
+        """In hex, of a request whose client brought no trace; empty: no spans are made here."""
+        return "" if self._spans is None else f"{trace_id_of(ledger_id):032x}"
 
     @contextmanager
     def opening(self, ask: Ask) -> Iterator[Trace]:
