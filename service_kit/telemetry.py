@@ -44,6 +44,8 @@ SWITCH: Final = "OTEL_TRACES_EXPORTER"
 EXPORTER: Final = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 # A step this slow is traced whatever the rate limit says, by the scheduler and by the worker.
 SLOW_STEP_US: Final = 1_000_000
+# And a request that waited so long for its first token, queue and prompt together.
+SLOW_FIRST_TOKEN_US: Final = 10_000_000
 # What is left is sent for this long at the end; a collector that is away must not delay a stop.
 CLOSE_S_MAX: Final = 2.0
 # Spans that may wait to be sent, unless OTEL_BSP_MAX_QUEUE_SIZE says another number.

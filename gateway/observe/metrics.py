@@ -19,6 +19,7 @@ from gateway.observe.tracing import Trace
 from gateway.tenants import Tenant
 from gateway.values.generation_request import Ask, ChatPrompt
 from kaiten.v1.common_pb2 import FinishReason
+from service_kit import semconv
 from service_kit.errors import DeadlineExceeded, KaitenError
 from service_kit.grpc_errors import code_of
 from service_kit.metrics import exemplar, seen
@@ -91,8 +92,8 @@ class Meters:
             meter, "time_per_output_token", NEXT_TOKEN_S, "of each output token after the first"
         )
         self._chat, self._completion = (
-            {"gen_ai.operation.name": operation, "gen_ai.request.model": model}
-            for operation in ("chat", "text_completion")
+            {semconv.GEN_AI_OPERATION_NAME: operation, semconv.GEN_AI_REQUEST_MODEL: model}
+            for operation in (semconv.CHAT, semconv.TEXT_COMPLETION)
         )
 
     @contextmanager
@@ -126,7 +127,7 @@ class Meters:
         self._output_tokens["", visit.tenant] += sum(output_tokens)
         attributes = self._chat if visit.is_chat else self._completion
         now_ns = perf_counter_ns()
-        ended = attributes if reasons else {**attributes, "error.type": outcome}
+        ended = attributes if reasons else {**attributes, semconv.ERROR_TYPE: outcome}
         context = self._exemplar(visit)
         self._duration_s.record((now_ns - visit.started_ns) / 1e9, ended, context)
         if visit.first_ns:

@@ -161,6 +161,7 @@ class Front:
             reasons,
             input_tokens=visit.prompt_tokens,
             output_tokens=sum(counts),
+            done=generation.done_message if generation.is_done else None,
         )
         self._request_log.closed(
             generation.id, visit, outcome, sum(counts), generation.done_message

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
-from kaiten.api_key import ApiKeyFile, api_key
+from kaiten.api_key import ApiKeyFile, api_key_of
 from kaiten.cli import packages
 from kaiten.cli.config_file import from_file
 from kaiten.cli.other_servers import explained
@@ -366,15 +366,6 @@ def ps(
 
     gateways = [tls.of_or_exit(each) for each in address]
     return list_requests(gateways, api_key=api_key_of(api_key_file), as_json=json)
-
-
-def api_key_of(file: Path | None) -> str | None:
-    """The key to send; a file that holds none ends the command."""
-    try:
-        return api_key(file)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
 
 
 @app.command(group=USE)

@@ -102,11 +102,9 @@ def test_ps_gives_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 def test_ps_says_that_nobody_answers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(*_: object) -> Iterator[WatchResponse]:
-        raise UnavailableError("nobody is there")
-        yield
-
-    monkeypatch.setattr(ps, "responses", gone)
+    screen = Screen()
+    screen.told.put(UnavailableError("nobody is there"))
+    monkeypatch.setattr(ps, "responses", lambda *_: screen.responses())
     assert ps.ps([("here:1", None)], api_key=None, as_json=False) == 1
     assert "nobody is there" in capsys.readouterr().err
 
@@ -156,9 +154,9 @@ class Screen:
 
     def __init__(self) -> None:
         self.told: queue.Queue[WatchResponse | ApiError | None] = queue.Queue()
-        self.app = Top(self._responses)
+        self.app = Top(self.responses)
 
-    def _responses(self) -> Iterator[WatchResponse]:
+    def responses(self) -> Iterator[WatchResponse]:
         while (one := self.told.get()) is not None:
             if isinstance(one, ApiError):
                 raise one
