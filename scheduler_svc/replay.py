@@ -133,13 +133,16 @@ class Replay:
         if record.epoch != self._epoch:
             self._epoch = record.epoch
             self._core = Scheduler()
+            if self._timelines is not None and record.inputs:
+                self._timelines.lead_anew(record.inputs[0].now_ns)
         events: list[Event] = []
         tokens: list[Token] = []
         for item in record.inputs:
             command = self._command(item, record.token_ids)
             outcome = self._core.apply(command, item.now_ns)
             if self._timelines is not None:
-                self._timelines.take(command, outcome, item.now_ns)
+                throttled = self._core.waiting.throttled
+                self._timelines.take(command, outcome, item.now_ns, throttled)
             events += outcome.events
             if (step := outcome.tokens) is not None:
                 tokens += zip(step.sequence_ids, step.positions, step.tokens, strict=True)

@@ -15,6 +15,7 @@ from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Tracing
 from gateway.requests import tool_rules
 from gateway.requests.cancellation import Release, Releases
+from gateway.requests.delivery import Deliveries, Delivery
 from gateway.requests.explaining import Explainer
 from gateway.requests.ledger_session import LedgerLink
 from gateway.requests.prompts import Prompter, is_long
@@ -100,6 +101,7 @@ class Front:
             lambda shown: Pieces(card.tokenizer, shown=shown)
         )
         self._active: dict[Generation, None] = {}
+        self._deliveries = Deliveries()
         self._followers: Counter[str] = Counter()
         self._opening = 0
         self._idle = asyncio.Event()
@@ -136,6 +138,8 @@ class Front:
             raise
         finally:
             generation.close()
+            if generation.delivery is not None:
+                self._deliveries.closed(generation.id, is_done=generation.is_done)
             self._active.pop(generation, None)
             self._followers[generation.id] -= 1
             is_last = self._followers[generation.id] <= 0
@@ -174,7 +178,7 @@ class Front:
             self._request_log.opening(ask, tenant),
             self._door(),
         ):
-            limits = self.limits
+            limits, delivery = self.limits, Delivery(ask.arrived_ns)
             check(ask, limits, self.card.name, priority_max=tenant.priority_max)
             tool_rules.check(ask)
             tool_rules.check_model(ask, self.card, limits)
@@ -200,7 +204,9 @@ class Front:
                 grammar=grammar,
             )
             record.render.MergeFrom(marks(ask, self.card, prompt_ids))
+            delivery.submitting()
             submitted = await self._submit(record, ask, tenant)
+            delivery.accepted()
             accepted = Accepted(named.request_id, len(prompt_ids))
             generation = self._follow(
                 accepted,
@@ -214,6 +220,9 @@ class Front:
             )
             visit.is_repeat, visit.prompt_tokens = not submitted.is_new, len(prompt_ids)
             generation.visit, visit.trace = visit, trace
+            if submitted.is_new:
+                generation.delivery = delivery
+                self._deliveries.opened(generation.id, delivery)
             if named.timeout_s is not None:
                 self._watch_deadline(generation, named.timeout_s + named.grace_s)
             return generation
@@ -305,7 +314,9 @@ class Front:
             raise InvalidRequest("request_id", "must be given")
         check_request_id(request_id)
         ledger_id = f"{of or tenant.name}:{request_id}"
-        return await self._explainer.timelines(ledger_id, is_operator=tenant.is_operator)
+        choices = await self._explainer.timelines(ledger_id, is_operator=tenant.is_operator)
+        self._deliveries.add_to(ledger_id, choices)
+        return choices
 
     async def tokenize(self, ask: Ask, tenant: Tenant) -> Sequence[int]:
         """A prompt's ids, as `generate` would use them, and let in as a request would be."""

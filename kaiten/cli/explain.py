@@ -24,8 +24,23 @@ PHASES: Final[Mapping[int, str]] = {
     TimelinePhase.TIMELINE_PHASE_QUEUE: "queue",
     TimelinePhase.TIMELINE_PHASE_PREFILL: "prefill",
     TimelinePhase.TIMELINE_PHASE_DECODE: "decode",
+    TimelinePhase.TIMELINE_PHASE_STALL: "stall",
+    TimelinePhase.TIMELINE_PHASE_ACCEPT: "accept",
+    TimelinePhase.TIMELINE_PHASE_COMMIT: "commit",
+    TimelinePhase.TIMELINE_PHASE_DELIVER: "deliver",
+    TimelinePhase.TIMELINE_PHASE_READER: "reader",
 }
-MARKS: Final = {"queue": "·", "prefill": "▒", "decode": "█", "unknown": "?"}
+MARKS: Final = {
+    "accept": "▏",
+    "queue": "·",
+    "prefill": "▒",
+    "decode": "█",
+    "stall": "!",
+    "commit": "=",
+    "deliver": "▏",
+    "reader": "~",
+    "unknown": "?",
+}
 
 
 def explain(
@@ -111,20 +126,33 @@ def _bar(interval: TimelineInterval, start_ns: int, total_ns: int) -> str:
 def _words(interval: TimelineInterval) -> Iterator[str]:
     if interval.why:
         yield interval.why
+    if interval.HasField("stalled_by_sequence_id"):
+        yield f"that of sequence {interval.stalled_by_sequence_id}"
     if interval.HasField("behind_sequence_id"):
         yield f"of sequence {interval.behind_sequence_id}, which is before it"
+    yield from _of_prompt(interval)
+    yield from _of_steps(interval)
+    if interval.batch_mates:
+        yield f"beside {interval.batch_mates} other{'s' * (interval.batch_mates != 1)}"
+    if interval.worker_id:
+        yield f"on {interval.worker_id}"
+
+
+def _of_prompt(interval: TimelineInterval) -> Iterator[str]:
     if interval.chunk_tokens:
         chunks = interval.chunk_tokens
         yield f"{sum(chunks)} tokens in {len(chunks)} chunk{'s' * (len(chunks) > 1)}"
     if interval.num_cached_tokens:
         yield f"{interval.num_cached_tokens} tokens were cached"
+    if interval.num_blocks:
+        shared = f", {interval.num_shared_blocks} shared" if interval.num_shared_blocks else ""
+        yield f"{interval.num_blocks} block{'s' * (interval.num_blocks > 1)}{shared}"
+
+
+def _of_steps(interval: TimelineInterval) -> Iterator[str]:
     if interval.gap_p50_ns:
         yield f"{interval.num_steps} steps, {_ms(interval.gap_p50_ns)} ms apart"
     for gap in interval.longest_gaps[:1]:
         prompts = f", {gap.prompt_tokens} prompt tokens" if gap.prompt_tokens else ""
         rows = "1 row" if gap.rows == 1 else f"{gap.rows} rows"
         yield f"{_ms(gap.gap_ns)} ms at most (a step of {rows}{prompts})"
-    if interval.batch_mates:
-        yield f"beside {interval.batch_mates} other{'s' * (interval.batch_mates != 1)}"
-    if interval.worker_id:
-        yield f"on {interval.worker_id}"

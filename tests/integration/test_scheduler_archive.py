@@ -14,6 +14,7 @@ from ledger.archive import Cursor, Wanted, entries, segments, verify
 from ledger.archive.remote import remote_entries
 from scheduler_svc.replay import Compared, Skipped, replay_archive
 from scheduler_svc.timeline import Phase, Timelines
+from scheduler_svc.timeline_intervals import timelines_of
 from tests.support.answers import until
 from tests.support.cluster import SCHEDULER_FLAGS, Cluster, argv_of
 from tests.support.processes import ServiceProcess
@@ -97,7 +98,7 @@ async def test_leaders_of_several_minds_are_replayed_from_the_archive(tmp_path: 
     assert all(one.is_equal for one in compared)
     assert len([one for one in compared if "plan" in one.what]) > 100
     ids = {entry.request.submit.id for entry in entries([archive]) if entry.HasField("request")}
-    told = [each for id in ids for each in timelines.snapshot(id).timelines()]
+    told = [each for id in ids for each in timelines_of(timelines.snapshot(id))]
     # Where their time went, under however many leaders. The end of some went with the one killed.
     assert {each.id for each in told} == ids
     for each in told:
