@@ -235,7 +235,9 @@ def _step_done(result: StepResult, record_tokens: Sequence[int]) -> ResultInput:
             for s, run in result.prompt_logprobs.items()
         ],
         is_last=result.is_last,
-        timings=StepTimings(forward_us=result.step_us) if result.step_us else None,
+        timings=StepTimings(forward_us=result.step_us, is_graph=result.is_graph)
+        if result.step_us
+        else None,
     )
     return ResultInput(worker_id=result.worker_id, step=step)
 

@@ -1,15 +1,19 @@
 """`kaiten explain`: where the time of a request went, as a waterfall."""
 
+import os
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import grpc
-from google.protobuf.json_format import MessageToJson
+from google.protobuf.json_format import MessageToJson, Parse
 
 from kaiten.cli.complaint import complain
 from kaiten.client.connection import OPTIONS, with_key
 from kaiten.client.errors import ApiError, NotFoundError, from_rpc_error
+from kaiten.local import services
 from kaiten.tls import TLS
 from kaiten.tls import channel as channel_to
 from kaiten.v1.inference_service_pb2 import ExplainRequest, ExplainResponse
@@ -19,6 +23,10 @@ from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePha
 CALL_S: Final = 20.0
 # What the HTTP API writes before a request's id. An id that a gRPC client chose may begin so, too.
 PREFIXES: Final = ("chatcmpl-", "cmpl-", "resp_")
+# Of a gateway without keys.
+DEFAULT_TENANT: Final = "default"
+# What a replay ends with that has read all of the archives.
+NOT_FOUND: Final = 1
 BAR: Final = 32
 PHASES: Final[Mapping[int, str]] = {
     TimelinePhase.TIMELINE_PHASE_QUEUE: "queue",
@@ -63,13 +71,47 @@ def explain(
             response = asked(address, tls, bare, tenant, api_key)
     except ApiError as error:
         return complain(error, address)
+    _show(request_id, response, as_json=as_json)
+    return 0
+
+
+def _show(request_id: str, response: ExplainResponse, *, as_json: bool) -> None:
     if as_json:
         text = MessageToJson(response, indent=None, preserving_proto_field_name=True)
         sys.stdout.write(text + "\n")
     else:
         lines = [line for choice in response.choices for line in lines_of(request_id, choice)]
         sys.stdout.write("\n".join(lines) + "\n")
-    return 0
+
+
+def explain_archived(
+    archives: Sequence[str],
+    request_id: str,
+    *,
+    tenant: str,
+    files: Mapping[str, Path | None],
+    as_json: bool,
+) -> int:
+    """By a replay of archives, long after and under however many leaders; the exit code. Folders
+    are named as they are, all else is an address.
+    """
+    command = [*services.command(services.MODULES["archive-replay"]), "explain"]
+    folders = [name for name in archives if Path(name).is_dir()]
+    for name in archives:
+        command += [] if name in folders else ["--address", name]
+    for flag, file in files.items():
+        command += [] if file is None else [flag, str(file)]
+    bare = [request_id.removeprefix(p) for p in PREFIXES if request_id.startswith(p)]
+    for id in (request_id, *bare):
+        asked_for = [*command, f"{tenant or DEFAULT_TENANT}:{id}", *folders]
+        done = subprocess.run(
+            asked_for, stdout=subprocess.PIPE, text=True, env=os.environ | services.environ()
+        )
+        if done.returncode != NOT_FOUND:
+            break
+    if done.returncode == 0:
+        _show(request_id, Parse(done.stdout, ExplainResponse()), as_json=as_json)
+    return done.returncode
 
 
 def asked(

@@ -5,6 +5,8 @@ import random
 from collections import deque
 from dataclasses import replace
 from typing import Any
+from unittest import mock
+from unittest.mock import Mock
 
 import pytest
 
@@ -246,9 +248,9 @@ def test_of_500_requests_all_that_their_clients_measured_is_told() -> None:
         world = Served(seed)
         # Too few blocks for all who have a slot. That books balance, other tests prove.
         world.places, world.crash_percent = 80, max(1, world.crash_percent)
-        world.scheduler.check = world.scheduler.check_all = lambda *_: None  # type: ignore[method-assign]
-        world.run(turns=60, requests=25)
-        world.drain()
+        with mock.patch.multiple(world.scheduler, check=Mock(), check_all=Mock()):
+            world.run(turns=60, requests=25)
+            world.drain()
         count += world.judge_times()
         preempted += sum(over.num_preemptions for over in world.overs.values())
         seed += 1
