@@ -251,7 +251,7 @@ def _blocks(said: Decision) -> str:
     evicted = f" ({blocks.evicted} evicted)" if blocks.evicted else ""
     return (
         f"    blocks     {blocks.allocated} taken{evicted}, {blocks.shared} from the cache,"
-        f" {blocks.freed} given back; {blocks.free} of {blocks.count} free"
+        f" {blocks.freed} given back; {blocks.free} of {blocks.total} free"
     )
 
 

@@ -7,6 +7,7 @@ command, what came of it, and the core as it was then. Pure.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from operator import sub
 from typing import Final, NamedTuple
 
 from scheduler_svc.core.commands import Command, Configured, MakePlan, StepDone
@@ -53,7 +54,7 @@ class Blocks(NamedTuple):
     shared: int
     freed: int
     free: int
-    count: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +84,9 @@ class Decision:
 
     def concerns(self, ids: set[SequenceId]) -> bool:
         """It says something of one of these."""
-        told = {each.sequence_id for each in (*self.admitted, *self.waits)}
-        told |= {each[0] for each in (*self.chunks, *self.preempted)}
+        told = {each.sequence_id for each in self.admitted}
+        told |= {each.sequence_id for each in self.waits}
+        told |= {one for one, _ in self.chunks} | {one for one, _ in self.preempted}
         return not ids.isdisjoint(told.union(self.sat_out))
 
 
@@ -159,8 +161,10 @@ class Decisions:
         counts = worker.kv.counts
         before = self._counts.get(worker, (0, 0, 0, 0))
         self._counts[worker] = counts
-        since = (now - then for now, then in zip(counts, before, strict=True))
-        return Blocks(*since, worker.kv.free_count, worker.kv.block_count)
+        allocated, evicted, shared, freed = map(sub, counts, before)
+        return Blocks(
+            allocated, evicted, shared, freed, worker.kv.free_count, worker.kv.block_count
+        )
 
     def _measured(
         self, command: StepDone, outcome: Outcome, now_ns: int, core: Scheduler

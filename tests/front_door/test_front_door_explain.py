@@ -40,7 +40,7 @@ def test_who_waited_is_told_for_what(
         assert "unknown" not in phases
         # Its client left as soon as it was accepted: what came after nobody here has measured.
         assert choice["latency_ms"] is None
-        began = phases.index("decode")
+        began = len(phases) - phases[::-1].index("prefill")
         assert sum(each["steps"] for each in intervals[began:]) == 39
 
     shown = {}

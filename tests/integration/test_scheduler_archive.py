@@ -66,10 +66,14 @@ async def more_work(cluster: Cluster) -> None:
 
 
 def told_by_commands(
-    archive: Path, compared: Sequence[Compared], one: Timeline, capsys: pytest.CaptureFixture[str]
+    archive: Path,
+    compared: Sequence[Compared],
+    choices: Sequence[Timeline],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`kaiten archive steps` tells every decision, and `kaiten explain --archive` one request."""
     capsys.readouterr()
+    one = choices[0]
     assert archive_replay.main(["steps", str(archive), "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     plans = [line for line in lines if line["kind"] == "plan"]
@@ -95,7 +99,7 @@ def told_by_commands(
         )
         assert done.returncode == code, done.stderr
         assert said in done.stdout + done.stderr
-        assert code or done.stdout.count("\n") == len(one.intervals) + 2
+        assert code or done.stdout.count("\n") == sum(len(t.intervals) + 2 for t in choices)
 
 
 async def test_leaders_of_several_minds_are_replayed_from_the_archive(
@@ -147,7 +151,7 @@ async def test_leaders_of_several_minds_are_replayed_from_the_archive(
     # One that was resumed for its last token has it of the prefill.
     last = {each.intervals[-1].phase for each in whole}
     assert last <= {Phase.DECODE, Phase.PREFILL, Phase.STALL}
-    told_by_commands(archive, compared, whole[0], capsys)
+    told_by_commands(archive, compared, [t for t in told if t.id == whole[0].id], capsys)
     headers = [segment.header for segment in segments([archive])]
     assert [header.configured.policy for header in headers] == ["fair", "priority", "fair"]
     assert [header.configured.mix for header in headers] == ["prefill_first", "", ""]
