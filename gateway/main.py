@@ -226,6 +226,8 @@ def _ledger_limits(config: GatewaySettings) -> LedgerLimits:
         files_bytes_max=config.files_mb << 20,
         files_ttl_s=round(config.files_hours * 3600),
         allow_everysec=config.allow_everysec,
+        replicas_min=config.store_replicas_min,
+        replicas_ack=config.store_replicas_ack,
     )
 
 

@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from urllib.parse import urlsplit
 
 import structlog
 
 from kaiten.v1.scheduler_service_pb2_grpc import add_SchedulerServiceServicer_to_server
-from ledger import Leader, Ledger, LedgerLimits
+from ledger import Leader, Ledger, LedgerLimits, first_address
 from scheduler_svc import archiving
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.meters import Meters
@@ -102,6 +101,8 @@ class SchedulerProcess:
             limits = LedgerLimits(
                 result_ttl_s=self._settings.result_ttl_s,
                 allow_everysec=self._settings.allow_everysec,
+                replicas_min=self._settings.store_replicas_min,
+                replicas_ack=self._settings.store_replicas_ack,
             )
             self._ledger = await Ledger.connect(
                 self._settings.redis_url.get_secret_value(), cell=self._settings.cell, limits=limits
@@ -113,7 +114,13 @@ class SchedulerProcess:
                 log.warning("store.waiting", reason=str(error))
                 await self._clock.sleep(STORE_RETRY_S)
                 continue
-            log.info("store.ready", server=store.server, version=store.version)
+            log.info(
+                "store.ready",
+                server=store.server,
+                version=store.version,
+                kind=store.kind,
+                replicas=store.replicas,
+            )
             return
 
     async def _lead(self) -> None:
@@ -171,10 +178,8 @@ class SchedulerProcess:
     async def _address(self) -> str:
         """Where workers find this scheduler once it leads; the lease carries it."""
         chosen = self._settings
-        store = urlsplit(chosen.redis_url.get_secret_value())
-        return chosen.advertise_address or await self._bound.advertised(
-            f"{store.hostname or ''}:{store.port or 6379}"
-        )
+        store = first_address(chosen.redis_url.get_secret_value())
+        return chosen.advertise_address or await self._bound.advertised(store)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
