@@ -206,9 +206,7 @@ class Front:
                 grammar=grammar,
             )
             record.render.MergeFrom(marks(ask, self.card, prompt_ids))
-            delivery.submitting()
-            submitted = await self._submit(record, ask, tenant)
-            delivery.accepted()
+            submitted = await self._submit(record, ask, tenant, delivery)
             accepted = Accepted(named.request_id, len(prompt_ids))
             generation = self._follow(
                 accepted,
@@ -413,13 +411,16 @@ class Front:
     def _place(self, sequence_id: int, tenant: str) -> Place:
         return place_of(self.readiness.watch.record, sequence_id, tenant)
 
-    async def _submit(self, record: SubmitRecord, ask: Ask, tenant: Tenant) -> Submitted:
+    async def _submit(
+        self, record: SubmitRecord, ask: Ask, tenant: Tenant, delivery: Delivery
+    ) -> Submitted:
         """Submit to the end even if the client leaves: what was accepted must be known."""
+        delivery.submitting()
         task = asyncio.ensure_future(
             self._link.ledger.submit(record, ask.body_hash, tenant.bounds, note=ask.note)
         )
         try:
-            return await asyncio.shield(task)
+            submitted = await asyncio.shield(task)
         except asyncio.CancelledError:
             if not ask.keep_running:
                 self.releases.adopt(task, record.id)
@@ -431,6 +432,8 @@ class Front:
             if not ask.request_id:
                 self.releases.ask(Release(record.id))
             raise
+        delivery.accepted()
+        return submitted
 
     def _follow(
         self,
