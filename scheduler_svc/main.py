@@ -18,7 +18,7 @@ from scheduler_svc.tracing import Tracing
 from service_kit import grpc_server, lifecycle, logs, settings, telemetry
 from service_kit.clock import SystemClock
 from service_kit.errors import OutOfOrder, Unavailable
-from service_kit.metrics import Metrics
+from service_kit.metrics import Metrics, count_spans
 from service_kit.peers import Peers, make_credential
 
 log = structlog.get_logger()
@@ -46,9 +46,14 @@ class SchedulerProcess:
         self._seen_epoch = 0
         self._is_draining = False
         self._metrics = Metrics("scheduler", is_scraped=chosen.metrics_port is not None)
-        self._meters = Meters(self._metrics.meter)
+        self._meters = Meters(
+            self._metrics.meter,
+            with_tenants=chosen.metrics_tenants,
+            has_exemplars=self._metrics.has_exemplars,
+        )
         # None when nobody listens: then nothing is even collected.
         self._spans = telemetry.configure("scheduler")
+        count_spans(self._metrics.meter, self._spans)
 
     async def start(self) -> dict[str, object]:
         log.info("service.settings", **settings.describe(self._settings))
@@ -150,6 +155,7 @@ class SchedulerProcess:
             standby_addresses=self._servicer.standby_addresses.values(),
         )
         self._meters.leads(session)
+        self._metrics.model_name = lambda: session.roster.model
         try:
             await session.recover()
             # From here on workers may register; `run` makes room for them before it first waits.

@@ -34,6 +34,9 @@ class SchedulerSettings(SchedulingSettings, PartSettings):
     metrics_port: int | None = Field(
         default=None, ge=0, le=65535, description="0: any free port; default: no /metrics"
     )
+    metrics_tenants: bool = Field(
+        default=False, description="queued and running tokens by tenant, of 256 at most"
+    )
     advertise_address: str = Field(
         default="",
         description="host:port told to workers; default: where it is bound, or its address on the"

@@ -12,7 +12,7 @@ from typing import Final
 from gateway.children.grammar_process import GrammarProcess
 from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
-from gateway.observe.tracing import Tracing
+from gateway.observe.tracing import Trace, Tracing
 from gateway.requests import tool_rules
 from gateway.requests.cancellation import Release, Releases
 from gateway.requests.delivery import Deliveries, Delivery
@@ -165,6 +165,7 @@ class Front:
             reasons,
             input_tokens=visit.prompt_tokens,
             output_tokens=sum(counts),
+            done=generation.done_message if generation.is_done else None,
         )
         self._request_log.closed(
             generation.id, visit, outcome, sum(counts), generation.done_message
@@ -186,7 +187,7 @@ class Front:
             constrained(ask, self.card)
             if refusal := self.readiness.watch.refusal(self.card):
                 raise Unavailable(self.readiness.problem or refusal)
-            named = self._complete(ask, trace.traceparent(ask.traceparent))
+            named = self._complete(ask, trace, tenant)
             has_grammar = is_held(ask) or ask.sampling.HasField("structured_outputs")
             is_work = is_long(ask.prompt) or has_grammar
             if not ask.request_id and is_work:
@@ -355,14 +356,19 @@ class Front:
             self._opening -= 1
             self._note_idle()
 
-    def _complete(self, ask: Ask, traceparent: str) -> Ask:
+    def _complete(self, ask: Ask, trace: Trace, tenant: Tenant) -> Ask:
         """An Ask with an id, its span, and this gateway's deadline if it brings none."""
+        request_id = ask.request_id or secrets.token_hex(12)
         return replace(
             ask,
-            request_id=ask.request_id or secrets.token_hex(12),
+            request_id=request_id,
             timeout_s=self._timeout_s if ask.timeout_s is None else ask.timeout_s,
-            traceparent=traceparent,
+            traceparent=trace.traceparent(f"{tenant.name}:{request_id}", ask.traceparent),
         )
+
+    def trace_id(self, request_id: str, tenant: Tenant, of: str = "") -> str:
+        """Of a request's spans; empty: this gateway makes none."""
+        return self._tracing.trace_id(f"{of or tenant.name}:{request_id}")
 
     async def _grammar(self, ask: Ask, tenant: Tenant) -> str:
         """What workers keep to; empty: anything."""

@@ -61,14 +61,8 @@ def explain(
     as_json: bool,
 ) -> int:
     """Print it; the exit code."""
-    bare = next((request_id.removeprefix(p) for p in PREFIXES if request_id.startswith(p)), "")
     try:
-        try:
-            response = asked(address, tls, request_id, tenant, api_key)
-        except NotFoundError:
-            if not bare:
-                raise
-            response = asked(address, tls, bare, tenant, api_key)
+        response = found_by(address, tls, request_id, tenant, api_key)
     except ApiError as error:
         return complain(error, address)
     _show(request_id, response, as_json=as_json)
@@ -112,6 +106,19 @@ def explain_archived(
     if done.returncode == 0:
         _show(request_id, Parse(done.stdout, ExplainResponse()), as_json=as_json)
     return done.returncode
+
+
+def found_by(
+    address: str, tls: TLS | None, request_id: str, tenant: str, api_key: str | None
+) -> ExplainResponse:
+    """By the id as answers carry it, or as it is."""
+    try:
+        return asked(address, tls, request_id, tenant, api_key)
+    except NotFoundError:
+        bare = next((request_id.removeprefix(p) for p in PREFIXES if request_id.startswith(p)), "")
+        if not bare:
+            raise
+        return asked(address, tls, bare, tenant, api_key)
 
 
 def asked(

@@ -356,7 +356,9 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("choices",)
+    __slots__ = ("choices", "trace_id")
     CHOICES_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     choices: _containers.RepeatedCompositeFieldContainer[_timeline_pb2.ChoiceTimeline]
-    def __init__(self, choices: _Optional[_Iterable[_Union[_timeline_pb2.ChoiceTimeline, _Mapping]]] = ...) -> None: ...
+    trace_id: str
+    def __init__(self, choices: _Optional[_Iterable[_Union[_timeline_pb2.ChoiceTimeline, _Mapping]]] = ..., trace_id: _Optional[str] = ...) -> None: ...
