@@ -72,14 +72,16 @@ class Deliveries:
         self._live: dict[str, Delivery] = {}
         self._over: OrderedDict[str, Delivery] = OrderedDict()
 
-    def opened(self, id: str, delivery: Delivery) -> None:
+    def opened(self, id: str, delivery: Delivery) -> Delivery:
+        """It goes on."""
         self._live[id] = delivery
+        return delivery
 
-    def closed(self, id: str, *, is_done: bool) -> None:
-        """Only of what was opened. Not done: its client has gone before the end, which is to be
-        measured elsewhere, if at all.
+    def closed(self, id: str, delivery: Delivery | None, *, is_done: bool) -> None:
+        """None: it was not submitted here. Not done: its client has gone before the end, which is
+        to be measured elsewhere, if at all.
         """
-        if (delivery := self._live.pop(id, None)) is not None:
+        if delivery is not None and self._live.pop(id, None) is not None:
             if is_done:
                 delivery.close()
             self._over[id] = delivery

@@ -138,8 +138,7 @@ class Front:
             raise
         finally:
             generation.close()
-            if generation.delivery is not None:
-                self._deliveries.closed(generation.id, is_done=generation.is_done)
+            self._deliveries.closed(generation.id, generation.delivery, is_done=generation.is_done)
             self._active.pop(generation, None)
             self._followers[generation.id] -= 1
             is_last = self._followers[generation.id] <= 0
@@ -225,8 +224,7 @@ class Front:
             visit.is_repeat, visit.prompt_tokens = not submitted.is_new, len(prompt_ids)
             generation.visit, visit.trace = visit, trace
             if submitted.is_new:
-                generation.delivery = delivery
-                self._deliveries.opened(generation.id, delivery)
+                generation.delivery = self._deliveries.opened(generation.id, delivery)
             if named.timeout_s is not None:
                 self._watch_deadline(generation, named.timeout_s + named.grace_s)
             return generation

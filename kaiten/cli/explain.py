@@ -10,6 +10,7 @@ from typing import Final
 import grpc
 from google.protobuf.json_format import MessageToJson, Parse
 
+from kaiten.cli import packages
 from kaiten.cli.complaint import complain
 from kaiten.client.connection import OPTIONS, with_key
 from kaiten.client.errors import ApiError, NotFoundError, from_rpc_error
@@ -81,20 +82,20 @@ def _show(request_id: str, response: ExplainResponse, *, as_json: bool) -> None:
 def explain_archived(
     archives: Sequence[str],
     request_id: str,
-    *,
     tenant: str,
-    files: Mapping[str, Path | None],
+    api_key_file: Path | None,
+    *,
     as_json: bool,
 ) -> int:
     """By a replay of archives, long after and under however many leaders; the exit code. Folders
     are named as they are, all else is an address.
     """
+    packages.require("scheduler")
     command = [*services.command(services.MODULES["archive-replay"]), "explain"]
     folders = [name for name in archives if Path(name).is_dir()]
     for name in archives:
         command += [] if name in folders else ["--address", name]
-    for flag, file in files.items():
-        command += [] if file is None else [flag, str(file)]
+    command += [] if api_key_file is None else ["--api-key-file", str(api_key_file)]
     bare = [request_id.removeprefix(p) for p in PREFIXES if request_id.startswith(p)]
     for id in (request_id, *bare):
         asked_for = [*command, f"{tenant or DEFAULT_TENANT}:{id}", *folders]

@@ -129,9 +129,9 @@ def test_as_many_as_are_kept_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         made = delivery(10, 14, 16, 0)
         kept.opened(name, made)
         assert not made.ended_ns
-        kept.closed(name, is_done=name != "b")
+        kept.closed(name, made, is_done=name != "b")
         assert bool(made.ended_ns) == (name != "b")
-    kept.closed("a", is_done=True)
+    kept.closed("a", None, is_done=True)
     found = []
     for name in "abc":
         one = choice(1000, 1100)
