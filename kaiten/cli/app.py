@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
-from kaiten.api_key import ApiKeyFile, api_key
+from kaiten.api_key import ApiKeyFile, api_key_of
 from kaiten.cli import packages
 from kaiten.cli.config_file import from_file
 from kaiten.cli.other_servers import explained
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 INTERRUPTED: Final = 130
+REPLAYS: Final = (("steps",), ("explain",))
 
 app = App(
     name="kaiten",
@@ -49,6 +50,10 @@ app.command(
 
 Address = Annotated[
     str, Parameter(help="host:port of a gateway's gRPC API; https:// before it: with TLS")
+]
+Watched = Annotated[
+    tuple[str, ...],
+    Parameter(help="host:port of a gateway, or of schedulers; repeatable", negative=()),
 ]
 Model = Annotated[
     str | None, Parameter(name="--model", help="folder or hub id; default: the shipped one")
@@ -264,6 +269,9 @@ def chat_of(system: str | None, max_tokens: int | None, temperature: float | Non
     return Chat(system=system or "", options=options)
 
 
+OF_ARCHIVES: Final = "of the past: a folder of archives, or a gateway's host:port; repeatable"
+
+
 @app.command(group=USE)
 def explain(
     request_id: Annotated[str, Parameter(help="as its answer has it")],
@@ -273,23 +281,45 @@ def explain(
     api_key_file: ApiKeyFile = None,
     tls: TlsOptions = NO_TLS,
     tenant: Annotated[str, Parameter(help="whose it is, for operators; default: the key's")] = "",
+    archive: Annotated[tuple[str, ...], Parameter(help=OF_ARCHIVES, negative=())] = (),
     json: Annotated[bool, Parameter(help="what is told, as JSON")] = False,
 ) -> int:
     """See where the time of a request went: for what it waited, who was in its steps."""
-    from kaiten.cli.explain import explain as explain_request
+    from kaiten.cli import explain as told
+
+    if archive:
+        return told.explain_archived(archive, request_id, tenant, api_key_file, as_json=json)
+    where, trusted = tls.of_or_exit(address)
+    key = api_key_of(api_key_file)
+    return told.explain(where, trusted, request_id, tenant=tenant, api_key=key, as_json=json)
+
+
+@app.command(group=USE)
+def trace(
+    request_id: Annotated[str, Parameter(help="as its answer has it")],
+    /,
+    *,
+    address: Annotated[str, Parameter(help="host:port of a gateway")] = DEFAULT_ADDRESS,
+    api_key_file: ApiKeyFile = None,
+    tls: TlsOptions = NO_TLS,
+    tenant: Annotated[str, Parameter(help="whose it is, for operators; default: the key's")] = "",
+    ui: Annotated[str, Parameter(help="of Jaeger, for the link")] = "http://127.0.0.1:16686",
+    json: Annotated[bool, Parameter(help="what is told, as JSON")] = False,
+) -> int:
+    """See a request's spans as a waterfall, and the trace's id to look them up by."""
+    from kaiten.cli.live.trace import trace as trace_request
 
     where, trusted = tls.of_or_exit(address)
     key = api_key_of(api_key_file)
-    return explain_request(where, trusted, request_id, tenant=tenant, api_key=key, as_json=json)
+    return trace_request(
+        where, trusted, request_id, tenant=tenant, api_key=key, ui=ui, as_json=json
+    )
 
 
 @app.command(group=USE)
 def watch(
     *,
-    address: Annotated[
-        tuple[str, ...],
-        Parameter(help="host:port of a gateway, or of schedulers; repeatable", negative=()),
-    ] = (DEFAULT_ADDRESS,),
+    address: Watched = (DEFAULT_ADDRESS,),
     api_key_file: ApiKeyFile = None,
     tls: TlsOptions = NO_TLS,
     interval_ms: Annotated[
@@ -312,13 +342,37 @@ def watch(
     )
 
 
-def api_key_of(file: Path | None) -> str | None:
-    """The key to send; a file that holds none ends the command."""
-    try:
-        return api_key(file)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+@app.command(group=USE)
+def top(
+    *,
+    address: Watched = (DEFAULT_ADDRESS,),
+    api_key_file: ApiKeyFile = None,
+    tls: TlsOptions = NO_TLS,
+    interval_ms: Annotated[
+        int, Parameter(help="between two looks", validator=Number(gte=100, lte=60_000))
+    ] = 500,
+) -> int:
+    """See slots, workers, queue and KV live, as in `top`. b: KV blocks, space: hold, q: quit."""
+    packages.require("top")
+    from kaiten.cli.live.top import top as show
+
+    gateways = [tls.of_or_exit(each) for each in address]
+    return show(gateways, api_key=api_key_of(api_key_file), interval_ms=interval_ms)
+
+
+@app.command(group=USE)
+def ps(
+    *,
+    address: Watched = (DEFAULT_ADDRESS,),
+    api_key_file: ApiKeyFile = None,
+    tls: TlsOptions = NO_TLS,
+    json: Annotated[bool, Parameter(help="a line of JSON for each")] = False,
+) -> int:
+    """List the requests that live: whose, how far, how old, and why they wait."""
+    from kaiten.cli.live.ps import ps as list_requests
+
+    gateways = [tls.of_or_exit(each) for each in address]
+    return list_requests(gateways, api_key=api_key_of(api_key_file), as_json=json)
 
 
 @app.command(group=USE)
@@ -387,8 +441,8 @@ Rest = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 
 @app.command(group=USE, help_flags=[], version_flags=[])
 def archive(*arguments: Rest) -> NoReturn:
-    """Read what schedulers have decided: ls, cat, verify. Flags: `kaiten archive --help`."""
-    become("archive", arguments)
+    """Read what schedulers have decided: ls, cat, verify, steps. Flags: `kaiten archive --help`."""
+    become("archive-replay" if arguments[:1] in REPLAYS else "archive", arguments)
 
 
 @app.command(group=USE, help_flags=[], version_flags=[])
@@ -417,7 +471,8 @@ def worker(*arguments: Rest) -> NoReturn:
 
 def become(role: str, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by another. Its parent sees one process, and signals reach it."""
-    packages.require({"archive": "scheduler", "profile": "worker"}.get(role, role))
+    part = role.partition("-")[0]
+    packages.require({"archive": "scheduler", "profile": "worker"}.get(part, part))
     command = (*services.command(services.MODULES[role]), *arguments)
     os.execve(command[0], command, os.environ | services.environ())
 

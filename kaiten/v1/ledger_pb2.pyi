@@ -42,7 +42,7 @@ class SubmitRecord(_message.Message):
     def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., n: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_worker_service_pb2.RowSampling, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., priority: _Optional[int] = ..., traceparent: _Optional[str] = ..., render: _Optional[_Union[RenderOptions, _Mapping]] = ..., tenant_tokens_max: _Optional[int] = ...) -> None: ...
 
 class RenderOptions(_message.Message):
-    __slots__ = ("stop", "include_stop", "show_special_tokens", "prompt_token_ids", "hide_output", "keep_leading_space", "shown_token_ids", "begins_in_reasoning")
+    __slots__ = ("stop", "include_stop", "show_special_tokens", "prompt_token_ids", "hide_output", "keep_leading_space", "shown_token_ids", "begins_in_reasoning", "parsing")
     STOP_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
     SHOW_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class RenderOptions(_message.Message):
     KEEP_LEADING_SPACE_FIELD_NUMBER: _ClassVar[int]
     SHOWN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BEGINS_IN_REASONING_FIELD_NUMBER: _ClassVar[int]
+    PARSING_FIELD_NUMBER: _ClassVar[int]
     stop: _containers.RepeatedScalarFieldContainer[str]
     include_stop: bool
     show_special_tokens: bool
@@ -59,7 +60,18 @@ class RenderOptions(_message.Message):
     keep_leading_space: bool
     shown_token_ids: _containers.RepeatedScalarFieldContainer[int]
     begins_in_reasoning: bool
-    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., show_special_tokens: bool = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., hide_output: bool = ..., keep_leading_space: bool = ..., shown_token_ids: _Optional[_Iterable[int]] = ..., begins_in_reasoning: bool = ...) -> None: ...
+    parsing: OutputParsing
+    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., show_special_tokens: bool = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., hide_output: bool = ..., keep_leading_space: bool = ..., shown_token_ids: _Optional[_Iterable[int]] = ..., begins_in_reasoning: bool = ..., parsing: _Optional[_Union[OutputParsing, _Mapping]] = ...) -> None: ...
+
+class OutputParsing(_message.Message):
+    __slots__ = ("tool_names", "is_single_call", "must_call")
+    TOOL_NAMES_FIELD_NUMBER: _ClassVar[int]
+    IS_SINGLE_CALL_FIELD_NUMBER: _ClassVar[int]
+    MUST_CALL_FIELD_NUMBER: _ClassVar[int]
+    tool_names: _containers.RepeatedScalarFieldContainer[str]
+    is_single_call: bool
+    must_call: bool
+    def __init__(self, tool_names: _Optional[_Iterable[str]] = ..., is_single_call: bool = ..., must_call: bool = ...) -> None: ...
 
 class CancelRecord(_message.Message):
     __slots__ = ("id", "sequence_id", "n", "choice", "reason", "output_tokens", "error")
@@ -140,7 +152,7 @@ class StepRecord(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., step: _Optional[int] = ..., timings: _Optional[_Union[_worker_service_pb2.StepTimings, _Mapping]] = ...) -> None: ...
 
 class CoreInput(_message.Message):
-    __slots__ = ("now_ns", "submit", "cancel", "worker_joined", "worker_lost", "plan", "result", "expire", "worker_draining", "configured", "worker_late", "worker_changed", "handed_over")
+    __slots__ = ("now_ns", "submit", "cancel", "worker_joined", "worker_lost", "plan", "result", "expire", "worker_draining", "configured", "worker_late", "worker_changed", "handed_over", "store_behind")
     NOW_NS_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +166,7 @@ class CoreInput(_message.Message):
     WORKER_LATE_FIELD_NUMBER: _ClassVar[int]
     WORKER_CHANGED_FIELD_NUMBER: _ClassVar[int]
     HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
+    STORE_BEHIND_FIELD_NUMBER: _ClassVar[int]
     now_ns: int
     submit: SubmitInput
     cancel: CancelRecord
@@ -167,7 +180,8 @@ class CoreInput(_message.Message):
     worker_late: WorkerLateInput
     worker_changed: WorkerChangedInput
     handed_over: CellHandover
-    def __init__(self, now_ns: _Optional[int] = ..., submit: _Optional[_Union[SubmitInput, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoinedInput, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLostInput, _Mapping]] = ..., plan: _Optional[_Union[PlanInput, _Mapping]] = ..., result: _Optional[_Union[ResultInput, _Mapping]] = ..., expire: _Optional[_Union[ExpireInput, _Mapping]] = ..., worker_draining: _Optional[_Union[WorkerDrainingInput, _Mapping]] = ..., configured: _Optional[_Union[ConfiguredInput, _Mapping]] = ..., worker_late: _Optional[_Union[WorkerLateInput, _Mapping]] = ..., worker_changed: _Optional[_Union[WorkerChangedInput, _Mapping]] = ..., handed_over: _Optional[_Union[CellHandover, _Mapping]] = ...) -> None: ...
+    store_behind: StoreBehindInput
+    def __init__(self, now_ns: _Optional[int] = ..., submit: _Optional[_Union[SubmitInput, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoinedInput, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLostInput, _Mapping]] = ..., plan: _Optional[_Union[PlanInput, _Mapping]] = ..., result: _Optional[_Union[ResultInput, _Mapping]] = ..., expire: _Optional[_Union[ExpireInput, _Mapping]] = ..., worker_draining: _Optional[_Union[WorkerDrainingInput, _Mapping]] = ..., configured: _Optional[_Union[ConfiguredInput, _Mapping]] = ..., worker_late: _Optional[_Union[WorkerLateInput, _Mapping]] = ..., worker_changed: _Optional[_Union[WorkerChangedInput, _Mapping]] = ..., handed_over: _Optional[_Union[CellHandover, _Mapping]] = ..., store_behind: _Optional[_Union[StoreBehindInput, _Mapping]] = ...) -> None: ...
 
 class ConfiguredInput(_message.Message):
     __slots__ = ("policy", "lease_steps_max", "plans_in_flight_max", "prefill_tokens_min", "preemptions_max", "deaths_max", "misfit_wait_ns", "tenant_tokens_max", "placement", "order", "victim", "admission", "mix", "cadence", "priority_worth_ns", "token_worth_ns", "wait_ns_max", "long_prefill_tokens", "long_prefills_max", "schedule_interval_steps", "waiting_served_permille", "waiting_steps_max", "tenant_weights", "itl_target_us", "batch_gap_us")
@@ -321,6 +335,12 @@ class ResultInput(_message.Message):
 class ExpireInput(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class StoreBehindInput(_message.Message):
+    __slots__ = ("is_behind",)
+    IS_BEHIND_FIELD_NUMBER: _ClassVar[int]
+    is_behind: bool
+    def __init__(self, is_behind: bool = ...) -> None: ...
 
 class FoldedTokens(_message.Message):
     __slots__ = ("token_ids", "logprobs")
