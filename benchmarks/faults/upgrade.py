@@ -114,10 +114,15 @@ class Stack:
         for index in range(EACH):
             flags: dict[str, Flags] = {
                 "scheduler": {"redis_url": self.store.url},
-                "worker": {"scheduler": named, "slots": 64, "threads": 1, "kv_blocks": 2048},
+                "worker": {
+                    "scheduler": named,
+                    "slots": 64,
+                    "threads": 1,
+                    "kv_blocks": 2048,
+                    **model,
+                },
                 "gateway": {"redis_url": self.store.url, "http_port": self._port().number, **model},
             }
-            flags["worker"] |= {**model}
             for role, module in MODULES.items():
                 port = schedulers[index] if role == "scheduler" else self._port()
                 own = {"grpc_port": port.number, "drain_s": DRAIN_S, **flags[role]}
