@@ -59,6 +59,9 @@ class BlockPool:
         # By layer group and hash.
         self._block_of: list[dict[bytes, BlockId]] = [{} for _ in range(group_count)]
         self._key_of: dict[BlockId, tuple[int, BlockKey]] = {}
+        # For readers, since the beginning: taken anew, with content that was forgotten for it; held
+        # for what they remember; given back by whoever had them last.
+        self.num_taken = self.num_evicted = self.num_hits = self.num_freed = 0
 
     def __repr__(self) -> str:
         return f"<BlockPool {self.free_count}/{self.block_count} free, {len(self._key_of)} cached>"
@@ -72,6 +75,7 @@ class BlockPool:
         """Hold `count` blocks of unspecified content. The caller has seen that so many are free."""
         assert count <= len(self._free), f"{count} blocks taken, {len(self._free)} free"
         taken = []
+        self.num_taken += count
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
             self._forget(block)
@@ -121,6 +125,7 @@ class BlockPool:
             assert self._refs[block] > 0, f"block {block} given back but not held"
             self._refs[block] -= 1
             if self._refs[block] == 0:
+                self.num_freed += 1
                 self._free[block] = None
                 if block not in self._key_of:
                     self._free.move_to_end(block, last=False)
@@ -136,6 +141,7 @@ class BlockPool:
 
     def _forget(self, block: BlockId) -> None:
         if (known := self._key_of.pop(block, None)) is not None:
+            self.num_evicted += 1
             group, key = known
             del self._block_of[group][key[0]]
 

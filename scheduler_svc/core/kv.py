@@ -140,6 +140,14 @@ class KVManager:
         """Blocks nobody holds, cached ones included."""
         return self._pool.free_count
 
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """Since the worker joined: blocks taken anew, cached ones that were forgotten for that,
+        those found in the cache, and those given back.
+        """
+        pool = self._pool
+        return pool.num_taken, pool.num_evicted, pool.num_hits, pool.num_freed
+
     def worst(self, places_max: int) -> int:
         """Blocks that a sequence of so many KV places holds at once."""
         return sum(group.num_blocks_max(places_max) for group in self._groups)
@@ -206,6 +214,7 @@ class KVManager:
         assert not table.blocks
         for group, found in zip(self._groups, hits.blocks, strict=True):
             self._pool.hold(found)
+            self._pool.num_hits += len(found)
             skipped = group.num_skipped_blocks(hits.num_tokens)
             table.blocks.append([NO_BLOCK] * skipped + found)
             table.num_skipped_blocks.append(skipped)
