@@ -59,6 +59,8 @@ class BlockPool:
         # By layer group and hash.
         self._block_of: list[dict[bytes, BlockId]] = [{} for _ in range(group_count)]
         self._key_of: dict[BlockId, tuple[int, BlockKey]] = {}
+        # A byte per block, for readers: whether it is in `_key_of`.
+        self.cached = bytearray(block_count)
 
     def __repr__(self) -> str:
         return f"<BlockPool {self.free_count}/{self.block_count} free, {len(self._key_of)} cached>"
@@ -131,12 +133,14 @@ class BlockPool:
         cached = self._block_of[group].setdefault(key[0], block)
         if cached == block:
             self._key_of[block] = group, key
+            self.cached[block] = 1
             return block
         return cached if self._key_of[cached][1] == key else block
 
     def _forget(self, block: BlockId) -> None:
         if (known := self._key_of.pop(block, None)) is not None:
             group, key = known
+            self.cached[block] = 0
             del self._block_of[group][key[0]]
 
     def check(self, tables: Iterable[Items[BlockId]]) -> None:
@@ -152,3 +156,4 @@ class BlockPool:
         for block, (group, key) in self._key_of.items():
             known[group][key[0]] = block
         assert known == self._block_of
+        assert [b for b, is_cached in enumerate(self.cached) if is_cached] == sorted(self._key_of)

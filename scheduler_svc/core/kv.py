@@ -140,6 +140,11 @@ class KVManager:
         """Blocks nobody holds, cached ones included."""
         return self._pool.free_count
 
+    @property
+    def cached(self) -> bytes:
+        """By block, whether what it holds can be looked up."""
+        return bytes(self._pool.cached)
+
     def worst(self, places_max: int) -> int:
         """Blocks that a sequence of so many KV places holds at once."""
         return sum(group.num_blocks_max(places_max) for group in self._groups)

@@ -1,6 +1,7 @@
 """/v1/watch: the live core of the cell, as SchedulerService.Watch tells it, in JSON."""
 
 import re
+from base64 import b64encode
 from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Any, Final, Literal
@@ -59,6 +60,10 @@ class LiveWorker(Struct, kw_only=True):
     is_late: bool
     plans: list[LivePlan]
     passed_over: list[PassedOver]
+    # Base64 of a bit per block, the lowest of the first byte first.
+    cached_blocks: str
+    step_tokens_max: Count
+    mixed_tokens_max: Count
 
 
 class LiveIdentity(Struct, kw_only=True):
@@ -115,6 +120,36 @@ class LiveQueue(Struct, kw_only=True):
     length: Count
 
 
+class LiveStep(Struct, kw_only=True, omit_defaults=True):
+    """One iteration. Leaves and joins are against the step before in the same list; of the first
+    one, all of the batch joins. Who is in it and not in `tokenless_slots` had a token.
+    """
+
+    plan_id: Count
+    step: Count
+    answered_unix_ms: float
+    step_us: Count
+    leave_slots: list[Count] = []
+    join_slots: list[Count] = []
+    join_sequence_ids: list[Count] = []
+    chunk_slots: list[Count] = []
+    chunk_tokens: list[Count] = []
+    tokenless_slots: list[Count] = []
+    tokens: Count
+    finished_slots: list[Count] = []
+    preempted_sequence_ids: list[Count] = []
+    blocks_free: Count = 0
+    waiting: Count = 0
+
+
+class LiveSteps(Struct, kw_only=True):
+    """Of a worker, since the event before; `skipped` before these are not told."""
+
+    worker_id: str
+    skipped: Count
+    steps: list[LiveStep]
+
+
 class LiveCore(Struct, kw_only=True, omit_defaults=True):
     """What is otherwise than in the event before; the first, and one with `is_snapshot`, begins
     from nothing. Workers stand in place of what was said of them, sequences part by part.
@@ -132,6 +167,9 @@ class LiveCore(Struct, kw_only=True, omit_defaults=True):
     sequences: list[LiveSequence] = []
     sequence_ids_gone: list[Count] = []
     queue: LiveQueue | UnsetType = UNSET
+    steps: list[LiveSteps] = []
+    # Identities of those who are in `steps`, came and went.
+    passed: list[LiveSequence] = []
 
 
 async def watch(api: Api, exchange: Exchange, _body: None) -> None:
@@ -175,6 +213,15 @@ def core_of(said: WatchResponse) -> LiveCore:
         queue=LiveQueue(sequence_ids=list(said.queue.sequence_ids), length=said.queue.length)
         if said.HasField("queue")
         else UNSET,
+        steps=[
+            LiveSteps(
+                worker_id=each.worker_id,
+                skipped=each.num_skipped,
+                steps=[_step(step) for step in each.steps],
+            )
+            for each in said.steps
+        ],
+        passed=[_sequence(each) for each in said.passed],
     )
 
 
@@ -203,6 +250,29 @@ def _worker(said: watch_pb2.WatchedWorker) -> LiveWorker:
             for plan in said.plans
         ],
         passed_over=_passed(said.passed_over),
+        cached_blocks=b64encode(said.cached_blocks).decode(),
+        step_tokens_max=said.step_tokens_max,
+        mixed_tokens_max=said.mixed_tokens_max,
+    )
+
+
+def _step(said: watch_pb2.WatchedStep) -> LiveStep:
+    return LiveStep(
+        plan_id=said.plan_id,
+        step=said.step,
+        answered_unix_ms=said.answered_ns / NS_PER_MS,
+        step_us=said.step_us,
+        leave_slots=list(said.leave_slots),
+        join_slots=list(said.join_slots),
+        join_sequence_ids=list(said.join_sequence_ids),
+        chunk_slots=list(said.chunk_slots),
+        chunk_tokens=list(said.chunk_tokens),
+        tokenless_slots=list(said.tokenless_slots),
+        tokens=said.num_tokens,
+        finished_slots=list(said.finished_slots),
+        preempted_sequence_ids=list(said.preempted_sequence_ids),
+        blocks_free=said.blocks_free,
+        waiting=said.waiting,
     )
 
 

@@ -34,6 +34,8 @@ from kaiten.v1.watch_pb2 import (
     SequenceTables,
     WatchedQueue,
     WatchedSequence,
+    WatchedStep,
+    WatchedSteps,
     WatchedTable,
     WatchedWorker,
     WatchResponse,
@@ -79,7 +81,23 @@ def test_what_is_told_is_all_that_was_said() -> None:
         is_late=True,
         plans=[InFlightPlan(plan_id=3, lease_steps=8, steps_answered=2)],
         passed_over=[over],
+        cached_blocks=b"\x05",
+        step_tokens_max=64,
+        mixed_tokens_max=32,
     )
+    step = WatchedStep(
+        plan_id=3,
+        step=0,
+        answered_ns=6_000_000,
+        step_us=900,
+        join_slots=[1],
+        join_sequence_ids=[4],
+        chunk_slots=[1],
+        chunk_tokens=[9],
+        tokenless_slots=[1],
+        waiting=2,
+    )
+    went = WatchedSequence(sequence_id=4, identity=SequenceIdentity(id="a:y"))
     passed = {"worker_id": "w", "stage": "admit", "why": "blocks"}
     assert event(
         WatchResponse(
@@ -94,6 +112,8 @@ def test_what_is_told_is_all_that_was_said() -> None:
             sequences=[sequence],
             sequence_ids_gone=[3],
             queue=WatchedQueue(sequence_ids=[9, 8], length=40),
+            steps=[WatchedSteps(worker_id="w", num_skipped=1, steps=[step])],
+            passed=[went],
         )
     ) == {
         "is_snapshot": True,
@@ -115,6 +135,9 @@ def test_what_is_told_is_all_that_was_said() -> None:
                 "is_late": True,
                 "plans": [{"plan_id": 3, "lease_steps": 8, "steps_answered": 2}],
                 "passed_over": [passed],
+                "cached_blocks": "BQ==",
+                "step_tokens_max": 64,
+                "mixed_tokens_max": 32,
             }
         ],
         "worker_ids_gone": ["v"],
@@ -137,6 +160,40 @@ def test_what_is_told_is_all_that_was_said() -> None:
         ],
         "sequence_ids_gone": [3],
         "queue": {"sequence_ids": [9, 8], "length": 40},
+        "steps": [
+            {
+                "worker_id": "w",
+                "skipped": 1,
+                "steps": [
+                    {
+                        "plan_id": 3,
+                        "step": 0,
+                        "answered_unix_ms": 6.0,
+                        "step_us": 900,
+                        "join_slots": [1],
+                        "join_sequence_ids": [4],
+                        "chunk_slots": [1],
+                        "chunk_tokens": [9],
+                        "tokenless_slots": [1],
+                        "tokens": 0,
+                        "waiting": 2,
+                    }
+                ],
+            }
+        ],
+        "passed": [
+            {
+                "sequence_id": 4,
+                "identity": {
+                    "id": "a:y",
+                    "choice": 0,
+                    "priority": 0,
+                    "arrived_unix_ms": 0.0,
+                    "prompt_tokens": 0,
+                    "tokens_max": 0,
+                },
+            }
+        ],
     }
 
 
