@@ -272,7 +272,10 @@ class Page:
             plan_id=step.plan_id,
             step=step.step,
             step_us=step.timings.forward_us,
-            finished_slots=[each.slot for each in (*step.finished, *step.errors)],
+            finished_slots=[
+                *(row.slot for row in step.finished),
+                *(row.slot for row in step.errors),
+            ],
         )
         rows = list(step.slots), list(step.token_counts)
         if rows != self._slots.get(result.worker_id):
