@@ -69,6 +69,7 @@ ROUTES: Final = {
     "GET /openapi.json": ANYBODY,
     "GET /docs": ANYBODY,
     "GET /": ANYBODY,
+    "GET /dashboard": ANYBODY,
 }
 # Between schedulers and workers: a gateway answers them as if they were not.
 INNER: Final = {
