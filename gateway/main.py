@@ -43,7 +43,7 @@ from service_kit.grpc_server import (
     create_server,
 )
 from service_kit.lifecycle import launch
-from service_kit.metrics import Metrics, seen
+from service_kit.metrics import Metrics, count_spans, seen
 from service_kit.peers import Peers, bind_socket
 from service_kit.tls import ServerTls
 
@@ -84,6 +84,7 @@ class GatewayService:
         self._grammars = GrammarProcess(self._card.tokenizer_path, self._card.vocab_size)
         self._metrics = Metrics("gateway", is_scraped=config.metrics)
         self._spans = telemetry.configure("gateway")
+        count_spans(self._metrics.meter, self._spans)
         self.front = Front(
             link=self.link,
             card=self._card,
@@ -211,8 +212,13 @@ class GatewayService:
         wrong_keys = seen(lambda: self._keyring.wrong_keys.count)
         what = "presented, and nobody's"
         meter.create_observable_counter("kaiten.gateway.wrong_keys", wrong_keys, "", what)
-        with_tenants = self._config.metrics_tenants
-        return Meters(meter, model=self._card.name, with_tenants=with_tenants)
+        self._metrics.model_name = lambda: self._card.name
+        return Meters(
+            meter,
+            model=self._card.name,
+            with_tenants=self._config.metrics_tenants,
+            has_exemplars=self._metrics.has_exemplars,
+        )
 
     async def _deliver_releases(self) -> None:
         if self._releasing is None:
@@ -234,6 +240,8 @@ def _ledger_limits(config: GatewaySettings) -> LedgerLimits:
         files_bytes_max=config.files_mb << 20,
         files_ttl_s=round(config.files_hours * 3600),
         allow_everysec=config.allow_everysec,
+        replicas_min=config.store_replicas_min,
+        replicas_ack=config.store_replicas_ack,
     )
 
 

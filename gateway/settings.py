@@ -91,7 +91,8 @@ class GatewaySettings(RequestLimits, PeerSettings):
 
     redis_url: SecretStr = Field(
         default=SecretStr("redis://127.0.0.1:6379/0"),
-        description="where the ledger is; unix:///path works too",
+        description="where the ledger is; unix:///path works too, redis+cluster://HOST,HOST and"
+        " redis+sentinel://HOST,HOST/NAME",
     )
     cell: str = Field(default="0", description="the scheduler group to serve")
     model: Path = Field(
@@ -181,6 +182,12 @@ class GatewaySettings(RequestLimits, PeerSettings):
     )
     allow_everysec: bool = Field(
         default=False, description="accept a store with appendfsync everysec, which may lose work"
+    )
+    store_replicas_min: int = Field(
+        default=0, ge=0, description="replicas of the store that have a request before it counts"
+    )
+    store_replicas_ack: Literal["memory", "disk"] = Field(
+        default="disk", description="where they have it: WAIT (memory) or WAITAOF (disk)"
     )
     leader_quiet_s_max: float = Field(
         default=10.0, gt=0, description="not ready when no scheduler renewed for this long"

@@ -5,6 +5,7 @@ There is no flag that takes the key itself: every user of a machine can read com
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
@@ -41,3 +42,12 @@ def api_key(file: Path | None, environ: Mapping[str, str] = os.environ) -> str |
             f"{place} must hold an API key: 1 to 512 visible ASCII characters, no more"
         )
     return key.decode("ascii")
+
+
+def api_key_of(file: Path | None) -> str | None:
+    """The key to send; a file that holds none ends the command."""
+    try:
+        return api_key(file)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -5,6 +5,7 @@ results, lease.
 from ledger.follow import Follower
 from ledger.leadership import Candidate
 from ledger.ledger import Ledger
+from ledger.servers.urls import first_address
 from ledger.subscription import Subscription
 from ledger.tokens import pieces_of
 from ledger.types import (
@@ -51,5 +52,6 @@ __all__ = [
     "Subscription",
     "TenantBounds",
     "Update",
+    "first_address",
     "pieces_of",
 ]

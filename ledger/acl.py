@@ -4,26 +4,14 @@
 """
 
 import sys
-from typing import Final
 
 from ledger.keys import Keys
-
-# Ours, by what they are for. What a script calls is looked at as if its caller did.
-COMMANDS: Final = (
-    *("evalsha", "script|load", "multi", "exec"),
-    *("exists", "get", "mget", "set", "append", "del", "expire", "ttl", "pttl"),
-    *("hget", "hmget", "hset", "hsetnx", "hstrlen", "hdel", "hincrby", "hgetall", "hkeys"),
-    *("xadd", "xdel", "xrange", "xread", "xtrim"),
-    # Is the store fit for it (ledger/durability.py), and what time is it there?
-    *("info", "config|get", "time"),
-    # Of the connection, and for health checks.
-    *("client|setinfo", "ping"),
-)
+from ledger.servers.commands import ALL
 
 
 def commands_rule() -> str:
     """For `ACL SETUSER`, or a line `user` of the store's configuration."""
-    return " ".join(("resetchannels", "-@all", *(f"+{name}" for name in COMMANDS)))
+    return " ".join(("resetchannels", "-@all", *(f"+{name}" for name in ALL)))
 
 
 def keys_rule(cell: str) -> str:

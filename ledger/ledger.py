@@ -5,9 +5,10 @@ from typing import Self
 from ledger.batches.batches import Batches
 from ledger.batches.files import Files
 from ledger.commits import Commits
-from ledger.durability import check_store
+from ledger.durability import check_kind, check_replicas, check_store
 from ledger.keys import Keys
 from ledger.leadership import Leadership
+from ledger.servers.commands import needed
 from ledger.store import Store
 from ledger.submissions import Submissions
 from ledger.types import LedgerLimits, StoreInfo
@@ -56,11 +57,24 @@ class Ledger(Submissions, Leadership, Commits):
         Creates the cell's meta key in an unused cell. StoreLost when the store is not the one known
         before.
         """
-        facts = await self._store.facts()
-        check_store(facts, allow_everysec=self._store.limits.allow_everysec)
-        await self._store.rebind()
+        store, limits, kind = self._store, self._store.limits, self._store.url.kind
+        await store.primary()
+        facts = await store.facts()
+        check_kind(facts, kind)
+        check_store(facts, allow_everysec=limits.allow_everysec)
+        for address, of_replica in (await store.facts_of_replicas()).items():
+            where = f"replica {address}"
+            check_store(of_replica, allow_everysec=limits.allow_everysec, where=where)
+        if refused := await store.refused_commands(needed(kind, limits.replicas_min)):
+            raise ConfigError(
+                f"ledger: the store's user must be allowed {', '.join(map(str.upper, refused))} on"
+                f" {self.keys.prefix}*. Fix: its rules as in deploy/valkey-commands.acl"
+            )
+        await store.rebind()
         return StoreInfo(
             server=facts.get("server_name", "redis"),
             version=facts.get("valkey_version", facts["redis_version"]),
             appendfsync=facts["appendfsync"],
+            kind=kind,
+            replicas=check_replicas(facts, limits.replicas_min),
         )

@@ -48,3 +48,10 @@ BATCH_HOLD: Final = _read("batch_hold")
 FILE_CHUNK: Final = _read("file_chunk")
 FILE_KEEP: Final = _read("file_keep")
 FILE_DROP: Final = _read("file_drop")
+BARRIER: Final = _read("barrier")
+PERMITTED: Final = _read("permitted")
+
+# Whoever gets their reply builds upon it: a client, or the next step.
+PROMISES: Final = frozenset(
+    {SUBMIT, CANCEL, FORGET, COMMIT, BATCH_NEW, BATCH_MOVE, BATCH_LINE, FILE_KEEP, FILE_DROP}
+)

@@ -1,26 +1,24 @@
-"""The connection to Redis or Valkey: bounded, retried with the same identity, errors in our words.
+"""The store of one cell: retried with the same identity, bound to its nonce, errors in our words.
 
-redis-py gives the sockets and the protocol; its own retries are off, because only this module knows
-what may be sent twice (everything sent here may) and for how long it makes sense to try.
+Only this module knows what may be sent twice (everything sent here may) and for how long it makes
+sense to try. Which server gets it is known below, in `ledger/servers`.
 """
 
 import asyncio
 import secrets
-import ssl
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from hiredis import pack_command
 from redis import exceptions as redis_errors
-from redis.asyncio.connection import AbstractConnection, Connection, parse_url
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from ledger import scripts
 from ledger.durability import SETTINGS
 from ledger.keys import Keys
 from ledger.scripts import Script
+from ledger.servers.connections import Argument, Command, Connections
+from ledger.servers.primary import OneServer, Route, servers_of
+from ledger.servers.refusals import is_refusal, is_transient, raise_refusal, translated
+from ledger.servers.urls import Address, StoreUrl, parse
 from ledger.types import LedgerLimits, StoreLost
 from service_kit.errors import ConfigError, Unavailable
 
@@ -28,164 +26,57 @@ SCHEMA: Final = 1
 RETRY_WAIT_FIRST_S: Final = 0.02
 # A script flushed away between two loads means somebody flushes in a loop; do not join in.
 SCRIPT_LOADS_MAX: Final = 3
+# How long replicas are waited for before everything is sent once more.
+REPLICAS_WAIT_MS: Final = 1000
+# Commands of which every word behind the first is a key; of all others that are read it is one.
+MANY_KEYS: Final = frozenset({"MGET", "EXISTS"})
 
-# Refusals of a server that is well but not ready: by the first word of the error.
-TRANSIENT: Final = frozenset(
-    {
-        "LOADING",
-        "BUSY",
-        "MISCONF",
-        "MASTERDOWN",
-        "CLUSTERDOWN",
-        "TRYAGAIN",
-        "READONLY",
-        "NOREPLICAS",
-    }
-)
-REFUSALS: Final = {
-    "OOM": "the ledger's store is out of memory",
-    "NOPERM": "the ledger's user lacks a permission",
-}
+INFO: Final = ("INFO", "server", "replication")
 
-Argument: TypeAlias = str | bytes | int
-Command: TypeAlias = Sequence[Argument]
 Call: TypeAlias = tuple[Script, Sequence[str], Sequence[Argument]]
 
 
-def _code(error: Exception) -> str:
-    """First word of a server's refusal, also when redis-py has made a class of it and cut the word
-    off.
-    """
-    text = str(error)
-    known = {
-        redis_errors.OutOfMemoryError: "OOM",
-        redis_errors.ReadOnlyError: "READONLY",
-        redis_errors.NoPermissionError: "NOPERM",
-        redis_errors.MasterDownError: "MASTERDOWN",
-        redis_errors.ClusterDownError: "CLUSTERDOWN",
-        redis_errors.TryAgainError: "TRYAGAIN",
-    }
-    return known.get(type(error)) or text.split(" ", 1)[0].lstrip("-")
-
-
-def _translated(error: Exception) -> Exception:
-    if isinstance(error, redis_errors.AuthenticationError):
-        return ConfigError(
-            f"ledger: the store must accept the url's user and password; it said: {error}."
-            " Fix: put them into the ledger url, redis://user:password@host:port"
-        )
-    if isinstance(error, redis_errors.ResponseError):
-        reason = REFUSALS.get(_code(error))
-        if reason is None and _code(error) not in TRANSIENT:
-            return error
-        return Unavailable(f"{reason or 'the ledger is not ready'}: {error}")
-    if isinstance(refused := error.__context__, ssl.SSLCertVerificationError):
-        return Unavailable(
-            f"the ledger cannot be reached: its certificate is refused: {refused.verify_message}."
-            " Fix: name the file of its authority in the ledger url, rediss://…?ssl_ca_certs=FILE,"
-            " and dial a name that is in the certificate"
-        )
-    return Unavailable(f"the ledger cannot be reached: {str(error) or 'no answer in time'}")
-
-
-def _is_transient(error: Exception) -> bool:
-    if isinstance(error, redis_errors.ResponseError):
-        return _code(error) in TRANSIENT
-    if isinstance(error.__context__, ssl.SSLCertVerificationError):
-        return False
-    return not isinstance(error, redis_errors.AuthenticationError)
-
-
-class Connections:
-    """A bounded set of sockets, each used by one caller at a time, last used first."""
-
-    def __init__(self, url: str, limits: LedgerLimits, *, timeout_s: float) -> None:
-        try:
-            options: dict[str, Any] = dict(parse_url(url))
-        except ValueError:
-            # Not what was wrong with it: of a password with a "/" that would be the beginning.
-            raise ConfigError(
-                "ledger url: it must be redis://, rediss:// or unix://, and in a password / is"
-                " written %2F, # %23, ? %3F, @ %40 and : %3A"
-            ) from None
-        for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
-            if (file := options.get(name)) is not None and not Path(file).is_file():
-                raise ConfigError(f"ledger url: {name}: {file} is no file")
-        self._class: type[AbstractConnection] = options.pop("connection_class", Connection)
-        # One timeout around the whole exchange; redis-py's own would cost a task per command.
-        self._timeout_s = timeout_s
-        options["socket_timeout"] = None
-        options.setdefault("socket_connect_timeout", limits.connect_timeout_s)
-        self._options = {**options, "retry": Retry(NoBackoff(), 0), "protocol": 2}
-        self._free: list[AbstractConnection] = []
-        self._permits = asyncio.Semaphore(limits.connections_max)
-        self._is_closed = False
-
-    async def roundtrip(self, commands: Sequence[Command]) -> list[Any]:
-        """Send all commands in one write and read their replies; refusals come back as values."""
-        async with asyncio.timeout(self._timeout_s), self._permits:
-            connection = self._free.pop() if self._free else self._class(**self._options)
-            try:
-                replies = await self._exchange(connection, commands)
-            except BaseException as error:
-                # Replies may be under way: nobody must read them as answers to another question.
-                await connection.disconnect(nowait=True)
-                if isinstance(error, (redis_errors.ConnectionError, OSError)):
-                    await self._drop_free()
-                raise
-            if self._is_closed:
-                await connection.disconnect(nowait=True)
-            else:
-                self._free.append(connection)
-            return replies
-
-    async def _exchange(
-        self, connection: AbstractConnection, commands: Sequence[Command]
-    ) -> list[Any]:
-        if not connection.is_connected:
-            await connection.connect()  # type: ignore[no-untyped-call]
-        # Its stub knows of commands with one word only.
-        packed = b"".join([pack_command(tuple(each)) for each in commands])  # type: ignore[arg-type]
-        await connection.send_packed_command(packed, check_health=False)
-        replies: list[Any] = []
-        for _ in commands:
-            try:
-                replies.append(await connection.read_response())
-            except redis_errors.ResponseError as error:
-                replies.append(error)
-        return replies
-
-    async def _drop_free(self) -> None:
-        # One broken socket usually means a restarted server: the idle ones are dead too.
-        stale, self._free = self._free, []
-        for connection in stale:
-            await connection.disconnect(nowait=True)
-
-    async def close(self) -> None:
-        self._is_closed = True
-        await self._drop_free()
-
-
 class Store:
-    """One cell's keys on one server. Remembers the store's nonce and refuses to work on any other
-    store.
+    """One cell's keys, wherever they are. Remembers the store's nonce and refuses to work on any
+    other store.
     """
 
     def __init__(self, url: str, keys: Keys, limits: LedgerLimits) -> None:
         self.keys = keys
         self.limits = limits
-        self._connections = Connections(url, limits, timeout_s=limits.operation_timeout_s)
+        self._url = parse(url)
+        servers = servers_of(self._url, keys.meta, timeout_s=limits.connect_timeout_s)
+        self._route = Route(servers)
+        self._connections = self._sockets(self._route)
         # Blocking reads have their own sockets: they must not starve short operations of permits.
-        block_s_max = limits.block_ms_max / 1000
-        self._blocking = Connections(
-            url, limits, timeout_s=limits.operation_timeout_s + block_s_max
-        )
+        self._blocking = self._sockets(self._route)
         self._nonce: bytes | None = None
         self._bind_lock = asyncio.Lock()
+
+    def _sockets(self, route: Route) -> Connections:
+        return Connections(
+            self._url,
+            route,
+            connections_max=self.limits.connections_max,
+            connect_timeout_s=self.limits.connect_timeout_s,
+        )
+
+    @property
+    def url(self) -> StoreUrl:
+        """Without its password."""
+        return self._url
 
     async def close(self) -> None:
         await self._connections.close()
         await self._blocking.close()
+        await self._route.close()
+
+    async def primary(self) -> Address:
+        """Of the servers, asked now. ConfigError: they are not what the url says."""
+        try:
+            return await self._route.ask()
+        except (redis_errors.RedisError, OSError) as error:
+            raise translated(error) from error
 
     async def nonce(self) -> bytes:
         """The nonce of the store this object is bound to; binds at the first call."""
@@ -239,26 +130,56 @@ class Store:
         """
         nonce = await self.nonce()
         meta = self.keys.meta
-        replies = await self._run([(s, (meta, *keys), (nonce, *args)) for s, keys, args in calls])
+        calls = [(s, (meta, *keys), (nonce, *args)) for s, keys, args in calls]
+        is_promise = any(script in scripts.PROMISES for script, _, _ in calls)
+        replies = await self._run(calls, replicas=self.limits.replicas_min if is_promise else 0)
         if any(reply[0] == b"STORE_LOST" for reply in replies):
             raise StoreLost
         return replies
 
-    async def _run(self, calls: Sequence[Call]) -> list[list[Any]]:
-        commands = [("EVALSHA", s.sha, len(keys), *keys, *args) for s, keys, args in calls]
+    async def _run(self, calls: Sequence[Call], *, replicas: int = 0) -> list[list[Any]]:
+        commands = [_evalsha(call) for call in calls]
+        used = {script.sha: script for script, _, _ in calls}
+        if replicas:
+            used[scripts.BARRIER.sha] = scripts.BARRIER
+        loads = [("SCRIPT", "LOAD", script.text) for script in used.values()]
         for _ in range(SCRIPT_LOADS_MAX):
-            replies = await self.commands(commands, is_atomic=len(commands) > 1)
+            replies = await self.commands(
+                commands,
+                is_atomic=len(commands) > 1,
+                asked=loads,
+                behind=self._barrier(replicas),
+            )
             if not any(isinstance(reply, redis_errors.NoScriptError) for reply in replies):
                 return replies
             # A restarted server has an empty script cache. Those that did run are idempotent.
-            used = {script.sha: script for script, _, _ in calls}
-            await self.commands([("SCRIPT", "LOAD", script.text) for script in used.values()])
+            await self.commands(loads)
         raise Unavailable("the ledger's server keeps forgetting our scripts")
+
+    def _barrier(self, replicas: int) -> Sequence[Command]:
+        """Wait until so many replicas have all that was written so far.
+
+        A server waits for the last write of the connection, and what is sent once more writes
+        nothing: so a write goes before it.
+        """
+        if not replicas:
+            return ()
+        wait: Command = ("WAIT", replicas, REPLICAS_WAIT_MS)
+        if self.limits.replicas_ack == "disk":
+            wait = ("WAITAOF", 0, replicas, REPLICAS_WAIT_MS)
+        return (_evalsha((scripts.BARRIER, (self.keys.meta,), ())), wait)
+
+    async def replicated(self) -> None:
+        """Whatever was written so far is on as many replicas as a promise asks for."""
+        if self.limits.replicas_min:
+            await self._run((), replicas=self.limits.replicas_min)
 
     async def read(self, commands: Sequence[Command]) -> list[Any]:
         """Read-only commands as one snapshot of our own store."""
         args = [word for command in commands for word in (len(command), *command)]
-        return (await self.script(scripts.READ, (), args))[1:]
+        # Named, so that a server that has handed some of them on says so, not that there are none.
+        keys = [str(key) for words in commands for key in _keys_of(words)]
+        return (await self.script(scripts.READ, keys, args))[1:]
 
     async def read_stream(
         self, key: str, after_id: str, *, block_ms: int, count: int
@@ -267,55 +188,101 @@ class Store:
         Not retried; the caller's loop does.
         """
         nonce = await self.nonce()
-        block_ms = max(1, min(block_ms, self.limits.block_ms_max))
+        limits = self.limits
+        block_ms = max(1, min(block_ms, limits.block_ms_max))
         commands = (
             ("XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", key, after_id),
             ("HGET", self.keys.meta, "nonce"),
             ("TIME",),
         )
         try:
-            replies = await self._blocking.roundtrip(commands)
+            replies = await self._blocking.roundtrip(
+                commands, timeout_s=limits.operation_timeout_s + block_ms / 1000
+            )
+            raise_refusal(replies)
         except (redis_errors.RedisError, OSError) as error:
-            raise _translated(error) from error
-        _raise_refusal(replies)
+            if is_transient(error):
+                self._route.doubt()
+            raise translated(error) from error
         if replies[1] != nonce:
             raise StoreLost
         entries: list[Any] = replies[0][0][1] if replies[0] else []
         return entries, time_ns(replies[2])
 
-    async def commands(self, commands: Sequence[Command], *, is_atomic: bool = False) -> list[Any]:
-        """One round trip, retried within limits.retry_s; NOSCRIPT comes back as a value."""
+    async def commands(
+        self,
+        commands: Sequence[Command],
+        *,
+        is_atomic: bool = False,
+        asked: Sequence[Command] | None = None,
+        behind: Sequence[Command] = (),
+    ) -> list[Any]:
+        """One round trip, retried within limits.retry_s; NOSCRIPT comes back as a value. `asked`:
+        see `Connections.roundtrip`. `behind`: what must be true, too; a WAIT is the last of it.
+        """
         if is_atomic:
             commands = [("MULTI",), *commands, ("EXEC",)]
+        sent = [*commands, *behind]
+        timeout_s = self.limits.operation_timeout_s
         loop = asyncio.get_running_loop()
         give_up_at, wait_s = loop.time() + self.limits.retry_s, RETRY_WAIT_FIRST_S
         while True:
             try:
-                replies = await self._connections.roundtrip(commands)
-                _raise_refusal(replies)
+                replies = await self._connections.roundtrip(sent, timeout_s=timeout_s, asked=asked)
+                raise_refusal(replies)
+                if behind:
+                    replies, (barrier, found) = replies[: len(commands)], replies[-2:]
+                    if isinstance(barrier, redis_errors.NoScriptError):
+                        return [barrier]
+                    _require_replicas(found, behind[-1])
                 if is_atomic:
                     replies = replies[-1]
-                    _raise_refusal(replies)
+                    raise_refusal(replies)
                 return replies
             except (redis_errors.RedisError, OSError) as error:
-                if not _is_transient(error) or loop.time() + wait_s > give_up_at:
-                    raise _translated(error) from error
+                if not is_transient(error) or loop.time() + wait_s > give_up_at:
+                    raise translated(error) from error
+                self._route.doubt()
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, self.limits.retry_wait_s_max)
 
     async def facts(self) -> Mapping[str, str]:
-        """Server facts and the settings that matter; those that cannot be read are absent."""
-        (text,) = await self.commands([("INFO", "server")])
-        lines = (line.partition(":") for line in text.decode().splitlines())
-        facts = {name: value for name, _, value in lines}
+        """Of the primary, and of its settings those that matter; what cannot be read is absent."""
+        (text,) = await self.commands((INFO,))
         try:
-            replies = await self.commands([("CONFIG", "GET", setting) for setting in SETTINGS])
+            replies = await self.commands(_get_settings())
         except (Unavailable, redis_errors.ResponseError) as error:
-            if _is_refusal(error):
-                return facts
+            if is_refusal(error):
+                return _facts(text, ())
             raise
-        found = zip(SETTINGS, replies, strict=True)
-        return facts | {setting: reply[1].decode() for setting, reply in found if reply}
+        return _facts(text, replies)
+
+    async def facts_of_replicas(self) -> Mapping[Address, Mapping[str, str]]:
+        """The same of those that may be primary one day, as far as they answer."""
+        facts = {}
+        try:
+            for address in await self._route.servers.replicas():
+                facts[address] = _facts(*await self._ask_replica(address))
+        except (redis_errors.RedisError, OSError, TimeoutError):
+            # Whoever is away is looked at when it is back, or leads.
+            pass
+        return facts
+
+    async def _ask_replica(self, address: Address) -> tuple[bytes, list[Any]]:
+        connections = self._sockets(Route(OneServer(address)))
+        try:
+            text, *replies = await connections.roundtrip(
+                (INFO, *_get_settings()), timeout_s=self.limits.connect_timeout_s
+            )
+            raise_refusal((text,))
+            return text, replies
+        finally:
+            await connections.close()
+
+    async def refused_commands(self, commands: Sequence[str]) -> list[str]:
+        """Those that the url's user may not use."""
+        _, *refused = (await self._run([(scripts.PERMITTED, (self.keys.meta,), commands)]))[0]
+        return [name.decode() for name in refused]
 
 
 def time_ns(reply: Sequence[bytes]) -> int:
@@ -323,14 +290,34 @@ def time_ns(reply: Sequence[bytes]) -> int:
     return int(reply[0]) * 1_000_000_000 + int(reply[1]) * 1000
 
 
-def _is_refusal(error: BaseException) -> bool:
-    cause = error.__cause__ or error
-    return isinstance(cause, redis_errors.ResponseError) and not _is_transient(cause)
+def _get_settings() -> list[Command]:
+    return [("CONFIG", "GET", setting) for setting in SETTINGS]
 
 
-def _raise_refusal(replies: Sequence[Any]) -> None:
-    for reply in replies:
-        if isinstance(reply, redis_errors.RedisError) and not isinstance(
-            reply, redis_errors.NoScriptError
-        ):
-            raise reply
+def _facts(text: bytes, settings: Sequence[Any]) -> Mapping[str, str]:
+    lines = (line.partition(":") for line in text.decode().splitlines())
+    facts = {name: value for name, _, value in lines}
+    found = zip(SETTINGS, settings, strict=False)
+    return facts | {
+        name: reply[1].decode() for name, reply in found if isinstance(reply, list) and reply
+    }
+
+
+def _evalsha(call: Call) -> Command:
+    script, keys, args = call
+    return ("EVALSHA", script.sha, len(keys), *keys, *args)
+
+
+def _keys_of(command: Command) -> Sequence[Argument]:
+    return command[1:] if command[0] in MANY_KEYS else command[1:2]
+
+
+def _require_replicas(found: Any, asked: Command) -> None:
+    """Raises what is transient: they may come back."""
+    wanted = asked[1] if asked[0] == "WAIT" else asked[2]
+    count = found if asked[0] == "WAIT" else found[1]
+    if count < wanted:
+        raise redis_errors.ConnectionError(
+            f"{wanted} replicas of the store must have what is promised (store-replicas-min),"
+            f" {count} do"
+        )

@@ -279,6 +279,9 @@ class Submissions:
         entries, _ = await self._store.read_stream(
             self._store.keys.journal, f"{after_seq}-0", block_ms=block_ms, count=count
         )
+        if entries:
+            # The commit waits for replicas before it counts; its record was to be read at once.
+            await self._store.replicated()
         return [JournalRecord.FromString(fields[1]) for _, fields in entries]
 
     async def cell(self) -> CellView:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from kaiten.v1.common_pb2 import PromptLogprobs, TokenLogprobs
 from kaiten.v1.ledger_pb2 import (
@@ -67,6 +67,9 @@ class LedgerLimits:
     block_ms_max: int = 5_000
     # Accept appendfsync everysec: a crash of the store may then lose what it acknowledged.
     allow_everysec: bool = False
+    # On so many replicas a submit or a commit is, in memory or on disk, before it counts.
+    replicas_min: int = 0
+    replicas_ack: Literal["memory", "disk"] = "disk"
 
     def __post_init__(self) -> None:
         _require(self.requests_max >= 1, "requests_max must be at least 1")
@@ -87,6 +90,7 @@ class LedgerLimits:
         _require(self.retry_s >= 0, "retry_s must not be negative")
         _require(self.retry_wait_s_max > 0, "retry_wait_s_max must be more than 0")
         _require(self.block_ms_max >= 1, "block_ms_max must be at least 1")
+        _require(self.replicas_min >= 0, "replicas_min must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,9 @@ class StoreInfo:
     server: str
     version: str
     appendfsync: str
+    # How it is reached, and how many replicas its primary had: what a failover may go to.
+    kind: str
+    replicas: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

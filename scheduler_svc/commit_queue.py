@@ -64,7 +64,7 @@ class CommitQueue:
         self._has_work = asyncio.Event()
         self._is_flushed = asyncio.Event()
         self._is_flushed.set()
-        self.committed_seq = leader.journal_seq
+        self.committed_seq = self.folded_seq = leader.journal_seq
         self._window = JournalWindow(
             keep_ns=int(settings.journal_s * 1e9),
             bytes_max=settings.journal_mb << 20,
@@ -73,6 +73,8 @@ class CommitQueue:
         )
         # On the clock's monotonic time: when the ledger last acknowledged something.
         self.committed_ns = clock.monotonic_ns()
+        # Of that.
+        self.round_trip_ns = 0
 
     def __repr__(self) -> str:
         return f"<CommitQueue seq={self.committed_seq} backlog={self.backlog}>"
@@ -81,6 +83,11 @@ class CommitQueue:
     def backlog(self) -> int:
         """Records not yet acknowledged by the ledger."""
         return len(self._queue)
+
+    @property
+    def oldest_ns(self) -> int | None:
+        """When the oldest of those was decided, on the ledger's clock."""
+        return self._queue[0].record.unix_ns if self._queue else None
 
     def put(self, commit: Commit | None) -> None:
         """Commit this after everything before it. None is nothing to say."""
@@ -137,10 +144,11 @@ class CommitQueue:
             self._is_flushed.set()
 
     async def _commit_batch(self) -> None:
-        batch = list(islice(self._queue, BATCH_MAX))
+        batch, began_ns = list(islice(self._queue, BATCH_MAX)), self._clock.monotonic_ns()
         await self._ledger.commit_many(self._leader, batch)
         self.committed_seq = batch[-1].record.seq
         self.committed_ns = self._clock.monotonic_ns()
+        self.round_trip_ns = self.committed_ns - began_ns
         for _ in batch:
             self._queue.popleft()
         self._on_progress()
@@ -160,6 +168,8 @@ class CommitQueue:
             part=fold.part,
         )
         self._folds.popleft()
+        if fold.part.number + 1 == fold.part.of:
+            self.folded_seq = fold.through_seq
 
     def _has_more(self) -> None:
         self._has_work.set()

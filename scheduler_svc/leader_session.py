@@ -20,7 +20,7 @@ from kaiten.v1.ledger_pb2 import CellRecord, SubmitRecord
 from kaiten.v1.worker_service_pb2 import Plan as PlanMessage
 from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from ledger import InboxEntry, Leader, Ledger, Recovered
-from scheduler_svc import wire
+from scheduler_svc import load, wire
 from scheduler_svc.archiving import Archive
 from scheduler_svc.cell_record import describe_cell
 from scheduler_svc.command_wire import cancel_from_proto, handed_over_from_proto
@@ -49,6 +49,8 @@ from service_kit.peers import Peers
 log = structlog.get_logger()
 
 TICK_S_MAX = 0.25
+# Between two looks at the load, for who reads metrics.
+LOAD_NS = 1_000_000_000
 
 
 class LeaderSession:
@@ -94,6 +96,7 @@ class LeaderSession:
         self._concerned: dict[str, None] = {}
         # Some were not asked in the last turn because too much is uncommitted.
         self._is_held_back = self._is_stopping = False
+        self._load_due_ns = 0
         self._idle_since_ns = clock.monotonic_ns()
         self._idle_check = IdleCheck(self.core)
         self.watching = Watching(self._look, clock)
@@ -157,6 +160,11 @@ class LeaderSession:
         """Records that the ledger has not acknowledged yet."""
         return self._commits.backlog
 
+    @property
+    def fold_lag(self) -> int:
+        """Records that the ledger has, and whose tokens are in the journal only."""
+        return self._commits.committed_seq - self._commits.folded_seq
+
     def now_ns(self) -> int:
         """The ledger's clock, carried on by our own monotonic one: no node's wall clock matters."""
         return self._clock.monotonic_ns() + self._clock_offset_ns
@@ -203,7 +211,11 @@ class LeaderSession:
         self._wake()
 
     def step_arrived(self, link: WorkerLink, result: StepMessage) -> None:
-        now_ns = self.now_ns()
+        began_ns = self._clock.monotonic_ns()
+        self._book(link, result, self.now_ns())
+        self._meters.spent("book", self._clock.monotonic_ns() - began_ns)
+
+    def _book(self, link: WorkerLink, result: StepMessage, now_ns: int) -> None:
         try:
             if result.boot_id != link.worker_id:
                 raise ResultRejected(f"boot_id {result.boot_id!r} is another worker's")
@@ -246,7 +258,7 @@ class LeaderSession:
         """The one way out of the core: to the journal, the ledger, the meters and the spans."""
         self._concerned |= dict.fromkeys(outcome.workers)
         if outcome.events:
-            self._meters.ended(outcome.events)
+            self._meters.ended(outcome.events, self._requests.traceparent)
             if self._tracing is not None:
                 self._tracing.ended(outcome.events, self._requests.traceparent, now_ns)
         self._commits.put(self._journal.write(command, outcome, now_ns, message))
@@ -259,6 +271,7 @@ class LeaderSession:
 
     def _on_commit(self) -> None:
         """The ledger has acknowledged something; a turn has nothing new to find in most of it."""
+        self._meters.spent("commit", self._commits.round_trip_ns)
         if self._is_held_back:
             self._wake()
 
@@ -279,9 +292,10 @@ class LeaderSession:
         await self._turn_taken.wait()
 
     def _turn(self) -> None:
-        now_ns = self.now_ns()
+        now_ns, began_ns = self.now_ns(), self._clock.monotonic_ns()
         self._expire(now_ns)
         self._plan(now_ns)
+        self._meters.spent("plan", self._clock.monotonic_ns() - began_ns)
         self._commits.put(self._journal.overdue(now_ns))
         self._fold()
         if not self.core.live_count:
@@ -309,6 +323,7 @@ class LeaderSession:
     def _plan_one(self, link: WorkerLink, now_ns: int) -> None:
         command = MakePlan(worker_id=link.worker_id)
         outcome = self.core.apply(command, now_ns)
+        self._meters.asked(outcome.passed_over)
         self.watching.asked(self.core.workers[link.worker_id], outcome)
         self.timelines.take(command, outcome, now_ns)
         if (plan := outcome.plan) is None:
@@ -322,7 +337,7 @@ class LeaderSession:
         tokens = plan.chunk_tokens + plan.decode_rows * most
         message.expected_step_us = link.expected_step_us(tokens)
         link.send(message)
-        self._meters.planned(plan)
+        self._meters.planned(plan, self.core.workers[link.worker_id].spec)
         self._publish(command, outcome, now_ns, message)
 
     def _fold(self) -> None:
@@ -364,7 +379,15 @@ class LeaderSession:
             if isinstance(entry.record, SubmitRecord):
                 self._submit(entry, entry.record)
             else:
-                self.tell(cancel_from_proto(entry.record))
+                self._cancel(entry, cancel_from_proto(entry.record))
+
+    def _cancel(self, entry: InboxEntry, command: Cancel) -> None:
+        """Somebody wants no more of a request, which may be over."""
+        is_live = command.sequence_id in self._requests
+        self.tell(command)
+        if is_live:
+            now_ns = self.now_ns()
+            self._meters.freed(now_ns - wire.arrived_ns(entry, now_ns))
 
     async def _tick(self) -> None:
         """Deadlines, and workers that went silent."""
@@ -375,7 +398,25 @@ class LeaderSession:
                 wait_s = min(wait_s, max(0.001, (deadline_ns - self.now_ns()) / 1e9))
             await self._clock.sleep(wait_s)
             self.roster.tick()
+            self._look_at_load()
             self._wake()
+
+    def _look_at_load(self) -> None:
+        """Once a second, while somebody reads metrics."""
+        now_ns = self.now_ns()
+        if not self._meters.is_heard or now_ns < self._load_due_ns:
+            return
+        self._load_due_ns, oldest_ns = now_ns + LOAD_NS, self._commits.oldest_ns
+        self._meters.load = load.look(
+            self.core,
+            silent_ns={
+                link.worker_id: (link.address, link.silent_ns)
+                for link in self.roster.links.values()
+            },
+            output_tokens=self._meters.output_tokens,
+            journal_lag_ns=0 if oldest_ns is None else max(0, now_ns - oldest_ns),
+            now_ns=now_ns,
+        )
 
     # What is said of it
 

@@ -1,6 +1,7 @@
 """One worker's Execute stream, from the dial to the last result."""
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -68,6 +69,9 @@ class LinkOwner(Protocol):
 
     def step_arrived(self, link: "WorkerLink", result: StepResult) -> None: ...
 
+    def plan_written(self, link: "WorkerLink", after_ns: int) -> None:
+        """gRPC has a plan, so long after it was sent."""
+
 
 class _Nonsense(Exception):
     """What came is no answer of this protocol: another version, or no worker at all."""
@@ -75,7 +79,8 @@ class _Nonsense(Exception):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Stream:
-    plans: "asyncio.Queue[Plan]"
+    # With the time when each was sent.
+    plans: "asyncio.Queue[tuple[Plan, int]]"
     fault: str = ""
 
 
@@ -173,7 +178,7 @@ class WorkerLink:
     def send(self, plan: Plan) -> None:
         """Queue a plan for the open stream; the number of plans in flight bounds the queue."""
         assert self._stream is not None
-        self._stream.plans.put_nowait(plan)
+        self._stream.plans.put_nowait((plan, time.monotonic_ns()))
 
     def reject(self, reason: str) -> None:
         """The stream's results are not to be trusted: close it and start from an empty batch."""
@@ -260,9 +265,13 @@ class WorkerLink:
         except OutOfOrder as error:
             raise _Nonsense(str(error)) from None
 
-    async def _write(self, call: "grpc.aio.StreamStreamCall", plans: "asyncio.Queue[Plan]") -> None:
+    async def _write(
+        self, call: "grpc.aio.StreamStreamCall", plans: "asyncio.Queue[tuple[Plan, int]]"
+    ) -> None:
         while True:
-            await call.write(ExecuteRequest(plan=await plans.get()))
+            plan, sent_ns = await plans.get()
+            await call.write(ExecuteRequest(plan=plan))
+            self._owner.plan_written(self, time.monotonic_ns() - sent_ns)
 
     async def _read(self, call: "grpc.aio.StreamStreamCall", stream: _Stream) -> None:
         while not stream.fault:

@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from urllib.parse import urlsplit
 
 import structlog
 
 from kaiten.v1.scheduler_service_pb2_grpc import add_SchedulerServiceServicer_to_server
-from ledger import Leader, Ledger, LedgerLimits
+from ledger import Leader, Ledger, LedgerLimits, first_address
 from scheduler_svc import archiving
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.meters import Meters
@@ -19,7 +18,7 @@ from scheduler_svc.tracing import Tracing
 from service_kit import grpc_server, lifecycle, logs, settings, telemetry
 from service_kit.clock import SystemClock
 from service_kit.errors import OutOfOrder, Unavailable
-from service_kit.metrics import Metrics
+from service_kit.metrics import Metrics, count_spans
 from service_kit.peers import Peers, make_credential
 
 log = structlog.get_logger()
@@ -47,9 +46,14 @@ class SchedulerProcess:
         self._seen_epoch = 0
         self._is_draining = False
         self._metrics = Metrics("scheduler", is_scraped=chosen.metrics_port is not None)
-        self._meters = Meters(self._metrics.meter)
+        self._meters = Meters(
+            self._metrics.meter,
+            with_tenants=chosen.metrics_tenants,
+            has_exemplars=self._metrics.has_exemplars,
+        )
         # None when nobody listens: then nothing is even collected.
         self._spans = telemetry.configure("scheduler")
+        count_spans(self._metrics.meter, self._spans)
 
     async def start(self) -> dict[str, object]:
         log.info("service.settings", **settings.describe(self._settings))
@@ -102,6 +106,8 @@ class SchedulerProcess:
             limits = LedgerLimits(
                 result_ttl_s=self._settings.result_ttl_s,
                 allow_everysec=self._settings.allow_everysec,
+                replicas_min=self._settings.store_replicas_min,
+                replicas_ack=self._settings.store_replicas_ack,
             )
             self._ledger = await Ledger.connect(
                 self._settings.redis_url.get_secret_value(), cell=self._settings.cell, limits=limits
@@ -113,7 +119,13 @@ class SchedulerProcess:
                 log.warning("store.waiting", reason=str(error))
                 await self._clock.sleep(STORE_RETRY_S)
                 continue
-            log.info("store.ready", server=store.server, version=store.version)
+            log.info(
+                "store.ready",
+                server=store.server,
+                version=store.version,
+                kind=store.kind,
+                replicas=store.replicas,
+            )
             return
 
     async def _lead(self) -> None:
@@ -143,6 +155,7 @@ class SchedulerProcess:
             standby_addresses=self._servicer.standby_addresses.values(),
         )
         self._meters.leads(session)
+        self._metrics.model_name = lambda: session.roster.model
         try:
             await session.recover()
             # From here on workers may register; `run` makes room for them before it first waits.
@@ -171,10 +184,8 @@ class SchedulerProcess:
     async def _address(self) -> str:
         """Where workers find this scheduler once it leads; the lease carries it."""
         chosen = self._settings
-        store = urlsplit(chosen.redis_url.get_secret_value())
-        return chosen.advertise_address or await self._bound.advertised(
-            f"{store.hostname or ''}:{store.port or 6379}"
-        )
+        store = first_address(chosen.redis_url.get_secret_value())
+        return chosen.advertise_address or await self._bound.advertised(store)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,20 +6,24 @@ requests taken in = requests that ended + requests handed over + requests live.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Final, Protocol
 
 from opentelemetry.metrics import Meter
 
 from kaiten.v1.worker_service_pb2 import StepTimings
-from scheduler_svc.core.outcome import Event, Plan, RequestOver
+from scheduler_svc.core.outcome import Event, PassedOver, Plan, RequestOver
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Reason
+from scheduler_svc.core.types import Reason, SequenceId, WorkerSpec
 from scheduler_svc.core.workers import Worker
-from service_kit.metrics import Number, seen
+from scheduler_svc.load import NO_LOAD, Load, WorkerLoad
+from service_kit.metrics import NO_METER, Number, exemplar, seen
+from service_kit.telemetry import context_of
 
 STEP_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 REQUEST_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+FREE_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 TOKENS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 HISTOGRAMS: Final = {
     "iteration_duration": ("s", STEP_S, "forward and sampling time of a step"),
@@ -28,6 +32,9 @@ HISTOGRAMS: Final = {
     "request_prefill_time": ("s", REQUEST_S, "admitted to first token"),
     "request_decode_time": ("s", REQUEST_S, "first token to the end"),
     "e2e_request_latency": ("s", REQUEST_S, "accepted to the end"),
+    "request_prompt_tokens": ("", TOKENS, "prompt tokens of a request that ended"),
+    "request_generation_tokens": ("", TOKENS, "output tokens of one, of all its choices"),
+    "abort_to_free": ("s", FREE_S, "a cancel in the store until slots and blocks are free"),
 }
 COUNTS: Final = {
     "requests_handed_over": "live when this process stopped leading",
@@ -36,7 +43,27 @@ COUNTS: Final = {
     "prefix_cache_queries": "prompt tokens of requests that ended",
     "prefix_cache_hits": "of those, found in the prefix cache",
     "num_preemptions": "sequences put back into the queue for want of blocks",
+    "leader_changes": "times this process began to lead",
+    "budget_tokens": "that first steps of plans might have computed",
+    "budget_tokens_used": "of those, the ones that plans gave to somebody",
 }
+# Where the time of iterations goes. By us: decisions, and results booked. By gRPC: a plan until it
+# is written. By workers. By the ledger: round trips, which steps run beside.
+PARTS: Final = ("plan", "book", "send", "wait", "forward", "sample", "commit")
+WORKER_GAUGES: Final[Mapping[str, tuple[str, str, Callable[[WorkerLoad], Number]]]] = {
+    "worker_slots": ("", "rows that a worker's batch may have", attrgetter("slots")),
+    "worker_slots_used": ("", "rows that it has", attrgetter("slots_used")),
+    "worker_kv_places": ("", "tokens that a worker's KV blocks hold", attrgetter("kv_places")),
+    "worker_kv_places_held": ("", "of those, in blocks of sequences", attrgetter("kv_places_held")),
+    "worker_kv_tokens": ("", "computed tokens of its sequences", attrgetter("kv_tokens")),
+    "worker_heartbeat_age": (
+        "s",
+        "since a worker was heard of, as far as we were listening",
+        attrgetter("heartbeat_age_s"),
+    ),
+}
+# How much a request that ends counts in what an output is expected to be.
+OUTPUT_WEIGHT: Final = 1 / 32
 HOW_LOST: Final = {True: "crash", False: "leave", None: "disconnect"}
 # Of a request whose choices ended differently, the ending that somebody will ask about.
 GRAVEST_FIRST: Final = (
@@ -57,21 +84,39 @@ class Standing(Protocol):
     def commit_backlog(self) -> int: ...
 
     @property
+    def fold_lag(self) -> int: ...
+
+    @property
     def stalled_ms(self) -> int: ...
 
 
 class Meters:
     """Of one process, over all its terms."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(
+        self, meter: Meter, *, with_tenants: bool = False, has_exemplars: bool = False
+    ) -> None:
+        """`with_tenants` adds a label that has as many values as there are tenants, up to a bound;
+        `has_exemplars`: somebody keeps them.
+        """
+        # Somebody reads them.
+        self.is_heard = meter is not NO_METER
         # None: this process stands by.
         self.session: Standing | None = None
+        # Of its last look, once a second while it leads.
+        self.load: Load = NO_LOAD
+        # What an output was of late; 0: none has ended.
+        self.output_tokens = 0.0
+        self._has_exemplars = has_exemplars
         self._requests = Counter(new=0, recovered=0)
         self._ended = Counter({reason.value: 0 for reason in Reason})
         self._workers_lost = Counter(dict.fromkeys(HOW_LOST.values(), 0))
         self._counts = Counter[str]()
+        self._passed_over = Counter[tuple[str, str]]()
+        self._spent_ns = Counter(dict.fromkeys(PARTS, 0))
         self._count(meter)
         self._gauge(meter)
+        self._gauge_load(meter, with_tenants=with_tenants)
         self._histograms = {
             name: meter.create_histogram(
                 f"kaiten.{name}", unit, what, explicit_bucket_boundaries_advisory=bounds
@@ -87,22 +132,41 @@ class Meters:
         if is_new:
             self._counts["prompt_tokens"] += prompt_tokens
 
-    def planned(self, plan: Plan) -> None:
+    def asked(self, passed_over: Iterable[PassedOver]) -> None:
+        """A plan was asked for; whom its stages passed over, whether or not there was one."""
+        for over in passed_over:
+            self._passed_over[over.stage, over.why.name.lower()] += 1
+
+    def planned(self, plan: Plan, spec: WorkerSpec) -> None:
         """A plan was made."""
-        self._counts["num_preemptions"] += len(plan.preempted)
+        counts, decodes = self._counts, plan.decode_rows
+        counts["num_preemptions"] += len(plan.preempted)
+        counts["budget_tokens"] += spec.mixed_budget if decodes else spec.step_tokens_max
+        counts["budget_tokens_used"] += plan.chunk_tokens + decodes
 
     def stepped(self, tokens: int, timings: StepTimings) -> None:
         """A step was booked, with so many tokens of output."""
         self._counts["generation_tokens"] += tokens
-        took_us = timings.forward_us + timings.sample_us
-        self._histograms["iteration_duration"].record(took_us / 1e6)
+        spent_ns, forward_us, sample_us = self._spent_ns, timings.forward_us, timings.sample_us
+        spent_ns["wait"] += timings.wait_us * 1000
+        spent_ns["forward"] += forward_us * 1000
+        spent_ns["sample"] += sample_us * 1000
+        self._histograms["iteration_duration"].record((forward_us + sample_us) / 1e6)
         self._histograms["iteration_tokens"].record(timings.tokens_computed)
 
-    def ended(self, events: Iterable[Event]) -> None:
-        """Requests may be over."""
+    def spent(self, part: str, took_ns: int) -> None:
+        """So long one of `PARTS` has taken."""
+        self._spent_ns[part] += took_ns
+
+    def freed(self, after_ns: int) -> None:
+        """What a cancelled request had is free, so long after the store took the cancel in."""
+        self._histograms["abort_to_free"].record(after_ns / 1e9)
+
+    def ended(self, events: Iterable[Event], of: Callable[[SequenceId], str]) -> None:
+        """Requests may be over. `of`: the traceparent of one."""
         for event in events:
             if isinstance(event, RequestOver):
-                self._over(event)
+                self._over(event, of(event.sequence_id) if self._has_exemplars else "")
 
     def lost_worker(self, *, is_crash: bool | None) -> None:
         """A worker is gone. None: so far only its connection is; a crash is counted once known."""
@@ -112,21 +176,28 @@ class Meters:
         """Another leadership, or none. What the old one had live is the next leader's."""
         if self.session is not None:
             self._counts["requests_handed_over"] += self.session.core.live_count
-        self.session = session
+        self._counts["leader_changes"] += session is not None
+        self.session, self.load = session, NO_LOAD
 
-    def _over(self, over: RequestOver) -> None:
+    def _over(self, over: RequestOver, traceparent: str) -> None:
         reasons = {ending.reason for ending in over.endings}
         self._ended[next(reason for reason in GRAVEST_FIRST if reason in reasons).value] += 1
         self._counts["prefix_cache_queries"] += over.num_prompt_tokens
         self._counts["prefix_cache_hits"] += over.num_cached_tokens
+        each = over.num_output_tokens / len(over.outputs)
+        weight = OUTPUT_WEIGHT if self.output_tokens else 1.0
+        self.output_tokens += (each - self.output_tokens) * weight
         total_ns = over.queue_ns + over.prefill_ns + over.decode_ns
-        for phase, took_ns in (
-            ("request_queue_time", over.queue_ns),
-            ("request_prefill_time", over.prefill_ns),
-            ("request_decode_time", over.decode_ns),
-            ("e2e_request_latency", total_ns),
+        context = exemplar(context_of(traceparent)) if traceparent else None
+        for name, value in (
+            ("request_queue_time", over.queue_ns / 1e9),
+            ("request_prefill_time", over.prefill_ns / 1e9),
+            ("request_decode_time", over.decode_ns / 1e9),
+            ("e2e_request_latency", total_ns / 1e9),
+            ("request_prompt_tokens", over.num_prompt_tokens),
+            ("request_generation_tokens", over.num_output_tokens),
         ):
-            self._histograms[phase].record(took_ns / 1e9)
+            self._histograms[name].record(value, context=context)
 
     # What is told
 
@@ -137,8 +208,15 @@ class Meters:
         counter("kaiten.request_success", ended, "", "requests that ended, however they did")
         lost = seen(lambda: self._workers_lost, "how")
         counter("kaiten.workers_lost", lost, "", "workers that crashed, left or broke off")
+        passed_over = seen(lambda: self._passed_over, "stage", "reason")
+        counter("kaiten.passed_over", passed_over, "", "times that somebody was not scheduled")
+        spent = seen(self._seconds, "part")
+        counter("kaiten.iteration_time", spent, "s", "where the time of iterations goes")
         for name, what in COUNTS.items():
             counter(f"kaiten.{name}", seen(self._reader(name)), "", what)
+
+    def _seconds(self) -> Mapping[str, float]:
+        return {part: ns / 1e9 for part, ns in self._spent_ns.items()}
 
     def _reader(self, name: str) -> Callable[[], Number]:
         return lambda: self._counts[name]
@@ -160,7 +238,35 @@ class Meters:
         gauge("num_workers", "workers connected", lambda session: len(session.core.workers))
         gauge("kv_cache_usage_perc", "share of KV blocks held, 0 to 1", _kv_share)
         gauge("commit_backlog", "records not acknowledged", lambda session: session.commit_backlog)
+        gauge("fold_lag", "committed records that are not folded", lambda session: session.fold_lag)
         gauge("stalled", "work without a commit", lambda session: session.stalled_ms / 1000, "s")
+
+    def _gauge_load(self, meter: Meter, *, with_tenants: bool) -> None:
+        def gauge(name: str, what: str, of: str, unit: str = "", *labels: str) -> None:
+            read = seen(lambda: getattr(self.load, of), *labels)
+            meter.create_observable_gauge(f"kaiten.{name}", read, unit, what)
+
+        gauge(
+            "queue_time_forecast",
+            "how long a request that came now would wait for its slot",
+            "queue_time_forecast_s",
+            "s",
+        )
+        gauge("journal_lag", "age of the oldest unacknowledged record", "journal_lag_s", "s")
+        gauge("queued_tokens", "known tokens of sequences that wait", "queued_tokens")
+        if with_tenants:
+            what = "known tokens of sequences that wait, by tenant"
+            gauge("tenant_queued_tokens", what, "tenant_queued_tokens", "", "tenant")
+            what = "prompt and max_tokens of what runs, by tenant"
+            gauge("tenant_running_tokens", what, "tenant_running_tokens", "", "tenant")
+        for name, (unit, what, of) in WORKER_GAUGES.items():
+            read = seen(self._worker_reader(of), "worker")
+            meter.create_observable_gauge(f"kaiten.{name}", read, unit, what)
+
+    def _worker_reader(
+        self, of: Callable[[WorkerLoad], Number]
+    ) -> Callable[[], Mapping[str, Number]]:
+        return lambda: {address: of(worker) for address, worker in self.load.workers.items()}
 
 
 def _running(session: Standing) -> int:

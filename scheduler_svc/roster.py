@@ -97,6 +97,11 @@ class Roster:
 
     # Who is here
 
+    @property
+    def model(self) -> str:
+        """What the workers serve, as they say; empty: there are none."""
+        return next((link.worker.model for link in list(self.links.values())), "")
+
     async def adopt(self, addresses: Iterable[str]) -> None:
         """Ask those whom the leader before knew: they may take a while to find out who leads."""
         await asyncio.gather(*map(self._adopt, addresses))
@@ -213,6 +218,9 @@ class Roster:
         link.silent_ns = 0
         link.answered(result.timings)
         self._session.step_arrived(link, result)
+
+    def plan_written(self, link: WorkerLink, after_ns: int) -> None:
+        self._meters.spent("send", after_ns)
 
     # Silence
 

@@ -15,17 +15,27 @@ class SchedulerSettings(SchedulingSettings, PartSettings):
 
     redis_url: SecretStr = Field(
         default=SecretStr("redis://127.0.0.1:6379/0"),
-        description="Redis >= 7.2 or Valkey: the ledger; may hold a password, so it is not logged",
+        description="Redis >= 7.2 or Valkey: the ledger; may hold a password, so it is not logged;"
+        " redis+cluster://HOST,HOST and redis+sentinel://HOST,HOST/NAME for several servers",
     )
     cell: str = Field(default="0", description="scheduler group; one leader each")
     allow_everysec: bool = Field(
         default=False, description="accept appendfsync everysec (a store crash may lose requests)"
+    )
+    store_replicas_min: int = Field(
+        default=0, ge=0, description="replicas of the store that have a step before it counts"
+    )
+    store_replicas_ack: Literal["memory", "disk"] = Field(
+        default="disk", description="where they have it: WAIT (memory) or WAITAOF (disk)"
     )
     grpc_host: str = Field(default="127.0.0.1", description="where workers register")
     grpc_port: int = Field(default=50052, ge=0, le=65535, description="0 picks a free port")
     metrics_host: str = Field(default="127.0.0.1", description="where /metrics is served")
     metrics_port: int | None = Field(
         default=None, ge=0, le=65535, description="0: any free port; default: no /metrics"
+    )
+    metrics_tenants: bool = Field(
+        default=False, description="queued and running tokens by tenant, of 256 at most"
     )
     advertise_address: str = Field(
         default="",

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from opentelemetry.trace import SpanContext
+from opentelemetry.trace import SpanContext, SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from kaiten.v1.worker_service_pb2 import StepResult, StepTimings
 from scheduler_svc.core.outcome import Event, Plan, RequestOver, StepTokens
 from scheduler_svc.core.types import Reason, SequenceId
+from service_kit import semconv
 from service_kit.telemetry import (
+    SLOW_FIRST_TOKEN_US,
     SLOW_STEP_US,
     Spans,
     context_of,
@@ -93,7 +95,6 @@ class Tracing:
         self._plans: dict[str, deque[Traced]] = {}
         self._queue: deque[Iteration | Ended] = deque()
         self._has_some = asyncio.Event()
-        self.dropped = 0
 
     def planned(self, plan: Plan, now_ns: int) -> str:
         """A plan is about to be sent; what the worker is told of its trace.
@@ -149,7 +150,7 @@ class Tracing:
 
     def _put(self, item: Iteration | Ended) -> None:
         if len(self._queue) >= QUEUE_MAX:
-            self.dropped += 1
+            self._spans.drop()
             return
         self._queue.append(item)
         self._has_some.set()
@@ -192,6 +193,7 @@ class Tracing:
             "kaiten.rows.finished": item.finished,
             "kaiten.tokens.computed": timings.tokens_computed,
             "kaiten.tokens.chunks": plan.chunk_tokens if item.step == 0 else 0,
+            "kaiten.rows.preempted": len(plan.preempted),
             "kaiten.preempted": [str(sequence_id) for sequence_id in plan.preempted],
             "kaiten.blocks.allocated": len(plan.appends),
             "kaiten.blocks.free": plan.blocks_free,
@@ -206,17 +208,18 @@ class Tracing:
         over = item.over
         reasons = [ending.reason for ending in over.endings]
         request = context_of(item.traceparent)
-        if request is None or not (request.trace_flags.sampled or FAILED & set(reasons)):
+        if request is None or not (request.trace_flags.sampled or is_asked_about(over)):
             return
         start_ns = item.ended_ns - over.queue_ns - over.prefill_ns - over.decode_ns
         attributes: dict[str, AttributeValue] = {
             "kaiten.request.sequence_id": over.sequence_id,
-            "gen_ai.usage.input_tokens": over.num_prompt_tokens,
-            "gen_ai.usage.output_tokens": over.num_output_tokens,
-            "kaiten.usage.cached_tokens": over.num_cached_tokens,
+            semconv.GEN_AI_USAGE_INPUT_TOKENS: over.num_prompt_tokens,
+            semconv.GEN_AI_USAGE_OUTPUT_TOKENS: over.num_output_tokens,
+            semconv.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: over.num_cached_tokens,
+            semconv.GEN_AI_RESPONSE_FINISH_REASONS: [reason.value for reason in reasons],
             "kaiten.preemptions": over.num_preemptions,
-            "gen_ai.response.finish_reasons": [reason.value for reason in reasons],
         }
+        received = semconv.inbox_received(over.id.partition(":")[2])
         phases = (
             ("queue", over.queue_ns),
             ("prefill", over.prefill_ns),
@@ -228,9 +231,19 @@ class Tracing:
                 parent=request,
                 start_ns=start_ns,
                 end_ns=start_ns + took_ns,
-                attributes=attributes,
+                kind=SpanKind.CONSUMER if phase == "queue" else SpanKind.INTERNAL,
+                attributes={**attributes, **received} if phase == "queue" else attributes,
             )
             start_ns += took_ns
+
+
+def is_asked_about(over: RequestOver) -> bool:
+    """Failed, preempted, or late with its first token: the gateway keeps its root by the same
+    rule.
+    """
+    is_failed = any(ending.reason in FAILED for ending in over.endings)
+    first_token_us = (over.queue_ns + over.prefill_ns) // 1000
+    return is_failed or bool(over.num_preemptions) or first_token_us >= SLOW_FIRST_TOKEN_US
 
 
 def span_contexts(traceparents: Iterable[str]) -> list[SpanContext]:

@@ -13,7 +13,9 @@ from importlib import import_module
 from typing import Any, Final
 
 import structlog
+from opentelemetry.context import Context
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeterProvider, Observation
+from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_context
 
 from service_kit import telemetry
 from service_kit.errors import ConfigError, Unavailable
@@ -45,23 +47,35 @@ class Metrics:
         self, service: str, *, is_scraped: bool, environ: Mapping[str, str] | None = None
     ) -> None:
         """`is_scraped`: there will be a page for Prometheus."""
+        # Of the model that is served, for the names of others (`metric_aliases`); empty: not known.
+        self.model_name: Callable[[], str] = str
         self._registry: Any = None
         self._server: Any = None
         self._provider: Any = None
-        readers = [*self._page_reader(is_scraped), *_otlp_reader(environ)]
+        sending = _otlp_reader(environ)
+        readers = [*self._page_reader(is_scraped), *sending]
+        # Only who is sent metrics by OTLP gets exemplars: a page in Prometheus' text has none.
+        self.has_exemplars = bool(sending) and telemetry.has_spans(environ)
         if not readers:
             self.meter: Meter = NO_METER
             return
-        from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
+        from opentelemetry.sdk import metrics as sdk
         from opentelemetry.sdk.resources import Resource
 
-        self._provider = MeterProvider(
+        self._provider = sdk.MeterProvider(
             metric_readers=readers,
             resource=Resource.create({"service.name": f"kaiten-{service}"}),
-            # Nobody reads exemplars yet, and they are most of a record's cost.
-            exemplar_filter=AlwaysOffExemplarFilter(),
+            # They are most of a record's cost, so only where somebody can look a trace up.
+            exemplar_filter=sdk.TraceBasedExemplarFilter()
+            if self.has_exemplars
+            else sdk.AlwaysOffExemplarFilter(),
         )
         self.meter = self._provider.get_meter("kaiten")
+
+    @property
+    def is_heard(self) -> bool:
+        """Somebody reads them."""
+        return self._provider is not None
 
     def page(self, accept: str = "") -> Page:
         """All metrics as text, in the form that `accept` asks for. Unavailable without a reader."""
@@ -106,14 +120,34 @@ class Metrics:
             log.warning("metrics.unavailable", missing=PROMETHEUS, fix=FIX)
             return ()
         from opentelemetry.exporter.prometheus import PrometheusMetricReader
-        from prometheus_client import CollectorRegistry
 
-        self._registry = CollectorRegistry()
+        from service_kit.metric_aliases import AliasedRegistry
+
+        self._registry = AliasedRegistry(lambda: self.model_name())
         return (
             PrometheusMetricReader(
                 disable_target_info=True, scope_info_enabled=False, registry=self._registry
             ),
         )
+
+
+def count_spans(meter: Meter, spans: telemetry.Spans | None) -> None:
+    """Say how many spans were sent, and how many nobody will see. None: none are made."""
+    if spans is None:
+        return
+    exported, dropped = seen(lambda: spans.exported), seen(lambda: spans.dropped, "by")
+    meter.create_observable_counter("kaiten.spans_exported", exported, "", "that a collector took")
+    meter.create_observable_counter("kaiten.spans_dropped", dropped, "", "that nobody will see")
+
+
+def exemplar(span: SpanContext | None) -> Context | None:
+    """What a value is recorded with, so that the trace it was measured in can be looked up.
+
+    None: there is none, or nobody keeps it.
+    """
+    if span is None or not span.trace_flags.sampled:
+        return None
+    return set_span_in_context(NonRecordingSpan(span), Context())
 
 
 def seen(

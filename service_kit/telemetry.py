@@ -2,17 +2,19 @@
 
 Others must know a span's id before the span exists: a request's before it is queued, an iteration's
 before it runs. So ids are minted first and cost a microsecond; the spans are made of what happened
-when it is over, off the path that clients wait for. A collector that is away costs spans, which
-are counted by the SDK and dropped, and nothing else.
+when it is over, off the path that clients wait for. A collector that is slow or away costs spans,
+which are not even made, and counted (`Spans.dropped`), and nothing else.
 """
 
 import os
 import random
 import threading
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.context import Context
 from opentelemetry.trace import (
@@ -42,8 +44,15 @@ SWITCH: Final = "OTEL_TRACES_EXPORTER"
 EXPORTER: Final = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 # A step this slow is traced whatever the rate limit says, by the scheduler and by the worker.
 SLOW_STEP_US: Final = 1_000_000
+# And a request that waited so long for its first token, queue and prompt together.
+SLOW_FIRST_TOKEN_US: Final = 10_000_000
 # What is left is sent for this long at the end; a collector that is away must not delay a stop.
 CLOSE_S_MAX: Final = 2.0
+# Spans that may wait to be sent, unless OTEL_BSP_MAX_QUEUE_SIZE says another number.
+QUEUE_MAX: Final = 2048
+# The SDK sends so many at a time.
+BATCH_MAX: Final = 512
+QUEUE_VARIABLE: Final = "OTEL_BSP_MAX_QUEUE_SIZE"
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _NS_PER_S: Final = 1_000_000_000
 
@@ -65,13 +74,62 @@ class _Ids:
         return False
 
 
+class _Counting:
+    """An exporter of the SDK that counts what it is handed, on the thread that sends."""
+
+    def __init__(self, exporter: Any) -> None:
+        self._exporter = exporter
+        self.handed = self.failed = 0
+
+    def export(self, spans: Sequence[object]) -> object:
+        self.handed += len(spans)
+        result = self._exporter.export(spans)
+        if result.name != "SUCCESS":
+            self.failed += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return bool(self._exporter.force_flush(timeout_millis))
+
+
 class Spans:
     """Where finished spans go. All calls on one thread."""
 
-    def __init__(self, provider: "TracerProvider", ids: _Ids) -> None:
+    def __init__(
+        self,
+        provider: "TracerProvider",
+        ids: _Ids,
+        sending: _Counting | None = None,
+        queue_max: int = QUEUE_MAX,
+    ) -> None:
+        """`sending`: to where, so that no more than `queue_max` wait for it."""
         self._provider = provider
         self._ids = ids
         self._tracer = provider.get_tracer("kaiten")
+        self._sending, self._queue_max = sending, queue_max
+        self._put = 0
+        # By whoever had no room for them.
+        self._dropped = Counter(maker=0, sender=0)
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Spans that nobody will see, by who had no room for them: `maker`, which falls behind,
+        `sender`, which waits for the collector; or `refused`, by the collector, after retries.
+        """
+        failed = 0 if self._sending is None else self._sending.failed
+        return {**self._dropped, "refused": failed}
+
+    @property
+    def exported(self) -> int:
+        """That the collector took."""
+        return 0 if self._sending is None else self._sending.handed - self._sending.failed
+
+    def drop(self) -> None:
+        """Whoever makes spans has left one out."""
+        self._dropped["maker"] += 1
 
     def put(
         self,
@@ -87,6 +145,11 @@ class Spans:
         error: str = "",
     ) -> None:
         """One span that is over. `context`: the ids that others were told; `error`: it failed."""
+        # Counted before the SDK's own queue is full: what would be dropped there is not made.
+        if self._sending is not None and self._put - self._sending.handed >= self._queue_max:
+            self._dropped["sender"] += 1
+            return
+        self._put += 1
         self._ids.chosen = context
         above = Context()
         if parent is not None:
@@ -129,7 +192,7 @@ class RateLimit:
 def configure(service: str, environ: Mapping[str, str] | None = None) -> Spans | None:
     """Spans to the endpoint that is named, or None."""
     given = os.environ if environ is None else environ
-    if not is_configured(given) or given.get(SWITCH) == "none":
+    if not has_spans(given):
         return None
     if not is_installed(EXPORTER):
         raise ConfigError(
@@ -138,14 +201,33 @@ def configure(service: str, environ: Mapping[str, str] | None = None) -> Spans |
         )
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    endpoint = given[ENDPOINT]
-    exporter = import_module(EXPORTER).OTLPSpanExporter(
-        endpoint=endpoint, insecure=not endpoint.startswith("https:")
+    endpoint, queue_max = given[ENDPOINT], _queue_max(given)
+    sending = _Counting(
+        import_module(EXPORTER).OTLPSpanExporter(
+            endpoint=endpoint, insecure=not endpoint.startswith("https:")
+        )
     )
-    return spans_to(BatchSpanProcessor(exporter), service)
+    # The same calls; its class loads the SDK.
+    exporter: Any = sending
+    processor = BatchSpanProcessor(
+        exporter, max_queue_size=queue_max, max_export_batch_size=BATCH_MAX
+    )
+    return spans_to(processor, service, sending, queue_max)
 
 
-def spans_to(processor: object, service: str) -> Spans:
+def _queue_max(given: Mapping[str, str]) -> int:
+    text = given.get(QUEUE_VARIABLE, str(QUEUE_MAX))
+    if not text.isdecimal() or int(text) < BATCH_MAX:
+        raise ConfigError(f"{QUEUE_VARIABLE} must be {BATCH_MAX} or more, got {text!r}")
+    return int(text)
+
+
+def spans_to(
+    processor: object,
+    service: str,
+    sending: _Counting | None = None,
+    queue_max: int = QUEUE_MAX,
+) -> Spans:
     """Spans to a processor of the SDK."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
@@ -161,12 +243,18 @@ def spans_to(processor: object, service: str) -> Spans:
         shutdown_on_exit=False,
     )
     provider.add_span_processor(processor)
-    return Spans(provider, ids)
+    return Spans(provider, ids, sending, queue_max)
 
 
 def is_configured(environ: Mapping[str, str] | None = None) -> bool:
     """A collector is named."""
     return bool((os.environ if environ is None else environ).get(ENDPOINT))
+
+
+def has_spans(environ: Mapping[str, str] | None = None) -> bool:
+    """A collector is named, and wants spans."""
+    given = os.environ if environ is None else environ
+    return is_configured(given) and given.get(SWITCH) != "none"
 
 
 def is_installed(module: str) -> bool:
@@ -175,6 +263,11 @@ def is_installed(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # a missing parent package
         return False
+
+
+def trace_id_of(name: str) -> int:
+    """Of a request without a parent: whoever knows its name can look its trace up."""
+    return int.from_bytes(sha256(name.encode()).digest()[:16]) or 1
 
 
 def minted(parent: SpanContext | None = None, *, is_sampled: bool) -> SpanContext:

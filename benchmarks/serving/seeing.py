@@ -83,7 +83,7 @@ def counting(metrics: Metrics | None) -> dict[str, float]:
 
     return {
         "scheduler_step": cost_us(lambda: scheduler.stepped(64, timings)),
-        "scheduler_request": cost_us(lambda: scheduler.ended([OVER])),
+        "scheduler_request": cost_us(lambda: scheduler.ended([OVER], lambda _: "")),
         "worker_step": cost_us(lambda: worker.stepped(RESULT)),
         "gateway_request": cost_us(visit),
     }

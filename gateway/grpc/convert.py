@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from gateway.requests import structured_outputs
 from gateway.requests.stream import Accepted, Delta, Done, Event, Explained, Finished
 from gateway.requests.validation import TooMany
+from gateway.text.tools.flat import flat
 from gateway.values.generation_request import (
     NO_PARAMETERS,
     Ask,
@@ -57,6 +58,7 @@ def ask_from_proto(
         include_stop=message.include_stop,
         show_special_tokens=message.show_special_tokens,
         with_cursors=message.return_cursors,
+        **_parsing(message),
         priority=message.priority,
         timeout_s=timeout_s,
         grace_s=grace_s,
@@ -74,7 +76,14 @@ def write_event(message: pb.GenerationEvent, event: Event, *, with_token_ids: bo
     delta.choice = event.choice
     delta.position = event.position
     delta.token_count = len(event.token_ids)
-    delta.text = event.text
+    if event.pieces is None:
+        delta.text = event.text
+    else:
+        delta.text, delta.reasoning, calls = flat(event.pieces)
+        for call in calls:
+            delta.tool_calls.add(
+                index=call.number, id=call.id, name=call.name, arguments=call.arguments
+            )
     if with_token_ids:
         delta.token_ids.extend(event.token_ids)
     if event.logprobs:
@@ -150,7 +159,43 @@ def _prompt_from_proto(message: pb.GenerateRequest) -> Prompt:
     raise InvalidRequest("input", "one of text, token_ids and conversation must be set")
 
 
+def _parsing(message: pb.GenerateRequest) -> dict[str, Any]:
+    """The fields of an Ask that say how its output is read. InvalidRequest: they need that."""
+    conversation = message.conversation
+    for name in ("tool_choice", "parallel_tool_calls"):
+        if conversation.HasField(name) and not message.parse_output:
+            raise InvalidRequest(f"conversation.{name}", "needs parse_output")
+    for index, tool in enumerate(_few("conversation.tools", conversation.tools)):
+        if tool.strict and not message.parse_output:
+            raise InvalidRequest(f"conversation.tools.{index}.strict", "needs parse_output")
+    return {
+        "is_read": message.parse_output,
+        "is_single_call": conversation.HasField("parallel_tool_calls")
+        and not conversation.parallel_tool_calls,
+        "must_call": _must_call(conversation),
+    }
+
+
+def _must_call(message: pb.Conversation) -> tuple[str, ...]:
+    choice, names = message.tool_choice, [tool.name for tool in message.tools]
+    field = "conversation.tool_choice"
+    if choice.WhichOneof("choice") == "name":
+        if choice.name not in names:
+            raise InvalidRequest(field, f"must name one of tools, got {choice.name[:64]!r}")
+        return (choice.name,)
+    if choice.mode not in pb.ToolChoiceMode.values():
+        raise InvalidRequest(field, f"must be a known mode, got {choice.mode}")
+    if choice.mode != pb.TOOL_CHOICE_MODE_REQUIRED:
+        return ()
+    if not names:
+        raise InvalidRequest(field, "needs tools")
+    return tuple(names)
+
+
 def chat_from_proto(message: pb.Conversation) -> ChatPrompt:
+    tools = _few("conversation.tools", message.tools)
+    if message.tool_choice.mode == pb.TOOL_CHOICE_MODE_NONE:
+        tools = ()
     return ChatPrompt(
         messages=tuple(_message(turn) for turn in _few(ChatPrompt.field, message.messages)),
         options=tuple(
@@ -162,8 +207,9 @@ def chat_from_proto(message: pb.Conversation) -> ChatPrompt:
                 name=tool.name,
                 description=tool.description,
                 parameters=tool.parameters or NO_PARAMETERS,
+                is_strict=tool.strict,
             )
-            for tool in _few("conversation.tools", message.tools)
+            for tool in tools
         ),
     )
 
@@ -177,6 +223,7 @@ def _message(turn: pb.ChatMessage) -> Message:
         role=turn.role,
         content=turn.content or None if calls else turn.content,
         name=turn.name,
+        reasoning=turn.reasoning,
         tool_calls=calls,
         tool_call_id=turn.tool_call_id,
     )

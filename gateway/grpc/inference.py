@@ -150,7 +150,8 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         tenant = await _tenant(self._keyring, context)
         choices = await self._front.explain(request.request_id, tenant, request.tenant)
-        return pb.ExplainResponse(choices=choices)
+        trace_id = self._front.trace_id(request.request_id, tenant, request.tenant)
+        return pb.ExplainResponse(choices=choices, trace_id=trace_id)
 
 
 class ModelServicer(model_grpc.ModelServiceServicer):

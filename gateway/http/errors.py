@@ -28,7 +28,7 @@ PARAMS: Final = {
 PREFIXES: Final = re.compile(r"^(sampling|conversation)\.")
 # Around what a tool and a call have, OpenAI puts an object.
 IN_FUNCTION: Final = re.compile(
-    r"^(conversation\.(?:tools\.\d+|messages\.\d+\.tool_calls\.\d+)\.)(name|parameters|arguments)$"
+    r"^(conversation\.(?:tools\.\d+|messages\.\d+\.tool_calls\.\d+)\.)(name|parameters|strict|arguments)$"
 )
 MAX_TOKENS: Final = ("max_tokens", "max_completion_tokens")
 # Codes that are no row of the error table: HTTP's own, and two rows' more exact ones.

@@ -12,15 +12,17 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, Final
 
+from opentelemetry.context import Context
 from opentelemetry.metrics import Histogram, Meter
 
 from gateway.observe.tracing import Trace
 from gateway.tenants import Tenant
 from gateway.values.generation_request import Ask, ChatPrompt
 from kaiten.v1.common_pb2 import FinishReason
+from service_kit import semconv
 from service_kit.errors import DeadlineExceeded, KaitenError
 from service_kit.grpc_errors import code_of
-from service_kit.metrics import seen
+from service_kit.metrics import exemplar, seen
 
 REQUEST_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 FIRST_TOKEN_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60)
@@ -66,8 +68,16 @@ class Visit:
 class Meters:
     """Of one gateway. `with_tenants` adds a label that has as many values as there are tenants."""
 
-    def __init__(self, meter: Meter, *, model: str, with_tenants: bool = False) -> None:
-        self._with_tenants = with_tenants
+    def __init__(
+        self,
+        meter: Meter,
+        *,
+        model: str,
+        with_tenants: bool = False,
+        has_exemplars: bool = False,
+    ) -> None:
+        """`has_exemplars`: somebody keeps them."""
+        self._with_tenants, self._has_exemplars = with_tenants, has_exemplars
         self._accepted = Counter[Key]()
         self._refused = Counter[Key]()
         self._ended = Counter[Key]()
@@ -82,8 +92,8 @@ class Meters:
             meter, "time_per_output_token", NEXT_TOKEN_S, "of each output token after the first"
         )
         self._chat, self._completion = (
-            {"gen_ai.operation.name": operation, "gen_ai.request.model": model}
-            for operation in ("chat", "text_completion")
+            {semconv.GEN_AI_OPERATION_NAME: operation, semconv.GEN_AI_REQUEST_MODEL: model}
+            for operation in (semconv.CHAT, semconv.TEXT_COMPLETION)
         )
 
     @contextmanager
@@ -117,13 +127,18 @@ class Meters:
         self._output_tokens["", visit.tenant] += sum(output_tokens)
         attributes = self._chat if visit.is_chat else self._completion
         now_ns = perf_counter_ns()
-        ended = attributes if reasons else {**attributes, "error.type": outcome}
-        self._duration_s.record((now_ns - visit.started_ns) / 1e9, ended)
+        ended = attributes if reasons else {**attributes, semconv.ERROR_TYPE: outcome}
+        context = self._exemplar(visit)
+        self._duration_s.record((now_ns - visit.started_ns) / 1e9, ended, context)
         if visit.first_ns:
-            self._first_s.record((visit.first_ns - visit.started_ns) / 1e9, attributes)
+            self._first_s.record((visit.first_ns - visit.started_ns) / 1e9, attributes, context)
             if (more := max(output_tokens) - 1) > 0:
-                self._next_s.record((now_ns - visit.first_ns) / 1e9 / more, attributes)
+                self._next_s.record((now_ns - visit.first_ns) / 1e9 / more, attributes, context)
         return outcome
+
+    def _exemplar(self, visit: Visit) -> Context | None:
+        trace = visit.trace if self._has_exemplars else None
+        return None if trace is None else exemplar(trace.context)
 
     @property
     def _live(self) -> int:

@@ -2,44 +2,91 @@
 
 Its ids are minted when a request comes in and travel in its record, so the scheduler's phases are
 its children; the span itself is made when the client has its last event. A client's own trace is
-continued, and its wish not to be traced is kept, unless an accepted request fails.
+continued, and its wish not to be traced is kept, unless an accepted request is one of those that
+somebody will ask about: failed, preempted, or late with its first token.
 """
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from opentelemetry.trace import SpanContext, SpanKind
+from opentelemetry.util.types import AttributeValue
 
 from gateway.values.generation_request import Ask, ChatPrompt
-from kaiten.v1.common_pb2 import FinishReason
+from kaiten.v1.common_pb2 import FinishReason, SamplingParams
+from kaiten.v1.inference_service_pb2 import Done
+from service_kit import semconv
 from service_kit.errors import KaitenError
 from service_kit.grpc_errors import code_of
-from service_kit.telemetry import RateLimit, Spans, context_of, minted, traceparent_of
+from service_kit.telemetry import (
+    SLOW_FIRST_TOKEN_US,
+    RateLimit,
+    Spans,
+    context_of,
+    minted,
+    trace_id_of,
+    traceparent_of,
+)
 
 # Requests of one gateway that are traced when nothing goes wrong.
 REQUESTS_PER_S: Final = 50
 FAILED: Final = frozenset(
     {FinishReason.FINISH_REASON_ERROR, FinishReason.FINISH_REASON_DEADLINE_EXCEEDED}
 )
+# Numbers that a client may give, as the conventions name them.
+_SAMPLING: Final = {
+    "max_tokens": semconv.GEN_AI_REQUEST_MAX_TOKENS,
+    "temperature": semconv.GEN_AI_REQUEST_TEMPERATURE,
+    "top_p": semconv.GEN_AI_REQUEST_TOP_P,
+    "top_k": semconv.GEN_AI_REQUEST_TOP_K,
+    "seed": semconv.GEN_AI_REQUEST_SEED,
+    "frequency_penalty": semconv.GEN_AI_REQUEST_FREQUENCY_PENALTY,
+    "presence_penalty": semconv.GEN_AI_REQUEST_PRESENCE_PENALTY,
+}
 
 
 class Trace:
     """One request's root span to be. `context` is None where nobody listens."""
 
-    __slots__ = ("accepted_ns", "context", "is_chat", "parent", "started_ns")
+    __slots__ = (
+        "accepted_ns",
+        "choice_count",
+        "context",
+        "is_chat",
+        "parent",
+        "request_id",
+        "sampling",
+        "started_ns",
+    )
 
     def __init__(self, ask: Ask, parent: SpanContext | None, context: SpanContext | None) -> None:
         self.is_chat = isinstance(ask.prompt, ChatPrompt)
+        self.sampling, self.choice_count = ask.sampling, ask.n or 1
+        # Until it has one of its own.
+        self.request_id = ask.request_id
         self.parent = parent
         self.context = context
         self.started_ns = time.time_ns()
         self.accepted_ns = 0
 
-    def traceparent(self, given: str) -> str:
-        """What the record carries: ours, or the client's own where we make no spans."""
-        return given if self.context is None else traceparent_of(self.context)
+    def traceparent(self, ledger_id: str, given: str) -> str:
+        """What the record of that id carries: ours, or the client's own where we make no spans.
+
+        Where the client brought none, its trace follows from its id.
+        """
+        self.request_id = ledger_id.partition(":")[2]
+        if self.context is None:
+            return given
+        if self.parent is None:
+            self.context = SpanContext(
+                trace_id_of(ledger_id),
+                self.context.span_id,
+                is_remote=False,
+                trace_flags=self.context.trace_flags,
+            )
+        return traceparent_of(self.context)
 
 
 class Tracing:
@@ -49,6 +96,10 @@ class Tracing:
         self._spans = spans
         self._model = model
         self._limit = RateLimit(REQUESTS_PER_S)
+
+    def trace_id(self, ledger_id: str) -> str:
+        """In hex, of a request whose client brought no trace; empty: no spans are made here."""
+        return "" if self._spans is None else f"{trace_id_of(ledger_id):032x}"
 
     @contextmanager
     def opening(self, ask: Ask) -> Iterator[Trace]:
@@ -66,27 +117,38 @@ class Tracing:
         self,
         trace: Trace,
         outcome: str,
-        reasons: Collection[FinishReason],
+        reasons: Sequence[FinishReason],
         *,
         input_tokens: int,
         output_tokens: int,
+        done: Done | None = None,
     ) -> None:
-        """A request is no longer followed. `reasons`: of the choices that ended."""
+        """A request is no longer followed. `reasons`: of the choices that ended; `done`: if all
+        of it is over.
+        """
         if trace.context is None or self._spans is None:
             return
         is_failed = not FAILED.isdisjoint(reasons)
-        if not (trace.context.trace_flags.sampled or is_failed):
+        if not (trace.context.trace_flags.sampled or is_failed or _is_asked_about(done)):
             return
-        usage = {
-            "gen_ai.usage.input_tokens": input_tokens,
-            "gen_ai.usage.output_tokens": output_tokens,
+        attributes: dict[str, AttributeValue] = {
+            semconv.GEN_AI_USAGE_INPUT_TOKENS: input_tokens,
+            semconv.GEN_AI_USAGE_OUTPUT_TOKENS: output_tokens,
+            semconv.GEN_AI_RESPONSE_MODEL: self._model,
+            semconv.GEN_AI_RESPONSE_FINISH_REASONS: [_name(reason) for reason in reasons],
         }
-        self._put_root(trace, outcome, usage, error=outcome if is_failed else "")
+        if done is not None:
+            attributes[semconv.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS] = done.usage.cached_tokens
+            attributes["kaiten.preemptions"] = done.timings.preemptions
+            attributes["kaiten.first_token_us"] = _first_token_us(done)
+        self._put_root(trace, outcome, attributes, error=outcome if is_failed else "")
         self._spans.put(
             "kaiten.accept",
             parent=trace.context,
             start_ns=trace.started_ns,
             end_ns=trace.accepted_ns,
+            kind=SpanKind.PRODUCER,
+            attributes=semconv.inbox_sent(trace.request_id),
         )
 
     def _begin(self, ask: Ask) -> Trace:
@@ -98,10 +160,10 @@ class Tracing:
         return Trace(ask, parent, minted(parent, is_sampled=is_sampled))
 
     def _put_root(
-        self, trace: Trace, outcome: str, usage: Mapping[str, int], *, error: str
+        self, trace: Trace, outcome: str, attributes: Mapping[str, AttributeValue], *, error: str
     ) -> None:
         assert self._spans is not None
-        operation = "chat" if trace.is_chat else "text_completion"
+        operation = semconv.CHAT if trace.is_chat else semconv.TEXT_COMPLETION
         self._spans.put(
             f"{operation} {self._model}",
             context=trace.context,
@@ -110,10 +172,43 @@ class Tracing:
             end_ns=time.time_ns(),
             kind=SpanKind.SERVER,
             attributes={
-                "gen_ai.operation.name": operation,
-                "gen_ai.request.model": self._model,
+                semconv.GEN_AI_OPERATION_NAME: operation,
+                semconv.GEN_AI_PROVIDER_NAME: semconv.PROVIDER,
+                semconv.GEN_AI_REQUEST_MODEL: self._model,
                 "kaiten.outcome": outcome,
-                **usage,
+                **_asked(trace),
+                **attributes,
+                **({semconv.ERROR_TYPE: error} if error else {}),
             },
             error=error,
         )
+
+
+def _asked(trace: Trace) -> dict[str, AttributeValue]:
+    """What the client wanted, as far as it is numbers."""
+    sampling: SamplingParams = trace.sampling
+    asked: dict[str, AttributeValue] = {
+        name: getattr(sampling, field)
+        for field, name in _SAMPLING.items()
+        if sampling.HasField(field)
+    }
+    if trace.choice_count != 1:
+        asked[semconv.GEN_AI_REQUEST_CHOICE_COUNT] = trace.choice_count
+    if trace.request_id:
+        asked[semconv.GEN_AI_RESPONSE_ID] = trace.request_id
+    return asked
+
+
+def _is_asked_about(done: Done | None) -> bool:
+    """Preempted, or late with its first token: the leader keeps its phases by the same rule."""
+    if done is None:
+        return False
+    return bool(done.timings.preemptions) or _first_token_us(done) >= SLOW_FIRST_TOKEN_US
+
+
+def _first_token_us(done: Done) -> int:
+    return int(done.timings.queue_us + done.timings.prefill_us)
+
+
+def _name(reason: FinishReason) -> str:
+    return FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()

@@ -21,10 +21,11 @@ from gateway.openai.fields.tools import (
 from gateway.openai.generate import generating
 from gateway.openai.generation_body import GenerationBody
 from gateway.openai.logprobs import PromptLogprobs, TokenLogprob
-from gateway.openai.parts import Call, Chunk, Fields, Format, Head, Part, Reason, TokenIds
+from gateway.openai.parts import Chunk, Fields, Format, Head, Part, Reason, TokenIds
 from gateway.openai.request_body import FAIL_FAST, Options, RequestBody
 from gateway.openai.usage import Count, Timing, Usage
 from gateway.requests.validation import Limits, check_option
+from gateway.text.tools.flat import Call
 from gateway.values.generation_request import Ask, ChatPrompt, Message
 from service_kit.errors import InvalidRequest
 
@@ -130,7 +131,7 @@ def _choice(part: Part) -> ChatChoice:
 
 
 def _reason(part: Part) -> ChatReason | None:
-    """Whoever calls has something to wait for, unless it was cut off."""
+    """Whoever calls has something to wait for, unless it was cut off, or had to call just that."""
     return "tool_calls" if part.reason == "stop" and part.has_calls else part.reason
 
 
@@ -223,7 +224,7 @@ class ChatBody(GenerationBody):
     """none: the model is not told of tools. required, or one by its name: workers must be able to
     keep to a grammar. Left out: auto."""
     parallel_tool_calls: bool | None = None
-    """false: one call at most is told."""
+    """false: one call at most, with which the output ends."""
 
     @property
     def aliases(self) -> Mapping[str, str]:
@@ -243,7 +244,7 @@ class ChatBody(GenerationBody):
         choice = self.tool_choice
         name = choice.function.name if isinstance(choice, NamedChoice) else ""
         functions = [each.function for each in self.tools or ()]
-        tools = tuple(tool_of(each.name, each.description, each.parameters) for each in functions)
+        tools = tuple(map(tool_of, functions))
         must_call = chosen(tools, None if isinstance(choice, NamedChoice) else choice, name)
         ask = self.ask(
             replace(prompt, tools=() if choice == "none" else tools),
@@ -253,6 +254,10 @@ class ChatBody(GenerationBody):
         )
         is_single = self.parallel_tool_calls is False
         return [replace(ask, is_read=True, must_call=must_call, is_single_call=is_single)]
+
+    @property
+    def names_call(self) -> bool:
+        return isinstance(self.tool_choice, NamedChoice)
 
     def _logprobs(self) -> int | None:
         if self.logprobs:

@@ -9,10 +9,8 @@ from gateway.http.exchange import Exchange
 from gateway.openai.generation_body import GenerationBody, StreamOptions
 from gateway.openai.operation import GENERATES, Api, Operation, parameter
 from gateway.openai.parts import Parts, Shown, head_of, send_stream
-from gateway.requests.reading import Reading
-from gateway.requests.stream import Generation
 from gateway.requests.validation import REQUEST_ID
-from gateway.values.generation_request import Ask, ChatPrompt
+from gateway.values.generation_request import Ask
 from service_kit.errors import InvalidRequest
 
 TRACEPARENT_CHARS_MAX: Final = 64
@@ -38,25 +36,15 @@ async def generate(api: Api, exchange: Exchange, body: GenerationBody) -> None:
             logprobs=asks[0].sampling.HasField("logprobs"),
             token_ids=asks[0].return_token_ids,
             prompt_logprobs=body.prompt_logprobs,
+            calls_as_end=not body.names_call,
         )
-        readings = [_reading(api, *each) for each in zip(asks, generations, strict=True)]
-        parts = Parts(generations, api.formatter, shown, echoes, readings)
+        parts = Parts(generations, api.formatter, shown, echoes)
         if body.stream:
             usage, ping_s = options.include_usage, api.config.sse_ping_s
             await send_stream(exchange, form, head, parts, with_usage=usage, ping_s=ping_s)
         else:
             wholes = await parts.collect()
             await exchange.send_json(200, form.reply(head, wholes, parts.ends()))
-
-
-def _reading(api: Api, ask: Ask, generation: Generation) -> Reading | None:
-    if not ask.is_read:
-        return None
-    assert isinstance(ask.prompt, ChatPrompt)
-    names = [tool.name for tool in ask.prompt.tools]
-    return api.front.reading(
-        generation, names, is_single_call=ask.is_single_call, must_call=bool(ask.must_call)
-    )
 
 
 def _asks(api: Api, exchange: Exchange, body: GenerationBody) -> list[Ask]:

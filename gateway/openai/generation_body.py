@@ -122,9 +122,6 @@ class SamplingBody(RequestBody):
     @property
     def aliases(self) -> Mapping[str, str]:
         name = self.output_format[0]
-        if getattr(self, "tool_choice", None) not in (None, "auto", "none"):
-            # The grammar is of their schemas.
-            name = "tools"
         return {structured_outputs.FIELD: name} if name and self.structured_outputs is None else {}
 
 
@@ -148,6 +145,12 @@ class GenerationBody(SamplingBody):
     @property
     def output_format(self) -> tuple[str, ResponseFormat | None]:
         return "response_format", self.response_format
+
+    @property
+    def names_call(self) -> bool:
+        """The function to be called is chosen by its name: then, as OpenAI has it, a call is no
+        reason to end."""
+        return False
 
     @abstractmethod
     def asks(self, limits: Limits, prompts_max: int) -> list[Ask]:

@@ -15,16 +15,9 @@ from gateway.http.json_reply import DONE, to_event
 from gateway.openai.logprobs import LogprobFormatter, PromptLogprobs, TokenLogprob
 from gateway.openai.usage import Count, Timing, Usage, ends_of
 from gateway.requests.merge import merged
-from gateway.requests.reading import Reading
 from gateway.requests.stream import Accepted, Delta, Done, Explained, Finished, Generation
-from gateway.text.tools.parser import (
-    CallArguments,
-    CallBegins,
-    Content,
-    OutputParser,
-    Piece,
-    Reasoning,
-)
+from gateway.text.tools.flat import Call, flat, joined
+from gateway.text.tools.parser import Piece
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import Cancelled, DeadlineExceeded, Failed
@@ -70,15 +63,6 @@ class Echo(NamedTuple):
     top: int | None = None
 
 
-class Call(NamedTuple):
-    """A call, or what a part says of one: its first part alone has id and name."""
-
-    number: int
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
-
-
 class Part(NamedTuple):
     """What an event says of one choice, or all events together."""
 
@@ -96,7 +80,7 @@ class Part(NamedTuple):
     calls: Sequence[Call] = ()
     # The same and the text in their order, where the output is read.
     pieces: Sequence[Piece] = ()
-    # At the end: there were calls.
+    # At the end: there were calls, which is why it ended.
     has_calls: bool = False
 
     @property
@@ -112,6 +96,8 @@ class Shown:
     logprobs: bool = True
     token_ids: bool = False
     prompt_logprobs: int | None = None
+    # An output with calls ended for them.
+    calls_as_end: bool = True
 
 
 class Parts:
@@ -123,7 +109,6 @@ class Parts:
         formatter: LogprobFormatter,
         shown: Shown,
         echoes: Sequence[Echo] = (Echo(),),
-        readings: Sequence[Reading | None] = (None,),
     ) -> None:
         self._generations = generations
         self._formatter = formatter
@@ -131,12 +116,8 @@ class Parts:
         # By the first choice of each prompt: how many it has, and what they show of it.
         self._prompts: dict[int, tuple[int, Echo]] = {}
         self._count = 0
-        self._parsers: dict[int, OutputParser] = {}
-        for generation, echo, reading in zip(generations, echoes, readings, strict=True):
+        for generation, echo in zip(generations, echoes, strict=True):
             self._prompts[self._count] = len(generation.choices), echo
-            if reading is not None:
-                for index in range(len(generation.choices)):
-                    self._parsers[self._count + index] = reading.parser(index)
             self._count += len(generation.choices)
         self._chars: defaultdict[int, int] = defaultdict(int)
         self._done: list[pb.Done] = []
@@ -185,7 +166,7 @@ class Parts:
             prompt_logprobs=prompts[0] if prompts else UNSET,
             end=parts[-1].end,
             reasoning="".join([part.reasoning for part in parts]),
-            calls=_joined([call for part in parts for call in part.calls]),
+            calls=joined([call for part in parts for call in part.calls]),
             pieces=[piece for part in parts for piece in part.pieces],
             has_calls=parts[-1].has_calls,
         )
@@ -195,7 +176,8 @@ class Parts:
             case Delta():
                 return self._of_delta(base + event.choice, event)
             case Finished():
-                return self._of_end(base + event.choice, event)
+                has_calls = event.call_count > 0 and self._shown.calls_as_end
+                return (Part(base + event.choice, end=event, has_calls=has_calls),)
             case Done():
                 self._done.append(event.message)
                 return ()
@@ -207,8 +189,8 @@ class Parts:
 
     def _of_delta(self, index: int, delta: Delta) -> Iterable[Part]:
         """A part, or nothing when there is nothing to tell yet."""
-        shown, logprobs, parser = self._shown, None, self._parsers.get(index)
-        part = Part(index, delta.text) if parser is None else _part(index, parser.feed(delta.text))
+        shown, logprobs, pieces = self._shown, None, delta.pieces
+        part = Part(index, delta.text) if pieces is None else _part(index, pieces)
         if not (_says_something(part) or delta.logprobs or shown.token_ids):
             return ()
         if shown.logprobs:
@@ -218,15 +200,6 @@ class Parts:
         token_ids = list(delta.token_ids) if shown.token_ids else UNSET
         position = delta.position + len(delta.token_ids)
         return (part._replace(logprobs=logprobs, token_ids=token_ids, position=position),)
-
-    def _of_end(self, index: int, end: Finished) -> Iterable[Part]:
-        """With what was held back."""
-        parser = self._parsers.get(index)
-        if parser is None:
-            return (Part(index, end=end),)
-        last = _part(index, parser.flush())._replace(position=end.output_tokens)
-        whole = Part(index, end=end, has_calls=parser.call_count > 0)
-        return (last, whole) if _says_something(last) else (whole,)
 
     def _of_prompt(self, first: int, event: Explained) -> Iterable[Part]:
         """The same for each of its choices, if it is told at all."""
@@ -249,32 +222,8 @@ def _says_something(part: Part) -> bool:
 
 
 def _part(choice: int, pieces: Sequence[Piece]) -> Part:
-    calls: list[Call] = []
-    for piece in pieces:
-        if isinstance(piece, CallBegins):
-            calls.append(Call(piece.call, piece.id, piece.name))
-        elif isinstance(piece, CallArguments):
-            calls.append(Call(piece.call, arguments=piece.fragment))
-    return Part(
-        choice,
-        "".join([piece.text for piece in pieces if isinstance(piece, Content)]),
-        reasoning="".join([piece.text for piece in pieces if isinstance(piece, Reasoning)]),
-        calls=_joined(calls),
-        pieces=pieces,
-    )
-
-
-def _joined(calls: Sequence[Call]) -> Sequence[Call]:
-    """One for each of them."""
-    if len(calls) < 2:
-        return calls
-    by_number: dict[int, list[Call]] = {}
-    for call in calls:
-        by_number.setdefault(call.number, []).append(call)
-    return [
-        some[0]._replace(arguments="".join([call.arguments for call in some]))
-        for some in by_number.values()
-    ]
+    text, reasoning, calls = flat(pieces)
+    return Part(choice, text, reasoning=reasoning, calls=calls, pieces=pieces)
 
 
 class Format(NamedTuple):

@@ -14,6 +14,10 @@ class PromptTokensDetails(Struct):
     cached_tokens: Count
 
 
+class CompletionTokensDetails(Struct):
+    reasoning_tokens: Count
+
+
 class Usage(Struct):
     """Sums over the prompts of one HTTP request."""
 
@@ -21,6 +25,7 @@ class Usage(Struct):
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class Timing(Struct, kw_only=True):
@@ -38,6 +43,7 @@ def ends_of(done: Sequence[Done]) -> dict[str, Usage | Timing]:
     prompt = sum(each.usage.prompt_tokens for each in done)
     output = sum(each.usage.output_tokens for each in done)
     cached = PromptTokensDetails(sum(each.usage.cached_tokens for each in done))
+    details = CompletionTokensDetails(sum(each.usage.reasoning_tokens for each in done))
     timings = [each.timings for each in done]
     # They run side by side: the longest is what the client waited for.
     decode_us = max(each.decode_us for each in timings)
@@ -48,4 +54,4 @@ def ends_of(done: Sequence[Done]) -> dict[str, Usage | Timing]:
         tokens_per_s=round(output / decode_us * 1e6, 3) if decode_us else None,
         preemptions=sum(each.preemptions for each in timings),
     )
-    return {"usage": Usage(prompt, output, prompt + output, cached), "kaiten": timing}
+    return {"usage": Usage(prompt, output, prompt + output, cached, details), "kaiten": timing}

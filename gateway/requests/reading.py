@@ -4,22 +4,33 @@ What depends on the request alone is in its record, so every gateway reads it th
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.requests.validation import TooMany
 from gateway.text.detokenizer import Pieces
 from gateway.text.model_card import ModelCard
-from gateway.text.tools.grammar import Function, forced_calls
+from gateway.text.tools.grammar import (
+    ANY_OBJECT,
+    Calls,
+    Function,
+    forced_calls,
+    free_calls,
+    schema,
+)
 from gateway.text.tools.parser import OutputParser, Speech
-from gateway.values.generation_request import Ask, ChatPrompt
+from gateway.values.generation_request import Ask, ChatPrompt, Tool
 from kaiten.v1.common_pb2 import SamplingParams
-from kaiten.v1.ledger_pb2 import RenderOptions
+from kaiten.v1.ledger_pb2 import OutputParsing, RenderOptions
 
 ID_CHARS: Final = 24
 # A mark at the end of a prompt is a few tokens, and white space.
 TAIL_TOKENS: Final = 16
+# What would end a regular expression in Lark, where it is not escaped, or is.
+NO_DELIMITER: Final = re.compile(r"\\.|/|\n", re.DOTALL)
 # As StructuredOutputs has it.
 GRAMMAR_BYTES_MAX: Final = 64 << 10
 
@@ -49,25 +60,18 @@ def is_read(card: ModelCard, names: Collection[str]) -> bool:
     return card.reasoning_format is not None or bool(names and card.tool_format)
 
 
-def reading(
-    card: ModelCard,
-    render: RenderOptions,
-    request_id: str,
-    names: Collection[str],
-    *,
-    is_single_call: bool,
-    must_call: bool,
-) -> Reading | None:
+def reading(card: ModelCard, render: RenderOptions, request_id: str) -> Reading | None:
     """None: all of the output is text."""
-    if not is_read(card, names):
+    parsing = render.parsing
+    if not (render.HasField("parsing") and is_read(card, parsing.tool_names)):
         return None
     speech = Speech(
-        tools=card.tool_format if names else None,
-        names=frozenset(names),
+        tools=card.tool_format if parsing.tool_names else None,
+        names=frozenset(parsing.tool_names),
         reasoning=card.reasoning_format,
         begins_in_reasoning=render.begins_in_reasoning,
-        calls_max=1 if is_single_call else None,
-        must_call=must_call,
+        is_single_call=parsing.is_single_call,
+        must_call=parsing.must_call,
     )
     return Reading(speech=speech, request_id=request_id)
 
@@ -82,36 +86,88 @@ def marks(ask: Ask, card: ModelCard, prompt_ids: Sequence[int]) -> RenderOptions
     return RenderOptions(
         shown_token_ids=_control_ids(card, has_tools=has_tools),
         begins_in_reasoning=not is_whole and ends_in_reasoning(card, prompt_ids),
+        parsing=_parsing(ask) if ask.is_read else None,
     )
 
 
-def forced(ask: Ask, card: ModelCard, prompt_ids: Sequence[int] = ()) -> Ask:
-    """Where a call must be made, an Ask whose output has that grammar; without a prompt, as if it
-    left the reasoning to the output.
+def _parsing(ask: Ask) -> OutputParsing:
+    tools = ask.prompt.tools if isinstance(ask.prompt, ChatPrompt) else ()
+    return OutputParsing(
+        tool_names=[tool.name for tool in tools],
+        # A grammar ends the output behind the call by itself.
+        is_single_call=ask.is_single_call and not is_held(ask),
+        must_call=bool(ask.must_call),
+    )
+
+
+def constrained(ask: Ask, card: ModelCard, prompt_ids: Sequence[int] = ()) -> Ask:
+    """Where calls are held to their schemas, an Ask whose output has that grammar; without a
+    prompt, as if it left the reasoning to the output.
 
     InvalidRequest: it is too long.
     """
-    if not ask.must_call:
+    if not is_held(ask):
         return ask
     assert isinstance(ask.prompt, ChatPrompt)
     assert card.tool_format is not None
     added = card.tokenizer.get_added_tokens_decoder().items()
     token_ids = {token.content: token_id for token_id, token in added}
-    grammar = forced_calls(
-        card.tool_format,
-        [Function(t.name, t.parameters) for t in ask.prompt.tools if t.name in ask.must_call],
-        token_ids.get,
+    # What must keep to a language of the client's has no reasoning.
+    answer = _answer(ask.sampling)
+    calls = Calls(
+        form=card.tool_format,
+        functions=list(_functions(ask, ask.prompt.tools)),
+        token_of=token_ids.get,
         is_single=ask.is_single_call or len(ask.must_call) == 1,
-        reasoning=card.reasoning_format,
+        reasoning=None if answer else card.reasoning_format,
         begins_in_reasoning=ends_in_reasoning(card, prompt_ids),
     )
+    grammar = forced_calls(calls) if ask.must_call else free_calls(calls, answer)
     size_bytes = len(grammar.encode())
     if size_bytes > GRAMMAR_BYTES_MAX:
         raise TooMany("conversation.tools", GRAMMAR_BYTES_MAX, size_bytes, "bytes as a grammar")
     sampling = SamplingParams()
     sampling.CopyFrom(ask.sampling)
+    sampling.structured_outputs.Clear()
     sampling.structured_outputs.grammar = grammar
     return replace(ask, sampling=sampling)
+
+
+def is_held(ask: Ask) -> bool:
+    """Whether a grammar holds its calls: they must be made, are strict, or stand beside an answer
+    that has one."""
+    if not (ask.is_read and isinstance(ask.prompt, ChatPrompt) and ask.prompt.tools):
+        return False
+    is_strict = any(tool.is_strict for tool in ask.prompt.tools)
+    return bool(ask.must_call) or is_strict or ask.sampling.HasField("structured_outputs")
+
+
+def _functions(ask: Ask, tools: Sequence[Tool]) -> Iterator[Function]:
+    for tool in tools:
+        if not ask.must_call:
+            yield Function(tool.name, tool.parameters if tool.is_strict else ANY_OBJECT)
+        elif tool.name in ask.must_call:
+            yield Function(tool.name, tool.parameters)
+
+
+def _answer(sampling: SamplingParams) -> str:
+    """What the client's own language is in Lark; empty: it has none."""
+    wanted = sampling.structured_outputs
+    match wanted.WhichOneof("constraint"):
+        case "json":
+            return schema(wanted.json, is_tight=wanted.disable_any_whitespace)
+        case "json_object":
+            return schema(ANY_OBJECT, is_tight=wanted.disable_any_whitespace)
+        case "regex":
+            return f"/{NO_DELIMITER.sub(_spelled, wanted.regex)}/"
+        case "choice":
+            # One terminal, as in `grammar_child`.
+            return "ONE\nONE: " + " | ".join(map(json.dumps, wanted.choice.texts))
+    return ""
+
+
+def _spelled(match: re.Match[str]) -> str:
+    return {"/": r"\x2F", r"\/": r"\x2F", "\n": r"\n"}.get(match[0], match[0])
 
 
 def ends_in_reasoning(card: ModelCard, prompt_ids: Sequence[int]) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,7 +12,7 @@ from typing import Final
 from gateway.children.grammar_process import GrammarProcess
 from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
-from gateway.observe.tracing import Tracing
+from gateway.observe.tracing import Trace, Tracing
 from gateway.requests import tool_rules
 from gateway.requests.cancellation import Release, Releases
 from gateway.requests.explaining import Explainer
@@ -20,12 +20,13 @@ from gateway.requests.ledger_session import LedgerLink
 from gateway.requests.prompts import Prompter, is_long
 from gateway.requests.queue_position import NOWHERE, Place, place_of
 from gateway.requests.readiness import Readiness
-from gateway.requests.reading import Reading, forced, marks, reading
+from gateway.requests.reading import constrained, is_held, marks, reading
 from gateway.requests.stream import (
     Accepted,
     Choice,
     Finished,
     Generation,
+    Presentation,
     checked_choices,
     new_choices,
     replay,
@@ -35,7 +36,6 @@ from gateway.tenants import Tenant
 from gateway.text.detokenizer import Pieces, decode_in_turns
 from gateway.text.model_card import ModelCard
 from gateway.values.generation_request import Ask, TokenPrompt
-from kaiten.v1.common_pb2 import SamplingParams
 from kaiten.v1.inference_service_pb2 import Done as DoneMessage
 from kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
 from kaiten.v1.timeline_pb2 import ChoiceTimeline
@@ -161,6 +161,7 @@ class Front:
             reasons,
             input_tokens=visit.prompt_tokens,
             output_tokens=sum(counts),
+            done=generation.done_message if generation.is_done else None,
         )
         self._request_log.closed(
             generation.id, visit, outcome, sum(counts), generation.done_message
@@ -178,18 +179,20 @@ class Front:
             check(ask, limits, self.card.name, priority_max=tenant.priority_max)
             tool_rules.check(ask)
             tool_rules.check_model(ask, self.card, limits)
-            ask = forced(ask, self.card)
+            # Too long a grammar is refused before any work.
+            constrained(ask, self.card)
             if refusal := self.readiness.watch.refusal(self.card):
                 raise Unavailable(self.readiness.problem or refusal)
-            named = self._complete(ask, trace.traceparent(ask.traceparent))
-            is_work = is_long(ask.prompt) or ask.sampling.HasField("structured_outputs")
+            named = self._complete(ask, trace, tenant)
+            has_grammar = is_held(ask) or ask.sampling.HasField("structured_outputs")
+            is_work = is_long(ask.prompt) or has_grammar
             if not ask.request_id and is_work:
                 # Refused before any work. A request with an id may have been accepted already.
                 await self._link.ledger.refuse_if_full(tenant.name, ask.n or 1, tenant.bounds)
             context = limits.context_tokens_max
             prompt_ids = await self._prompter.token_ids(ask.prompt, tenant.name, context)
-            named = forced(named, self.card, prompt_ids)
-            grammar = await self._grammar(named.sampling, tenant)
+            named = constrained(named, self.card, prompt_ids)
+            grammar = await self._grammar(named, tenant)
             record = to_record(
                 named,
                 prompt_ids,
@@ -207,7 +210,10 @@ class Front:
                 record.id,
                 submitted.sequence_id,
                 self._choices(
-                    record.render, submitted.sequence_id, record.n, with_cursors=ask.with_cursors
+                    self._presentation(record.render, named.request_id),
+                    submitted.sequence_id,
+                    record.n,
+                    with_cursors=ask.with_cursors,
                 ),
                 from_seq=submitted.journal_seq,
                 render=record.render,
@@ -217,24 +223,6 @@ class Front:
             if named.timeout_s is not None:
                 self._watch_deadline(generation, named.timeout_s + named.grace_s)
             return generation
-
-    def reading(
-        self,
-        generation: Generation,
-        tools: Collection[str],
-        *,
-        is_single_call: bool,
-        must_call: bool,
-    ) -> Reading | None:
-        """How to read its outputs. `tools`: names of those that may be called."""
-        return reading(
-            self.card,
-            generation.render,
-            generation.accepted.request_id,
-            tools,
-            is_single_call=is_single_call,
-            must_call=must_call,
-        )
 
     async def attach(
         self,
@@ -259,7 +247,7 @@ class Front:
                 _ledger_id(request_id, tenant),
                 found.sequence_id,
                 self._choices(
-                    found.render,
+                    self._presentation(found.render, request_id),
                     found.sequence_id,
                     found.n,
                     positions,
@@ -294,7 +282,7 @@ class Front:
         result = await self._link.ledger.result(_ledger_id(request_id, tenant))
         if result is None:
             return Seen(place=self._place(found.sequence_id, tenant.name))
-        ends, done = replay(result, self._pieces(result.render))
+        ends, done = replay(result, self._presentation(result.render, request_id))
         return Seen(ends=ends, done=done)
 
     async def explain(self, request_id: str, tenant: Tenant, of: str = "") -> list[ChoiceTimeline]:
@@ -359,20 +347,31 @@ class Front:
             self._opening -= 1
             self._note_idle()
 
-    def _complete(self, ask: Ask, traceparent: str) -> Ask:
+    def _complete(self, ask: Ask, trace: Trace, tenant: Tenant) -> Ask:
         """An Ask with an id, its span, and this gateway's deadline if it brings none."""
+        request_id = ask.request_id or secrets.token_hex(12)
         return replace(
             ask,
-            request_id=ask.request_id or secrets.token_hex(12),
+            request_id=request_id,
             timeout_s=self._timeout_s if ask.timeout_s is None else ask.timeout_s,
-            traceparent=traceparent,
+            traceparent=trace.traceparent(f"{tenant.name}:{request_id}", ask.traceparent),
         )
 
-    async def _grammar(self, sampling: SamplingParams, tenant: Tenant) -> str:
+    def trace_id(self, request_id: str, tenant: Tenant, of: str = "") -> str:
+        """Of a request's spans; empty: this gateway makes none."""
+        return self._tracing.trace_id(f"{of or tenant.name}:{request_id}")
+
+    async def _grammar(self, ask: Ask, tenant: Tenant) -> str:
         """What workers keep to; empty: anything."""
+        sampling = ask.sampling
         if not sampling.HasField("structured_outputs"):
             return ""
-        return await self._grammars.grammar(sampling.structured_outputs, tenant.name)
+        try:
+            return await self._grammars.grammar(sampling.structured_outputs, tenant.name)
+        except InvalidRequest as error:
+            if is_held(ask):
+                raise InvalidRequest("conversation.tools", error.rule) from error
+            raise
 
     def _note_idle(self) -> None:
         if not self._active and not self._opening:
@@ -384,9 +383,16 @@ class Front:
         shown = render.shown_token_ids
         return self._pieces_showing(frozenset(shown)) if shown else self.card.pieces
 
+    def _presentation(self, render: RenderOptions, request_id: str) -> Presentation:
+        return Presentation(
+            pieces=self._pieces(render),
+            render=render,
+            reading=reading(self.card, render, request_id),
+        )
+
     def _choices(
         self,
-        render: RenderOptions,
+        presentation: Presentation,
         sequence_id: int,
         n: int,
         positions: Sequence[int] = (),
@@ -395,12 +401,9 @@ class Front:
         with_cursors: bool,
     ) -> Sequence[Choice]:
         """Digests cost a microsecond per token: only for those who asked."""
-        pieces = self._pieces(render)
         if cursors or (with_cursors and not positions):
-            return checked_choices(
-                pieces, render, sequence_id, n, cursors, with_cursors=with_cursors
-            )
-        return new_choices(pieces, render, n, positions)
+            return checked_choices(presentation, sequence_id, n, cursors, with_cursors=with_cursors)
+        return new_choices(presentation, n, positions)
 
     def _place(self, sequence_id: int, tenant: str) -> Place:
         return place_of(self.readiness.watch.record, sequence_id, tenant)

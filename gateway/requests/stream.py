@@ -1,18 +1,23 @@
 """The one funnel of both protocols: an accepted request as a series of events.
 
 Tokens come from the journal, become text, and end in exactly one Finished per choice and one Done.
-A choice that meets a stop string ends here and now, with the exact token count, and its computation
-is cancelled; since that is decided from the tokens alone, every gateway decides the same.
+A choice that meets a stop string, or the end of the only call that is wanted, ends here and now,
+with the exact token count, and its computation is cancelled; since that is decided from the tokens
+alone, every gateway decides the same.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Final, NamedTuple, Self
 
 from gateway.observe.metrics import Visit
 from gateway.requests.cancellation import Release
-from gateway.text.choice_text import ChoiceText
+from gateway.requests.reading import Reading
+from gateway.text.choice_text import ChoiceText, Fed
 from gateway.text.detokenizer import Pieces
+from gateway.text.parsed_text import ParsedText
+from gateway.text.tools.parser import Piece
 from gateway.values.cursor import TokenDigest, position_of
 from kaiten.v1.common_pb2 import FinishReason, PromptLogprobs, TokenLogprobs
 from kaiten.v1.inference_service_pb2 import Done as DoneMessage
@@ -52,6 +57,8 @@ class Delta(NamedTuple):
     logprobs: Sequence[TokenLogprobs]
     # Of the position after these tokens; empty unless asked for.
     cursor: bytes = b""
+    # The text in parts, where the output is parsed; it says what is held back later than the text.
+    pieces: Sequence[Piece] | None = None
 
 
 class Finished(NamedTuple):
@@ -61,6 +68,8 @@ class Finished(NamedTuple):
     reason: FinishReason
     output_tokens: int
     error: str
+    # Where the output is parsed.
+    call_count: int = 0
 
 
 class Done(NamedTuple):
@@ -70,6 +79,27 @@ class Done(NamedTuple):
 
 
 Event = Accepted | Explained | Delta | Finished | Done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presentation:
+    """How one request's output is told."""
+
+    pieces: Pieces
+    render: RenderOptions
+    # None: all of it is text.
+    reading: Reading | None = None
+
+    def text(self, choice: int) -> ChoiceText | ParsedText:
+        """At the beginning of a choice."""
+        render = self.render
+        text = ChoiceText(
+            self.pieces,
+            tuple(render.stop),
+            include_stop=render.include_stop,
+            keep_leading_space=render.keep_leading_space,
+        )
+        return text if self.reading is None else ParsedText(text, self.reading.parser(choice))
 
 
 class Choice:
@@ -90,7 +120,7 @@ class Choice:
     def __init__(
         self,
         index: int,
-        text: ChoiceText,
+        text: ChoiceText | ParsedText,
         start: int,
         *,
         is_hidden: bool = False,
@@ -123,21 +153,22 @@ class Choice:
         events: list[Event] = []
         ends_on_token = ended is not None and ended.reason == STOP and len(token_ids) > 0
         fed = self.text.feed(token_ids[:-1] if ends_on_token else token_ids)
-        text, count, is_stopped = fed
-        if ended is not None and not is_stopped:
+        if ended is not None and not fed.is_stopped:
             last = self.text.feed_last(token_ids[-1]) if ends_on_token else self.text.flush()
-            text, count, is_stopped = text + last.text, count + last.token_count, last.is_stopped
+            fed = _joined(fed, last)
+        count, is_stopped = fed.token_count, fed.is_stopped
         if self._digest is not None and count:
             self._digest.feed(token_ids if count == len(token_ids) else token_ids[:count])
         if self._resumed:
             self._check_cursor(has_ended=ended is not None or is_stopped)
-        if count or text:
-            self._show(update, count, text, events)
+        if count or fed.text or fed.pieces:
+            self._show(update, fed, events)
+        calls = self.text.call_count if isinstance(self.text, ParsedText) else 0
         if is_stopped:
-            self.end = Finished(self.index, STOP, self.text.output_tokens, "")
+            self.end = Finished(self.index, STOP, self.text.output_tokens, "", calls)
         elif ended is not None:
-            reason = ended.reason
-            self.end = Finished(self.index, reason, ended.output_tokens, ended.error)
+            count, reason = ended.output_tokens, ended.reason
+            self.end = Finished(self.index, reason, count, ended.error, calls)
         if self.end is not None:
             events.append(self.end)
         return events
@@ -150,8 +181,9 @@ class Choice:
         self.end = Finished(self.index, reason, 0, ended.error)
         return [self.end]
 
-    def _show(self, update: Update, count: int, text: str, events: list[Event]) -> None:
+    def _show(self, update: Update, fed: Fed, events: list[Event]) -> None:
         """Add the Delta, less what lies before `start`."""
+        count, text, pieces = fed.token_count, fed.text, fed.pieces
         position, token_ids, logprobs = update.position, update.token_ids, update.logprobs
         hidden = self.start - position
         if hidden >= count > 0:
@@ -161,7 +193,7 @@ class Choice:
             token_ids, logprobs = token_ids[hidden:count], logprobs[hidden:count]
             position += hidden
         cursor = self._digest.cursor() if self._digest is not None and self._with_cursors else b""
-        events.append(Delta(self.index, position, token_ids, text, logprobs, cursor))
+        events.append(Delta(self.index, position, token_ids, text, logprobs, cursor, pieces))
 
     def _check_cursor(self, *, has_ended: bool) -> None:
         """DataLoss unless the tokens up to `start` are those that the client's cursor is of."""
@@ -208,6 +240,10 @@ class Generation:
         self.visit: Visit | None = None
         self._has_begun = False
         self._on_close: list[Callable[[], None]] = []
+
+    @property
+    def is_parsed(self) -> bool:
+        return isinstance(self.choices[0].text, ParsedText)
 
     def __aiter__(self) -> Self:
         return self
@@ -282,7 +318,7 @@ class Generation:
         was_open = choice.end is None
         events = choice.apply(update)
         if was_open and choice.end is not None and choice.fed_end is None:
-            # A stop string: the computation goes on until somebody says otherwise.
+            # A stop string, or a call: the computation goes on until somebody says otherwise.
             count = choice.end.output_tokens
             self._release(Release(self.id, choice.index, STOP, count))
         return events
@@ -300,33 +336,30 @@ class Generation:
 
 
 def told(message: DoneMessage, choices: Sequence[Choice]) -> DoneMessage:
-    """The usage as the client saw it: tokens computed past a stop string never happened."""
+    """The usage as the client saw it: tokens computed past a stop string never happened. With what
+    is known here alone: how many of them were reasoning."""
     adjusted = DoneMessage()
     adjusted.CopyFrom(message)
     for choice in choices:
         if choice.end is not None and choice.fed_end is not None:
             excess = choice.fed_end.output_tokens - choice.end.output_tokens
             adjusted.usage.output_tokens = max(0, adjusted.usage.output_tokens - excess)
+        if isinstance(choice.text, ParsedText):
+            adjusted.usage.reasoning_tokens += choice.text.reasoning_tokens
     return adjusted
 
 
-def new_choices(
-    pieces: Pieces,
-    render: RenderOptions,
-    n: int,
-    positions: Sequence[int] = (),
-) -> list[Choice]:
+def new_choices(presentation: Presentation, n: int, positions: Sequence[int] = ()) -> list[Choice]:
     """n choices at their beginnings, to be shown from the given positions."""
-    starts = [*positions, *[0] * (n - len(positions))]
+    starts, is_hidden = [*positions, *[0] * (n - len(positions))], presentation.render.hide_output
     return [
-        Choice(index, _text(pieces, render), starts[index], is_hidden=render.hide_output)
+        Choice(index, presentation.text(index), starts[index], is_hidden=is_hidden)
         for index in range(n)
     ]
 
 
 def checked_choices(
-    pieces: Pieces,
-    render: RenderOptions,
+    presentation: Presentation,
     sequence_id: int,
     n: int,
     cursors: Sequence[bytes] = (),
@@ -338,9 +371,9 @@ def checked_choices(
     return [
         Choice(
             index,
-            _text(pieces, render),
+            presentation.text(index),
             position_of(resumed[index]),
-            is_hidden=render.hide_output,
+            is_hidden=presentation.render.hide_output,
             digest=TokenDigest(sequence_id + index),
             with_cursors=with_cursors,
             resumed=resumed[index],
@@ -349,18 +382,9 @@ def checked_choices(
     ]
 
 
-def _text(pieces: Pieces, render: RenderOptions) -> ChoiceText:
-    return ChoiceText(
-        pieces,
-        tuple(render.stop),
-        include_stop=render.include_stop,
-        keep_leading_space=render.keep_leading_space,
-    )
-
-
-def replay(result: RequestResult, pieces: Pieces) -> tuple[list[Finished], DoneMessage]:
+def replay(result: RequestResult, presentation: Presentation) -> tuple[list[Finished], DoneMessage]:
     """How a stored request ended, as its client was told."""
-    choices = new_choices(pieces, result.render, len(result.choices))
+    choices = new_choices(presentation, len(result.choices))
     ends: list[Finished] = []
     for choice, stored in zip(choices, result.choices, strict=True):
         choice.apply(
@@ -375,6 +399,12 @@ def replay(result: RequestResult, pieces: Pieces) -> tuple[list[Finished], DoneM
         assert choice.end is not None
         ends.append(choice.end)
     return ends, told(result.done, choices)
+
+
+def _joined(fed: Fed, last: Fed) -> Fed:
+    pieces = None if fed.pieces is None else [*fed.pieces, *(last.pieces or ())]
+    count = fed.token_count + last.token_count
+    return Fed(fed.text + last.text, count, last.is_stopped, pieces)
 
 
 def _split(update: Update, count: int) -> tuple[Update, Update]:

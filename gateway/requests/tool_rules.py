@@ -7,12 +7,15 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
+from gateway.requests import structured_outputs
+from gateway.requests.reading import is_held
 from gateway.requests.validation import Limits, TooMany
 from gateway.text.model_card import ModelCard
 from gateway.values.generation_request import Ask, ChatPrompt, Tool
 from kaiten.v1.common_pb2 import FEATURE_STRUCTURED_OUTPUTS
 from service_kit.errors import InvalidRequest
 
+PREFIX: Final = "conversation"
 TOOLS_MAX: Final = 128
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 # Of JSON inside of texts, all of it together: it is read beside the other requests, and a value
@@ -37,10 +40,6 @@ def check(ask: Ask) -> None:
 
 def check_model(ask: Ask, card: ModelCard, limits: Limits) -> None:
     """InvalidRequest: the model cannot be told of that, or nobody would understand its answer."""
-    if ask.must_call and FEATURE_STRUCTURED_OUTPUTS not in limits.features:
-        raise InvalidRequest("tool_choice", "no worker of this cell can keep to a grammar")
-    if ask.must_call and ask.sampling.HasField("structured_outputs"):
-        raise InvalidRequest("tool_choice", "cannot force a call where the output has a grammar")
     prompt = ask.prompt
     if not isinstance(prompt, ChatPrompt):
         return
@@ -49,9 +48,38 @@ def check_model(ask: Ask, card: ModelCard, limits: Limits) -> None:
     if prompt.tools and ask.is_read and card.tool_format is None:
         rule = "how this model writes calls is not known; the gateway's --tool-format may say it"
         raise InvalidRequest("conversation.tools", rule)
+    if is_held(ask):
+        _check_held(ask, prompt, card, limits)
     for index, message in enumerate(prompt.messages):
         if card.knows_tools and message.role == "tool" and not message.tool_call_id:
             raise InvalidRequest(f"{prompt.field}.{index}.tool_call_id", "must be given")
+
+
+def _check_held(ask: Ask, prompt: ChatPrompt, card: ModelCard, limits: Limits) -> None:
+    """Their grammar must be one that somebody can keep to, beside all else that was asked."""
+    wanted, field = ask.sampling.structured_outputs, f"{PREFIX}.tool_choice"
+    has_own = ask.sampling.HasField("structured_outputs")
+    if not ask.must_call and not has_own:
+        index = next(index for index, tool in enumerate(prompt.tools) if tool.is_strict)
+        field = f"{PREFIX}.tools.{index}.strict"
+    if FEATURE_STRUCTURED_OUTPUTS not in limits.features:
+        raise InvalidRequest(field, "no worker of this cell can keep to a grammar")
+    if ask.must_call and has_own:
+        raise InvalidRequest(field, "cannot force a call where the output has a grammar")
+    if wanted.WhichOneof("constraint") == "grammar":
+        rule = "must be no grammar beside tools; give tool_choice none, or another form"
+        raise InvalidRequest(structured_outputs.FIELD, rule)
+    if has_own and card.tool_format is not None and card.tool_format.is_bare:
+        rule = (
+            "must not stand beside tools: this model's calls have no marks; give tool_choice none"
+        )
+        raise InvalidRequest(structured_outputs.FIELD, rule)
+    if wanted.WhichOneof("constraint") == "json":
+        _json(structured_outputs.FIELD, wanted.json)
+    for name in structured_outputs.EXCLUDED:
+        if getattr(ask.sampling, name):
+            rule = f"must not be set: with {field.rpartition('.')[2]} the output ends by a grammar"
+            raise InvalidRequest(f"sampling.{name}", rule)
 
 
 def _check_size(prompt: ChatPrompt) -> None:
@@ -82,11 +110,15 @@ def _check_name(field: str, name: str) -> None:
         raise InvalidRequest(field, f"must match {TOOL_NAME.pattern}, got {name[:64]!r}")
 
 
-def _object(field: str, text: str) -> dict[str, Any]:
+def _json(field: str, text: str) -> object:
     try:
-        value = from_json(text, allow_inf_nan=False)
+        return from_json(text, allow_inf_nan=False)
     except ValueError as error:
         raise InvalidRequest(field, f"must be JSON: {str(error)[:200]}") from None
+
+
+def _object(field: str, text: str) -> dict[str, Any]:
+    value = _json(field, text)
     if not isinstance(value, dict):
         raise InvalidRequest(field, "must be a JSON object")
     return value

@@ -9,6 +9,10 @@ from typing import NamedTuple
 
 from gateway.text.detokenizer import Detokenizer, Pieces
 from gateway.text.stop_strings import StopMatcher
+from gateway.text.tools.parser import Piece
+
+# Of the detokenizer; what the stop strings hold back; output tokens.
+State = tuple[tuple[tuple[bytes, int], bool], str, int]
 
 
 class Fed(NamedTuple):
@@ -17,6 +21,8 @@ class Fed(NamedTuple):
     text: str
     token_count: int
     is_stopped: bool
+    # The same in parts, where the output is parsed.
+    pieces: Sequence[Piece] | None = None
 
 
 class ChoiceText:
@@ -75,6 +81,18 @@ class ChoiceText:
         match = self._matcher.feed(tail)
         shown = match.shown + ("" if match.is_stopped else self._matcher.flush())
         return Fed(shown, 0, match.is_stopped)
+
+    def state(self) -> State:
+        """For `restore`."""
+        held = "" if self._matcher is None else self._matcher.held
+        return self._detokenizer.state(), held, self.output_tokens
+
+    def restore(self, state: State) -> None:
+        """As if what was fed since had not been."""
+        detokenizer, held, self.output_tokens = state
+        self._detokenizer.restore(detokenizer)
+        if self._matcher is not None:
+            self._matcher.held = held
 
     def _feed_matching(self, matcher: StopMatcher, token_ids: Sequence[int]) -> Fed:
         shown: list[str] = []

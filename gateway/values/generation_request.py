@@ -39,6 +39,8 @@ class Tool:
     name: str
     parameters: str
     description: str = ""
+    # Its arguments keep to the schema also where no call must be made.
+    is_strict: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,6 +80,7 @@ class Loaded:
     architecture: str
     dtype: str
     kv_dtype: str
+    device: torch.device
     device_name: str
     pool: PoolSize
     # Of each layer group.
@@ -182,6 +183,7 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         architecture=config.architecture,
         dtype=dtype_text(dtype, is_int8=is_int8),
         kv_dtype=DTYPE_NAMES[kv_dtype],
+        device=device,
         device_name=device_name(device),
         pool=pool,
         layer_counts=config.groups.layer_counts,

@@ -4,8 +4,9 @@ All of it is plain numbers that the stream's side changes once per step, on the 
 the compute thread knows nothing of it.
 """
 
-from collections import Counter
-from collections.abc import Callable
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from opentelemetry.metrics import Meter
@@ -22,6 +23,32 @@ COUNTS: Final = {
     "wait_time": ("s", "time a step's inputs were complete and it had not begun"),
 }
 
+# The share of time that is told is of the last so many seconds.
+BUSY_S: Final = 10
+_NS_PER_S: Final = 1_000_000_000
+
+
+class BusyShare:
+    """Which part of the last seconds was spent in steps."""
+
+    def __init__(self, now_ns: int) -> None:
+        self._busy_ns = 0
+        # When, and how long it had been busy by then; about a second apart.
+        self._marks = deque([(now_ns, 0)], maxlen=BUSY_S + 1)
+
+    def add(self, busy_us: int, now_ns: int) -> None:
+        """So long it was busy, until now."""
+        if now_ns - self._marks[-1][0] >= _NS_PER_S:
+            self._marks.append((now_ns, self._busy_ns))
+        self._busy_ns += busy_us * 1000
+
+    def share(self, now_ns: int) -> float:
+        """From 0 to 1."""
+        marks = list(self._marks)
+        recent = [mark for mark in marks if now_ns - mark[0] <= BUSY_S * _NS_PER_S]
+        since_ns, busy_ns = (recent or marks[-1:])[0]
+        return min(1.0, (self._busy_ns - busy_ns) / max(1, now_ns - since_ns))
+
 
 class Meters:
     """Of one worker process."""
@@ -30,15 +57,26 @@ class Meters:
         self._meter = meter
         self._counts = Counter[str]()
         self._rows = 0
+        self._busy = BusyShare(time.monotonic_ns())
         for name, (unit, what) in COUNTS.items():
             scale = 1e-6 if unit else 1
             read = seen(self._reader(name, scale))
             meter.create_observable_counter(f"kaiten.worker.{name}", read, unit, what)
         self.gauge("rows", lambda: self._rows, "rows of the newest step")
+        busy = "share of the last 10 seconds in which steps were computed, 0 to 1"
+        self.gauge("device_busy", lambda: self._busy.share(time.monotonic_ns()), busy)
 
-    def gauge(self, name: str, read: Callable[[], Number], what: str) -> None:
-        """One more number to look at; `read` is called on another thread."""
-        self._meter.create_observable_gauge(f"kaiten.worker.{name}", seen(read), "", what)
+    def gauge(
+        self,
+        name: str,
+        read: Callable[[], Number | Mapping[str, Number]],
+        what: str,
+        unit: str = "",
+        *labels: str,
+    ) -> None:
+        """One more number to look at, or numbers by label; `read` is called on another thread."""
+        read_all = seen(read, *labels)
+        self._meter.create_observable_gauge(f"kaiten.worker.{name}", read_all, unit, what)
 
     def stepped(self, result: StepResult) -> None:
         """A step was computed."""
@@ -50,6 +88,7 @@ class Meters:
         counts["sample_time"] += timings.sample_us
         counts["wait_time"] += timings.wait_us
         self._rows = timings.rows
+        self._busy.add(timings.forward_us + timings.sample_us, time.monotonic_ns())
 
     def _reader(self, name: str, scale: float) -> Callable[[], Number]:
         return lambda: self._counts[name] * scale

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import grpc
@@ -12,6 +13,7 @@ from gpu_worker.batch.plans import Description, LayerGroup
 from gpu_worker.batch.rows import Rows
 from gpu_worker.runner.engine import Engine
 from gpu_worker.service import runtime
+from gpu_worker.service.device_memory import device_memory
 from gpu_worker.service.loading import Loaded
 from gpu_worker.service.metrics import Meters
 from gpu_worker.service.registration import Registrar
@@ -27,7 +29,7 @@ from service_kit.grpc_server import (
     add_reflection,
     create_server,
 )
-from service_kit.metrics import Metrics
+from service_kit.metrics import Metrics, count_spans
 from service_kit.peers import Peers
 
 log = structlog.get_logger()
@@ -43,6 +45,7 @@ class WorkerProcess:
         self._load = load
         self._metrics = Metrics("worker", is_scraped=settings.metrics_port is not None)
         self._spans = telemetry.configure("worker")
+        count_spans(self._metrics.meter, self._spans)
         self._engine: Engine | None = None
         self._server: grpc.aio.Server | None = None
         self._servicer: WorkerServicer | None = None
@@ -87,7 +90,7 @@ class WorkerProcess:
             settings.scheduler, address_for=address_for, description=description, peers=peers
         )
         self._servicer.on_stream_end = self._registrar.ask_now
-        self._look_at(meters, self._engine, self._registrar, loaded.mixed_tokens)
+        self._look_at(meters, self._engine, self._registrar, loaded)
         page = self._metrics.serve(settings.metrics_host, settings.metrics_port)
         address = settings.advertise_address or str(bound)
         return {**_ready_fields(loaded, description, address), "metrics": page}
@@ -125,10 +128,12 @@ class WorkerProcess:
             await asyncio.to_thread(self._spans.close)
 
     def _look_at(
-        self, meters: Meters, engine: Engine, registrar: Registrar, mixed_tokens: int
+        self, meters: Meters, engine: Engine, registrar: Registrar, loaded: Loaded
     ) -> None:
         meters.gauge("commands_waiting", lambda: engine.waiting_count, "plans not yet begun")
-        meters.gauge("mixed_tokens_max", lambda: mixed_tokens, "of a step with decodes")
+        meters.gauge("mixed_tokens_max", lambda: loaded.mixed_tokens, "of a step with decodes")
+        memory = partial(device_memory, loaded.device)
+        meters.gauge("device_memory", memory, "of the device: used, and in all", "By", "state")
         meters.gauge("is_registered", lambda: int(registrar.is_registered), "known to a leader")
 
     def _crash_hook(self) -> Callable[[Exception], None]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
-from kaiten.api_key import ApiKeyFile, api_key
+from kaiten.api_key import ApiKeyFile, api_key_of
 from kaiten.cli import packages
 from kaiten.cli.config_file import from_file
 from kaiten.cli.other_servers import explained
@@ -49,6 +49,10 @@ app.command(
 
 Address = Annotated[
     str, Parameter(help="host:port of a gateway's gRPC API; https:// before it: with TLS")
+]
+Watched = Annotated[
+    tuple[str, ...],
+    Parameter(help="host:port of a gateway, or of schedulers; repeatable", negative=()),
 ]
 Model = Annotated[
     str | None, Parameter(name="--model", help="folder or hub id; default: the shipped one")
@@ -284,12 +288,31 @@ def explain(
 
 
 @app.command(group=USE)
+def trace(
+    request_id: Annotated[str, Parameter(help="as its answer has it")],
+    /,
+    *,
+    address: Annotated[str, Parameter(help="host:port of a gateway")] = DEFAULT_ADDRESS,
+    api_key_file: ApiKeyFile = None,
+    tls: TlsOptions = NO_TLS,
+    tenant: Annotated[str, Parameter(help="whose it is, for operators; default: the key's")] = "",
+    ui: Annotated[str, Parameter(help="of Jaeger, for the link")] = "http://127.0.0.1:16686",
+    json: Annotated[bool, Parameter(help="what is told, as JSON")] = False,
+) -> int:
+    """See a request's spans as a waterfall, and the trace's id to look them up by."""
+    from kaiten.cli.live.trace import trace as trace_request
+
+    where, trusted = tls.of_or_exit(address)
+    key = api_key_of(api_key_file)
+    return trace_request(
+        where, trusted, request_id, tenant=tenant, api_key=key, ui=ui, as_json=json
+    )
+
+
+@app.command(group=USE)
 def watch(
     *,
-    address: Annotated[
-        tuple[str, ...],
-        Parameter(help="host:port of a gateway, or of schedulers; repeatable", negative=()),
-    ] = (DEFAULT_ADDRESS,),
+    address: Watched = (DEFAULT_ADDRESS,),
     api_key_file: ApiKeyFile = None,
     tls: TlsOptions = NO_TLS,
     interval_ms: Annotated[
@@ -312,13 +335,37 @@ def watch(
     )
 
 
-def api_key_of(file: Path | None) -> str | None:
-    """The key to send; a file that holds none ends the command."""
-    try:
-        return api_key(file)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+@app.command(group=USE)
+def top(
+    *,
+    address: Watched = (DEFAULT_ADDRESS,),
+    api_key_file: ApiKeyFile = None,
+    tls: TlsOptions = NO_TLS,
+    interval_ms: Annotated[
+        int, Parameter(help="between two looks", validator=Number(gte=100, lte=60_000))
+    ] = 500,
+) -> int:
+    """See slots, workers, queue and KV live, as in `top`. b: KV blocks, space: hold, q: quit."""
+    packages.require("top")
+    from kaiten.cli.live.top import top as show
+
+    gateways = [tls.of_or_exit(each) for each in address]
+    return show(gateways, api_key=api_key_of(api_key_file), interval_ms=interval_ms)
+
+
+@app.command(group=USE)
+def ps(
+    *,
+    address: Watched = (DEFAULT_ADDRESS,),
+    api_key_file: ApiKeyFile = None,
+    tls: TlsOptions = NO_TLS,
+    json: Annotated[bool, Parameter(help="a line of JSON for each")] = False,
+) -> int:
+    """List the requests that live: whose, how far, how old, and why they wait."""
+    from kaiten.cli.live.ps import ps as list_requests
+
+    gateways = [tls.of_or_exit(each) for each in address]
+    return list_requests(gateways, api_key=api_key_of(api_key_file), as_json=json)
 
 
 @app.command(group=USE)

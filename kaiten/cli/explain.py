@@ -38,14 +38,8 @@ def explain(
     as_json: bool,
 ) -> int:
     """Print it; the exit code."""
-    bare = next((request_id.removeprefix(p) for p in PREFIXES if request_id.startswith(p)), "")
     try:
-        try:
-            response = asked(address, tls, request_id, tenant, api_key)
-        except NotFoundError:
-            if not bare:
-                raise
-            response = asked(address, tls, bare, tenant, api_key)
+        response = found_by(address, tls, request_id, tenant, api_key)
     except ApiError as error:
         return complain(error, address)
     if as_json:
@@ -55,6 +49,19 @@ def explain(
         lines = [line for choice in response.choices for line in lines_of(request_id, choice)]
         sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def found_by(
+    address: str, tls: TLS | None, request_id: str, tenant: str, api_key: str | None
+) -> ExplainResponse:
+    """By the id as answers carry it, or as it is."""
+    try:
+        return asked(address, tls, request_id, tenant, api_key)
+    except NotFoundError:
+        bare = next((request_id.removeprefix(p) for p in PREFIXES if request_id.startswith(p)), "")
+        if not bare:
+            raise
+        return asked(address, tls, bare, tenant, api_key)
 
 
 def asked(

@@ -18,6 +18,7 @@ WORKER: Final = ("huggingface-hub", "numpy", "safetensors", "torch")
 PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "client": CLIENT,
     "batch": (*CLIENT, "httpx"),
+    "top": (*CLIENT, "textual"),
     "gateway": (*SERVICE, *GATEWAY),
     "scheduler": (*SERVICE, *SCHEDULER),
     "worker": (*SERVICE, *WORKER),

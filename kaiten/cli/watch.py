@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.json_format import MessageToJson
 
 from kaiten.cli.complaint import RESUME_S, complain
+from kaiten.cli.live.cell_view import reason
 from kaiten.client.connection import OPTIONS, with_key
 from kaiten.client.errors import ApiError, CertificateError, from_rpc_error
 from kaiten.client.live_core import NO_BLOCK, LiveCore, LiveSequence
@@ -22,7 +23,6 @@ from kaiten.v1.watch_pb2 import (
     WatchedWorker,
     WatchRequest,
     WatchResponse,
-    WhyPassedOver,
 )
 
 # Who does not lead, or not any more, or is not there: somebody else may lead, or soon will.
@@ -113,7 +113,7 @@ def _worker(worker: WatchedWorker, theirs: Sequence[LiveSequence]) -> str:
         f"{worker.blocks_free} of {worker.block_count} blocks free  plans {plans or 'none'}"
         + "  draining" * worker.is_draining
         + "  late" * worker.is_late
-        + "".join(f"  {_reason(over)}" for over in worker.passed_over)
+        + "".join(f"  {reason(over)}" for over in worker.passed_over)
     )
 
 
@@ -155,10 +155,5 @@ def _why(core: LiveCore, passed_over: Iterable[PassedOver]) -> str:
     for over in passed_over:
         worker = core.workers.get(over.worker_id)
         said.append(f"  {worker.address or worker.worker_id}: " if worker else "  ")
-        said.append(_reason(over))
+        said.append(reason(over))
     return "".join(said)
-
-
-def _reason(over: PassedOver) -> str:
-    why = WhyPassedOver.Name(over.why).removeprefix("WHY_PASSED_OVER_")
-    return f"{why.lower().replace('_', ' ')} ({over.stage})"

@@ -14,7 +14,7 @@ from kaiten.client.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from kaiten.client.results import Completion, Delta, RequestStatus
+from kaiten.client.results import Completion, Delta, RequestStatus, ToolCall, ToolCallDelta
 from kaiten.client.sync import Client, Generation
 from kaiten.tls import TLS
 
@@ -36,6 +36,8 @@ __all__ = [
     "OverloadedError",
     "RequestCancelledError",
     "RequestStatus",
+    "ToolCall",
+    "ToolCallDelta",
     "UnauthenticatedError",
     "UnavailableError",
 ]

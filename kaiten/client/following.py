@@ -5,6 +5,7 @@ next and how long to wait before it. Positions make resuming exact: what was rec
 handed out again, and a hole is an error, never silence.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +22,8 @@ from kaiten.client.results import (
     Delta,
     FinishReason,
     TokenLogprobs,
+    ToolCall,
+    ToolCallDelta,
     delta_from_proto,
     prompt_from_proto,
     reason_from_proto,
@@ -40,6 +43,9 @@ class _ChoiceSoFar:
 
     position: int = 0
     text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    # By their index.
+    calls: dict[int, list[ToolCallDelta]] = field(default_factory=dict)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     reason: FinishReason | None = None
@@ -179,6 +185,9 @@ class Following:
             )
         choice.position = end
         choice.text.append(delta.text)
+        choice.reasoning.append(delta.reasoning)
+        for part in delta.tool_calls:
+            choice.calls.setdefault(part.index, []).append(part)
         choice.token_ids += delta.token_ids
         choice.logprobs += delta.logprobs
         return delta
@@ -200,4 +209,12 @@ def _whole(choice: _ChoiceSoFar) -> Choice:
         token_ids=tuple(choice.token_ids),
         logprobs=tuple(choice.logprobs),
         error=choice.error,
+        reasoning="".join(choice.reasoning),
+        tool_calls=tuple(_call(parts) for parts in choice.calls.values()),
     )
+
+
+def _call(parts: Sequence[ToolCallDelta]) -> ToolCall:
+    """Who attached in the middle of it has neither id nor name."""
+    arguments = "".join(part.arguments for part in parts)
+    return ToolCall(id=parts[0].id, name=parts[0].name, arguments=arguments)

@@ -3,14 +3,17 @@
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final, TypeAlias, TypedDict, cast
 
 from kaiten.client.errors import InvalidRequestError
+from kaiten.client.results import ToolCall
 from kaiten.v1 import common_pb2, inference_service_pb2
 from kaiten.v1.common_pb2 import SamplingParams, StructuredOutputs
 
 # A text, token ids as they are, or a conversation for the chat template.
-Input: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
+Message: TypeAlias = Mapping[str, object]
+Input: TypeAlias = str | Sequence[int] | Sequence[Message]
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -18,7 +21,16 @@ class GenerateOptions(TypedDict, total=False):
 
     # Instead of a text prompt: token ids as they are, or a conversation for the chat template.
     token_ids: Sequence[int]
-    messages: Sequence[Mapping[str, str]]
+    # Of a message: role, content, name, reasoning, tool_calls (id, name, arguments), tool_call_id.
+    messages: Sequence[Message]
+    # Functions that the model may call: name, description, parameters (a JSON Schema, or its text)
+    # and strict; or as OpenAI has them. With `messages`.
+    tools: Sequence[Mapping[str, object]]
+    # "auto", "none", "required", or {"name": …} of the one to call.
+    tool_choice: str | Mapping[str, object] | None
+    parallel_tool_calls: bool | None
+    # Reasoning and tool calls come apart from the text. Unset: where tools are given.
+    parse_output: bool | None
     model: str
     # For idempotency and for `attach`; minted when missing.
     request_id: str
@@ -74,7 +86,14 @@ PLAIN = (
     "priority",
     "include_stop",
     "show_special_tokens",
+    "parse_output",
 )
+OF_TOOLS: Final = ("tools", "tool_choice", "parallel_tool_calls")
+CHOICES: Final = {
+    "auto": inference_service_pb2.TOOL_CHOICE_MODE_AUTO,
+    "none": inference_service_pb2.TOOL_CHOICE_MODE_NONE,
+    "required": inference_service_pb2.TOOL_CHOICE_MODE_REQUIRED,
+}
 
 
 def request_of_many(one: Input, options: GenerateOptions) -> inference_service_pb2.GenerateRequest:
@@ -101,13 +120,19 @@ def request_from(
             fields=("prompt", "token_ids", "messages"),
         )
     given.pop("timeout_s", None)
+    of_tools = {name: given.pop(name) for name in OF_TOOLS if name in given}
+    if of_tools and inputs[2] is None:
+        raise InvalidRequestError("tools are of a conversation", fields=tuple(of_tools))
     request = inference_service_pb2.GenerateRequest(
         request_id=str(given.pop("request_id", "") or uuid.uuid4().hex)
     )
     try:
         _set_input(request, *inputs)
+        if of_tools:
+            given.setdefault("parse_output", True)
+            _set_tools(request.conversation, **of_tools)
         _set_options(request, given)
-    except (TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         # protobuf refuses what a field cannot hold: a negative count, text for a number.
         raise InvalidRequestError(str(error)) from error
     return request
@@ -126,10 +151,37 @@ def _set_input(
         request.token_ids.ids.extend(token_ids)  # type: ignore[arg-type]
     else:
         assert isinstance(messages, Sequence)
-        request.conversation.messages.extend(
-            inference_service_pb2.ChatMessage(**message) for message in messages
-        )
+        request.conversation.messages.extend(map(_message, messages))
         request.conversation.SetInParent()
+
+
+def _message(given: Mapping[str, Any]) -> inference_service_pb2.ChatMessage:
+    calls = [
+        inference_service_pb2.ToolCall(**(asdict(each) if isinstance(each, ToolCall) else each))
+        for each in given.get("tool_calls", ())
+    ]
+    return inference_service_pb2.ChatMessage(**{**given, "tool_calls": calls})
+
+
+def _set_tools(
+    conversation: inference_service_pb2.Conversation,
+    tools: Sequence[Mapping[str, Any]] = (),
+    tool_choice: str | Mapping[str, Any] | None = None,
+    parallel_tool_calls: bool | None = None,
+) -> None:
+    for tool in tools:
+        given = dict(tool.get("function", tool))
+        if not isinstance(given.get("parameters", ""), str):
+            given["parameters"] = json.dumps(given["parameters"], ensure_ascii=False)
+        conversation.tools.add(**given)
+    if isinstance(tool_choice, str):
+        if tool_choice not in CHOICES:
+            raise ValueError(f"tool_choice must be {', '.join(CHOICES)} or {{'name': …}}")
+        conversation.tool_choice.mode = CHOICES[tool_choice]
+    elif tool_choice is not None:
+        conversation.tool_choice.name = tool_choice.get("function", tool_choice)["name"]
+    if parallel_tool_calls is not None:
+        conversation.parallel_tool_calls = parallel_tool_calls
 
 
 def _set_options(

@@ -35,8 +35,31 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallDelta:
+    """A part of a call. Of the `index`-th call of its choice the first part has id and name."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    # The next characters of the arguments' JSON.
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """`arguments`: JSON as the model wrote it; what it broke off is broken off here."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """New output of one choice: tokens [position, position + token_count)."""
+    """New output of one choice: tokens [position, position + token_count).
+
+    With `parse_output` the text is of the answer alone.
+    """
 
     choice: int
     position: int
@@ -44,11 +67,13 @@ class Delta:
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One finished sample."""
+    """One finished sample. An output with tool calls ends by `stop`, too."""
 
     text: str
     finish_reason: FinishReason
@@ -57,6 +82,15 @@ class Choice:
     logprobs: tuple[TokenLogprobs, ...] = ()
     # With finish_reason "error" only.
     error: str = ""
+    # With `parse_output` only.
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> dict[str, object]:
+        """As a turn of `messages`."""
+        turn: dict[str, object] = {"role": "assistant", "content": self.text}
+        return turn | {"reasoning": self.reasoning, "tool_calls": self.tool_calls}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +98,8 @@ class Usage:
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
+    # Of the output tokens; with `parse_output` only.
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +127,11 @@ class Completion:
     def text(self) -> str:
         """Of the first choice."""
         return self.choices[0].text
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Of the first choice."""
+        return self.choices[0].tool_calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +169,11 @@ def delta_from_proto(message: inference_service_pb2.Delta) -> Delta:
             )
             for each in message.logprobs
         ),
+        reasoning=message.reasoning,
+        tool_calls=tuple(
+            ToolCallDelta(index=each.index, id=each.id, name=each.name, arguments=each.arguments)
+            for each in message.tool_calls
+        ),
     )
 
 
@@ -149,6 +195,7 @@ def usage_from_proto(message: inference_service_pb2.Usage) -> Usage:
         prompt_tokens=message.prompt_tokens,
         output_tokens=message.output_tokens,
         cached_tokens=message.cached_tokens,
+        reasoning_tokens=message.reasoning_tokens,
     )
 
 

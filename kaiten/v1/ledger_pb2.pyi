@@ -42,7 +42,7 @@ class SubmitRecord(_message.Message):
     def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., n: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_worker_service_pb2.RowSampling, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., priority: _Optional[int] = ..., traceparent: _Optional[str] = ..., render: _Optional[_Union[RenderOptions, _Mapping]] = ..., tenant_tokens_max: _Optional[int] = ...) -> None: ...
 
 class RenderOptions(_message.Message):
-    __slots__ = ("stop", "include_stop", "show_special_tokens", "prompt_token_ids", "hide_output", "keep_leading_space", "shown_token_ids", "begins_in_reasoning")
+    __slots__ = ("stop", "include_stop", "show_special_tokens", "prompt_token_ids", "hide_output", "keep_leading_space", "shown_token_ids", "begins_in_reasoning", "parsing")
     STOP_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
     SHOW_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class RenderOptions(_message.Message):
     KEEP_LEADING_SPACE_FIELD_NUMBER: _ClassVar[int]
     SHOWN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BEGINS_IN_REASONING_FIELD_NUMBER: _ClassVar[int]
+    PARSING_FIELD_NUMBER: _ClassVar[int]
     stop: _containers.RepeatedScalarFieldContainer[str]
     include_stop: bool
     show_special_tokens: bool
@@ -59,7 +60,18 @@ class RenderOptions(_message.Message):
     keep_leading_space: bool
     shown_token_ids: _containers.RepeatedScalarFieldContainer[int]
     begins_in_reasoning: bool
-    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., show_special_tokens: bool = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., hide_output: bool = ..., keep_leading_space: bool = ..., shown_token_ids: _Optional[_Iterable[int]] = ..., begins_in_reasoning: bool = ...) -> None: ...
+    parsing: OutputParsing
+    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., show_special_tokens: bool = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., hide_output: bool = ..., keep_leading_space: bool = ..., shown_token_ids: _Optional[_Iterable[int]] = ..., begins_in_reasoning: bool = ..., parsing: _Optional[_Union[OutputParsing, _Mapping]] = ...) -> None: ...
+
+class OutputParsing(_message.Message):
+    __slots__ = ("tool_names", "is_single_call", "must_call")
+    TOOL_NAMES_FIELD_NUMBER: _ClassVar[int]
+    IS_SINGLE_CALL_FIELD_NUMBER: _ClassVar[int]
+    MUST_CALL_FIELD_NUMBER: _ClassVar[int]
+    tool_names: _containers.RepeatedScalarFieldContainer[str]
+    is_single_call: bool
+    must_call: bool
+    def __init__(self, tool_names: _Optional[_Iterable[str]] = ..., is_single_call: bool = ..., must_call: bool = ...) -> None: ...
 
 class CancelRecord(_message.Message):
     __slots__ = ("id", "sequence_id", "n", "choice", "reason", "output_tokens", "error")

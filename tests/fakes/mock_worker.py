@@ -190,6 +190,7 @@ def load_mock(settings: WorkerSettings) -> Loaded:
         architecture=config.architecture,
         dtype="none",
         kv_dtype="none",
+        device=torch.device("cpu"),
         device_name="mock",
         pool=pool,
         layer_counts=config.groups.layer_counts,

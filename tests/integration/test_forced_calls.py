@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import jsonschema
 import pytest
 from openai import OpenAI
+from tokenizers import Tokenizer
 
+from kaiten.client import Client
 from kaiten.mini import CHECKPOINT
 from tests.support.whole_stack import MODEL, WholeStack
 
@@ -29,16 +32,19 @@ TOOLS: Final[list[Any]] = [
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeStack]:
     folder = tmp_path_factory.mktemp("forced")
     model = folder / "model"
     shutil.copytree(CHECKPOINT, model)
     (model / "chat_template.jinja").write_text(TEMPLATE.read_text())
     flags = {"model": model}
-    with (
-        WholeStack(folder / "stack", gateway_flags=flags, worker_flags=flags) as stack,
-        OpenAI(base_url=stack.door.openai, api_key="any", max_retries=0, timeout=60) as client,
-    ):
+    with WholeStack(folder / "stack", gateway_flags=flags, worker_flags=flags) as stack:
+        yield stack
+
+
+@pytest.fixture
+def client(stack: WholeStack) -> Iterator[OpenAI]:
+    with OpenAI(base_url=stack.door.openai, api_key="any", max_retries=0, timeout=60) as client:
         yield client
 
 
@@ -54,7 +60,8 @@ def test_one_by_name_and_any(client: OpenAI) -> None:
             temperature=1.5,
             seed=seed,
         )
-        assert reply.choices[0].finish_reason == "tool_calls"
+        # As OpenAI has it: that a call was to be made is no reason to end.
+        assert reply.choices[0].finish_reason == "stop"
         assert reply.choices[0].message.content is None
         calls: list[Any] = reply.choices[0].message.tool_calls or []
         (call,) = calls
@@ -71,6 +78,7 @@ def test_one_by_name_and_any(client: OpenAI) -> None:
         temperature=0,
     ) as stream:
         final = stream.get_final_completion()
+    assert final.choices[0].finish_reason == "tool_calls"
     streamed: list[Any] = final.choices[0].message.tool_calls or []
     jsonschema.validate(json.loads(streamed[0].function.arguments), ORDER)
 
@@ -109,3 +117,43 @@ def test_in_responses(client: OpenAI) -> None:
     (item,) = response.output
     assert item.type == "function_call"
     jsonschema.validate(json.loads(item.arguments), ORDER)
+
+
+def test_over_grpc(stack: WholeStack) -> None:
+    with Client(stack.door.grpc) as client:
+        asked: Any = {"messages": [{"role": "user", "content": "Two crabs."}], "tools": TOOLS}
+        for choice in ("required", {"name": "order"}):
+            told = client.complete(
+                **asked, tool_choice=choice, parallel_tool_calls=False, temperature=1.5, seed=3
+            )
+            assert told.text == ""
+            (call,) = told.tool_calls
+            arguments = json.loads(call.arguments)
+            if call.name == "order":
+                jsonschema.validate(arguments, ORDER)
+            assert call.id
+
+
+def test_a_strict_call_that_need_not_be_made_is_right_if_it_is(client: OpenAI) -> None:
+    strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
+    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    found, ends = [], set()
+    for seed in range(6):
+        reply = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Two crabs."}],
+            tools=strict,
+            parallel_tool_calls=False,
+            temperature=1.5,
+            # The mark, among all that such a heat may say before it.
+            logit_bias={str(tokenizer.token_to_id("<tool_call>")): 6},
+            max_tokens=200,
+            seed=seed,
+        )
+        ends.add(reply.choices[0].finish_reason)
+        if reply.choices[0].finish_reason == "tool_calls":
+            found += reply.choices[0].message.tool_calls or []
+    calls: list[Any] = found
+    assert calls, ends
+    for call in calls:
+        jsonschema.validate(json.loads(call.function.arguments), ORDER)

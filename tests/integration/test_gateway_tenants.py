@@ -15,7 +15,7 @@ from openai import AsyncOpenAI, AuthenticationError
 from gateway.grpc.inference import SERVICE_NAMES
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1 import model_service_pb2 as model_pb
-from ledger.store import Command
+from ledger.servers.connections import Command
 from tests.support.gateway_stack import MODEL, WAIT_S, Stack, running_stack, until
 
 ALICE = (("authorization", "Bearer alice-key"),)

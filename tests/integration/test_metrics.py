@@ -112,6 +112,9 @@ def test_finished_cancelled_refused_and_left_are_counted_exactly(cell: Cell) -> 
     # Whoever left had tokens computed for it: 15 of those who stayed, and some more.
     assert more("kaiten_generation_tokens_total") > 15 + 4
     assert more("kaiten_e2e_request_latency_seconds_count") == 10
+    assert more("vllm:e2e_request_latency_seconds_count", model_name="checkpoint") == 10
+    # A stop string is found by the gateway, which has the rest cancelled.
+    assert more("kaiten_abort_to_free_seconds_count") == 6 + 1
     assert door_more("requests_accepted_total", origin="new", tenant="default") == 10
     assert door_more("requests_ended_total", outcome="left") == 6
     assert door_more("requests_ended_total") == 10
@@ -176,15 +179,56 @@ def test_the_books_balance_over_a_killed_worker(cell: Cell) -> None:
     assert balance(page)[0] == balance(page)[1]
 
 
-def test_every_page_says_what_operating_md_says(cell: Cell) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+def test_every_page_says_what_metrics_md_says(cell: Cell) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     pages = [scrape(url) for url in (cell.door.http, *cell.pages.values())]
     for page in pages:
         assert page.names()
-        for name in page.names():
+        for name in (name for name in page.names() if not name.startswith("vllm:")):
             bare = re.sub("_(bucket|count|sum|created)$", "", name)
-            assert re.search(f"`{bare}[`{{]", text), f"{bare} is not in operating.md"
+            assert re.search(f"`{bare}[`{{]", text), f"{bare} is not in metrics.md"
     assert pages[1]("kaiten_is_leader") == 1
     assert pages[1]("kaiten_num_workers") == 1
     assert pages[2]("kaiten_worker_steps_total") > 0
     assert pages[2]("kaiten_worker_is_registered") == 1
+
+
+def test_where_time_goes_and_how_full_a_worker_is(cell: Cell) -> None:
+    settled(cell)
+    address = cell.worker_address
+    pages = list[Scrape]()
+
+    def is_seen() -> bool:
+        pages.append(cell.scheduler_says())
+        return pages[-1]("kaiten_worker_slots_used", worker=address) > 0
+
+    async def story() -> None:
+        looking = asyncio.create_task(asyncio.to_thread(wait_until, is_seen, "a row in a batch"))
+        async with grpc.aio.insecure_channel(cell.door.grpc) as channel:
+            stub = InferenceServiceStub(channel)
+            # Once a second is looked, and one answer may take less.
+            while not looking.done():
+                request = pb.GenerateRequest(text="The chef", sampling=endless())
+                async for _ in stub.Generate(request, timeout=WAIT_S):
+                    pass
+        await looking
+
+    asyncio.run(story())
+    busy = pages[-1]
+    # Of up to a second ago, when others may have run.
+    assert 1 <= busy("kaiten_worker_slots_used", worker=address) <= 16
+    assert busy("kaiten_worker_slots", worker=address) == 16
+    held = busy("kaiten_worker_kv_places_held", worker=address)
+    assert 0 < busy("kaiten_worker_kv_tokens", worker=address) <= held
+    page = settled(cell)
+    for part in ("plan", "book", "send", "forward", "commit"):
+        assert page("kaiten_iteration_time_seconds_total", part=part) > 0, part
+    used = page("kaiten_budget_tokens_used_total")
+    assert 0 < used < page("kaiten_budget_tokens_total")
+    assert page("kaiten_passed_over_total", stage="plan") > 0
+    assert page("kaiten_leader_changes_total") == 1
+    assert page("kaiten_queue_time_forecast_seconds") == 0
+    worker = scrape(cell.pages["worker"])
+    memory = "kaiten_worker_device_memory_bytes"
+    assert 0 < worker(memory, state="used") < worker(memory, state="total")
+    assert 0 <= worker("kaiten_worker_device_busy") <= 1

@@ -138,6 +138,8 @@ class Owner:
 
     def link_refused(self, link: WorkerLink, epoch: int) -> None: ...
 
+    def plan_written(self, link: WorkerLink, after_ns: int) -> None: ...
+
     def link_closed(self, link: WorkerLink, reason: str, *, is_crash: bool | None) -> None:
         self.closed.append((reason, is_crash))
 

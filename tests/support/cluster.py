@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import grpc
 
@@ -65,6 +65,19 @@ def gold(sequence_id: int, count: int) -> list[int]:
     return mock_token_ids(CHECKPOINT, sequence_id, count)
 
 
+class Store(Protocol):
+    """What a cell needs of its store, be it one server or several."""
+
+    folder: Path
+
+    @property
+    def url(self) -> str: ...
+
+    def start(self) -> object: ...
+
+    def close(self) -> None: ...
+
+
 class Cluster:
     """Starts everything, keeps every answer, checks the end."""
 
@@ -79,13 +92,14 @@ class Cluster:
         worker_flags: Flags | None = None,
         limits: LedgerLimits | None = None,
         is_started: bool = True,
+        store: Store | None = None,
     ) -> None:
         self.folder = folder
         self.is_checked = True
         # Whose log may tell of a crash.
         self.may_crash: list[ServiceProcess] = []
         self._is_started = is_started
-        self.store = StoreServer(folder / "store")
+        self._store = store or StoreServer(folder / "store")
         self.schedulers: list[ServiceProcess] = []
         self.workers: list[ServiceProcess] = []
         self.others: list[ServiceProcess] = []
@@ -99,6 +113,12 @@ class Cluster:
             self.add_scheduler(scheduler_flags or {}, scheduler_module)
         for _ in range(workers):
             self.add_worker(worker_flags or {})
+
+    @property
+    def store(self) -> StoreServer:
+        """To be hurt; of a story with several servers, these know how."""
+        assert isinstance(self._store, StoreServer)
+        return self._store
 
     def gates(self, *positions: object) -> Path:
         """Where mock workers are told to wait before they compute any of these positions.
@@ -144,7 +164,7 @@ class Cluster:
     def add_scheduler(self, flags: Flags, module: str = SCHEDULER) -> ServiceProcess:
         index = len(self.schedulers)
         port = self.scheduler_addresses[index].rpartition(":")[2]
-        flags = {"redis_url": self.store.url, "grpc_port": port, **SCHEDULER_FLAGS, **flags}
+        flags = {"redis_url": self._store.url, "grpc_port": port, **SCHEDULER_FLAGS, **flags}
         self.schedulers.append(self._process(f"scheduler-{index}", module, flags))
         return self.schedulers[-1]
 
@@ -175,7 +195,7 @@ class Cluster:
         return self
 
     async def _start(self) -> None:
-        self.store.start()
+        self._store.start()
         for process in (*self.schedulers, *self.workers):
             process.start()
         await self.connect()
@@ -196,7 +216,7 @@ class Cluster:
     async def connect(self) -> None:
         """A ledger and a follower of our own, as a gateway has. Again after the store was lost."""
         await self._disconnect()
-        self.ledger = await Ledger.connect(self.store.url, limits=self._limits)
+        self.ledger = await Ledger.connect(self._store.url, limits=self._limits)
         await self.ledger.check()
         self.follower = Follower(self.ledger)
         self._tasks.append(asyncio.create_task(self.follower.run()))
@@ -224,8 +244,8 @@ class Cluster:
         await self._disconnect()
         for process in self.processes:
             process.kill()
-        self.store.close()
-        shutil.rmtree(self.store.folder, ignore_errors=True)
+        self._store.close()
+        shutil.rmtree(self._store.folder, ignore_errors=True)
         self._held.close()
 
     def keep_alive(self, process: ServiceProcess) -> None:

@@ -12,9 +12,13 @@ from typing import Self
 
 class Relay:
     """Connections go to the targets in turn. `is_silent`: bytes are dropped, nothing is closed.
-    `tls`: what comes in is ended here, as by a proxy."""
+    `tls`: what comes in is ended here, as by a proxy. `delay_s`: how long each way takes.
+    """
 
-    def __init__(self, *targets: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, *targets: str, tls: ssl.SSLContext | None = None, delay_s: float = 0.0
+    ) -> None:
+        self._delay_s = delay_s
         self.is_silent = False
         self.connections: list[str] = []
         self._tls = tls
@@ -68,7 +72,9 @@ class Relay:
     async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             while raw := await source.read(65536):
-                if not self.is_silent:
+                if self._delay_s:
+                    asyncio.get_running_loop().call_later(self._delay_s, sink.write, raw)
+                elif not self.is_silent:
                     sink.write(raw)
                     await sink.drain()
             if not self.is_silent:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -40,16 +40,20 @@ def server_binary() -> str:
 class StoreServer:
     """One server process over one data folder. The port stays the same across restarts."""
 
-    def __init__(self, folder: Path, **settings: str) -> None:
+    def __init__(self, folder: Path, *, program: Sequence[str] = (), **settings: str) -> None:
+        """`program`: what comes in place of our settings, of a Sentinel for example."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._held = HeldPort()
         self.port = self._held.number
+        self._program = program
         self.settings = {
             "appendonly": "yes",
             "appendfsync": "always",
             "maxmemory-policy": "noeviction",
             "save": "",
+            # Of a replica that joins: none is waited for that may join, too.
+            "repl-diskless-sync-delay": "0",
             **settings,
         }
         # On top of our own.
@@ -67,21 +71,32 @@ class StoreServer:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Also while it is paused."""
+        return self._process is not None
+
     def start(self) -> Self:
+        self.launch()
+        self.wait()
+        return self
+
+    def launch(self) -> None:
+        """Without waiting for it."""
         assert self._process is None, "already started"
         # A test run that is itself killed leaves no server behind.
         command = [sys.executable, "-I", "-S", TETHER, str(os.getpid())]
-        command += [server_binary(), "--port", str(self.port), "--bind", "127.0.0.1"]
+        command += [server_binary(), *self._program]
+        command += ["--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--dir", str(self.folder), "--daemonize", "no"]
-        for name, value in self.settings.items():
+        for name, value in () if self._program else self.settings.items():
             command += [f"--{name.replace('_', '-')}", value]
         with (self.folder / "server.log").open("ab") as log:
             environ = {**os.environ, **self.environ}
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environ)
-        self._wait_until_it_answers()
-        return self
 
-    def _wait_until_it_answers(self) -> None:
+    def wait(self) -> None:
+        """Until it answers."""
         give_up_at = time.monotonic() + START_TIMEOUT_S
         password = self.settings.get("requirepass")
         greeting = f"AUTH {password}\r\n".encode() if password else b""
@@ -90,8 +105,9 @@ class StoreServer:
             assert self._process.poll() is None, (self.folder / "server.log").read_text()
             try:
                 with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-                    # QUIT ends the answer, however many lines it has.
-                    connection.sendall(greeting + b"PING\r\nQUIT\r\n")
+                    # What ends it ends the answer, however many lines that has.
+                    connection.sendall(greeting + b"PING\r\n")
+                    connection.shutdown(socket.SHUT_WR)
                     if b"+PONG" in b"".join(iter(lambda: connection.recv(64), b"")):
                         return
             except OSError:
@@ -137,11 +153,19 @@ class StoreServer:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Alive but silent: SIGSTOP, and SIGCONT afterwards."""
-        os.kill(self.pid, signal.SIGSTOP)
+        self.freeze()
         try:
             yield
         finally:
-            os.kill(self.pid, signal.SIGCONT)
+            self.thaw()
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT. Again is fine."""
+        os.kill(self.pid, signal.SIGCONT)
 
     def __enter__(self) -> Self:
         return self.start()

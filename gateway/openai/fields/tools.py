@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -12,6 +12,19 @@ from gateway.values.generation_request import NO_PARAMETERS, Tool, ToolCall
 from service_kit.errors import InvalidRequest
 
 
+class Described(Protocol):
+    """A function as either endpoint describes it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str | None: ...
+    @property
+    def parameters(self) -> dict[str, Any] | None: ...
+    @property
+    def strict(self) -> bool | None: ...
+
+
 class FunctionBody(RequestBody):
     name: str
     """1 to 64 of a-z, A-Z, 0-9, _ and -; no two alike."""
@@ -19,7 +32,8 @@ class FunctionBody(RequestBody):
     parameters: dict[str, Any] | None = None
     """A JSON Schema of an object. Left out: no parameters."""
     strict: bool | None = None
-    """Arguments are held to the schema where a call is forced, by tool_choice, and nowhere else."""
+    """true: its arguments keep to the schema whenever it is called, for which workers must be able
+    to keep to a grammar. Else they do where a call is forced, by tool_choice."""
 
 
 class ToolBody(RequestBody):
@@ -56,9 +70,15 @@ ToolCalls = Annotated[list[ToolCallBody], FAIL_FAST]
 Choice = Literal["none", "auto", "required"]
 
 
-def tool_of(name: str, description: str | None, parameters: dict[str, Any] | None) -> Tool:
+def tool_of(given: Described) -> Tool:
+    parameters = given.parameters
     schema = NO_PARAMETERS if parameters is None else json.dumps(parameters, ensure_ascii=False)
-    return Tool(name=name, description=description or "", parameters=schema)
+    return Tool(
+        name=given.name,
+        description=given.description or "",
+        parameters=schema,
+        is_strict=given.strict is True,
+    )
 
 
 def chosen(tools: Sequence[Tool], choice: Choice | None, name: str) -> tuple[str, ...]:

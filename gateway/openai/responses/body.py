@@ -189,7 +189,7 @@ class ResponseBody(SamplingBody):
     tool_choice: Choice | ResponseNamedChoice | None = None
     """As in chat."""
     parallel_tool_calls: bool | None = None
-    """false: one call at most is told."""
+    """false: one call at most, with which the output ends."""
 
     def named(self, field: str) -> str:
         if field.startswith("conversation.messages."):
@@ -245,7 +245,7 @@ class ResponseBody(SamplingBody):
         choice = self.tool_choice
         name = choice.name if isinstance(choice, ResponseNamedChoice) else ""
         functions = self.tools or ()
-        tools = tuple(tool_of(each.name, each.description, each.parameters) for each in functions)
+        tools = tuple(map(tool_of, functions))
         prompt = ChatPrompt(
             messages=tuple(turns),
             options=tuple(options.items()),

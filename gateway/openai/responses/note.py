@@ -58,8 +58,6 @@ class Note(Struct, kw_only=True):
     with_logprobs: bool
     # Of some turns, by their place.
     more: dict[int, TurnMore] = field(default_factory=dict)
-    # Tool calls and reasoning come apart from the text. Gateways before there were any did not.
-    is_read: bool = False
 
     @property
     def messages(self) -> list[Message]:
@@ -100,7 +98,6 @@ def note_of(
         turns=[(each.role, each.content or "") for each in all_turns],
         with_logprobs=body.with_logprobs,
         more={index: more for index, more in found.items() if more != TurnMore()},
-        is_read=True,
     )
 
 

@@ -49,7 +49,7 @@ from gateway.openai.responses.reply import (
     message_id,
     usage_of,
 )
-from gateway.requests.reading import Reading, is_read
+from gateway.requests.reading import is_read
 from gateway.requests.stream import Finished, Generation
 from gateway.requests.validation import REQUEST_ID, UINT32_MAX
 from gateway.tenants import Tenant
@@ -100,7 +100,7 @@ async def get_response(api: Api, exchange: Exchange, _body: None) -> None:
     query = QueryParams(exchange.scope["query_string"])
     resumed = _resumed(query.get("starting_after", ""))
     if query.get("stream", "") in ("true", "1"):
-        is_whole = note.is_read and is_read(front.card, note.tool_names)
+        is_whole = is_read(front.card, note.tool_names)
         start = 0 if is_whole else resumed.position
         generation = await front.attach(request_id, tenant, [start])
         # Somebody who only looks does not end what others wait for.
@@ -159,7 +159,7 @@ async def _stream(
     note: Note,
     resumed: Resumed,
 ) -> None:
-    reading, parts = _parts(api, generation, note)
+    parts = _parts(api, generation, note)
 
     async def finish(end: Finished, told: Told | None) -> Response:
         if told is None:
@@ -167,21 +167,12 @@ async def _stream(
         return _ended(begun, told, end, parts.ends())
 
     ping_s = api.config.sse_ping_s
-    stream = (TextStream if reading is None else ItemStream)(begun, resumed)
+    stream = (ItemStream if generation.is_parsed else TextStream)(begun, resumed)
     await send_response_stream(exchange, stream, parts, finish, resumed=resumed, ping_s=ping_s)
 
 
-def _parts(api: Api, generation: Generation, note: Note) -> tuple[Reading | None, Parts]:
-    reading = None
-    if note.is_read:
-        reading = api.front.reading(
-            generation,
-            note.tool_names,
-            is_single_call=not note.asked.parallel_tool_calls,
-            must_call=note.asked.tool_choice not in ("none", "auto"),
-        )
-    shown = Shown(logprobs=note.with_logprobs)
-    return reading, Parts([generation], api.formatter, shown, readings=[reading])
+def _parts(api: Api, generation: Generation, note: Note) -> Parts:
+    return Parts([generation], api.formatter, Shown(logprobs=note.with_logprobs))
 
 
 async def _whole(api: Api, tenant: Tenant, begun: Response, note: Note) -> Response:
@@ -192,10 +183,10 @@ async def _whole(api: Api, tenant: Tenant, begun: Response, note: Note) -> Respo
 
 
 async def _collected(api: Api, begun: Response, generation: Generation, note: Note) -> Response:
-    reading, parts = _parts(api, generation, note)
+    parts = _parts(api, generation, note)
     (whole,) = await parts.collect(is_strict=False)
     assert whole.end is not None
-    items = None if reading is None else items_of(whole, begun.id)
+    items = items_of(whole, begun.id) if generation.is_parsed else None
     told = Told(whole.text, token_logprobs(whole.logprobs or ()), items)
     return _ended(begun, told, whole.end, parts.ends())
 

@@ -65,14 +65,14 @@ class InputTokensDetails(Struct):
 
 
 class OutputTokensDetails(Struct):
-    reasoning_tokens: Count = 0
+    reasoning_tokens: Count
 
 
 class ResponseUsage(Struct, kw_only=True):
     input_tokens: Count
     input_tokens_details: InputTokensDetails
     output_tokens: Count
-    output_tokens_details: OutputTokensDetails = field(default_factory=OutputTokensDetails)
+    output_tokens_details: OutputTokensDetails
     total_tokens: Count
 
 
@@ -181,6 +181,7 @@ def usage_of(usage: OtherUsage) -> ResponseUsage:
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
         output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(usage.completion_tokens_details.reasoning_tokens),
         total_tokens=usage.total_tokens,
     )
 

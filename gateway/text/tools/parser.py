@@ -9,8 +9,9 @@ or writes no JSON there, the client gets just that. White space next to a mark b
 
 import re
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from gateway.text.tools.calls import Closing, NoCall, head_of
 from gateway.text.tools.formats import ReasoningFormat, ToolFormat
@@ -57,8 +58,8 @@ class Speech:
     reasoning: ReasoningFormat | None = None
     # The prompt ends with the mark that begins the reasoning.
     begins_in_reasoning: bool = False
-    # Calls after this many are not told.
-    calls_max: int | None = None
+    # The output ends with the first call.
+    is_single_call: bool = False
     # A grammar leaves reasoning and calls, so what is cut off before it is a call is no answer.
     must_call: bool = False
 
@@ -77,9 +78,30 @@ class OutputParser:
         self._closing = Closing("")
         self._pieces: list[Piece] = []
         self.call_count = 0
+        # It begins with such a part, which may go on.
+        self.has_reasoning = False
         self._step: Callable[[], bool] = self._start
         if speech.reasoning is not None and speech.begins_in_reasoning:
+            self.has_reasoning = True
             self._step = self._reasoning
+
+    @property
+    def is_in_reasoning(self) -> bool:
+        return self._step == self._reasoning
+
+    @property
+    def has_begun(self) -> bool:
+        """The part before the answer is over, or there is none."""
+        return self._step not in (self._start, self._reasoning)
+
+    @property
+    def is_single_call(self) -> bool:
+        return self._speech.is_single_call and self._speech.tools is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing that follows is of the output."""
+        return self._step == self._over
 
     def feed(self, text: str) -> list[Piece]:
         """What became certain."""
@@ -89,6 +111,13 @@ class OutputParser:
             pass
         pieces, self._pieces = self._pieces, []
         return pieces
+
+    def copied(self) -> Self:
+        """As it stands, between two texts."""
+        other = copy(self)
+        other._step = getattr(other, self._step.__name__)
+        other._closing = copy(self._closing)
+        return other
 
     def flush(self) -> list[Piece]:
         """The end of the output: what was held back."""
@@ -114,6 +143,7 @@ class OutputParser:
                 if len(said) < len(reasoning.begin):
                     return False
                 self.held = said[len(reasoning.begin) :]
+                self.has_reasoning = True
                 return self._go(self._reasoning, skips_space=True)
             if speech.tools is not None and speech.tools.is_bare and said[0] == "{":
                 return self._go(self._head)
@@ -182,7 +212,7 @@ class OutputParser:
         self._tell(CallBegins(index, self._id_of(index), head.name))
         if not head.has_arguments:
             self._tell(CallArguments(index, "{}"))
-            return self._go(self._after_call)
+            return self._go(self._over if self._speech.is_single_call else self._after_call)
         self._closing = Closing(tools.end)
         return self._go(self._arguments)
 
@@ -198,6 +228,8 @@ class OutputParser:
         self.held = self.held[end:]
         if not is_found:
             return False
+        if self._speech.is_single_call:
+            return self._go(self._over)
         if tools.arguments_mark or (tools.end and self.held.startswith(tools.end)):
             return self._go(self._after_call)
         self._closing = Closing(tools.end, depth=1)
@@ -230,16 +262,16 @@ class OutputParser:
         self.held = self.held.removeprefix(tools.end)
         return self._go(self._content, skips_space=True)
 
+    def _over(self) -> bool:
+        self.held = ""
+        return False
+
     def _go(self, step: Callable[[], bool], *, skips_space: bool = False) -> bool:
         self._step = step
         self._skips_space = skips_space
         return True
 
     def _tell(self, piece: Piece) -> None:
-        calls_max = self._speech.calls_max
-        is_call = isinstance(piece, CallBegins | CallArguments)
-        if is_call and calls_max is not None and self.call_count > calls_max:
-            return
         if isinstance(piece, CallBegins) or piece[-1]:
             self._pieces.append(piece)
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from kaiten.cli.chat.lines import LineReader, history_file, on_interrupt
 from kaiten.cli.chat.state import Chat, told_of
 from kaiten.cli.complaint import complain
-from kaiten.client import Client, RequestStatus
+from kaiten.client import Client, Delta, RequestStatus
 from kaiten.client.errors import ApiError
 from kaiten.client.request import GenerateOptions
 from kaiten.console import console
@@ -42,12 +42,14 @@ def _ask(client: Client, chat: Chat, question: str, address: str) -> int:
     """Stream the answer. Interrupted, or failed, it was not given; the code an exit would have."""
     chat.asks(question)
     asked = cast(GenerateOptions, {**chat.options, "messages": chat.messages(question)})
-    generation = client.generate(**asked)
+    generation = client.generate(parse_output=True, **asked)
+    thought = _Thought()
     try:
         with generation, _Waiting(client, generation.request_id) as waiting:
             with on_interrupt(generation.close) as was_interrupted:
                 for delta in generation:
                     waiting.end()
+                    thought.tell(delta)
                     sys.stdout.write(delta.text)
                     sys.stdout.flush()
             if was_interrupted():
@@ -63,6 +65,24 @@ def _ask(client: Client, chat: Chat, question: str, address: str) -> int:
     if sys.stdout.isatty():
         console().print(Text(told_of(answer), style="dim"), soft_wrap=True)
     return 0
+
+
+class _Thought:
+    """Shows at a terminal what the model thinks before its answer; elsewhere nothing does."""
+
+    def __init__(self) -> None:
+        self._console = console()
+        self._goes_on = False
+
+    def tell(self, delta: Delta) -> None:
+        if not self._console.is_terminal:
+            return
+        if delta.reasoning:
+            self._goes_on = True
+            self._console.print(Text(delta.reasoning, style="dim"), end="", soft_wrap=True)
+        if delta.text and self._goes_on:
+            self._goes_on = False
+            self._console.print("\n")
 
 
 class _Waiting:

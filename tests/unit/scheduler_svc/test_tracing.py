@@ -7,6 +7,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 
 from kaiten.v1.worker_service_pb2 import StepResult, StepTimings
 from scheduler_svc.core.outcome import Finished, Plan, RequestOver, StepTokens
@@ -38,7 +39,7 @@ def plan(*, preempted: tuple[int, ...] = ()) -> Plan:
     )
 
 
-def over(reason: Reason) -> RequestOver:
+def over(reason: Reason, *, queue_ns: int = 100, preemptions: int = 0) -> RequestOver:
     return RequestOver(
         id="default:r",
         sequence_id=1,
@@ -46,10 +47,10 @@ def over(reason: Reason) -> RequestOver:
         num_cached_tokens=0,
         outputs=((5, 6),),
         endings=(Finished(sequence_id=1, reason=reason, num_output_tokens=2),),
-        queue_ns=100,
+        queue_ns=queue_ns,
         prefill_ns=200,
         decode_ns=300,
-        num_preemptions=0,
+        num_preemptions=preemptions,
     )
 
 
@@ -186,11 +187,32 @@ async def test_a_request_nobody_traces_has_phases_only_if_it_failed(
     assert traces == [TRACE.split("-")[1]] * 3 + [OTHER.split("-")[1]] * 3
 
 
+async def test_phases_of_a_request_that_somebody_will_ask_about_are_always_kept(
+    told: tuple[Tracing, InMemorySpanExporter],
+) -> None:
+    """Preempted, or ten seconds without a token."""
+    tracing, exporter = told
+    unsampled = TRACE[:-1] + "0"
+    tracing.ended([over(Reason.LENGTH, queue_ns=9_999_999_000)], lambda _: unsampled, 10**11)
+    tracing.ended([over(Reason.LENGTH, queue_ns=10**10)], lambda _: unsampled, 10**11)
+    tracing.ended([over(Reason.LENGTH, preemptions=1)], lambda _: unsampled, 10**11)
+    tracing.ended([over(Reason.LENGTH)], lambda _: OTHER, 10**11)
+    await until(lambda: len(exporter.get_finished_spans()) == 9, "nine spans")
+    queue, prefill, _ = exporter.get_finished_spans()[:3]
+    assert queue.kind is SpanKind.CONSUMER
+    assert prefill.kind is SpanKind.INTERNAL
+    assert queue.attributes is not None
+    assert queue.attributes["messaging.operation.type"] == "receive"
+    assert queue.attributes["messaging.message.id"] == "r"
+    assert queue.attributes["gen_ai.usage.cache_read.input_tokens"] == 0
+
+
 def test_what_does_not_fit_is_dropped_and_counted() -> None:
-    tracing = Tracing(spans()[0], policy="fcfs")
+    sent = spans()[0]
+    tracing = Tracing(sent, policy="fcfs")
     for _ in range(QUEUE_MAX + 3):
         step(tracing)
-    assert tracing.dropped == 3
+    assert sent.dropped == {"maker": 3, "sender": 0, "refused": 0}
 
 
 def test_nothing_is_kept_of_a_lost_worker() -> None:

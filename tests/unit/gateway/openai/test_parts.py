@@ -23,7 +23,7 @@ HEAD: Final = {"id": "x-r", "created": 1, "model": "m"}
 LATE: Final = FinishReason.FINISH_REASON_DEADLINE_EXCEEDED
 USAGE: Final = (
     '"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":'
-    '{"cached_tokens":1}},"kaiten":{"queue_ms":0.5,"prefill_ms":0.0,"decode_ms":0.0,'
+    '{"cached_tokens":1},"completion_tokens_details":{"reasoning_tokens":0}},"kaiten":{"queue_ms":0.5,"prefill_ms":0.0,"decode_ms":0.0,'
     '"tokens_per_s":null,"preemptions":0}'
 )
 

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.requests.stream import Choice, Delta, Event, Finished, new_choices, replay, told
+from gateway.requests.stream import (
+    Choice,
+    Delta,
+    Event,
+    Finished,
+    Presentation,
+    new_choices,
+    replay,
+    told,
+)
 from gateway.text.choice_text import ChoiceText
 from gateway.text.detokenizer import Pieces
 from kaiten.v1.common_pb2 import FinishReason
@@ -75,17 +84,22 @@ def test_grouping_changes_nothing(
 ) -> None:
     stops = [stop] if stop else []
     at_once = run(
-        new_choices(pieces(), RenderOptions(stop=stops), 1)[0], updates(token_ids, [], reason)
+        new_choices(Presentation(pieces=pieces(), render=RenderOptions(stop=stops)), 1)[0],
+        updates(token_ids, [], reason),
     )
     in_parts = run(
-        new_choices(pieces(), RenderOptions(stop=stops), 1)[0], updates(token_ids, marks, reason)
+        new_choices(Presentation(pieces=pieces(), render=RenderOptions(stop=stops)), 1)[0],
+        updates(token_ids, marks, reason),
     )
     assert shown(at_once) == shown(in_parts)
 
 
 @given(token_ids=tokens, marks=cuts)
 def test_a_stop_token_is_counted_and_hidden(token_ids: list[int], marks: list[int]) -> None:
-    events = run(new_choices(pieces(), RenderOptions(), 1)[0], updates(token_ids, marks, STOP))
+    events = run(
+        new_choices(Presentation(pieces=pieces(), render=RenderOptions()), 1)[0],
+        updates(token_ids, marks, STOP),
+    )
     text, ids, end = shown(events)
     before = ChoiceText(pieces(), ())
     assert text == before.feed(token_ids[:-1]).text + before.flush().text
@@ -97,7 +111,8 @@ def test_a_choice_cut_short_elsewhere_looks_the_same_to_whoever_attaches() -> No
     """The gateway that matched the stop cancelled; the journal now ends with the matching token."""
     token_ids = byte_level_bpe().encode("one END").ids
     events = run(
-        new_choices(pieces(), RenderOptions(stop=["END"]), 1)[0], updates(token_ids, [], STOP)
+        new_choices(Presentation(pieces=pieces(), render=RenderOptions(stop=["END"])), 1)[0],
+        updates(token_ids, [], STOP),
     )
     text, ids, end = shown(events)
     assert (text, ids) == ("one ", token_ids)
@@ -119,7 +134,7 @@ def test_usage_leaves_out_what_was_computed_past_a_stop_string() -> None:
         done=Done(usage=Usage(prompt_tokens=3, output_tokens=len(token_ids))),
         render=RenderOptions(stop=["END"]),
     )
-    [end], done = replay(result, pieces())
+    [end], done = replay(result, Presentation(pieces=pieces(), render=result.render))
     assert end.reason == STOP
     assert end.output_tokens < len(token_ids)
     assert done.usage.output_tokens == end.output_tokens
@@ -127,13 +142,13 @@ def test_usage_leaves_out_what_was_computed_past_a_stop_string() -> None:
 
 
 def test_usage_of_what_ended_by_itself_is_the_schedulers() -> None:
-    choice = new_choices(pieces(), RenderOptions(), 1)[0]
+    choice = new_choices(Presentation(pieces=pieces(), render=RenderOptions()), 1)[0]
     run(choice, updates([7, 8, 9], [], LENGTH))
     assert told(Done(usage=Usage(output_tokens=3)), [choice]).usage.output_tokens == 3
 
 
 def test_nothing_comes_after_the_end() -> None:
-    choice = new_choices(pieces(), RenderOptions(stop=["a"]), 1)[0]
+    choice = new_choices(Presentation(pieces=pieces(), render=RenderOptions(stop=["a"])), 1)[0]
     token_ids = byte_level_bpe().encode("a b c").ids
     feed = updates(token_ids, [1], LENGTH)
     assert [type(event) for event in choice.apply(feed[0])] == [Delta, Finished]

@@ -12,6 +12,7 @@ from gateway.requests.stream import (
     Delta,
     Event,
     Generation,
+    Presentation,
     new_choices,
 )
 from gateway.text.detokenizer import Pieces
@@ -64,7 +65,9 @@ async def events_of(start: int) -> AsyncIterator[Event]:
         accepted=Accepted("x", 1),
         id="default:x",
         sequence_id=1,
-        choices=new_choices(Pieces(byte_level_bpe()), RenderOptions(), 1, [start]),
+        choices=new_choices(
+            Presentation(pieces=Pieces(byte_level_bpe()), render=RenderOptions()), 1, [start]
+        ),
         subscription=cast(Any, OneUpdate(long_update())),
         ledger=cast(Any, Kept()),
         release=lambda _release: None,

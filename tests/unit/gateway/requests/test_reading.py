@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from gateway.requests import tool_rules
-from gateway.requests.reading import forced, marks, reading
+from gateway.requests.reading import constrained, marks, reading
 from gateway.requests.validation import Limits
 from gateway.text import model_card
 from gateway.text.detokenizer import Pieces
@@ -72,7 +72,7 @@ def test_a_prompt_that_ends_with_the_begin_of_reasoning(
 ) -> None:
     render = marks(asked(is_read=True), card, ids(card, f"said {end}"))
     assert render.begins_in_reasoning == is_inside
-    found = reading(card, render, "r", (), is_single_call=False, must_call=False)
+    found = reading(card, render, "r")
     assert found is not None
     assert found.speech.begins_in_reasoning == is_inside
     assert found.speech.tools is None
@@ -84,7 +84,7 @@ def test_an_output_of_a_clients_grammar_has_no_reasoning(card: ModelCard) -> Non
     ask = asked(CLOCK, is_read=True)
     ask.sampling.structured_outputs.json_object = True
     assert not marks(ask, card, prompt).begins_in_reasoning
-    must = forced(asked(CLOCK, is_read=True, must_call=("clock",)), card, prompt)
+    must = constrained(asked(CLOCK, is_read=True, must_call=("clock",)), card, prompt)
     assert marks(must, card, prompt).begins_in_reasoning
 
 
@@ -93,7 +93,7 @@ def test_ids_of_calls_are_the_same_wherever_they_are_told(card: ModelCard) -> No
     text = '<tool_call>{"name": "clock"}</tool_call>' * 2
     told = []
     for request_id, choice in (("a", 0), ("a", 0), ("a", 1), ("b", 0)):
-        found = reading(card, render, request_id, ["clock"], is_single_call=False, must_call=False)
+        found = reading(card, render, request_id)
         assert found is not None
         pieces: list[Any] = found.parser(choice).feed(text)
         told.append([piece.id for piece in pieces if hasattr(piece, "id")])
@@ -103,24 +103,25 @@ def test_ids_of_calls_are_the_same_wherever_they_are_told(card: ModelCard) -> No
 
 def test_nothing_is_read_where_a_model_says_nothing_but_text(card: ModelCard) -> None:
     plain = replace(card, reasoning_format=None)
-    render = marks(asked(is_read=True), plain, [])
-    assert reading(plain, render, "r", (), is_single_call=False, must_call=False) is None
-    assert reading(plain, render, "r", ["clock"], is_single_call=False, must_call=False) is not None
+    assert reading(plain, marks(asked(is_read=True), plain, []), "r") is None
+    assert reading(plain, marks(asked(CLOCK, is_read=True), plain, []), "r") is not None
+    # Nobody asked for it.
+    assert reading(card, marks(asked(CLOCK), card, []), "r") is None
 
 
 def test_a_call_that_must_be_made_is_a_grammar(card: ModelCard) -> None:
-    assert not forced(asked(CLOCK), card).sampling.HasField("structured_outputs")
+    assert not constrained(asked(CLOCK), card).sampling.HasField("structured_outputs")
     must = asked(CLOCK, replace(CLOCK, name="other"), must_call=("clock",), is_read=True)
-    outside = forced(must, card).sampling.structured_outputs.grammar
-    inside = forced(must, card, ids(card, "<think>")).sampling.structured_outputs.grammar
+    outside = constrained(must, card).sampling.structured_outputs.grammar
+    inside = constrained(must, card, ids(card, "<think>")).sampling.structured_outputs.grammar
     assert r"\"clock\"" in outside
     assert "other" not in outside
-    assert outside.startswith("start: (begin thought)? calls")
-    assert inside.startswith("start: thought calls")
+    assert outside.startswith("start: (begin thought)? output")
+    assert inside.startswith("start: thought output")
     assert not must.sampling.HasField("structured_outputs")
     long = Tool(name="clock", parameters='{"title": "' + "x" * (1 << 16) + '"}')
     with pytest.raises(InvalidRequest, match="as a grammar"):
-        forced(asked(long, must_call=("clock",), is_read=True), card)
+        constrained(asked(long, must_call=("clock",), is_read=True), card)
 
 
 def test_a_call_is_forced_by_one_who_can(card: ModelCard) -> None:

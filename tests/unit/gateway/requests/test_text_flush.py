@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.requests.stream import Delta, Event, Finished, new_choices
+from gateway.requests.stream import Delta, Event, Finished, Presentation, new_choices
 from gateway.text.choice_text import ChoiceText
 from gateway.text.detokenizer import Detokenizer, Pieces
 from kaiten.v1.common_pb2 import FinishReason
@@ -31,7 +31,7 @@ def told(
     token_ids: Sequence[int], reason: "FinishReason", render: RenderOptions, *, singly: bool
 ) -> list[Event]:
     """The events of an output, token by token or at once; the end comes apart from STOP's token."""
-    [choice] = new_choices(Pieces(byte_level_bpe()), render, 1)
+    [choice] = new_choices(Presentation(pieces=Pieces(byte_level_bpe()), render=render), 1)
     finished = SequenceFinished(sequence_id=1, reason=reason, output_tokens=len(token_ids))
     cuts = range(len(token_ids)) if singly else ()
     updates = [Update(1, index, [token_ids[index]], [], None) for index in cuts]
@@ -97,7 +97,7 @@ def test_the_models_own_stop_token_is_text_only_if_both_are_asked_for(
 ) -> None:
     pieces = Pieces(byte_level_bpe(), show_special=special)
     render = RenderOptions(include_stop=include)
-    [choice] = new_choices(pieces, render, 1)
+    [choice] = new_choices(Presentation(pieces=pieces, render=render), 1)
     token_ids = [*ids("hi"), token_id(byte_level_bpe(), "</s>")]
     finished = SequenceFinished(sequence_id=1, reason=STOP, output_tokens=len(token_ids))
     if singly:

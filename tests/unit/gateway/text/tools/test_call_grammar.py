@@ -3,13 +3,21 @@
 import json
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
-from gateway.text.tools.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat
-from gateway.text.tools.grammar import Function, forced_calls
+from gateway.text.tools.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat, ToolFormat
+from gateway.text.tools.grammar import (
+    ANY_OBJECT,
+    Calls,
+    Function,
+    forced_calls,
+    free_calls,
+    schema,
+)
 from gateway.text.tools.parser import CallBegins, Content, OutputParser, Reasoning, Speech
 from tests.support.tokenizers import byte_level_bpe
 
@@ -49,6 +57,16 @@ def tokenizer() -> Tokenizer:
     return built
 
 
+def calls(form: ToolFormat, *, is_single: bool = False, **more: Any) -> Calls:
+    return Calls(
+        form=form,
+        functions=BOTH,
+        token_of=tokenizer().token_to_id,
+        is_single=is_single,
+        **more,
+    )
+
+
 @pytest.fixture(scope="module")
 def of_llguidance(tmp_path_factory: pytest.TempPathFactory) -> LLTokenizer:
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
@@ -70,7 +88,7 @@ def accepts(of_llguidance: LLTokenizer) -> Callable[[str, str], bool]:
 @pytest.mark.parametrize("family", RIGHT)
 def test_calls_are_what_the_parser_reads(family: str, accepts: Callable[[str, str], bool]) -> None:
     form, (one, two) = FORMATS[family], RIGHT[family]
-    grammar = forced_calls(form, BOTH, tokenizer().token_to_id, is_single=False)
+    grammar = forced_calls(calls(form))
     for text, count in ((one, 1), (two, 2)) if two else ((one, 1),):
         assert accepts(grammar, text), text
         parser = OutputParser(Speech(tools=form, names=frozenset({"get_weather", "clock"})), str)
@@ -99,7 +117,7 @@ def test_calls_that_had_to_be_made_are_no_answer_wherever_they_are_cut_off(famil
 @pytest.mark.parametrize("family", ["hermes", "mistral", "mistral-v11", "phi4"])
 def test_one_alone(family: str, accepts: Callable[[str, str], bool]) -> None:
     one, two = RIGHT[family]
-    grammar = forced_calls(FORMATS[family], BOTH, tokenizer().token_to_id, is_single=True)
+    grammar = forced_calls(calls(FORMATS[family], is_single=True))
     assert accepts(grammar, one)
     assert not accepts(grammar, two)
 
@@ -111,12 +129,7 @@ def test_a_model_may_think_before(
     """If its prompt has begun that, it must. Marks are tokens or plain text."""
     outside, inside = (
         forced_calls(
-            FORMATS["hermes"],
-            BOTH,
-            tokenizer().token_to_id,
-            is_single=True,
-            reasoning=marks,
-            begins_in_reasoning=is_inside,
+            calls(FORMATS["hermes"], is_single=True, reasoning=marks, begins_in_reasoning=is_inside)
         )
         for is_inside in (False, True)
     )
@@ -127,3 +140,57 @@ def test_a_model_may_think_before(
     assert accepts(inside, f"{thought}{HERMES}")
     assert not accepts(inside, HERMES)
     assert not accepts(inside, thought)
+
+
+def strict(*, answer: str = "", is_single: bool = False, family: str = "hermes") -> str:
+    return free_calls(calls(FORMATS[family], is_single=is_single), answer)
+
+
+@pytest.mark.parametrize("family", RIGHT)
+def test_calls_that_may_be_made_keep_to_their_schema_whatever_is_said_before(
+    family: str, accepts: Callable[[str, str], bool]
+) -> None:
+    form, (one, two) = FORMATS[family], RIGHT[family]
+    grammar = strict(family=family)
+    marked = one if one.startswith(form.begin) else f"{form.begin}{form.space}{one}{form.space}"
+    marked += "" if marked.startswith(one) else form.end
+    for text in filter(None, (one, two, f"Let me see.\n{marked}", "", "Hello <b> {} [\n")):
+        assert accepts(grammar, text), text
+    # The parser finds a call wherever a mark is written, so no text has one.
+    for wrong in (one.replace("Paris", "Paris", 1).replace("city", "town"), one[:-1]):
+        assert not accepts(grammar, wrong)
+        assert not accepts(grammar, f"So: {marked.replace(one, wrong)}") or form.is_bare
+    assert not accepts(grammar, f"So: {marked.replace('get_weather', 'rm')}")
+    assert not accepts(grammar, f"{marked} and more")
+    assert accepts(strict(family=family, is_single=True), one)
+    assert not (two and accepts(strict(family=family, is_single=True), two))
+
+
+def test_marks_that_are_tokens_are_not_spelled_in_text(
+    accepts: Callable[[str, str], bool], of_llguidance: LLTokenizer
+) -> None:
+    matcher = LLMatcher(of_llguidance, strict())
+    letters = [id for part in ("<", "tool_call", ">") for id in tokenizer().encode(part).ids]
+    assert matcher.try_consume_tokens(letters) < len(letters)
+
+
+def test_calls_beside_an_answer_of_its_own_language(accepts: Callable[[str, str], bool]) -> None:
+    grammar = strict(answer=schema('{"enum": ["a", 7]}'))
+    for right in ('"a"', "7", HERMES):
+        assert accepts(grammar, right)
+    for wrong in ("Hello", '"b"', f"7{HERMES}", HERMES.replace("city", "town")):
+        assert not accepts(grammar, wrong)
+    either = strict(answer=schema(ANY_OBJECT), family="mistral")
+    assert accepts(either, '{"x": 1}')
+    assert accepts(either, RIGHT["mistral"][1])
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_model_may_think_before_it_answers(
+    is_inside: bool, accepts: Callable[[str, str], bool]
+) -> None:
+    grammar = free_calls(calls(FORMATS["hermes"], reasoning=THINK, begins_in_reasoning=is_inside))
+    thought = f"\nHm, <b> or {{x}}?\n{THINK.end}\n\n"
+    for text in (HERMES, "Yes.", f"Yes.\n{HERMES}", ""):
+        assert accepts(grammar, f"{'' if is_inside else THINK.begin}{thought}{text}")
+        assert accepts(grammar, text) != is_inside

@@ -202,7 +202,7 @@ def test_one_call_only(family: str) -> None:
         text = f"<|tool_call|>{TRANSCRIPTS['mistral']['two'].text[13:]}<|/tool_call|>"
     assert said(pieces_of(speech(FORMATS[family]), [text])).calls == TWO
     for parts in ([text], list(text)):
-        assert said(pieces_of(speech(FORMATS[family], calls_max=1), parts)).calls == ONE
+        assert said(pieces_of(speech(FORMATS[family], is_single_call=True), parts)).calls == ONE
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,19 @@
+"""How much of its device's memory is in use: what /metrics tells."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+_STATM = Path("/proc/self/statm")
+
+
+def device_memory(device: torch.device) -> Mapping[str, int]:
+    """Bytes: `used` by this process on a CPU and by everybody on a GPU, and `total`."""
+    if device.type == "cpu":
+        page = os.sysconf("SC_PAGE_SIZE")
+        resident = int(_STATM.read_text().split()[1]) * page
+        return {"used": resident, "total": os.sysconf("SC_PHYS_PAGES") * page}
+    free, total = torch.cuda.mem_get_info(device)
+    return {"used": total - free, "total": total}

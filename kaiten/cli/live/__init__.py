@@ -1,0 +1,1 @@
+"""The live core at a terminal: `kaiten top`, `kaiten ps`, and a request's trace."""

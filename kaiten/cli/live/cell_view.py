@@ -1,0 +1,257 @@
+"""What is shown of a live core: rows of texts, made of what `Watch` told. Pure.
+
+`kaiten top` and `kaiten ps` show the same; a row's key tells it apart from all others, so that a
+table can follow it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from kaiten.client.live_core import NO_BLOCK, LiveCore, LiveSequence
+from kaiten.v1.watch_pb2 import PassedOver, SequenceState, WatchedWorker, WhyPassedOver
+
+BAR: Final = 12
+# How a block looks: held by one sequence, by several, by nobody. A cell of a map stands for as many
+# blocks as it has to.
+HELD, SHARED, FREE = "█", "▓", "·"
+MAP_CELLS_MAX: Final = 2048
+# In the order in which people ask.
+STATES: Final = ("running", "retiring", "waiting", "preempted", "forking")
+
+
+class Row(NamedTuple):
+    """One line of a table."""
+
+    key: str
+    cells: tuple[str, ...]
+
+
+class Choice(NamedTuple):
+    """One sequence: a choice of a request."""
+
+    id: str
+    tenant: str
+    choice: int
+    state: str
+    worker: str
+    slot: int
+    prompt_tokens: int
+    tokens: int
+    computed_tokens: int
+    tokens_max: int
+    age_s: float
+    preemptions: int
+    # Its place in the queue, from 1; 0: it stands in none.
+    position: int
+    why: str
+
+    @property
+    def name(self) -> str:
+        """As people write it; of a request with one choice, the request's id."""
+        return f"{self.id}/{self.choice}" if self.choice else self.id
+
+
+class Rates(NamedTuple):
+    """Of all workers together, since the response before."""
+
+    tokens_per_s: float
+    records_per_s: float
+
+
+def state_of(one: LiveSequence) -> str:
+    return SequenceState.Name(one.place.state).removeprefix("SEQUENCE_STATE_").lower()
+
+
+def reason(over: PassedOver) -> str:
+    """Why a stage passed somebody over."""
+    why = WhyPassedOver.Name(over.why).removeprefix("WHY_PASSED_OVER_")
+    return f"{why.lower().replace('_', ' ')} ({over.stage})"
+
+
+def address_of(core: LiveCore, worker_id: str) -> str:
+    worker = core.workers.get(worker_id)
+    return worker_id if worker is None else worker.address or worker_id
+
+
+def choices(core: LiveCore) -> Iterator[Choice]:
+    """Who runs, by worker and slot; then who waits, in order; then all others."""
+    positions = {sequence_id: number for number, sequence_id in enumerate(core.queue, start=1)}
+
+    def order(item: tuple[int, LiveSequence]) -> tuple[int, str, int, int]:
+        sequence_id, one = item
+        state, last = state_of(one), len(core.sequences)
+        where = address_of(core, one.place.worker_id), one.place.slot
+        if state in ("running", "retiring"):
+            return (STATES.index(state), *where, sequence_id)
+        return len(STATES), "", positions.get(sequence_id, last), sequence_id
+
+    for sequence_id, one in sorted(core.sequences.items(), key=order):
+        yield _choice(core, one, positions.get(sequence_id, 0))
+
+
+def _choice(core: LiveCore, one: LiveSequence, position: int) -> Choice:
+    identity, place, counts = one.identity, one.place, one.counts
+    tenant, _, request_id = identity.id.partition(":")
+    age_ns = max(0, core.unix_ns - identity.arrived_ns) if identity.arrived_ns else 0
+    reasons = dict.fromkeys(
+        f"{address_of(core, over.worker_id)}: {reason(over)}" if over.worker_id else reason(over)
+        for over in one.passed_over
+    )
+    return Choice(
+        id=request_id,
+        tenant=tenant,
+        choice=identity.choice,
+        state=state_of(one),
+        worker=address_of(core, place.worker_id) if place.worker_id else "",
+        slot=place.slot,
+        prompt_tokens=identity.num_prompt_tokens,
+        tokens=counts.num_tokens,
+        computed_tokens=counts.num_computed_tokens,
+        tokens_max=identity.tokens_max,
+        age_s=age_ns / 1e9,
+        preemptions=place.num_preemptions,
+        position=position,
+        why="; ".join(reasons),
+    )
+
+
+def rates(before: LiveCore | None, now: LiveCore) -> Rates:
+    """Between two looks under one leader; a sequence that came and went between them is missed."""
+    if before is None or before.epoch != now.epoch or now.unix_ns <= before.unix_ns:
+        return Rates(0.0, 0.0)
+    seconds = (now.unix_ns - before.unix_ns) / 1e9
+    known = before.sequences
+    tokens = sum(
+        max(0, one.counts.num_tokens - known[sequence_id].counts.num_tokens)
+        for sequence_id, one in now.sequences.items()
+        if sequence_id in known
+    )
+    return Rates(tokens / seconds, (now.seq - before.seq) / seconds)
+
+
+def headline(core: LiveCore, rate: Rates) -> str:
+    """The cell in a line."""
+    workers = core.workers.values()
+    blocks, free = sum(w.block_count for w in workers), sum(w.blocks_free for w in workers)
+    running = sum(state_of(one) == "running" for one in core.sequences.values())
+    slots = sum(worker.slots_max for worker in workers)
+    share = f"{100 * (blocks - free) / blocks:.0f} %" if blocks else "none"
+    return (
+        f"leader {core.epoch}  {core.configured.policy}  {running}/{slots} running  "
+        f"{core.waiting} waiting  KV {share}  {rate.tokens_per_s:.0f} tokens/s  "
+        f"{rate.records_per_s:.0f} records/s, {core.seq - core.committed_seq} uncommitted"
+    )
+
+
+WORKER_COLUMNS: Final = ("worker", "slots", "", "KV blocks", "", "plans", "state")
+
+
+def worker_rows(core: LiveCore) -> Iterator[Row]:
+    """Of each worker how full it is, and why nobody joins it."""
+    by_worker = Counter(
+        one.place.worker_id for one in core.sequences.values() if state_of(one) == "running"
+    )
+    for worker in core.workers.values():
+        used, held = by_worker[worker.worker_id], worker.block_count - worker.blocks_free
+        yield Row(
+            worker.worker_id,
+            (
+                worker.address or worker.worker_id,
+                f"{used}/{worker.slots_max}",
+                bar(used, worker.slots_max),
+                f"{held}/{worker.block_count}",
+                bar(held, worker.block_count),
+                ", ".join(f"{p.plan_id}: {p.steps_answered}/{p.lease_steps}" for p in worker.plans),
+                _state(worker),
+            ),
+        )
+
+
+def _state(worker: WatchedWorker) -> str:
+    said = ["draining"] * worker.is_draining + ["late"] * worker.is_late
+    return ", ".join([*said, *map(reason, worker.passed_over)]) or "takes more"
+
+
+RUNNING_COLUMNS: Final = ("slot", "request", "tenant", "worker", "tokens", "", "age", "preempted")
+
+
+def running_rows(some: Iterable[Choice]) -> Iterator[Row]:
+    """Who is in a batch."""
+    for one in some:
+        if one.state not in ("running", "retiring"):
+            continue
+        yield Row(
+            f"{one.tenant}:{one.id}/{one.choice}",
+            (
+                str(one.slot) if one.state == "running" else "-",
+                one.name,
+                one.tenant,
+                one.worker,
+                f"{one.tokens}/{one.tokens_max}",
+                bar(one.tokens, one.tokens_max, one.computed_tokens),
+                age(one.age_s),
+                str(one.preemptions or ""),
+            ),
+        )
+
+
+QUEUE_COLUMNS: Final = ("place", "request", "tenant", "state", "tokens", "age", "why it waits")
+
+
+def queue_rows(some: Iterable[Choice]) -> Iterator[Row]:
+    """Who waits, and why; who has no reason stands behind somebody who may not be overtaken."""
+    for one in some:
+        if one.state in ("running", "retiring"):
+            continue
+        yield Row(
+            f"{one.tenant}:{one.id}/{one.choice}",
+            (
+                str(one.position or "-"),
+                one.name,
+                one.tenant,
+                one.state,
+                f"{one.tokens}/{one.tokens_max}",
+                age(one.age_s),
+                one.why or ("behind another" if one.position else "forks from its first choice"),
+            ),
+        )
+
+
+def block_map(core: LiveCore, worker: WatchedWorker, width: int) -> str:
+    """The KV pool of a worker, as lines: one sign for a block, or for several."""
+    owners = Counter(
+        block
+        for one in core.sequences.values()
+        if one.place.worker_id == worker.worker_id
+        for table in one.tables
+        for block in table
+        if block != NO_BLOCK
+    )
+    each = max(1, -(-worker.block_count // MAP_CELLS_MAX))
+    signs = [_sign(owners, range(at, at + each)) for at in range(0, worker.block_count, each)]
+    lines = ["".join(signs[at : at + width]) for at in range(0, len(signs), max(1, width))]
+    scale = f"  one sign: {each} blocks" if each > 1 else ""
+    named = worker.address or worker.worker_id
+    return "\n".join([f"{named}  {HELD} held  {SHARED} shared  {FREE} free{scale}", *lines])
+
+
+def _sign(owners: Counter[int], blocks: Sequence[int]) -> str:
+    most = max(owners[block] for block in blocks)
+    return FREE if not most else SHARED if most > 1 else HELD
+
+
+def bar(part: int, whole: int, sure: int | None = None) -> str:
+    """`sure` of the part is drawn full, the rest of it light."""
+    filled = min(BAR, round(BAR * part / whole)) if whole else 0
+    full = filled if sure is None else min(filled, round(BAR * sure / whole) if whole else 0)
+    return ("█" * full + "▒" * (filled - full)).ljust(BAR, "·")
+
+
+def age(seconds: float) -> str:
+    """Short."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min"

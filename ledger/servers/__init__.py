@@ -1,0 +1,1 @@
+"""The servers behind a ledger url: one, those that Sentinels watch, or those of a cluster."""

@@ -1,0 +1,67 @@
+"""Names that dashboards and autoscalers of vLLM know, for values that are ours: one table.
+
+The page for Prometheus has both, OTLP has ours alone. Like vLLM's they carry `model_name`.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric, Sample
+
+# Of ours, without the suffixes that a kind of metric adds. docs/operating.md shows the table.
+ALIASES: Final = {
+    "kaiten_num_requests_running": ("vllm:num_requests_running",),
+    "kaiten_num_requests_waiting": ("vllm:num_requests_waiting",),
+    "kaiten_kv_cache_usage_perc": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "kaiten_num_preemptions": ("vllm:num_preemptions",),
+    "kaiten_prompt_tokens": ("vllm:prompt_tokens",),
+    "kaiten_generation_tokens": ("vllm:generation_tokens",),
+    "kaiten_prefix_cache_queries": ("vllm:prefix_cache_queries",),
+    "kaiten_prefix_cache_hits": ("vllm:prefix_cache_hits",),
+    "kaiten_request_success": ("vllm:request_success",),
+    "kaiten_iteration_tokens": ("vllm:iteration_tokens_total",),
+    "kaiten_request_prompt_tokens": ("vllm:request_prompt_tokens",),
+    "kaiten_request_generation_tokens": ("vllm:request_generation_tokens",),
+    "kaiten_request_queue_time_seconds": ("vllm:request_queue_time_seconds",),
+    "kaiten_request_prefill_time_seconds": ("vllm:request_prefill_time_seconds",),
+    "kaiten_request_decode_time_seconds": ("vllm:request_decode_time_seconds",),
+    "kaiten_e2e_request_latency_seconds": ("vllm:e2e_request_latency_seconds",),
+    "gen_ai_server_time_to_first_token_seconds": ("vllm:time_to_first_token_seconds",),
+    "gen_ai_server_time_per_output_token_seconds": (
+        "vllm:request_time_per_output_token_seconds",
+        "vllm:time_per_output_token_seconds",
+    ),
+}
+
+# The conventions' own word for what `model_name` says.
+OWN_LABEL: Final = "gen_ai_request_model"
+
+
+class AliasedRegistry(CollectorRegistry):
+    """A registry that says what it has under other names too."""
+
+    def __init__(self, model_name: Callable[[], str]) -> None:
+        super().__init__()
+        self._model_name = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, each followed by its aliases."""
+        for family in super().collect():
+            yield family
+            for name in ALIASES.get(family.name, ()):
+                yield _renamed(family, name, self._model_name())
+
+
+def _renamed(family: Metric, name: str, model_name: str) -> Metric:
+    renamed = Metric(name, family.documentation, family.type)
+    labels = {"model_name": model_name} if model_name else {}
+    renamed.samples = [
+        Sample(
+            name + sample.name.removeprefix(family.name),
+            {**{k: v for k, v in sample.labels.items() if k != OWN_LABEL}, **labels},
+            sample.value,
+        )
+        for sample in family.samples
+    ]
+    return renamed

@@ -1,0 +1,82 @@
+"""`kaiten ps`, `kaiten trace` and `kaiten top` of a running stack; `top` in a real terminal."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kaiten.cli.app import main
+from kaiten.client import Client
+from tests.support.whole_stack import WholeStack, wait_until
+
+ROOT = Path(__file__).parents[2]
+SLOTS = 16
+
+
+def run(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert ended.value.code in (0, None)
+
+
+@pytest.fixture
+def crowd(whole_stack: WholeStack) -> Iterator[str]:
+    """All slots are taken, over and over, and this one waits."""
+    with Client(whole_stack.doors[0].grpc) as client:
+        some = [client.submit("A guest", n=SLOTS, max_tokens=900, ignore_eos=True) for _ in "ab"]
+        waits = client.submit("The chef", max_tokens=5, ignore_eos=True)
+        yield waits
+        for one in some:
+            client.cancel(one)
+        client.wait(waits)
+
+
+def test_ps_and_trace(
+    whole_stack: WholeStack, crowd: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = whole_stack.doors[0].grpc
+
+    def listed() -> dict[str, str]:
+        run("ps", "--address", address, "--json")
+        told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return {one["id"]: one["state"] for one in told}
+
+    wait_until(lambda: listed().get(crowd) in ("waiting", "running"), "it is listed")
+    run("ps", "--address", address)
+    assert capsys.readouterr().out.startswith("REQUEST")
+    run("trace", crowd, "--address", address)
+    told = capsys.readouterr().out
+    assert "this gateway makes no spans" in told
+    assert "kaiten.queue" in told
+    run("trace", f"cmpl-{crowd}", "--address", address, "--json")
+    told = json.loads(capsys.readouterr().out)
+    assert told["url"] is None
+    assert told["spans"][0]["name"] == "kaiten.queue"
+
+
+@pytest.mark.skipif(not shutil.which("tmux"), reason="no tmux here: apt install tmux")
+def test_top_in_a_terminal(whole_stack: WholeStack, tmp_path: Path) -> None:
+    """Drawn, live, and gone at `q`."""
+    pytest.importorskip("textual", reason="kaiten[top] is not installed")
+    tmux = ["tmux", "-S", str(tmp_path / "tmux"), "-f", "/dev/null"]
+    command = [sys.executable, "-m", "kaiten", "top", "--address", whole_stack.doors[0].grpc]
+
+    def screen() -> str:
+        words = [*tmux, "capture-pane", "-p", "-t", "top"]
+        return subprocess.run(words, capture_output=True, text=True, check=False).stdout
+
+    begun = [*tmux, "new-session", "-d", "-s", "top", "-x", "150", "-y", "40", *command]
+    subprocess.run(begun, cwd=ROOT, check=True)
+    try:
+        wait_until(lambda: f"/{SLOTS} running" in screen(), "the cell is drawn")
+        assert f"/{SLOTS} " in screen().partition("running")[2], "and its worker"
+        subprocess.run([*tmux, "send-keys", "-t", "top", "b"], check=True)
+        wait_until(lambda: "· free" in screen(), "the KV map is drawn")
+        subprocess.run([*tmux, "send-keys", "-t", "top", "q"], check=True)
+        wait_until(lambda: not screen(), "it has ended, and its terminal with it")
+    finally:
+        subprocess.run([*tmux, "kill-server"], capture_output=True, check=False)

@@ -1,0 +1,124 @@
+"""A request's root span: which are made, under which trace, and what they say."""
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from gateway.observe.tracing import Trace, Tracing
+from gateway.values.generation_request import Ask, TextPrompt
+from kaiten.v1.common_pb2 import FinishReason, SamplingParams
+from kaiten.v1.inference_service_pb2 import Done, Timings, Usage
+from service_kit.errors import InvalidRequest
+from service_kit.telemetry import spans_to, trace_id_of
+
+CLIENTS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+UNWANTED = CLIENTS[:-1] + "0"
+
+
+class Seen:
+    """A gateway's tracing, and what came of it."""
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.tracing = Tracing(spans_to(SimpleSpanProcessor(self._exporter), "t"), model="m")
+
+    def visit(self, traceparent: str = "", done: Done | None = None, n: int = 1) -> Trace:
+        """One request of tenant acme that ends for length."""
+        sampling = SamplingParams(max_tokens=7, temperature=0.5, seed=3)
+        ask = Ask(
+            prompt=TextPrompt(text="another"),
+            body_hash=b"",
+            traceparent=traceparent,
+            sampling=sampling,
+            n=n,
+        )
+        with self.tracing.opening(ask) as trace:
+            trace.traceparent("acme:mine", traceparent)
+        reasons = [FinishReason.FINISH_REASON_LENGTH]
+        self.tracing.closed(
+            trace, "length", reasons, input_tokens=4, output_tokens=7, done=done or Done()
+        )
+        return trace
+
+    @property
+    def roots(self) -> list[ReadableSpan]:
+        return [s for s in self._exporter.get_finished_spans() if s.name == "text_completion m"]
+
+    @property
+    def accepts(self) -> list[ReadableSpan]:
+        return [s for s in self._exporter.get_finished_spans() if s.name == "kaiten.accept"]
+
+
+def test_whoever_knows_a_request_knows_its_trace() -> None:
+    seen = Seen()
+    seen.visit()
+    (root,) = seen.roots
+    assert root.context is not None
+    assert f"{root.context.trace_id:032x}" == seen.tracing.trace_id("acme:mine")
+    assert root.context.trace_id == trace_id_of("acme:mine") != trace_id_of("other:mine")
+    assert Tracing(None, model="m").trace_id("acme:mine") == ""
+
+
+def test_a_clients_own_trace_is_continued() -> None:
+    seen = Seen()
+    seen.visit(CLIENTS)
+    (root,) = seen.roots
+    assert root.context is not None
+    assert f"{root.context.trace_id:032x}" == CLIENTS.split("-")[1]
+
+
+def test_it_says_what_the_conventions_ask_for_and_no_text() -> None:
+    seen = Seen()
+    seen.visit(done=Done(usage=Usage(cached_tokens=2)), n=2)
+    (root,), (accept,) = seen.roots, seen.accepts
+    assert root.attributes == {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "kaiten",
+        "gen_ai.request.model": "m",
+        "gen_ai.request.max_tokens": 7,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.seed": 3,
+        "gen_ai.request.choice.count": 2,
+        "gen_ai.response.id": "mine",
+        "gen_ai.response.model": "m",
+        "gen_ai.response.finish_reasons": ("length",),
+        "gen_ai.usage.input_tokens": 4,
+        "gen_ai.usage.output_tokens": 7,
+        "gen_ai.usage.cache_read.input_tokens": 2,
+        "kaiten.outcome": "length",
+        "kaiten.preemptions": 0,
+        "kaiten.first_token_us": 0,
+    }
+    assert accept.attributes == {
+        "messaging.system": "redis",
+        "messaging.destination.name": "inbox",
+        "messaging.operation.type": "send",
+        "messaging.operation.name": "send",
+        "messaging.message.id": "mine",
+    }
+
+
+@pytest.mark.parametrize(
+    ("timings", "is_kept"),
+    [
+        (Timings(), False),
+        (Timings(queue_us=9_000_000, prefill_us=999_999, decode_us=60_000_000), False),
+        (Timings(queue_us=9_000_000, prefill_us=1_000_000), True),
+        (Timings(preemptions=1), True),
+    ],
+)
+def test_unwanted_roots_are_kept_where_somebody_will_ask(timings: Timings, is_kept: bool) -> None:
+    seen = Seen()
+    seen.visit(UNWANTED, Done(timings=timings))
+    assert len(seen.roots) == is_kept
+
+
+def test_a_refusal_has_its_code() -> None:
+    seen = Seen()
+    ask = Ask(prompt=TextPrompt(text="x"), body_hash=b"")
+    with pytest.raises(InvalidRequest), seen.tracing.opening(ask):
+        raise InvalidRequest("n", "is wrong")
+    (root,) = seen.roots
+    assert root.attributes is not None
+    assert root.attributes["error.type"] == "INVALID_ARGUMENT"

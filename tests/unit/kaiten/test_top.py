@@ -1,0 +1,234 @@
+"""`kaiten top` and `kaiten ps` of a real core: what they show, and what keys do."""
+
+import json
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kaiten.cli.live import cell_view, ps
+from kaiten.cli.live.cell_view import FREE, HELD, SHARED, Rates
+from kaiten.client.errors import ApiError, UnavailableError
+from kaiten.client.live_core import LiveCore
+from kaiten.v1.watch_pb2 import WatchResponse
+from scheduler_svc.core.commands import Command, Configured, MakePlan
+from scheduler_svc.core.outcome import Outcome
+from scheduler_svc.core.types import WorkerSpec
+from scheduler_svc.live_view import Moment, View, look
+from scheduler_svc.live_view_wire import changes_to_proto
+from tests.support.cell import Cell, spec
+
+pytest.importorskip("textual", reason="kaiten[top] is not installed")
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Static
+
+from kaiten.cli.live.top import Top
+
+SECOND = 1_000_000_000
+
+
+class Told(Cell):
+    """A cell of tenant acme that tells what has changed, as a leader does."""
+
+    def __init__(self, *specs: WorkerSpec, **options: Any) -> None:
+        self.looks: dict[Any, Any] = {}
+        self.view: View | None = None
+        self.seq = 8
+        super().__init__(*specs, **options)
+
+    def apply(self, command: Command) -> Outcome:
+        outcome = super().apply(command)
+        if isinstance(command, MakePlan) and outcome.passed_over:
+            self.looks[self.worker(command.worker_id)] = outcome.passed_over
+        return outcome
+
+    def tell(self) -> WatchResponse:
+        """A second later."""
+        self.now_ns += SECOND
+        self.seq += 1
+        moment = Moment(epoch=7, seq=self.seq, committed_seq=self.seq - 1, unix_ns=self.now_ns)
+        configured = Configured(config=self.scheduler.config, policy="fair")
+        addresses = {"w1": "host:1", "w2": "host:2"}
+        view = look(self.scheduler, moment, configured, self.looks, addresses)
+        told, self.view = changes_to_proto(self.view, view), view
+        for one in told.sequences:
+            if one.HasField("identity"):
+                one.identity.id = f"acme:{one.identity.id}"
+        return told
+
+
+def crowded() -> Told:
+    """Two slots, two who wait, and a sequence that has come far enough to be seen."""
+    cell = Told(spec(slots=2, blocks=40, block_size=4))
+    cell.now_ns = SECOND
+    for _ in range(4):
+        cell.submit(6, 50)
+    cell.turns(4)
+    return cell
+
+
+def seen(cell: Told) -> LiveCore:
+    core = LiveCore()
+    core.take(cell.tell())
+    return core
+
+
+def test_ps_lists_who_runs_and_why_others_wait() -> None:
+    cell = crowded()
+    lines = list(ps.lines_of(seen(cell)))
+    assert " ".join(lines[0].split()) == "REQUEST TENANT STATE TOKENS OF AGE WHERE, OR WHY IT WAITS"
+    assert [line.split()[0] for line in lines[1:]] == ["r1", "r2", "r3", "r4"]
+    assert lines[1].split()[1:3] == ["acme", "running"]
+    assert lines[1].endswith("host:1 slot 0")
+    assert "1.0 s" in lines[3]
+    assert "waiting" in lines[3]
+
+
+def test_ps_gives_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    told = crowded().tell()
+    monkeypatch.setattr(ps, "responses", lambda *_: iter([told]))
+    assert ps.ps([("here", None)], api_key=None, as_json=True) == 0
+    first, *_, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (first["id"], first["tenant"], first["state"], first["slot"]) == (
+        "r1",
+        "acme",
+        "running",
+        0,
+    )
+    assert (last["id"], last["state"], last["position"]) == ("r4", "waiting", 2)
+
+
+def test_ps_says_that_nobody_answers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Screen()
+    screen.told.put(UnavailableError("nobody is there"))
+    monkeypatch.setattr(ps, "responses", lambda *_: screen.responses())
+    assert ps.ps([("here:1", None)], api_key=None, as_json=False) == 1
+    assert "nobody is there" in capsys.readouterr().err
+
+
+def test_rates_are_of_what_came_between_two_looks_of_one_leader() -> None:
+    cell, before = crowded(), LiveCore()
+    before.take(cell.tell())
+    tokens = sum(one.counts.num_tokens for one in before.sequences.values())
+    cell.turns(2)
+    now = LiveCore()
+    cell.view = None
+    now.take(cell.tell())
+    more = sum(one.counts.num_tokens for one in now.sequences.values()) - tokens
+    seconds = (now.unix_ns - before.unix_ns) / SECOND
+    assert more > 0
+    assert cell_view.rates(before, now).tokens_per_s == pytest.approx(more / seconds)
+    now.epoch += 1
+    assert cell_view.rates(before, now) == Rates(0, 0)
+    assert cell_view.rates(None, now) == Rates(0, 0)
+
+
+def test_a_block_map_says_whose_is_what() -> None:
+    cell = Told(spec(slots=4, blocks=12, block_size=4))
+    cell.submit(tuple(range(1, 9)), 4, n=2)
+    cell.turns(2)
+    core = seen(cell)
+    (worker,) = core.workers.values()
+    heading, *lines = cell_view.block_map(core, worker, 5).splitlines()
+    assert heading.startswith("host:1")
+    assert [len(line) for line in lines] == [5, 5, 2]
+    signs = "".join(lines)
+    assert signs.count(FREE) == worker.blocks_free
+    assert signs.count(SHARED) == 2, "the whole blocks of the prompt"
+    assert signs.count(HELD) == 12 - worker.blocks_free - 2
+
+
+def test_a_large_pool_has_several_blocks_to_a_sign() -> None:
+    cell = Told(spec(slots=2, blocks=5000, block_size=4))
+    (worker,) = seen(cell).workers.values()
+    heading, *lines = cell_view.block_map(LiveCore(), worker, 80).splitlines()
+    assert heading.endswith("one sign: 3 blocks")
+    assert sum(map(len, lines)) == 1667
+
+
+class Screen:
+    """`kaiten top`, told by a test."""
+
+    def __init__(self) -> None:
+        self.told: queue.Queue[WatchResponse | ApiError | None] = queue.Queue()
+        self.app = Top(self.responses)
+
+    def responses(self) -> Iterator[WatchResponse]:
+        while (one := self.told.get()) is not None:
+            if isinstance(one, ApiError):
+                raise one
+            yield one
+
+    def rows(self, name: str) -> list[list[str]]:
+        table: DataTable[str] = self.app.query_one(f"#{name}", DataTable)
+        return [table.get_row_at(index) for index in range(table.row_count)]
+
+    def text(self, name: str) -> str:
+        return str(self.app.query_one(f"#{name}", Static).content)
+
+
+async def shows(pilot: Pilot[None], screen: Screen, words: str) -> None:
+    """Until the headline says so."""
+    while words not in screen.text("headline"):
+        await pilot.pause(0.01)
+
+
+async def test_top_follows_what_is_told_and_keys_move_about() -> None:
+    cell, screen = crowded(), Screen()
+    async with screen.app.run_test(size=(140, 50)) as pilot:
+        screen.told.put(cell.tell())
+        await shows(pilot, screen, "2/2 running  2 waiting")
+        assert "leader 7  fair" in screen.text("headline")
+        (worker,) = screen.rows("workers")
+        assert worker[:2] == ["host:1", "2/2"]
+        assert "no slot" in worker[-1]
+        assert [row[1] for row in screen.rows("running")] == ["r1", "r2"]
+        assert [row[:2] for row in screen.rows("queue")] == [["1", "r3"], ["2", "r4"]]
+
+        await pilot.press("u")
+        assert screen.app.focused is screen.app.query_one("#queue")
+        await pilot.press("down")
+        queue_table: DataTable[str] = screen.app.query_one("#queue", DataTable)
+        assert queue_table.cursor_row == 1
+        await pilot.press("w")
+        assert screen.app.focused is screen.app.query_one("#workers")
+
+        assert not screen.app.query_one("#blocks").display
+        await pilot.press("b")
+        assert HELD in screen.text("blocks")
+
+        cell.cancel(1)
+        cell.turns(3)
+        screen.told.put(cell.tell())
+        await shows(pilot, screen, "2/2 running  1 waiting")
+        assert {row[1] for row in screen.rows("running")} == {"r2", "r3"}
+        assert [row[1] for row in screen.rows("queue")] == ["r4"]
+        assert queue_table.cursor_row == 0
+
+        await pilot.press("space")
+        assert screen.text("headline").startswith("HELD")
+        cell.cancel(2)
+        cell.turns(3)
+        screen.told.put(cell.tell())
+        cell.cancel(3)
+        screen.told.put(cell.tell())
+        while screen.told.qsize():
+            await pilot.pause(0.01)
+        assert "1 waiting" in screen.text("headline"), "it stands still"
+        await pilot.press("space")
+        await shows(pilot, screen, "0 waiting")
+        await pilot.press("q")
+        screen.told.put(None)
+
+
+async def test_top_ends_with_the_reason_when_nobody_tells_any_more() -> None:
+    screen = Screen()
+    async with screen.app.run_test() as pilot:
+        screen.told.put(UnavailableError("nobody leads"))
+        while screen.app.return_code is None:
+            await pilot.pause(0.01)
+    assert screen.app.return_code == 1
+    assert str(screen.app.error) == "nobody leads"

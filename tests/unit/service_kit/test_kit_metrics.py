@@ -1,0 +1,153 @@
+"""Metrics of a process: names of others, exemplars, and spans that nobody will see."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider, TraceBasedExemplarFilter
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+
+from service_kit import telemetry
+from service_kit.errors import ConfigError
+from service_kit.metrics import Metrics, count_spans, exemplar, seen
+from service_kit.telemetry import minted, spans_to
+
+pytest.importorskip("prometheus_client", reason="kaiten[metrics] is not installed")
+from prometheus_client.parser import text_string_to_metric_families
+
+from service_kit.metric_aliases import ALIASES
+
+
+@pytest.fixture
+def metrics() -> Iterator[Metrics]:
+    some = Metrics("test", is_scraped=True, environ={})
+    yield some
+    some.close()
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
+    """By name and the label that matters here."""
+    page = metrics.page().body.decode()
+    return {
+        (one.name, ",".join(f"{k}={v}" for k, v in sorted(one.labels.items()))): one.value
+        for family in text_string_to_metric_families(page)
+        for one in family.samples
+    }
+
+
+def test_values_have_the_names_of_vllm_too(metrics: Metrics) -> None:
+    metrics.model_name = lambda: "mini"
+    meter = metrics.meter
+    meter.create_observable_gauge("kaiten.num_requests_running", seen(lambda: 3), "", "x")
+    meter.create_observable_counter(
+        "kaiten.request_success", seen(lambda: {"stop": 2}, "finished_reason"), "", "x"
+    )
+    meter.create_histogram("kaiten.e2e_request_latency", "s", "x").record(0.5)
+    told = samples(metrics)
+    assert told["kaiten_num_requests_running", ""] == 3
+    assert told["vllm:num_requests_running", "model_name=mini"] == 3
+    assert told["vllm:request_success_total", "finished_reason=stop,model_name=mini"] == 2
+    assert told["vllm:e2e_request_latency_seconds_sum", "model_name=mini"] == 0.5
+    assert told["vllm:e2e_request_latency_seconds_bucket", "le=+Inf,model_name=mini"] == 1
+
+
+def test_labels_that_tell_series_apart_stay(metrics: Metrics) -> None:
+    metrics.model_name = lambda: "mini"
+    first = metrics.meter.create_histogram("gen_ai.server.time_to_first_token", "s", "x")
+    for operation in ("chat", "text_completion"):
+        of = {"gen_ai.operation.name": operation, "gen_ai.request.model": "mini"}
+        first.record(0.1, of)
+    told = samples(metrics)
+    name = "vllm:time_to_first_token_seconds_count"
+    assert told[name, "gen_ai_operation_name=chat,model_name=mini"] == 1
+    assert told[name, "gen_ai_operation_name=text_completion,model_name=mini"] == 1
+
+
+def test_no_two_values_have_one_name() -> None:
+    names = [name for names in ALIASES.values() for name in names]
+    assert len(names) == len(set(names))
+
+
+def test_exemplars_lead_to_traces_that_were_kept() -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], exemplar_filter=TraceBasedExemplarFilter())
+    histogram = provider.get_meter("t").create_histogram("h", "s", "x")
+    kept, unkept = minted(is_sampled=True), minted(is_sampled=False)
+    histogram.record(0.1, context=exemplar(unkept))
+    histogram.record(0.2, context=exemplar(kept))
+    histogram.record(0.3, context=exemplar(None))
+    data: Any = reader.get_metrics_data()
+    point = data.resource_metrics[0].scope_metrics[0].metrics[0].data.data_points[0]
+    assert [(each.value, each.trace_id) for each in point.exemplars] == [(0.2, kept.trace_id)]
+    provider.shutdown()
+
+
+class Sink:
+    """An exporter that answers as it is told, once it is let."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.is_open = threading.Event(), threading.Event()
+        self.result = SpanExportResult.SUCCESS
+
+    def export(self, _spans: Sequence[object]) -> SpanExportResult:
+        self.has_begun.set()
+        assert self.is_open.wait(30)
+        return self.result
+
+    def shutdown(self) -> None: ...
+
+    def force_flush(self, timeout_millis: int = 0) -> bool:
+        return True
+
+
+def sending(sink: Sink, queue_max: int) -> tuple[telemetry.Spans, Any]:
+    counting: Any = telemetry._Counting(sink)
+    # Nothing is sent by itself within a test.
+    processor = BatchSpanProcessor(
+        counting, max_queue_size=queue_max, schedule_delay_millis=3_600_000
+    )
+    return spans_to(processor, "test", counting, queue_max), processor
+
+
+def test_spans_for_which_there_is_no_room_are_not_made_and_counted(metrics: Metrics) -> None:
+    sink = Sink()
+    sink.is_open.set()
+    spans, processor = sending(sink, 600)
+    count_spans(metrics.meter, spans)
+    for _ in range(2000):
+        spans.put("s", start_ns=1, end_ns=2)
+    processor.force_flush()
+    # Batches leave as soon as they are full, so more than the queue holds may have been put.
+    told = samples(metrics)
+    dropped = told["kaiten_spans_dropped_total", "by=sender"]
+    assert told["kaiten_spans_exported_total", ""] + dropped == 2000
+    spans.drop()
+    sink.result = SpanExportResult.FAILURE
+    spans.put("s", start_ns=1, end_ns=2)
+    processor.force_flush()
+    told = samples(metrics)
+    assert told["kaiten_spans_dropped_total", "by=maker"] == 1
+    assert told["kaiten_spans_dropped_total", "by=refused"] == 1
+    assert told["kaiten_spans_exported_total", ""] + dropped == 2000
+    spans.close()
+
+
+def test_a_queue_that_stands_still_drops_all_the_rest() -> None:
+    sink = Sink()
+    spans, _ = sending(sink, 600)
+    for _ in range(512):
+        spans.put("s", start_ns=1, end_ns=2)
+    assert sink.has_begun.wait(30)
+    for _ in range(615):
+        spans.put("s", start_ns=1, end_ns=2)
+    assert spans.dropped == {"maker": 0, "sender": 15, "refused": 0}
+    sink.is_open.set()
+    spans.close()
+
+
+def test_a_queue_of_no_size_is_refused() -> None:
+    environ = {telemetry.ENDPOINT: "http://127.0.0.1:1", telemetry.QUEUE_VARIABLE: "many"}
+    with pytest.raises(ConfigError, match="OTEL_BSP_MAX_QUEUE_SIZE must be 512 or more"):
+        telemetry.configure("test", environ)
