@@ -15,7 +15,8 @@ from kaiten.v1.ledger_pb2 import (
     SubmitRecord,
 )
 from ledger import scripts
-from ledger.store import Argument, Call, Store
+from ledger.servers.connections import Argument
+from ledger.store import Call, Store
 from ledger.tokens import Outputs, joined
 from ledger.types import (
     WHOLE,

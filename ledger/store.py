@@ -314,7 +314,7 @@ def _keys_of(command: Command) -> Sequence[Argument]:
 
 def _require_replicas(found: Any, asked: Command) -> None:
     """Raises what is transient: they may come back."""
-    wanted = asked[1] if asked[0] == "WAIT" else asked[2]
+    wanted = int(asked[1] if asked[0] == "WAIT" else asked[2])
     count = found if asked[0] == "WAIT" else found[1]
     if count < wanted:
         raise redis_errors.ConnectionError(

@@ -21,6 +21,7 @@ from kaiten.v1.ledger_pb2 import (
     ExpireInput,
     PlanInput,
     ResultInput,
+    StoreBehindInput,
     SubmitInput,
     TenantServed,
     WorkerChangedInput,
@@ -46,6 +47,7 @@ from scheduler_svc.core.commands import (
     HandedOver,
     MakePlan,
     StepDone,
+    StoreBehind,
     Submit,
     WorkerChanged,
     WorkerDraining,
@@ -233,7 +235,9 @@ def _step_done(result: StepResult, record_tokens: Sequence[int]) -> ResultInput:
             for s, run in result.prompt_logprobs.items()
         ],
         is_last=result.is_last,
-        timings=StepTimings(forward_us=result.step_us) if result.step_us else None,
+        timings=StepTimings(forward_us=result.step_us, is_graph=result.is_graph)
+        if result.step_us
+        else None,
     )
     return ResultInput(worker_id=result.worker_id, step=step)
 
@@ -266,6 +270,10 @@ _WRITERS: Final[Mapping[type, tuple[str, Callable[[Any], Any]]]] = {
         lambda command: WorkerLateInput(worker_id=command.worker_id),
     ),
     WorkerLost: ("worker_lost", _worker_lost),
+    StoreBehind: (
+        "store_behind",
+        lambda command: StoreBehindInput(is_behind=command.is_behind),
+    ),
     MakePlan: ("plan", lambda command: PlanInput(worker_id=command.worker_id)),
 }
 _READERS: Final[Mapping[str | None, Callable[[Any], Command]]] = {
@@ -278,5 +286,6 @@ _READERS: Final[Mapping[str | None, Callable[[Any], Command]]] = {
     "worker_draining": lambda message: WorkerDraining(worker_id=message.worker_id),
     "worker_late": lambda message: WorkerLate(worker_id=message.worker_id),
     "worker_lost": _worker_lost_from,
+    "store_behind": lambda message: StoreBehind(is_behind=message.is_behind),
     "plan": lambda message: MakePlan(worker_id=message.worker_id),
 }

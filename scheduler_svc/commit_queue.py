@@ -51,7 +51,7 @@ class CommitQueue:
         leader: Leader,
         settings: SchedulerSettings,
         clock: Clock,
-        on_progress: Callable[[], None],
+        on_progress: Callable[[Sequence[Commit]], None],
         archive: Archive | None = None,
     ) -> None:
         self._ledger = ledger
@@ -151,7 +151,7 @@ class CommitQueue:
         self.round_trip_ns = self.committed_ns - began_ns
         for _ in batch:
             self._queue.popleft()
-        self._on_progress()
+        self._on_progress(batch)
         if self._archive is not None:
             for commit in batch:
                 self._archive.record(commit.record, commit.data)

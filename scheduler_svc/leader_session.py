@@ -10,7 +10,7 @@ lease is renewed only behind a turn, so a leader that decides nothing any more i
 """
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import structlog
@@ -19,13 +19,21 @@ from kaiten.v1 import common_pb2
 from kaiten.v1.ledger_pb2 import CellRecord, SubmitRecord
 from kaiten.v1.worker_service_pb2 import Plan as PlanMessage
 from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
-from ledger import InboxEntry, Leader, Ledger, Recovered
+from ledger import Commit, InboxEntry, Leader, Ledger, Recovered
 from scheduler_svc import load, wire
 from scheduler_svc.archiving import Archive
 from scheduler_svc.cell_record import describe_cell
 from scheduler_svc.command_wire import cancel_from_proto, handed_over_from_proto
 from scheduler_svc.commit_queue import CommitQueue
-from scheduler_svc.core.commands import Cancel, Command, Expire, MakePlan, StepDone, Submit
+from scheduler_svc.core.commands import (
+    Cancel,
+    Command,
+    Expire,
+    MakePlan,
+    StepDone,
+    StoreBehind,
+    Submit,
+)
 from scheduler_svc.core.outcome import Outcome
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason, ResultRejected
@@ -94,8 +102,7 @@ class LeaderSession:
         self._addresses: tuple[str, ...] = ()
         # Workers that may need a plan, as the core said.
         self._concerned: dict[str, None] = {}
-        # Some were not asked in the last turn because too much is uncommitted.
-        self._is_held_back = self._is_stopping = False
+        self._is_stopping = False
         self._load_due_ns = 0
         self._idle_since_ns = clock.monotonic_ns()
         self._idle_check = IdleCheck(self.core)
@@ -206,7 +213,7 @@ class LeaderSession:
         """Tell the core, and let everybody know what came of it."""
         now_ns = self.now_ns()
         outcome = self.core.apply(command, now_ns)
-        self.timelines.take(command, outcome, now_ns)
+        self.timelines.take(command, outcome, now_ns, self.core.waiting.throttled)
         self._publish(command, outcome, now_ns)
         self._wake()
 
@@ -231,9 +238,13 @@ class LeaderSession:
             link.reject(str(error))
             return
         assert outcome.tokens is not None
+<<<<<<< HEAD
         if flight is not None:
             self.watching.stepped(flight, command.result, now_ns)
         self.timelines.take(command, outcome, now_ns)
+=======
+        self.timelines.take(command, outcome, now_ns, self.core.waiting.throttled)
+>>>>>>> main
         self._meters.stepped(len(outcome.tokens.tokens), result.timings)
         if self._tracing is not None:
             of = self._requests.traceparent
@@ -269,10 +280,12 @@ class LeaderSession:
         """Take a turn soon; however often this is called, once."""
         self._turn_asked.set()
 
-    def _on_commit(self) -> None:
-        """The ledger has acknowledged something; a turn has nothing new to find in most of it."""
+    def _on_commit(self, commits: Sequence[Commit]) -> None:
+        """The ledger has acknowledged these; a turn has nothing new to find in most of it."""
         self._meters.spent("commit", self._commits.round_trip_ns)
-        if self._is_held_back:
+        first, last = commits[0].record, commits[-1].record
+        self.timelines.committed(first.unix_ns, last.unix_ns, self.now_ns())
+        if self.core.is_store_behind:
             self._wake()
 
     async def _take_turns(self) -> None:
@@ -309,10 +322,9 @@ class LeaderSession:
 
     def _plan(self, now_ns: int) -> None:
         """Ask for the plans of all workers that the core named, until it names none."""
-        self._is_held_back = False
+        self._look_back()
         while self._concerned and not self._is_stopping:
-            self._is_held_back = self._commits.backlog >= self.settings.uncommitted_steps_max
-            if self._is_held_back:
+            if self.core.is_store_behind:
                 return
             worker_id = next(iter(self._concerned))
             del self._concerned[worker_id]
@@ -320,12 +332,18 @@ class LeaderSession:
             if link is not None and link.is_open and worker_id in self.core.workers:
                 self._plan_one(link, now_ns)
 
+    def _look_back(self) -> None:
+        """Nothing is planned while too much is uncommitted, and the core knows why."""
+        is_behind = self._commits.backlog >= self.settings.uncommitted_steps_max
+        if is_behind != self.core.is_store_behind:
+            self.tell(StoreBehind(is_behind=is_behind))
+
     def _plan_one(self, link: WorkerLink, now_ns: int) -> None:
         command = MakePlan(worker_id=link.worker_id)
         outcome = self.core.apply(command, now_ns)
         self._meters.asked(outcome.passed_over)
         self.watching.asked(self.core.workers[link.worker_id], outcome)
-        self.timelines.take(command, outcome, now_ns)
+        self.timelines.take(command, outcome, now_ns, self.core.waiting.throttled)
         if (plan := outcome.plan) is None:
             return
         samplings = [self._requests.sampling(join.sequence_id) for join in plan.joins]

@@ -6,7 +6,7 @@ third of what frozen dataclasses do.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -18,6 +18,7 @@ from scheduler_svc.core.requests import Sequence, State
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import BlockId, Request, SequenceId, SlotIndex, WorkerSpec
 from scheduler_svc.core.workers import Worker
+from scheduler_svc.timeline import BEHIND, QUEUE_STAGES
 
 # Of the queue; all that stand behind are only counted.
 WAITING_SHOWN_MAX: Final = 1024
@@ -132,6 +133,9 @@ def look(
 ) -> View:
     """The core as it is. `addresses`: of the workers, by their ids."""
     why = _reasons(core.workers.values(), looks)
+    for worker in core.workers.values():
+        if (closed := _why_no_plan(core, worker)) is not None:
+            why[None, worker.id] = [Passed(worker.id, "plan", closed)]
     queue = list(islice(core.waiting, WAITING_SHOWN_MAX))
     return View(
         moment=moment,
@@ -150,6 +154,26 @@ def look(
 _Reasons = defaultdict[tuple[SequenceId | None, str], list[Passed]]
 
 
+def why_it_waits(
+    passed_over: Iterable[PassedOver],
+) -> Callable[[Sequence], tuple[str, SequenceId | None]]:
+    """Of any sequence in the queue: why it was not scheduled by a plan that passed these over, and
+    who stands before it that could not start.
+    """
+    looks = [over for over in passed_over if over.stage in QUEUE_STAGES]
+    named = {over.sequence_id: over.why.value for over in looks}
+    last = looks[-1] if looks else None
+
+    def why(sequence: Sequence) -> tuple[str, SequenceId | None]:
+        if sequence.live.tenant.is_throttled:
+            return Why.TENANT.value, None
+        if sequence.sequence_id in named:
+            return named[sequence.sequence_id], None
+        return (BEHIND, None) if last is None else (last.why.value, last.sequence_id)
+
+    return why
+
+
 def _reasons(workers: Iterable[Worker], looks: Looks) -> _Reasons:
     why: _Reasons = defaultdict(list)
     for worker in workers:
@@ -157,6 +181,13 @@ def _reasons(workers: Iterable[Worker], looks: Looks) -> _Reasons:
             key = (None, worker.id) if over.sequence_id is None else (over.sequence_id, "")
             why[key].append(Passed(worker.id, over.stage, over.why))
     return why
+
+
+def _why_no_plan(core: Scheduler, worker: Worker) -> Why | None:
+    """Whatever its newest look at the queue found."""
+    if core.is_store_behind:
+        return Why.STORE_BEHIND
+    return Why.LATE if worker.is_late else None
 
 
 def _worker(worker: Worker, address: str, passed_over: tuple[Passed, ...]) -> WorkerView:

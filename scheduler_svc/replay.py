@@ -7,7 +7,7 @@ every ending again, and says of each what was recorded and what it got. A new ep
 which resumes from what the records before had committed. Pure: records in, comparisons out.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -26,13 +26,14 @@ from ledger import InboxEntry
 from scheduler_svc import wire
 from scheduler_svc.command_wire import command_from_proto
 from scheduler_svc.core.commands import Command, Configured
-from scheduler_svc.core.outcome import Event, Finished, Plan
+from scheduler_svc.core.outcome import Event, Finished, Outcome, Plan
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Request, Rules, SequenceId
 from scheduler_svc.journal import plan_digest
 from scheduler_svc.timeline import Timelines
 
 Token = tuple[SequenceId, int, int]
+Told = Callable[[Command, Outcome, int, Scheduler], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,8 @@ class Replay:
     """Replays the records it is fed, in order from the first of the journal.
 
     `policy`: decide by that one and all its rules, whatever was configured, and see what it would
-    have changed. `timelines`: are told of everything, so that they explain every request.
+    have changed. `timelines`: are told of everything, so that they explain every request. `told`:
+    hears of every command, what came of it, when, and of the core as it is then.
     """
 
     def __init__(
@@ -90,9 +92,11 @@ class Replay:
         entries: Iterable[InboxEntry] = (),
         policy: str | None = None,
         timelines: Timelines | None = None,
+        told: Told | None = None,
     ) -> None:
         self._policy = policy
         self._timelines = timelines
+        self._told = told
         self._bodies: dict[SequenceId, tuple[InboxEntry, SubmitRecord]] = {}
         # First sequence ids by those of every choice.
         self._first_ids: dict[SequenceId, SequenceId] = {}
@@ -133,13 +137,18 @@ class Replay:
         if record.epoch != self._epoch:
             self._epoch = record.epoch
             self._core = Scheduler()
+            if self._timelines is not None and record.inputs:
+                self._timelines.lead_anew(record.inputs[0].now_ns)
         events: list[Event] = []
         tokens: list[Token] = []
         for item in record.inputs:
             command = self._command(item, record.token_ids)
             outcome = self._core.apply(command, item.now_ns)
             if self._timelines is not None:
-                self._timelines.take(command, outcome, item.now_ns)
+                throttled = self._core.waiting.throttled
+                self._timelines.take(command, outcome, item.now_ns, throttled)
+            if self._told is not None:
+                self._told(command, outcome, item.now_ns, self._core)
             events += outcome.events
             if (step := outcome.tokens) is not None:
                 tokens += zip(step.sequence_ids, step.positions, step.tokens, strict=True)
@@ -193,13 +202,14 @@ def replay_archive(
     entries: Iterable[ArchiveEntry],
     policy: str | None = None,
     timelines: Timelines | None = None,
+    told: Told | None = None,
 ) -> Iterator[Compared | Skipped]:
     """Every decision that is there from the beginning of its leadership on.
 
     A core is what all commands since then have made of it, so behind a gap nothing can be compared
     until the next leadership begins.
     """
-    replay = Replay(policy=policy, timelines=timelines)
+    replay = Replay(policy=policy, timelines=timelines, told=told)
     epoch, seq, is_lost = 0, 0, False
     for entry in entries:
         why = ""

@@ -24,6 +24,7 @@ from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.membership import TEXT_CHARS_MAX, check_registration
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.timeline_intervals import timelines_of
 from scheduler_svc.timeline_wire import timeline_to_proto
 from service_kit.addresses import problem_of, unix_path
 from service_kit.errors import InvalidRequest, NotFound, NotLeader
@@ -132,7 +133,7 @@ class Servicer(SchedulerServiceServicer):
     async def ReadTimeline(self, request: Any, context: Any) -> ReadTimelineResponse:
         with self._explained:
             snapshot = self._leading().timelines.snapshot(request.id)
-            timelines = await asyncio.to_thread(snapshot.timelines)
+            timelines = await asyncio.to_thread(timelines_of, snapshot)
         if not timelines:
             raise NotFound(f"a timeline of request {request.id[:TEXT_CHARS_MAX]!r}")
         return ReadTimelineResponse(choices=[timeline_to_proto(each) for each in timelines])

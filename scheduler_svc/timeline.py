@@ -1,24 +1,31 @@
 """Where the time of every request went, by what its leader's core was told and said. Pure.
 
 What is written down as it happens are the transitions of a choice (it waits for another reason, is
-scheduled, is given a chunk, has its first token, is preempted, ends), never a thing per token; and
-of each worker its newest steps, once for all who were in them. Only who asks puts the two together:
-intervals, each beginning where the one before ends, from the request's arrival to its end.
+scheduled, is given a chunk, has its first token, is preempted, ends), never a thing per token; of
+each worker its newest steps, once for all who were in them; and when nothing could be planned, for
+whom. Only who asks puts these together (`timeline_intervals`).
 """
 
-from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from heapq import nlargest
-from itertools import pairwise
-from operator import attrgetter
-from statistics import median
+from itertools import chain, islice, pairwise
 from typing import Final, NamedTuple
 
-from scheduler_svc.core.commands import Command, MakePlan, StepDone, Submit, WorkerLost
-from scheduler_svc.core.outcome import Finished, Outcome, PassedOver, Plan, RequestOver, Why
+from scheduler_svc.core.commands import (
+    Command,
+    MakePlan,
+    StepDone,
+    StoreBehind,
+    Submit,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLate,
+    WorkerLost,
+)
+from scheduler_svc.core.outcome import Finished, Join, Outcome, PassedOver, Plan, RequestOver, Why
+from scheduler_svc.core.requests import Tenant
 from scheduler_svc.core.types import Request, SequenceId, SlotIndex
 
 # Requests that are over.
@@ -29,10 +36,19 @@ STEPS_MAX: Final = 8192
 LOOKS_MAX: Final = 8192
 # Workers that are gone take theirs with them when so many have come since.
 WORKERS_MAX: Final = 64
+# Tenants that were throttled of late.
+TENANTS_MAX: Final = 1024
+# Times in which nothing was planned: of the store, of a worker, of a tenant.
+WINDOWS_MAX: Final = 512
 # Of one choice: of those between its arrival and the newest, the oldest are forgotten.
 TRANSITIONS_MAX: Final = 512
-# Of an interval of decoding, the longest gaps between its steps.
-GAPS_SHOWN: Final = 3
+# Of one choice: plans in which it sat out.
+SAT_OUT_MAX: Final = 512
+# Choices that are looked at for who was beside one, and requests of those that are told.
+MATES_LOOKED_AT_MAX: Final = 4096
+MATES_TOLD_MAX: Final = 32
+# An acknowledgement that took longer than this is told of.
+STORE_SLOW_NS: Final = 50_000_000
 
 
 class Phase(Enum):
@@ -41,55 +57,28 @@ class Phase(Enum):
     QUEUE = "queue"
     PREFILL = "prefill"
     DECODE = "decode"
+    # It had begun and did not get on, or not nearly as fast as otherwise.
+    STALL = "stall"
+    # Ended, and the store had not acknowledged it yet.
+    COMMIT = "commit"
     # Before this leader led, or too long ago: it is known only that the request was there.
     UNKNOWN = "unknown"
 
 
-class Gap(NamedTuple):
-    """Between two steps of a worker: when it ended, and what the step that ended it computed."""
-
-    ended_ns: int
-    gap_ns: int
-    rows: int
-    prompt_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """A part of a choice's time, on the ledger's clock. `why`: for what it waited, or how this
-    interval began. `behind`: the choice that stood before it in the queue and could not start.
-    """
-
-    start_ns: int
-    end_ns: int
-    phase: Phase
-    why: str = ""
-    behind: SequenceId | None = None
-    worker_id: str = ""
-    # Of a prefill: tokens from the prefix cache, and those computed, chunk by chunk.
-    num_cached_tokens: int = 0
-    chunks: tuple[int, ...] = ()
-    # Of decoding, as far as the worker's steps are remembered.
-    num_steps: int = 0
-    gap_p50_ns: int = 0
-    longest: tuple[Gap, ...] = ()
-    # Most rows of a step beside this one.
-    batch_mates: int = 0
+BEHIND: Final = "its turn has not come"
+ON_ITS_WAY: Final = "on its way to the scheduler"
+BEFORE: Final = "before this leader led"
+TOO_LONG_AGO: Final = "too long ago to be told"
+WORKER_LOST: Final = "its worker was lost"
+LEADER_LOST: Final = "its leader was lost"
+NO_WORKER: Final = "no worker is here"
+PREEMPTED: Final = "preempted"
+NO_BLOCKS: Final = "too few blocks were free"
+# Of the planner, those that look at the queue.
+QUEUE_STAGES: Final = ("place", "admit")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """Of one choice, from its request's arrival until it ended, or until now."""
-
-    id: str
-    sequence_id: SequenceId
-    choice: int
-    ended: str
-    num_preemptions: int
-    intervals: tuple[Interval, ...]
-
-
-class _Transition(NamedTuple):
+class Transition(NamedTuple):
     """From here on it is in this phase, for this reason."""
 
     at_ns: int
@@ -97,9 +86,11 @@ class _Transition(NamedTuple):
     why: str = ""
     worker_id: str = ""
     num_cached_tokens: int = 0
+    num_blocks: int = 0
+    num_shared_blocks: int = 0
 
 
-class _Look(NamedTuple):
+class Look(NamedTuple):
     """Nobody behind `head` was looked at (None: nobody at all), and why; None: everybody was."""
 
     at_ns: int
@@ -107,70 +98,153 @@ class _Look(NamedTuple):
     head: SequenceId | None
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
+    """A step as it was answered. `step_us`: by the worker's own clock; `largest`: whose prompt
+    tokens are the most in it.
+    """
+
     answered_ns: int
+    plan_id: int
     rows: int
     prompt_tokens: int
+    largest: SequenceId | None
+    step_us: int
+
+
+class Window(NamedTuple):
+    """A time in which nothing could be planned for those whom it concerns."""
+
+    start_ns: int
+    end_ns: int
+    why: str
+
+
+class Windows:
+    """One after the other; the last may be open."""
+
+    def __init__(self) -> None:
+        self._closed: deque[Window] = deque(maxlen=WINDOWS_MAX)
+        self._open: tuple[int, str] | None = None
+
+    def set(self, now_ns: int, why: str) -> None:
+        """From here on it is so, for this reason; empty: it is not."""
+        if self._open is not None:
+            start_ns, before = self._open
+            if before == why:
+                return
+            self.add(Window(start_ns, now_ns, before))
+        self._open = (now_ns, why) if why else None
+
+    def add(self, window: Window) -> None:
+        """One that has ended. What it has in common with the one before is that one's."""
+        start_ns = max(window.start_ns, self._closed[-1].end_ns if self._closed else 0)
+        if start_ns < window.end_ns:
+            self._closed.append(window._replace(start_ns=start_ns))
+
+    def until(self, now_ns: int) -> list[Window]:
+        """In order, none of them in another."""
+        found = [*self._closed]
+        if self._open is not None and self._open[0] < now_ns:
+            found.append(Window(self._open[0], now_ns, self._open[1]))
+        return found
 
 
 @dataclass(eq=False, slots=True)
-class _Track:
+class Track:
     """What is written down of one choice; not its request, which has the prompt."""
 
     id: str
+    tenant: str
     sequence_id: SequenceId
     choice: int
-    transitions: list[_Transition] = field(default_factory=list)
-    # Tokens by the number of the transition, from 1.
-    chunks: dict[int, list[int]] = field(default_factory=dict)
+    transitions: list[Transition] = field(default_factory=list)
+    # Since when it was prefilled then, when each was planned, and how many tokens; in order.
+    chunks: list[tuple[int, int, int]] = field(default_factory=list)
+    sat_out: deque[int] = field(default_factory=lambda: deque(maxlen=SAT_OUT_MAX))
     num_preemptions: int = 0
     end_ns: int = 0
     ended: str = ""
+    # 0: not yet, as far as is known.
+    committed_ns: int = 0
 
-    def enter(self, transition: _Transition) -> None:
+    def enter(self, transition: Transition) -> None:
         """From its moment on; nothing, when that is what it does already."""
         if transition[1:] == self.transitions[-1][1:]:
             return
         if len(self.transitions) == TRANSITIONS_MAX:
             arrived_ns = self.transitions[0].at_ns
-            self.transitions[:2] = [_Transition(arrived_ns, Phase.UNKNOWN, TOO_LONG_AGO)]
-            self.chunks = {number - 1: some for number, some in self.chunks.items() if number > 2}
+            self.transitions[:2] = [Transition(arrived_ns, Phase.UNKNOWN, TOO_LONG_AGO)]
+            since_ns = self.transitions[1].at_ns
+            self.chunks = [chunk for chunk in self.chunks if chunk[0] >= since_ns]
         self.transitions.append(transition)
 
+    def stays(self, now_ns: int) -> Iterator[tuple[str, int, int]]:
+        """On which workers it had a slot, from when until when."""
+        end = Transition(self.end_ns or now_ns, Phase.UNKNOWN)
+        for one, after in pairwise([*self.transitions, end]):
+            if one.worker_id:
+                yield one.worker_id, one.at_ns, after.at_ns
 
-# Of the planner, those that look at the queue.
-QUEUE_STAGES: Final = ("place", "admit")
-BEHIND: Final = "its turn has not come"
-ON_ITS_WAY: Final = "on its way to the scheduler"
-BEFORE: Final = "before this leader led"
-TOO_LONG_AGO: Final = "too long ago to be told"
-WORKER_LOST: Final = "its worker was lost"
-LEADER_LOST: Final = "its leader was lost"
-PREEMPTED: Final = "preempted"
-NO_BLOCKS: Final = "too few blocks were free"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Of one request. It shares nothing that changes."""
+
+    tracks: tuple[Track, ...]
+    # By worker; and of the cell.
+    steps: Mapping[str, list[Step]]
+    looks: list[Look]
+    store: list[Window]
+    # Nobody could join any worker; by worker, a step was overdue; and its tenant was throttled.
+    closed: list[Window]
+    late: Mapping[str, list[Window]]
+    throttled: list[Window]
+    # Requests that had a slot beside it.
+    mates: tuple[str, ...]
+    now_ns: int
 
 
 class Timelines:
     """Of the requests of one leadership, or of all that a replay is fed."""
 
     def __init__(self) -> None:
-        self._live: dict[SequenceId, _Track] = {}
+        self._live: dict[SequenceId, Track] = {}
         # By the request's id, newest last.
-        self._over: OrderedDict[str, list[_Track]] = OrderedDict()
-        self._of: dict[str, list[_Track]] = {}
-        self._steps: OrderedDict[str, deque[_Step]] = OrderedDict()
-        self._looks: deque[_Look] = deque(maxlen=LOOKS_MAX)
+        self._over: OrderedDict[str, list[Track]] = OrderedDict()
+        self._of: dict[str, list[Track]] = {}
+        # Ended, and not known to be committed.
+        self._uncommitted: deque[Track] = deque(maxlen=OVER_MAX)
+        self._steps: OrderedDict[str, deque[Step]] = OrderedDict()
+        self._looks: deque[Look] = deque(maxlen=LOOKS_MAX)
         self._last_look: dict[str, tuple[Why | None, SequenceId | None]] = {}
+        self._store, self._closed = Windows(), Windows()
+        self._late: OrderedDict[str, Windows] = OrderedDict()
+        self._throttled: OrderedDict[str, Windows] = OrderedDict()
+        self._throttled_now: frozenset[str] = frozenset()
+        # Of the workers that are here, those that take nobody; why.
+        self._block_size: dict[str, int] = {}
+        self._not_open: dict[str, Why] = {}
         # By worker: who has which slot as of the newest plan, of those who computes a prompt, and
-        # prompt tokens of the plans on their way.
-        self._slots: dict[str, dict[SlotIndex, _Track]] = {}
-        self._prefills: dict[str, dict[SequenceId, _Track]] = {}
-        self._prompt_tokens: dict[str, dict[int, int]] = {}
+        # prompt tokens of the plans on their way, with whose are the most.
+        self._slots: dict[str, dict[SlotIndex, Track]] = {}
+        self._prefills: dict[str, dict[SequenceId, Track]] = {}
+        self._prompt_tokens: dict[str, dict[int, tuple[int, SequenceId | None]]] = {}
         self._since_ns = self._now_ns = 0
 
-    def take(self, command: Command, outcome: Outcome, now_ns: int) -> None:
-        """What the core was told, and what came of it."""
-        self._now_ns, self._since_ns = now_ns, self._since_ns or now_ns
+    def take(
+        self,
+        command: Command,
+        outcome: Outcome,
+        now_ns: int,
+        throttled: Collection[Tenant] = (),
+    ) -> None:
+        """What the core was told, and what came of it; `throttled`: whose next request waits for
+        their own running ones by now.
+        """
+        if not self._since_ns:
+            self._since_ns = now_ns
+            self._note_closed(now_ns)
+        self._now_ns = now_ns
         match command:
             case MakePlan():
                 self._planned(command.worker_id, outcome, now_ns)
@@ -178,33 +252,81 @@ class Timelines:
                 self._stepped(command, outcome, now_ns)
             case Submit():
                 self._submitted(command.request, now_ns)
-            case WorkerLost():
-                self._lost(command.worker_id, now_ns)
+            case StoreBehind():
+                self._store.set(now_ns, Why.STORE_BEHIND.value if command.is_behind else "")
+            case WorkerJoined() | WorkerLate() | WorkerDraining() | WorkerLost():
+                self._worker(command, now_ns)
+        if throttled or self._throttled_now:
+            self._note_throttled(frozenset(tenant.name for tenant in throttled), now_ns)
         for event in outcome.events:
             if isinstance(event, Finished):
                 self._finished(event, now_ns)
             else:
                 self._request_over(event)
 
-    def snapshot(self, id: str) -> "Snapshot":
-        """What is written down of a request, by its id in the ledger, in about a millisecond. The
+    def committed(self, first_ns: int, last_ns: int, now_ns: int) -> None:
+        """The store has acknowledged all that was decided from here to there. Who leads knows; a
+        replay does not.
+        """
+        if now_ns - first_ns >= STORE_SLOW_NS:
+            self._store.add(Window(first_ns, now_ns, Why.STORE_BEHIND.value))
+        while self._uncommitted and self._uncommitted[0].end_ns <= last_ns:
+            self._uncommitted.popleft().committed_ns = now_ns
+
+    def lead_anew(self, now_ns: int) -> None:
+        """Another leader's commands begin: its workers have yet to come."""
+        self._block_size.clear()
+        self._not_open.clear()
+        for windows in (self._store, *self._late.values()):
+            windows.set(now_ns, "")
+        if self._since_ns:
+            self._note_closed(now_ns)
+
+    def snapshot(self, id: str) -> Snapshot:
+        """What is written down of a request, by its id in the ledger, in a millisecond or two. The
         rest may take a while, and is done anywhere.
         """
         tracks = self._of.get(id) or self._over.get(id) or []
         workers = {one.worker_id for track in tracks for one in track.transitions}
+        throttled = self._throttled.get(tracks[0].tenant) if tracks else None
         return Snapshot(
-            tracks=[
+            tracks=tuple(
                 replace(
                     track,
                     transitions=[*track.transitions],
-                    chunks={number: [*some] for number, some in track.chunks.items()},
+                    chunks=[*track.chunks],
+                    sat_out=track.sat_out.copy(),
                 )
                 for track in tracks
-            ],
+            ),
             steps={name: [*self._steps[name]] for name in workers & self._steps.keys()},
             looks=[*self._looks],
+            store=self._store.until(self._now_ns),
+            closed=self._closed.until(self._now_ns),
+            late={w: self._late[w].until(self._now_ns) for w in workers & self._late.keys()},
+            throttled=[] if throttled is None else throttled.until(self._now_ns),
+            mates=tuple(self._mates(tracks)),
             now_ns=self._now_ns,
         )
+
+    def _mates(self, tracks: list[Track]) -> dict[str, None]:
+        """Whoever had a slot of a worker while one of these had."""
+        now_ns, stays = self._now_ns, dict[str, list[tuple[int, int]]]()
+        for track in tracks:
+            for worker_id, start_ns, end_ns in track.stays(now_ns):
+                stays.setdefault(worker_id, []).append((start_ns, end_ns))
+        if not tracks:
+            return {}
+        others = chain(self._live.values(), chain.from_iterable(reversed(self._over.values())))
+        found: dict[str, None] = {}
+        for other in islice(others, MATES_LOOKED_AT_MAX):
+            if other.id != tracks[0].id and any(
+                start_ns < until_ns and end_ns > since_ns
+                for worker_id, start_ns, end_ns in other.stays(now_ns)
+                for since_ns, until_ns in stays.get(worker_id, ())
+            ):
+                found[other.id] = None
+        return found
 
     # Commands
 
@@ -220,36 +342,70 @@ class Timelines:
         if (tracks := self._of.get(request.id)) is not None:
             for track in tracks:
                 if not track.ended:
-                    track.enter(_Transition(now_ns, Phase.QUEUE, LEADER_LOST))
+                    track.enter(Transition(now_ns, Phase.QUEUE, LEADER_LOST))
             return
         is_new = request.arrived_ns >= self._since_ns and not request.outputs
         phase, why = (Phase.QUEUE, ON_ITS_WAY) if is_new else (Phase.UNKNOWN, BEFORE)
         tracks = self._of[request.id] = []
         for choice in range(request.n):
             sequence_id = request.sequence_id + choice
-            arrived = _Transition(min(request.arrived_ns, now_ns), phase, why)
-            track = _Track(request.id, sequence_id, choice, [arrived])
-            track.enter(_Transition(now_ns, Phase.QUEUE))
+            arrived = Transition(min(request.arrived_ns, now_ns), phase, why)
+            track = Track(request.id, request.tenant, sequence_id, choice, [arrived])
+            track.enter(Transition(now_ns, Phase.QUEUE))
             tracks.append(track)
             self._live[sequence_id] = track
+
+    def _worker(
+        self, command: WorkerJoined | WorkerLate | WorkerDraining | WorkerLost, now_ns: int
+    ) -> None:
+        worker_id = command.worker_id
+        match command:
+            case WorkerJoined():
+                self._block_size[worker_id] = command.spec.block_size
+            case WorkerLate():
+                self._not_open.setdefault(worker_id, Why.LATE)
+                _of(self._late, worker_id, WORKERS_MAX).set(now_ns, Why.LATE.value)
+            case WorkerDraining():
+                self._not_open[worker_id] = Why.DRAINING
+            case WorkerLost():
+                self._lost(worker_id, now_ns)
+        self._note_closed(now_ns)
 
     def _lost(self, worker_id: str, now_ns: int) -> None:
         for track in self._live.values():
             if track.transitions[-1].worker_id == worker_id:
-                track.enter(_Transition(now_ns, Phase.QUEUE, WORKER_LOST))
-        for by_worker in (self._slots, self._prefills, self._prompt_tokens, self._last_look):
+                track.enter(Transition(now_ns, Phase.QUEUE, WORKER_LOST))
+        if worker_id in self._late:
+            self._late[worker_id].set(now_ns, "")
+        for by_worker in (
+            *(self._slots, self._prefills, self._prompt_tokens, self._last_look),
+            *(self._block_size, self._not_open),
+        ):
             by_worker.pop(worker_id, None)
+
+    def _note_closed(self, now_ns: int) -> None:
+        """Whether somebody could join a worker at all."""
+        why = ""
+        if self._not_open.keys() >= self._block_size.keys():
+            why = next((why.value for why in self._not_open.values()), NO_WORKER)
+        self._closed.set(now_ns, why)
+
+    def _note_throttled(self, names: frozenset[str], now_ns: int) -> None:
+        for name in names ^ self._throttled_now:
+            windows = _of(self._throttled, name, TENANTS_MAX)
+            windows.set(now_ns, Why.TENANT.value if name in names else "")
+        self._throttled_now = names
 
     def _looked(self, worker_id: str, passed_over: tuple[PassedOver, ...], now_ns: int) -> None:
         named = [over for over in passed_over if over.stage in QUEUE_STAGES]
         last = (named[-1].why, named[-1].sequence_id) if named else (None, None)
         if self._last_look.get(worker_id, (None, None)) != last:
             self._last_look[worker_id] = last
-            self._looks.append(_Look(now_ns, *last))
+            self._looks.append(Look(now_ns, *last))
         for over in named:
             track = self._live.get(over.sequence_id or 0)
             if track is not None and track.transitions[-1].phase is Phase.QUEUE:
-                track.enter(_Transition(now_ns, Phase.QUEUE, over.why.value))
+                track.enter(Transition(now_ns, Phase.QUEUE, over.why.value))
 
     def _left(self, plan: Plan, passed_over: Iterable[PassedOver], now_ns: int) -> None:
         if not plan.preempted:
@@ -260,43 +416,62 @@ class Timelines:
                 why = whys.get(sequence_id)
                 track.num_preemptions += why is None
                 because = f"{PREEMPTED}: {why or NO_BLOCKS}"
-                track.enter(_Transition(now_ns, Phase.QUEUE, because))
+                track.enter(Transition(now_ns, Phase.QUEUE, because))
                 self._prefills.get(plan.worker_id, {}).pop(sequence_id, None)
 
     def _joined(self, plan: Plan, now_ns: int) -> None:
-        slots = self._slots.setdefault(plan.worker_id, {})
-        prefills = self._prefills.setdefault(plan.worker_id, {})
+        worker_id = plan.worker_id
+        slots = self._slots.setdefault(worker_id, {})
+        prefills = self._prefills.setdefault(worker_id, {})
         for join in plan.joins:
             if (track := self._live.get(join.sequence_id)) is not None:
+                blocks = _blocks_of(join, self._block_size.get(worker_id, 1))
                 cached = join.num_computed_tokens
-                track.enter(_Transition(now_ns, Phase.PREFILL, "", plan.worker_id, cached))
+                track.enter(Transition(now_ns, Phase.PREFILL, "", worker_id, cached, *blocks))
                 slots[join.slot] = prefills[join.sequence_id] = track
         if plan.chunks:
-            self._prompt_tokens.setdefault(plan.worker_id, {})[plan.plan_id] = plan.chunk_tokens
-            for slot, count in plan.chunks:
-                if count and (track := slots.get(slot)) is not None:
-                    track.chunks.setdefault(len(track.transitions), []).append(count)
+            self._chunked(plan, slots, now_ns)
+
+    def _chunked(self, plan: Plan, slots: Mapping[SlotIndex, Track], now_ns: int) -> None:
+        for slot, count in plan.chunks:
+            if (track := slots.get(slot)) is None:
+                continue
+            if count:
+                track.chunks.append((track.transitions[-1].at_ns, now_ns, count))
+            else:
+                track.sat_out.append(plan.plan_id)
+        slot, count = max(plan.chunks, key=lambda chunk: chunk[1])
+        if count:
+            largest = slots[slot].sequence_id if slot in slots else None
+            of_worker = self._prompt_tokens.setdefault(plan.worker_id, {})
+            of_worker[plan.plan_id] = (plan.chunk_tokens, largest)
 
     def _stepped(self, command: StepDone, outcome: Outcome, now_ns: int) -> None:
         result, step = command.result, outcome.tokens
         assert step is not None
         worker_id = result.worker_id
-        tokens_of = self._prompt_tokens.get(worker_id)
-        prompt_tokens = tokens_of.pop(result.plan_id, 0) if tokens_of and not result.step else 0
+        prompts = self._prompt_tokens.get(worker_id)
+        prompt = prompts.pop(result.plan_id, None) if prompts and not result.step else None
         steps = self._steps.get(worker_id)
         if steps is None:
             steps = self._steps[worker_id] = deque(maxlen=STEPS_MAX)
             if len(self._steps) > WORKERS_MAX:
                 self._steps.popitem(last=False)
-        steps.append(_Step(now_ns, len(step.slots), prompt_tokens))
+        rows, told = len(step.slots), prompt or (0, None)
+        steps.append(Step(now_ns, result.plan_id, rows, *told, result.step_us))
+        if self._not_open.get(worker_id) is Why.LATE:
+            del self._not_open[worker_id]
+            self._late[worker_id].set(now_ns, "")
+            self._note_closed(now_ns)
         if prefills := self._prefills.get(worker_id):
             for sequence_id in prefills.keys() & set(step.sequence_ids):
-                prefills.pop(sequence_id).enter(_Transition(now_ns, Phase.DECODE, "", worker_id))
+                prefills.pop(sequence_id).enter(Transition(now_ns, Phase.DECODE, "", worker_id))
 
     def _finished(self, event: Finished, now_ns: int) -> None:
         track = self._live.pop(event.sequence_id, None)
         if track is not None:
             track.ended, track.end_ns = event.reason.value, now_ns
+            self._uncommitted.append(track)
             self._prefills.get(track.transitions[-1].worker_id, {}).pop(event.sequence_id, None)
 
     def _request_over(self, event: RequestOver) -> None:
@@ -307,78 +482,19 @@ class Timelines:
                 self._over.popitem(last=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """Of one request. It shares nothing that changes."""
-
-    tracks: Sequence[_Track]
-    # By worker; and of the cell.
-    steps: Mapping[str, Sequence[_Step]]
-    looks: Sequence[_Look]
-    now_ns: int
-
-    def timelines(self) -> tuple[Timeline, ...]:
-        """Of every choice; empty: the request is not known, or not any more."""
-        return tuple(self._timeline(track) for track in self.tracks)
-
-    def _timeline(self, track: _Track) -> Timeline:
-        last_ns = track.transitions[-1].at_ns
-        end_ns = track.end_ns if track.ended else max(self.now_ns, last_ns)
-        transitions = [*track.transitions, _Transition(end_ns, Phase.UNKNOWN)]
-        intervals: list[Interval] = []
-        for number, (one, after) in enumerate(pairwise(transitions), start=1):
-            if one.phase is Phase.QUEUE and not one.why:
-                intervals += self._queued(one.at_ns, after.at_ns)
-            elif after.at_ns > one.at_ns:
-                intervals.append(self._interval(one, after.at_ns, track.chunks.get(number, ())))
-        return Timeline(
-            id=track.id,
-            sequence_id=track.sequence_id,
-            choice=track.choice,
-            ended=track.ended,
-            num_preemptions=track.num_preemptions,
-            intervals=tuple(intervals),
-        )
-
-    def _queued(self, start_ns: int, end_ns: int) -> Iterator[Interval]:
-        """No look at the queue named it: others stood before it, and this is why they did."""
-        first = bisect_right(self.looks, start_ns, key=_at_ns)
-        before = self.looks[first - 1] if first else None
-        last = bisect_left(self.looks, end_ns, lo=first, key=_at_ns)
-        for look in [*self.looks[first:last], _Look(end_ns, None, None)]:
-            if look.at_ns > start_ns:
-                yield Interval(
-                    start_ns=start_ns,
-                    end_ns=look.at_ns,
-                    phase=Phase.QUEUE,
-                    why=before.why.value if before and before.why else BEHIND,
-                    behind=before.head if before else None,
-                )
-            start_ns, before = look.at_ns, look
-
-    def _interval(self, one: _Transition, end_ns: int, chunks: Iterable[int]) -> Interval:
-        steps = self.steps.get(one.worker_id, ())
-        first = bisect_left(steps, one.at_ns, key=_answered_ns)
-        steps = steps[first : bisect_right(steps, end_ns, lo=first, key=_answered_ns)]
-        is_decode = one.phase is Phase.DECODE
-        gaps = [(b.answered_ns - a.answered_ns, b) for a, b in pairwise(steps)] if is_decode else []
-        return Interval(
-            start_ns=one.at_ns,
-            end_ns=end_ns,
-            phase=one.phase,
-            why=one.why,
-            worker_id=one.worker_id,
-            num_cached_tokens=one.num_cached_tokens,
-            chunks=tuple(chunks),
-            num_steps=len(steps) - is_decode if steps else 0,
-            gap_p50_ns=round(median(gap_ns for gap_ns, _ in gaps)) if gaps else 0,
-            longest=tuple(
-                Gap(step.answered_ns, gap_ns, step.rows, step.prompt_tokens)
-                for gap_ns, step in nlargest(GAPS_SHOWN, gaps)
-            ),
-            batch_mates=max((step.rows - 1 for step in steps), default=0),
-        )
+def _of(known: OrderedDict[str, Windows], name: str, most: int) -> Windows:
+    """Those of this name; where there are too many, the oldest are forgotten."""
+    if name not in known:
+        known[name] = Windows()
+        if len(known) > most:
+            known.popitem(last=False)
+    return known[name]
 
 
-_at_ns = attrgetter("at_ns")
-_answered_ns = attrgetter("answered_ns")
+def _blocks_of(join: Join, block_size: int) -> tuple[int, int]:
+    """Blocks it was given in all layer groups, and how many of those hold what was computed."""
+    computed = join.num_computed_tokens // block_size
+    shared = sum(
+        max(0, min(len(blocks), computed - skipped)) for skipped, blocks in join.block_tables
+    )
+    return sum(len(blocks) for _, blocks in join.block_tables), shared

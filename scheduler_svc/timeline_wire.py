@@ -3,7 +3,8 @@
 from typing import Final
 
 from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineGap, TimelineInterval
-from scheduler_svc.timeline import Interval, Phase, Timeline
+from scheduler_svc.timeline import Phase
+from scheduler_svc.timeline_intervals import Interval, Timeline
 
 _PHASES: Final = {phase: f"TIMELINE_PHASE_{phase.name}" for phase in Phase}
 
@@ -16,6 +17,8 @@ def timeline_to_proto(timeline: Timeline) -> ChoiceTimeline:
         ended=timeline.ended,
         num_preemptions=timeline.num_preemptions,
         intervals=[_interval(interval) for interval in timeline.intervals],
+        num_batch_mates=timeline.num_mates,
+        batch_mate_ids=timeline.mates,
     )
 
 
@@ -41,4 +44,7 @@ def _interval(interval: Interval) -> TimelineInterval:
             for gap in interval.longest
         ],
         batch_mates=interval.batch_mates,
+        num_blocks=interval.num_blocks,
+        num_shared_blocks=interval.num_shared_blocks,
+        stalled_by_sequence_id=interval.stalled_by,
     )

@@ -198,6 +198,7 @@ def step_from_proto(worker_id: str, message: StepMessage) -> StepResult:
         finished=finished,
         errors=errors,
         step_us=message.timings.forward_us + message.timings.sample_us,
+        is_graph=message.timings.is_graph,
         prompt_logprobs=prompt_logprobs,
         is_last=message.is_last,
     )

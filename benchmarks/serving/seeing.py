@@ -73,7 +73,9 @@ def counting(metrics: Metrics | None) -> dict[str, float]:
     scheduler = scheduler_meters.Meters(meter)
     worker = worker_meters.Meters(meter)
     gateway = gateway_meters.Meters(meter, model="m")
-    timings = TimingsMessage(**TIMINGS)
+    timings = TimingsMessage()
+    for name, value in TIMINGS.items():
+        setattr(timings, name, value)
 
     def visit() -> None:
         with gateway.opening(ASK, DEFAULT) as one:

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from time import perf_counter_ns
 from typing import Any, Final
 
 import structlog
@@ -29,6 +30,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.scope = scope
+        self.arrived_ns = perf_counter_ns()
         self._send = send
         # Asked for at every event it would cost a system call each time.
         self._now_s = asyncio.get_running_loop().time

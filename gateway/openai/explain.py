@@ -17,11 +17,18 @@ from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePha
 from service_kit.errors import InvalidRequest
 
 PREFIXES: Final = (CHAT.id_prefix, COMPLETION.id_prefix, ID_PREFIX)
-Phase = Literal["queue", "prefill", "decode", "unknown"]
+Phase = Literal[
+    "accept", "queue", "prefill", "decode", "stall", "commit", "deliver", "reader", "unknown"
+]
 PHASES: Final[Mapping[int, Phase]] = {
     TimelinePhase.TIMELINE_PHASE_QUEUE: "queue",
     TimelinePhase.TIMELINE_PHASE_PREFILL: "prefill",
     TimelinePhase.TIMELINE_PHASE_DECODE: "decode",
+    TimelinePhase.TIMELINE_PHASE_STALL: "stall",
+    TimelinePhase.TIMELINE_PHASE_ACCEPT: "accept",
+    TimelinePhase.TIMELINE_PHASE_COMMIT: "commit",
+    TimelinePhase.TIMELINE_PHASE_DELIVER: "deliver",
+    TimelinePhase.TIMELINE_PHASE_READER: "reader",
 }
 NS_PER_MS: Final = 1_000_000
 
@@ -50,6 +57,9 @@ class Interval(Struct, kw_only=True):
     gap_p50_ms: float
     longest_gaps: list[LongGap]
     batch_mates: Count
+    blocks: Count
+    shared_blocks: Count
+    stalled_by_sequence_id: int | None
 
 
 class ExplainedChoice(Struct, kw_only=True):
@@ -59,6 +69,9 @@ class ExplainedChoice(Struct, kw_only=True):
     preemptions: Count
     arrived_unix_ms: float
     ms: float
+    latency_ms: float | None
+    batch_mates: Count
+    batch_mate_ids: list[str]
     intervals: list[Interval]
 
 
@@ -92,6 +105,9 @@ def _choice(told: ChoiceTimeline) -> ExplainedChoice:
         preemptions=told.num_preemptions,
         arrived_unix_ms=start_ns / NS_PER_MS,
         ms=(end_ns - start_ns) / NS_PER_MS,
+        latency_ms=told.latency_ns / NS_PER_MS if told.latency_ns else None,
+        batch_mates=told.num_batch_mates,
+        batch_mate_ids=list(told.batch_mate_ids),
         intervals=[_interval(each, start_ns) for each in intervals],
     )
 
@@ -119,6 +135,11 @@ def _interval(told: TimelineInterval, since_ns: int) -> Interval:
             for gap in told.longest_gaps
         ],
         batch_mates=told.batch_mates,
+        blocks=told.num_blocks,
+        shared_blocks=told.num_shared_blocks,
+        stalled_by_sequence_id=told.stalled_by_sequence_id
+        if told.HasField("stalled_by_sequence_id")
+        else None,
     )
 
 

@@ -62,6 +62,7 @@ def with_headers(ask: Ask, exchange: Exchange) -> Ask:
         request_id=exchange.header("idempotency-key"),
         body_hash=exchange.body_digest,
         timeout_s=_timeout_s(exchange.header(TIMEOUT_HEADER)),
+        arrived_ns=exchange.arrived_ns,
         traceparent=exchange.header("traceparent")[:TRACEPARENT_CHARS_MAX],
         keep_running=exchange.keeps_running,
     )

@@ -77,8 +77,10 @@ class Explainer:
 
 
 def _scrubbed(choice: ChoiceTimeline) -> ChoiceTimeline:
-    """Without whose worker it was and who stood before it."""
+    """Without whose worker it was, who stood before it and who beside it."""
+    choice.ClearField("batch_mate_ids")
     for interval in choice.intervals:
         interval.ClearField("behind_sequence_id")
+        interval.ClearField("stalled_by_sequence_id")
         interval.ClearField("worker_id")
     return choice

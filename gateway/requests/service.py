@@ -15,6 +15,7 @@ from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Trace, Tracing
 from gateway.requests import tool_rules
 from gateway.requests.cancellation import Release, Releases
+from gateway.requests.delivery import Deliveries, Delivery
 from gateway.requests.explaining import Explainer
 from gateway.requests.ledger_session import LedgerLink
 from gateway.requests.prompts import Prompter, is_long
@@ -100,6 +101,7 @@ class Front:
             lambda shown: Pieces(card.tokenizer, shown=shown)
         )
         self._active: dict[Generation, None] = {}
+        self._deliveries = Deliveries()
         self._followers: Counter[str] = Counter()
         self._opening = 0
         self._idle = asyncio.Event()
@@ -136,6 +138,7 @@ class Front:
             raise
         finally:
             generation.close()
+            self._deliveries.closed(generation.id, generation.delivery, is_done=generation.is_done)
             self._active.pop(generation, None)
             self._followers[generation.id] -= 1
             is_last = self._followers[generation.id] <= 0
@@ -175,7 +178,7 @@ class Front:
             self._request_log.opening(ask, tenant),
             self._door(),
         ):
-            limits = self.limits
+            limits, delivery = self.limits, Delivery(ask.arrived_ns)
             check(ask, limits, self.card.name, priority_max=tenant.priority_max)
             tool_rules.check(ask)
             tool_rules.check_model(ask, self.card, limits)
@@ -203,7 +206,7 @@ class Front:
                 grammar=grammar,
             )
             record.render.MergeFrom(marks(ask, self.card, prompt_ids))
-            submitted = await self._submit(record, ask, tenant)
+            submitted = await self._submit(record, ask, tenant, delivery)
             accepted = Accepted(named.request_id, len(prompt_ids))
             generation = self._follow(
                 accepted,
@@ -220,6 +223,8 @@ class Front:
             )
             visit.is_repeat, visit.prompt_tokens = not submitted.is_new, len(prompt_ids)
             generation.visit, visit.trace = visit, trace
+            if submitted.is_new:
+                generation.delivery = self._deliveries.opened(generation.id, delivery)
             if named.timeout_s is not None:
                 self._watch_deadline(generation, named.timeout_s + named.grace_s)
             return generation
@@ -293,7 +298,9 @@ class Front:
             raise InvalidRequest("request_id", "must be given")
         check_request_id(request_id)
         ledger_id = f"{of or tenant.name}:{request_id}"
-        return await self._explainer.timelines(ledger_id, is_operator=tenant.is_operator)
+        choices = await self._explainer.timelines(ledger_id, is_operator=tenant.is_operator)
+        self._deliveries.add_to(ledger_id, choices)
+        return choices
 
     async def tokenize(self, ask: Ask, tenant: Tenant) -> Sequence[int]:
         """A prompt's ids, as `generate` would use them, and let in as a request would be."""
@@ -408,13 +415,16 @@ class Front:
     def _place(self, sequence_id: int, tenant: str) -> Place:
         return place_of(self.readiness.watch.record, sequence_id, tenant)
 
-    async def _submit(self, record: SubmitRecord, ask: Ask, tenant: Tenant) -> Submitted:
+    async def _submit(
+        self, record: SubmitRecord, ask: Ask, tenant: Tenant, delivery: Delivery
+    ) -> Submitted:
         """Submit to the end even if the client leaves: what was accepted must be known."""
+        delivery.submitting()
         task = asyncio.ensure_future(
             self._link.ledger.submit(record, ask.body_hash, tenant.bounds, note=ask.note)
         )
         try:
-            return await asyncio.shield(task)
+            submitted = await asyncio.shield(task)
         except asyncio.CancelledError:
             if not ask.keep_running:
                 self.releases.adopt(task, record.id)
@@ -426,6 +436,8 @@ class Front:
             if not ask.request_id:
                 self.releases.ask(Release(record.id))
             raise
+        delivery.accepted()
+        return submitted
 
     def _follow(
         self,

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Self
 
 from gateway.observe.metrics import Visit
 from gateway.requests.cancellation import Release
+from gateway.requests.delivery import Delivery
 from gateway.requests.reading import Reading
 from gateway.text.choice_text import ChoiceText, Fed
 from gateway.text.detokenizer import Pieces
@@ -238,6 +239,7 @@ class Generation:
         self.done_message: DoneMessage | None = None
         # Of a request that was submitted here; none of one that is attached to.
         self.visit: Visit | None = None
+        self.delivery: Delivery | None = None
         self._has_begun = False
         self._on_close: list[Callable[[], None]] = []
 
@@ -249,6 +251,9 @@ class Generation:
         return self
 
     async def __anext__(self) -> Sequence[Event]:
+        delivery = self.delivery
+        if delivery is not None:
+            delivery.taken()
         if not self._has_begun:
             self._has_begun = True
             return (self.accepted,)
@@ -256,7 +261,10 @@ class Generation:
             try:
                 update = await self._subscription.__anext__()
             except StopAsyncIteration:
-                return (await self._finish(),)
+                done = await self._finish()
+                if delivery is not None:
+                    delivery.hand()
+                return (done,)
             prompt = await self._explain() if self._explained and update.token_ids else ()
             try:
                 events = [*prompt, *self._apply(update)] if prompt else self._apply(update)
@@ -267,6 +275,8 @@ class Generation:
             if events:
                 if self.visit is not None and not self.visit.first_ns:
                     self.visit.first_ns = perf_counter_ns()
+                if delivery is not None:
+                    delivery.hand()
                 return events
         raise StopAsyncIteration
 

@@ -128,5 +128,7 @@ class Ask:
     # How long after it this gateway speaks for a scheduler that does not.
     grace_s: float = 1.0
     traceparent: str = ""
+    # When its first byte was here, by `perf_counter_ns`; 0: not known.
+    arrived_ns: int = field(default=0, compare=False)
     # Kept with the request for `Front.note`.
     note: bytes = b""

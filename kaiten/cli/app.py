@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 INTERRUPTED: Final = 130
+REPLAYS: Final = (("steps",), ("explain",))
 
 app = App(
     name="kaiten",
@@ -268,6 +269,9 @@ def chat_of(system: str | None, max_tokens: int | None, temperature: float | Non
     return Chat(system=system or "", options=options)
 
 
+OF_ARCHIVES: Final = "of the past: a folder of archives, or a gateway's host:port; repeatable"
+
+
 @app.command(group=USE)
 def explain(
     request_id: Annotated[str, Parameter(help="as its answer has it")],
@@ -277,14 +281,17 @@ def explain(
     api_key_file: ApiKeyFile = None,
     tls: TlsOptions = NO_TLS,
     tenant: Annotated[str, Parameter(help="whose it is, for operators; default: the key's")] = "",
+    archive: Annotated[tuple[str, ...], Parameter(help=OF_ARCHIVES, negative=())] = (),
     json: Annotated[bool, Parameter(help="what is told, as JSON")] = False,
 ) -> int:
     """See where the time of a request went: for what it waited, who was in its steps."""
-    from kaiten.cli.explain import explain as explain_request
+    from kaiten.cli import explain as told
 
+    if archive:
+        return told.explain_archived(archive, request_id, tenant, api_key_file, as_json=json)
     where, trusted = tls.of_or_exit(address)
     key = api_key_of(api_key_file)
-    return explain_request(where, trusted, request_id, tenant=tenant, api_key=key, as_json=json)
+    return told.explain(where, trusted, request_id, tenant=tenant, api_key=key, as_json=json)
 
 
 @app.command(group=USE)
@@ -434,8 +441,8 @@ Rest = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 
 @app.command(group=USE, help_flags=[], version_flags=[])
 def archive(*arguments: Rest) -> NoReturn:
-    """Read what schedulers have decided: ls, cat, verify. Flags: `kaiten archive --help`."""
-    become("archive", arguments)
+    """Read what schedulers have decided: ls, cat, verify, steps. Flags: `kaiten archive --help`."""
+    become("archive-replay" if arguments[:1] in REPLAYS else "archive", arguments)
 
 
 @app.command(group=USE, help_flags=[], version_flags=[])
@@ -464,7 +471,8 @@ def worker(*arguments: Rest) -> NoReturn:
 
 def become(role: str, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by another. Its parent sees one process, and signals reach it."""
-    packages.require({"archive": "scheduler", "profile": "worker"}.get(role, role))
+    part = role.partition("-")[0]
+    packages.require({"archive": "scheduler", "profile": "worker"}.get(part, part))
     command = (*services.command(services.MODULES[role]), *arguments)
     os.execve(command[0], command, os.environ | services.environ())
 

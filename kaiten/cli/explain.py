@@ -1,15 +1,20 @@
 """`kaiten explain`: where the time of a request went, as a waterfall."""
 
+import os
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import grpc
-from google.protobuf.json_format import MessageToJson
+from google.protobuf.json_format import MessageToJson, Parse
 
+from kaiten.cli import packages
 from kaiten.cli.complaint import complain
 from kaiten.client.connection import OPTIONS, with_key
 from kaiten.client.errors import ApiError, NotFoundError, from_rpc_error
+from kaiten.local import services
 from kaiten.tls import TLS
 from kaiten.tls import channel as channel_to
 from kaiten.v1.inference_service_pb2 import ExplainRequest, ExplainResponse
@@ -19,13 +24,32 @@ from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePha
 CALL_S: Final = 20.0
 # What the HTTP API writes before a request's id. An id that a gRPC client chose may begin so, too.
 PREFIXES: Final = ("chatcmpl-", "cmpl-", "resp_")
+# Of a gateway without keys.
+DEFAULT_TENANT: Final = "default"
+# What a replay ends with that has read all of the archives.
+NOT_FOUND: Final = 1
 BAR: Final = 32
 PHASES: Final[Mapping[int, str]] = {
     TimelinePhase.TIMELINE_PHASE_QUEUE: "queue",
     TimelinePhase.TIMELINE_PHASE_PREFILL: "prefill",
     TimelinePhase.TIMELINE_PHASE_DECODE: "decode",
+    TimelinePhase.TIMELINE_PHASE_STALL: "stall",
+    TimelinePhase.TIMELINE_PHASE_ACCEPT: "accept",
+    TimelinePhase.TIMELINE_PHASE_COMMIT: "commit",
+    TimelinePhase.TIMELINE_PHASE_DELIVER: "deliver",
+    TimelinePhase.TIMELINE_PHASE_READER: "reader",
 }
-MARKS: Final = {"queue": "·", "prefill": "▒", "decode": "█", "unknown": "?"}
+MARKS: Final = {
+    "accept": "▏",
+    "queue": "·",
+    "prefill": "▒",
+    "decode": "█",
+    "stall": "!",
+    "commit": "=",
+    "deliver": "▏",
+    "reader": "~",
+    "unknown": "?",
+}
 
 
 def explain(
@@ -42,13 +66,47 @@ def explain(
         response = found_by(address, tls, request_id, tenant, api_key)
     except ApiError as error:
         return complain(error, address)
+    _show(request_id, response, as_json=as_json)
+    return 0
+
+
+def _show(request_id: str, response: ExplainResponse, *, as_json: bool) -> None:
     if as_json:
         text = MessageToJson(response, indent=None, preserving_proto_field_name=True)
         sys.stdout.write(text + "\n")
     else:
         lines = [line for choice in response.choices for line in lines_of(request_id, choice)]
         sys.stdout.write("\n".join(lines) + "\n")
-    return 0
+
+
+def explain_archived(
+    archives: Sequence[str],
+    request_id: str,
+    tenant: str,
+    api_key_file: Path | None,
+    *,
+    as_json: bool,
+) -> int:
+    """By a replay of archives, long after and under however many leaders; the exit code. Folders
+    are named as they are, all else is an address.
+    """
+    packages.require("scheduler")
+    command = [*services.command(services.MODULES["archive-replay"]), "explain"]
+    folders = [name for name in archives if Path(name).is_dir()]
+    for name in archives:
+        command += [] if name in folders else ["--address", name]
+    command += [] if api_key_file is None else ["--api-key-file", str(api_key_file)]
+    bare = [request_id.removeprefix(p) for p in PREFIXES if request_id.startswith(p)]
+    for id in (request_id, *bare):
+        asked_for = [*command, f"{tenant or DEFAULT_TENANT}:{id}", *folders]
+        done = subprocess.run(
+            asked_for, stdout=subprocess.PIPE, text=True, env=os.environ | services.environ()
+        )
+        if done.returncode != NOT_FOUND:
+            break
+    if done.returncode == 0:
+        _show(request_id, Parse(done.stdout, ExplainResponse()), as_json=as_json)
+    return done.returncode
 
 
 def found_by(
@@ -118,20 +176,33 @@ def _bar(interval: TimelineInterval, start_ns: int, total_ns: int) -> str:
 def _words(interval: TimelineInterval) -> Iterator[str]:
     if interval.why:
         yield interval.why
+    if interval.HasField("stalled_by_sequence_id"):
+        yield f"that of sequence {interval.stalled_by_sequence_id}"
     if interval.HasField("behind_sequence_id"):
         yield f"of sequence {interval.behind_sequence_id}, which is before it"
+    yield from _of_prompt(interval)
+    yield from _of_steps(interval)
+    if interval.batch_mates:
+        yield f"beside {interval.batch_mates} other{'s' * (interval.batch_mates != 1)}"
+    if interval.worker_id:
+        yield f"on {interval.worker_id}"
+
+
+def _of_prompt(interval: TimelineInterval) -> Iterator[str]:
     if interval.chunk_tokens:
         chunks = interval.chunk_tokens
         yield f"{sum(chunks)} tokens in {len(chunks)} chunk{'s' * (len(chunks) > 1)}"
     if interval.num_cached_tokens:
         yield f"{interval.num_cached_tokens} tokens were cached"
+    if interval.num_blocks:
+        shared = f", {interval.num_shared_blocks} shared" if interval.num_shared_blocks else ""
+        yield f"{interval.num_blocks} block{'s' * (interval.num_blocks > 1)}{shared}"
+
+
+def _of_steps(interval: TimelineInterval) -> Iterator[str]:
     if interval.gap_p50_ns:
         yield f"{interval.num_steps} steps, {_ms(interval.gap_p50_ns)} ms apart"
     for gap in interval.longest_gaps[:1]:
         prompts = f", {gap.prompt_tokens} prompt tokens" if gap.prompt_tokens else ""
         rows = "1 row" if gap.rows == 1 else f"{gap.rows} rows"
         yield f"{_ms(gap.gap_ns)} ms at most (a step of {rows}{prompts})"
-    if interval.batch_mates:
-        yield f"beside {interval.batch_mates} other{'s' * (interval.batch_mates != 1)}"
-    if interval.worker_id:
-        yield f"on {interval.worker_id}"

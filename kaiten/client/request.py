@@ -120,7 +120,7 @@ def request_from(
             fields=("prompt", "token_ids", "messages"),
         )
     given.pop("timeout_s", None)
-    of_tools = {name: given.pop(name) for name in OF_TOOLS if name in given}
+    of_tools: dict[str, Any] = {name: given.pop(name) for name in OF_TOOLS if name in given}
     if of_tools and inputs[2] is None:
         raise InvalidRequestError("tools are of a conversation", fields=tuple(of_tools))
     request = inference_service_pb2.GenerateRequest(

@@ -14,6 +14,8 @@ import kaiten
 # What runs each, by the name that people use.
 MODULES: Final = {
     "archive": "ledger.archive",
+    # Those of its commands that make decisions again.
+    "archive-replay": "scheduler_svc.archive_replay",
     "gateway": "gateway",
     "scheduler": "scheduler_svc",
     "worker": "gpu_worker",

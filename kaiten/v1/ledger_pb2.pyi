@@ -152,7 +152,7 @@ class StepRecord(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., step: _Optional[int] = ..., timings: _Optional[_Union[_worker_service_pb2.StepTimings, _Mapping]] = ...) -> None: ...
 
 class CoreInput(_message.Message):
-    __slots__ = ("now_ns", "submit", "cancel", "worker_joined", "worker_lost", "plan", "result", "expire", "worker_draining", "configured", "worker_late", "worker_changed", "handed_over")
+    __slots__ = ("now_ns", "submit", "cancel", "worker_joined", "worker_lost", "plan", "result", "expire", "worker_draining", "configured", "worker_late", "worker_changed", "handed_over", "store_behind")
     NOW_NS_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +166,7 @@ class CoreInput(_message.Message):
     WORKER_LATE_FIELD_NUMBER: _ClassVar[int]
     WORKER_CHANGED_FIELD_NUMBER: _ClassVar[int]
     HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
+    STORE_BEHIND_FIELD_NUMBER: _ClassVar[int]
     now_ns: int
     submit: SubmitInput
     cancel: CancelRecord
@@ -179,7 +180,8 @@ class CoreInput(_message.Message):
     worker_late: WorkerLateInput
     worker_changed: WorkerChangedInput
     handed_over: CellHandover
-    def __init__(self, now_ns: _Optional[int] = ..., submit: _Optional[_Union[SubmitInput, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoinedInput, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLostInput, _Mapping]] = ..., plan: _Optional[_Union[PlanInput, _Mapping]] = ..., result: _Optional[_Union[ResultInput, _Mapping]] = ..., expire: _Optional[_Union[ExpireInput, _Mapping]] = ..., worker_draining: _Optional[_Union[WorkerDrainingInput, _Mapping]] = ..., configured: _Optional[_Union[ConfiguredInput, _Mapping]] = ..., worker_late: _Optional[_Union[WorkerLateInput, _Mapping]] = ..., worker_changed: _Optional[_Union[WorkerChangedInput, _Mapping]] = ..., handed_over: _Optional[_Union[CellHandover, _Mapping]] = ...) -> None: ...
+    store_behind: StoreBehindInput
+    def __init__(self, now_ns: _Optional[int] = ..., submit: _Optional[_Union[SubmitInput, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoinedInput, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLostInput, _Mapping]] = ..., plan: _Optional[_Union[PlanInput, _Mapping]] = ..., result: _Optional[_Union[ResultInput, _Mapping]] = ..., expire: _Optional[_Union[ExpireInput, _Mapping]] = ..., worker_draining: _Optional[_Union[WorkerDrainingInput, _Mapping]] = ..., configured: _Optional[_Union[ConfiguredInput, _Mapping]] = ..., worker_late: _Optional[_Union[WorkerLateInput, _Mapping]] = ..., worker_changed: _Optional[_Union[WorkerChangedInput, _Mapping]] = ..., handed_over: _Optional[_Union[CellHandover, _Mapping]] = ..., store_behind: _Optional[_Union[StoreBehindInput, _Mapping]] = ...) -> None: ...
 
 class ConfiguredInput(_message.Message):
     __slots__ = ("policy", "lease_steps_max", "plans_in_flight_max", "prefill_tokens_min", "preemptions_max", "deaths_max", "misfit_wait_ns", "tenant_tokens_max", "placement", "order", "victim", "admission", "mix", "cadence", "priority_worth_ns", "token_worth_ns", "wait_ns_max", "long_prefill_tokens", "long_prefills_max", "schedule_interval_steps", "waiting_served_permille", "waiting_steps_max", "tenant_weights", "itl_target_us", "batch_gap_us")
@@ -333,6 +335,12 @@ class ResultInput(_message.Message):
 class ExpireInput(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class StoreBehindInput(_message.Message):
+    __slots__ = ("is_behind",)
+    IS_BEHIND_FIELD_NUMBER: _ClassVar[int]
+    is_behind: bool
+    def __init__(self, is_behind: bool = ...) -> None: ...
 
 class FoldedTokens(_message.Message):
     __slots__ = ("token_ids", "logprobs")

@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kaiten/v1/timeline.proto\x12\tkaiten.v1\"\x8d\x01\n\x0e\x43hoiceTimeline\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\r\n\x05\x65nded\x18\x03 \x01(\t\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\r\x12.\n\tintervals\x18\x05 \x03(\x0b\x32\x1b.kaiten.v1.TimelineInterval\"\xda\x02\n\x10TimelineInterval\x12\'\n\x05phase\x18\x01 \x01(\x0e\x32\x18.kaiten.v1.TimelinePhase\x12\x15\n\rstart_unix_ns\x18\x02 \x01(\x04\x12\x13\n\x0b\x65nd_unix_ns\x18\x03 \x01(\x04\x12\x0b\n\x03why\x18\x04 \x01(\t\x12\x1f\n\x12\x62\x65hind_sequence_id\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x14\n\x0c\x63hunk_tokens\x18\x08 \x03(\r\x12\x11\n\tnum_steps\x18\t \x01(\r\x12\x12\n\ngap_p50_ns\x18\n \x01(\x04\x12,\n\x0clongest_gaps\x18\x0b \x03(\x0b\x32\x16.kaiten.v1.TimelineGap\x12\x13\n\x0b\x62\x61tch_mates\x18\x0c \x01(\rB\x15\n\x13_behind_sequence_id\"W\n\x0bTimelineGap\x12\x13\n\x0b\x65nd_unix_ns\x18\x01 \x01(\x04\x12\x0e\n\x06gap_ns\x18\x02 \x01(\x04\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r*\x9c\x01\n\rTimelinePhase\x12\x1e\n\x1aTIMELINE_PHASE_UNSPECIFIED\x10\x00\x12\x18\n\x14TIMELINE_PHASE_QUEUE\x10\x01\x12\x1a\n\x16TIMELINE_PHASE_PREFILL\x10\x02\x12\x19\n\x15TIMELINE_PHASE_DECODE\x10\x03\x12\x1a\n\x16TIMELINE_PHASE_UNKNOWN\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kaiten/v1/timeline.proto\x12\tkaiten.v1\"\xd2\x01\n\x0e\x43hoiceTimeline\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\r\n\x05\x65nded\x18\x03 \x01(\t\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\r\x12.\n\tintervals\x18\x05 \x03(\x0b\x32\x1b.kaiten.v1.TimelineInterval\x12\x17\n\x0fnum_batch_mates\x18\x06 \x01(\r\x12\x16\n\x0e\x62\x61tch_mate_ids\x18\x07 \x03(\t\x12\x12\n\nlatency_ns\x18\x08 \x01(\x04\"\xc9\x03\n\x10TimelineInterval\x12\'\n\x05phase\x18\x01 \x01(\x0e\x32\x18.kaiten.v1.TimelinePhase\x12\x15\n\rstart_unix_ns\x18\x02 \x01(\x04\x12\x13\n\x0b\x65nd_unix_ns\x18\x03 \x01(\x04\x12\x0b\n\x03why\x18\x04 \x01(\t\x12\x1f\n\x12\x62\x65hind_sequence_id\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x14\n\x0c\x63hunk_tokens\x18\x08 \x03(\r\x12\x11\n\tnum_steps\x18\t \x01(\r\x12\x12\n\ngap_p50_ns\x18\n \x01(\x04\x12,\n\x0clongest_gaps\x18\x0b \x03(\x0b\x32\x16.kaiten.v1.TimelineGap\x12\x13\n\x0b\x62\x61tch_mates\x18\x0c \x01(\r\x12\x12\n\nnum_blocks\x18\r \x01(\r\x12\x19\n\x11num_shared_blocks\x18\x0e \x01(\r\x12#\n\x16stalled_by_sequence_id\x18\x0f \x01(\x04H\x01\x88\x01\x01\x42\x15\n\x13_behind_sequence_idB\x19\n\x17_stalled_by_sequence_id\"W\n\x0bTimelineGap\x12\x13\n\x0b\x65nd_unix_ns\x18\x01 \x01(\x04\x12\x0e\n\x06gap_ns\x18\x02 \x01(\x04\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r*\xa3\x02\n\rTimelinePhase\x12\x1e\n\x1aTIMELINE_PHASE_UNSPECIFIED\x10\x00\x12\x18\n\x14TIMELINE_PHASE_QUEUE\x10\x01\x12\x1a\n\x16TIMELINE_PHASE_PREFILL\x10\x02\x12\x19\n\x15TIMELINE_PHASE_DECODE\x10\x03\x12\x1a\n\x16TIMELINE_PHASE_UNKNOWN\x10\x04\x12\x18\n\x14TIMELINE_PHASE_STALL\x10\x05\x12\x19\n\x15TIMELINE_PHASE_ACCEPT\x10\x06\x12\x19\n\x15TIMELINE_PHASE_COMMIT\x10\x07\x12\x1a\n\x16TIMELINE_PHASE_DELIVER\x10\x08\x12\x19\n\x15TIMELINE_PHASE_READER\x10\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kaiten.v1.timeline_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TIMELINEPHASE']._serialized_start=622
-  _globals['_TIMELINEPHASE']._serialized_end=778
+  _globals['_TIMELINEPHASE']._serialized_start=802
+  _globals['_TIMELINEPHASE']._serialized_end=1093
   _globals['_CHOICETIMELINE']._serialized_start=40
-  _globals['_CHOICETIMELINE']._serialized_end=181
-  _globals['_TIMELINEINTERVAL']._serialized_start=184
-  _globals['_TIMELINEINTERVAL']._serialized_end=530
-  _globals['_TIMELINEGAP']._serialized_start=532
-  _globals['_TIMELINEGAP']._serialized_end=619
+  _globals['_CHOICETIMELINE']._serialized_end=250
+  _globals['_TIMELINEINTERVAL']._serialized_start=253
+  _globals['_TIMELINEINTERVAL']._serialized_end=710
+  _globals['_TIMELINEGAP']._serialized_start=712
+  _globals['_TIMELINEGAP']._serialized_end=799
 # @@protoc_insertion_point(module_scope)

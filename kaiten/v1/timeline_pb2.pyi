@@ -14,28 +14,44 @@ class TimelinePhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TIMELINE_PHASE_PREFILL: _ClassVar[TimelinePhase]
     TIMELINE_PHASE_DECODE: _ClassVar[TimelinePhase]
     TIMELINE_PHASE_UNKNOWN: _ClassVar[TimelinePhase]
+    TIMELINE_PHASE_STALL: _ClassVar[TimelinePhase]
+    TIMELINE_PHASE_ACCEPT: _ClassVar[TimelinePhase]
+    TIMELINE_PHASE_COMMIT: _ClassVar[TimelinePhase]
+    TIMELINE_PHASE_DELIVER: _ClassVar[TimelinePhase]
+    TIMELINE_PHASE_READER: _ClassVar[TimelinePhase]
 TIMELINE_PHASE_UNSPECIFIED: TimelinePhase
 TIMELINE_PHASE_QUEUE: TimelinePhase
 TIMELINE_PHASE_PREFILL: TimelinePhase
 TIMELINE_PHASE_DECODE: TimelinePhase
 TIMELINE_PHASE_UNKNOWN: TimelinePhase
+TIMELINE_PHASE_STALL: TimelinePhase
+TIMELINE_PHASE_ACCEPT: TimelinePhase
+TIMELINE_PHASE_COMMIT: TimelinePhase
+TIMELINE_PHASE_DELIVER: TimelinePhase
+TIMELINE_PHASE_READER: TimelinePhase
 
 class ChoiceTimeline(_message.Message):
-    __slots__ = ("choice", "sequence_id", "ended", "num_preemptions", "intervals")
+    __slots__ = ("choice", "sequence_id", "ended", "num_preemptions", "intervals", "num_batch_mates", "batch_mate_ids", "latency_ns")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     INTERVALS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BATCH_MATES_FIELD_NUMBER: _ClassVar[int]
+    BATCH_MATE_IDS_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_NS_FIELD_NUMBER: _ClassVar[int]
     choice: int
     sequence_id: int
     ended: str
     num_preemptions: int
     intervals: _containers.RepeatedCompositeFieldContainer[TimelineInterval]
-    def __init__(self, choice: _Optional[int] = ..., sequence_id: _Optional[int] = ..., ended: _Optional[str] = ..., num_preemptions: _Optional[int] = ..., intervals: _Optional[_Iterable[_Union[TimelineInterval, _Mapping]]] = ...) -> None: ...
+    num_batch_mates: int
+    batch_mate_ids: _containers.RepeatedScalarFieldContainer[str]
+    latency_ns: int
+    def __init__(self, choice: _Optional[int] = ..., sequence_id: _Optional[int] = ..., ended: _Optional[str] = ..., num_preemptions: _Optional[int] = ..., intervals: _Optional[_Iterable[_Union[TimelineInterval, _Mapping]]] = ..., num_batch_mates: _Optional[int] = ..., batch_mate_ids: _Optional[_Iterable[str]] = ..., latency_ns: _Optional[int] = ...) -> None: ...
 
 class TimelineInterval(_message.Message):
-    __slots__ = ("phase", "start_unix_ns", "end_unix_ns", "why", "behind_sequence_id", "worker_id", "num_cached_tokens", "chunk_tokens", "num_steps", "gap_p50_ns", "longest_gaps", "batch_mates")
+    __slots__ = ("phase", "start_unix_ns", "end_unix_ns", "why", "behind_sequence_id", "worker_id", "num_cached_tokens", "chunk_tokens", "num_steps", "gap_p50_ns", "longest_gaps", "batch_mates", "num_blocks", "num_shared_blocks", "stalled_by_sequence_id")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +64,9 @@ class TimelineInterval(_message.Message):
     GAP_P50_NS_FIELD_NUMBER: _ClassVar[int]
     LONGEST_GAPS_FIELD_NUMBER: _ClassVar[int]
     BATCH_MATES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STALLED_BY_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     phase: TimelinePhase
     start_unix_ns: int
     end_unix_ns: int
@@ -60,7 +79,10 @@ class TimelineInterval(_message.Message):
     gap_p50_ns: int
     longest_gaps: _containers.RepeatedCompositeFieldContainer[TimelineGap]
     batch_mates: int
-    def __init__(self, phase: _Optional[_Union[TimelinePhase, str]] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., why: _Optional[str] = ..., behind_sequence_id: _Optional[int] = ..., worker_id: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., num_steps: _Optional[int] = ..., gap_p50_ns: _Optional[int] = ..., longest_gaps: _Optional[_Iterable[_Union[TimelineGap, _Mapping]]] = ..., batch_mates: _Optional[int] = ...) -> None: ...
+    num_blocks: int
+    num_shared_blocks: int
+    stalled_by_sequence_id: int
+    def __init__(self, phase: _Optional[_Union[TimelinePhase, str]] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., why: _Optional[str] = ..., behind_sequence_id: _Optional[int] = ..., worker_id: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., num_steps: _Optional[int] = ..., gap_p50_ns: _Optional[int] = ..., longest_gaps: _Optional[_Iterable[_Union[TimelineGap, _Mapping]]] = ..., batch_mates: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_shared_blocks: _Optional[int] = ..., stalled_by_sequence_id: _Optional[int] = ...) -> None: ...
 
 class TimelineGap(_message.Message):
     __slots__ = ("end_unix_ns", "gap_ns", "rows", "prompt_tokens")

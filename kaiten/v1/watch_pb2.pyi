@@ -45,6 +45,7 @@ class WhyPassedOver(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WHY_PASSED_OVER_BATCH_GAP: _ClassVar[WhyPassedOver]
     WHY_PASSED_OVER_PLACE_NEEDED: _ClassVar[WhyPassedOver]
     WHY_PASSED_OVER_STEPS_TOO_LONG: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_STORE_BEHIND: _ClassVar[WhyPassedOver]
 SEQUENCE_STATE_UNSPECIFIED: SequenceState
 SEQUENCE_STATE_WAITING: SequenceState
 SEQUENCE_STATE_RUNNING: SequenceState
@@ -76,6 +77,7 @@ WHY_PASSED_OVER_PREFILL: WhyPassedOver
 WHY_PASSED_OVER_BATCH_GAP: WhyPassedOver
 WHY_PASSED_OVER_PLACE_NEEDED: WhyPassedOver
 WHY_PASSED_OVER_STEPS_TOO_LONG: WhyPassedOver
+WHY_PASSED_OVER_STORE_BEHIND: WhyPassedOver
 
 class WatchRequest(_message.Message):
     __slots__ = ("interval_ms",)

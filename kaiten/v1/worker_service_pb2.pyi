@@ -242,15 +242,17 @@ class RowError(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class StepTimings(_message.Message):
-    __slots__ = ("wait_us", "forward_us", "sample_us", "tokens_computed", "rows")
+    __slots__ = ("wait_us", "forward_us", "sample_us", "tokens_computed", "rows", "is_graph")
     WAIT_US_FIELD_NUMBER: _ClassVar[int]
     FORWARD_US_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_US_FIELD_NUMBER: _ClassVar[int]
     TOKENS_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    IS_GRAPH_FIELD_NUMBER: _ClassVar[int]
     wait_us: int
     forward_us: int
     sample_us: int
     tokens_computed: int
     rows: int
-    def __init__(self, wait_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., sample_us: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+    is_graph: bool
+    def __init__(self, wait_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., sample_us: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., rows: _Optional[int] = ..., is_graph: bool = ...) -> None: ...

@@ -130,7 +130,7 @@ class Connections:
         for index in range(len(self._free) - 1, -1, -1):
             if self._free[index][0] == address:
                 return self._free.pop(index)[1]
-        place = {"host": address.host, "port": address.port} if address.host else {}
+        place: dict[str, Any] = {"host": address.host, "port": address.port} if address.host else {}
         return self._class(**self._options, **place)
 
     async def _exchange(

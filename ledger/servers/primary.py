@@ -75,7 +75,7 @@ class SentinelServers:
 
     async def primary(self) -> Address:
         try:
-            host, port = await self._sentinel.discover_master(self._name)  # type: ignore[no-untyped-call]
+            host, port = await self._sentinel.discover_master(self._name)
         except MasterNotFoundError as error:
             await self._require_name()
             raise redis_errors.ConnectionError(
@@ -98,7 +98,8 @@ class SentinelServers:
         known: set[str] = set()
         for sentinel in self._sentinel.sentinels:
             try:
-                known |= set(await sentinel.sentinel_masters())
+                masters: Any = await sentinel.sentinel_masters()
+                known |= set(masters)
             except redis_errors.RedisError:
                 continue
         if known and self._name not in known:
@@ -108,7 +109,7 @@ class SentinelServers:
             )
 
     async def replicas(self) -> list[Address]:
-        found = await self._sentinel.discover_slaves(self._name)  # type: ignore[no-untyped-call]
+        found = await self._sentinel.discover_slaves(self._name)
         return [Address(str(host), int(port)) for host, port in found]
 
     async def close(self) -> None:

@@ -59,8 +59,14 @@ class BlockPool:
         # By layer group and hash.
         self._block_of: list[dict[bytes, BlockId]] = [{} for _ in range(group_count)]
         self._key_of: dict[BlockId, tuple[int, BlockKey]] = {}
+<<<<<<< HEAD
         # A byte per block, for readers: whether it is in `_key_of`.
         self.cached = bytearray(block_count)
+=======
+        # For readers, since the beginning: taken anew, with content that was forgotten for it; held
+        # for what they remember; given back by whoever had them last.
+        self.num_taken = self.num_evicted = self.num_hits = self.num_freed = 0
+>>>>>>> main
 
     def __repr__(self) -> str:
         return f"<BlockPool {self.free_count}/{self.block_count} free, {len(self._key_of)} cached>"
@@ -74,6 +80,7 @@ class BlockPool:
         """Hold `count` blocks of unspecified content. The caller has seen that so many are free."""
         assert count <= len(self._free), f"{count} blocks taken, {len(self._free)} free"
         taken = []
+        self.num_taken += count
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
             self._forget(block)
@@ -123,6 +130,7 @@ class BlockPool:
             assert self._refs[block] > 0, f"block {block} given back but not held"
             self._refs[block] -= 1
             if self._refs[block] == 0:
+                self.num_freed += 1
                 self._free[block] = None
                 if block not in self._key_of:
                     self._free.move_to_end(block, last=False)
@@ -139,6 +147,7 @@ class BlockPool:
 
     def _forget(self, block: BlockId) -> None:
         if (known := self._key_of.pop(block, None)) is not None:
+            self.num_evicted += 1
             group, key = known
             self.cached[block] = 0
             del self._block_of[group][key[0]]

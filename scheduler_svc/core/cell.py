@@ -25,6 +25,7 @@ class CellState:
         self.waiting = WaitingQueue(self.policy.order)
         self.workers: dict[str, Worker] = {}
         self.live: dict[SequenceId, LiveRequest] = {}
+        self.is_store_behind = False
         # Of those, sequences that ever lost their slot before their end.
         self.preempted: dict[SequenceId, Sequence] = {}
         # Workers of which something changed since `concerned` was last asked.

@@ -99,6 +99,13 @@ class WorkerLate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreBehind:
+    """So many records are not acknowledged that nothing more may be planned, or no longer."""
+
+    is_behind: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
     """Its batch is gone. Sequences go on elsewhere from their committed tokens."""
 
@@ -133,6 +140,7 @@ Command = (
     | WorkerChanged
     | WorkerDraining
     | WorkerLate
+    | StoreBehind
     | WorkerLost
     | StepDone
     | MakePlan

@@ -113,6 +113,7 @@ class Why(Enum):
     NOTHING_CHANGED = "the worker runs on by itself"
     DRAINING = "the worker is draining"
     LATE = "a step of the worker is overdue"
+    STORE_BEHIND = "the store has not acknowledged what was decided"
     NO_SLOT = "every slot is taken"
     NO_BUDGET = "another prefill could not be promised its minimum of every step"
     PREEMPTED = "somebody was preempted by this very plan"

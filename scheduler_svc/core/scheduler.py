@@ -20,6 +20,7 @@ from scheduler_svc.core.commands import (
     HandedOver,
     MakePlan,
     StepDone,
+    StoreBehind,
     Submit,
     WorkerChanged,
     WorkerDraining,
@@ -73,6 +74,11 @@ class Scheduler:
     def workers(self) -> dict[str, Worker]:
         """Who runs where. To be looked at only."""
         return self._cell.workers
+
+    @property
+    def is_store_behind(self) -> bool:
+        """Nothing is planned until the store has acknowledged more."""
+        return self._cell.is_store_behind
 
     @property
     def live_count(self) -> int:
@@ -266,6 +272,12 @@ class Scheduler:
         self._cell.configure(command.config, command.policy, command.rules)
         return self._outcome()
 
+    def _store_behind(self, command: StoreBehind, now_ns: int) -> Outcome:
+        self._cell.is_store_behind = command.is_behind
+        for worker_id in self.workers:
+            self._cell.touch(worker_id)
+        return self._outcome()
+
     # Inside
 
     def _outcome(self, events: list[Event] | None = None, **rest: Any) -> Outcome:
@@ -297,6 +309,7 @@ _HANDLERS: Final[dict[type, Callable[[Scheduler, Any, int], Outcome]]] = {
     WorkerChanged: Scheduler._worker_changed,
     WorkerDraining: Scheduler._worker_draining,
     WorkerLate: Scheduler._worker_late,
+    StoreBehind: Scheduler._store_behind,
     WorkerLost: Scheduler._worker_lost,
     MakePlan: Scheduler._make_plan,
     StepDone: Scheduler._step_done,

@@ -219,6 +219,8 @@ class StepResult:
     errors: Mapping[SlotIndex, str] = field(default_factory=dict)
     # What it took, waiting aside; 0: not told.
     step_us: int = 0
+    # For readers: it was launched as a recorded graph.
+    is_graph: bool = False
     # Prompt positions, of rows that advanced a chunk.
     prompt_logprobs: Mapping[SlotIndex, range] = field(default_factory=dict)
     is_last: bool = False

@@ -92,7 +92,7 @@ def test_services_run_from_it(installed: Path) -> None:
         "    print(callable(module.main) and module.__file__)"
     )
     found = python(installed, "-c", code).split()
-    assert len(found) == 5
+    assert len(found) == 6
     assert all(name.startswith(str(installed / "kaiten" / "services")) for name in found)
 
 

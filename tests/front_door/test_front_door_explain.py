@@ -1,6 +1,7 @@
 """A request that waited for others explains itself: over HTTP, gRPC and at a terminal."""
 
 import json
+import re
 from itertools import pairwise
 
 import httpx
@@ -32,8 +33,15 @@ def test_who_waited_is_told_for_what(
         assert intervals[0]["start_ms"] == 0
         for one, other in pairwise(intervals):
             assert one["start_ms"] + one["ms"] == pytest.approx(other["start_ms"], abs=1e-3)
-        assert sum(each["ms"] for each in intervals) == pytest.approx(choice["ms"], abs=1e-3)
-        assert (intervals[-1]["phase"], intervals[-1]["steps"]) == ("decode", 39)
+        total_ms = sum(each["ms"] for each in intervals)
+        assert total_ms == pytest.approx(choice["ms"], abs=1e-3)
+        phases = [each["phase"] for each in intervals]
+        assert phases[0] == "accept"
+        assert "unknown" not in phases
+        # Its client left as soon as it was accepted: what came after nobody here has measured.
+        assert choice["latency_ms"] is None
+        began = len(phases) - phases[::-1].index("prefill")
+        assert sum(each["steps"] for each in intervals[began:]) == 39
 
     shown = {}
     for flags in ([], ["--json"]):
@@ -44,6 +52,22 @@ def test_who_waited_is_told_for_what(
     assert shown[False].count("ended: length") == 2
     assert "every slot is taken" in shown[False]
     assert len(json.loads(shown[True])["choices"]) == 2
+
+
+def test_all_that_a_client_waited_for_is_told(whole_stack: WholeStack) -> None:
+    """From its first byte at the gateway to its last."""
+    door, body = whole_stack.doors[0], {"prompt": "The chef", "max_tokens": 200, "ignore_eos": True}
+    for stream in (False, True):
+        reply = httpx.post(
+            f"{door.openai}/completions", json={**body, "stream": stream}, timeout=60
+        )
+        id = re.search('"id":"([^"]+)"', reply.text)
+        assert id is not None
+        (choice,) = httpx.get(f"{door.http}/v1/requests/{id[1]}/explain").json()["choices"]
+        total_ms = sum(each["ms"] for each in choice["intervals"])
+        # The store's clock counts milliseconds.
+        assert total_ms == pytest.approx(choice["latency_ms"], rel=0.02, abs=2)
+        assert {each["phase"] for each in choice["intervals"]} >= {"accept", "queue", "decode"}
 
 
 def test_of_a_request_that_nobody_knows_nothing_is_told(

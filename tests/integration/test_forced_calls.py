@@ -135,7 +135,7 @@ def test_over_grpc(stack: WholeStack) -> None:
 
 
 def test_a_strict_call_that_need_not_be_made_is_right_if_it_is(client: OpenAI) -> None:
-    strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
+    strict: Any = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
     tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
     found, ends = [], set()
     for seed in range(6):

@@ -1,8 +1,11 @@
 """What a scheduler keeps of its decisions: everything committed, readable and replayed tomorrow."""
 
 import asyncio
+import json
 import signal
+import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,8 +15,10 @@ import pytest
 from kaiten.v1.ledger_pb2 import JournalRecord
 from ledger.archive import Cursor, Wanted, entries, segments, verify
 from ledger.archive.remote import remote_entries
+from scheduler_svc import archive_replay
 from scheduler_svc.replay import Compared, Skipped, replay_archive
 from scheduler_svc.timeline import Phase, Timelines
+from scheduler_svc.timeline_intervals import Timeline, timelines_of
 from tests.support.answers import until
 from tests.support.cluster import SCHEDULER_FLAGS, Cluster, argv_of
 from tests.support.processes import ServiceProcess
@@ -60,7 +65,46 @@ async def more_work(cluster: Cluster) -> None:
         await answer.has_tokens(3)
 
 
-async def test_leaders_of_several_minds_are_replayed_from_the_archive(tmp_path: Path) -> None:
+def told_by_commands(
+    archive: Path,
+    compared: Sequence[Compared],
+    choices: Sequence[Timeline],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`kaiten archive steps` tells every decision, and `kaiten explain --archive` one request."""
+    capsys.readouterr()
+    one = choices[0]
+    assert archive_replay.main(["steps", str(archive), "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    plans = [line for line in lines if line["kind"] == "plan"]
+    assert len(plans) == len([each for each in compared if "plan" in each.what])
+    assert all(wait["why"] for plan in plans for wait in plan["waits"])
+    assert any(plan["waits"] for plan in plans)
+    assert {line["epoch"] for line in lines if line["kind"] == "step"} == {
+        plan["epoch"] for plan in plans
+    }
+    assert archive_replay.main(["steps", str(archive), "--id", one.id, "--json"]) == 0
+    own = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert 0 < len(own) < len(lines)
+    admitted = [each["request_id"] for line in own for each in line.get("admitted", ())]
+    assert one.id in admitted
+    assert archive_replay.main(["steps", str(archive), "--id", "default:nobody"]) == 1
+    assert "'default:nobody' is in none" in capsys.readouterr().err
+
+    tenant, _, name = one.id.partition(":")
+    flags = ["--archive", str(archive), "--tenant", tenant]
+    for id, code, said in ((name, 0, "ended: length"), ("nobody", 1, "is in none")):
+        done = subprocess.run(
+            [sys.executable, "-m", "kaiten", "explain", id, *flags], capture_output=True, text=True
+        )
+        assert done.returncode == code, done.stderr
+        assert said in done.stdout + done.stderr
+        assert code or done.stdout.count("\n") == sum(len(t.intervals) + 2 for t in choices)
+
+
+async def test_leaders_of_several_minds_are_replayed_from_the_archive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Every decision again, bit for bit, though each leader decided by other flags."""
     archive = tmp_path / "archive"
     async with Cluster(
@@ -97,7 +141,7 @@ async def test_leaders_of_several_minds_are_replayed_from_the_archive(tmp_path: 
     assert all(one.is_equal for one in compared)
     assert len([one for one in compared if "plan" in one.what]) > 100
     ids = {entry.request.submit.id for entry in entries([archive]) if entry.HasField("request")}
-    told = [each for id in ids for each in timelines.snapshot(id).timelines()]
+    told = [each for id in ids for each in timelines_of(timelines.snapshot(id))]
     # Where their time went, under however many leaders. The end of some went with the one killed.
     assert {each.id for each in told} == ids
     for each in told:
@@ -106,7 +150,8 @@ async def test_leaders_of_several_minds_are_replayed_from_the_archive(tmp_path: 
     assert whole
     # One that was resumed for its last token has it of the prefill.
     last = {each.intervals[-1].phase for each in whole}
-    assert {Phase.DECODE} <= last <= {Phase.DECODE, Phase.PREFILL}
+    assert last <= {Phase.DECODE, Phase.PREFILL, Phase.STALL}
+    told_by_commands(archive, compared, [t for t in told if t.id == whole[0].id], capsys)
     headers = [segment.header for segment in segments([archive])]
     assert [header.configured.policy for header in headers] == ["fair", "priority", "fair"]
     assert [header.configured.mix for header in headers] == ["prefill_first", "", ""]

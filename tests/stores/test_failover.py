@@ -5,6 +5,7 @@ what was promised holds.
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ Lend = Callable[[Group], Lent]
 STREAMS = 64
 TOKENS = 150
 # Longer than any failover takes, on a machine that does other things.
-PATIENT = {"retry_s": 60.0}
+PATIENT = LedgerLimits(retry_s=60.0)
 WORKER = {"slots": STREAMS, "step_ms": 10, "kv_blocks": 2048}
 
 
@@ -55,7 +56,7 @@ async def test_64_streams_go_on_at_the_next_primary(
     async with Cluster(
         tmp_path / "cell",
         store=lent(group),
-        limits=LedgerLimits(**PATIENT, replicas_min=replicas_min),
+        limits=replace(PATIENT, replicas_min=replicas_min),
         scheduler_flags={"store_replicas_min": replicas_min},
         worker_flags=WORKER,
     ) as cluster:
@@ -103,7 +104,7 @@ async def test_what_no_replica_has_is_lost_and_said_and_never_wrong(
     async with Cluster(
         tmp_path / "cell",
         store=lent(group),
-        limits=LedgerLimits(**PATIENT),
+        limits=PATIENT,
         worker_flags={**WORKER, "gates": tmp_path / "cell" / "gates"},
     ) as cluster:
         cluster.is_checked = False

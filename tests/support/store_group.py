@@ -6,11 +6,12 @@ Both are made by the commands an operator would give, over sockets: no valkey-cl
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
 from redis import Redis
-from redis.cluster import key_slot
+from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from kaiten.local.ports import HeldPort
@@ -47,8 +48,8 @@ class Group:
         self._admins: dict[int, Redis] = {}
         self._held: list[HeldPort] = []
 
-    def admin(self, server: StoreServer) -> Redis:
-        """A client of that one server."""
+    def admin(self, server: StoreServer) -> Any:
+        """A client of that one server. What it answers has no types."""
         if server.port not in self._admins:
             credentials = server.settings.get("masterauth")
             self._admins[server.port] = Redis(
@@ -75,6 +76,10 @@ class Group:
             lambda: self.replication(replica).get("master_link_status") == "up",
             f"replica at {replica.port}",
         )
+
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
 
     @property
     def primary(self) -> StoreServer:
@@ -197,10 +202,10 @@ class StoreCluster(Group):
             self._await_link(replica)
         # A failover needs others who know both.
         for server in self.servers:
-            wait_until(
-                lambda server=server: all(len(each) == 4 for each in self._slots(server)),
-                "replicas of every shard",
-            )
+            wait_until(partial(self._has_replicas, server), "replicas of every shard")
+
+    def _has_replicas(self, server: StoreServer) -> bool:
+        return all(len(each) == 4 for each in self._slots(server))
 
     def _await_info(self, server: StoreServer, name: str, value: str) -> None:
         wait_until(lambda: self._info(server)[name] == value, f"{name} {value} at {server.port}")
@@ -323,7 +328,7 @@ class SentinelGroup(Group):
         for index in range(SENTINELS):
             self.sentinels.append(self._sentinel(self.folder / f"sentinel-{index}"))
         for sentinel in self.sentinels:
-            wait_until(lambda sentinel=sentinel: self._knows_all(sentinel), "Sentinels of a mind")
+            wait_until(partial(self._knows_all, sentinel), "Sentinels of a mind")
         return self
 
     def _sentinel(self, folder: Path) -> StoreServer:

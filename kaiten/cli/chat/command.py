@@ -41,8 +41,9 @@ def converse(client: Client, chat: Chat, address: str) -> int:
 def _ask(client: Client, chat: Chat, question: str, address: str) -> int:
     """Stream the answer. Interrupted, or failed, it was not given; the code an exit would have."""
     chat.asks(question)
-    asked = cast(GenerateOptions, {**chat.options, "messages": chat.messages(question)})
-    generation = client.generate(parse_output=True, **asked)
+    messages = chat.messages(question)
+    asked = {**chat.options, "messages": messages, "parse_output": True}
+    generation = client.generate(**cast(GenerateOptions, asked))
     thought = _Thought()
     try:
         with generation, _Waiting(client, generation.request_id) as waiting:

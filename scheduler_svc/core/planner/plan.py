@@ -44,8 +44,8 @@ def make_plan(
 
 def why_none(cell: CellState, worker: Worker) -> Why | None:
     """Why there is to be no plan, whoever could join; None: there may be one."""
-    if worker.is_late:
-        return Why.LATE
+    if cell.is_store_behind or worker.is_late:
+        return Why.STORE_BEHIND if cell.is_store_behind else Why.LATE
     if worker.first_steps_unanswered >= cell.config.plans_in_flight_max:
         return Why.PLANS_IN_FLIGHT
     return None if cell.waiting or is_due(cell, worker) else Why.NOTHING_CHANGED

@@ -18,6 +18,7 @@ from scheduler_svc.core.commands import (
     HandedOver,
     MakePlan,
     StepDone,
+    StoreBehind,
     Submit,
     WorkerChanged,
     WorkerDraining,
@@ -84,6 +85,7 @@ COMMANDS: dict[type, st.SearchStrategy[Command]] = {
         WorkerLost, worker_id=NAMES, is_crash=st.none() | st.booleans(), reason=NAMES
     ),
     WorkerLate: st.builds(WorkerLate, worker_id=NAMES),
+    StoreBehind: st.builds(StoreBehind, is_behind=st.booleans()),
     StepDone: st.builds(StepDone, result=steps()),
     MakePlan: st.builds(MakePlan, worker_id=NAMES),
 }

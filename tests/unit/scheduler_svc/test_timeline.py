@@ -1,18 +1,22 @@
 """Where a request's time went: without holes, and with the cause that a test brought about."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
 import pytest
 
-from scheduler_svc import timeline
-from scheduler_svc.core.commands import Command
+from scheduler_svc import timeline, timeline_intervals
+from scheduler_svc.core.commands import Command, Expire, StoreBehind, WorkerLate
 from scheduler_svc.core.outcome import Outcome, Why
 from scheduler_svc.core.types import FLEX_PRIORITY, Reason
-from scheduler_svc.timeline import Phase, Timeline, Timelines
+from scheduler_svc.timeline import Phase, Timelines
+from scheduler_svc.timeline_intervals import GAPS_SHOWN, Interval, Timeline, timelines_of
 from tests.sim.test_scheduler_sim import World
 from tests.support.cell import Cell, spec
+
+MS: Final = 1_000_000
 
 
 class Told(Cell):
@@ -24,10 +28,10 @@ class Told(Cell):
 
     def see(self, command: Command, outcome: Outcome) -> None:
         super().see(command, outcome)
-        self.timelines.take(command, outcome, self.now_ns)
+        self.timelines.take(command, outcome, self.now_ns, self.scheduler.waiting.throttled)
 
     def timeline(self, sequence_id: int, choice: int = 0) -> Timeline:
-        return self.timelines.snapshot(f"r{sequence_id}").timelines()[choice]
+        return timelines_of(self.timelines.snapshot(f"r{sequence_id}"))[choice]
 
     def whys(self, sequence_id: int) -> list[str]:
         """For what it waited, one after the other."""
@@ -60,7 +64,7 @@ def test_a_choice_from_the_queue_to_its_end() -> None:
     assert (decode.phase, decode.num_steps, decode.worker_id) == (Phase.DECODE, 5, "w1")
     assert decode.batch_mates == 1
     longest = cell.timeline(first).intervals[-1].longest
-    assert len(longest) == timeline.GAPS_SHOWN
+    assert len(longest) == GAPS_SHOWN
     check(cell.timeline(first), 0)
 
 
@@ -126,6 +130,55 @@ def flex() -> tuple[Told, int]:
     return cell, one
 
 
+def tenant_behind() -> tuple[Told, int]:
+    """No look names it: of a throttled tenant nobody is looked at."""
+    cell, _ = tenant()
+    return cell, cell.submit(3, 5, tenant="b")
+
+
+def store() -> tuple[Told, int]:
+    """While it decodes, and another waits."""
+    cell = Told(spec(slots=1), lease=1)
+    one = cell.submit(3, 30)
+    cell.turns(3)
+    behind(cell, MS)
+    return cell, one
+
+
+def store_and_queue() -> tuple[Told, int]:
+    cell, _ = store()
+    one = cell.submit(3, 2)
+    behind(cell, MS)
+    return cell, one
+
+
+def behind(cell: Told, for_ns: int) -> None:
+    cell.apply(StoreBehind(is_behind=True))
+    cell.now_ns += for_ns
+    assert cell.plan() is None
+    cell.apply(StoreBehind(is_behind=False))
+
+
+def late() -> tuple[Told, int]:
+    """Its only worker does not answer."""
+    cell = Told(spec(slots=2))
+    cell.submit(3, 30)
+    cell.turns(2)
+    cell.apply(WorkerLate(worker_id="w1"))
+    cell.now_ns += MS
+    one = cell.submit(3, 2)
+    cell.now_ns += MS
+    return cell, one
+
+
+def none_here() -> tuple[Told, int]:
+    cell = Told()
+    one = cell.submit(3, 2)
+    cell.now_ns += MS
+    cell.join("w1", spec())
+    return cell, one
+
+
 def worker() -> tuple[Told, int]:
     cell = Told(spec(slots=2), spec(slots=2))
     one = cell.submit(3, 30)
@@ -152,6 +205,10 @@ CAUSES: Final[Mapping[str, tuple[Callable[[], tuple[Told, int]], str]]] = {
     "a batch that runs out": (static, Why.BATCH.value),
     "flex": (flex, f"{timeline.PREEMPTED}: {Why.PLACE_NEEDED.value}"),
     "a worker lost": (worker, timeline.WORKER_LOST),
+    "a tenant that is throttled": (tenant_behind, Why.TENANT.value),
+    "a store that is behind": (store_and_queue, Why.STORE_BEHIND.value),
+    "a worker that is late": (late, Why.LATE.value),
+    "no worker": (none_here, timeline.NO_WORKER),
     "preempted": (preempted, f"{timeline.PREEMPTED}: {timeline.NO_BLOCKS}"),
 }
 
@@ -163,6 +220,151 @@ def test_the_cause_is_named(cause: str) -> None:
     cell.finish()
     assert why in cell.whys(one)
     check(cell.timeline(one), cell.requests[one].arrived_ns)
+
+
+def stalls(cell: Told, sequence_id: int) -> list[Interval]:
+    return [i for i in cell.timeline(sequence_id).intervals if i.phase is Phase.STALL]
+
+
+def gapped(
+    cell: Told, gap_ns: int, *, at_once: bool = False, step_us: int = 0, is_late: bool = False
+) -> int:
+    """One that decodes, and then a step of its worker that takes so long to come."""
+    one = cell.submit(2, 40)
+    cell.turns(9)
+    if at_once:
+        cell.submit(200, 2)
+    cell.plan()
+    result = replace(cell.compute(), step_us=step_us)
+    if is_late:
+        cell.apply(WorkerLate(worker_id="w1"))
+    cell.now_ns += gap_ns
+    cell.commit(result)
+    cell.finish()
+    check(cell.timeline(one), 0)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"at_once": True}, timeline_intervals.ANOTHER_PROMPT),
+        ({"at_once": True, "step_us": 20_000}, timeline_intervals.ANOTHER_PROMPT),
+        ({"at_once": True, "step_us": 2_000}, timeline_intervals.NO_STEP),
+        ({"step_us": 25_000}, timeline_intervals.LONG_STEP),
+        ({"step_us": 1}, timeline_intervals.NO_STEP),
+        ({"is_late": True}, Why.LATE.value),
+    ],
+)
+def test_a_stall_of_who_decodes_stands_apart_with_its_cause(told: Any, why: str) -> None:
+    cell = Told(spec(step_tokens=300, slots=4), lease=1, in_flight=1)
+    one = gapped(cell, 25 * MS, **told)
+    (stall,) = stalls(cell, one)
+    assert (stall.why, stall.num_steps) == (why, 1)
+    assert 25 * MS <= stall.end_ns - stall.start_ns <= 26 * MS
+    is_anothers = why == timeline_intervals.ANOTHER_PROMPT
+    assert stall.stalled_by == (one + 1 if is_anothers else None)
+    steps = [i.num_steps for i in cell.timeline(one).intervals if i.phase is not Phase.PREFILL]
+    assert sum(steps) == 39
+
+
+def test_a_gap_that_is_as_usual_is_no_stall() -> None:
+    """Every step takes as long."""
+    cell = Told(spec(), lease=1, in_flight=1)
+    one = cell.submit(2, 40)
+    while cell.scheduler.live_count:
+        cell.turn()
+        cell.now_ns += 25 * MS
+    assert not stalls(cell, one)
+    decode = cell.timeline(one).intervals[-1]
+    assert 25 * MS <= decode.gap_p50_ns <= 26 * MS
+
+
+def test_who_sits_out_for_prompts_is_told_so() -> None:
+    cell = Told(spec(step_tokens=40, slots=4), lease=1, in_flight=1, mix="prefill_first")
+    one = cell.submit(2, 40)
+    cell.turns(9)
+    other = cell.submit(200, 2)
+    for _ in range(6):
+        cell.turn()
+        cell.now_ns += 25 * MS
+    cell.finish()
+    check(cell.timeline(one), 0)
+    first = stalls(cell, one)[0]
+    assert (first.why, first.stalled_by) == (timeline_intervals.SAT_OUT, other)
+
+
+def test_a_store_that_is_behind_stalls_who_has_begun() -> None:
+    cell, one = store()
+    cell.finish()
+    check(cell.timeline(one), 0)
+    assert [(stall.why, stall.end_ns - stall.start_ns) for stall in stalls(cell, one)] == [
+        (Why.STORE_BEHIND.value, MS)
+    ]
+
+
+def test_an_end_waits_for_its_commit() -> None:
+    """And a commit that took long stalls whoever is in the middle of something."""
+    cell = Told(spec(slots=2), lease=1)
+    one, two = cell.submit(3, 4), cell.submit(3, 40)
+    cell.turns(8)
+    ended_ns = cell.timeline(one).intervals[-1].end_ns
+    assert cell.timeline(one).ended
+    cell.now_ns += 80 * MS
+    cell.timelines.committed(ended_ns - 1, ended_ns - 1, ended_ns)
+    assert cell.timeline(one).intervals[-1].phase is Phase.DECODE
+    cell.timelines.committed(ended_ns, cell.now_ns, cell.now_ns)
+    last = cell.timeline(one).intervals[-1]
+    assert (last.phase, last.start_ns, last.end_ns) == (Phase.COMMIT, ended_ns, cell.now_ns)
+    cell.finish()
+    check(cell.timeline(one), 0)
+    check(cell.timeline(two), 0)
+    assert [stall.why for stall in stalls(cell, two)] == [Why.STORE_BEHIND.value]
+
+
+@pytest.mark.parametrize("is_leader", [False, True])
+def test_the_silence_before_a_loss_is_part_of_it(is_leader: bool) -> None:
+    cell = Told(spec(slots=2), lease=1, in_flight=1)
+    one = cell.submit(3, 30)
+    cell.turns(8)
+    cell.now_ns += 90 * MS
+    if is_leader:
+        cell.lead_anew()
+    else:
+        cell.kill("w1")
+        cell.join("w2", spec())
+    cell.finish()
+    check(cell.timeline(one), 0)
+    (stall,) = stalls(cell, one)
+    assert stall.why == (timeline.LEADER_LOST if is_leader else timeline.WORKER_LOST)
+    assert stall.end_ns - stall.start_ns >= 90 * MS
+
+
+def test_who_waits_for_an_answer_now_is_told_so() -> None:
+    cell = Told(spec(slots=2), lease=1, in_flight=1)
+    one = cell.submit(3, 30)
+    cell.turns(8)
+    cell.now_ns += 90 * MS
+    cell.apply(Expire())
+    check(cell.timeline(one), 0)
+    last = cell.timeline(one).intervals[-1]
+    assert (last.phase, last.why) == (Phase.STALL, timeline_intervals.NO_ANSWER)
+
+
+def test_blocks_and_who_had_a_slot_beside_it() -> None:
+    cell = Told(spec(slots=3), lease=1)
+    prompt = tuple(range(1, 41))
+    first = cell.submit(prompt, 20)
+    cell.turns(3)
+    second = cell.submit((*prompt[:12], 7, 7), 3)
+    cell.finish()
+    alone = cell.submit(3, 2)
+    cell.finish()
+    told = cell.timeline(second)
+    prefill = next(i for i in told.intervals if i.phase is Phase.PREFILL)
+    assert (prefill.num_blocks, prefill.num_shared_blocks) == (4, 3)
+    assert (told.num_mates, told.mates) == (1, (f"r{first}",))
+    assert cell.timeline(alone).num_mates == 0
 
 
 def test_who_stood_before_it_is_named() -> None:
@@ -223,7 +425,7 @@ def test_every_choice_has_its_own() -> None:
     cell = Told(spec())
     one = cell.submit(9, 12, n=3)
     cell.finish()
-    told = cell.timelines.snapshot(f"r{one}").timelines()
+    told = timelines_of(cell.timelines.snapshot(f"r{one}"))
     assert [(each.choice, each.ended) for each in told] == [(n, "length") for n in range(3)]
     for each in told:
         check(each, 0)
@@ -234,7 +436,7 @@ def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Told(spec())
     ids = [cell.submit(3, 2) for _ in range(4)]
     cell.finish()
-    known = [bool(cell.timelines.snapshot(f"r{id}").timelines()) for id in ids]
+    known = [bool(timelines_of(cell.timelines.snapshot(f"r{id}"))) for id in ids]
     assert known == [False, False, True, True]
 
 
@@ -253,7 +455,7 @@ def test_nothing_is_missing_whatever_happens(seed: int) -> None:
     world.run(turns=60, requests=25)
     told = 0
     for request in world.requests:
-        for each in world.timelines.snapshot(request.id).timelines():  # type: ignore[attr-defined]
+        for each in timelines_of(world.timelines.snapshot(request.id)):  # type: ignore[attr-defined]
             check(each, request.arrived_ns)
             told += len(each.intervals)
             assert each.ended or each.sequence_id not in world.endings
@@ -286,7 +488,7 @@ def test_a_snapshot_shares_nothing_that_changes() -> None:
     one = cell.submit(60, 20)
     cell.turns(2)
     snapshot = cell.timelines.snapshot(f"r{one}")
-    before = snapshot.timelines()
+    before = timelines_of(snapshot)
     cell.finish()
-    assert snapshot.timelines() == before
-    assert cell.timelines.snapshot(f"r{one}").timelines() != before
+    assert timelines_of(snapshot) == before
+    assert timelines_of(cell.timelines.snapshot(f"r{one}")) != before

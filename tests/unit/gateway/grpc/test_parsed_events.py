@@ -1,6 +1,6 @@
 """Transcripts of every format as gRPC clients get them: cut anywhere, and taken up anywhere."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -55,7 +55,11 @@ def ids_of(text: str) -> list[int]:
 
 
 def speech_of(family: str, **changes: Any) -> Speech:
-    given = {"tools": FORMATS[family], "names": NAMES, "reasoning": REASONING_FORMATS[0]}
+    given: dict[str, Any] = {
+        "tools": FORMATS[family],
+        "names": NAMES,
+        "reasoning": REASONING_FORMATS[0],
+    }
     return Speech(**(given | changes))
 
 
@@ -66,7 +70,7 @@ def choice_of(speech: Speech, start: int = 0) -> Choice:
     return new_choices(shown, 1, [start])[0]
 
 
-def events_of(choice: Choice, token_ids: Sequence[int], size: int) -> Iterator[Event]:
+def events_of(choice: Choice, token_ids: list[int], size: int) -> Iterator[Event]:
     """Updates of so many tokens; the end, by its length, comes with the last."""
     for begin in range(0, len(token_ids), size):
         part, end = token_ids[begin : begin + size], None
@@ -98,7 +102,7 @@ def whole(client: Following, choice: Choice) -> Completion:
     return client.completion()
 
 
-def answer(speech: Speech, token_ids: Sequence[int], size: int) -> Completion:
+def answer(speech: Speech, token_ids: list[int], size: int) -> Completion:
     client, choice = following(), choice_of(speech)
     for event in events_of(choice, token_ids, size):
         client.feed(sent(event))

@@ -1,0 +1,216 @@
+"""Each iteration's decision in the words of its reader: what was scheduled, and why not the rest.
+
+Derived, not stored: a replay makes every decision again, and what is told here is read from the
+command, what came of it, and the core as it was then. Pure.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from operator import sub
+from typing import Final, NamedTuple
+
+from scheduler_svc.core.commands import Command, Configured, MakePlan, StepDone
+from scheduler_svc.core.outcome import Outcome, PassedOver, Plan
+from scheduler_svc.core.requests import Sequence
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.types import SequenceId
+from scheduler_svc.core.workers import Worker
+from scheduler_svc.live_view import why_it_waits
+from scheduler_svc.timeline import NO_BLOCKS
+
+# Of one decision: who waits, each with why. All that stand behind are counted.
+WAITING_TOLD_MAX: Final = 64
+
+
+class Admitted(NamedTuple):
+    """Who took a slot, what of it was cached, and its blocks, some of which others have too."""
+
+    sequence_id: SequenceId
+    request_id: str
+    slot: int
+    tokens: int
+    cached_tokens: int
+    blocks: int
+    shared_blocks: int
+
+
+class Waits(NamedTuple):
+    """Who was not scheduled and why; `behind`: who could not start, and may not be overtaken."""
+
+    sequence_id: SequenceId
+    request_id: str
+    why: str
+    behind: SequenceId | None
+
+
+class Blocks(NamedTuple):
+    """Of the worker's pool, since the decision before: taken anew, and of those such as were cached
+    until then; shared, or found in the cache; given back. And free now, of all.
+    """
+
+    allocated: int
+    evicted: int
+    shared: int
+    freed: int
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One plan."""
+
+    unix_ns: int
+    worker_id: str
+    plan_id: int
+    policy: str
+    lease_steps: int
+    # Of the first step: rows that decode, prompt tokens by sequence, and what a step may have.
+    decode_rows: int
+    chunks: tuple[tuple[SequenceId, int], ...]
+    sat_out: tuple[SequenceId, ...]
+    tokens: int
+    budget: int
+    admitted: tuple[Admitted, ...]
+    preempted: tuple[tuple[SequenceId, str], ...]
+    blocks: Blocks
+    waiting: int
+    waits: tuple[Waits, ...]
+    # What a stage says of nobody in particular: why the lease is short, why nobody was looked at.
+    stages: tuple[tuple[str, str], ...]
+    # By the cost model, as it was then; 0: it knew nothing yet.
+    expected_us: int
+
+    def concerns(self, ids: set[SequenceId]) -> bool:
+        """It says something of one of these."""
+        told = {each.sequence_id for each in self.admitted}
+        told |= {each.sequence_id for each in self.waits}
+        told |= {one for one, _ in self.chunks} | {one for one, _ in self.preempted}
+        return not ids.isdisjoint(told.union(self.sat_out))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A step of a plan, as its worker measured it, beside what the cost model expected."""
+
+    unix_ns: int
+    worker_id: str
+    plan_id: int
+    step: int
+    rows: int
+    step_us: int
+    expected_us: int
+    is_graph: bool
+
+
+class Decisions:
+    """Told of every command of a core, it has something to say of some."""
+
+    def __init__(self) -> None:
+        self._policy = ""
+        self._counts: dict[Worker, tuple[int, int, int, int]] = {}
+        # Of the plans in flight of a worker: a first step, and those after it.
+        self._expected: dict[Worker, dict[int, tuple[int, int]]] = {}
+
+    def take(
+        self, command: Command, outcome: Outcome, now_ns: int, core: Scheduler
+    ) -> Decision | Measured | None:
+        """What it decided, or measured."""
+        match command:
+            case Configured():
+                self._policy = command.policy
+            case MakePlan() if outcome.plan is not None:
+                return self._decision(outcome.plan, outcome.passed_over, now_ns, core)
+            case StepDone():
+                return self._measured(command, outcome, now_ns, core)
+        return None
+
+    def _decision(
+        self, plan: Plan, passed_over: Iterable[PassedOver], now_ns: int, core: Scheduler
+    ) -> Decision:
+        worker = core.workers[plan.worker_id]
+        spec, rows = worker.spec, worker.running
+        expected_us = worker.cost.decode_us(plan.decode_rows)
+        first_us = expected_us + worker.cost.prefill_us(plan.chunk_tokens)
+        self._expected.setdefault(worker, {})[plan.plan_id] = (first_us, expected_us)
+        whys = {p.sequence_id: p.why.value for p in passed_over if p.stage == "give_way"}
+        named = [(rows[slot].sequence_id, count) for slot, count in plan.chunks if slot in rows]
+        budget = spec.mixed_budget if plan.decode_rows else spec.step_tokens_max
+        return Decision(
+            unix_ns=now_ns,
+            worker_id=worker.id,
+            plan_id=plan.plan_id,
+            policy=self._policy,
+            lease_steps=plan.lease_steps,
+            decode_rows=plan.decode_rows,
+            chunks=tuple((one, count) for one, count in named if count),
+            sat_out=tuple(one for one, count in named if not count),
+            tokens=plan.chunk_tokens + plan.decode_rows * spec.slot_tokens_max,
+            budget=budget,
+            admitted=tuple(_admitted(plan, worker)),
+            preempted=tuple((one, whys.get(one, NO_BLOCKS)) for one in plan.preempted),
+            blocks=self._blocks(worker),
+            waiting=plan.waiting,
+            waits=tuple(_waits(core, passed_over)),
+            stages=tuple((p.stage, p.why.value) for p in passed_over if p.sequence_id is None),
+            expected_us=first_us,
+        )
+
+    def _blocks(self, worker: Worker) -> Blocks:
+        counts = worker.kv.counts
+        before = self._counts.get(worker, (0, 0, 0, 0))
+        self._counts[worker] = counts
+        allocated, evicted, shared, freed = map(sub, counts, before)
+        return Blocks(
+            allocated, evicted, shared, freed, worker.kv.free_count, worker.kv.block_count
+        )
+
+    def _measured(
+        self, command: StepDone, outcome: Outcome, now_ns: int, core: Scheduler
+    ) -> Measured:
+        result = command.result
+        worker = core.workers[result.worker_id]
+        expected = self._expected.get(worker, {})
+        for plan_id in [plan_id for plan_id in expected if plan_id < result.plan_id]:
+            del expected[plan_id]
+        first_us, other_us = expected.get(result.plan_id, (0, 0))
+        assert outcome.tokens is not None
+        return Measured(
+            unix_ns=now_ns,
+            worker_id=worker.id,
+            plan_id=result.plan_id,
+            step=result.step,
+            rows=len(outcome.tokens.slots),
+            step_us=result.step_us,
+            expected_us=other_us if result.step else first_us,
+            is_graph=result.is_graph,
+        )
+
+
+def _admitted(plan: Plan, worker: Worker) -> Iterator[Admitted]:
+    for join in plan.joins:
+        computed = join.num_computed_tokens // worker.spec.block_size
+        shared = (
+            max(0, min(len(blocks), computed - skipped)) for skipped, blocks in join.block_tables
+        )
+        yield Admitted(
+            sequence_id=join.sequence_id,
+            request_id=_request_id(worker.running.get(join.slot)),
+            slot=join.slot,
+            tokens=len(join.tokens),
+            cached_tokens=join.num_computed_tokens,
+            blocks=sum(len(blocks) for _, blocks in join.block_tables),
+            shared_blocks=sum(shared),
+        )
+
+
+def _waits(core: Scheduler, passed_over: Iterable[PassedOver]) -> Iterator[Waits]:
+    whys = why_it_waits(passed_over)
+    for sequence in islice(core.waiting, WAITING_TOLD_MAX):
+        why, behind = whys(sequence)
+        yield Waits(sequence.sequence_id, sequence.live.request.id, why, behind)
+
+
+def _request_id(sequence: Sequence | None) -> str:
+    return "" if sequence is None else sequence.live.request.id
