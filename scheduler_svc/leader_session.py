@@ -238,13 +238,9 @@ class LeaderSession:
             link.reject(str(error))
             return
         assert outcome.tokens is not None
-<<<<<<< HEAD
         if flight is not None:
             self.watching.stepped(flight, command.result, now_ns)
-        self.timelines.take(command, outcome, now_ns)
-=======
         self.timelines.take(command, outcome, now_ns, self.core.waiting.throttled)
->>>>>>> main
         self._meters.stepped(len(outcome.tokens.tokens), result.timings)
         if self._tracing is not None:
             of = self._requests.traceparent

@@ -59,14 +59,11 @@ class BlockPool:
         # By layer group and hash.
         self._block_of: list[dict[bytes, BlockId]] = [{} for _ in range(group_count)]
         self._key_of: dict[BlockId, tuple[int, BlockKey]] = {}
-<<<<<<< HEAD
         # A byte per block, for readers: whether it is in `_key_of`.
         self.cached = bytearray(block_count)
-=======
         # For readers, since the beginning: taken anew, with content that was forgotten for it; held
         # for what they remember; given back by whoever had them last.
         self.num_taken = self.num_evicted = self.num_hits = self.num_freed = 0
->>>>>>> main
 
     def __repr__(self) -> str:
         return f"<BlockPool {self.free_count}/{self.block_count} free, {len(self._key_of)} cached>"

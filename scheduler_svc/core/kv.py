@@ -141,18 +141,17 @@ class KVManager:
         return self._pool.free_count
 
     @property
-<<<<<<< HEAD
     def cached(self) -> bytes:
         """By block, whether what it holds can be looked up."""
         return bytes(self._pool.cached)
-=======
+
+    @property
     def counts(self) -> tuple[int, int, int, int]:
         """Since the worker joined: blocks taken anew, cached ones that were forgotten for that,
         those found in the cache, and those given back.
         """
         pool = self._pool
         return pool.num_taken, pool.num_evicted, pool.num_hits, pool.num_freed
->>>>>>> main
 
     def worst(self, places_max: int) -> int:
         """Blocks that a sequence of so many KV places holds at once."""
