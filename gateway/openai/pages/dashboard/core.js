@@ -232,7 +232,7 @@ function blocksOf(before, {skipped, kept, block_ids}) {
 
 // Entries of /v1/archive as columns. Blocks and queue are not in them: how many were free, and how many waited.
 class ArchiveReader {
-  constructor(story) { this.story = story; this.workers = new Map(); this.sequenceIds = []; this.gaps = []; this.ends = new Map(); }
+  constructor(story) { this.story = story; this.workers = new Map(); this.sequenceIds = []; this.gaps = []; }
   take(entries) {
     this.sequenceIds = [];
     for (const worker of this.workers.values()) worker.slots = worker.counts = [];

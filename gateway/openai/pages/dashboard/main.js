@@ -111,7 +111,7 @@ function panels(of) {
   range.setAttribute("aria-valuetext", column ? `iteration ${column.plan}.${column.step}` : "none");
   $("when").textContent = column ? `${clock(column.at)}  ${view.isPaused && story === live ? `−${milliseconds(live.core.at - column.at)}` : `plan ${column.plan}`}` : "no iteration yet";
   const worker = frame?.workers.get(view.workerId), map = isArchive ? null : frame?.maps.get(view.workerId);
-  $("batch-note").textContent = worker ? `${worker.address || worker.worker_id}, ${worker.slots_max} slots × iterations${story.lost ? `; ${story.lost} steps were not told` : ""}` : "";
+  $("batch-note").textContent = worker ? `${workerName(worker)}, ${worker.slots_max} slots × iterations${story.lost ? `; ${story.lost} steps were not told` : ""}` : "";
   if (map) {
     let held = 0, shared = 0, evictable = 0;
     for (let block = 0; block < map.owner.length; block++) {

@@ -25,11 +25,13 @@ const WHYS = {
 };
 const reasonOf = (over) => WHYS[over.why] || over.why.replaceAll("_", " ");
 const nameOf = (identity) => identity ? `${identity.id}${identity.choice ? `/${identity.choice}` : ""}` : "?";
-const byChance = (identity) => { const [, tenant, id] = identity.id.match(/^([^:]*):(.*)$/s) || [null, "", identity.id]; return {tenant, id}; };
+// Of a socket's path its end.
+const workerName = ({address, worker_id}) => address?.startsWith("unix:") ? address.split("/").pop() : address || worker_id;
+const partsOf = (identity) => { const [, tenant, id] = identity.id.match(/^([^:]*):(.*)$/s) || [null, "", identity.id]; return {tenant, id}; };
 
 function whyWaits(frame, sequence, workers) {
   const over = sequence?.passed_over || [];
-  if (over.length) return over.map((each) => `${workers > 1 && each.worker_id ? `${frame.workers.get(each.worker_id)?.address || each.worker_id}: ` : ""}${reasonOf(each)}`).join("; ");
+  if (over.length) return over.map((each) => `${workers > 1 && each.worker_id ? `${workerName(frame.workers.get(each.worker_id) || each)}: ` : ""}${reasonOf(each)}`).join("; ");
   const ofWorkers = [...frame.workers.values()].flatMap((worker) => worker.passed_over.filter((each) => ["plan", "place"].includes(each.stage)));
   if (ofWorkers.length && frame.queue[0] === sequence?.sequence_id) return reasonOf(ofWorkers[0]);
   return "behind those before it" + (ofWorkers.length ? `: ${reasonOf(ofWorkers[0])}` : "");
@@ -82,13 +84,13 @@ function showWorkers(story, frame, chosen, choose) {
   const workers = [...(frame?.workers.values() || [])];
   const rates = workers.map((worker) => rate(story.tracks.get(worker.worker_id), frame.at));
   const running = (id) => [...frame.sequences.values()].filter((one) => one.place?.state === "running" && one.place.worker_id === id).length;
-  const told = workers.map((worker, index) => [worker.worker_id, worker.address, running(worker.worker_id), worker.slots_max, worker.blocks_free, worker.block_count,
+  const told = workers.map((worker, index) => [worker.worker_id, workerName(worker), running(worker.worker_id), worker.slots_max, worker.blocks_free, worker.block_count,
     worker.is_draining, worker.is_late, worker.worker_id === chosen, rates[index], worker.plans, worker.passed_over]);
-  fill($("workers"), () => told.length ? told.map(([id, address, busy, slots, free, blocks, isDraining, isLate, isChosen, speed, plans, over]) =>
-    element("button", {className: "card", ariaPressed: String(isChosen), onclick: () => choose(id), dataset: {sequence: id}}, element("b", {textContent: address || id}),
+  fill($("workers"), () => told.length ? told.map(([id, name, busy, slots, free, blocks, isDraining, isLate, isChosen, speed, plans, over]) =>
+    element("button", {className: "card", ariaPressed: String(isChosen), onclick: () => choose(id), dataset: {sequence: id}}, element("b", {textContent: name}),
       element("span", {className: "dim", textContent: `  ${speed}`}), ...[isDraining && "draining", isLate && "late"].filter(Boolean).map((word) => element("span", {className: "bad", textContent: `  ${word}`})),
       meter("slots", busy, slots), meter("blocks", blocks - free, blocks),
-      element("div", {className: "dim", textContent: `${plans.length} plans in flight${plans.length ? `: ${plans.map((plan) => `${plan.steps_answered} of ${plan.lease_steps} steps`).join(", ")}` : ""}`}),
+      element("div", {className: "dim", textContent: `${plans.length} plan${plans.length === 1 ? "" : "s"} in flight${plans.length ? `: ${plans.map((plan) => `${plan.steps_answered} of ${plan.lease_steps} steps`).join(", ")}` : ""}`}),
       over.length ? element("div", {className: "dim", textContent: `nobody joins: ${reasonOf(over[0])}`}) : null))
     : [element("p", {className: "dim", textContent: "no worker"})], JSON.stringify(told));
 }
@@ -141,7 +143,7 @@ class Drawer {
     swatch.style.background = hue(owner, false);
     this.title.replaceChildren(swatch, identity ? nameOf(identity) : `sequence ${this.id}`);
     const place = one?.place, counts = one?.counts, blocks = (one?.blocks || []).flat().filter((block) => block >= 0);
-    const facts = [["sequence", this.id], ["state", place ? `${place.state}${place.state === "running" ? `, slot ${place.slot} of ${frame.workers.get(place.worker_id)?.address || place.worker_id}` : ""}` : owner.ended ? "ended" : "not in the core"],
+    const facts = [["sequence", this.id], ["state", place ? `${place.state}${place.state === "running" ? `, slot ${place.slot} of ${workerName(frame.workers.get(place.worker_id) || place)}` : ""}` : owner.ended ? "ended" : "not in the core"],
       ["prompt", identity ? `${identity.prompt_tokens} tokens` : "?"], ["tokens", counts ? `${counts.tokens} known, ${counts.computed_tokens} computed${identity ? `, ${identity.tokens_max} at most` : ""}` : "–"],
       ["preemptions", place?.preemptions ?? "–"], ["priority", one?.identity?.priority ?? "–"], ["blocks", blocks.length ? `${blocks.length}: ${runsOf(blocks)}` : "none"],
       ["first token", owner.first && owner.arrived ? `after ${milliseconds(owner.first - owner.arrived)}` : "–"]];
@@ -156,7 +158,7 @@ class Drawer {
     if (story.name === "file") return void this.fall.replaceChildren("a file has no explanation of single requests");
     try {
       if (!owner.id) throw new Error("it is not known whose request this was");
-      const {tenant, id: request} = byChance({id: owner.id});
+      const {tenant, id: request} = partsOf(owner);
       const told = await (await ask(`v1/requests/${encodeURIComponent(request)}/explain?tenant=${encodeURIComponent(tenant)}`)).json();
       if (this.id !== id) return;
       this.tell(told.choices.find((choice) => choice.sequence_id === id) || told.choices[0]);
@@ -165,13 +167,10 @@ class Drawer {
   }
   tell(choice) {
     const rows = choice.intervals.map((interval) => {
-      const bar = element("span", {className: `p-${interval.phase}`}), share = (ms) => `${100 * ms / (choice.ms || 1)}%`;
-      bar.style.left = share(interval.start_ms);
-      bar.style.width = share(interval.ms);
       const more = [interval.why, interval.chunk_tokens.length && `${interval.chunk_tokens.reduce((a, b) => a + b)} tokens in ${interval.chunk_tokens.length} chunk${interval.chunk_tokens.length > 1 ? "s" : ""}`,
         interval.cached_tokens && `${interval.cached_tokens} from the cache`, interval.phase === "decode" && `${interval.steps} steps, ${milliseconds(interval.gap_p50_ms)} apart${interval.longest_gaps[0] ? `, ${milliseconds(interval.longest_gaps[0].gap_ms)} at most` : ""}`,
         interval.behind_sequence_id && `of sequence ${interval.behind_sequence_id}, which is before it`, interval.batch_mates && `beside ${interval.batch_mates}`].filter(Boolean).join("; ");
-      return element("tr", {}, cell(milliseconds(interval.start_ms), true), cell(milliseconds(interval.ms), true), element("td", {}, element("span", {className: `swatch p-${interval.phase}`}), PHASES[interval.phase] || interval.phase), cell(more), bar && null);
+      return element("tr", {}, cell(milliseconds(interval.start_ms), true), cell(milliseconds(interval.ms), true), element("td", {}, element("span", {className: `swatch p-${interval.phase}`}), PHASES[interval.phase] || interval.phase), cell(more));
     });
     const track = element("div", {className: "track"}, ...choice.intervals.map((interval) => {
       const bar = element("span", {className: `p-${interval.phase}`, title: `${PHASES[interval.phase] || interval.phase} ${milliseconds(interval.ms)}`});

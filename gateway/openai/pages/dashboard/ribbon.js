@@ -207,7 +207,7 @@ class BlockMap {
     const width = this.canvas.clientWidth, height = this.canvas.clientHeight;
     let cell = Math.max(1, Math.floor(Math.sqrt(width * height / Math.max(1, count))));
     while (cell > 1 && Math.ceil(count / Math.floor(width / cell)) * cell > height) cell--;
-    cell = Math.min(cell, 18);
+    cell = Math.min(cell, 26);
     return {cell, across: Math.max(1, Math.floor(width / cell))};
   }
   at(count, x, y) {
@@ -244,11 +244,12 @@ class BlockMap {
   }
 }
 
+const HEAT_GUTTER = 54;
 // Latencies: a second a column, sizes upwards.
 class HeatMap {
   constructor(canvas, kind) { this.canvas = canvas; this.kind = kind; }
   bins(heat, now) {
-    const across = Math.min(HEAT_BINS, Math.max(20, Math.floor((this.canvas.clientWidth - 46) / 5)));
+    const across = Math.min(HEAT_BINS, Math.max(20, Math.floor((this.canvas.clientWidth - HEAT_GUTTER) / 5)));
     return {across, last: Math.max(heat.newest, Math.floor(now / 1000))};
   }
   draw(heat, now) {
@@ -260,16 +261,16 @@ class HeatMap {
     if (low > high) { low = 4; high = 14; }
     low = Math.max(0, low - 1); high = Math.min(HEAT_ROWS - 1, Math.max(high + 1, low + 7));
     this.range = {low, high};
-    const tall = (height - 16) / (high - low + 1), wide = (width - 46) / across;
+    const tall = (height - 16) / (high - low + 1), wide = (width - HEAT_GUTTER) / across;
     context.fillStyle = paint.soft;
-    context.fillRect(46, 0, width - 46, height - 16);
+    context.fillRect(HEAT_GUTTER, 0, width - HEAT_GUTTER, height - 16);
     for (const [bin, counts] of bins) {
       if (bin <= last - across || bin > last) continue;
       counts.forEach((count, row) => {
         if (!count) return;
         const share = Math.log1p(count) / Math.log1p(most);
         context.fillStyle = oklch(paint.isDark ? .35 + .5 * share : .93 - .52 * share, .05 + .13 * share, 250 - 210 * share);
-        context.fillRect(46 + (bin - last + across - 1) * wide, (high - row) * tall, Math.max(1, wide - .5), Math.max(1, tall - .5));
+        context.fillRect(HEAT_GUTTER + (bin - last + across - 1) * wide, (high - row) * tall, Math.max(1, wide - .5), Math.max(1, tall - .5));
       });
     }
     context.fillStyle = paint.dim;
@@ -277,10 +278,10 @@ class HeatMap {
     context.textAlign = "right";
     context.textBaseline = "middle";
     const every = Math.max(1, Math.ceil(14 / tall));
-    for (let row = low + 1; row <= high; row += every) context.fillText(milliseconds(Heat.msOf(row)), 42, (high - row + 1) * tall);
+    for (let row = low + 1; row <= high; row += every) context.fillText(milliseconds(Heat.msOf(row)), HEAT_GUTTER - 4, (high - row + 1) * tall);
     context.textBaseline = "alphabetic";
     context.textAlign = "left";
-    context.fillText(`${across} s ago`, 46, height - 3);
+    context.fillText(`${across} s ago`, HEAT_GUTTER, height - 3);
     context.textAlign = "right";
     context.fillText("now", width - 2, height - 3);
     context.textAlign = "left";
@@ -289,7 +290,7 @@ class HeatMap {
 
 function milliseconds(ms) {
   if (ms === null || ms === undefined || Number.isNaN(ms)) return "–";
-  if (ms >= 10000) return `${(ms / 1000).toFixed(ms >= 100000 ? 0 : 1)} s`;
+  if (ms >= 1000) return `${(ms / 1000).toFixed(ms >= 100000 ? 0 : ms >= 10000 ? 1 : 2)} s`;
   return `${ms >= 100 ? Math.round(ms) : ms >= 10 ? ms.toFixed(1) : ms.toFixed(2)} ms`;
 }
 function shortName(owner) {

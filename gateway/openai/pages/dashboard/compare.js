@@ -1,1 +1,0 @@
-// Continuous beside static.
