@@ -32,7 +32,12 @@ from scheduler_svc.core.handover import handover_of, take_over
 from scheduler_svc.core.kv import BlockTable
 from scheduler_svc.core.outcome import Event, Outcome
 from scheduler_svc.core.planner.plan import make_plan
-from scheduler_svc.core.prospects import first_token_ns, why_hopeless, why_misfit
+from scheduler_svc.core.prospects import (
+    first_token_ns,
+    why_hopeless,
+    why_misfit,
+    why_workerless,
+)
 from scheduler_svc.core.requests import LiveRequest, Sequence, State
 from scheduler_svc.core.results import book_result, check_result
 from scheduler_svc.core.types import Config, Handover, Reason, Request, SequenceId
@@ -147,6 +152,7 @@ class Scheduler:
         events: list[Event] = []
         if (misfit := why_misfit(self.workers.values(), live)) is not None:
             cell.end(live, Reason.ERROR, now_ns, events, misfit)
+        self._await_worker(live, now_ns)
         return self._outcome(events)
 
     def _cancel(self, command: Cancel, now_ns: int) -> Outcome:
@@ -182,6 +188,8 @@ class Scheduler:
                 if (misfit := why_misfit(self.workers.values(), live)) is not None:
                     error = f"{misfit}, and none like the one that was lost came back"
                     self._cell.end(live, Reason.ERROR, now_ns, events, error)
+            elif live.workerless_ns is not None and live.workerless_ns <= now_ns:
+                self._cell.end(live, Reason.ERROR, now_ns, events, why_workerless(live))
         return self._outcome(events)
 
     # Workers
@@ -193,6 +201,7 @@ class Scheduler:
         self.workers[command.worker_id] = Worker(command.worker_id, command.spec)
         events: list[Event] = []
         for live in list(self._cell.live.values()):
+            live.workerless_ns = None
             misfit = why_misfit(self.workers.values(), live)
             if misfit is None:
                 live.misfit_ns = None
@@ -232,6 +241,8 @@ class Scheduler:
                 self._cell.preempt(worker, sequence)
         events = self._judge(command, now_ns)
         self._await_fit(now_ns)
+        for live in self._cell.live.values():
+            self._await_worker(live, now_ns)
         return self._outcome(events)
 
     def _judge(self, command: WorkerLost, now_ns: int) -> list[Event]:
@@ -297,6 +308,14 @@ class Scheduler:
             if live.misfit_ns is None and why_misfit(self.workers.values(), live) is not None:
                 live.misfit_ns = now_ns + self.config.misfit_wait_ns
                 self._add_deadline(live.misfit_ns, live.request.sequence_id)
+
+    def _await_worker(self, live: LiveRequest, now_ns: int) -> None:
+        """Nobody is there: from now on it waits no longer than it may."""
+        wait_ns = live.request.worker_wait_ns
+        if self.workers or wait_ns is None or live.workerless_ns is not None:
+            return
+        live.workerless_ns = now_ns + wait_ns
+        self._add_deadline(live.workerless_ns, live.request.sequence_id)
 
 
 _HANDLERS: Final[dict[type, Callable[[Scheduler, Any, int], Outcome]]] = {
