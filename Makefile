@@ -20,7 +20,7 @@ BENCH ?= $(shell grep -rl --include='*.py' '^if __name__ ==' benchmarks | grep -
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint type protos lock protos-check test test-browser test-node test-cluster sim serve bench guard flakes mutants wheel doctor ci clean
+.PHONY: help setup fmt lint type protos lock protos-check test test-browser test-node test-cluster test-prometheus sim serve bench guard flakes mutants wheel doctor ci clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*##/  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -76,6 +76,9 @@ test-browser: setup  ## what web pages can do to a local gateway, by a real Chro
 test-node: setup  ## the official JavaScript SDK before a real stack
 	$(BIN)/python -m pytest tests/node -m node $(ARGS)
 
+test-prometheus: setup  ## every query of dashboards and alerts, asked of a real Prometheus that scrapes a cell
+	$(BIN)/python -m pytest tests/prometheus -m prometheus $(ARGS)
+
 test-cluster: setup  ## the ledger in a cluster of stores and under Sentinels, real processes; ARGS='-m stores' for all of it
 	$(BIN)/python -m pytest tests/stores -m 'stores and not slow' $(ARGS)
 
@@ -105,7 +108,7 @@ flakes: setup  ## tests that start a process or wait, 20 times, half beside busy
 mutants: setup  ## which tests catch which mistakes, each made in a copy of the tree; docs/testing.md
 	$(BIN)/python -m tools.mutants $(ARGS)
 
-ci: lint type protos-check test-browser test-node test-cluster test sim guard  ## what CI runs
+ci: lint type protos-check test-browser test-node test-cluster test-prometheus test sim guard  ## what CI runs
 
 clean:  ## remove what can be made again, except the store and the models
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist kernels/cpp/prebuilt *.egg-info

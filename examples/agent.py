@@ -72,7 +72,7 @@ for _ in range(ROUNDS_MAX):
         max_tokens=256,
     )
     message: Any = reply.choices[0].message
-    if reply.choices[0].finish_reason != "tool_calls":
+    if not message.tool_calls:
         print(message.content)
         break
     messages.append(message.model_dump(exclude_none=True))

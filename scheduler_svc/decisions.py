@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import sub
 from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from scheduler_svc.core.commands import Command, Configured, MakePlan, StepDone
 from scheduler_svc.core.outcome import Outcome, PassedOver, Plan
@@ -21,6 +22,8 @@ from scheduler_svc.timeline import NO_BLOCKS
 
 # Of one decision: who waits, each with why. All that stand behind are counted.
 WAITING_TOLD_MAX: Final = 64
+# Of a worker, whose steps may still come: more are not in flight.
+PLANS_MAX: Final = 16
 
 
 class Admitted(NamedTuple):
@@ -107,11 +110,12 @@ class Measured:
 class Decisions:
     """Told of every command of a core, it has something to say of some."""
 
-    def __init__(self) -> None:
-        self._policy = ""
-        self._counts: dict[Worker, tuple[int, int, int, int]] = {}
+    def __init__(self, policy: str = "") -> None:
+        self._policy = policy
+        # Workers that are gone take theirs with them.
+        self._counts: WeakKeyDictionary[Worker, tuple[int, int, int, int]] = WeakKeyDictionary()
         # Of the plans in flight of a worker: a first step, and those after it.
-        self._expected: dict[Worker, dict[int, tuple[int, int]]] = {}
+        self._expected: WeakKeyDictionary[Worker, dict[int, tuple[int, int]]] = WeakKeyDictionary()
 
     def take(
         self, command: Command, outcome: Outcome, now_ns: int, core: Scheduler
@@ -121,19 +125,28 @@ class Decisions:
             case Configured():
                 self._policy = command.policy
             case MakePlan() if outcome.plan is not None:
-                return self._decision(outcome.plan, outcome.passed_over, now_ns, core)
+                return self.decided(outcome.plan, outcome.passed_over, now_ns, core)
             case StepDone():
                 return self._measured(command, outcome, now_ns, core)
         return None
 
-    def _decision(
+    def skip(self, plan: Plan, core: Scheduler) -> None:
+        """A plan that nobody reads: blocks of the next are told since this one."""
+        worker = core.workers[plan.worker_id]
+        self._counts[worker] = worker.kv.counts
+
+    def decided(
         self, plan: Plan, passed_over: Iterable[PassedOver], now_ns: int, core: Scheduler
     ) -> Decision:
+        """What a plan was made of, just now."""
         worker = core.workers[plan.worker_id]
         spec, rows = worker.spec, worker.running
         expected_us = worker.cost.decode_us(plan.decode_rows)
         first_us = expected_us + worker.cost.prefill_us(plan.chunk_tokens)
-        self._expected.setdefault(worker, {})[plan.plan_id] = (first_us, expected_us)
+        expected = self._expected.setdefault(worker, {})
+        if len(expected) == PLANS_MAX:
+            del expected[next(iter(expected))]
+        expected[plan.plan_id] = (first_us, expected_us)
         whys = {p.sequence_id: p.why.value for p in passed_over if p.stage == "give_way"}
         named = [(rows[slot].sequence_id, count) for slot, count in plan.chunks if slot in rows]
         budget = spec.mixed_budget if plan.decode_rows else spec.step_tokens_max

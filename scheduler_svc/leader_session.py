@@ -340,7 +340,9 @@ class LeaderSession:
         if (plan := outcome.plan) is None:
             return
         samplings = [self._requests.sampling(join.sequence_id) for join in plan.joins]
-        trace = self._tracing.planned(plan, now_ns) if self._tracing is not None else ""
+        trace = ""
+        if self._tracing is not None:
+            trace = self._tracing.planned(plan, now_ns, outcome.passed_over, self.core)
         most = self.core.workers[link.worker_id].spec.slot_tokens_max
         message = wire.plan_to_proto(
             plan, self._leader, samplings, slot_tokens_max=most, traceparent=trace

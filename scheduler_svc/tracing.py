@@ -17,8 +17,10 @@ from opentelemetry.trace import SpanContext, SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from kaiten.v1.worker_service_pb2 import StepResult, StepTimings
-from scheduler_svc.core.outcome import Event, Plan, RequestOver, StepTokens
+from scheduler_svc.core.outcome import Event, PassedOver, Plan, RequestOver, StepTokens
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason, SequenceId
+from scheduler_svc.decisions import Decision, Decisions
 from service_kit import semconv
 from service_kit.telemetry import (
     SLOW_FIRST_TOKEN_US,
@@ -31,6 +33,8 @@ from service_kit.telemetry import (
 )
 
 QUEUE_MAX: Final = 1024
+# Sequences that an attribute of an iteration names, of each kind.
+MEMBERS_TOLD_MAX: Final = 32
 # Plans per second that are traced, with their steps, when nothing special happens in them.
 PLANS_PER_S: Final = 10
 # Requests that end like this are traced whoever was not interested before.
@@ -43,6 +47,8 @@ class Traced:
 
     plan: Plan
     context: SpanContext
+    # Of one that was to be traced when it was made.
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,22 +95,34 @@ class Tracing:
 
     def __init__(self, spans: Spans, *, policy: str) -> None:
         self._spans = spans
-        self._policy = policy
+        self._policy, self._decisions = policy, Decisions(policy)
         self._sampler = PlanSampler()
         # By worker: plans that may still be answered, oldest first.
         self._plans: dict[str, deque[Traced]] = {}
         self._queue: deque[Iteration | Ended] = deque()
         self._has_some = asyncio.Event()
 
-    def planned(self, plan: Plan, now_ns: int) -> str:
-        """A plan is about to be sent; what the worker is told of its trace.
+    def planned(
+        self,
+        plan: Plan,
+        now_ns: int,
+        passed_over: Iterable[PassedOver] = (),
+        core: Scheduler | None = None,
+    ) -> str:
+        """A plan is about to be sent; what the worker is told of its trace. `core`: as it is then,
+        for what of the decision is in no plan.
 
         The first plan of a stream says that the older ones are void.
         """
         if plan.plan_id == 1:
             self._plans.pop(plan.worker_id, None)
         context = minted(is_sampled=self._sampler.keeps(plan, now_ns))
-        traced = Traced(plan=plan, context=context)
+        decision = None
+        if core is not None and context.trace_flags.sampled:
+            decision = self._decisions.decided(plan, passed_over, now_ns, core)
+        elif core is not None:
+            self._decisions.skip(plan, core)
+        traced = Traced(plan=plan, context=context, decision=decision)
         self._plans.setdefault(plan.worker_id, deque()).append(traced)
         return traceparent_of(context)
 
@@ -180,7 +198,8 @@ class Tracing:
         )
 
     def _decision(self, item: Iteration) -> dict[str, AttributeValue]:
-        plan, timings = item.traced.plan, item.timings
+        plan, timings, decision = item.traced.plan, item.timings, item.traced.decision
+        told = {} if decision is None or item.step else attributes_of(decision)
         return {
             "kaiten.policy": self._policy,
             "kaiten.worker.id": plan.worker_id,
@@ -194,13 +213,15 @@ class Tracing:
             "kaiten.tokens.computed": timings.tokens_computed,
             "kaiten.tokens.chunks": plan.chunk_tokens if item.step == 0 else 0,
             "kaiten.rows.preempted": len(plan.preempted),
-            "kaiten.preempted": [str(sequence_id) for sequence_id in plan.preempted],
+            "kaiten.preempted": [str(one) for one in plan.preempted[:MEMBERS_TOLD_MAX]],
             "kaiten.blocks.allocated": len(plan.appends),
             "kaiten.blocks.free": plan.blocks_free,
             "kaiten.queue.depth": plan.waiting,
             "kaiten.worker.wait_us": timings.wait_us,
             "kaiten.worker.forward_us": timings.forward_us,
             "kaiten.worker.sample_us": timings.sample_us,
+            "kaiten.worker.is_graph": timings.is_graph,
+            **told,
         }
 
     def _phases(self, item: Ended) -> None:
@@ -235,6 +256,31 @@ class Tracing:
                 attributes={**attributes, **received} if phase == "queue" else attributes,
             )
             start_ns += took_ns
+
+
+def attributes_of(decision: Decision) -> dict[str, AttributeValue]:
+    """What of a decision is in no plan, bounded; sequences by their ids."""
+    blocks = decision.blocks
+    most = MEMBERS_TOLD_MAX
+    return {
+        "kaiten.budget.tokens": decision.budget,
+        "kaiten.budget.left": decision.budget - decision.tokens,
+        "kaiten.chunks": [f"{one}: {count}" for one, count in decision.chunks[:most]],
+        "kaiten.sat_out": [str(one) for one in decision.sat_out[:most]],
+        "kaiten.admitted": [
+            f"{one.sequence_id}: {one.tokens} tokens, {one.cached_tokens} cached"
+            for one in decision.admitted[:most]
+        ],
+        "kaiten.tokens.cached": sum(one.cached_tokens for one in decision.admitted),
+        "kaiten.blocks.allocated": blocks.allocated,
+        "kaiten.blocks.evicted": blocks.evicted,
+        "kaiten.blocks.shared": blocks.shared,
+        "kaiten.blocks.freed": blocks.freed,
+        "kaiten.preempted.why": [f"{one}: {why}" for one, why in decision.preempted[:most]],
+        "kaiten.stages": [f"{stage}: {why}" for stage, why in decision.stages],
+        "kaiten.not_scheduled": [f"{one.sequence_id}: {one.why}" for one in decision.waits[:most]],
+        "kaiten.step.expected_us": decision.expected_us,
+    }
 
 
 def is_asked_about(over: RequestOver) -> bool:

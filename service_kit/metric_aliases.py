@@ -6,8 +6,9 @@ The page for Prometheus has both, OTLP has ours alone. Like vLLM's they carry `m
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric, Sample
+from prometheus_client.openmetrics import exposition as openmetrics
 
 # Of ours, without the suffixes that a kind of metric adds. docs/operating.md shows the table.
 ALIASES: Final = {
@@ -38,6 +39,9 @@ ALIASES: Final = {
 OWN_LABEL: Final = "gen_ai_request_model"
 
 
+OPENMETRICS: Final = "application/openmetrics-text"
+
+
 class AliasedRegistry(CollectorRegistry):
     """A registry that says what it has under other names too."""
 
@@ -65,3 +69,14 @@ def _renamed(family: Metric, name: str, model_name: str) -> Metric:
         for sample in family.samples
     ]
     return renamed
+
+
+def encoded(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """All of it as text, in the form that is asked for, and that form's name.
+
+    Nothing in it needs escaping, and the library's would take the colons out of names.
+    """
+    if OPENMETRICS not in accept:
+        return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+    body: bytes = openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8)
+    return body, f"{OPENMETRICS}; version=1.0.0; charset=utf-8"

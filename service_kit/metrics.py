@@ -8,7 +8,6 @@ never per token.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_conte
 
 from service_kit import telemetry
 from service_kit.errors import ConfigError, Unavailable
+from service_kit.metrics_server import MetricsServer, Page
 
 log = structlog.get_logger()
 
@@ -32,14 +32,6 @@ Number = int | float
 NO_METER: Final = NoOpMeterProvider().get_meter("kaiten")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """What a scrape is answered with."""
-
-    body: bytes
-    content_type: str
-
-
 class Metrics:
     """The instruments of one process and whoever reads them. Close it at the end."""
 
@@ -50,7 +42,7 @@ class Metrics:
         # Of the model that is served, for the names of others (`metric_aliases`); empty: not known.
         self.model_name: Callable[[], str] = str
         self._registry: Any = None
-        self._server: Any = None
+        self._server: MetricsServer | None = None
         self._provider: Any = None
         sending = _otlp_reader(environ)
         readers = [*self._page_reader(is_scraped), *sending]
@@ -81,10 +73,10 @@ class Metrics:
         """All metrics as text, in the form that `accept` asks for. Unavailable without a reader."""
         if self._registry is None:
             raise Unavailable(f"there are no metrics here; {FIX}")
-        from prometheus_client.exposition import choose_encoder
+        from service_kit.metric_aliases import encoded
 
-        encode, content_type = choose_encoder(accept)
-        return Page(body=encode(self._registry), content_type=content_type)
+        body, content_type = encoded(self._registry, accept)
+        return Page(body=body, content_type=content_type)
 
     def serve(self, host: str, port: int | None) -> str:
         """A small HTTP server of its own thread, for processes that have none; its address.
@@ -95,21 +87,18 @@ class Metrics:
             return ""
         if self._registry is None:
             raise ConfigError(f"--metrics-port is set, but {PROMETHEUS} is missing: {FIX}")
-        from prometheus_client import start_http_server
-
         try:
-            self._server, _ = start_http_server(port, addr=host, registry=self._registry)
+            self._server = MetricsServer(host, port, self.page)
         except OSError as error:
             raise ConfigError(
                 f"cannot serve metrics on {host}:{port}: {error.strerror}; see --metrics-port"
             ) from error
-        return f"http://{host}:{self._server.server_port}/metrics"
+        return f"http://{host}:{self._server.port}/metrics"
 
     def close(self) -> None:
         """Send what is left and free the port. May block for as long as the collector is slow."""
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.close()
         if self._provider is not None:
             self._provider.shutdown()
 

@@ -36,6 +36,15 @@ class _Finder(MetaPathFinder, Loader):
         pass
 
 
+class _Named(type):
+    """A class whose names are classes, too: a module may be imported as a name of its package."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Named(name, (Exception,), {"__module__": cls.__module__})
+
+
 class _Missing(ModuleType):
     """Its names are classes: to derive from, to name in annotations, to catch."""
 
@@ -44,7 +53,7 @@ class _Missing(ModuleType):
             raise AttributeError(name)
         if name == "get_logger":
             return _Silent
-        return type(name, (Exception,), {"__module__": self.__name__})
+        return _Named(name, (Exception,), {"__module__": self.__name__})
 
 
 class _Silent:

@@ -38,7 +38,13 @@ RESULT = StepResult(
     step=0,
     outcome=StepOutcome(slots=(), token_ids=()),
     is_last=True,
-    timings=StepTimings(**TIMINGS),
+    timings=StepTimings(
+        wait_us=TIMINGS["wait_us"],
+        forward_us=TIMINGS["forward_us"],
+        sample_us=TIMINGS["sample_us"],
+        tokens_computed=TIMINGS["tokens_computed"],
+        rows=TIMINGS["rows"],
+    ),
 )
 OVER = RequestOver(
     id="default:r",

@@ -39,6 +39,8 @@ GRAVEST_FIRST: Final = {
 # goes on without this client; this gateway or its store went away.
 LEFT, DETACHED, MOVED = "left", "detached", "moved"
 Key = tuple[str, str]
+# By which requests are refused for reasons that alerts ask for.
+WATCHED_CODES: Final = ("INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
 
 
 class Visit:
@@ -79,8 +81,9 @@ class Meters:
         """`has_exemplars`: somebody keeps them."""
         self._with_tenants, self._has_exemplars = with_tenants, has_exemplars
         self._accepted = Counter[Key]()
-        self._refused = Counter[Key]()
-        self._ended = Counter[Key]()
+        # What somebody waits for begins at 0, or the first of its kind would not be an increase.
+        self._refused = Counter({(code, ""): 0 for code in WATCHED_CODES})
+        self._ended = Counter({(outcome, ""): 0 for outcome in GRAVEST_FIRST.values()})
         self._prompt_tokens = Counter[Key]()
         self._output_tokens = Counter[Key]()
         self._count(meter)

@@ -151,6 +151,8 @@ class StepTimings:
     sample_us: int
     tokens_computed: int
     rows: int
+    # The step was launched as a recorded graph.
+    is_graph: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,6 +166,8 @@ class StepSamples:
     top_logprobs: FloatArray  # [P, k]
     forward_us: int
     sample_us: int
+    # Launched as a recorded graph.
+    is_graph: bool = False
     # [Q] False: the row had ended in a step before, which was not known at the launch. None: all.
     is_there: BoolArray | None = None
     # Of `StepInputs.prompt_logprobs`.

@@ -111,6 +111,7 @@ class GraphRunner:
             begun = self._streams.begun()
             wanted = 1 if (step.sampling.logprobs < 0).all() else _OF_SAMPLES
             sample_all = None if _is_odd(step) else self._graphs.launch(step)
+            is_graph = sample_all is not None
             if sample_all is None:
                 asked = self.rows.ask(step)
                 if step.sampling.masks is not None:
@@ -124,7 +125,7 @@ class GraphRunner:
             # Rows change last: a launch that fails has left them as they were.
             computed = sample_all()
             fetched = computed[:wanted] + computed[_OF_SAMPLES:]
-            return StepFlight(step, self._results.fetch(fetched, begun))
+            return StepFlight(step, self._results.fetch(fetched, begun), is_graph=is_graph)
 
     def _forward(self, asked: Asked, bounds: Bounds, odd: StepInputs | None = None) -> "_Forwarded":
         """The logits of a step's rows, into the buffer of all steps.
@@ -215,8 +216,8 @@ class _Forwarded(NamedTuple):
 
 
 class StepFlight:
-    def __init__(self, step: StepInputs, result: Result) -> None:
-        self._step = step
+    def __init__(self, step: StepInputs, result: Result, *, is_graph: bool) -> None:
+        self._step, self._is_graph = step, is_graph
         self._result = result
 
     @property
@@ -248,6 +249,7 @@ class StepFlight:
             top_logprobs=top,
             forward_us=forward_us,
             sample_us=0,
+            is_graph=self._is_graph,
             prompt_logprobs=prompt_logprobs,
         )
 

@@ -275,23 +275,25 @@ class OneAhead:
         # Rows that turned out to have ended meanwhile.
         absent = sum(map(self._rows.is_idle, launched.inputs.slots.tolist()))
         outcome = step_alone(self._rows, launched.inputs, error, attempt)
-        return outcome, _timings(launched, forward_us=0, absent=absent)
+        return outcome, _timings(launched, absent=absent)
 
     def _wait_for(self, launched: _Launched) -> _Outcome:
         """Wait for what comes of it. Again: what came of it."""
         if launched.outcome is None:
-            outcome, absent, forward_us = StepOutcome(slots=(), token_ids=()), 0, 0
+            outcome, timings = StepOutcome(slots=(), token_ids=()), _timings(launched)
             if launched.flight is not None:
                 samples = launched.flight.result()
                 outcome = self._rows.settle(launched.inputs, samples)
-                forward_us = samples.forward_us
                 absent = 0 if samples.is_there is None else int((~samples.is_there).sum())
-            launched.outcome = outcome, _timings(launched, forward_us=forward_us, absent=absent)
+                timings = _timings(launched, samples.forward_us, absent, is_graph=samples.is_graph)
+            launched.outcome = outcome, timings
         self._ready_ns = time.perf_counter_ns()
         return launched.outcome
 
 
-def _timings(launched: _Launched, *, forward_us: int, absent: int) -> StepTimings:
+def _timings(
+    launched: _Launched, forward_us: int = 0, absent: int = 0, *, is_graph: bool = False
+) -> StepTimings:
     """`absent` rows had ended before the step."""
     return StepTimings(
         wait_us=launched.wait_us,
@@ -300,6 +302,7 @@ def _timings(launched: _Launched, *, forward_us: int, absent: int) -> StepTiming
         sample_us=0,
         tokens_computed=launched.inputs.token_count - absent,
         rows=launched.inputs.row_count - absent,
+        is_graph=is_graph,
     )
 
 

@@ -177,6 +177,7 @@ def _timings_to_proto(timings: StepTimings) -> worker_service_pb2.StepTimings:
         sample_us=timings.sample_us,
         tokens_computed=timings.tokens_computed,
         rows=timings.rows,
+        is_graph=timings.is_graph,
     )
 
 

@@ -185,7 +185,8 @@ class Following:
             )
         choice.position = end
         choice.text.append(delta.text)
-        choice.reasoning.append(delta.reasoning)
+        if delta.reasoning:
+            choice.reasoning.append(delta.reasoning)
         for part in delta.tool_calls:
             choice.calls.setdefault(part.index, []).append(part)
         choice.token_ids += delta.token_ids

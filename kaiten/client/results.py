@@ -162,18 +162,27 @@ def delta_from_proto(message: inference_service_pb2.Delta) -> Delta:
         token_count=message.token_count,
         text=message.text,
         token_ids=tuple(message.token_ids),
-        logprobs=tuple(
-            TokenLogprobs(
-                logprob=each.logprob,
-                top=tuple(zip(each.top_token_ids, each.top_logprobs, strict=True)),
-            )
-            for each in message.logprobs
-        ),
+        # Most deltas have neither; making an empty tuple of nothing costs more than the rest.
+        logprobs=_logprobs(message) if message.logprobs else (),
         reasoning=message.reasoning,
-        tool_calls=tuple(
-            ToolCallDelta(index=each.index, id=each.id, name=each.name, arguments=each.arguments)
-            for each in message.tool_calls
-        ),
+        tool_calls=_parts_of_calls(message) if message.tool_calls else (),
+    )
+
+
+def _logprobs(message: inference_service_pb2.Delta) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(
+            logprob=each.logprob,
+            top=tuple(zip(each.top_token_ids, each.top_logprobs, strict=True)),
+        )
+        for each in message.logprobs
+    )
+
+
+def _parts_of_calls(message: inference_service_pb2.Delta) -> tuple[ToolCallDelta, ...]:
+    return tuple(
+        ToolCallDelta(index=each.index, id=each.id, name=each.name, arguments=each.arguments)
+        for each in message.tool_calls
     )
 
 

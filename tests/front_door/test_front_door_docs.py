@@ -53,4 +53,4 @@ def test_curl(line: str, whole_stack: WholeStack) -> None:
 
 
 def test_all_were_found() -> None:
-    assert (len(found(PYTHON)), len(found(CURL))) == (8, 3)
+    assert (len(found(PYTHON)), len(found(CURL))) == (9, 3)

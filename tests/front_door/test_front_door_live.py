@@ -55,7 +55,7 @@ def test_ps_and_trace(
     run("trace", f"cmpl-{crowd}", "--address", address, "--json")
     told = json.loads(capsys.readouterr().out)
     assert told["url"] is None
-    assert told["spans"][0]["name"] == "kaiten.queue"
+    assert "kaiten.queue" in [span["name"] for span in told["spans"]]
 
 
 @pytest.mark.skipif(not shutil.which("tmux"), reason="no tmux here: apt install tmux")

@@ -98,7 +98,8 @@ def test_every_method_is_called(curl: Curl, whole_stack: WholeStack) -> None:
     assert looked["state"] == "REQUEST_STATE_FINISHED"
     assert curl.call(INFERENCE, "Cancel", {"requestId": "curl-1"}) == [{}]
     [explained] = curl.call(INFERENCE, "Explain", {"requestId": "curl-1"})
-    assert explained["choices"][0]["intervals"][-1]["phase"] == "TIMELINE_PHASE_DECODE"
+    phases = [interval["phase"] for interval in explained["choices"][0]["intervals"]]
+    assert "TIMELINE_PHASE_DECODE" in phases
 
     every = {f"{s}/{method.name}" for s in (INFERENCE, MODELS) for method in curl.methods(s)}
     assert curl.called == every

@@ -269,4 +269,5 @@ class _Waiting:
 
 def without_times(result: StepResult) -> StepResult:
     zeros = dict.fromkeys(("wait_us", "forward_us", "sample_us"), 0)
-    return dataclasses.replace(result, timings=dataclasses.replace(result.timings, **zeros))
+    timings = dataclasses.replace(result.timings, is_graph=False, **zeros)
+    return dataclasses.replace(result, timings=timings)

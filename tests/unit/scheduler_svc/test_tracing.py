@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
@@ -10,11 +11,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 
 from kaiten.v1.worker_service_pb2 import StepResult, StepTimings
-from scheduler_svc.core.outcome import Finished, Plan, RequestOver, StepTokens
+from scheduler_svc.core.commands import MakePlan
+from scheduler_svc.core.outcome import Finished, Plan, RequestOver, StepTokens, Why
 from scheduler_svc.core.types import Reason
 from scheduler_svc.tracing import QUEUE_MAX, PlanSampler, Tracing
 from service_kit.telemetry import LINKS_MAX, Spans, spans_to
 from tests.support.answers import until
+from tests.support.cell import Cell, spec
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OTHER = "00-1af7651916cd43dd8448eb211c80319c-c7ad6b7169203331-01"
@@ -113,6 +116,36 @@ async def test_an_iteration_is_a_root_linked_to_its_members(
     assert span.attributes["kaiten.tokens.chunks"] == 16
     assert span.attributes["kaiten.queue.depth"] == 4
     assert (span.start_time, span.end_time) == (5_000_000 - 1_100_000, 5_000_000)
+
+
+async def test_an_iteration_says_who_was_not_scheduled_and_why(
+    told: tuple[Tracing, InMemorySpanExporter],
+) -> None:
+    """What is in no plan: the rest of the budget, blocks, cached tokens, what it should take."""
+    tracing, exporter = told
+    cell = Cell(spec(blocks=12, slots=8, step_tokens=72), lease=1)
+    first = cell.submit(tuple(range(1, 31)), 10)
+    plan = cell.must_plan()
+    tracing.planned(plan, 0, (), cell.scheduler)
+    cell.step()
+    tracing.planned(replace(plan, plan_id=2), 1, (), cell.scheduler)  # Not traced.
+    cell.submit((*range(1, 13), 7, 8), 2)
+    large = cell.submit(20, 2)
+    outcome = cell.apply(MakePlan(worker_id="w1"))
+    assert outcome.plan is not None
+    told_plan = replace(outcome.plan, plan_id=3)
+    tracing.planned(told_plan, 10**9, outcome.passed_over, cell.scheduler)
+    answer(tracing, 0, StepTimings(forward_us=9, is_graph=True), TRACE)
+    await until(exporter.get_finished_spans, "a span")
+    (span,) = exporter.get_finished_spans()
+    found = span.attributes
+    assert found is not None
+    assert found["kaiten.not_scheduled"] == (f"{large}: {Why.BLOCKS.value}",)
+    assert found["kaiten.admitted"] == (f"{first + 1}: 14 tokens, 12 cached",)
+    assert (found["kaiten.blocks.shared"], found["kaiten.tokens.cached"]) == (3, 12)
+    assert found["kaiten.chunks"] == (f"{first + 1}: 2",)
+    assert found["kaiten.budget.left"] == 72 - 3
+    assert found["kaiten.worker.is_graph"] is True
 
 
 async def test_the_phases_of_a_request_follow_each_other_below_its_span(

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider, TraceBasedExemplarFilter
@@ -51,6 +52,39 @@ def test_values_have_the_names_of_vllm_too(metrics: Metrics) -> None:
     assert told["vllm:request_success_total", "finished_reason=stop,model_name=mini"] == 2
     assert told["vllm:e2e_request_latency_seconds_sum", "model_name=mini"] == 0.5
     assert told["vllm:e2e_request_latency_seconds_bucket", "le=+Inf,model_name=mini"] == 1
+
+
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [
+        ("", "text/plain; version=0.0.4"),
+        ("text/plain;version=0.0.4;q=0.5,*/*;q=0.1", "text/plain; version=0.0.4"),
+        # As Prometheus 2 asks, and as Prometheus 3 does.
+        ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5", "openmetrics"),
+        ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8", "openmetrics"),
+    ],
+)
+def test_names_are_the_same_in_every_form(metrics: Metrics, accept: str, form: str) -> None:
+    running = seen(lambda: 3)
+    metrics.meter.create_observable_gauge("kaiten.num_requests_running", running, "", "x")
+    page = metrics.page(accept)
+    assert form in page.content_type
+    lines = page.body.decode().splitlines()
+    assert "kaiten_num_requests_running 3.0" in lines
+    assert "vllm:num_requests_running 3.0" in lines
+    assert (lines[-1] == "# EOF") == (form == "openmetrics")
+
+
+def test_a_page_is_served_on_a_port_that_was_free(metrics: Metrics) -> None:
+    metrics.meter.create_observable_gauge("kaiten.x", seen(lambda: 3), "", "x")
+    url = metrics.serve("127.0.0.1", 0)
+    with urlopen(url, timeout=30) as reply:
+        assert b"kaiten_x 3.0" in reply.read()
+    taken = int(url.split(":")[2].partition("/")[0])
+    other = Metrics("other", is_scraped=True, environ={})
+    with pytest.raises(ConfigError, match=f"cannot serve metrics on 127.0.0.1:{taken}: "):
+        other.serve("127.0.0.1", taken)
+    other.close()
 
 
 def test_labels_that_tell_series_apart_stay(metrics: Metrics) -> None:

@@ -1,5 +1,6 @@
 """Parts prove themselves to each other: by a credential, by certificates, by a private socket."""
 
+import asyncio
 import dataclasses
 import os
 import socket
@@ -201,8 +202,15 @@ async def served(peers: Peers, settings: PartSettings | None = None) -> AsyncIte
         await server.stop(0)
 
 
-async def call(channel: grpc.aio.Channel, kind: str, proof: Proof) -> list[bytes]:
+async def call(
+    channel: grpc.aio.Channel, kind: str, proof: Proof, *, is_silent: bool = False
+) -> list[bytes]:
+    """Silent: of a stream of requests nothing is written. A client that writes while it is refused
+    hears INTERNAL of itself instead."""
+
     async def requests() -> AsyncIterator[bytes]:
+        if is_silent:
+            await asyncio.Event().wait()
         yield b"x"
 
     method = getattr(channel, kind)(f"/t.T/{kind}")
@@ -218,7 +226,7 @@ async def call(channel: grpc.aio.Channel, kind: str, proof: Proof) -> list[bytes
 async def refusal(peers: Peers, address: str, kind: str = "unary_unary") -> grpc.aio.AioRpcError:
     async with peers.channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(channel, kind, peers.proof())
+            await call(channel, kind, peers.proof(), is_silent=True)
     return caught.value
 
 

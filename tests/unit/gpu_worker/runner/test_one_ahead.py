@@ -15,7 +15,7 @@ from gpu_worker.runner.step_graphs import graph_sizes
 from gpu_worker.runner.warm_up import warm_up
 from kernels import dispatch
 from tests.support.ahead import LateScheduler, Model, ReplacingScheduler, play, replay
-from tests.support.mini_scheduler import sampling
+from tests.support.mini_scheduler import MiniScheduler, sampling
 from tests.support.random_model import write_random_model
 
 LIMITS = RowLimits(
@@ -214,3 +214,18 @@ def test_recorded_sizes_hold_every_number_of_rows() -> None:
         assert all(larger <= 2 * size for size, larger in pairwise(sizes))
     assert graph_sizes(20) == (1, 2, 4, 8, 16, 20)
     assert len(graph_sizes(256)) <= 40
+
+
+def test_steps_say_whether_they_were_one_graph(model: Model) -> None:
+    """One that wants what is not recorded is launched operator by operator; in turns all are."""
+    told = []
+    for stepper, wanted in (
+        (model.one_ahead(), sampling(max_tokens=4)),
+        (model.one_ahead(), sampling(max_tokens=4, prompt_logprobs=1)),
+        (model.in_turns(), sampling(max_tokens=4)),
+    ):
+        scheduler = MiniScheduler(LIMITS, lease_steps=4)
+        scheduler.submit([5, 6, 7], wanted)
+        results = [one for item in play(stepper, scheduler, lambda: 9) for one in item.results]
+        told.append([one.timings.is_graph for one in results if one.outcome.slots])
+    assert told == [[True] * 4, [False, True, True, True], [False] * 4]

@@ -167,7 +167,9 @@ outcomes = st.builds(
 
 @given(outcomes, u64, u32, st.booleans())
 def test_a_result_round_trips(outcome: StepOutcome, plan_id: int, step: int, last: bool) -> None:
-    timings = StepTimings(wait_us=1, forward_us=2, sample_us=3, tokens_computed=4, rows=5)
+    timings = StepTimings(
+        wait_us=1, forward_us=2, sample_us=3, tokens_computed=4, rows=5, is_graph=last
+    )
     result = StepResult(plan_id=plan_id, step=step, outcome=outcome, is_last=last, timings=timings)
     packed = wire.result_to_proto(result, boot_id="b").SerializeToString()
     message = worker_service_pb2.StepResult.FromString(packed)
@@ -175,7 +177,7 @@ def test_a_result_round_trips(outcome: StepOutcome, plan_id: int, step: int, las
     assert (message.boot_id, message.plan_id, message.step) == ("b", plan_id, step)
     assert message.is_last is last
     assert message.timings == worker_service_pb2.StepTimings(
-        wait_us=1, forward_us=2, sample_us=3, tokens_computed=4, rows=5
+        wait_us=1, forward_us=2, sample_us=3, tokens_computed=4, rows=5, is_graph=last
     )
 
 

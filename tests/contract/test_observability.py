@@ -1,0 +1,266 @@
+"""Dashboards, alerts, runbooks and the collector's file fit together and what the services tell."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from service_kit.metric_aliases import ALIASES
+from service_kit.telemetry import SLOW_FIRST_TOKEN_US, SLOW_STEP_US
+from tests.contract.test_metrics_page import instruments
+from tools import dashboards
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy" / "observability"
+ALERTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    rule["alert"]: rule
+    for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
+    for rule in group["rules"]
+}
+JAEGER = yaml.safe_load((FOLDER / "jaeger.yml").read_text())
+NAME = re.compile(r"\b(?:kaiten|gen_ai|vllm:)[a-z0-9_]*")
+has_promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool here")
+
+
+def asked() -> Iterator[str]:
+    """Every expression of dashboards and alerts."""
+    for _, panels in dashboards.DASHBOARDS.values():
+        yield from (expr for panel in panels for expr, _ in panel.asks)
+    yield from (rule["expr"] for rule in ALERTS.values())
+
+
+@pytest.mark.parametrize("name", dashboards.DASHBOARDS)
+def test_a_dashboard_is_what_its_table_says(name: str) -> None:
+    told = (dashboards.FOLDER / f"{name}.json").read_text()
+    assert told == dashboards.text(name), "python -m tools.dashboards"
+
+
+@pytest.mark.parametrize("name", dashboards.DASHBOARDS)
+def test_grafana_knows_every_field_of_a_dashboard(name: str) -> None:
+    """Read and written by Grafana's own types, all of it is still there."""
+    pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk is missing")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
+    ours = dashboards.dashboard(name)
+
+    def known(some: dict[str, Any]) -> Any:
+        return json.loads(JSONEncoder().encode(Dashboard.from_json(some)))
+
+    assert list(lost(ours, known(ours))) == []
+    ours["panels"][0]["targets"][0]["exprr"] = ours["refersh"] = "1"
+    assert list(lost(ours, known(ours))) == ["refersh", "exprr"], "a mistake is noticed"
+
+
+def lost(ours: Any, theirs: Any) -> Iterator[str]:
+    if isinstance(ours, dict):
+        yield from (key for key in ours if key not in theirs)
+        for key in ours.keys() & theirs.keys():
+            yield from lost(ours[key], theirs[key])
+    elif isinstance(ours, list):
+        for one, other in zip(ours, theirs, strict=True):
+            yield from lost(one, other)
+    elif ours != theirs:
+        yield f"{ours} became {theirs}"
+
+
+def test_what_is_asked_for_is_told_by_some_service() -> None:
+    told = instruments() | {name for names in ALIASES.values() for name in names}
+    names = {name for expr in asked() for name in NAME.findall(expr)}
+    assert len(names) > 40
+    assert not {re.sub("_(bucket|count|sum)$", "", name) for name in names} - told
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_says_what_is_the_matter_and_where_to_read_on(name: str) -> None:
+    rule = ALERTS[name]
+    assert rule["labels"]["severity"] in ("critical", "warning", "info")
+    assert rule["annotations"]["summary"]
+    assert rule["annotations"]["runbook_url"] == f"docs/runbooks.md#{name.lower()}"
+    assert re.search(r" [<>] [\d.]+$", rule["expr"]), "what is measured, and a number"
+
+
+def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
+    page = (ROOT / "docs" / "runbooks.md").read_text()
+    assert re.findall(r"^### (\w+)$", page, re.MULTILINE) == list(ALERTS)
+    assert f"{len(ALERTS)} alerts" in (ROOT / "deploy" / "README.md").read_text()
+
+
+def test_the_collectors_pipelines_are_made_of_what_is_there() -> None:
+    service, connectors = JAEGER["service"], JAEGER["connectors"].keys()
+    kinds = {
+        "receivers": JAEGER["receivers"].keys() | connectors,
+        "processors": JAEGER["processors"].keys(),
+        "exporters": JAEGER["exporters"].keys() | connectors,
+    }
+    used = {kind: set[str]() for kind in kinds}
+    for pipeline in service["pipelines"].values():
+        for kind, names in pipeline.items():
+            assert set(names) <= kinds[kind], names
+            used[kind] |= set(names)
+    assert used == {kind: set(names) for kind, names in kinds.items()}, "nothing is left over"
+    # What is counted is all, before most of it goes.
+    assert "tail_sampling" not in service["pipelines"]["traces"]["processors"]
+    assert "spanmetrics" in service["pipelines"]["traces"]["exporters"]
+    assert set(service["extensions"]) == JAEGER["extensions"].keys()
+
+
+def test_what_the_collector_keeps_is_what_the_services_say() -> None:
+    """Attributes that spans have, and the same numbers."""
+    policies = {each["name"]: each for each in JAEGER["processors"]["tail_sampling"]["policies"]}
+    numbers = {
+        policy["numeric_attribute"]["key"]: policy["numeric_attribute"]["min_value"]
+        for policy in policies.values()
+        if policy["type"] == "numeric_attribute"
+    }
+    assert numbers == {
+        "kaiten.preemptions": 1,
+        "kaiten.rows.preempted": 1,
+        "kaiten.first_token_us": SLOW_FIRST_TOKEN_US,
+        "kaiten.worker.forward_us": SLOW_STEP_US,
+    }
+    sources = [ROOT / "gateway" / "observe" / "tracing.py", ROOT / "scheduler_svc" / "tracing.py"]
+    text = "".join(path.read_text() for path in sources)
+    assert all(f'"{name}"' in text for name in numbers)
+    assert policies["failed"]["status_code"] == {"status_codes": ["ERROR"]}
+    assert {policy["type"] for policy in policies.values()} == {
+        "numeric_attribute",
+        "probabilistic",
+        "status_code",
+    }
+
+
+@has_promtool
+def test_promtool_has_nothing_to_say() -> None:
+    for words in (["config", "prometheus.yml"], ["rules", "alerts.yml"]):
+        ran = subprocess.run(
+            ["promtool", "check", *words], cwd=FOLDER, capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+# By alert: series that fire it, in promtool's notation, a value each minute; and some that do not.
+FIRES: Final[Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]]] = {
+    "KaitenTargetDown": ({'up{job="worker",instance="w"}': "0x40"}, {'up{job="worker"}': "1x40"}),
+    "KaitenNoLeader": ({"kaiten_is_leader": "0x40"}, {"kaiten_is_leader": "1x40"}),
+    "KaitenTwoLeaders": (
+        {'kaiten_is_leader{i="a"}': "1x40", 'kaiten_is_leader{i="b"}': "1x40"},
+        {'kaiten_is_leader{i="a"}': "1x40", 'kaiten_is_leader{i="b"}': "0x40"},
+    ),
+    "KaitenLeaderChanges": (
+        {"kaiten_leader_changes_total": "0+1x40"},
+        {"kaiten_leader_changes_total": "3x40"},
+    ),
+    "KaitenNoWorkers": ({"kaiten_num_workers": "0x40"}, {"kaiten_num_workers": "2x40"}),
+    "KaitenGatewayNotReady": (
+        {'kaiten_gateway_is_ready{instance="g"}': "0x40"},
+        {'kaiten_gateway_is_ready{instance="g"}': "1x40"},
+    ),
+    "KaitenStalled": ({"kaiten_stalled_seconds": "11x40"}, {"kaiten_stalled_seconds": "9x40"}),
+    "KaitenStoreSlow": (
+        {"kaiten_journal_lag_seconds": "3x40"},
+        {"kaiten_journal_lag_seconds": "0.1x40"},
+    ),
+    "KaitenFoldLag": ({"kaiten_fold_lag": "30000x40"}, {"kaiten_fold_lag": "500x40"}),
+    "KaitenQueueTooLong": (
+        {"kaiten_queue_time_forecast_seconds": "40x40"},
+        {"kaiten_queue_time_forecast_seconds": "5x40"},
+    ),
+    "KaitenSlowFirstToken": (
+        {
+            'gen_ai_server_time_to_first_token_seconds_bucket{le="10"}': "0+1x40",
+            'gen_ai_server_time_to_first_token_seconds_bucket{le="60"}': "0+2x40",
+            'gen_ai_server_time_to_first_token_seconds_bucket{le="+Inf"}': "0+2x40",
+        },
+        {
+            'gen_ai_server_time_to_first_token_seconds_bucket{le="10"}': "0+2x40",
+            'gen_ai_server_time_to_first_token_seconds_bucket{le="60"}': "0+2x40",
+            'gen_ai_server_time_to_first_token_seconds_bucket{le="+Inf"}': "0+2x40",
+        },
+    ),
+    "KaitenRefusing": (
+        {'kaiten_gateway_requests_refused_total{code="RESOURCE_EXHAUSTED"}': "0+60x40"},
+        {'kaiten_gateway_requests_refused_total{code="INVALID_ARGUMENT"}': "0+60x40"},
+    ),
+    "KaitenErrors": (
+        {'kaiten_request_success_total{finished_reason="error"}': "0+1x40"},
+        {'kaiten_request_success_total{finished_reason="stop"}': "0+1x40"},
+    ),
+    "KaitenInternalErrors": (
+        {'kaiten_gateway_requests_refused_total{code="INTERNAL"}': "0+1x40"},
+        {'kaiten_gateway_requests_refused_total{code="INTERNAL"}': "7x40"},
+    ),
+    "KaitenWorkerCrashes": (
+        {'kaiten_workers_lost_total{how="crash"}': "0+1x40"},
+        {'kaiten_workers_lost_total{how="leave"}': "0+1x40"},
+    ),
+    "KaitenWorkerSilent": (
+        {'kaiten_worker_heartbeat_age_seconds{worker="w"}': "3x40"},
+        {'kaiten_worker_heartbeat_age_seconds{worker="w"}': "0.5x40"},
+    ),
+    "KaitenRowErrors": (
+        {'kaiten_worker_row_errors_total{instance="w"}': "0+1x40"},
+        {'kaiten_worker_row_errors_total{instance="w"}': "2x40"},
+    ),
+    "KaitenPreempting": (
+        {"kaiten_num_preemptions_total": "0+60x40", "kaiten_request_success_total": "0+60x40"},
+        {"kaiten_num_preemptions_total": "0+6x40", "kaiten_request_success_total": "0+60x40"},
+    ),
+    "KaitenDeviceMemoryFull": (
+        {
+            'kaiten_worker_device_memory_bytes{instance="w",state="used"}': "99x40",
+            'kaiten_worker_device_memory_bytes{instance="w",state="total"}': "100x40",
+        },
+        {
+            'kaiten_worker_device_memory_bytes{instance="w",state="used"}': "90x40",
+            'kaiten_worker_device_memory_bytes{instance="w",state="total"}': "100x40",
+        },
+    ),
+    "KaitenLeaderBusy": (
+        {
+            'kaiten_iteration_time_seconds_total{part="plan"}': "0+30x40",
+            'kaiten_iteration_time_seconds_total{part="book"}': "0+25x40",
+        },
+        {'kaiten_iteration_time_seconds_total{part="forward"}': "0+60x40"},
+    ),
+    "KaitenSpansDropped": (
+        {'kaiten_spans_dropped_total{job="worker",by="sender"}': "0+1x40"},
+        {'kaiten_spans_dropped_total{job="worker",by="sender"}': "9x40"},
+    ),
+}
+
+
+@has_promtool
+def test_every_alert_fires_when_it_should_and_not_when_it_should_not(tmp_path: Path) -> None:
+    """By Prometheus' own rule tester, half an hour into made-up series."""
+    assert FIRES.keys() == ALERTS.keys()
+    tests = []
+    for name, cases in FIRES.items():
+        for series, is_fired in zip(cases, (True, False), strict=True):
+            tests.append(
+                {
+                    "interval": "1m",
+                    "input_series": [{"series": k, "values": v} for k, v in series.items()],
+                    "promql_expr_test": [
+                        {
+                            "expr": f'count(ALERTS{{alertname="{name}",alertstate="firing"}})',
+                            "eval_time": "30m",
+                            "exp_samples": [{"labels": "{}", "value": 1}] if is_fired else [],
+                        }
+                    ],
+                }
+            )
+    file = tmp_path / "alerts.test.yml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(FOLDER / "alerts.yml")], "tests": tests}))
+    ran = subprocess.run(
+        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
