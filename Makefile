@@ -20,7 +20,7 @@ BENCH ?= $(shell grep -rl --include='*.py' '^if __name__ ==' benchmarks | grep -
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint type protos lock protos-check test test-browser test-node test-cluster test-prometheus sim serve bench guard flakes mutants wheel doctor ci clean
+.PHONY: help setup fmt lint type protos lock protos-check test test-browser test-node test-cluster test-prometheus sim serve bench guard flakes mutants wheel images compose-test doctor ci clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*##/  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -92,6 +92,12 @@ wheel: setup  ## dist/*.whl with the CPU kernels of every x86-64 inside: needs n
 	$(BIN)/python -m tools.prebuilt
 	rm -rf build
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+images: setup  ## build the container images with docker or podman, look into them, say how large they are; deploy/README.md
+	$(BIN)/python -m tools.containers.images $(ARGS)
+
+compose-test: setup  ## images, then docker-compose.yml up, scaled, every container killed under streams, down; deploy/README.md
+	$(BIN)/python -m tools.containers.compose_test $(ARGS)
 
 doctor: setup  ## check this machine
 	$(BIN)/kaiten doctor

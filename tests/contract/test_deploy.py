@@ -23,6 +23,7 @@ from service_kit.settings import Settings
 from service_kit.settings import load as load_settings
 from tests.support.compose import NEEDED, PASSWORD, ROOT, load, seconds
 from tools import lock
+from tools.containers import images
 
 COMPOSE = load(NEEDED)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -100,11 +101,13 @@ def test_images_are_pinned(name: str) -> None:
         assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", service["image"])
 
 
-def test_base_images_are_pinned() -> None:
-    stages = set(re.findall(r"^FROM \S+ AS (\w+)$", DOCKERFILE, re.M))
-    bases = set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.M)) - stages
-    assert bases
-    assert all(re.fullmatch(r"[a-z/]+:\d+\.\d+\.\d+-[a-z-]+", base) for base in bases)
+@pytest.mark.parametrize("dockerfile", ["Dockerfile", "valkey.Dockerfile"])
+def test_the_base_image_is_a_choice_with_a_pinned_default(dockerfile: str) -> None:
+    text = (ROOT / "deploy" / dockerfile).read_text()
+    built_on = set(re.findall(r"^FROM (\S+)", text, re.M))
+    assert built_on - set(re.findall(r"^FROM \S+ AS ([\w-]+)$", text, re.M)) == {"${BASE_IMAGE}"}
+    assert f"ARG BASE_IMAGE={images.BASE}\n" in text
+    assert re.fullmatch(r"[a-z/]+:\d+\.\d+\.\d+-[a-z-]+", images.BASE)
 
 
 @each_of_ours
@@ -130,8 +133,10 @@ def test_the_environment_is_understood(name: str) -> None:
 @each_of_ours
 def test_an_image_is_built_for_its_role(name: str) -> None:
     build = SERVICES[name]["build"]
-    assert build["target"] == role(name)
-    stage = stages()[build["target"]]
+    assert build["target"] == name
+    # An image for GPUs is the worker's, and more.
+    stage = stages()[role(name)]
+    assert re.findall(r"^USER (\S+)$", stages()[name], re.M)[-1] == "10001:10001"
     assert "USER 10001:10001" in stage
     assert SERVICES[name]["user"] == "10001:10001"
     assert SERVICES[name]["command"] == [role(name)]
@@ -141,10 +146,17 @@ def test_an_image_is_built_for_its_role(name: str) -> None:
     assert re.search(rf"HEALTHCHECK [^\n]*\\\n +CMD \[{re.escape(words)}\]", stage)
 
 
-def test_only_workers_have_torch() -> None:
-    assert re.findall(r'"\.\[(.+)\]"', DOCKERFILE) == ["${ROLE:?},metrics,otlp"]
-    other = r"pip install (?!--extra-index-url|--no-cache-dir|--no-deps --require-hashes)"
-    assert re.findall(other, DOCKERFILE) == []
+def test_an_image_installs_what_is_locked_and_only_workers_torch() -> None:
+    for name, text in stages().items():
+        installs = re.findall(r"pip install ([^&]+?)(?: \\)?\n", text.replace("\\\n    -r", "-r"))
+        assert all(
+            "--require-hashes" in each
+            or "--no-deps --no-build-isolation ." in each
+            or (name == "computing" and each.endswith('"$TORCH"'))
+            for each in installs
+        ), (name, installs)
+    for stage, made_from in {"gateway": "lean", "scheduler": "lean", "worker": "computing"}.items():
+        assert re.findall(r"--from=(\w+)", stages()[stage]) == [made_from]
     for name in OURS:
         has_torch = "torch" in packages(role(name)) | packages("otlp") | packages("metrics")
         assert has_torch == name.startswith("worker"), name
@@ -156,11 +168,31 @@ def test_what_an_image_installs_is_locked_within_the_ranges(name: str) -> None:
     locked = lock.locked(name)
     for requirement in lock.requirements(name):
         wanted = Requirement(requirement)
+        if lock.is_by_place(lock.name_of(requirement)):
+            continue
         if wanted.marker is None or wanted.marker.evaluate({"python_version": "3.11"}):
             assert locked[lock.name_of(requirement)] in wanted.specifier, requirement
-    assert not locked.keys() & set(lock.BY_PLACE)
+    assert not any(map(lock.is_by_place, locked))
     text = (lock.LOCKS / f"{name}.txt").read_text()
     assert len(re.findall(r"^[\w.-]+==.*\n    --hash=sha256:", text, re.M)) == len(locked)
+
+
+def test_no_image_but_a_gpus_has_a_compiler() -> None:
+    """The kernels are compiled for every processor while the worker's image is built."""
+    compiled_in, *gpu = [name for name, text in stages().items() if "apt-get" in text]
+    assert (compiled_in, gpu) == ("computing", ["worker-gpu"])
+    assert "-m tools.prebuilt" in stages()["computing"]
+
+
+def test_an_image_says_what_it_is() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    labels = dict(re.findall(r"(org\.opencontainers\.image\.\w+)=(\S+)", stages()["service"]))
+    assert f"ARG VERSION={project['version']}\n" in stages()["service"]
+    assert labels["org.opencontainers.image.version"] == "$VERSION"
+    assert labels["org.opencontainers.image.licenses"] == project["license"]
+    for stage in ("lean", "computing"):
+        assert "image/sbom.py" in stages()[stage]
+        assert "image/slim.py" in stages()[stage]
 
 
 def test_the_image_holds_every_package_and_the_shipped_model() -> None:
@@ -179,11 +211,13 @@ def test_the_image_holds_every_package_and_the_shipped_model() -> None:
     }
     assert let_in == wanted | files
     assert files <= set(DOCKERFILE.split())
-    assert f"COPY {CHECKPOINT.relative_to(ROOT)} /model" in DOCKERFILE
+    # The shipped model is served where none is mounted on /model.
+    for stage in ("gateway", "worker"):
+        assert f"/{CHECKPOINT.relative_to(ROOT / 'kaiten')}/* /model/" in stages()[stage]
 
 
 def test_what_the_code_reads_is_installed_with_it() -> None:
-    """The worker's image compiles from the installed kernels, headers included."""
+    """What kernels are compiled from, too: a binary is found by the hash of all that."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = table["tool"]["setuptools"]["package-data"]["*"]
     not_read = {".py", ".pyc", ".md", ".yaml", ".txt"}
@@ -278,11 +312,11 @@ def test_parts_know_each_other_by_a_credential_that_one_of_them_makes(name: str)
     assert "install -d -o 10001 -g 10001 -m 700 /peers" in DOCKERFILE
 
 
-@pytest.mark.parametrize("name", ["worker", "worker-gpu"])
-def test_kernels_are_compiled_where_the_container_may_write(name: str) -> None:
-    volumes = [mount for mount in SERVICES[name]["volumes"] if mount["type"] == "volume"]
+def test_kernels_for_a_gpu_are_compiled_where_the_container_may_write() -> None:
+    service = SERVICES["worker-gpu"]
+    volumes = [mount for mount in service["volumes"] if mount["type"] == "volume"]
     (volume,) = [mount for mount in volumes if mount["source"] != "peers"]
-    assert SERVICES[name]["environment"]["TRITON_CACHE_DIR"].startswith(f"{volume['target']}/")
+    assert service["environment"]["TRITON_CACHE_DIR"].startswith(f"{volume['target']}/")
     # What the volume takes over when it is new, owner included.
     assert f"install -d -o 10001 -g 10001 {volume['target']}" in DOCKERFILE
 
@@ -295,7 +329,7 @@ def size_of(text: str) -> int:
 
 def stages() -> dict[str, str]:
     """Text of each stage of the Dockerfile by its name."""
-    parts = re.split(r"^FROM \S+ AS (\w+)$", DOCKERFILE, flags=re.M)
+    parts = re.split(r"^FROM \S+ AS ([\w-]+)$", DOCKERFILE, flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 

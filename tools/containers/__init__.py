@@ -1,0 +1,1 @@
+"""Images and the compose file on whichever container engine this machine has."""
