@@ -358,3 +358,22 @@ def test_a_worker_that_comes_in_time_ends_the_wait_and_the_loss_of_all_begins_an
     cell.now_ns += 1
     cell.expire()
     assert cell.reason(sequence_id) is Reason.ERROR
+
+
+def test_workers_that_come_and_go_leave_no_deadlines_behind() -> None:
+    """Each wait is long, and each of a thousand waits would have its own."""
+    cell = Cell()
+    wait_ns = 1_000_000
+    both = cell.submit(4, 9, worker_wait_ns=wait_ns, deadline_ns=cell.now_ns + wait_ns)
+    waiting = [cell.submit(4, 9, worker_wait_ns=wait_ns) for _ in range(20)]
+    for _ in range(50):
+        cell.join("w1", spec())
+        cell.kill("w1", is_crash=False)
+    assert len(cell.scheduler._deadlines) == 1 + len(waiting) + 1
+    cell.join("w1", spec())
+    assert len(cell.scheduler._deadlines) == 1
+    cell.now_ns += wait_ns
+    cell.expire()
+    assert cell.reason(both) is Reason.DEADLINE_EXCEEDED
+    cell.finish()
+    assert {cell.reason(each) for each in waiting} == {Reason.LENGTH}
