@@ -58,6 +58,7 @@ ID: Final = re.compile(rb'"id":"cmpl-([^"]+)"')
 UNKNOWN: Final = TimelinePhase.TIMELINE_PHASE_UNKNOWN
 # The last records of a leader that lives are on their way to the archive.
 ARCHIVED_S_MAX: Final = 10.0
+ASKED_MAX: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,15 +248,31 @@ class Run:
                 # Refused while nobody leads or the store is away: asked again, as a client does.
                 self.tally.failed += 1
                 await asyncio.sleep(0.2)
-        try:
-            response = await self._stub.Explain(ExplainRequest(request_id=id), timeout=60)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.NOT_FOUND:
-                raise
+        choice = await self._explained(id)
+        if choice is None:
             self.tally.left_out += 1
-            return
-        (choice,) = response.choices
-        self.tally.explained.append(Explained(id=id, choice=choice, measured_ms=measured_ms))
+        else:
+            self.tally.explained.append(Explained(id=id, choice=choice, measured_ms=measured_ms))
+
+    async def _explained(self, id: str) -> ChoiceTimeline | None:
+        """None: nobody knows it any more."""
+        for _ in range(ASKED_MAX):
+            try:
+                response = await self._stub.Explain(ExplainRequest(request_id=id), timeout=60)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.NOT_FOUND:
+                    return None
+                # Many at once, or nobody leads now.
+                if error.code() not in (
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    grpc.StatusCode.UNAVAILABLE,
+                ):
+                    raise
+                await asyncio.sleep(0.5)
+            else:
+                (choice,) = response.choices
+                return choice
+        raise TimeoutError(f"{id} is not explained")
 
     async def _fault(self, what: str) -> None:
         signs = {"worker": "gpu_worker", "store": "valkey-server"}
