@@ -270,7 +270,7 @@ class Run:
                     raise
                 await asyncio.sleep(0.5)
             else:
-                (choice,) = response.choices
+                choice: ChoiceTimeline = response.choices[0]
                 return choice
         raise TimeoutError(f"{id} is not explained")
 
