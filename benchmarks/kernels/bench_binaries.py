@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import recording
-from gpu_worker.service.machine_rates import matmul_flops_per_s, read_bytes_per_s, times_s
+from gpu_worker.service.machine_rates import matmul_flops_per_s, read_bytes_per_s
 from kernels import native
 from kernels.cpp.library import Library
 from kernels.linear import weight_memory
@@ -77,12 +77,6 @@ def in_turns(
     return seconds, is_same
 
 
-def matrix_rate() -> float:
-    a = torch.randn(1024, 1024)
-    torchs = 2 * 1024**3 / times_s(lambda: a @ a, repeats=9)[0]
-    return max(torchs, matmul_flops_per_s(torch.float32))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sides", nargs="+", metavar="NAME=FILE")
@@ -94,7 +88,7 @@ def main() -> None:
     native.build()
     names = dict(side.split("=", 1) for side in asked.sides)
     libraries = {name: Library(Path(file)) for name, file in names.items()}
-    read, flops = read_bytes_per_s(), matrix_rate()
+    read, flops = read_bytes_per_s(), matmul_flops_per_s(torch.float32)
     for kind, dtype in KINDS.items():
         sides = {name: layers_of(library, kind) for name, library in libraries.items()}
         size = 1 if kind == "int8" else dtype.itemsize
