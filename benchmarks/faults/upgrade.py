@@ -8,11 +8,12 @@ worktree that shares this environment's packages). As many streams as asked for 
 the time, half of them greedy and half seeded: who ends begins again. Then each process gets SIGTERM
 and its place is taken by one of the new version, role by role in one of the six orders, and back.
 `changed` are texts that differ from those that the old version said alone, of `texts` in all;
-`failed` are streams that ended with an error. `differ_alone` are prompts to which the two versions,
-each alone, say something else: where a version sums in another order, a choice that was nearly a tie
-falls otherwise, so in bf16 a text that moves between such versions cannot be either's. Between roles a few requests want what only the new
-version knows (an output by a JSON schema): `structured` counts how they ended. Goals: 0 changed,
-0 failed, and a structured output is right or refused, never neglected.
+`failed` are streams that ended with an error. `differ_alone` are prompts to which the versions,
+each alone, say something else: where one sums in another order, a choice that was nearly a tie
+falls otherwise, so in bf16 a text that moves between such versions may be neither's. Between roles
+a few requests want what only the new version knows (an output by a JSON schema): `structured`
+counts how they ended. Goals: 0 changed, 0 failed, and a structured output is right or refused,
+never neglected.
 """
 
 import argparse
