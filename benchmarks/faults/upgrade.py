@@ -3,8 +3,8 @@
     python -m benchmarks.faults.upgrade [--old COMMIT] [--streams 64] [--tokens 200] [--orders 6]
         [--dtype fp32] [--save]
 
-Two gateways, two schedulers and two workers as processes of their own, all of the old commit (a git
-worktree that shares this environment's packages). As many streams as asked for are under way all
+Two gateways, two schedulers and two workers as processes of their own, all of the old commit (each
+commit in a git worktree that shares this environment's packages). As many streams as asked for are under way all
 the time, half of them greedy and half seeded: who ends begins again. Then each process gets SIGTERM
 and its place is taken by one of the new version, role by role in one of the six orders, and back.
 `changed` are texts that differ from those that the old version said alone, of `texts` in all;
@@ -266,7 +266,7 @@ async def rolled(stack: Stack, load: Load, order: Sequence[str], tree: Path) -> 
 @contextlib.contextmanager
 def tree_of(commit: str) -> Iterator[Path]:
     """A worktree of that commit for as long as the block lasts."""
-    with tempfile.TemporaryDirectory(prefix="kaiten-old-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kaiten-tree-") as folder:
         tree = Path(folder) / "tree"
         git = ["git", "-C", str(ROOT), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
@@ -295,15 +295,15 @@ async def serving(tree: Path, chosen: argparse.Namespace) -> AsyncIterator[tuple
             stack.close()
 
 
-async def measure(old: Path, chosen: argparse.Namespace) -> dict[str, Any]:
+async def measure(old: Path, new: Path, chosen: argparse.Namespace) -> dict[str, Any]:
     rounds = []
-    async with serving(ROOT, chosen) as (_, alone):
+    async with serving(new, chosen) as (_, alone):
         pass
     async with serving(old, chosen) as (stack, load):
         differ = sum(load.expected[number] != alone.expected[number] for number in load.expected)
         print(f"{differ} prompts are answered otherwise by the versions alone", flush=True)
         for order in [*itertools.permutations(MODULES)][: chosen.orders]:
-            for way, tree in (("to this", ROOT), ("back", old)):
+            for way, tree in (("to this", new), ("back", old)):
                 rounds.append({"way": way, **await rolled(stack, load, order, tree)})
     figures = ("texts", "changed", "failed")
     return {
@@ -327,8 +327,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp32", help="of the workers: fp32 or bf16")
     parser.add_argument("--save", action="store_true", help="append to benchmarks/results")
     chosen = parser.parse_args()
-    with tree_of(chosen.old) as old:
-        figures = asyncio.run(measure(old, chosen))
+    # As committed: who edits the tree meanwhile changes nothing.
+    with tree_of(chosen.old) as old, tree_of("HEAD") as new:
+        figures = asyncio.run(measure(old, new, chosen))
     record("upgrade", figures, save=chosen.save)
 
 
