@@ -37,6 +37,7 @@ FIRST: Final = (
     "unit/tools/test_flakes.py",
     "contract/test_processes_end.py",
     "integration/test_bench_end_to_end.py",
+    "integration/test_no_workers.py",
     "integration/test_batches_survive.py",
     "integration/test_responses_survive.py",
     "integration/test_llm.py",
