@@ -4,9 +4,10 @@
         [--dtype fp32] [--save]
 
 Two gateways, two schedulers and two workers as processes of their own, all of the old commit (each
-commit in a git worktree that shares this environment's packages). As many streams as asked for are under way all
-the time, half of them greedy and half seeded: who ends begins again. Then each process gets SIGTERM
-and its place is taken by one of the new version, role by role in one of the six orders, and back.
+commit in a git worktree that shares this environment's packages). As many streams as asked for are
+under way all the time, half of them greedy and half seeded: who ends begins again. Then each
+process gets SIGTERM and its place is taken by one of the new version, role by role in one of the
+six orders, and back.
 `changed` are texts that differ from those that the old version said alone, of `texts` in all;
 `failed` are streams that ended with an error. `differ_alone` are prompts to which the versions,
 each alone, say something else: where one sums in another order, a choice that was nearly a tie
