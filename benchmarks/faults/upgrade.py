@@ -37,7 +37,7 @@ from typing import Any, Final
 
 import httpx
 
-from benchmarks.recording import ROOT, record
+from benchmarks.recording import ROOT, commit, record
 from kaiten.client import ApiError, AsyncClient
 from kaiten.local.ports import HeldPort
 from kaiten.mini import CHECKPOINT
@@ -309,6 +309,7 @@ async def measure(old: Path, new: Path, chosen: argparse.Namespace) -> dict[str,
     figures = ("texts", "changed", "failed")
     return {
         "old": chosen.old,
+        "new": chosen.new,
         "dtype": chosen.dtype,
         "streams": chosen.streams,
         "tokens": chosen.tokens,
@@ -328,8 +329,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp32", help="of the workers: fp32 or bf16")
     parser.add_argument("--save", action="store_true", help="append to benchmarks/results")
     chosen = parser.parse_args()
+    chosen.new = commit().removesuffix("+")
     # As committed: who edits the tree meanwhile changes nothing.
-    with tree_of(chosen.old) as old, tree_of("HEAD") as new:
+    with tree_of(chosen.old) as old, tree_of(chosen.new) as new:
         figures = asyncio.run(measure(old, new, chosen))
     record("upgrade", figures, save=chosen.save)
 
