@@ -75,6 +75,7 @@ class GatewayService:
             limits=ReadinessLimits(
                 leader_quiet_s_max=config.leader_quiet_s_max,
                 stalled_ms_max=config.stalled_ms_max,
+                accepts_without_workers=config.accept_without_workers > 0,
             ),
         )
         self._keys_file = _keys_file(config)
@@ -250,6 +251,7 @@ def _limits(config: GatewaySettings, card: ModelCard) -> Limits:
     return Limits(
         vocab_size=card.vocab_size,
         context_tokens_max=card.context_tokens_max,
+        worker_wait_s=config.accept_without_workers,
         choices_max=config.choices_max,
         stops_max=config.stops_max,
         stop_chars_max=config.stop_chars_max,

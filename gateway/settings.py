@@ -21,6 +21,13 @@ class RequestLimits(Settings):
 
     streams_max: int = Field(default=4096, ge=1, description="streams followed at once")
     choices_max: int = Field(default=16, ge=1, le=1024, description="largest n of a request")
+    accept_without_workers: float = Field(
+        default=0.0,
+        ge=0,
+        le=86_400,
+        description="seconds that a request waits for a worker while none is there; such requests"
+        " are accepted, and the gateway is ready. 0: not ready, none before the first worker",
+    )
     prompts_max: int = Field(default=64, ge=1, description="prompts of one call")
     stops_max: int = Field(default=16, ge=0, description="stop strings of a request")
     stop_chars_max: int = Field(default=256, ge=1, description="characters of a stop string")

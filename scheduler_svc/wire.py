@@ -122,6 +122,7 @@ def request_from_proto(
         prompt_logprobs_from=prompt_logprobs_from
         if record.sampling.HasField("prompt_logprobs")
         else None,
+        worker_wait_ns=record.worker_wait_ms * 1_000_000 if record.worker_wait_ms else None,
     )
 
 

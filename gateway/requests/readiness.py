@@ -1,7 +1,8 @@
 """Is this gateway of use? The truth for health checks, and the limits that the cell's leader tells.
 
 Ready means: the store keeps the rules, the leader's renewals move by this process's own clock, a
-worker is there that serves our model, and runnable work is not standing still.
+worker is there that serves our model or requests may wait for one, and runnable work is not
+standing still.
 """
 
 import asyncio
@@ -33,6 +34,8 @@ class ReadinessLimits:
     poll_s_unready: float = 0.05
     leader_quiet_s_max: float = 10.0
     stalled_ms_max: int = 10_000
+    # Requests wait for a worker: whoever makes one when they do may have none until then.
+    accepts_without_workers: bool = False
 
 
 class CellWatch:
@@ -62,6 +65,10 @@ class CellWatch:
         """Why no request can be accepted: nobody here could ever compute it. Empty: it can."""
         worker = self.worker
         if worker is None:
+            # Somebody must be there who ends what waited too long.
+            is_led = self.record is not None
+            if self._limits.accepts_without_workers and is_led:
+                return ""
             return "no worker has joined this cell yet"
         if worker.vocab_size and worker.vocab_size != card.vocab_size:
             return (
@@ -82,7 +89,8 @@ class CellWatch:
         quiet_s = (self._clock.monotonic_ns() - self._moved_ns) / 1e9
         if quiet_s > self._limits.leader_quiet_s_max:
             return f"no scheduler leads: its lease has not been renewed for {quiet_s:.0f} s"
-        if self.worker is None or self.record.workers_ready < 1:
+        has_worker = self.worker is not None and self.record.workers_ready > 0
+        if not (has_worker or self._limits.accepts_without_workers):
             return "no worker is ready"
         if refusal := self.refusal(card):
             return refusal

@@ -81,6 +81,8 @@ class Limits:
     context_tokens_max: int
     # What some worker of the cell can do; others than the cell's own limits know of all.
     features: frozenset[Feature] = frozenset(ABILITIES)
+    # While no worker is there; 0: for any time.
+    worker_wait_s: float = 0.0
     choices_max: int = 16
     stops_max: int = 16
     stop_chars_max: int = 256
@@ -247,6 +249,7 @@ def to_record(
         prompt_token_ids=prompt_ids,
         sampling=_row_sampling(ask, room, limits, model, seed, grammar),
         timeout_ms=min(timeout_ms, UINT64_MAX),
+        worker_wait_ms=math.ceil(limits.worker_wait_s * 1000),
         traceparent=ask.traceparent,
         priority=ask.priority,
         render=RenderOptions(

@@ -138,6 +138,12 @@ class GatewayOptions:
     request_timeout_s: Annotated[
         float | None, Parameter(help="deadline of requests that bring none; default: none")
     ] = None
+    accept_without_workers: Annotated[
+        float | None,
+        Parameter(
+            help="accept while no worker is there; each request waits so many seconds for one"
+        ),
+    ] = None
     choices_max: Annotated[int | None, Parameter(help="largest n of a request")] = None
     logprobs_max: Annotated[
         int | None,

@@ -18,7 +18,7 @@ class InboxRecord(_message.Message):
     def __init__(self, submit: _Optional[_Union[SubmitRecord, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ...) -> None: ...
 
 class SubmitRecord(_message.Message):
-    __slots__ = ("id", "tenant", "n", "prompt_token_ids", "sampling", "timeout_ms", "priority", "traceparent", "render", "tenant_tokens_max")
+    __slots__ = ("id", "tenant", "n", "prompt_token_ids", "sampling", "timeout_ms", "priority", "traceparent", "render", "tenant_tokens_max", "worker_wait_ms")
     ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class SubmitRecord(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     RENDER_FIELD_NUMBER: _ClassVar[int]
     TENANT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    WORKER_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     id: str
     tenant: str
     n: int
@@ -39,7 +40,8 @@ class SubmitRecord(_message.Message):
     traceparent: str
     render: RenderOptions
     tenant_tokens_max: int
-    def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., n: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_worker_service_pb2.RowSampling, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., priority: _Optional[int] = ..., traceparent: _Optional[str] = ..., render: _Optional[_Union[RenderOptions, _Mapping]] = ..., tenant_tokens_max: _Optional[int] = ...) -> None: ...
+    worker_wait_ms: int
+    def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., n: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_worker_service_pb2.RowSampling, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., priority: _Optional[int] = ..., traceparent: _Optional[str] = ..., render: _Optional[_Union[RenderOptions, _Mapping]] = ..., tenant_tokens_max: _Optional[int] = ..., worker_wait_ms: _Optional[int] = ...) -> None: ...
 
 class RenderOptions(_message.Message):
     __slots__ = ("stop", "include_stop", "show_special_tokens", "prompt_token_ids", "hide_output", "keep_leading_space", "shown_token_ids", "begins_in_reasoning", "parsing")

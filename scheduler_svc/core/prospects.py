@@ -1,4 +1,4 @@
-"""Whether a request can ever be served: on any worker, and before its deadline."""
+"""Whether a request can ever be served: on any worker, and before its time is over."""
 
 from collections.abc import Collection
 
@@ -20,6 +20,12 @@ def why_misfit(workers: Collection[Worker], live: LiveRequest) -> str | None:
         f"prompt and max_tokens need KV for {sequence.kv.places_max} tokens, "
         f"the largest worker holds {max(able)}"
     )
+
+
+def why_workerless(live: LiveRequest) -> str:
+    """No worker came for as long as it waits for one."""
+    wait_s = (live.request.worker_wait_ns or 0) / 1e9
+    return f"no worker came within {wait_s:g} s, which is as long as a request waits for one"
 
 
 def first_token_ns(workers: Collection[Worker], live: LiveRequest) -> int:

@@ -174,6 +174,8 @@ class LiveRequest:
     endings: dict[int, Finished] = field(default_factory=dict)
     # Until when it waits for a worker that can hold it; None: one is there, or none ever was.
     misfit_ns: int | None = None
+    # Until when it waits for any worker; None: one is there, or it waits for any time.
+    workerless_ns: int | None = None
     num_cached_tokens: int = 0
     admitted_ns: int | None = None
     first_token_ns: int | None = None

@@ -7,7 +7,6 @@ same outcomes out, whatever the process: nothing here looks at a clock, a hash o
 So the journal, which holds the commands, holds every decision.
 """
 
-import heapq
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -28,14 +27,15 @@ from scheduler_svc.core.commands import (
     WorkerLate,
     WorkerLost,
 )
+from scheduler_svc.core.deadlines import Deadlines
 from scheduler_svc.core.handover import handover_of, take_over
 from scheduler_svc.core.kv import BlockTable
 from scheduler_svc.core.outcome import Event, Outcome
 from scheduler_svc.core.planner.plan import make_plan
-from scheduler_svc.core.prospects import first_token_ns, why_hopeless, why_misfit
+from scheduler_svc.core.prospects import why_hopeless, why_misfit, why_workerless
 from scheduler_svc.core.requests import LiveRequest, Sequence, State
 from scheduler_svc.core.results import book_result, check_result
-from scheduler_svc.core.types import Config, Handover, Reason, Request, SequenceId
+from scheduler_svc.core.types import Config, Handover, Reason, Request
 from scheduler_svc.core.waiting import WaitingQueue
 from scheduler_svc.core.workers import Worker
 
@@ -45,7 +45,7 @@ class Scheduler:
 
     def __init__(self) -> None:
         self._cell = CellState()
-        self._deadlines: list[tuple[int, SequenceId]] = []
+        self._deadlines = Deadlines(self._cell)
 
     def __repr__(self) -> str:
         waiting, running = len(self.waiting), self.running_count
@@ -92,7 +92,7 @@ class Scheduler:
 
     def next_deadline_ns(self) -> int | None:
         """When `Expire` next has something to do, at the earliest."""
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next_ns()
 
     def handover(self) -> Handover:
         """For the core after this one: `HandedOver`."""
@@ -132,10 +132,7 @@ class Scheduler:
         )
         live.sequences = [_sequence(live, choice) for choice in range(request.n)]
         cell.live[request.sequence_id] = live
-        if request.deadline_ns is not None:
-            self._add_deadline(request.deadline_ns, request.sequence_id)
-            if least_ns := first_token_ns(self.workers.values(), live):
-                self._add_deadline(request.deadline_ns - least_ns, request.sequence_id)
+        self._deadlines.submitted(live, now_ns)
         for sequence in live.sequences:
             if request.outputs and request.outputs[sequence.choice] is None:
                 # Before this core existed; its ending is known elsewhere.
@@ -167,11 +164,7 @@ class Scheduler:
 
     def _expire(self, command: Expire, now_ns: int) -> Outcome:
         events: list[Event] = []
-        while self._deadlines and self._deadlines[0][0] <= now_ns:
-            _, sequence_id = heapq.heappop(self._deadlines)
-            live = self._cell.live.get(sequence_id)
-            if live is None:
-                continue
+        for live in self._deadlines.due(now_ns):
             deadline_ns = live.request.deadline_ns
             if deadline_ns is not None and deadline_ns <= now_ns:
                 self._cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, "")
@@ -182,6 +175,8 @@ class Scheduler:
                 if (misfit := why_misfit(self.workers.values(), live)) is not None:
                     error = f"{misfit}, and none like the one that was lost came back"
                     self._cell.end(live, Reason.ERROR, now_ns, events, error)
+            elif live.workerless_ns is not None and live.workerless_ns <= now_ns:
+                self._cell.end(live, Reason.ERROR, now_ns, events, why_workerless(live))
         return self._outcome(events)
 
     # Workers
@@ -192,6 +187,7 @@ class Scheduler:
         self._judge(WorkerLost(worker_id=command.worker_id, is_crash=False, reason=""), now_ns)
         self.workers[command.worker_id] = Worker(command.worker_id, command.spec)
         events: list[Event] = []
+        self._deadlines.worker_came()
         for live in list(self._cell.live.values()):
             misfit = why_misfit(self.workers.values(), live)
             if misfit is None:
@@ -209,7 +205,7 @@ class Scheduler:
         for live in self._cell.live.values():
             if why_misfit(self.workers.values(), live) is None:
                 live.misfit_ns = None
-        self._await_fit(now_ns)
+        self._deadlines.await_fit(now_ns)
         return self._outcome()
 
     def _worker_draining(self, command: WorkerDraining, now_ns: int) -> Outcome:
@@ -231,7 +227,7 @@ class Scheduler:
                 sequence.unjudged.add(command.worker_id)
                 self._cell.preempt(worker, sequence)
         events = self._judge(command, now_ns)
-        self._await_fit(now_ns)
+        self._deadlines.worker_left(now_ns)
         return self._outcome(events)
 
     def _judge(self, command: WorkerLost, now_ns: int) -> list[Event]:
@@ -282,21 +278,6 @@ class Scheduler:
 
     def _outcome(self, events: list[Event] | None = None, **rest: Any) -> Outcome:
         return Outcome(events=tuple(events or ()), workers=self._cell.concerned(), **rest)
-
-    def _add_deadline(self, deadline_ns: int, sequence_id: SequenceId) -> None:
-        heapq.heappush(self._deadlines, (deadline_ns, sequence_id))
-        # Most requests end long before: forget theirs, or the heap grows with the traffic.
-        if len(self._deadlines) > 4 * self.live_count:
-            live = self._cell.live
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in live]
-            heapq.heapify(self._deadlines)
-
-    def _await_fit(self, now_ns: int) -> None:
-        """Whom none of the workers left can hold waits a while for one that can."""
-        for live in self._cell.live.values():
-            if live.misfit_ns is None and why_misfit(self.workers.values(), live) is not None:
-                live.misfit_ns = now_ns + self.config.misfit_wait_ns
-                self._add_deadline(live.misfit_ns, live.request.sequence_id)
 
 
 _HANDLERS: Final[dict[type, Callable[[Scheduler, Any, int], Outcome]]] = {

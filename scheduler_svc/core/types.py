@@ -132,6 +132,8 @@ class Request:
     # Log-probabilities of the prompt's own tokens are wanted from this position on: 1
     # unless some were committed before this core existed. None: not at all.
     prompt_logprobs_from: int | None = None
+    # How long it waits while no worker is there at all; None: for any time.
+    worker_wait_ns: int | None = None
 
     @property
     def is_flex(self) -> bool:

@@ -107,6 +107,36 @@ async def test_a_gateway_before_its_cell_says_so_and_recovers(
             assert kinds[-1] == "done"
 
 
+async def test_who_accepts_without_workers_is_ready_once_somebody_leads(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    folder = write_model_folder(tmp_path / "model")
+    async with (
+        running_gateway(
+            folder, redis_url, cell, accept_without_workers=2.5, leader_quiet_s_max=WAIT_S
+        ) as gateway,
+        httpx.AsyncClient(base_url=gateway.http_url, timeout=WAIT_S) as http,
+    ):
+        readiness = gateway.service.front.readiness
+        body = {"input": "x", "max_output_tokens": 1, "background": True}
+        await until(lambda: "no scheduler has led" in readiness.problem, "no leader")
+        assert (await http.post("/v1/responses", json=body)).status_code == 503
+        ledger, vocab_size = gateway.service.link.ledger, gateway.card.vocab_size
+        scheduler = ScriptedScheduler(ledger, vocab_size=vocab_size)
+        scheduler.cell.ClearField("model")
+        scheduler.cell.workers_ready = 0
+        # A leader always says something.
+        scheduler.cell.weights_digest = "none"
+        async with scheduler:
+            await until(lambda: not readiness.problem, "ready without a worker")
+            assert (await http.post("/v1/responses", json=body)).status_code == 200
+            await until(lambda: bool(scheduler.submits), "the request")
+            assert [each.worker_wait_ms for each in scheduler.submits] == [2500]
+            scheduler.cell.model.vocab_size = vocab_size + 1
+            await until(lambda: "another model" in readiness.problem, "another model")
+            assert (await http.post("/v1/responses", json=body)).status_code == 503
+
+
 async def served(http: httpx.AsyncClient) -> str:
     """Why the model is not served; empty when it is. /ready and /v1/models say the same."""
     ready = await http.get("/ready")

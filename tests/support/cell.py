@@ -174,6 +174,7 @@ class Cell:
         outputs: tuple[tuple[int, ...] | None, ...] = (),
         prompt_logprobs_from: int | None = None,
         needs: Iterable[Feature] = (),
+        worker_wait_ns: int | None = None,
     ) -> int:
         """A request with that prompt, or with a prompt of its own of that length; its id."""
         sequence_id = self.next_sequence_id
@@ -194,6 +195,7 @@ class Cell:
             outputs=outputs,
             prompt_logprobs_from=prompt_logprobs_from,
             needs=frozenset(needs),
+            worker_wait_ns=worker_wait_ns,
         )
         self.requests[sequence_id] = request
         for choice in range(n):

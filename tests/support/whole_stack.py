@@ -138,11 +138,11 @@ class WholeStack:
                 door.wait_ready()
             self.golden = self.answer()
         except AssertionError as error:
-            self._close()
+            self.close()
             logs = "\n".join(process.log()[-1000:] for process in self.processes)
             raise AssertionError(f"{error}\n{logs}") from error
         except BaseException:
-            self._close()
+            self.close()
             raise
         return self
 
@@ -152,9 +152,9 @@ class WholeStack:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
         for process in self.processes:
             process.kill()
         self.store.close()

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from scheduler_svc.core.commands import WorkerLost
 from scheduler_svc.core.outcome import Plan
 from scheduler_svc.core.types import Reason
 from tests.support.cell import Cell, spec
@@ -317,3 +318,62 @@ def test_nobody_left_is_no_verdict_on_a_request() -> None:
     cell.join("w3", spec(block_size=4, blocks=20))
     cell.finish()
     assert cell.reason(sequence_id) is Reason.LENGTH
+
+
+def test_while_no_worker_is_there_one_waits_as_long_as_it_may_and_ends_saying_so() -> None:
+    cell = Cell()
+    patient, bounded = cell.submit(4, 3), cell.submit(4, 3, worker_wait_ns=2_500_000_000)
+    assert cell.scheduler.next_deadline_ns() == cell.now_ns + 2_500_000_000
+    cell.now_ns += 2_499_999_999
+    assert cell.expire() == ()
+    cell.now_ns += 1
+    cell.expire()
+    assert cell.endings[bounded].error == (
+        "no worker came within 2.5 s, which is as long as a request waits for one"
+    )
+    cell.join("w1", spec())
+    cell.finish()
+    assert cell.reason(patient) is Reason.LENGTH
+
+
+def test_a_worker_that_comes_in_time_ends_the_wait_and_the_loss_of_all_begins_another() -> None:
+    cell = Cell()
+    sequence_id = cell.submit(4, 9, worker_wait_ns=100)
+    cell.now_ns += 99
+    cell.join("w1", spec())
+    cell.join("w2", spec())
+    cell.now_ns += 100
+    assert cell.expire() == ()
+    cell.turn()
+    cell.kill("w1")
+    cell.now_ns += 100
+    assert cell.expire() == (), "one is left"
+    cell.kill("w2", is_crash=None)
+    lost_ns = cell.now_ns
+    cell.now_ns += 50
+    # The verdict on a death comes later, and begins nothing anew.
+    cell.apply(WorkerLost(worker_id="w2", is_crash=True, reason="killed"))
+    cell.now_ns = lost_ns + 99
+    assert cell.expire() == ()
+    cell.now_ns += 1
+    cell.expire()
+    assert cell.reason(sequence_id) is Reason.ERROR
+
+
+def test_workers_that_come_and_go_leave_no_deadlines_behind() -> None:
+    """Each wait is long, and each of a thousand waits would have its own."""
+    cell = Cell()
+    wait_ns = 1_000_000
+    both = cell.submit(4, 9, worker_wait_ns=wait_ns, deadline_ns=cell.now_ns + wait_ns)
+    waiting = [cell.submit(4, 9, worker_wait_ns=wait_ns) for _ in range(20)]
+    for _ in range(50):
+        cell.join("w1", spec())
+        cell.kill("w1", is_crash=False)
+    assert len(cell.scheduler._deadlines) == 1 + len(waiting) + 1
+    cell.join("w1", spec())
+    assert len(cell.scheduler._deadlines) == 1
+    cell.now_ns += wait_ns
+    cell.expire()
+    assert cell.reason(both) is Reason.DEADLINE_EXCEEDED
+    cell.finish()
+    assert {cell.reason(each) for each in waiting} == {Reason.LENGTH}

@@ -1,0 +1,82 @@
+"""A cell without workers, as one that scales to zero has it: what is accepted waits for one."""
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.whole_stack import GOLDEN, WAIT_S, Door, WholeStack, wait_until
+
+IN_ORDER = "the worker comes, goes and comes back"
+REQUESTS = 100
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeStack]:
+    """Everything but a worker; it has never had one."""
+    folder = tmp_path_factory.mktemp("no-workers")
+    whole = WholeStack(folder, gateway_flags={"accept_without_workers": WAIT_S})
+    try:
+        whole.store.start()
+        whole.scheduler.start()
+        whole.door.process.start()
+        whole.door.wait_ready()
+        yield whole
+    finally:
+        whole.close()
+
+
+def ask(door: Door, seed: int) -> httpx.Response:
+    # Each its own prompt, so that nobody gets another's answer unseen.
+    body = {**GOLDEN, "prompt": f"{GOLDEN['prompt']} {seed}", "max_tokens": 4}
+    return httpx.post(f"{door.openai}/completions", json=body, timeout=WAIT_S)
+
+
+def texts(replies: list[httpx.Response]) -> list[str]:
+    assert {reply.status_code for reply in replies} == {200}, replies[0].text
+    return [str(reply.json()["choices"][0]["text"]) for reply in replies]
+
+
+def scale_to_zero(stack: WholeStack) -> None:
+    stack.worker.send(signal.SIGTERM)
+    assert stack.worker.join() == 0
+    wait_until(lambda: not any(each.is_connected for each in stack.state().workers), "no worker")
+
+
+def send(stack: WholeStack, clients: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
+    """All are accepted and wait."""
+    sent = [clients.submit(ask, stack.door, seed) for seed in range(REQUESTS)]
+    wait_until(lambda: stack.state().waiting == REQUESTS, "all are accepted")
+    assert not any(each.done() for each in sent)
+    return sent
+
+
+def test_100_that_came_before_any_worker_and_100_after_the_last_are_answered(
+    stack: WholeStack, tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(REQUESTS) as clients:
+        first = send(stack, clients)
+        stack.worker.start()
+        answers = texts([each.result() for each in first])
+        scale_to_zero(stack)
+        assert stack.door.is_ready()
+        again = send(stack, clients)
+        stack.worker.start()
+        assert texts([each.result() for each in again]) == answers
+    stack.golden = stack.answer()
+    stack.check()
+
+
+def test_one_that_no_worker_came_for_ends_with_an_error_that_says_so(stack: WholeStack) -> None:
+    scale_to_zero(stack)
+    hasty = stack.add_gateway(accept_without_workers=0.2)
+    hasty.process.start()
+    hasty.wait_ready()
+    reply = ask(hasty, 0)
+    assert reply.status_code == 500
+    said = "no worker came within 0.2 s, which is as long as a request waits for one"
+    assert said in reply.json()["error"]["message"]
+    wait_until(lambda: not stack.problem(), "nothing left of it")
