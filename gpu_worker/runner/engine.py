@@ -107,6 +107,9 @@ class Engine:
         self._on_crash = on_crash
         self._session: Session | None = None
         self._profile: Profile | None = None
+        # When a step last began or ended, and whether one is under way on this thread.
+        self._moved_ns = 0
+        self._is_stepping = False
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._first: Callable[[], None] = lambda: None
         self._started: Future[None] = Future()
@@ -119,6 +122,12 @@ class Engine:
     def waiting_count(self) -> int:
         """Plans and other commands that the running step has not seen yet."""
         return self._commands.qsize()
+
+    def step_s(self) -> float:
+        """For how long the step under way has been so; 0 while there is none. For any thread."""
+        if not (self._is_stepping or self._stepper.is_in_air):
+            return 0.0
+        return (time.monotonic_ns() - self._moved_ns) / 1e9
 
     def start(self, first: Callable[[], None] = lambda: None) -> Future[None]:
         """`first` runs before any command, on the compute thread; the future is its end."""
@@ -201,7 +210,13 @@ class Engine:
 
     def _execute(self, command: _Submit) -> None:
         session, profile, plan = command.session, self._profile, command.plan
-        report = session.on_result if profile is None else profile.reporting(session.on_result)
+        hear = session.on_result if profile is None else profile.reporting(session.on_result)
+
+        def report(result: StepResult) -> None:
+            self._moved_ns = time.monotonic_ns()
+            hear(result)
+
+        self._moved_ns, self._is_stepping = time.monotonic_ns(), True
         try:
             with contextlib.nullcontext() if profile is None else profile.running(plan):
                 self._stepper.run(plan, command.received_ns, report, self._is_anything_waiting)
@@ -211,6 +226,8 @@ class Engine:
         except Exception as error:
             error.add_note(f"while plan {plan.plan_id} was run")
             raise
+        finally:
+            self._is_stepping = False
         self._end_complete_profile()
 
     def _take_profile(self, profile: Profile, *, is_over: bool) -> None:

@@ -37,6 +37,9 @@ log = structlog.get_logger()
 # A plan can carry a whole batch of long prompts; the leader's stream lives as long as it leads.
 _SERVER_LIMITS: Final = ServerLimits(message_in_bytes_max=64 * MIB, connection_age_s_max=None)
 _STOP_GRACE_S: Final = 1.0
+# A step under way for longer is taken for one that never ends, as on a device that is gone: whoever
+# asks for `live` may start the process anew. Its work went elsewhere long before.
+STEP_S_MAX: Final = 300.0
 
 
 class WorkerProcess:
@@ -78,7 +81,10 @@ class WorkerProcess:
             self._engine, description, meters, self._spans, gather_s=settings.gather_ms / 1000
         )
         worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server)
-        self._health = add_health(server, (SERVICE_NAME,))
+        engine = self._engine
+        self._health = add_health(
+            server, (SERVICE_NAME,), is_alive=lambda: engine.step_s() < STEP_S_MAX
+        )
         add_reflection(server, (SERVICE_NAME,))
         await server.start()
         self._health.set_all(True)

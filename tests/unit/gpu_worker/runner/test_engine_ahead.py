@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -115,3 +116,24 @@ def test_a_plan_that_comes_during_a_step_is_launched_behind_it(
     flights[-1].landing.set()
     # And the last one is told of although no plan follows.
     assert session.results.get(timeout=WAIT_S).outcome.token_ids == (5,)
+
+
+def test_how_long_a_step_is_under_way_is_known_from_outside(
+    engine: Engine, device: _HeldDevice
+) -> None:
+    session, scheduler = _Session(), MiniScheduler(LIMITS, chunk_tokens=4, lease_steps=1)
+    assert engine.step_s() == 0
+    engine.open(session)
+    scheduler.submit([3] * 4, sampling(max_tokens=1))
+    plan = scheduler.next_plan()
+    assert plan is not None
+    engine.submit(session, plan)
+    flight = device.launched.get(timeout=WAIT_S)
+    first_s = engine.step_s()
+    assert 0 < first_s < engine.step_s()
+    flight.landing.set()
+    session.results.get(timeout=WAIT_S)
+    ended = time.monotonic() + WAIT_S
+    while engine.step_s() and time.monotonic() < ended:
+        pass
+    assert engine.step_s() == 0
