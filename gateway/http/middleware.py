@@ -26,7 +26,6 @@ log = structlog.get_logger()
 OPEN_PATHS: Final = frozenset(
     {
         "/",
-        "/dashboard",
         "/health",
         "/livez",
         "/ready",

@@ -107,9 +107,8 @@ class Engine:
         self._on_crash = on_crash
         self._session: Session | None = None
         self._profile: Profile | None = None
-        # When a step last began or ended, and whether one is under way on this thread.
-        self._moved_ns = 0
-        self._is_stepping = False
+        # Since when the thread is at what it does now; 0: it waits for a command.
+        self._at_it_since_ns = 0
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._first: Callable[[], None] = lambda: None
         self._started: Future[None] = Future()
@@ -123,11 +122,11 @@ class Engine:
         """Plans and other commands that the running step has not seen yet."""
         return self._commands.qsize()
 
-    def step_s(self) -> float:
-        """For how long the step under way has been so; 0 while there is none. For any thread."""
-        if not (self._is_stepping or self._stepper.is_in_air):
-            return 0.0
-        return (time.monotonic_ns() - self._moved_ns) / 1e9
+    @property
+    def at_it_ns(self) -> int:
+        """How long no step has ended while there is one; 0 when the thread waits for a command."""
+        since_ns = self._at_it_since_ns
+        return time.monotonic_ns() - since_ns if since_ns else 0
 
     def start(self, first: Callable[[], None] = lambda: None) -> Future[None]:
         """`first` runs before any command, on the compute thread; the future is its end."""
@@ -172,6 +171,8 @@ class Engine:
         self._started.set_result(None)
         try:
             while not isinstance(command := self._next(), _Stop):
+                # With a step in the air it is at it already.
+                self._at_it_since_ns = self._at_it_since_ns or time.monotonic_ns()
                 self._handle(command)
         except Exception as error:
             log.critical("engine.crashed", reason=str(error), exc_info=error)
@@ -189,6 +190,7 @@ class Engine:
                 continue
             with contextlib.suppress(queue.Empty):
                 return self._commands.get(timeout=LOOK_S)
+        self._at_it_since_ns = 0
         return self._commands.get()
 
     def _handle(self, command: _Open | _Close | _Submit | _Profile) -> None:
@@ -210,13 +212,12 @@ class Engine:
 
     def _execute(self, command: _Submit) -> None:
         session, profile, plan = command.session, self._profile, command.plan
-        hear = session.on_result if profile is None else profile.reporting(session.on_result)
 
-        def report(result: StepResult) -> None:
-            self._moved_ns = time.monotonic_ns()
-            hear(result)
+        def reported(result: StepResult) -> None:
+            self._at_it_since_ns = time.monotonic_ns()
+            session.on_result(result)
 
-        self._moved_ns, self._is_stepping = time.monotonic_ns(), True
+        report = reported if profile is None else profile.reporting(reported)
         try:
             with contextlib.nullcontext() if profile is None else profile.running(plan):
                 self._stepper.run(plan, command.received_ns, report, self._is_anything_waiting)
@@ -226,8 +227,6 @@ class Engine:
         except Exception as error:
             error.add_note(f"while plan {plan.plan_id} was run")
             raise
-        finally:
-            self._is_stepping = False
         self._end_complete_profile()
 
     def _take_profile(self, profile: Profile, *, is_over: bool) -> None:
