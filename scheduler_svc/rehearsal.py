@@ -1,8 +1,8 @@
 """What a policy would make of a burst: the core itself, beside a worker that only says so.
 
 Every decision is the core's. What a step takes is what steps with as many rows and prompt tokens
-took on a real worker (`core.cost`), so time is as good as that fit, and what is no step, the way to
-the worker and back, counts nothing.
+took on a real worker (`core.cost`), so time is as good as that fit; what passes between two steps
+is what the caller says.
 """
 
 from collections import deque
@@ -21,6 +21,7 @@ from service_kit.errors import InvalidRequest
 
 REQUESTS_MAX: Final = 256
 TOKENS_MAX: Final = 16_384
+BETWEEN_US_MAX: Final = 1_000_000
 WORKER: Final = "rehearsal"
 NS_PER_US: Final = 1000
 
@@ -48,6 +49,9 @@ def asks_from_proto(request: Any) -> list[RehearsedAsk]:
         raise InvalidRequest("requests", f"must be 1 to {REQUESTS_MAX}, got {len(asks)}")
     if any(min(ask.num_prompt_tokens, ask.num_output_tokens) < 1 for ask in asks):
         raise InvalidRequest("requests", "must have a token of prompt and of output each")
+    if request.between_us > BETWEEN_US_MAX:
+        rule = f"must be at most {BETWEEN_US_MAX}, got {request.between_us}"
+        raise InvalidRequest("between_us", rule)
     tokens = sum(ask.num_prompt_tokens + ask.num_output_tokens for ask in asks)
     if tokens > TOKENS_MAX:
         raise InvalidRequest("requests", f"must have at most {TOKENS_MAX} tokens, got {tokens}")
@@ -67,7 +71,11 @@ def configured_for(now: Configured, policy: str) -> Configured:
 
 
 def rehearse(
-    configured: Configured, spec: WorkerSpec, cost: StepCost, asks: Sequence[RehearsedAsk]
+    configured: Configured,
+    spec: WorkerSpec,
+    cost: StepCost,
+    asks: Sequence[RehearsedAsk],
+    between_us: int = 0,
 ) -> list[StepNote]:
     """All its steps, in order. Pure, and over when every request is."""
     core, notes = Scheduler(), list[StepNote]()
@@ -90,7 +98,7 @@ def rehearse(
         result = _step(flight, cost)
         chunks = flight.chunks if not flight.answered else {}
         plan_note = plans.pop(flight.plan_id, PlanNote())
-        now_ns += result.step_us * NS_PER_US
+        now_ns += (result.step_us + between_us) * NS_PER_US
         core.apply(StepDone(result=result), now_ns)
         # The last plan only says who leaves.
         if result.slots or chunks:

@@ -153,7 +153,9 @@ class Servicer(SchedulerServiceServicer):
                 raise NotFound(f"worker {request.worker_id[:TEXT_CHARS_MAX]!r}")
             configured = configured_for(session.settings.configured, request.policy)
             spec, cost = worker.spec, deepcopy(worker.cost)
-            notes = await asyncio.to_thread(rehearse, configured, spec, cost, asks)
+            notes = await asyncio.to_thread(
+                rehearse, configured, spec, cost, asks, request.between_us
+            )
         return RehearseResponse(
             configured=configured_to_proto(configured),
             steps=next(steps_to_proto(notes, 0), WatchedSteps()),

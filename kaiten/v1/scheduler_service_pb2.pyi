@@ -12,14 +12,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RehearseRequest(_message.Message):
-    __slots__ = ("worker_id", "policy", "requests")
+    __slots__ = ("worker_id", "policy", "requests", "between_us")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    BETWEEN_US_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     policy: str
     requests: _containers.RepeatedCompositeFieldContainer[RehearsedRequest]
-    def __init__(self, worker_id: _Optional[str] = ..., policy: _Optional[str] = ..., requests: _Optional[_Iterable[_Union[RehearsedRequest, _Mapping]]] = ...) -> None: ...
+    between_us: int
+    def __init__(self, worker_id: _Optional[str] = ..., policy: _Optional[str] = ..., requests: _Optional[_Iterable[_Union[RehearsedRequest, _Mapping]]] = ..., between_us: _Optional[int] = ...) -> None: ...
 
 class RehearsedRequest(_message.Message):
     __slots__ = ("arrived_us", "num_prompt_tokens", "num_output_tokens")

@@ -266,6 +266,38 @@ async def test_what_was_before_the_page_comes_from_the_archive(
             assert not page.troubles, page.troubles
 
 
+async def test_continuous_beside_static(
+    page: Tab, stack: WholeStack, axe: str, tmp_path: Path
+) -> None:
+    """The burst is served, and the same lengths are played under `static`."""
+    await page.until("live.core.workers.size === 1")
+    await page.look("document.getElementById('burst').click()")
+    await page.until("!document.getElementById('compare-pair').hidden")
+    note = await page.look("document.getElementById('compare-note').textContent")
+    assert re.fullmatch(
+        r"64 requests with outputs of 2 to \d+ tokens\. Both played, static takes [\d.]+ times"
+        r" the iterations and [\d.]+ times the time of fair\.",
+        note,
+    ), note
+    tokens, counts = await page.look(
+        "[comparison.pair.map((of) => of.columns.slice(0, of.count)"
+        ".reduce((sum, column) => sum + column.tokens, 0)), comparison.pair.map((of) => of.count)]"
+    )
+    assert (
+        tokens[0]
+        == tokens[1]
+        == await page.look("raggedLengths(64).reduce((sum, length) => sum + length)")
+    )
+    assert counts[1] > counts[0]
+    folder = Path(os.environ.get("KAITEN_PICTURES", tmp_path))
+    (folder / "dashboard-compare.png").write_bytes(await page.picture())
+    await page.look(f"{axe}; 0")
+    await no_violation(page)
+    await page.look("document.getElementById('compare-close').click()")
+    assert await page.look("document.getElementById('compare').hidden")
+    assert await page.look("document.activeElement.id") == "burst"
+
+
 async def test_where_keys_are_on_it_is_for_operators(stack: WholeStack, tmp_path: Path) -> None:
     keys = {role: mint("acme", role) for role in ("tenant", "operator")}
     (tmp_path / "keys.toml").write_text("".join(each.entry for each in keys.values()))

@@ -33,6 +33,8 @@ class RehearsalBody(RequestBody):
     """Whose slots, blocks, budgets and step times; as `/v1/watch` has it."""
     policy: str = ""
     """fair, fcfs, priority or static; left out: what is decided by now."""
+    between_ms: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    """Between two steps, beyond what they take."""
     requests: Annotated[
         list[RehearsedBody], Field(min_length=1, max_length=REQUESTS_MAX), FAIL_FAST
     ]
@@ -42,6 +44,7 @@ class RehearsalBody(RequestBody):
         return RehearseRequest(
             worker_id=self.worker_id,
             policy=self.policy,
+            between_us=round(1000 * self.between_ms),
             requests=[
                 RehearsedRequest(
                     arrived_us=round(1000 * each.arrived_ms),

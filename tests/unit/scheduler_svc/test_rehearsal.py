@@ -77,6 +77,13 @@ def test_a_step_takes_what_such_steps_took() -> None:
     assert notes[-1].answered_ns == 2_090_000
 
 
+def test_what_passes_between_steps_passes_between_all_of_them() -> None:
+    configured = Configured(config=Config(), policy="fcfs")
+    asks, cost = burst((2, 3, 3)), cost_of(1000, 10)
+    notes = rehearse(configured, spec(slots=SLOTS), cost, asks, between_us=500)
+    assert [note.answered_ns for note in notes] == [590_000, 2_090_000, 3_590_000]
+
+
 def test_nobody_is_there_before_they_arrive() -> None:
     late = RehearsedAsk(arrived_us=500_000, num_prompt_tokens=3, num_output_tokens=2)
     notes = played("fcfs", [*burst((2,)), late])
@@ -110,9 +117,9 @@ def test_it_decides_as_the_core_does_for_a_real_worker() -> None:
 
 
 def test_what_cannot_be_played_is_refused() -> None:
-    def refused(*requests: RehearsedRequest) -> str:
+    def refused(*requests: RehearsedRequest, between_us: int = 0) -> str:
         with pytest.raises(InvalidRequest) as told:
-            asks_from_proto(RehearseRequest(requests=requests))
+            asks_from_proto(RehearseRequest(requests=requests, between_us=between_us))
         return str(told.value)
 
     one = RehearsedRequest(num_prompt_tokens=1, num_output_tokens=1)
@@ -123,6 +130,7 @@ def test_what_cannot_be_played_is_refused() -> None:
     long = RehearsedRequest(num_prompt_tokens=1, num_output_tokens=TOKENS_MAX)
     assert f"at most {TOKENS_MAX}" in refused(long)
     assert "in the order" in refused(later, one)
+    assert "at most 1000000" in refused(one, between_us=1_000_001)
     assert len(asks_from_proto(RehearseRequest(requests=[one, later]))) == 2
 
 

@@ -141,6 +141,9 @@ $("scrub").addEventListener("input", (event) => scrub(Number(event.target.value)
 $("zoom").addEventListener("change", (event) => { ribbon.columnWidth = Number(event.target.value); changed(); });
 $("save").addEventListener("click", () => download("kaiten-dashboard.json", saved(view.story, frameNow())));
 $("trace").addEventListener("click", () => download("kaiten-trace.json", chromeTrace(view.story)));
+const comparison = new Comparison();
+$("burst").addEventListener("click", () => comparison.run());
+$("compare-close").addEventListener("click", () => comparison.close());
 $("load").addEventListener("change", async (event) => {
   const [file] = event.target.files;
   event.target.value = "";
@@ -240,8 +243,8 @@ async function keyGiven(error) {
   await woken;
 }
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readPaint(); for (const body of ["queue", "running"]) $(body).dataset.digest = ""; changed(); });
-addEventListener("resize", changed);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readPaint(); for (const body of ["queue", "running"]) $(body).dataset.digest = ""; comparison.draw(); changed(); });
+addEventListener("resize", () => { comparison.draw(); changed(); });
 readPaint();
 requestAnimationFrame(draw);
 follow((told) => { live.take(told); if (view.story === live) followLive(); }, (name, why) => {

@@ -90,9 +90,9 @@ const STRIPS_HEIGHT = STRIPS.reduce((sum, [, height]) => sum + height + STRIP_GA
 
 // Iterations from left to right, the newest at the right; a row per slot, and below what each step took.
 class Ribbon {
-  constructor(canvas) { Object.assign(this, {canvas, columnWidth: 8, cursor: null, shown: 0}); }
+  constructor(canvas, hasStrips = true) { Object.assign(this, {canvas, hasStrips, columnWidth: 8, cursor: null, shown: 0}); }
   get columns() { return Math.max(1, Math.floor((this.canvas.clientWidth - GUTTER) / this.columnWidth)); }
-  rowHeight(track) { return Math.max(1, (this.canvas.clientHeight - STRIPS_HEIGHT) / track.slots); }
+  rowHeight(track) { return Math.max(1, (this.canvas.clientHeight - (this.hasStrips ? STRIPS_HEIGHT : 0)) / track.slots); }
   // The column and the slot at a point.
   at(track, x, y) {
     const index = Math.floor(this.shown - (this.canvas.clientWidth - x) / this.columnWidth);
@@ -130,7 +130,7 @@ class Ribbon {
       });
       if (gap) { context.fillStyle = paint.page; context.fillRect(GUTTER, y + rowHeight - gap, width - GUTTER, gap); }
     }
-    this.strips(context, track, first, last, left, rowHeight * track.slots, width);
+    if (this.hasStrips) this.strips(context, track, first, last, left, rowHeight * track.slots, width);
     this.crosshair(context, track, left, rowHeight, height);
     context.restore();
     this.gutter(context, track, rowHeight);
