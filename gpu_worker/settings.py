@@ -102,6 +102,9 @@ class WorkerSettings(PartSettings):
         description="for debugging, on a GPU: end the worker, with the reason, at a step that after"
         " Ready compiles, asks for device memory or waits for the device while it is launched",
     )
+    hung_s: float = Field(
+        default=60.0, gt=0, description="its health is NOT_SERVING while a step lasts longer"
+    )
     drain_s: float = Field(
         default=30.0, ge=0, description="how long a stopping worker waits for its work to move"
     )

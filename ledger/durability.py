@@ -58,6 +58,15 @@ def check_replicas(facts: Mapping[str, str], replicas_min: int) -> int:
     return count
 
 
+def is_full(facts: Mapping[str, str]) -> bool:
+    """Whether it refuses whatever is new, as it counts: what it owes to replicas and to its file is
+    not in it. What is accepted goes on.
+    """
+    bound = int(facts.get("maxmemory") or 0)
+    uncounted = int(facts.get("mem_not_counted_for_evict") or 0)
+    return 0 < bound < int(facts.get("used_memory") or 0) - uncounted
+
+
 def check_store(facts: Mapping[str, str], *, allow_everysec: bool, where: str = "") -> None:
     """Raise ConfigError for the first rule that is not met, saying how to meet it. `where`: of
     which server, if it is not the one that answers.

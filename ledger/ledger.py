@@ -5,7 +5,7 @@ from typing import Self
 from ledger.batches.batches import Batches
 from ledger.batches.files import Files
 from ledger.commits import Commits
-from ledger.durability import check_kind, check_replicas, check_store
+from ledger.durability import check_kind, check_replicas, check_store, is_full
 from ledger.keys import Keys
 from ledger.leadership import Leadership
 from ledger.servers.commands import needed
@@ -68,7 +68,7 @@ class Ledger(Submissions, Leadership, Commits):
         if refused := await store.refused_commands(needed(kind, limits.replicas_min)):
             raise ConfigError(
                 f"ledger: the store's user must be allowed {', '.join(map(str.upper, refused))} on"
-                f" {self.keys.prefix}*. Fix: its rules as in deploy/valkey-commands.acl"
+                f" {self.keys.prefix}*. Fix: its rules as in deploy/valkey/valkey-commands.acl"
             )
         await store.rebind()
         return StoreInfo(
@@ -77,4 +77,5 @@ class Ledger(Submissions, Leadership, Commits):
             appendfsync=facts["appendfsync"],
             kind=kind,
             replicas=check_replicas(facts, limits.replicas_min),
+            is_full=is_full(facts),
         )

@@ -31,7 +31,7 @@ REPLICAS_WAIT_MS: Final = 1000
 # Commands of which every word behind the first is a key; of all others that are read it is one.
 MANY_KEYS: Final = frozenset({"MGET", "EXISTS"})
 
-INFO: Final = ("INFO", "server", "replication")
+INFO: Final = ("INFO", "server", "replication", "memory")
 
 Call: TypeAlias = tuple[Script, Sequence[str], Sequence[Argument]]
 

@@ -103,6 +103,8 @@ class StoreInfo:
     # How it is reached, and how many replicas its primary had: what a failover may go to.
     kind: str
     replicas: int
+    # It takes nothing new, by its `maxmemory`.
+    is_full: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

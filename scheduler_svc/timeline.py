@@ -229,7 +229,7 @@ class Timelines:
         self._slots: dict[str, dict[SlotIndex, Track]] = {}
         self._prefills: dict[str, dict[SequenceId, Track]] = {}
         self._prompt_tokens: dict[str, dict[int, tuple[int, SequenceId | None]]] = {}
-        self._since_ns = self._now_ns = 0
+        self._since_ns = self._now_ns = self._lost_ns = 0
 
     def take(
         self,
@@ -274,13 +274,13 @@ class Timelines:
             self._uncommitted.popleft().committed_ns = now_ns
 
     def lead_anew(self, now_ns: int) -> None:
-        """Another leader's commands begin: its workers have yet to come."""
+        """Another leader's commands begin. Its workers have yet to come; what came last is lost."""
         self._block_size.clear()
         self._not_open.clear()
         for windows in (self._store, *self._late.values()):
             windows.set(now_ns, "")
-        if self._since_ns:
-            self._note_closed(now_ns)
+        self._lost_ns, self._since_ns = self._now_ns, self._since_ns or now_ns
+        self._note_closed(now_ns)
 
     def snapshot(self, id: str) -> Snapshot:
         """What is written down of a request, by its id in the ledger, in a millisecond or two. The
@@ -340,17 +340,18 @@ class Timelines:
 
     def _submitted(self, request: Request, now_ns: int) -> None:
         if (tracks := self._of.get(request.id)) is not None:
-            for track in tracks:
-                if not track.ended:
-                    track.enter(Transition(now_ns, Phase.QUEUE, LEADER_LOST))
+            for track in [track for track in tracks if not track.ended]:
+                track.enter(Transition(now_ns, Phase.QUEUE, LEADER_LOST))
             return
         is_new = request.arrived_ns >= self._since_ns and not request.outputs
         phase, why = (Phase.QUEUE, ON_ITS_WAY) if is_new else (Phase.UNKNOWN, BEFORE)
-        tracks = self._of[request.id] = []
+        tracks, lost_ns = self._of.setdefault(request.id, []), self._lost_ns or now_ns
         for choice in range(request.n):
             sequence_id = request.sequence_id + choice
             arrived = Transition(min(request.arrived_ns, now_ns), phase, why)
-            track = Track(request.id, request.tenant, sequence_id, choice, [arrived])
+            lost = Transition(max(arrived.at_ns, lost_ns), Phase.QUEUE, LEADER_LOST)
+            began = [arrived] if is_new else [arrived, lost]
+            track = Track(request.id, request.tenant, sequence_id, choice, began)
             track.enter(Transition(now_ns, Phase.QUEUE))
             tracks.append(track)
             self._live[sequence_id] = track
@@ -404,8 +405,9 @@ class Timelines:
             self._looks.append(Look(now_ns, *last))
         for over in named:
             track = self._live.get(over.sequence_id or 0)
-            if track is not None and track.transitions[-1].phase is Phase.QUEUE:
-                track.enter(Transition(now_ns, Phase.QUEUE, over.why.value))
+            if track is not None and (newest := track.transitions[-1]).phase is Phase.QUEUE:
+                again = f"{PREEMPTED}: " if newest.why.startswith(PREEMPTED) else ""
+                track.enter(Transition(now_ns, Phase.QUEUE, again + over.why.value))
 
     def _left(self, plan: Plan, passed_over: Iterable[PassedOver], now_ns: int) -> None:
         if not plan.preempted:
@@ -434,11 +436,10 @@ class Timelines:
 
     def _chunked(self, plan: Plan, slots: Mapping[SlotIndex, Track], now_ns: int) -> None:
         for slot, count in plan.chunks:
-            if (track := slots.get(slot)) is None:
-                continue
-            if count:
+            track = slots.get(slot)
+            if track is not None and count:
                 track.chunks.append((track.transitions[-1].at_ns, now_ns, count))
-            else:
+            elif track is not None:
                 track.sat_out.append(plan.plan_id)
         slot, count = max(plan.chunks, key=lambda chunk: chunk[1])
         if count:
@@ -468,8 +469,7 @@ class Timelines:
                 prefills.pop(sequence_id).enter(Transition(now_ns, Phase.DECODE, "", worker_id))
 
     def _finished(self, event: Finished, now_ns: int) -> None:
-        track = self._live.pop(event.sequence_id, None)
-        if track is not None:
+        if (track := self._live.pop(event.sequence_id, None)) is not None:
             track.ended, track.end_ns = event.reason.value, now_ns
             self._uncommitted.append(track)
             self._prefills.get(track.transitions[-1].worker_id, {}).pop(event.sequence_id, None)

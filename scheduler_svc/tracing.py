@@ -191,7 +191,7 @@ class Tracing:
             "kaiten.iteration",
             context=shifted(first, item.step),
             parent=first if has_parent else None,
-            links=span_contexts(item.traceparents),
+            links=[*filter(None, dict.fromkeys(item.traceparents))],
             start_ns=item.ended_ns - busy_us * 1000,
             end_ns=item.ended_ns,
             attributes=self._decision(item),
@@ -290,9 +290,3 @@ def is_asked_about(over: RequestOver) -> bool:
     is_failed = any(ending.reason in FAILED for ending in over.endings)
     first_token_us = (over.queue_ns + over.prefill_ns) // 1000
     return is_failed or bool(over.num_preemptions) or first_token_us >= SLOW_FIRST_TOKEN_US
-
-
-def span_contexts(traceparents: Iterable[str]) -> list[SpanContext]:
-    """Of the requests that have one, each once, in order."""
-    contexts = map(context_of, dict.fromkeys(traceparents))
-    return [context for context in contexts if context is not None]

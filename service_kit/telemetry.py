@@ -8,40 +8,30 @@ which are not even made, and counted (`Spans.dropped`), and nothing else.
 
 import os
 import random
+import re
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final
+from types import MappingProxyType
+from typing import Any, Final
 
-from opentelemetry.context import Context
-from opentelemetry.trace import (
-    Link,
-    NonRecordingSpan,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    get_current_span,
-    set_span_in_context,
-)
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from opentelemetry.util.types import Attributes
+from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
+from opentelemetry.util.types import AttributeValue
 
 from service_kit.errors import ConfigError
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-
-# The SDK's default of 128 drops the rest of a large batch silently.
+# Of a larger batch the rest is counted.
 LINKS_MAX: Final = 1024
 ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 # OpenTelemetry's own switch.
 SWITCH: Final = "OTEL_TRACES_EXPORTER"
 EXPORTER: Final = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
+OURS: Final = "service_kit.otlp"
+NO_ATTRIBUTES: Final[Mapping[str, AttributeValue]] = MappingProxyType({})
 # A step this slow is traced whatever the rate limit says, by the scheduler and by the worker.
 SLOW_STEP_US: Final = 1_000_000
 # And a request that waited so long for its first token, queue and prompt together.
@@ -53,25 +43,26 @@ QUEUE_MAX: Final = 2048
 # The SDK sends so many at a time.
 BATCH_MAX: Final = 512
 QUEUE_VARIABLE: Final = "OTEL_BSP_MAX_QUEUE_SIZE"
-_PROPAGATOR: Final = TraceContextTextMapPropagator()
+# W3C Trace Context: version, trace, span, flags, and what later versions append.
+_TRACEPARENT: Final = re.compile(
+    "[ \t]*([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:(-.*)|[ \t]*)"
+)
 _NS_PER_S: Final = 1_000_000_000
 
 
-class _Ids:
-    """The SDK asks here for ids: those that were chosen for the next span, or random ones."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One that is over. `links`: traceparents of others; `error`: it failed, and how."""
 
-    def __init__(self) -> None:
-        self.chosen: SpanContext | None = None
-
-    def generate_trace_id(self) -> int:
-        return self.chosen.trace_id if self.chosen is not None else _random_id(128)
-
-    def generate_span_id(self) -> int:
-        chosen, self.chosen = self.chosen, None
-        return chosen.span_id if chosen is not None else _random_id(64)
-
-    def is_trace_id_random(self) -> bool:
-        return False
+    name: str
+    context: SpanContext
+    parent: SpanContext | None
+    links: Sequence[str]
+    attributes: Mapping[str, AttributeValue]
+    kind: SpanKind
+    start_ns: int
+    end_ns: int
+    error: str
 
 
 class _Counting:
@@ -99,16 +90,12 @@ class Spans:
     """Where finished spans go. All calls on one thread."""
 
     def __init__(
-        self,
-        provider: "TracerProvider",
-        ids: _Ids,
-        sending: _Counting | None = None,
-        queue_max: int = QUEUE_MAX,
+        self, processor: Any, sending: _Counting | None = None, queue_max: int = QUEUE_MAX
     ) -> None:
-        """`sending`: to where, so that no more than `queue_max` wait for it."""
-        self._provider = provider
-        self._ids = ids
-        self._tracer = provider.get_tracer("kaiten")
+        """`processor`: of the SDK, as far as it hands on whatever it is given; `sending`: to where,
+        so that no more than `queue_max` wait for it.
+        """
+        self._processor = processor
         self._sending, self._queue_max = sending, queue_max
         self._put = 0
         # By whoever had no room for them.
@@ -139,36 +126,37 @@ class Spans:
         end_ns: int,
         context: SpanContext | None = None,
         parent: SpanContext | None = None,
-        links: Iterable[SpanContext] = (),
-        attributes: Attributes = None,
+        links: Sequence[str] = (),
+        attributes: Mapping[str, AttributeValue] = NO_ATTRIBUTES,
         kind: SpanKind = SpanKind.INTERNAL,
         error: str = "",
     ) -> None:
-        """One span that is over. `context`: the ids that others were told; `error`: it failed."""
+        """One span that is over. `context`: the ids that others were told, whether or not they were
+        told to keep it.
+        """
         # Counted before the SDK's own queue is full: what would be dropped there is not made.
         if self._sending is not None and self._put - self._sending.handed >= self._queue_max:
             self._dropped["sender"] += 1
             return
         self._put += 1
-        self._ids.chosen = context
-        above = Context()
-        if parent is not None:
-            above = set_span_in_context(NonRecordingSpan(parent), above)
-        span = self._tracer.start_span(
-            name,
-            context=above,
-            kind=kind,
+        if context is None or not context.trace_flags.sampled:
+            context = _kept(context or minted(parent, is_sampled=True))
+        span = Span(
+            name=name,
+            context=context,
+            parent=parent,
+            links=links,
             attributes=attributes,
-            links=[Link(linked) for linked in links],
-            start_time=start_ns,
+            kind=kind,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            error=error,
         )
-        if error:
-            span.set_status(Status(StatusCode.ERROR, error))
-        span.end(end_ns)
+        self._processor.on_end(span)
 
     def close(self) -> None:
         """Send what is left, but not for long."""
-        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing = threading.Thread(target=self._processor.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_S_MAX)
 
@@ -201,18 +189,14 @@ def configure(service: str, environ: Mapping[str, str] | None = None) -> Spans |
         )
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    endpoint, queue_max = given[ENDPOINT], _queue_max(given)
-    sending = _Counting(
-        import_module(EXPORTER).OTLPSpanExporter(
-            endpoint=endpoint, insecure=not endpoint.startswith("https:")
-        )
-    )
+    queue_max = _queue_max(given)
+    sending = _Counting(import_module(OURS).Exporter(given[ENDPOINT], service))
     # The same calls; its class loads the SDK.
     exporter: Any = sending
     processor = BatchSpanProcessor(
         exporter, max_queue_size=queue_max, max_export_batch_size=BATCH_MAX
     )
-    return spans_to(processor, service, sending, queue_max)
+    return Spans(processor, sending, queue_max)
 
 
 def _queue_max(given: Mapping[str, str]) -> int:
@@ -220,30 +204,6 @@ def _queue_max(given: Mapping[str, str]) -> int:
     if not text.isdecimal() or int(text) < BATCH_MAX:
         raise ConfigError(f"{QUEUE_VARIABLE} must be {BATCH_MAX} or more, got {text!r}")
     return int(text)
-
-
-def spans_to(
-    processor: object,
-    service: str,
-    sending: _Counting | None = None,
-    queue_max: int = QUEUE_MAX,
-) -> Spans:
-    """Spans to a processor of the SDK."""
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
-    from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-
-    assert isinstance(processor, SpanProcessor)
-    ids = _Ids()
-    provider = TracerProvider(
-        sampler=ALWAYS_ON,
-        resource=Resource.create({"service.name": f"kaiten-{service}"}),
-        span_limits=SpanLimits(max_links=LINKS_MAX),
-        id_generator=ids,  # type: ignore[arg-type] # The same methods; its class loads the SDK.
-        shutdown_on_exit=False,
-    )
-    provider.add_span_processor(processor)
-    return Spans(provider, ids, sending, queue_max)
 
 
 def is_configured(environ: Mapping[str, str] | None = None) -> bool:
@@ -289,13 +249,30 @@ def traceparent_of(context: SpanContext) -> str:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
+def ids_of(traceparent: str) -> tuple[str, str, str] | None:
+    """Of trace and span, and the flags, in hex; None for what is no traceparent."""
+    if (found := _TRACEPARENT.fullmatch(traceparent)) is None:
+        return None
+    version, trace_id, span_id, flags, more = found.groups()
+    is_wrong = version == "ff" or (version == "00" and more)
+    if is_wrong or not int(trace_id, 16) or not int(span_id, 16):
+        return None
+    return trace_id, span_id, flags
+
+
 def context_of(traceparent: str) -> SpanContext | None:
     """None for what is no traceparent."""
-    if not traceparent:
+    if (ids := ids_of(traceparent)) is None:
         return None
-    extracted = _PROPAGATOR.extract({"traceparent": traceparent}, context=Context())
-    context = get_current_span(extracted).get_span_context()
-    return context if context.is_valid else None
+    trace_id, span_id, flags = (int(each, 16) for each in ids)
+    return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+
+
+def _kept(context: SpanContext) -> SpanContext:
+    """Whatever was said to others of it."""
+    return SpanContext(
+        context.trace_id, context.span_id, is_remote=False, trace_flags=_flags(is_sampled=True)
+    )
 
 
 def _flags(is_sampled: bool) -> TraceFlags:

@@ -11,9 +11,6 @@ from collections.abc import Callable
 from statistics import median
 from unittest import mock
 
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
 from benchmarks.core.bench_scheduler import Bench
 from benchmarks.recording import record
 from gateway.observe import metrics as gateway_meters
@@ -29,7 +26,9 @@ from scheduler_svc.core.outcome import Finished, Outcome, RequestOver
 from scheduler_svc.core.types import Reason
 from scheduler_svc.timeline import Timelines
 from service_kit.metrics import NO_METER, Metrics
-from service_kit.telemetry import minted, spans_to
+from service_kit.otlp import message_of
+from service_kit.telemetry import minted, traceparent_of
+from tests.support.kept_spans import KeptSpans
 
 TURNS = 5
 TIMINGS = {"wait_us": 10, "forward_us": 2000, "sample_us": 90, "tokens_computed": 64, "rows": 64}
@@ -98,21 +97,31 @@ def counting(metrics: Metrics | None) -> dict[str, float]:
 
 
 def spans() -> dict[str, float]:
-    """Minting ids, which a plan waits for; and making spans, for which nobody waits."""
-    sink = spans_to(BatchSpanProcessor(InMemorySpanExporter()), "bench")
-    members = [minted(is_sampled=True) for _ in range(64)]
+    """Minting ids, which a plan waits for; and what nobody waits for: spans of an iteration with so
+    many members, until they are bytes.
+    """
+    kept, links = KeptSpans(), [traceparent_of(minted(is_sampled=True)) for _ in range(256)]
+    sink = kept.sink()
+    attributes = {f"kaiten.some.attribute.{n}": n for n in range(20)}
 
-    def iteration(links: int) -> None:
+    def iteration(members: int) -> None:
         context = minted(is_sampled=True)
-        sink.put("i", context=context, start_ns=1, end_ns=2, links=members[:links])
+        sink.put(
+            "i",
+            context=context,
+            start_ns=1,
+            end_ns=2,
+            links=links[:members],
+            attributes=attributes,
+        )
+        message_of(kept.spans.pop()).SerializeToString()
 
-    figures = {
+    return {
         "mint": cost_us(lambda: minted(is_sampled=True)),
         "span": cost_us(lambda: iteration(0), 1000),
-        "span_with_64_links": cost_us(lambda: iteration(64), 200),
+        "span_with_64_links": cost_us(lambda: iteration(64), 500),
+        "span_with_256_links": cost_us(lambda: iteration(256), 200),
     }
-    sink.close()
-    return figures
 
 
 def timelines_us(load: str, rows: int = 256, steps: int = 300) -> float:

@@ -150,6 +150,20 @@ class Tracing:
             kind=SpanKind.PRODUCER,
             attributes=semconv.inbox_sent(trace.request_id),
         )
+        if done is not None:
+            self._put_delivery(trace, done)
+
+    def _put_delivery(self, trace: Trace, done: Done) -> None:
+        """What was left when its last token was computed: commit, journal, and the client's way."""
+        assert self._spans is not None
+        timings, end_ns = done.timings, time.time_ns()
+        told_us = timings.queue_us + timings.prefill_us + timings.decode_us
+        self._spans.put(
+            "kaiten.deliver",
+            parent=trace.context,
+            start_ns=min(trace.accepted_ns + told_us * 1000, end_ns),
+            end_ns=end_ns,
+        )
 
     def _begin(self, ask: Ask) -> Trace:
         if self._spans is None:

@@ -11,6 +11,7 @@ from service_kit.errors import ConfigError, Unavailable
 log = structlog.get_logger()
 
 RETRY_WAIT_S: Final = 0.5
+FULL: Final = "the store is full, by its maxmemory: it takes nothing new, and what runs goes on"
 
 
 class LedgerLink:
@@ -41,11 +42,11 @@ class LedgerLink:
     async def check(self) -> None:
         """Look whether the store still keeps the rules, and note the answer in `problem`."""
         try:
-            await self.ledger.check()
+            store = await self.ledger.check()
         except (ConfigError, Unavailable) as error:
             self.problem = str(error)
             raise
-        self.problem = ""
+        self.problem = FULL if store.is_full else ""
 
     async def run(self) -> None:
         """Follow the journal; after a lost store start over with the new one, for ever."""

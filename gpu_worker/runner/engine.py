@@ -107,6 +107,8 @@ class Engine:
         self._on_crash = on_crash
         self._session: Session | None = None
         self._profile: Profile | None = None
+        # Since when the thread is at what it does now; 0: it waits for a command.
+        self._at_it_since_ns = 0
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._first: Callable[[], None] = lambda: None
         self._started: Future[None] = Future()
@@ -119,6 +121,12 @@ class Engine:
     def waiting_count(self) -> int:
         """Plans and other commands that the running step has not seen yet."""
         return self._commands.qsize()
+
+    @property
+    def at_it_ns(self) -> int:
+        """How long no step has ended while there is one; 0 when the thread waits for a command."""
+        since_ns = self._at_it_since_ns
+        return time.monotonic_ns() - since_ns if since_ns else 0
 
     def start(self, first: Callable[[], None] = lambda: None) -> Future[None]:
         """`first` runs before any command, on the compute thread; the future is its end."""
@@ -163,6 +171,8 @@ class Engine:
         self._started.set_result(None)
         try:
             while not isinstance(command := self._next(), _Stop):
+                # With a step in the air it is at it already.
+                self._at_it_since_ns = self._at_it_since_ns or time.monotonic_ns()
                 self._handle(command)
         except Exception as error:
             log.critical("engine.crashed", reason=str(error), exc_info=error)
@@ -180,6 +190,7 @@ class Engine:
                 continue
             with contextlib.suppress(queue.Empty):
                 return self._commands.get(timeout=LOOK_S)
+        self._at_it_since_ns = 0
         return self._commands.get()
 
     def _handle(self, command: _Open | _Close | _Submit | _Profile) -> None:
@@ -201,7 +212,12 @@ class Engine:
 
     def _execute(self, command: _Submit) -> None:
         session, profile, plan = command.session, self._profile, command.plan
-        report = session.on_result if profile is None else profile.reporting(session.on_result)
+
+        def reported(result: StepResult) -> None:
+            self._at_it_since_ns = time.monotonic_ns()
+            session.on_result(result)
+
+        report = reported if profile is None else profile.reporting(reported)
         try:
             with contextlib.nullcontext() if profile is None else profile.running(plan):
                 self._stepper.run(plan, command.received_ns, report, self._is_anything_waiting)

@@ -37,6 +37,8 @@ log = structlog.get_logger()
 # A plan can carry a whole batch of long prompts; the leader's stream lives as long as it leads.
 _SERVER_LIMITS: Final = ServerLimits(message_in_bytes_max=64 * MIB, connection_age_s_max=None)
 _STOP_GRACE_S: Final = 1.0
+# Of its health, between two looks at whether steps end.
+_LOOK_S_MAX: Final = 1.0
 
 
 class WorkerProcess:
@@ -78,7 +80,7 @@ class WorkerProcess:
             self._engine, description, meters, self._spans, gather_s=settings.gather_ms / 1000
         )
         worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server)
-        self._health = add_health(server, (SERVICE_NAME,))
+        self._health = add_health(server, (SERVICE_NAME,), is_alive=self._steps_end)
         add_reflection(server, (SERVICE_NAME,))
         await server.start()
         self._health.set_all(True)
@@ -100,6 +102,7 @@ class WorkerProcess:
         assert self._registrar is not None
         assert self._crashed is not None
         registering = asyncio.create_task(self._registrar.run(), name="register")
+        looking = asyncio.create_task(self._watch_steps(), name="steps")
         try:
             await asyncio.wait((registering, self._crashed), return_when=asyncio.FIRST_COMPLETED)
             if registering.done():
@@ -107,7 +110,29 @@ class WorkerProcess:
             self._crashed.result()
         finally:
             registering.cancel()
-            await asyncio.gather(registering, return_exceptions=True)
+            looking.cancel()
+            await asyncio.gather(registering, looking, return_exceptions=True)
+
+    def _steps_end(self) -> bool:
+        assert self._engine is not None
+        return self._engine.at_it_ns / 1e9 <= self._settings.hung_s
+
+    async def _watch_steps(self) -> None:
+        """A worker whose compute thread hangs answers everybody, and is of no use to anybody."""
+        assert self._engine is not None
+        assert self._health is not None
+        hung_s, was_hung = self._settings.hung_s, False
+        while True:
+            await asyncio.sleep(min(_LOOK_S_MAX, hung_s / 4))
+            at_it_s = self._engine.at_it_ns / 1e9
+            if (is_hung := at_it_s > hung_s) is was_hung:
+                continue
+            was_hung = is_hung
+            self._health.set_all(not is_hung)
+            if is_hung:
+                log.error("worker.hung", step_s=round(at_it_s, 1))
+            else:
+                log.info("worker.goes_on")
 
     async def drain(self) -> None:
         """Keep computing until the scheduler has moved everything elsewhere."""

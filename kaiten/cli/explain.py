@@ -76,7 +76,16 @@ def _show(request_id: str, response: ExplainResponse, *, as_json: bool) -> None:
         sys.stdout.write(text + "\n")
     else:
         lines = [line for choice in response.choices for line in lines_of(request_id, choice)]
-        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.write("\n".join([*lines, *hints(request_id, response)]) + "\n")
+
+
+def hints(request_id: str, response: ExplainResponse) -> list[str]:
+    """Where to ask for what the cell does not know any more."""
+    intervals = [interval for choice in response.choices for interval in choice.intervals]
+    unknown = TimelinePhase.TIMELINE_PHASE_UNKNOWN
+    if not any(interval.phase == unknown for interval in intervals):
+        return []
+    return [f"what is unknown the archive may know: kaiten explain {request_id} --archive .kaiten"]
 
 
 def explain_archived(

@@ -35,7 +35,7 @@ class Seen(WholeStack):
 
     def trace(self, trace_id: str) -> dict[str, Any]:
         """The spans of one request by name, when all have come."""
-        wanted = {"text_completion mini", "kaiten.accept", *PHASES}
+        wanted = {"text_completion mini", "kaiten.accept", *PHASES, "kaiten.deliver"}
         spans = self.collector.of_trace
         wait_until(
             lambda: wanted <= {span.name for span in spans(trace_id)},
@@ -57,7 +57,7 @@ def check_request(stack: Seen, trace_id: str) -> None:
     root = spans["text_completion mini"]
     assert root.parent_span_id.hex() == PARENT
     assert stack.collector.services[root.span_id] == "kaiten-gateway"
-    for name in ("kaiten.accept", *PHASES):
+    for name in ("kaiten.accept", *PHASES, "kaiten.deliver"):
         assert spans[name].parent_span_id == root.span_id
     for name in PHASES:
         assert stack.collector.services[spans[name].span_id] == "kaiten-scheduler"
@@ -66,6 +66,9 @@ def check_request(stack: Seen, trace_id: str) -> None:
     assert queue.end_time_unix_nano == prefill.start_time_unix_nano
     assert prefill.end_time_unix_nano == decode.start_time_unix_nano
     assert decode.start_time_unix_nano < decode.end_time_unix_nano
+    deliver = spans["kaiten.deliver"]
+    assert stack.collector.services[deliver.span_id] == "kaiten-gateway"
+    assert decode.start_time_unix_nano < deliver.start_time_unix_nano <= deliver.end_time_unix_nano
     # One after the other they are the request, but for the ways between processes.
     assert decode.end_time_unix_nano - queue.start_time_unix_nano <= took_ns
 

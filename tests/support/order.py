@@ -30,6 +30,7 @@ FIRST: Final = (
     "integration/test_serve_ledgers.py",
     "integration/test_serve_secrets.py",
     "integration/test_kaiten_serve.py",
+    "integration/test_health_lies.py",
     "integration/test_scheduler_workers.py",
     "integration/test_scheduler_leaders.py",
     "parity/test_stack_sampling.py",

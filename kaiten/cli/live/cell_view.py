@@ -6,12 +6,14 @@ table can follow it.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from kaiten.client.live_core import NO_BLOCK, LiveCore, LiveSequence
 from kaiten.v1.watch_pb2 import PassedOver, SequenceState, WatchedWorker, WhyPassedOver
 
 BAR: Final = 12
+UNIX: Final = "unix:"
 # How a block looks: held by one sequence, by several, by nobody. A cell of a map stands for as many
 # blocks as it has to.
 HELD, SHARED, FREE = "█", "▓", "·"
@@ -69,9 +71,18 @@ def reason(over: PassedOver) -> str:
     return f"{why.lower().replace('_', ' ')} ({over.stage})"
 
 
-def address_of(core: LiveCore, worker_id: str) -> str:
+def name_of(core: LiveCore, worker_id: str) -> str:
+    """Its address; of a socket the name, unless another has the same in another folder."""
     worker = core.workers.get(worker_id)
-    return worker_id if worker is None else worker.address or worker_id
+    if worker is None or not worker.address:
+        return worker_id
+    names = Counter(_socket(each.address) for each in core.workers.values())
+    name = _socket(worker.address)
+    return name if names[name] == 1 else worker.address
+
+
+def _socket(address: str) -> str:
+    return PurePath(address).stem if address.startswith(UNIX) else address
 
 
 def choices(core: LiveCore) -> Iterator[Choice]:
@@ -81,7 +92,7 @@ def choices(core: LiveCore) -> Iterator[Choice]:
     def order(item: tuple[int, LiveSequence]) -> tuple[int, str, int, int]:
         sequence_id, one = item
         state, last = state_of(one), len(core.sequences)
-        where = address_of(core, one.place.worker_id), one.place.slot
+        where = name_of(core, one.place.worker_id), one.place.slot
         if state in ("running", "retiring"):
             return (STATES.index(state), *where, sequence_id)
         return len(STATES), "", positions.get(sequence_id, last), sequence_id
@@ -95,7 +106,7 @@ def _choice(core: LiveCore, one: LiveSequence, position: int) -> Choice:
     tenant, _, request_id = identity.id.partition(":")
     age_ns = max(0, core.unix_ns - identity.arrived_ns) if identity.arrived_ns else 0
     reasons = dict.fromkeys(
-        f"{address_of(core, over.worker_id)}: {reason(over)}" if over.worker_id else reason(over)
+        f"{name_of(core, over.worker_id)}: {reason(over)}" if over.worker_id else reason(over)
         for over in one.passed_over
     )
     return Choice(
@@ -103,7 +114,7 @@ def _choice(core: LiveCore, one: LiveSequence, position: int) -> Choice:
         tenant=tenant,
         choice=identity.choice,
         state=state_of(one),
-        worker=address_of(core, place.worker_id) if place.worker_id else "",
+        worker=name_of(core, place.worker_id) if place.worker_id else "",
         slot=place.slot,
         prompt_tokens=identity.num_prompt_tokens,
         tokens=counts.num_tokens,
@@ -157,7 +168,7 @@ def worker_rows(core: LiveCore) -> Iterator[Row]:
         yield Row(
             worker.worker_id,
             (
-                worker.address or worker.worker_id,
+                name_of(core, worker.worker_id),
                 f"{used}/{worker.slots_max}",
                 bar(used, worker.slots_max),
                 f"{held}/{worker.block_count}",
@@ -232,7 +243,7 @@ def block_map(core: LiveCore, worker: WatchedWorker, width: int) -> str:
     signs = [_sign(owners, range(at, at + each)) for at in range(0, worker.block_count, each)]
     lines = ["".join(signs[at : at + width]) for at in range(0, len(signs), max(1, width))]
     scale = f"  one sign: {each} blocks" if each > 1 else ""
-    named = worker.address or worker.worker_id
+    named = name_of(core, worker.worker_id)
     return "\n".join([f"{named}  {HELD} held  {SHARED} shared  {FREE} free{scale}", *lines])
 
 

@@ -15,9 +15,12 @@ import pytest
 
 from kaiten.cli import app as cli
 from kaiten.cli import packages
+from kaiten.cli.explain import hints
 from kaiten.local import services
 from kaiten.local.ports import HeldPort
 from kaiten.mini import CHECKPOINT
+from kaiten.v1.inference_service_pb2 import ExplainResponse
+from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePhase
 from service_kit.errors import InvalidRequest, Unauthenticated
 from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
 
@@ -471,3 +474,15 @@ async def test_bench_sends_the_key_and_keeps_it_to_itself(tmp_path: Path) -> Non
     assert [metadata["authorization"] for metadata in gateway.metadata] == ["Bearer kt-secret"]
     assert '"kind": "run"' in kept.read_text()
     assert "kt-secret" not in kept.read_text()
+
+
+def explained(*phases: TimelinePhase) -> ExplainResponse:
+    intervals = [TimelineInterval(phase=phase) for phase in phases]
+    return ExplainResponse(choices=[ChoiceTimeline(), ChoiceTimeline(intervals=intervals)])
+
+
+def test_who_waited_under_a_dead_leader_is_sent_to_the_archive() -> None:
+    queue, unknown = TimelinePhase.TIMELINE_PHASE_QUEUE, TimelinePhase.TIMELINE_PHASE_UNKNOWN
+    assert hints("cmpl-1", explained(queue)) == []
+    (line,) = hints("cmpl-1", explained(queue, unknown))
+    assert line.endswith("kaiten explain cmpl-1 --archive .kaiten")

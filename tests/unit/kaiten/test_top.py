@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kaiten.cli.live import cell_view, ps
-from kaiten.cli.live.cell_view import FREE, HELD, SHARED, Rates
+from kaiten.cli.live.cell_view import FREE, HELD, SHARED, Rates, worker_rows
 from kaiten.client.errors import ApiError, UnavailableError
 from kaiten.client.live_core import LiveCore
 from kaiten.v1.watch_pb2 import WatchResponse
@@ -35,6 +35,7 @@ class Told(Cell):
         self.looks: dict[Any, Any] = {}
         self.view: View | None = None
         self.seq = 8
+        self.addresses = {"w1": "host:1", "w2": "host:2"}
         super().__init__(*specs, **options)
 
     def apply(self, command: Command) -> Outcome:
@@ -49,8 +50,7 @@ class Told(Cell):
         self.seq += 1
         moment = Moment(epoch=7, seq=self.seq, committed_seq=self.seq - 1, unix_ns=self.now_ns)
         configured = Configured(config=self.scheduler.config, policy="fair")
-        addresses = {"w1": "host:1", "w2": "host:2"}
-        view = look(self.scheduler, moment, configured, self.looks, addresses)
+        view = look(self.scheduler, moment, configured, self.looks, self.addresses)
         told, self.view = changes_to_proto(self.view, view), view
         for one in told.sequences:
             if one.HasField("identity"):
@@ -124,6 +124,18 @@ def test_rates_are_of_what_came_between_two_looks_of_one_leader() -> None:
     now.epoch += 1
     assert cell_view.rates(before, now) == Rates(0, 0)
     assert cell_view.rates(None, now) == Rates(0, 0)
+
+
+def test_a_worker_behind_a_socket_is_called_by_its_name() -> None:
+    """A whole path would be most of a terminal's width."""
+    cell = Told(spec(), spec(), spec())
+    cell.addresses = {
+        "w1": "unix:/home/me/.kaiten/run/worker-0.sock",
+        "w2": "unix:/one/worker-1.sock",
+        "w3": "unix:/other/worker-1.sock",
+    }
+    names = [row.cells[0] for row in worker_rows(seen(cell))]
+    assert names == ["worker-0", "unix:/one/worker-1.sock", "unix:/other/worker-1.sock"]
 
 
 def test_a_block_map_says_whose_is_what() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ledger.durability import check_store
+from ledger.durability import check_store, is_full
 from service_kit.errors import ConfigError
 
 GOOD = {
@@ -50,3 +50,17 @@ def test_what_may_not_be_read_is_not_assumed() -> None:
 def test_everysec_is_the_only_weaker_setting_ever_allowed() -> None:
     with pytest.raises(ConfigError, match="appendfsync must be always or everysec"):
         check_store({**GOOD, "appendfsync": "no"}, allow_everysec=True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, False),
+        ({"maxmemory": "0", "used_memory": "900"}, False),
+        ({"maxmemory": "1000", "used_memory": "1000"}, False),
+        ({"maxmemory": "1000", "used_memory": "1001"}, True),
+        ({"maxmemory": "1000", "used_memory": "1001", "mem_not_counted_for_evict": "1"}, False),
+    ],
+)
+def test_it_is_full_as_the_server_counts(facts: dict[str, str], expected: bool) -> None:
+    assert is_full(facts) is expected

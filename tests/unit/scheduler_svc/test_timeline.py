@@ -1,49 +1,19 @@
-"""Where a request's time went: without holes, and with the cause that a test brought about."""
+"""Where a request's time went: without holes, and nothing twice."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
 from scheduler_svc import timeline, timeline_intervals
-from scheduler_svc.core.commands import Command, Expire, StoreBehind, WorkerLate
+from scheduler_svc.core.commands import Command, Expire, WorkerLate
 from scheduler_svc.core.outcome import Outcome, Why
 from scheduler_svc.core.types import FLEX_PRIORITY, Reason
 from scheduler_svc.timeline import Phase, Timelines
-from scheduler_svc.timeline_intervals import GAPS_SHOWN, Interval, Timeline, timelines_of
+from scheduler_svc.timeline_intervals import GAPS_SHOWN, timelines_of
 from tests.sim.test_scheduler_sim import World
-from tests.support.cell import Cell, spec
-
-MS: Final = 1_000_000
-
-
-class Told(Cell):
-    """A cell whose every command is written down."""
-
-    def __init__(self, *specs: Any, **knobs: Any) -> None:
-        self.timelines = Timelines()
-        super().__init__(*specs, **knobs)
-
-    def see(self, command: Command, outcome: Outcome) -> None:
-        super().see(command, outcome)
-        self.timelines.take(command, outcome, self.now_ns, self.scheduler.waiting.throttled)
-
-    def timeline(self, sequence_id: int, choice: int = 0) -> Timeline:
-        return timelines_of(self.timelines.snapshot(f"r{sequence_id}"))[choice]
-
-    def whys(self, sequence_id: int) -> list[str]:
-        """For what it waited, one after the other."""
-        waits = [i for i in self.timeline(sequence_id).intervals if i.phase is Phase.QUEUE]
-        return list(dict.fromkeys(interval.why for interval in waits))
-
-
-def check(told: Timeline, arrived_ns: int) -> None:
-    """No holes, nothing twice, nothing empty."""
-    assert all(interval.end_ns > interval.start_ns for interval in told.intervals)
-    assert all(one.end_ns == other.start_ns for one, other in pairwise(told.intervals))
-    assert not told.intervals or told.intervals[0].start_ns == arrived_ns
+from tests.support.cell import spec
+from tests.support.told_cell import MS, Told, check
 
 
 def test_a_choice_from_the_queue_to_its_end() -> None:
@@ -66,164 +36,6 @@ def test_a_choice_from_the_queue_to_its_end() -> None:
     longest = cell.timeline(first).intervals[-1].longest
     assert len(longest) == GAPS_SHOWN
     check(cell.timeline(first), 0)
-
-
-def slots() -> tuple[Told, int]:
-    cell = Told(spec(slots=1))
-    cell.submit(3, 20)
-    cell.turns(2)
-    return cell, cell.submit(3, 2)
-
-
-def blocks() -> tuple[Told, int]:
-    cell = Told(spec(blocks=12))
-    cell.submit(30, 10)
-    cell.turns(2)
-    return cell, cell.submit(20, 2)
-
-
-def budget() -> tuple[Told, int]:
-    cell = Told(spec(slots=8, step_tokens=40, mixed_tokens=24), lease=1, prefill_tokens=8)
-    cell.submit(2, 90)
-    cell.turns(2)
-    for _ in range(3):
-        cell.submit(300, 2)
-    cell.turn()
-    return cell, cell.submit(30, 2)
-
-
-def tenant() -> tuple[Told, int]:
-    cell = Told(spec(), tenant_tokens=10)
-    cell.submit(3, 5, tenant="a")
-    cell.submit(3, 5, tenant="b")
-    cell.turns(1)
-    return cell, cell.submit(3, 5, tenant="b")
-
-
-def long_prefill() -> tuple[Told, int]:
-    knobs = {"long_prefill_tokens": 20, "long_prefills_max": 1}
-    cell = Told(spec(step_tokens=64), lease=1, **knobs)
-    cell.submit(200, 2)
-    cell.turn()
-    return cell, cell.submit(50, 2)
-
-
-def policy() -> tuple[Told, int]:
-    cell = Told(spec(), cadence="interval", schedule_interval_steps=9, lease=1)
-    cell.submit(3, 30)
-    cell.turns(2)
-    return cell, cell.submit(3, 2)
-
-
-def static() -> tuple[Told, int]:
-    cell = Told(spec(), policy="static")
-    cell.submit(3, 30)
-    cell.turns(2)
-    return cell, cell.submit(3, 2)
-
-
-def flex() -> tuple[Told, int]:
-    cell = Told(spec(slots=1))
-    one = cell.submit(3, 30, priority=FLEX_PRIORITY)
-    cell.turns(2)
-    cell.submit(3, 9)
-    return cell, one
-
-
-def tenant_behind() -> tuple[Told, int]:
-    """No look names it: of a throttled tenant nobody is looked at."""
-    cell, _ = tenant()
-    return cell, cell.submit(3, 5, tenant="b")
-
-
-def store() -> tuple[Told, int]:
-    """While it decodes, and another waits."""
-    cell = Told(spec(slots=1), lease=1)
-    one = cell.submit(3, 30)
-    cell.turns(3)
-    behind(cell, MS)
-    return cell, one
-
-
-def store_and_queue() -> tuple[Told, int]:
-    cell, _ = store()
-    one = cell.submit(3, 2)
-    behind(cell, MS)
-    return cell, one
-
-
-def behind(cell: Told, for_ns: int) -> None:
-    cell.apply(StoreBehind(is_behind=True))
-    cell.now_ns += for_ns
-    assert cell.plan() is None
-    cell.apply(StoreBehind(is_behind=False))
-
-
-def late() -> tuple[Told, int]:
-    """Its only worker does not answer."""
-    cell = Told(spec(slots=2))
-    cell.submit(3, 30)
-    cell.turns(2)
-    cell.apply(WorkerLate(worker_id="w1"))
-    cell.now_ns += MS
-    one = cell.submit(3, 2)
-    cell.now_ns += MS
-    return cell, one
-
-
-def none_here() -> tuple[Told, int]:
-    cell = Told()
-    one = cell.submit(3, 2)
-    cell.now_ns += MS
-    cell.join("w1", spec())
-    return cell, one
-
-
-def worker() -> tuple[Told, int]:
-    cell = Told(spec(slots=2), spec(slots=2))
-    one = cell.submit(3, 30)
-    cell.turns(3)
-    cell.kill(next(w for w in cell.workers if one in cell.running(w)))
-    return cell, one
-
-
-def preempted() -> tuple[Told, int]:
-    cell = Told(spec(blocks=8, slots=2), lease=1)
-    cell.submit(8, 20)
-    one = cell.submit(8, 20)
-    return cell, one
-
-
-# What is brought about, and what the request that suffers from it says.
-CAUSES: Final[Mapping[str, tuple[Callable[[], tuple[Told, int]], str]]] = {
-    "slots": (slots, Why.NO_SLOT.value),
-    "blocks": (blocks, Why.BLOCKS.value),
-    "budget": (budget, Why.NO_BUDGET.value),
-    "tenant": (tenant, Why.TENANT.value),
-    "another's long prefill": (long_prefill, Why.LONG_PREFILL.value),
-    "cadence": (policy, Why.CADENCE.value),
-    "a batch that runs out": (static, Why.BATCH.value),
-    "flex": (flex, f"{timeline.PREEMPTED}: {Why.PLACE_NEEDED.value}"),
-    "a worker lost": (worker, timeline.WORKER_LOST),
-    "a tenant that is throttled": (tenant_behind, Why.TENANT.value),
-    "a store that is behind": (store_and_queue, Why.STORE_BEHIND.value),
-    "a worker that is late": (late, Why.LATE.value),
-    "no worker": (none_here, timeline.NO_WORKER),
-    "preempted": (preempted, f"{timeline.PREEMPTED}: {timeline.NO_BLOCKS}"),
-}
-
-
-@pytest.mark.parametrize("cause", CAUSES)
-def test_the_cause_is_named(cause: str) -> None:
-    stage, why = CAUSES[cause]
-    cell, one = stage()
-    cell.finish()
-    assert why in cell.whys(one)
-    check(cell.timeline(one), cell.requests[one].arrived_ns)
-
-
-def stalls(cell: Told, sequence_id: int) -> list[Interval]:
-    return [i for i in cell.timeline(sequence_id).intervals if i.phase is Phase.STALL]
 
 
 def gapped(
@@ -259,7 +71,7 @@ def gapped(
 def test_a_stall_of_who_decodes_stands_apart_with_its_cause(told: Any, why: str) -> None:
     cell = Told(spec(step_tokens=300, slots=4), lease=1, in_flight=1)
     one = gapped(cell, 25 * MS, **told)
-    (stall,) = stalls(cell, one)
+    (stall,) = cell.stalls(one)
     assert (stall.why, stall.num_steps) == (why, 1)
     assert 25 * MS <= stall.end_ns - stall.start_ns <= 26 * MS
     is_anothers = why == timeline_intervals.ANOTHER_PROMPT
@@ -275,7 +87,7 @@ def test_a_gap_that_is_as_usual_is_no_stall() -> None:
     while cell.scheduler.live_count:
         cell.turn()
         cell.now_ns += 25 * MS
-    assert not stalls(cell, one)
+    assert not cell.stalls(one)
     decode = cell.timeline(one).intervals[-1]
     assert 25 * MS <= decode.gap_p50_ns <= 26 * MS
 
@@ -290,17 +102,8 @@ def test_who_sits_out_for_prompts_is_told_so() -> None:
         cell.now_ns += 25 * MS
     cell.finish()
     check(cell.timeline(one), 0)
-    first = stalls(cell, one)[0]
+    first = cell.stalls(one)[0]
     assert (first.why, first.stalled_by) == (timeline_intervals.SAT_OUT, other)
-
-
-def test_a_store_that_is_behind_stalls_who_has_begun() -> None:
-    cell, one = store()
-    cell.finish()
-    check(cell.timeline(one), 0)
-    assert [(stall.why, stall.end_ns - stall.start_ns) for stall in stalls(cell, one)] == [
-        (Why.STORE_BEHIND.value, MS)
-    ]
 
 
 def test_an_end_waits_for_its_commit() -> None:
@@ -319,7 +122,7 @@ def test_an_end_waits_for_its_commit() -> None:
     cell.finish()
     check(cell.timeline(one), 0)
     check(cell.timeline(two), 0)
-    assert [stall.why for stall in stalls(cell, two)] == [Why.STORE_BEHIND.value]
+    assert [stall.why for stall in cell.stalls(two)] == [Why.STORE_BEHIND.value]
 
 
 @pytest.mark.parametrize("is_leader", [False, True])
@@ -335,7 +138,7 @@ def test_the_silence_before_a_loss_is_part_of_it(is_leader: bool) -> None:
         cell.join("w2", spec())
     cell.finish()
     check(cell.timeline(one), 0)
-    (stall,) = stalls(cell, one)
+    (stall,) = cell.stalls(one)
     assert stall.why == (timeline.LEADER_LOST if is_leader else timeline.WORKER_LOST)
     assert stall.end_ns - stall.start_ns >= 90 * MS
 
@@ -419,6 +222,28 @@ def test_a_replay_of_both_leaderships_knows_it() -> None:
     check(cell.timeline(one), cell.requests[one].arrived_ns)
     assert timeline.LEADER_LOST in cell.whys(one)
     assert Phase.UNKNOWN not in {interval.phase for interval in cell.timeline(one).intervals}
+
+
+def test_what_a_leader_takes_along_is_laid_to_its_loss() -> None:
+    """Its last records are in no archive: a request that came with them is resumed with tokens."""
+    cell = Told(spec(slots=2))
+    cell.submit(3, 30)
+    cell.turns(5)
+    archived, cell.timelines = cell.timelines, Timelines()
+    cell.now_ns += 100
+    one = cell.submit(3, 30)
+    cell.turns(5)
+    cell.now_ns += 50
+    cell.timelines = archived
+    archived.lead_anew(cell.now_ns)
+    cell.lead_anew()
+    cell.finish()
+    told = cell.timeline(one)
+    check(told, cell.requests[one].arrived_ns)
+    first = told.intervals[0]
+    assert (first.phase, first.why) == (Phase.QUEUE, timeline.LEADER_LOST)
+    assert first.end_ns - first.start_ns >= 55
+    assert Phase.UNKNOWN not in {interval.phase for interval in told.intervals}
 
 
 def test_every_choice_has_its_own() -> None:

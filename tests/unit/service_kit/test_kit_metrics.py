@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from service_kit import telemetry
 from service_kit.errors import ConfigError
 from service_kit.metrics import Metrics, count_spans, exemplar, seen
-from service_kit.telemetry import minted, spans_to
+from service_kit.telemetry import minted
 
 pytest.importorskip("prometheus_client", reason="kaiten[metrics] is not installed")
 from prometheus_client.parser import text_string_to_metric_families
@@ -142,7 +142,7 @@ def sending(sink: Sink, queue_max: int) -> tuple[telemetry.Spans, Any]:
     processor = BatchSpanProcessor(
         counting, max_queue_size=queue_max, schedule_delay_millis=3_600_000
     )
-    return spans_to(processor, "test", counting, queue_max), processor
+    return telemetry.Spans(processor, counting, queue_max), processor
 
 
 def test_spans_for_which_there_is_no_room_are_not_made_and_counted(metrics: Metrics) -> None:

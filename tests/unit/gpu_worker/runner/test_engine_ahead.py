@@ -2,7 +2,8 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -115,3 +116,26 @@ def test_a_plan_that_comes_during_a_step_is_launched_behind_it(
     flights[-1].landing.set()
     # And the last one is told of although no plan follows.
     assert session.results.get(timeout=WAIT_S).outcome.token_ids == (5,)
+
+
+def test_a_step_in_the_air_that_does_not_land_is_seen(engine: Engine, device: _HeldDevice) -> None:
+    """Although the thread itself waits for commands meanwhile."""
+    session, scheduler = _Session(), MiniScheduler(LIMITS, chunk_tokens=4, lease_steps=1)
+    assert engine.at_it_ns == 0
+    engine.open(session)
+    scheduler.submit([3] * 4, sampling(max_tokens=1))
+    plan = scheduler.next_plan()
+    assert plan is not None
+    engine.submit(session, plan)
+    held = device.launched.get(timeout=WAIT_S)
+    wait_for(lambda: engine.at_it_ns > 20_000_000)
+    held.landing.set()
+    session.results.get(timeout=WAIT_S)
+    wait_for(lambda: engine.at_it_ns == 0)
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.001)

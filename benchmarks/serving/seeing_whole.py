@@ -1,0 +1,204 @@
+"""What metrics, traces and watchers cost a whole stack: processor time of its processes per token.
+
+    python -m benchmarks.serving.seeing_whole [--turns 5] [--sequences 256] [--save]
+
+Two stacks side by side do the same work at the same time, one with and one without, so that
+whatever else the machine does is there for both; `ratio` is of each turn's two, in their order.
+Metrics: all pages open, fetched once a second, beside none. Spans: beside metrics, sampled as by
+default, sent to a collector in a process of its own, whose time does not count; and to an address
+where nobody is. Watched: beside metrics, by five who read ten times a second. What is done so many
+times a second counts double here, as each stack has half of the machine.
+"""
+
+import argparse
+import multiprocessing
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import grpc
+import httpx
+import psutil
+
+from benchmarks.recording import record
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from kaiten.v1.watch_pb2 import WatchRequest
+from tests.support.collector import collecting
+from tests.support.served import Served
+
+CHOICES: Final = 16
+TOKENS: Final = 200
+WARM_TOKENS: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """How a stack is served."""
+
+    words: Sequence[str] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    watchers: int = 0
+
+
+def collect(pipe: Connection) -> None:
+    """In a process of its own, until it hears something: then it says how many spans it has."""
+    with collecting() as collector:
+        pipe.send(collector.address)
+        pipe.recv()
+        pipe.send(len(collector.spans))
+
+
+def spent_s(root: psutil.Process) -> float:
+    """Processor time of a stack, of processes that live."""
+    times = []
+    for process in [root, *root.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            times.append(process.cpu_times())
+    return sum(each.user + each.system for each in times)
+
+
+def fetch(pages: Sequence[str], over: threading.Event) -> None:
+    """Each page, once a second."""
+    with httpx.Client(timeout=60) as client:
+        while not over.wait(1):
+            for page in pages:
+                client.get(page).raise_for_status()
+
+
+def generate(url: str, sequences: int, tokens: int) -> int:
+    """All at once; how many tokens came."""
+
+    def ask(_: int) -> int:
+        body = {
+            "model": "kaiten-mini",
+            "prompt": "The chef said",
+            "n": CHOICES,
+            "max_tokens": tokens,
+            "ignore_eos": True,
+        }
+        reply = httpx.post(f"{url}/v1/completions", json=body, timeout=300).raise_for_status()
+        return int(reply.json()["usage"]["completion_tokens"])
+
+    with ThreadPoolExecutor(sequences // CHOICES) as pool:
+        return sum(pool.map(ask, range(sequences // CHOICES)))
+
+
+class Stack:
+    """Served with these words, in this environment, and looked at by so many."""
+
+    def __init__(self, kind: Kind, sequences: int, folder: Path) -> None:
+        self._kind, self._sequences = kind, sequences
+        room = ["--slots", str(sequences), "--num-blocks", str(sequences * 20)]
+        self._served = Served(folder, *kind.words, *room, environ=kind.environ)
+
+    def spent_us(self, begin: threading.Barrier) -> float:
+        """Of processor time, per token; begun together with the other."""
+        served, kind = self._served, self._kind
+        generate(served.http_url, self._sequences, WARM_TOKENS)
+        pages = [f"http://127.0.0.1:{port}/metrics" for port in _ports(served.said)]
+        over, root = threading.Event(), psutil.Process(served.process.pid)
+        with ThreadPoolExecutor(1 + kind.watchers) as lookers:
+            looking = [lookers.submit(fetch, pages, over)]
+            looking += [lookers.submit(watch, served.address, over) for _ in range(kind.watchers)]
+            begin.wait()
+            before_s = spent_s(root)
+            tokens = generate(served.http_url, self._sequences, TOKENS)
+            after_s = spent_s(root)
+            over.set()
+        for each in looking:
+            each.result()
+        return (after_s - before_s) / tokens * 1e6
+
+    def stop(self) -> None:
+        self._served.stop()
+        self._served.__exit__(None, None, None)
+
+
+def turn(kinds: Sequence[Kind], sequences: int) -> list[float]:
+    """Microseconds of processor time per token of each."""
+    begin = threading.Barrier(len(kinds))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(kinds)) as pool:
+        stacks = [Stack(k, sequences, Path(folder) / str(n)) for n, k in enumerate(kinds)]
+        try:
+            return [*pool.map(lambda stack: stack.spent_us(begin), stacks)]
+        finally:
+            for stack in stacks:
+                stack.stop()
+
+
+def watch(address: str, over: threading.Event) -> None:
+    """As a dashboard does, until it is over."""
+    with grpc.insecure_channel(address) as channel:
+        call = SchedulerServiceStub(channel).Watch(WatchRequest(interval_ms=100))
+        for _ in call:
+            if over.is_set():
+                call.cancel()
+                return
+
+
+def _ports(said: str) -> list[str]:
+    shown = re.search(r"metrics +(http.*)", said)
+    return re.findall(r":(\d+)", shown[1]) if shown else []
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--only", action="append", help="of metrics, spans, nobody, watched")
+    parser.add_argument("--save", action="store_true")
+    chosen = parser.parse_args()
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    collector = multiprocessing.get_context("spawn").Process(target=collect, args=(theirs,))
+    collector.start()
+    nothing = Kind(environ={"KAITEN_GATEWAY_METRICS": "false"})
+    metrics = Kind(words=["--metrics-port", "0"])
+    settings: Mapping[str, tuple[Kind, Kind]] = {
+        "metrics": (metrics, nothing),
+        "spans": (replace(metrics, environ=to(ours.recv())), metrics),
+        "nobody": (replace(metrics, environ=to("http://127.0.0.1:9")), metrics),
+        "watched": (replace(metrics, watchers=5), metrics),
+    }
+    found: dict[str, dict[str, object]] = {}
+    for name, pair in settings.items():
+        if chosen.only and name not in chosen.only:
+            continue
+        turns = []
+        for at in range(chosen.turns):
+            order = 1 if at % 2 == 0 else -1
+            one, other = turn(pair[::order], chosen.sequences)[::order]
+            turns.append((round(one, 1), round(other, 1), round(one / other, 3)))
+            sys.stderr.write(f"{name}: {turns[-1]}\n")
+        found[name] = {
+            "us_per_token": [turn[:2] for turn in turns],
+            "ratio": [turn[2] for turn in turns],
+            "ratio_median": round(median(turn[2] for turn in turns), 3),
+        }
+    ours.send(None)
+    figures: dict[str, object] = {
+        "sequences": chosen.sequences,
+        "tokens": TOKENS,
+        **found,
+        "spans_received": ours.recv(),
+    }
+    collector.join()
+    record("seeing_whole", figures, save=chosen.save)
+
+
+def to(collector: str) -> Mapping[str, str]:
+    """Spans go there."""
+    return {"OTEL_EXPORTER_OTLP_ENDPOINT": collector, "OTEL_METRICS_EXPORTER": "none"}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Parts that look well and are not: health says so, with the reason, and says when it is over.
+
+Every process lives and answers as far as it can; what they cannot is to get on. And a cell that is
+only full is well. How long it takes is settings, which are short here: a leader's silence, a
+worker's, a step's.
+"""
+
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx
+import redis
+
+from kaiten.local.health import state_of
+from kaiten.mini import CHECKPOINT
+from service_kit.grpc_health import LIVE
+from tests.support.answers import until
+from tests.support.cluster import Cluster
+from tests.support.processes import GATEWAY, ServiceProcess
+
+SLOTS = 4
+SCHEDULER_FLAGS = {"worker_timeout_ms": 1000}
+GATEWAY_FLAGS = {"model": CHECKPOINT, "leader_quiet_s_max": 2.0, "stalled_ms_max": 1500}
+
+
+class Watched:
+    """A cell with one worker and a gateway, and what they say of themselves."""
+
+    def __init__(self, cluster: Cluster, http: httpx.AsyncClient, worker_address: str) -> None:
+        self.cluster, self._http, self.worker_address = cluster, http, worker_address
+
+    async def problem(self) -> str:
+        """Why the gateway is not ready; empty: it is. It lives, whatever it says."""
+        assert (await self._http.get("/health")).status_code == 200
+        reply = await self._http.get("/ready")
+        reason = reply.json().get("reason", "")
+        assert (reply.status_code == 200) == (not reason)
+        return str(reason)
+
+    async def says(self, *words: str) -> None:
+        """Until the gateway says one of these; none: that it is ready."""
+
+        async def is_so() -> bool:
+            problem = await self.problem()
+            return any(word in problem for word in words) if words else not problem
+
+        try:
+            await until(is_so, f"a gateway that says {words}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it says {await self.problem()!r}") from error
+
+    async def worker_is(self, state: str) -> None:
+        async def is_so() -> bool:
+            return await state_of(self.worker_address) == state
+
+        await until(is_so, f"a worker that is {state}")
+
+
+@asynccontextmanager
+async def watched(folder: Path) -> AsyncIterator[Watched]:
+    cluster = Cluster(folder, workers=0, scheduler_flags=SCHEDULER_FLAGS)
+    worker, door, http_port = (cluster.hold_port() for _ in range(3))
+    flags = {"grpc_port": worker.number, "hung_s": 1.0, "slots": SLOTS, "gates": cluster.gates()}
+    cluster.add_worker(flags)
+    async with cluster:
+        base = {"redis_url": cluster.store.url, "grpc_port": door.number}
+        ports = {**base, "http_port": http_port.number}
+        cluster.add("gateway", GATEWAY, {**ports, **GATEWAY_FLAGS}).start()
+        async with httpx.AsyncClient(base_url=f"http://{http_port.address}", timeout=60) as http:
+
+            async def is_up() -> bool:
+                return await state_of(door.address) in ("serving", "not serving")
+
+            await until(is_up, "the gateway")
+            found = Watched(cluster, http, worker.address)
+            await found.says()
+            yield found
+
+
+@contextmanager
+def stopped(process: ServiceProcess) -> Iterator[None]:
+    """It lives, and does nothing."""
+    process.send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send(signal.SIGCONT)
+
+
+@contextmanager
+def configured(url: str, name: str, value: str, after: str) -> Iterator[None]:
+    """A store with a setting that somebody has changed."""
+    with redis.Redis.from_url(url) as store:
+        store.config_set(name, value)
+        try:
+            yield
+        finally:
+            store.config_set(name, after)
+
+
+Lie = Callable[[], AbstractContextManager[None]]
+
+
+async def test_who_lives_and_cannot_get_on_is_told_from_who_can(tmp_path: Path) -> None:
+    """One after the other, with the reason that is given for each; then all is well again."""
+    async with watched(tmp_path) as cell:
+        cluster, url = cell.cluster, cell.cluster.store.url
+        lies: dict[str, tuple[Lie, tuple[str, ...]]] = {
+            "a worker that is stopped": (
+                partial(stopped, cluster.workers[0]),
+                ("no worker is ready",),
+            ),
+            "a leader that is stopped": (
+                partial(stopped, cluster.schedulers[0]),
+                ("no scheduler leads",),
+            ),
+            "a store that is stopped": (cluster.store.paused, ("the store does not answer",)),
+            "a store that is full": (
+                partial(configured, url, "maxmemory", "1", "0"),
+                ("the store is full",),
+            ),
+            "a store that takes nothing without a replica": (
+                partial(configured, url, "min-replicas-to-write", "1", "0"),
+                ("no scheduler leads", "the store"),
+            ),
+        }
+        for lie, (begun, words) in lies.items():
+            with begun():
+                await cell.says(*words)
+            try:
+                await cell.says()
+                await cluster.ready(workers=1)
+            except AssertionError as error:
+                raise AssertionError(f"after {lie}: {error}") from error
+        await cluster.connect()
+
+
+async def test_a_step_that_does_not_end_is_told_from_many_that_wait(tmp_path: Path) -> None:
+    async with watched(tmp_path) as cell:
+        cluster = cell.cluster
+        with cluster.held():
+            await cluster.submit_many(SLOTS, max_tokens=8)
+            await cell.worker_is("not serving")
+            assert await state_of(cell.worker_address, LIVE) == "not serving"
+            await cell.says("no worker is ready", "nothing was committed")
+        await cell.worker_is("serving")
+        assert await state_of(cell.worker_address, LIVE) == "serving"
+        await cell.says()
+        await cluster.all_done()
+        # Sixteen times as many as there are slots: whoever comes waits, and all is well.
+        answers = await cluster.submit_many(16 * SLOTS, max_tokens=20)
+        while not all(answer.is_over for answer in answers):
+            assert await state_of(cell.worker_address) == "serving"
+            assert not await cell.problem()
+        await cluster.all_done()
