@@ -17,6 +17,7 @@ from gateway.http.json_body import JsonBody
 from gateway.openai.logprobs import LogprobFormatter
 from gateway.openai.request_body import BodyParser, RequestBody
 from gateway.requests.ledger_session import LedgerLink
+from gateway.requests.operators import Operators
 from gateway.requests.service import Front
 from gateway.requests.validation import Limits
 from gateway.settings import GatewaySettings
@@ -36,6 +37,7 @@ class Api:
         self,
         front: Front,
         link: LedgerLink,
+        operators: Operators,
         config: GatewaySettings,
         metrics: Metrics,
         operations: Sequence["Operation"],
@@ -43,6 +45,7 @@ class Api:
         self.operations = operations
         self.front = front
         self.link = link
+        self.operators = operators
         # Bytes of files that are coming in, by tenant.
         self.uploading: Counter[str] = Counter()
         # Told when there is a new batch.

@@ -260,7 +260,7 @@ def test_every_volume_and_mounted_file_is_there() -> None:
 
 
 def test_the_store_is_told_what_the_ledger_demands() -> None:
-    lines = (ROOT / "deploy" / "valkey.conf").read_text().splitlines()
+    lines = (ROOT / "deploy" / "valkey" / "valkey.conf").read_text().splitlines()
     settings = dict(line.split(maxsplit=1) for line in lines if line and line[0] != "#")
     assert settings["appendonly"] == "yes"
     assert settings["appendfsync"] == "always"
@@ -292,9 +292,9 @@ def test_the_stores_password_is_the_operators() -> None:
 
 
 def test_the_stores_user_can_do_what_the_ledger_does() -> None:
-    told = (ROOT / "deploy" / "valkey-commands.acl").read_text()
-    assert told == acl.commands_rule() + "\n", "python -m ledger.acl > deploy/valkey-commands.acl"
-    start = (ROOT / "deploy" / "valkey-start.sh").read_text()
+    file = "deploy/valkey/valkey-commands.acl"
+    assert (ROOT / file).read_text() == acl.commands_rule() + "\n", f"python -m ledger.acl > {file}"
+    start = (ROOT / "deploy" / "valkey" / "valkey-start.sh").read_text()
     assert acl.keys_rule("%s") in start
 
 

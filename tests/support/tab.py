@@ -19,7 +19,8 @@ from tests.support.browser import CHROMIUM
 
 WAIT_S = 60.0
 POLL_S = 0.03
-KEYS = {"Enter": ("\r", 13), "Tab": ("\t", 9), "Escape": ("", 27)}
+KEYS = {"Enter": ("\r", 13), "Tab": ("\t", 9), "Escape": ("", 27), " ": (" ", 32)}
+KEYS |= {f"Arrow{name}": ("", 37 + at) for at, name in enumerate(("Left", "Up", "Right", "Down"))}
 # Of a document that nobody has left.
 NEW = "!window.isLeft"
 MESSAGE_BYTES_MAX = 64 << 20
@@ -89,6 +90,15 @@ class Tab:
         kind = "keyDown" if text else "rawKeyDown"
         await self._call("Input.dispatchKeyEvent", type=kind, text=text, **pressed)
         await self._call("Input.dispatchKeyEvent", type="keyUp", **pressed)
+
+    async def point(self, x: float, y: float, *, click: bool = False) -> None:
+        """The mouse goes there, in CSS pixels of what is to be seen."""
+        at = {"x": x, "y": y}
+        await self._call("Input.dispatchMouseEvent", type="mouseMoved", **at)
+        for kind in ("mousePressed", "mouseReleased") if click else ():
+            await self._call(
+                "Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at
+            )
 
     async def size(self, width: int, height: int, *, is_phone: bool = False) -> None:
         shape = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": is_phone}

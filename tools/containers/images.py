@@ -69,8 +69,8 @@ def base_there(engine: Engine, base: str) -> None:
         engine("pull", base, timeout_s=600)
     except (EngineError, subprocess.TimeoutExpired) as error:
         raise EngineError(
-            f"the base image {base} is neither here nor to be had: name another (--base, or"
-            f" make images BASE_IMAGE=…), Debian-like with python 3.11 or later. {error}"
+            f"the base image {base} is neither here nor to be had: name another, Debian-like with"
+            f' python 3.11 or later (make images ARGS="--base IMAGE"). {error}'
         ) from None
 
 
