@@ -14,7 +14,7 @@ from gateway.openai import chat, completions, explain, health, models, openapi, 
 from gateway.openai.batches import files
 from gateway.openai.batches import operations as batches
 from gateway.openai.operation import Api, Operation, routes_of
-from gateway.openai.operators import archive, watch
+from gateway.openai.operators import archive, rehearsals, watch
 from gateway.openai.pages import operations as pages
 from gateway.openai.responses import operations as responses
 from gateway.requests.ledger_session import LedgerLink
@@ -33,6 +33,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *explain.OPERATIONS,
     *watch.OPERATIONS,
     *archive.OPERATIONS,
+    *rehearsals.OPERATIONS,
     *models.OPERATIONS,
     *tokenize.OPERATIONS,
     *health.OPERATIONS,

@@ -84,7 +84,7 @@ def changes_to_proto(
         if sequences.get(sequence_id) != sequence
     )
     response.sequence_ids_gone.extend(one for one in sequences if one not in now.sequences)
-    response.steps.extend(_steps_to_proto(steps, num_skipped))
+    response.steps.extend(steps_to_proto(steps, num_skipped))
     passed = {one.sequence for note in steps for one in note.members.values()}
     for sequence in sorted(passed, key=attrgetter("sequence_id")):
         sequence_id = sequence.sequence_id
@@ -94,7 +94,8 @@ def changes_to_proto(
     return response
 
 
-def _steps_to_proto(notes: Sequence[StepNote], num_skipped: int) -> Iterator[WatchedSteps]:
+def steps_to_proto(notes: Sequence[StepNote], num_skipped: int) -> Iterator[WatchedSteps]:
+    """By worker."""
     by_worker: dict[str, list[WatchedStep]] = {}
     members: dict[str, Mapping[SlotIndex, Residency]] = {}
     for note in notes:

@@ -87,6 +87,8 @@ class Operation:
     others: Mapping[int, type] = field(default_factory=dict)
     # The form of one that takes a file; its handler reads it as it comes in.
     upload: Mapping[str, Any] | None = None
+    # Raises for who may not, before anything is said of their body.
+    guard: Callable[[Exchange], None] | None = None
 
 
 class PathApp:
@@ -102,6 +104,8 @@ class PathApp:
 
         async def work(exchange: Exchange, sent: JsonBody) -> None:
             body = None
+            if operation.guard is not None:
+                operation.guard(exchange)
             if operation.body is not None:
                 body, exchange.headers = api.parser.parse(operation.body, sent)
             await operation.handler(api, exchange, body)

@@ -14,10 +14,11 @@ import structlog
 from gateway.requests.archives import CHANNEL_OPTIONS, Archive, merged, said
 from gateway.requests.ledger_session import LedgerLink
 from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveGap
-from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
+from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest, RehearseRequest, RehearseResponse
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from kaiten.v1.watch_pb2 import WatchRequest
 from service_kit.clock import Clock
-from service_kit.errors import NotFound, Overloaded, Unavailable
+from service_kit.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from service_kit.grpc_health import AtMost
 from service_kit.peers import Peers
 
@@ -26,10 +27,23 @@ log = structlog.get_logger()
 SERVICE: Final = "kaiten.v1.SchedulerService"
 STREAMS_MAX: Final = 16
 RETRY_S: Final = 0.2
+REHEARSE_S: Final = 20.0
 # Without a leader, until whoever watches is told so.
 NOBODY_LEADS_S_MAX: Final = 10.0
 # Who does not lead (any more), or is not there: another does, or will soon.
 ELSEWHERE: Final = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
+
+
+def _refusal(address: str, request: RehearseRequest, error: grpc.aio.AioRpcError) -> Exception:
+    match error.code():
+        case grpc.StatusCode.NOT_FOUND:
+            return NotFound(f"worker {request.worker_id!r}")
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            field, _, rule = (error.details() or "").partition(": ")
+            return InvalidRequest(field, rule)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return Overloaded("the leader is busy with another rehearsal", 1.0)
+    return Unavailable(said(address, error))
 
 
 class Operators:
@@ -61,6 +75,19 @@ class Operators:
                 raise NotFound("an archive of this cell's schedulers (--archive-dir)")
             if gaps := [archive.problem for archive in archives if archive.problem]:
                 yield [ArchiveEntry(gap=ArchiveGap(reason=reason)) for reason in gaps]
+
+    async def rehearse(self, request: RehearseRequest) -> RehearseResponse:
+        """By whoever leads now. NotFound: it has no such worker; InvalidRequest says its reason."""
+        lease = await self._link.ledger.leader()
+        if lease is None or not lease.nonce:
+            raise Unavailable("no scheduler leads")
+        async with self._peers.channel(lease.address, CHANNEL_OPTIONS) as channel:
+            method = SchedulerServiceStub(channel).Rehearse
+            try:
+                response: RehearseResponse = await self._peers.ask(method, request, REHEARSE_S)
+            except grpc.aio.AioRpcError as error:
+                raise _refusal(lease.address, request, error) from None
+        return response
 
     async def _schedulers(self) -> list[str]:
         """The leader, or who led last, and those who stood by then."""

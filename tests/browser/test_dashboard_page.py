@@ -1,9 +1,11 @@
 """`/dashboard` in a real browser, beside a stack whose slots are all taken."""
 
+import json
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -11,6 +13,7 @@ import pytest
 
 from kaiten.cli.keygen import mint
 from kaiten.client import Client
+from tests.support.answers import until
 from tests.support.browser import CHROMIUM
 from tests.support.tab import Tab, tab
 from tests.support.whole_stack import WholeStack, wait_until
@@ -93,18 +96,64 @@ async def until_full(page: Tab) -> None:
     await page.until("document.querySelectorAll('#queue [data-sequence]').length > 5")
 
 
-async def test_every_token_is_a_cell(page: Tab, stack: WholeStack) -> None:
-    """All iterations of a request are told, and none twice."""
-    asked = {"prompt": "The chef", "max_tokens": 150, "ignore_eos": True}
+async def answered(page: Tab, stack: WholeStack, max_tokens: int) -> int:
+    """Somebody asked, and the page has seen all of it; the sequence's id."""
+    asked = {"prompt": "The chef", "max_tokens": max_tokens, "ignore_eos": True}
     async with httpx.AsyncClient(base_url=stack.door.http, timeout=60) as http:
         reply = await http.post("/v1/completions", json=asked)
     id = reply.json()["id"].removeprefix("cmpl-")
     named = f"live.owners.all.find((one) => one?.id === 'default:{id}')"
     await page.until(f"!!{named}?.ended")
-    sequence = await page.look(f"{named}.sequenceId")
+    return int(await page.look(f"{named}.sequenceId"))
+
+
+async def test_every_token_is_a_cell(page: Tab, stack: WholeStack) -> None:
+    """All iterations of a request are told, and none twice."""
+    sequence = await answered(page, stack, 150)
     assert await page.look(TOKENS_OF.replace("SEQUENCE", str(sequence))) == 150
     assert await page.look("live.lost") == 0
-    assert await page.look(f"{named}.first - {named}.arrived") > 0
+    seen = f"live.owners.all[live.owners.of({sequence})]"
+    assert await page.look(f"{seen}.first - {seen}.arrived") > 0
+
+
+async def test_what_was_seen_goes_into_files(page: Tab, stack: WholeStack, tmp_path: Path) -> None:
+    """Saved and loaded it is the same, and a Chrome trace has every iteration once."""
+    await page.downloads(tmp_path)
+    sequence = await answered(page, stack, 60)
+
+    async def given(button: str, name: str) -> Path:
+        await page.look(f"document.getElementById('{button}').click()")
+
+        async def is_there() -> bool:
+            return (tmp_path / name).is_file()
+
+        await until(is_there, name)
+        return tmp_path / name
+
+    saved = await given("save", "kaiten-dashboard.json")
+    await page.choose("load", saved)
+    await page.until(f"{STATE} === 'a file'")
+    count = TOKENS_OF.replace("SEQUENCE", str(sequence)).replace("live", "view.story")
+    assert await page.look(count) == 60
+    assert await page.look("document.getElementById('problem').textContent") == ""
+    traces = [json.loads((await given("trace", "kaiten-trace.json")).read_text())]
+    await page.look("document.getElementById('pause').click()")
+    assert await page.look(STATE) == "live"
+    (tmp_path / "kaiten-trace.json").unlink()
+    traces.append(json.loads((await given("trace", "kaiten-trace.json")).read_text()))
+    for trace in traces:
+        drawn = [each for each in trace["traceEvents"] if each["ph"] == "X"]
+        ours = [each for each in drawn if each["args"]["sequence_id"] == sequence]
+        assert [each["cat"] for each in ours][:2] == ["prefill", "decode"]
+        assert sum(each["args"]["iterations"] for each in ours) == 60
+        assert ours[-1]["args"]["finished"]
+        for slot in {each["tid"] for each in drawn}:
+            of_slot = [each for each in drawn if each["tid"] == slot]
+            for one, other in pairwise(sorted(of_slot, key=lambda each: each["ts"])):
+                assert one["ts"] + one["dur"] <= other["ts"]
+    saved.write_text('{"format": "another"}')
+    await page.choose("load", saved)
+    await page.until("/its format must be/.test(document.getElementById('problem').textContent)")
 
 
 async def test_a_full_batch_is_seen_and_why_others_wait(page: Tab, stack: WholeStack) -> None:
@@ -215,6 +264,38 @@ async def test_what_was_before_the_page_comes_from_the_archive(
             await page.look("document.getElementById('pause').click()")
             assert await page.look(STATE) == "live"
             assert not page.troubles, page.troubles
+
+
+async def test_continuous_beside_static(
+    page: Tab, stack: WholeStack, axe: str, tmp_path: Path
+) -> None:
+    """The burst is served, and the same lengths are played under `static`."""
+    await page.until("live.core.workers.size === 1")
+    await page.look("document.getElementById('burst').click()")
+    await page.until("!document.getElementById('compare-pair').hidden")
+    note = await page.look("document.getElementById('compare-note').textContent")
+    assert re.fullmatch(
+        r"64 requests with outputs of 2 to \d+ tokens\. Both played, static takes [\d.]+ times"
+        r" the iterations and [\d.]+ times the time of fair\.",
+        note,
+    ), note
+    tokens, counts = await page.look(
+        "[comparison.pair.map((of) => of.columns.slice(0, of.count)"
+        ".reduce((sum, column) => sum + column.tokens, 0)), comparison.pair.map((of) => of.count)]"
+    )
+    assert (
+        tokens[0]
+        == tokens[1]
+        == await page.look("raggedLengths(64).reduce((sum, length) => sum + length)")
+    )
+    assert counts[1] > counts[0]
+    folder = Path(os.environ.get("KAITEN_PICTURES", tmp_path))
+    (folder / "dashboard-compare.png").write_bytes(await page.picture())
+    await page.look(f"{axe}; 0")
+    await no_violation(page)
+    await page.look("document.getElementById('compare-close').click()")
+    assert await page.look("document.getElementById('compare').hidden")
+    assert await page.look("document.activeElement.id") == "burst"
 
 
 async def test_where_keys_are_on_it_is_for_operators(stack: WholeStack, tmp_path: Path) -> None:

@@ -49,6 +49,32 @@ async def test_a_request_is_seen_while_it_runs(http: httpx.AsyncClient) -> None:
                 break
 
 
+async def test_a_burst_is_played_with_step_times_of_the_worker(
+    http: httpx.AsyncClient, whole_stack: WholeStack
+) -> None:
+    """What there was is in the fit; under `static` the same lengths take more iterations."""
+    await http.post("/v1/completions", json=GOLDEN)
+    (worker,) = whole_stack.state().workers
+    lengths = [8 + 61 * i % 120 for i in range(48)]
+    requests = [{"prompt_tokens": 5, "output_tokens": length} for length in lengths]
+    steps = {}
+    for policy in ("", "static"):
+        body = {"worker_id": worker.worker_id, "policy": policy, "requests": requests}
+        reply = await http.post("/v1/rehearsals", json=body)
+        assert reply.status_code == 200, reply.text
+        told = reply.json()
+        assert told["configured"]["policy"] == (policy or "fair")
+        steps[policy] = told["steps"]["steps"]
+        assert sum(each["tokens"] for each in steps[policy]) == sum(lengths)
+        assert max(each["step_us"] for each in steps[policy]) > 1
+    assert len(steps["static"]) > 1.2 * len(steps[""])
+    wrong = {"worker_id": "nobody", "requests": requests}
+    assert (await http.post("/v1/rehearsals", json=wrong)).status_code == 404
+    wrong = {"worker_id": worker.worker_id, "policy": "fastest", "requests": requests}
+    reply = await http.post("/v1/rehearsals", json=wrong)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "policy")
+
+
 async def test_a_closed_tab_leaves_nothing(http: httpx.AsyncClient) -> None:
     """As many as may watch, and then as many again: of the first, every place is free."""
     for _ in range(2):

@@ -55,6 +55,7 @@ ROUTES: Final = {
     "POST /v1/completions": TENANT,
     "GET /v1/requests/{id}/explain": TENANT,
     "GET /v1/watch": OPERATOR,
+    "POST /v1/rehearsals": OPERATOR,
     "GET /v1/archive": OPERATOR,
     "GET /v1/models": TENANT,
     "GET /v1/models/{name:path}": TENANT,

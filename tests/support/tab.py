@@ -45,6 +45,7 @@ class Tab:
         self._session = {"sessionId": attached["sessionId"]}
         for domain in ("Page", "Runtime", "Log"):
             await self._call(f"{domain}.enable")
+        await self._call("Performance.enable", timeDomain="threadTicks")
         await self.go(url)
 
     async def go(self, url: str) -> None:
@@ -111,6 +112,23 @@ class Tab:
     async def offline(self, *, is_off: bool) -> None:
         limits = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
         await self._call("Network.emulateNetworkConditions", offline=is_off, **limits)
+
+    async def downloads(self, folder: Path) -> None:
+        """Files that the page gives away go there."""
+        await self._call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+
+    async def choose(self, id: str, path: Path) -> None:
+        """A file, for the field with this id."""
+        found = await self._call(
+            "Runtime.evaluate", expression=f"document.getElementById({json.dumps(id)})"
+        )
+        field = found["result"]["objectId"]
+        await self._call("DOM.setFileInputFiles", files=[str(path)], objectId=field)
+
+    async def figures(self) -> dict[str, float]:
+        """What Chromium counts, times in seconds of the page's main thread that it ran."""
+        found = await self._call("Performance.getMetrics")
+        return {each["name"]: each["value"] for each in found["metrics"]}
 
     async def picture(self) -> bytes:
         """A PNG of what is to be seen."""

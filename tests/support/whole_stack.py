@@ -82,6 +82,7 @@ class WholeStack:
         gateway_flags: Flags | None = None,
         worker_flags: Flags | None = None,
         scheduler_flags: Flags | None = None,
+        worker_module: str = WORKER,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -100,7 +101,7 @@ class WholeStack:
         }
         self.scheduler = self._process("scheduler", SCHEDULER, flags)
         flags = {"scheduler": scheduler.address, "grpc_port": worker.number, **WORKER_FLAGS}
-        self.worker = self._process("worker", WORKER, {**flags, **(worker_flags or {})})
+        self.worker = self._process("worker", worker_module, {**flags, **(worker_flags or {})})
         self.doors: list[Door] = []
         self.door = self.add_gateway(**(gateway_flags or {}))
         self.golden: dict[str, Any] = {}

@@ -213,14 +213,7 @@ def core_of(said: WatchResponse) -> LiveCore:
         queue=LiveQueue(sequence_ids=list(said.queue.sequence_ids), length=said.queue.length)
         if said.HasField("queue")
         else UNSET,
-        steps=[
-            LiveSteps(
-                worker_id=each.worker_id,
-                skipped=each.num_skipped,
-                steps=[_step(step) for step in each.steps],
-            )
-            for each in said.steps
-        ],
+        steps=[steps_of(each) for each in said.steps],
         passed=[_sequence(each) for each in said.passed],
     )
 
@@ -253,6 +246,15 @@ def _worker(said: watch_pb2.WatchedWorker) -> LiveWorker:
         cached_blocks=b64encode(said.cached_blocks).decode(),
         step_tokens_max=said.step_tokens_max,
         mixed_tokens_max=said.mixed_tokens_max,
+    )
+
+
+def steps_of(said: watch_pb2.WatchedSteps) -> LiveSteps:
+    """Times in milliseconds."""
+    return LiveSteps(
+        worker_id=said.worker_id,
+        skipped=said.num_skipped,
+        steps=[_step(step) for step in said.steps],
     )
 
 

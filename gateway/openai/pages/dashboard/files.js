@@ -54,7 +54,11 @@ function chromeTrace(story) {
   const events = [];
   [...story.tracks.values()].forEach((track, pid) => {
     events.push({name: "process_name", ph: "M", pid, args: {name: `worker ${track.workerId}`}});
-    const began = (index) => { const column = track.column(index); return Math.round(column.at * 1000 - Math.max(1, column.stepUs)); };
+    // An answer may have been long on its way: no step begins before the one before it ended.
+    const began = (index) => {
+      const column = track.column(index), before = track.column(index - 1);
+      return Math.max(Math.round(column.at * 1000 - Math.max(1, column.stepUs)), before ? Math.round(before.at * 1000) : 0);
+    };
     for (let slot = 0; slot < track.slots; slot++) {
       events.push({name: "thread_name", ph: "M", pid, tid: slot, args: {name: `slot ${slot}`}});
       if (track.count) track.runs(slot, track.oldest, track.count, (from, to, number, what) => {

@@ -3,7 +3,7 @@
 const live = new Story("live"), ARCHIVE_STEP_MS = 10000;
 const view = {story: live, isPaused: false, workerId: null, head: 0, shown: 0, chosen: 0, frames: 0, began: performance.now()};
 const ribbon = new Ribbon($("ribbon")), blockMap = new BlockMap($("blocks")), heats = [new HeatMap($("ttft"), "ttft"), new HeatMap($("gap"), "gap")];
-let isDirty = true, panelsAt = 0, state = ["away", "connecting"];
+let isDirty = true, panelsAt = 0, tablesAt = 0, state = ["away", "connecting"];
 
 const track = () => view.story.tracks.get(view.workerId);
 const frameNow = () => {
@@ -100,9 +100,9 @@ function draw(now) {
   ribbon.draw(of, view.shown);
   if (now - panelsAt < 100) { isDirty = true; return; }
   panelsAt = now;
-  panels(of);
+  panels(of, now);
 }
-function panels(of) {
+function panels(of, now) {
   const story = view.story, frame = frameNow(), isArchive = story.name === "archive", column = of?.column(Math.ceil(view.head) - 1), at = column?.at ?? frame?.at ?? 0;
   const range = $("scrub");
   range.min = of?.oldest ?? 0;
@@ -125,11 +125,14 @@ function panels(of) {
     const [half, most] = [.5, .95].map((share) => story.heat.quantile(kind, share, 30));
     $(`${kind}-note`).textContent = half === null ? "" : `half below ${milliseconds(half)}, 95 % below ${milliseconds(most)}`;
   }
+  drawer.update();
+  // Words are read, not watched, and a hundred rows are dear.
+  if (now - tablesAt < 400) { isDirty = true; return; }
+  tablesAt = now;
   showLeader(story, frame);
   showWorkers(story, frame, view.workerId, (id) => { chooseWorker(id); });
   showQueue(story, frame, isArchive, column?.waiting);
   showRunning(story, frame, view.workerId, isArchive);
-  drawer.update();
 }
 
 $("pause").addEventListener("click", () => pause(!view.isPaused));
@@ -138,6 +141,9 @@ $("scrub").addEventListener("input", (event) => scrub(Number(event.target.value)
 $("zoom").addEventListener("change", (event) => { ribbon.columnWidth = Number(event.target.value); changed(); });
 $("save").addEventListener("click", () => download("kaiten-dashboard.json", saved(view.story, frameNow())));
 $("trace").addEventListener("click", () => download("kaiten-trace.json", chromeTrace(view.story)));
+const comparison = new Comparison();
+$("burst").addEventListener("click", () => comparison.run());
+$("compare-close").addEventListener("click", () => comparison.close());
 $("load").addEventListener("change", async (event) => {
   const [file] = event.target.files;
   event.target.value = "";
@@ -237,8 +243,8 @@ async function keyGiven(error) {
   await woken;
 }
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readPaint(); for (const body of ["queue", "running"]) $(body).dataset.digest = ""; changed(); });
-addEventListener("resize", changed);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readPaint(); for (const body of ["queue", "running"]) $(body).dataset.digest = ""; comparison.draw(); changed(); });
+addEventListener("resize", () => { comparison.draw(); changed(); });
 readPaint();
 requestAnimationFrame(draw);
 follow((told) => { live.take(told); if (view.story === live) followLive(); }, (name, why) => {

@@ -7,7 +7,7 @@ function readPaint() {
   paint = {isDark, text: of(isDark ? "--text-dark" : "--text-light"), dim: of(isDark ? "--dim-dark" : "--dim-light"),
     line: of(isDark ? "--line-dark" : "--line-light"), page: of(isDark ? "--page-dark" : "--page-light"),
     soft: of(isDark ? "--soft-dark" : "--soft-light"), accent: of(isDark ? "--accent-dark" : "--accent-light"),
-    bad: of(isDark ? "--bad-dark" : "--bad-light"), warm: isDark ? "#e0a458" : "#b06a10", hues: new Map(), rgb: new Map()};
+    bad: of(isDark ? "--bad-dark" : "--bad-light"), warm: isDark ? "#e0a458" : "#b06a10", hues: new Map(), rgb: new Map(), heat: []};
 }
 // A request's colour: full while it decodes, pale while its prompt is computed.
 function hue(owner, isPale) {
@@ -90,9 +90,9 @@ const STRIPS_HEIGHT = STRIPS.reduce((sum, [, height]) => sum + height + STRIP_GA
 
 // Iterations from left to right, the newest at the right; a row per slot, and below what each step took.
 class Ribbon {
-  constructor(canvas) { Object.assign(this, {canvas, columnWidth: 8, cursor: null, shown: 0}); }
+  constructor(canvas, hasStrips = true) { Object.assign(this, {canvas, hasStrips, columnWidth: 8, cursor: null, shown: 0}); }
   get columns() { return Math.max(1, Math.floor((this.canvas.clientWidth - GUTTER) / this.columnWidth)); }
-  rowHeight(track) { return Math.max(1, (this.canvas.clientHeight - STRIPS_HEIGHT) / track.slots); }
+  rowHeight(track) { return Math.max(1, (this.canvas.clientHeight - (this.hasStrips ? STRIPS_HEIGHT : 0)) / track.slots); }
   // The column and the slot at a point.
   at(track, x, y) {
     const index = Math.floor(this.shown - (this.canvas.clientWidth - x) / this.columnWidth);
@@ -130,7 +130,7 @@ class Ribbon {
       });
       if (gap) { context.fillStyle = paint.page; context.fillRect(GUTTER, y + rowHeight - gap, width - GUTTER, gap); }
     }
-    this.strips(context, track, first, last, left, rowHeight * track.slots, width);
+    if (this.hasStrips) this.strips(context, track, first, last, left, rowHeight * track.slots, width);
     this.crosshair(context, track, left, rowHeight, height);
     context.restore();
     this.gutter(context, track, rowHeight);
@@ -244,7 +244,11 @@ class BlockMap {
   }
 }
 
-const HEAT_GUTTER = 54;
+const HEAT_GUTTER = 54, HEAT_COLOURS = 40;
+function heatColour(number) {
+  const share = number / HEAT_COLOURS;
+  return paint.heat[number] ||= oklch(paint.isDark ? .35 + .5 * share : .93 - .52 * share, .05 + .13 * share, 250 - 210 * share);
+}
 // Latencies: a second a column, sizes upwards.
 class HeatMap {
   constructor(canvas, kind) { this.canvas = canvas; this.kind = kind; }
@@ -268,8 +272,7 @@ class HeatMap {
       if (bin <= last - across || bin > last) continue;
       counts.forEach((count, row) => {
         if (!count) return;
-        const share = Math.log1p(count) / Math.log1p(most);
-        context.fillStyle = oklch(paint.isDark ? .35 + .5 * share : .93 - .52 * share, .05 + .13 * share, 250 - 210 * share);
+        context.fillStyle = heatColour(Math.round(HEAT_COLOURS * Math.log1p(count) / Math.log1p(most)));
         context.fillRect(HEAT_GUTTER + (bin - last + across - 1) * wide, (high - row) * tall, Math.max(1, wide - .5), Math.max(1, tall - .5));
       });
     }
