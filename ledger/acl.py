@@ -1,6 +1,6 @@
 """What the services may do in the store, as its user: the ledger's commands, on a cell's keys.
 
-`python -m ledger.acl` writes deploy/valkey-commands.acl.
+`python -m ledger.acl` writes deploy/valkey/valkey-commands.acl.
 """
 
 import sys

@@ -68,7 +68,7 @@ class Ledger(Submissions, Leadership, Commits):
         if refused := await store.refused_commands(needed(kind, limits.replicas_min)):
             raise ConfigError(
                 f"ledger: the store's user must be allowed {', '.join(map(str.upper, refused))} on"
-                f" {self.keys.prefix}*. Fix: its rules as in deploy/valkey-commands.acl"
+                f" {self.keys.prefix}*. Fix: its rules as in deploy/valkey/valkey-commands.acl"
             )
         await store.rebind()
         return StoreInfo(

@@ -19,11 +19,12 @@ BITS: Final = 32
 # Compiling takes a tenth of a second at most, and the mask of one token mostly 30 ms: sizes are
 # counted and not the time, so that what is let in anywhere is computed everywhere. All but what is
 # slow at every token, as what is ambiguous without end (`start: start start | "a"`): MASK_S_MEAN.
-def _limits(*, step_items: int) -> LLParserLimits:
+def _limits(*, row_items: int, step_items: int) -> LLParserLimits:
     return LLParserLimits(
         max_grammar_size=10_000,
-        # As many as the grammar: an object of 1,000 optional properties goes on after its bracket.
-        max_items_in_row=10_000,
+        # An item of a row is compared with the others, and with those where it began: what is read
+        # grows with the square.
+        max_items_in_row=row_items,
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
         step_max_items=step_items,
@@ -32,9 +33,11 @@ def _limits(*, step_items: int) -> LLParserLimits:
     )
 
 
-LIMITS: Final = _limits(step_items=8_000)
-# An item is soon read where nothing is ambiguous, and wide objects have many.
-SCHEMA_LIMITS: Final = _limits(step_items=50_000)
+# Texts beside each other are many items only as rules of their own: a terminal may have thousands.
+LIMITS: Final = _limits(row_items=1_000, step_items=8_000)
+# An object of 1,000 optional properties goes on after its bracket in four ways each, and all are
+# soon read. Hundreds of open objects beside each other are not: MASK_CREDIT_S ends those.
+SCHEMA_LIMITS: Final = _limits(row_items=5_000, step_items=50_000)
 
 # What llguidance puts where it would show the state of the parser, and the client's texts in it.
 _NO_DETAILS: Final = "<non-verbose/>"

@@ -1,7 +1,7 @@
 """grpc.health.v1 with a synchronous `set`: readiness may change where one cannot await."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Any, Final
 
@@ -14,6 +14,9 @@ Response = health_pb2.HealthCheckResponse
 
 
 WATCHES_MAX: Final = 256
+# What to ask before a process is killed: it answers, and what it does gets on. It waits for the
+# store, for others or for the end of a drain all the same.
+LIVE: Final = "live"
 
 
 class AtMost:
@@ -41,10 +44,19 @@ class AtMost:
 
 
 class HealthStatus(health_pb2_grpc.HealthServicer):
-    """The state of each service name; "" is the whole process. Watchers see every change."""
+    """The state of each service name; "" is the whole process. Watchers see every change.
 
-    def __init__(self, names: Iterable[str], watches_max: int = WATCHES_MAX) -> None:
+    `live` is asked anew each time, and watchers see it as it was.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        watches_max: int = WATCHES_MAX,
+        is_alive: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._serving = dict.fromkeys(names, False)
+        self._is_alive = is_alive
         self._watches = AtMost(watches_max, "health watches")
         self._changed = asyncio.Event()
 
@@ -69,7 +81,7 @@ class HealthStatus(health_pb2_grpc.HealthServicer):
             self.set(name, serving)
 
     async def Check(self, request: Any, _context: Any) -> Any:
-        if request.service not in self._serving:
+        if request.service != LIVE and request.service not in self._serving:
             raise NotFound(f"service {request.service!r}")
         return self._answer(request.service)
 
@@ -85,7 +97,7 @@ class HealthStatus(health_pb2_grpc.HealthServicer):
                 await changed.wait()
 
     def _answer(self, name: str) -> Any:
-        serving = self._serving.get(name)
+        serving = self._is_alive() if name == LIVE else self._serving.get(name)
         if serving is None:
             return Response(status=Response.SERVICE_UNKNOWN)
         return Response(status=Response.SERVING if serving else Response.NOT_SERVING)

@@ -1,7 +1,7 @@
 """A gRPC server with every limit set, and binding that explains itself."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -109,10 +109,15 @@ def bind(
 
 
 def add_health(
-    server: "grpc.aio.Server", service_names: Sequence[str] = (), watches_max: int = WATCHES_MAX
+    server: "grpc.aio.Server",
+    service_names: Sequence[str] = (),
+    watches_max: int = WATCHES_MAX,
+    is_alive: Callable[[], bool] = lambda: True,
 ) -> HealthStatus:
-    """Serve grpc.health.v1. Every name, and "" for the process, starts as not serving."""
-    status = HealthStatus(("", *service_names), watches_max)
+    """Serve grpc.health.v1. Every name, and "" for the process, starts as not serving; `live` is
+    what `is_alive` says.
+    """
+    status = HealthStatus(("", *service_names), watches_max, is_alive)
     status.add_to(server)
     return status
 

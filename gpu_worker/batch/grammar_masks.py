@@ -30,10 +30,14 @@ from service_kit.grammars import (
 # Compiled, of the rows to come: choices of one request, and requests with one schema.
 _KEPT: Final = 128
 _WORD_BYTES: Final = 4
+# Of rows that left, and may come back.
+_CREDITS_KEPT: Final = 1024
 # Steps whose masks are timed row by row, from the last slow one on.
 _TIMED_STEPS: Final = 16
 # A bit for each token.
 _Mask = npt.NDArray[np.uint32]
+# Grammar, seed and choice.
+_Key = tuple[str, int, int]
 
 
 @dataclass(eq=False, slots=True)
@@ -45,7 +49,9 @@ class _Row:
     # Of the next token, once `pending` is done.
     mask: _Mask
     # What its masks may still take beyond the mean.
-    credit_s: float = MASK_CREDIT_S
+    credit_s: float
+    # What the row that comes back after a preemption has in common with it.
+    key: _Key
     # Set by the job that begins the row, before it has a token to see.
     matcher: LLMatcher = field(init=False)
     # The job after which the mask is that of the next token.
@@ -67,19 +73,28 @@ class GrammarMasks:
         self._steps = ThreadPoolExecutor(1, "masks")
         self._together = LLExecutor()
         self._timed_steps = 0
+        self._credits: OrderedDict[_Key, float] = OrderedDict()
 
     def join(self, slot: int, sampling: RowSampling, output: Sequence[int]) -> None:
         """`output`: the tokens sampled so far."""
         allowed = sampling.allowed_token_ids
+        key = sampling.grammar, sampling.seed, sampling.choice
+        left_s = self._credits.pop(key, MASK_CREDIT_S)
         row = self._rows[slot] = _Row(
             stops=np.array(sampling.stop_token_ids, np.int64),
             allowed=mask_of(allowed, self._words) if allowed else None,
             mask=np.zeros(self._words, np.uint32),
+            credit_s=left_s if output else MASK_CREDIT_S,
+            key=key,
         )
         row.pending = self._starts.submit(self._start, row, self._compile(sampling.grammar), output)
 
     def leave(self, slot: int) -> None:
-        self._rows.pop(slot, None)
+        row = self._rows.pop(slot, None)
+        if row is not None and row.credit_s < MASK_CREDIT_S:
+            self._credits[row.key] = row.credit_s
+            if len(self._credits) > _CREDITS_KEPT:
+                self._credits.popitem(last=False)
 
     def see(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
         """These rows sampled these tokens, and go on."""

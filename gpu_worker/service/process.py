@@ -80,7 +80,7 @@ class WorkerProcess:
             self._engine, description, meters, self._spans, gather_s=settings.gather_ms / 1000
         )
         worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server)
-        self._health = add_health(server, (SERVICE_NAME,))
+        self._health = add_health(server, (SERVICE_NAME,), is_alive=self._steps_end)
         add_reflection(server, (SERVICE_NAME,))
         await server.start()
         self._health.set_all(True)
@@ -112,6 +112,10 @@ class WorkerProcess:
             registering.cancel()
             looking.cancel()
             await asyncio.gather(registering, looking, return_exceptions=True)
+
+    def _steps_end(self) -> bool:
+        assert self._engine is not None
+        return self._engine.at_it_ns / 1e9 <= self._settings.hung_s
 
     async def _watch_steps(self) -> None:
         """A worker whose compute thread hangs answers everybody, and is of no use to anybody."""

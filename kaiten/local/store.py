@@ -13,7 +13,7 @@ from typing import Final
 from kaiten.start_error import StartError
 
 VERSION_MIN: Final = (7, 2)
-# As in deploy/valkey.conf: half a million results of 256 tokens.
+# As in deploy/valkey/valkey.conf: half a million results of 256 tokens.
 MEMORY_MAX: Final = "1gb"
 NAMES: Final = ("valkey-server", "redis-server")
 

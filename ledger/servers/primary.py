@@ -174,7 +174,7 @@ class ClusterServers:
             if isinstance(cause, redis_errors.NoPermissionError):
                 return ConfigError(
                     f"ledger: the store's user must be allowed CLUSTER SLOTS; it said: {cause}."
-                    " Fix: its rules as deploy/valkey-commands.acl"
+                    " Fix: its rules as deploy/valkey/valkey-commands.acl"
                 )
         if "not enabled" in f"{error} {error.__cause__}":
             return ConfigError(

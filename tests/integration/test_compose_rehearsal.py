@@ -213,7 +213,7 @@ def test_parts_take_nobody_who_has_not_their_credential(project: Rehearsal) -> N
 
 
 def test_a_full_store_refuses_what_is_new_and_ends_what_runs(project: Rehearsal) -> None:
-    """As deploy/valkey.conf says."""
+    """As deploy/valkey/valkey.conf says."""
     (store,) = project.containers("valkey")
     host, _, port = store.address(6379).rpartition(":")
     prompt = "Once upon a time"

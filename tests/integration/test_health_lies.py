@@ -16,6 +16,7 @@ import redis
 
 from kaiten.local.health import state_of
 from kaiten.mini import CHECKPOINT
+from service_kit.grpc_health import LIVE
 from tests.support.answers import until
 from tests.support.cluster import Cluster
 from tests.support.processes import GATEWAY, ServiceProcess
@@ -143,8 +144,10 @@ async def test_a_step_that_does_not_end_is_told_from_many_that_wait(tmp_path: Pa
         with cluster.held():
             await cluster.submit_many(SLOTS, max_tokens=8)
             await cell.worker_is("not serving")
+            assert await state_of(cell.worker_address, LIVE) == "not serving"
             await cell.says("no worker is ready", "nothing was committed")
         await cell.worker_is("serving")
+        assert await state_of(cell.worker_address, LIVE) == "serving"
         await cell.says()
         await cluster.all_done()
         # Sixteen times as many as there are slots: whoever comes waits, and all is well.

@@ -1,9 +1,11 @@
 """What a grammar is kept by is what a client sees: llguidance's tokens beside the gateway's."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from gateway.text.detokenizer import Detokenizer, Pieces
@@ -46,3 +48,49 @@ def test_tokenizers_whose_tokens_have_no_text_of_their_own_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match="can't determine decoder type"):
         read(kind(), tmp_path)
+
+
+def reading(tokens: GrammarTokenizer, grammar: str, text: bytes) -> str:
+    """Letter by letter: why it ends, and where; empty: it goes on."""
+    matcher = tokens.compiled(grammar)
+    for place, byte in enumerate(text):
+        matcher.compute_logit_bias()
+        if not matcher.consume_token(tokens.tokens.tokenize_bytes(bytes([byte]))[0]):
+            return f"{place}: {matcher.get_error()}"
+    return ""
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> GrammarTokenizer:
+    return read(built.byte_level_bpe(), tmp_path_factory.mktemp("letters"))
+
+
+@pytest.mark.parametrize(("times", "deep"), [(9, 3), (9, 4), (30, 2), (60, 2), (99, 4)])
+def test_what_is_counted_in_counts_ends_before_a_row_is_long(
+    letters: GrammarTokenizer, times: int, deep: int
+) -> None:
+    """The time of a row grows with its square: 540 ms for one letter, with rows of 10,000."""
+    rules = [f"r{level}: r{level + 1}{{1,{times}}}" for level in range(deep)]
+    grammar = "\n".join(["start: r0", *rules, f"r{deep}: /q/"])
+    said = reading(letters, grammar, b"q" * 300)
+    assert "items" in said
+    assert int(said.partition(":")[0]) < 60
+
+
+def test_many_texts_are_one_terminal_or_fewer_than_a_row_has(letters: GrammarTokenizer) -> None:
+    texts = " | ".join(f'"cmd{index} "' for index in range(3000))
+    assert not reading(letters, f"start: T+\nT: {texts}", b"cmd7 cmd2999 cmd12 ")
+    assert "items" in reading(letters, f"start: {texts}", b"cmd7 ")
+    assert not reading(
+        letters, f"start: t+\nt: {' | '.join(texts.split(' | ')[:900])}", b"cmd7 " * 9
+    )
+
+
+def test_wide_objects_and_long_expressions_are_read_to_their_end(letters: GrammarTokenizer) -> None:
+    names = {f"k{index}": {"type": "string"} for index in range(1000)}
+    for is_open in (True, False):
+        schema = {"type": "object", "properties": names, "additionalProperties": is_open}
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+        assert not reading(letters, grammar, b'{"k1": "a", "k7": "b", "k998": "c"')
+    sums = 'start: e\ne: t (("+" | "-") t)*\nt: f (("*" | "/") f)*\nf: /[0-9]+/ | "(" e ")"'
+    assert not reading(letters, sums, b"(1+2*(3-4)/5)*7-" * 60)

@@ -273,6 +273,23 @@ async def test_health_tells_each_change() -> None:
     await server.stop(0)
 
 
+async def test_who_drains_is_alive_and_who_gets_nowhere_is_not() -> None:
+    gets_on = True
+    server = grpc_server.create_server()
+    health = grpc_server.add_health(server, is_alive=lambda: gets_on)
+    port = grpc_server.bind(server, "127.0.0.1", 0)
+    await server.start()
+    states = health_pb2.HealthCheckResponse
+    health.set_all(False)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        live = health_pb2.HealthCheckRequest(service="live")
+        assert (await stub.Check(live)).status == states.SERVING
+        gets_on = False
+        assert (await stub.Check(live)).status == states.NOT_SERVING
+    await server.stop(0)
+
+
 async def test_reflection_lists_the_services() -> None:
     server = grpc_server.create_server()
     grpc_server.add_health(server)

@@ -54,7 +54,7 @@ def test_what_has_too_many_ways_to_be_read_ends(
         matcher.consume_token(token)
         matcher.compute_bitmask()
         read += 1
-    assert "limit 8000" in matcher.get_error()
+    assert "max is 1000" in matcher.get_error()
 
 
 def test_a_grammar_that_no_output_ends_is_refused(tokenizer_file: Path) -> None:

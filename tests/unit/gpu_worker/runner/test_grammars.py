@@ -291,6 +291,32 @@ def test_a_row_whose_masks_are_slow_in_the_mean_ends_and_no_other(
     assert not grammars.problem(2)
 
 
+def test_a_row_that_comes_back_has_what_it_had_left(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars = GrammarMasks(GrammarTokenizer(stack.path, VOCAB), VOCAB)
+    wish, a = stack.wish(seed=3, grammar=of_regex("a{90}")), token_id(byte_level_bpe(), "a")
+    monkeypatch.setattr(grammar_masks, "time", Clock(0.2))
+    grammars.join(0, wish, ())
+    grammars.masks([0])
+    for _ in range(3):
+        grammars.see([0], [a])
+        assert grammars.masks([0]).any()
+    # Preempted, and given another slot: one of its seconds more is too much.
+    grammars.leave(0)
+    grammars.join(1, wish, [a] * 3)
+    assert grammars.masks([1]).any()
+    grammars.see([1], [a])
+    assert not grammars.masks([1]).any()
+    assert grammars.problem(1) == "its tokens take 20 ms each and longer to check"
+    # Another request with the same words begins with all of it.
+    grammars.leave(1)
+    grammars.join(0, wish, ())
+    grammars.masks([0])
+    grammars.see([0], [a])
+    assert grammars.masks([0]).any()
+
+
 def test_when_nobody_is_slow_any_more_the_masks_are_computed_together(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
