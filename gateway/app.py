@@ -14,9 +14,11 @@ from gateway.openai import chat, completions, explain, health, models, openapi, 
 from gateway.openai.batches import files
 from gateway.openai.batches import operations as batches
 from gateway.openai.operation import Api, Operation, routes_of
+from gateway.openai.operators import archive, rehearsals, watch
 from gateway.openai.pages import operations as pages
 from gateway.openai.responses import operations as responses
 from gateway.requests.ledger_session import LedgerLink
+from gateway.requests.operators import Operators
 from gateway.requests.service import Front
 from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring
@@ -29,6 +31,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *files.OPERATIONS,
     *batches.OPERATIONS,
     *explain.OPERATIONS,
+    *watch.OPERATIONS,
+    *archive.OPERATIONS,
+    *rehearsals.OPERATIONS,
     *models.OPERATIONS,
     *tokenize.OPERATIONS,
     *health.OPERATIONS,
@@ -39,9 +44,15 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
 HTTP_CODES: Final = {404: "unknown_url", 405: "method_not_allowed"}
 
 
-def create_api(front: Front, link: LedgerLink, config: GatewaySettings, metrics: Metrics) -> Api:
+def create_api(
+    front: Front,
+    link: LedgerLink,
+    operators: Operators,
+    config: GatewaySettings,
+    metrics: Metrics,
+) -> Api:
     """What the handlers of every route work with."""
-    return Api(front, link, config, metrics, OPERATIONS)
+    return Api(front, link, operators, config, metrics, OPERATIONS)
 
 
 def create_app(api: Api, keyring: Keyring) -> ASGIApp:

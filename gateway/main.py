@@ -12,7 +12,7 @@ from gateway.app import create_api, create_app
 from gateway.children.grammar_process import GrammarProcess
 from gateway.children.pool import ChildLimits
 from gateway.grpc import inference
-from gateway.grpc.operators import Operators
+from gateway.grpc.operators import OperatorServicer
 from gateway.http.connection import ConnectionLimits
 from gateway.http.server import HttpServer
 from gateway.observe.metrics import Meters
@@ -21,6 +21,7 @@ from gateway.observe.tracing import Tracing
 from gateway.openai.batches.driver import BatchDriver
 from gateway.requests.explaining import Explainer
 from gateway.requests.ledger_session import LedgerLink
+from gateway.requests.operators import Operators
 from gateway.requests.prompts import Prompter
 from gateway.requests.readiness import Readiness, ReadinessLimits
 from gateway.requests.service import Front
@@ -99,11 +100,12 @@ class GatewayService:
             streams_max=config.streams_max,
             timeout_s=config.request_timeout_s or None,
         )
-        api = create_api(self.front, self.link, config, self._metrics)
+        self._operators = Operators(self.link, SystemClock(), self._peers)
+        api = create_api(self.front, self.link, self._operators, config, self._metrics)
         self._batches = BatchDriver(api, self._keyring)
         api.on_batch = self._batches.kick
         self._http = HttpServer(
-            create_app(api, self._keyring),
+            create_app(api, self._http_keyring()),
             config.http_host,
             config.http_port,
             ConnectionLimits(
@@ -131,7 +133,7 @@ class GatewayService:
             )
         )
         inference.add_to(self._grpc, self.front, self._keyring, batch_max=self._config.prompts_max)
-        Operators(self.link, self._keyring, SystemClock(), self._peers).add_to(self._grpc)
+        OperatorServicer(self._operators, self._keyring).add_to(self._grpc)
         health = add_health(self._grpc, inference.SERVICE_NAMES, self._config.watches_max)
         if self._config.reflection:
             names = [*inference.SERVICE_NAMES, "grpc.health.v1.Health"]
@@ -197,6 +199,12 @@ class GatewayService:
         await asyncio.to_thread(self._metrics.close)
         if self._spans is not None:
             await asyncio.to_thread(self._spans.close)
+
+    def _http_keyring(self) -> Keyring:
+        """Without keys, who may see everything depends on where this door is."""
+        if not self._keyring.is_open:
+            return self._keyring
+        return Keyring(is_local=is_loopback(self._config.http_host))
 
     def _meters(self) -> Meters:
         meter = self._metrics.meter

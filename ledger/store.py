@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from redis import exceptions as redis_errors
 
 from ledger import scripts
+from ledger.acl import keys_rule
 from ledger.durability import SETTINGS
 from ledger.keys import Keys
 from ledger.scripts import Script
@@ -287,8 +288,17 @@ class Store:
             await connections.close()
 
     async def refused_commands(self, commands: Sequence[str]) -> list[str]:
-        """Those that the url's user may not use."""
-        _, *refused = (await self._run([(scripts.PERMITTED, (self.keys.meta,), commands)]))[0]
+        """Those that the url's user may not use. ConfigError: it may not even ask with our keys."""
+        try:
+            _, *refused = (await self._run([(scripts.PERMITTED, (self.keys.meta,), commands)]))[0]
+        except Unavailable as error:
+            if not isinstance(error.__cause__, redis_errors.NoPermissionError):
+                raise
+            raise ConfigError(
+                f"ledger: the store's user must be allowed the keys {self.keys.prefix}*, EVALSHA"
+                f" and SCRIPT LOAD; it said: {error.__cause__}. Fix: ACL SETUSER USER"
+                f" {keys_rule(self.keys.cell)}, and its commands as in deploy/valkey-commands.acl"
+            ) from error
         return [name.decode() for name in refused]
 
 

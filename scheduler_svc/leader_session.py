@@ -231,12 +231,15 @@ class LeaderSession:
             )
             self._check_logprobs(link, result)
             command = StepDone(result=wire.step_from_proto(link.worker_id, result))
+            flight = self.watching.flight_of(self.core.workers[link.worker_id], result.plan_id)
             outcome = self.core.apply(command, now_ns)
         except ResultRejected as error:
             log.error("step.rejected", worker_id=link.worker_id, reason=str(error))
             link.reject(str(error))
             return
         assert outcome.tokens is not None
+        if flight is not None:
+            self.watching.stepped(flight, command.result, now_ns)
         self.timelines.take(command, outcome, now_ns, self.core.waiting.throttled)
         self._meters.stepped(len(outcome.tokens.tokens), result.timings)
         if self._tracing is not None:

@@ -94,6 +94,8 @@ class WorkerView(NamedTuple):
     is_late: bool
     plans: tuple[PlanView, ...]
     passed_over: tuple[Passed, ...]
+    # A byte per block.
+    cached: bytes
 
 
 class Moment(NamedTuple):
@@ -197,6 +199,7 @@ def _worker(worker: Worker, address: str, passed_over: tuple[Passed, ...]) -> Wo
         is_late=worker.is_late,
         plans=tuple([PlanView(f.plan_id, f.lease_steps, f.answered) for f in worker.flights]),
         passed_over=passed_over,
+        cached=worker.kv.cached,
     )
 
 

@@ -3,9 +3,9 @@
 A snapshot is what has changed since nothing, so there is one message and one way to write it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from operator import eq
+from operator import attrgetter, eq
 from typing import Final
 
 from kaiten.v1.common_pb2 import LayerGroup
@@ -23,6 +23,8 @@ from kaiten.v1.watch_pb2 import (
     SequenceTables,
     WatchedQueue,
     WatchedSequence,
+    WatchedStep,
+    WatchedSteps,
     WatchedTable,
     WatchedWorker,
     WatchResponse,
@@ -30,7 +32,9 @@ from kaiten.v1.watch_pb2 import (
 from kaiten.v1.watch_pb2 import PassedOver as PassedOverMessage
 from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.core.outcome import Why
-from scheduler_svc.core.types import BlockId, Request, SequenceId
+from scheduler_svc.core.requests import Residency
+from scheduler_svc.core.types import BlockId, Request, SequenceId, SlotIndex
+from scheduler_svc.live_steps import StepNote
 from scheduler_svc.live_view import Passed, SeenState, SequenceView, Table, View, WorkerView
 
 # protobuf takes the names of an enum's values for them.
@@ -44,8 +48,16 @@ STATE_TO_PROTO: Final = {
 }
 
 
-def changes_to_proto(before: View | None, now: View) -> WatchResponse:
-    """What is otherwise now; None: everything."""
+# 0 and 1 as they are written.
+DIGITS: Final = bytes([ord("0"), ord("1"), *range(2, 256)])
+
+
+def changes_to_proto(
+    before: View | None, now: View, steps: Sequence[StepNote] = (), num_skipped: int = 0
+) -> WatchResponse:
+    """What is otherwise now; None: everything. `steps` are those in between, oldest first, behind
+    so many that are not there any more.
+    """
     moment = now.moment
     response = WatchResponse(
         is_snapshot=before is None,
@@ -72,7 +84,52 @@ def changes_to_proto(before: View | None, now: View) -> WatchResponse:
         if sequences.get(sequence_id) != sequence
     )
     response.sequence_ids_gone.extend(one for one in sequences if one not in now.sequences)
+    response.steps.extend(steps_to_proto(steps, num_skipped))
+    passed = {one.sequence for note in steps for one in note.members.values()}
+    for sequence in sorted(passed, key=attrgetter("sequence_id")):
+        sequence_id = sequence.sequence_id
+        if sequence_id not in now.sequences and sequence_id not in sequences:
+            identity = _identity_to_proto(sequence.live.request, sequence.choice)
+            response.passed.append(WatchedSequence(sequence_id=sequence_id, identity=identity))
     return response
+
+
+def steps_to_proto(notes: Sequence[StepNote], num_skipped: int) -> Iterator[WatchedSteps]:
+    """By worker."""
+    by_worker: dict[str, list[WatchedStep]] = {}
+    members: dict[str, Mapping[SlotIndex, Residency]] = {}
+    for note in notes:
+        told = _step_to_proto(note, members.get(note.worker_id, {}))
+        by_worker.setdefault(note.worker_id, []).append(told)
+        members[note.worker_id] = note.members
+    for worker_id, steps in by_worker.items():
+        yield WatchedSteps(worker_id=worker_id, num_skipped=num_skipped, steps=steps)
+
+
+def _step_to_proto(note: StepNote, before: Mapping[SlotIndex, Residency]) -> WatchedStep:
+    result, plan, members = note.result, note.plan, note.members
+    told = WatchedStep(
+        plan_id=result.plan_id,
+        step=result.step,
+        answered_ns=note.answered_ns,
+        step_us=result.step_us,
+        chunk_slots=note.chunks.keys(),
+        chunk_tokens=note.chunks.values(),
+        num_tokens=len(result.tokens),
+        finished_slots=[*result.finished, *result.errors],
+        preempted_sequence_ids=plan.preempted,
+        blocks_free=plan.blocks_free,
+        waiting=plan.waiting,
+    )
+    # Steps of one plan have the very same batch.
+    if members is not before:
+        joins = [one for slot, one in members.items() if before.get(slot) is not one]
+        told.leave_slots.extend(s for s, one in before.items() if members.get(s) is not one)
+        told.join_slots.extend(one.slot for one in joins)
+        told.join_sequence_ids.extend(one.sequence.sequence_id for one in joins)
+    if len(result.slots) < len(members):
+        told.tokenless_slots.extend(members.keys() - set(result.slots))
+    return told
 
 
 def _worker_to_proto(worker_id: str, worker: WorkerView) -> WatchedWorker:
@@ -92,7 +149,18 @@ def _worker_to_proto(worker_id: str, worker: WorkerView) -> WatchedWorker:
             for plan_id, lease_steps, steps_answered in worker.plans
         ],
         passed_over=_passed_to_proto(worker.passed_over),
+        cached_blocks=_bits(worker.cached),
+        step_tokens_max=spec.step_tokens_max,
+        mixed_tokens_max=spec.mixed_budget,
     )
+
+
+def _bits(flags: bytes) -> bytes:
+    """A bit per byte, the lowest first. By way of a number: it is read and written in C."""
+    if not flags:
+        return b""
+    digits = flags[::-1].translate(DIGITS)
+    return int(digits, 2).to_bytes(-(-len(flags) // 8), "little")
 
 
 def _sequence_to_proto(

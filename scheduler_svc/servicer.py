@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from copy import deepcopy
 from typing import Any, Final
 
 from kaiten.v1 import common_pb2
@@ -13,16 +14,19 @@ from kaiten.v1.scheduler_service_pb2 import (
     ReadArchiveResponse,
     ReadTimelineResponse,
     RegisterResponse,
+    RehearseResponse,
     StandByResponse,
     WorkerState,
 )
 from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceServicer
-from kaiten.v1.watch_pb2 import WatchResponse
+from kaiten.v1.watch_pb2 import WatchedSteps, WatchResponse
 from ledger import Leader
 from scheduler_svc import archiving
 from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.leader_session import LeaderSession
+from scheduler_svc.live_view_wire import steps_to_proto
 from scheduler_svc.membership import TEXT_CHARS_MAX, check_registration
+from scheduler_svc.rehearsal import asks_from_proto, configured_for, rehearse
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.timeline_intervals import timelines_of
 from scheduler_svc.timeline_wire import timeline_to_proto
@@ -37,6 +41,8 @@ ARCHIVE_READERS_MAX: Final = 4
 WATCHERS_MAX: Final = 16
 # At once; each takes a thread for a fraction of a second.
 EXPLAINED_MAX: Final = 4
+# Takes a thread for up to a second.
+REHEARSED_MAX: Final = 1
 
 
 class Servicer(SchedulerServiceServicer):
@@ -49,6 +55,7 @@ class Servicer(SchedulerServiceServicer):
         self._readers = AtMost(ARCHIVE_READERS_MAX, "readers of the archive")
         self._watchers = AtMost(WATCHERS_MAX, "watchers")
         self._explained = AtMost(EXPLAINED_MAX, "requests that are explained")
+        self._rehearsed = AtMost(REHEARSED_MAX, "rehearsals")
         self._leader: Leader | None = None
         self._is_over = asyncio.Event()
         self._standbys = AtMost(STANDBYS_MAX, "standbys")
@@ -137,6 +144,22 @@ class Servicer(SchedulerServiceServicer):
         if not timelines:
             raise NotFound(f"a timeline of request {request.id[:TEXT_CHARS_MAX]!r}")
         return ReadTimelineResponse(choices=[timeline_to_proto(each) for each in timelines])
+
+    async def Rehearse(self, request: Any, context: Any) -> RehearseResponse:
+        asks = asks_from_proto(request)
+        with self._rehearsed:
+            session = self._leading()
+            if (worker := session.core.workers.get(request.worker_id)) is None:
+                raise NotFound(f"worker {request.worker_id[:TEXT_CHARS_MAX]!r}")
+            configured = configured_for(session.settings.configured, request.policy)
+            spec, cost = worker.spec, deepcopy(worker.cost)
+            notes = await asyncio.to_thread(
+                rehearse, configured, spec, cost, asks, request.between_us
+            )
+        return RehearseResponse(
+            configured=configured_to_proto(configured),
+            steps=next(steps_to_proto(notes, 0), WatchedSteps()),
+        )
 
     def _leading(self) -> LeaderSession:
         if self.session is None:

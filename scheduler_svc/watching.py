@@ -7,14 +7,16 @@ next, against the one that they were told last.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 from weakref import WeakKeyDictionary, ref
 
 from kaiten.v1.watch_pb2 import WatchResponse
 from scheduler_svc.core.outcome import Outcome, PassedOver
-from scheduler_svc.core.workers import Worker
+from scheduler_svc.core.types import StepResult
+from scheduler_svc.core.workers import Flight, Worker
+from scheduler_svc.live_steps import LiveSteps, flight_of
 from scheduler_svc.live_view import Looks, View
 from scheduler_svc.live_view_wire import changes_to_proto
 from service_kit.clock import Clock
@@ -40,12 +42,26 @@ class Watching:
         # Whoever was told it last keeps it.
         self._newest: Callable[[], View | None] = lambda: None
         self._due_ns = 0
+        self.watchers = 0
+        self._steps = LiveSteps()
+        # As of the newest view.
+        self._steps_seen = 0
 
     def asked(self, worker: Worker, outcome: Outcome) -> None:
         """A plan was asked for. Where the queue was not looked at, the look before still counts."""
         passed_over = outcome.passed_over
         if not passed_over or passed_over[0].stage != "plan":
             self._looks[worker] = passed_over
+        if self.watchers and outcome.plan is not None:
+            self._steps.planned(outcome.plan)
+
+    def flight_of(self, worker: Worker, plan_id: int) -> Flight | None:
+        """Of a step that is about to be told to the core. None: nobody watches."""
+        return flight_of(worker, plan_id) if self.watchers else None
+
+    def stepped(self, flight: Flight, result: StepResult, now_ns: int) -> None:
+        """The core believed it."""
+        self._steps.stepped(flight, result, now_ns)
 
     async def changes(
         self, interval_ms: int, is_over: asyncio.Event
@@ -53,14 +69,29 @@ class Watching:
         """A snapshot, then what has changed, until the leadership is over."""
         interval_s = interval_of(interval_ms)
         told: View | None = None
-        while not is_over.is_set():
-            view = self.newest()
-            if view is not told:
-                yield await asyncio.to_thread(changes_to_proto, told, view)
-                told = view
-            with suppress(TimeoutError):
-                async with asyncio.timeout(interval_s):
-                    await is_over.wait()
+        with self._watched():
+            steps_told = self._steps.count
+            while not is_over.is_set():
+                view, seen = self.newest(), self._steps_seen
+                if view is not told:
+                    steps = self._steps.between(steps_told, seen)
+                    skipped = max(0, seen - steps_told - len(steps))
+                    yield await asyncio.to_thread(changes_to_proto, told, view, steps, skipped)
+                    told, steps_told = view, max(steps_told, seen)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(interval_s):
+                        await is_over.wait()
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Steps are kept while somebody watches, and cost nothing while nobody does."""
+        self.watchers += 1
+        try:
+            yield
+        finally:
+            self.watchers -= 1
+            if not self.watchers:
+                self._steps.forget()
 
     def newest(self) -> View:
         """The view of now, or one so young that another look would cost too much."""
@@ -69,5 +100,5 @@ class Watching:
             view = self._look(self._looks)
             took_ns = self._clock.monotonic_ns() - began_ns
             self._due_ns = began_ns + max(INTERVAL_MS_MIN * 1_000_000, took_ns * LOOKS_SHARE)
-            self._newest = ref(view)
+            self._newest, self._steps_seen = ref(view), self._steps.count
         return view

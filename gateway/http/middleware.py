@@ -26,6 +26,7 @@ log = structlog.get_logger()
 OPEN_PATHS: Final = frozenset(
     {
         "/",
+        "/dashboard",
         "/health",
         "/livez",
         "/ready",

@@ -39,7 +39,7 @@ EVENTS: Final = "text/event-stream"
 FAILURES: Final = {
     400: "the request is wrong; the same one can never succeed. `param` names the field",
     401: "an API key is needed",
-    403: "Host or Origin: another site's page, or a name that is not allowed",
+    403: "Host or Origin: another site's page, or a name that is not allowed; or no operator's key",
     404: "no such model, request or path",
     405: "another method is meant",
     408: "the body was not there in time",

@@ -17,6 +17,7 @@ from gateway.http.json_body import JsonBody
 from gateway.openai.logprobs import LogprobFormatter
 from gateway.openai.request_body import BodyParser, RequestBody
 from gateway.requests.ledger_session import LedgerLink
+from gateway.requests.operators import Operators
 from gateway.requests.service import Front
 from gateway.requests.validation import Limits
 from gateway.settings import GatewaySettings
@@ -36,6 +37,7 @@ class Api:
         self,
         front: Front,
         link: LedgerLink,
+        operators: Operators,
         config: GatewaySettings,
         metrics: Metrics,
         operations: Sequence["Operation"],
@@ -43,6 +45,7 @@ class Api:
         self.operations = operations
         self.front = front
         self.link = link
+        self.operators = operators
         # Bytes of files that are coming in, by tenant.
         self.uploading: Counter[str] = Counter()
         # Told when there is a new batch.
@@ -84,6 +87,8 @@ class Operation:
     others: Mapping[int, type] = field(default_factory=dict)
     # The form of one that takes a file; its handler reads it as it comes in.
     upload: Mapping[str, Any] | None = None
+    # Raises for who may not, before anything is said of their body.
+    guard: Callable[[Exchange], None] | None = None
 
 
 class PathApp:
@@ -99,6 +104,8 @@ class PathApp:
 
         async def work(exchange: Exchange, sent: JsonBody) -> None:
             body = None
+            if operation.guard is not None:
+                operation.guard(exchange)
             if operation.body is not None:
                 body, exchange.headers = api.parser.parse(operation.body, sent)
             await operation.handler(api, exchange, body)

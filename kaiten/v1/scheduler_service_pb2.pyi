@@ -11,6 +11,36 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class RehearseRequest(_message.Message):
+    __slots__ = ("worker_id", "policy", "requests", "between_us")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    BETWEEN_US_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    policy: str
+    requests: _containers.RepeatedCompositeFieldContainer[RehearsedRequest]
+    between_us: int
+    def __init__(self, worker_id: _Optional[str] = ..., policy: _Optional[str] = ..., requests: _Optional[_Iterable[_Union[RehearsedRequest, _Mapping]]] = ..., between_us: _Optional[int] = ...) -> None: ...
+
+class RehearsedRequest(_message.Message):
+    __slots__ = ("arrived_us", "num_prompt_tokens", "num_output_tokens")
+    ARRIVED_US_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    arrived_us: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    def __init__(self, arrived_us: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ...) -> None: ...
+
+class RehearseResponse(_message.Message):
+    __slots__ = ("configured", "steps")
+    CONFIGURED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    configured: _ledger_pb2.ConfiguredInput
+    steps: _watch_pb2.WatchedSteps
+    def __init__(self, configured: _Optional[_Union[_ledger_pb2.ConfiguredInput, _Mapping]] = ..., steps: _Optional[_Union[_watch_pb2.WatchedSteps, _Mapping]] = ...) -> None: ...
+
 class ReadTimelineRequest(_message.Message):
     __slots__ = ("id",)
     ID_FIELD_NUMBER: _ClassVar[int]

@@ -76,6 +76,11 @@ class SchedulerServiceStub(object):
                 request_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineRequest.SerializeToString,
                 response_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineResponse.FromString,
                 _registered_method=True)
+        self.Rehearse = channel.unary_unary(
+                '/kaiten.v1.SchedulerService/Rehearse',
+                request_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.RehearseRequest.SerializeToString,
+                response_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.RehearseResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -149,6 +154,15 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rehearse(self, request, context):
+        """What the core would decide for a burst on a worker like one of this cell's that is empty, under any policy, with steps as
+        long as those measured there were: for comparison. Nothing is computed, and nothing of the cell changes.
+        FAILED_PRECONDITION from who does not lead; NOT_FOUND: no such worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -191,6 +205,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ReadTimeline,
                     request_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineRequest.FromString,
                     response_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineResponse.SerializeToString,
+            ),
+            'Rehearse': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rehearse,
+                    request_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.RehearseRequest.FromString,
+                    response_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.RehearseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -410,6 +429,33 @@ class SchedulerService(object):
             '/kaiten.v1.SchedulerService/ReadTimeline',
             kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineRequest.SerializeToString,
             kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rehearse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaiten.v1.SchedulerService/Rehearse',
+            kaiten_dot_v1_dot_scheduler__service__pb2.RehearseRequest.SerializeToString,
+            kaiten_dot_v1_dot_scheduler__service__pb2.RehearseResponse.FromString,
             options,
             channel_credentials,
             insecure,

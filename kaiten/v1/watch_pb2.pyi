@@ -86,7 +86,7 @@ class WatchRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("is_snapshot", "epoch", "seq", "committed_seq", "unix_ns", "configured", "workers", "worker_ids_gone", "sequences", "sequence_ids_gone", "queue")
+    __slots__ = ("is_snapshot", "epoch", "seq", "committed_seq", "unix_ns", "configured", "workers", "worker_ids_gone", "sequences", "sequence_ids_gone", "queue", "steps", "passed")
     IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,8 @@ class WatchResponse(_message.Message):
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_IDS_GONE_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PASSED_FIELD_NUMBER: _ClassVar[int]
     is_snapshot: bool
     epoch: int
     seq: int
@@ -109,7 +111,53 @@ class WatchResponse(_message.Message):
     sequences: _containers.RepeatedCompositeFieldContainer[WatchedSequence]
     sequence_ids_gone: _containers.RepeatedScalarFieldContainer[int]
     queue: WatchedQueue
-    def __init__(self, is_snapshot: bool = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., committed_seq: _Optional[int] = ..., unix_ns: _Optional[int] = ..., configured: _Optional[_Union[_ledger_pb2.ConfiguredInput, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WatchedWorker, _Mapping]]] = ..., worker_ids_gone: _Optional[_Iterable[str]] = ..., sequences: _Optional[_Iterable[_Union[WatchedSequence, _Mapping]]] = ..., sequence_ids_gone: _Optional[_Iterable[int]] = ..., queue: _Optional[_Union[WatchedQueue, _Mapping]] = ...) -> None: ...
+    steps: _containers.RepeatedCompositeFieldContainer[WatchedSteps]
+    passed: _containers.RepeatedCompositeFieldContainer[WatchedSequence]
+    def __init__(self, is_snapshot: bool = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., committed_seq: _Optional[int] = ..., unix_ns: _Optional[int] = ..., configured: _Optional[_Union[_ledger_pb2.ConfiguredInput, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WatchedWorker, _Mapping]]] = ..., worker_ids_gone: _Optional[_Iterable[str]] = ..., sequences: _Optional[_Iterable[_Union[WatchedSequence, _Mapping]]] = ..., sequence_ids_gone: _Optional[_Iterable[int]] = ..., queue: _Optional[_Union[WatchedQueue, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[WatchedSteps, _Mapping]]] = ..., passed: _Optional[_Iterable[_Union[WatchedSequence, _Mapping]]] = ...) -> None: ...
+
+class WatchedSteps(_message.Message):
+    __slots__ = ("worker_id", "num_skipped", "steps")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    num_skipped: int
+    steps: _containers.RepeatedCompositeFieldContainer[WatchedStep]
+    def __init__(self, worker_id: _Optional[str] = ..., num_skipped: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[WatchedStep, _Mapping]]] = ...) -> None: ...
+
+class WatchedStep(_message.Message):
+    __slots__ = ("plan_id", "step", "answered_ns", "step_us", "leave_slots", "join_slots", "join_sequence_ids", "chunk_slots", "chunk_tokens", "tokenless_slots", "num_tokens", "finished_slots", "preempted_sequence_ids", "blocks_free", "waiting")
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_NS_FIELD_NUMBER: _ClassVar[int]
+    STEP_US_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    JOIN_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    JOIN_SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENLESS_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    plan_id: int
+    step: int
+    answered_ns: int
+    step_us: int
+    leave_slots: _containers.RepeatedScalarFieldContainer[int]
+    join_slots: _containers.RepeatedScalarFieldContainer[int]
+    join_sequence_ids: _containers.RepeatedScalarFieldContainer[int]
+    chunk_slots: _containers.RepeatedScalarFieldContainer[int]
+    chunk_tokens: _containers.RepeatedScalarFieldContainer[int]
+    tokenless_slots: _containers.RepeatedScalarFieldContainer[int]
+    num_tokens: int
+    finished_slots: _containers.RepeatedScalarFieldContainer[int]
+    preempted_sequence_ids: _containers.RepeatedScalarFieldContainer[int]
+    blocks_free: int
+    waiting: int
+    def __init__(self, plan_id: _Optional[int] = ..., step: _Optional[int] = ..., answered_ns: _Optional[int] = ..., step_us: _Optional[int] = ..., leave_slots: _Optional[_Iterable[int]] = ..., join_slots: _Optional[_Iterable[int]] = ..., join_sequence_ids: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., tokenless_slots: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., finished_slots: _Optional[_Iterable[int]] = ..., preempted_sequence_ids: _Optional[_Iterable[int]] = ..., blocks_free: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class WatchedQueue(_message.Message):
     __slots__ = ("sequence_ids", "length")
@@ -120,7 +168,7 @@ class WatchedQueue(_message.Message):
     def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., length: _Optional[int] = ...) -> None: ...
 
 class WatchedWorker(_message.Message):
-    __slots__ = ("worker_id", "address", "slots_max", "block_size", "block_count", "blocks_free", "layer_groups", "is_draining", "is_late", "plans", "passed_over")
+    __slots__ = ("worker_id", "address", "slots_max", "block_size", "block_count", "blocks_free", "layer_groups", "is_draining", "is_late", "plans", "passed_over", "cached_blocks", "step_tokens_max", "mixed_tokens_max")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +180,9 @@ class WatchedWorker(_message.Message):
     IS_LATE_FIELD_NUMBER: _ClassVar[int]
     PLANS_FIELD_NUMBER: _ClassVar[int]
     PASSED_OVER_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    MIXED_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     address: str
     slots_max: int
@@ -143,7 +194,10 @@ class WatchedWorker(_message.Message):
     is_late: bool
     plans: _containers.RepeatedCompositeFieldContainer[InFlightPlan]
     passed_over: _containers.RepeatedCompositeFieldContainer[PassedOver]
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., slots_max: _Optional[int] = ..., block_size: _Optional[int] = ..., block_count: _Optional[int] = ..., blocks_free: _Optional[int] = ..., layer_groups: _Optional[_Iterable[_Union[_common_pb2.LayerGroup, _Mapping]]] = ..., is_draining: bool = ..., is_late: bool = ..., plans: _Optional[_Iterable[_Union[InFlightPlan, _Mapping]]] = ..., passed_over: _Optional[_Iterable[_Union[PassedOver, _Mapping]]] = ...) -> None: ...
+    cached_blocks: bytes
+    step_tokens_max: int
+    mixed_tokens_max: int
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., slots_max: _Optional[int] = ..., block_size: _Optional[int] = ..., block_count: _Optional[int] = ..., blocks_free: _Optional[int] = ..., layer_groups: _Optional[_Iterable[_Union[_common_pb2.LayerGroup, _Mapping]]] = ..., is_draining: bool = ..., is_late: bool = ..., plans: _Optional[_Iterable[_Union[InFlightPlan, _Mapping]]] = ..., passed_over: _Optional[_Iterable[_Union[PassedOver, _Mapping]]] = ..., cached_blocks: _Optional[bytes] = ..., step_tokens_max: _Optional[int] = ..., mixed_tokens_max: _Optional[int] = ...) -> None: ...
 
 class InFlightPlan(_message.Message):
     __slots__ = ("plan_id", "lease_steps", "steps_answered")

@@ -59,6 +59,8 @@ class BlockPool:
         # By layer group and hash.
         self._block_of: list[dict[bytes, BlockId]] = [{} for _ in range(group_count)]
         self._key_of: dict[BlockId, tuple[int, BlockKey]] = {}
+        # A byte per block, for readers: whether it is in `_key_of`.
+        self.cached = bytearray(block_count)
         # For readers, since the beginning: taken anew, with content that was forgotten for it; held
         # for what they remember; given back by whoever had them last.
         self.num_taken = self.num_evicted = self.num_hits = self.num_freed = 0
@@ -136,6 +138,7 @@ class BlockPool:
         cached = self._block_of[group].setdefault(key[0], block)
         if cached == block:
             self._key_of[block] = group, key
+            self.cached[block] = 1
             return block
         return cached if self._key_of[cached][1] == key else block
 
@@ -143,6 +146,7 @@ class BlockPool:
         if (known := self._key_of.pop(block, None)) is not None:
             self.num_evicted += 1
             group, key = known
+            self.cached[block] = 0
             del self._block_of[group][key[0]]
 
     def check(self, tables: Iterable[Items[BlockId]]) -> None:
@@ -158,3 +162,4 @@ class BlockPool:
         for block, (group, key) in self._key_of.items():
             known[group][key[0]] = block
         assert known == self._block_of
+        assert [b for b, is_cached in enumerate(self.cached) if is_cached] == sorted(self._key_of)

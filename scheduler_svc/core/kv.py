@@ -141,6 +141,11 @@ class KVManager:
         return self._pool.free_count
 
     @property
+    def cached(self) -> bytes:
+        """By block, whether what it holds can be looked up."""
+        return bytes(self._pool.cached)
+
+    @property
     def counts(self) -> tuple[int, int, int, int]:
         """Since the worker joined: blocks taken anew, cached ones that were forgotten for that,
         those found in the cache, and those given back.

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.browser import CHROMIUM
-from tests.support.node_sdk import installed
 from tests.support.tab import Tab, tab
 from tests.support.whole_stack import WholeStack
 
@@ -158,9 +157,3 @@ async def test_axe_finds_nothing(
     )
     assert found["violations"] == []
     assert found["passes"] > 10
-
-
-@pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """axe-core, as tests/node pins it."""
-    return (installed(tmp_path_factory) / "node_modules/axe-core/axe.min.js").read_text()

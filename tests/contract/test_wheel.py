@@ -66,6 +66,7 @@ def test_binaries_are_in_it_and_make_it_of_a_platform_but_of_any_python(installe
 def test_everything_tracked_that_runs_is_in_it(installed: Path) -> None:
     services = installed / "kaiten" / "services"
     suffixes = {".py", ".lua", ".cpp", ".h", ".jinja", ".json", ".safetensors"}
+    suffixes |= {".html", ".css", ".js"}
     for place in (installed / "kaiten", *services.iterdir()):
         folder = place.name
         wanted = {

@@ -11,10 +11,10 @@ import pytest
 
 from gateway.app import OPERATIONS
 from gateway.grpc import inference
-from gateway.grpc.operators import SERVICE, Operators
+from gateway.grpc.operators import OperatorServicer
 from gateway.main import GatewayService
+from gateway.requests.operators import SERVICE
 from kaiten.v1 import inference_service_pb2, model_service_pb2, scheduler_service_pb2
-from service_kit.clock import SystemClock
 from service_kit.grpc_server import add_health, add_reflection
 from tests.support.gateway_stack import WAIT_S, Stack, running_stack
 
@@ -54,6 +54,9 @@ ROUTES: Final = {
     "POST /v1/chat/completions": TENANT,
     "POST /v1/completions": TENANT,
     "GET /v1/requests/{id}/explain": TENANT,
+    "GET /v1/watch": OPERATOR,
+    "POST /v1/rehearsals": OPERATOR,
+    "GET /v1/archive": OPERATOR,
     "GET /v1/models": TENANT,
     "GET /v1/models/{name:path}": TENANT,
     "POST /tokenize": TENANT,
@@ -67,6 +70,7 @@ ROUTES: Final = {
     "GET /openapi.json": ANYBODY,
     "GET /docs": ANYBODY,
     "GET /": ANYBODY,
+    "GET /dashboard": ANYBODY,
 }
 # Between schedulers and workers: a gateway answers them as if they were not.
 INNER: Final = {
@@ -82,7 +86,7 @@ async def stack(
     tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Stack]:
     monkeypatch.setattr("gateway.wrong_keys.WAIT_S_MAX", 0.0)
-    monkeypatch.setattr("gateway.grpc.operators.NOBODY_LEADS_S_MAX", 0.0)
+    monkeypatch.setattr("gateway.requests.operators.NOBODY_LEADS_S_MAX", 0.0)
     monkeypatch.setattr("gateway.requests.explaining.LEADERLESS_S_MAX", 0.0)
     keys = tmp_path / "keys.toml"
     digest = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("tenant", "operator")}
@@ -111,7 +115,7 @@ class Recorder:
 def methods_of(service: GatewayService) -> dict[str, Any]:
     server: Any = Recorder()
     inference.add_to(server, service.front, service._keyring, batch_max=1)
-    Operators(service.link, service._keyring, SystemClock()).add_to(server)
+    OperatorServicer(service._operators, service._keyring).add_to(server)
     add_health(server)
     add_reflection(server, inference.SERVICE_NAMES)
     return dict(server.methods)

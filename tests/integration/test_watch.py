@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 
 from gateway.tenants import digest
@@ -158,10 +159,15 @@ def keys_file(folder: Path) -> Path:
 
 def add_gateway(cluster: Cluster, **flags: object) -> str:
     """Its address; it need not be ready yet."""
-    port = cluster.hold_port()
-    base = {"redis_url": cluster.store.url, "model": CHECKPOINT, "http_port": 0}
+    return add_doors(cluster, **flags)[0]
+
+
+def add_doors(cluster: Cluster, **flags: object) -> tuple[str, str]:
+    """Where a gateway answers gRPC and HTTP."""
+    port, http = cluster.hold_port(), cluster.hold_port()
+    base = {"redis_url": cluster.store.url, "model": CHECKPOINT, "http_port": http.number}
     cluster.add("gateway", GATEWAY, {**base, "grpc_port": port.number, **flags}).start()
-    return port.address
+    return port.address, f"http://{http.address}"
 
 
 async def kaiten(*arguments: str) -> tuple[int, str, str]:
@@ -179,6 +185,31 @@ async def kaiten(*arguments: str) -> tuple[int, str, str]:
 
 def read_archives(gateway: str) -> list[ArchiveEntry]:
     return list(remote_entries([gateway], Wanted(), OPERATOR))
+
+
+async def pages_tell(http: str, written: list[ArchiveEntry]) -> None:
+    """Page by page, over HTTP, every record once and whose its tokens are."""
+    records = [entry.record for entry in written if entry.HasField("record")]
+    found, after, sequence_ids = [], "", list[int]()
+    headers = {"authorization": f"Bearer {OPERATOR}"}
+    async with httpx.AsyncClient(base_url=http, headers=headers, timeout=WATCH_S_MAX) as client:
+        while True:
+            query = {"after": after, "limit": "60"}
+            page = (await client.get("/v1/archive", params=query)).json()
+            for entry in page["data"]:
+                if (record := entry.get("record")) is not None:
+                    sequence_ids = record.get("sequence_ids", sequence_ids)
+                    found.append((record["epoch"], record["seq"], sequence_ids))
+                elif "header" in entry:
+                    sequence_ids = []
+            if not page["has_more"]:
+                break
+            after, sequence_ids = page["last"], []
+        first = (await client.get("/v1/archive", params={"limit": "1"})).json()
+        assert first["last"] == f"{records[0].epoch}:{records[0].seq}"
+        wrong = await client.get("/v1/archive", params={"after": "x"})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "after")
+    assert found == [(one.epoch, one.seq, list(one.sequence_ids)) for one in records]
 
 
 async def is_up(address: str) -> bool:
@@ -201,7 +232,7 @@ async def test_an_operator_sees_every_leader_and_archive_through_a_gateway(tmp_p
         scheduler.argv += ["--archive-dir", str(folder)]
     async with cluster:
         cluster.gates(100)
-        gateway = add_gateway(cluster, api_keys_file=keys_file(tmp_path))
+        gateway, http = add_doors(cluster, api_keys_file=keys_file(tmp_path))
         leader = await cluster.leader()
         answer = await cluster.submit(max_tokens=200)
         await until(partial(is_up, gateway), "the gateway")
@@ -232,6 +263,7 @@ async def test_an_operator_sees_every_leader_and_archive_through_a_gateway(tmp_p
         headers = [entry["header"]["epoch"] for entry in told if "header" in entry]
         assert headers == [str(part.epoch) for part in segments(folders)]
         assert len(set(headers)) == 2
+        await pages_tell(http, list(entries(folders)))
 
 
 async def test_the_command_shows_the_cell(tmp_path: Path) -> None:

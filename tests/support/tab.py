@@ -19,7 +19,8 @@ from tests.support.browser import CHROMIUM
 
 WAIT_S = 60.0
 POLL_S = 0.03
-KEYS = {"Enter": ("\r", 13), "Tab": ("\t", 9), "Escape": ("", 27)}
+KEYS = {"Enter": ("\r", 13), "Tab": ("\t", 9), "Escape": ("", 27), " ": (" ", 32)}
+KEYS |= {f"Arrow{name}": ("", 37 + at) for at, name in enumerate(("Left", "Up", "Right", "Down"))}
 # Of a document that nobody has left.
 NEW = "!window.isLeft"
 MESSAGE_BYTES_MAX = 64 << 20
@@ -44,6 +45,7 @@ class Tab:
         self._session = {"sessionId": attached["sessionId"]}
         for domain in ("Page", "Runtime", "Log"):
             await self._call(f"{domain}.enable")
+        await self._call("Performance.enable", timeDomain="threadTicks")
         await self.go(url)
 
     async def go(self, url: str) -> None:
@@ -90,6 +92,15 @@ class Tab:
         await self._call("Input.dispatchKeyEvent", type=kind, text=text, **pressed)
         await self._call("Input.dispatchKeyEvent", type="keyUp", **pressed)
 
+    async def point(self, x: float, y: float, *, click: bool = False) -> None:
+        """The mouse goes there, in CSS pixels of what is to be seen."""
+        at = {"x": x, "y": y}
+        await self._call("Input.dispatchMouseEvent", type="mouseMoved", **at)
+        for kind in ("mousePressed", "mouseReleased") if click else ():
+            await self._call(
+                "Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at
+            )
+
     async def size(self, width: int, height: int, *, is_phone: bool = False) -> None:
         shape = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": is_phone}
         await self._call("Emulation.setDeviceMetricsOverride", **shape)
@@ -101,6 +112,23 @@ class Tab:
     async def offline(self, *, is_off: bool) -> None:
         limits = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
         await self._call("Network.emulateNetworkConditions", offline=is_off, **limits)
+
+    async def downloads(self, folder: Path) -> None:
+        """Files that the page gives away go there."""
+        await self._call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+
+    async def choose(self, id: str, path: Path) -> None:
+        """A file, for the field with this id."""
+        found = await self._call(
+            "Runtime.evaluate", expression=f"document.getElementById({json.dumps(id)})"
+        )
+        field = found["result"]["objectId"]
+        await self._call("DOM.setFileInputFiles", files=[str(path)], objectId=field)
+
+    async def figures(self) -> dict[str, float]:
+        """What Chromium counts, times in seconds of the page's main thread that it ran."""
+        found = await self._call("Performance.getMetrics")
+        return {each["name"]: each["value"] for each in found["metrics"]}
 
     async def picture(self) -> bytes:
         """A PNG of what is to be seen."""

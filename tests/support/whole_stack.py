@@ -76,7 +76,13 @@ class WholeStack:
     """Use as a context manager."""
 
     def __init__(
-        self, folder: Path, *, gateway_flags: Flags | None = None, worker_flags: Flags | None = None
+        self,
+        folder: Path,
+        *,
+        gateway_flags: Flags | None = None,
+        worker_flags: Flags | None = None,
+        scheduler_flags: Flags | None = None,
+        worker_module: str = WORKER,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -91,10 +97,11 @@ class WholeStack:
             # Nobody dies here unseen: who is silent has been put aside.
             "lease_ttl_s": 30.0,
             "worker_timeout_ms": 60_000,
+            **(scheduler_flags or {}),
         }
         self.scheduler = self._process("scheduler", SCHEDULER, flags)
         flags = {"scheduler": scheduler.address, "grpc_port": worker.number, **WORKER_FLAGS}
-        self.worker = self._process("worker", WORKER, {**flags, **(worker_flags or {})})
+        self.worker = self._process("worker", worker_module, {**flags, **(worker_flags or {})})
         self.doors: list[Door] = []
         self.door = self.add_gateway(**(gateway_flags or {}))
         self.golden: dict[str, Any] = {}

@@ -150,6 +150,11 @@ class Project:
     def down(self) -> None:
         """With its volumes: the project is a test's."""
         self.compose("down", "--volumes")
+        if left := self.containers():
+            # podman-compose forgets those that a scale has added, and what they depend on.
+            more = ["--depend", "--ignore"] if self.engine.program == "podman" else []
+            self.engine("rm", "--force", *more, *left)
+            self.compose("down", "--volumes")
 
 
 def run_or_exit(

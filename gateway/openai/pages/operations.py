@@ -1,4 +1,7 @@
-"""Pages for people: `/` to try the model, `/docs` to read the API. All of each is in one file."""
+"""Pages for people: `/` to try the model, `/docs` to read the API, `/dashboard` to see the batch.
+
+All of each is in one answer.
+"""
 
 import re
 from base64 import b64encode
@@ -10,14 +13,21 @@ from gateway.http.exchange import Exchange
 from gateway.openai.operation import OPEN, Api, Operation
 
 HTML: Final = "text/html; charset=utf-8"
+PART: Final = re.compile(rb"\{(\w+\.(?:js|css))\}")
 
 
 class Page:
-    """One file, and headers by which its own code runs and nothing else does, whatever is in it."""
+    """One answer, and headers by which its own code runs and nothing else does, whatever is in it.
+
+    `{NAME.js}` and `{NAME.css}` stand for files beside the page.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.raw = Path(__file__).with_name(name).read_bytes()
+        path = Path(__file__).parent / name
+        self.raw = PART.sub(
+            lambda part: (path.parent / part[1].decode()).read_bytes(), path.read_bytes()
+        )
         policy = (
             f"default-src 'none'; script-src {self._hashes('script')}; "
             f"style-src {self._hashes('style')}; connect-src 'self'; img-src data:; "
@@ -40,4 +50,5 @@ class Page:
 OPERATIONS: Final = (
     Operation("GET", "/", "tryIt", Page("try.html"), OPEN, ("text/html",)),
     Operation("GET", "/docs", "docs", Page("docs.html"), OPEN, ("text/html",)),
+    Operation("GET", "/dashboard", "dashboard", Page("dashboard/page.html"), OPEN, ("text/html",)),
 )

@@ -30,11 +30,10 @@ SUBSET = {
     ("8b", "rms_norm_kernel fused", 90),
     ("8b", "bound_kernel", 90),
     ("8b", "draw_kernel", 90),
-    *(("8b", name, arch) for name in ROW_KERNELS for arch in aot.ARCHITECTURES),
+    *(("8b", name, 90) for name in ROW_KERNELS),
     ("group 7", "attend_kernel long", 80),
     ("head 64", "attend_kernel", 100),
     ("8b fp8", "attend_kernel", 90),
-    ("8b fp8", "attend_kernel long", 80),
     ("8b fp8", "rope_write_kv_kernel fused", 90),
     ("8b", "attend_kernel window", 90),
 }

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.grpc import operators
-from gateway.grpc.operators import Operators, Part
-from gateway.tenants import Keyring
+from gateway.requests import operators
+from gateway.requests.archives import Part
+from gateway.requests.operators import Operators
 from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
 from kaiten.v1.ledger_pb2 import CellRecord
 from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
@@ -70,10 +70,7 @@ class FakeArchive:
 
 def asked(ledger: FakeLedger, clock: FakeClock | None = None) -> Operators:
     link: Any = SimpleNamespace(ledger=ledger)
-    return Operators(link, Keyring(is_local=True), clock or FakeClock())
-
-
-CONTEXT: Any = SimpleNamespace(invocation_metadata=tuple, peer=str)
+    return Operators(link, clock or FakeClock())
 
 
 async def read(
@@ -81,8 +78,8 @@ async def read(
 ) -> list[ArchiveEntry]:
     monkeypatch.setattr(FakeArchive, "HOLDS", holds)
     monkeypatch.setattr(operators, "Archive", FakeArchive)
-    answers = asked(ledger).ReadArchive(ReadArchiveRequest(), CONTEXT)
-    return [entry async for answer in answers for entry in answer.entries]
+    answers = asked(ledger).read_archive(ReadArchiveRequest())
+    return [entry async for answer in answers for entry in answer]
 
 
 async def test_the_leader_and_who_stands_by_are_asked_each_once(
@@ -119,6 +116,6 @@ async def test_a_cell_that_nobody_has_led_has_no_schedulers(
 async def test_a_leader_is_waited_for_and_then_not_any_more(ledger: FakeLedger) -> None:
     clock = FakeClock()
     with pytest.raises(Unavailable, match="no scheduler leads"):
-        await anext(aiter(asked(ledger, clock).Watch(WatchRequest(), CONTEXT)))
+        await anext(asked(ledger, clock).watch(WatchRequest()))
     assert clock.now_ns == pytest.approx(10e9, rel=0.1)
     assert ledger.looks > 10

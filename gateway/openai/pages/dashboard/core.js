@@ -1,0 +1,293 @@
+"use strict";
+// What the leader says, put together: the core as it is (`Core`), and its iterations (`Track`). No page in here.
+
+const IDLE = 0, DECODE = 1, PREFILL = 2, FIRST = 3, WAITS = 4;   // FIRST: the prompt is done, and gave a token
+const FINISHED = 16, PREEMPTED = 32, KIND = 15;
+const CELLS_MAX = 1.5e6, COLUMNS_MAX = 12000, COLUMNS_MIN = 1000;
+const OWNERS_MAX = 60000, ENDED_KEPT = 4096;
+const FRAMES_MAX = 240, FRAME_MS = 500, FRAMES_BYTES_MAX = 32e6;
+
+// Sequences by small numbers, from 1; of each what is known of its request.
+class Owners {
+  constructor() { this.numbers = new Map(); this.all = [null]; this.requests = new Map(); }
+  of(sequenceId) {
+    let number = this.numbers.get(sequenceId);
+    if (number === undefined) {
+      number = this.all.length;
+      this.numbers.set(sequenceId, number);
+      this.all.push({sequenceId, number, id: "", choice: 0, hue: hueOf(number), arrived: 0, first: 0, last: 0, ended: false,
+        promptTokens: 0, tokensMax: 0});
+    }
+    return number;
+  }
+  // Choices of a request have its colour.
+  name(sequenceId, identity) {
+    const owner = this.all[this.of(sequenceId)];
+    if (owner.id) return;
+    if (!this.requests.has(identity.id)) this.requests.set(identity.id, this.requests.size + 1);
+    Object.assign(owner, {id: identity.id, choice: identity.choice || 0, arrived: identity.arrived_unix_ms,
+      promptTokens: identity.prompt_tokens, tokensMax: identity.tokens_max || 0, hue: hueOf(this.requests.get(identity.id))});
+  }
+}
+// Neighbours are far apart.
+function hueOf(number) { return Math.round((number * 137.508 + 20) % 360); }
+
+// The iterations of one worker: columns of one cell per slot, the newest so many.
+class Track {
+  constructor(workerId, slots, owners) {
+    Object.assign(this, {workerId, slots, owners, count: 0, rows: new Uint32Array(slots)});
+    this.cap = Math.max(COLUMNS_MIN, Math.min(COLUMNS_MAX, Math.floor(CELLS_MAX / slots)));
+    this.owner = new Uint32Array(this.cap * slots);
+    this.kind = new Uint8Array(this.cap * slots);
+    this.chunk = new Uint16Array(this.cap * slots);
+    this.columns = new Array(this.cap);
+  }
+  get oldest() { return Math.max(0, this.count - this.cap); }
+  column(index) { return index < this.oldest || index >= this.count ? null : this.columns[index % this.cap]; }
+  cell(index, slot) {
+    const at = (index % this.cap) * this.slots + slot;
+    return {owner: this.owner[at], kind: this.kind[at], chunk: this.chunk[at]};
+  }
+  clear() { this.rows.fill(0); }
+  leave(slot) { this.rows[slot] = 0; }
+  join(slot, sequenceId) { if (slot < this.slots) this.rows[slot] = this.owners.of(sequenceId); }
+
+  // One step of whoever has a row. `chunks`: tokens by slot; `tokenless`: slots.
+  push(column, chunks, tokenless, finished, preempted, heat) {
+    const index = this.count++, base = (index % this.cap) * this.slots, all = this.owners.all;
+    let decodes = 0, chunked = column.chunkTokens || 0, idle = 0;
+    for (const sequenceId of preempted) this.mark(index - 1, this.owners.of(sequenceId), PREEMPTED);
+    for (let slot = 0; slot < this.slots; slot++) {
+      const number = this.rows[slot], owner = all[number];
+      let kind = IDLE, chunk = 0;
+      if (number && !owner.ended) {
+        const hasToken = !tokenless.has(slot);
+        if (chunks.has(slot)) { kind = hasToken ? FIRST : PREFILL; chunk = chunks.get(slot); chunked += chunk; }
+        else if (hasToken) { kind = DECODE; decodes++; }
+        else kind = WAITS;
+        if (hasToken) {
+          if (!owner.first) { owner.first = column.at; if (owner.arrived) heat.add("ttft", column.at, column.at - owner.arrived); }
+          else heat.add("gap", column.at, column.at - owner.last);
+          owner.last = column.at;
+        }
+      }
+      if (kind === IDLE) idle++;
+      this.owner[base + slot] = kind === IDLE ? 0 : number;
+      this.kind[base + slot] = kind;
+      this.chunk[base + slot] = Math.min(chunk, 65535);
+    }
+    for (const slot of finished) {
+      this.kind[base + slot] |= FINISHED;
+      if (this.rows[slot]) all[this.rows[slot]].ended = true;
+    }
+    // What is left out is as it was.
+    const before = this.column(index - 1);
+    if (column.step) Object.assign(column, {free: before?.free ?? null, waiting: before?.waiting ?? null});
+    this.columns[index % this.cap] = {...column, decodes, chunked, idle, finished: finished.length, preempted: preempted.length};
+  }
+  mark(index, number, flag) {
+    if (index < this.oldest) return;
+    const base = (index % this.cap) * this.slots;
+    for (let slot = 0; slot < this.slots; slot++) if (this.owner[base + slot] === number) this.kind[base + slot] |= flag;
+  }
+  // Runs of a slot between two columns: the same owner doing the same.
+  runs(slot, first, last, tell) {
+    const {cap, slots, owner, kind} = this;
+    let start = first, at = (first % cap) * slots + slot, number = owner[at], what = kind[at];
+    for (let index = first + 1; index <= last; index++) {
+      at = (index % cap) * slots + slot;
+      const isEnd = index === last;
+      if (!isEnd && owner[at] === number && kind[at] === what && !(what & ~KIND)) continue;
+      if (number) tell(start, index, number, what);
+      if (!isEnd) { start = index; number = owner[at]; what = kind[at]; }
+    }
+  }
+}
+
+// Latencies by time and size: bins of a second, and half powers of two from a quarter of a millisecond on.
+const HEAT_BINS = 120, HEAT_ROWS = 36;
+class Heat {
+  constructor() { this.kinds = {ttft: new Map(), gap: new Map()}; this.newest = 0; }
+  add(kind, at, ms) {
+    const bin = Math.floor(at / 1000), bins = this.kinds[kind];
+    let counts = bins.get(bin);
+    if (!counts) {
+      bins.set(bin, counts = new Uint32Array(HEAT_ROWS));
+      if (bin > this.newest) this.newest = bin;
+      for (const old of bins.keys()) { if (old > this.newest - HEAT_BINS) break; bins.delete(old); }
+    }
+    counts[Heat.row(ms)]++;
+  }
+  static row(ms) { return Math.max(0, Math.min(HEAT_ROWS - 1, Math.floor(2 * Math.log2(Math.max(ms, .25) / .25)))); }
+  static msOf(row) { return .25 * 2 ** (row / 2); }
+  // The size below which a share of the newest seconds is.
+  quantile(kind, share, seconds) {
+    const sums = new Float64Array(HEAT_ROWS);
+    let all = 0;
+    for (const [bin, counts] of this.kinds[kind])
+      if (bin > this.newest - seconds) for (let row = 0; row < HEAT_ROWS; row++) { sums[row] += counts[row]; all += counts[row]; }
+    let seen = 0;
+    for (let row = 0; row < HEAT_ROWS; row++) if ((seen += sums[row]) >= all * share && all) return Heat.msOf(row + .5);
+    return null;
+  }
+}
+
+class Story {
+  constructor(name) {
+    Object.assign(this, {name, owners: new Owners(), tracks: new Map(), heat: new Heat(), frames: [], lost: 0});
+    this.core = {epoch: 0, seq: 0, committedSeq: 0, at: 0, configured: {}, workers: new Map(), sequences: new Map(), queue: [],
+      waiting: 0};
+  }
+  track(workerId, slots) {
+    let track = this.tracks.get(workerId);
+    if (!track || track.slots < slots) this.tracks.set(workerId, track = new Track(workerId, slots, this.owners));
+    return track;
+  }
+  frame(at) {
+    for (let index = this.frames.length - 1; index >= 0; index--) if (this.frames[index].at <= at) return this.frames[index];
+    return this.frames[0] || null;
+  }
+
+  // One event of /v1/watch. What is not told is as before.
+  take(told) {
+    const core = this.core;
+    if (told.is_snapshot) { core.workers = new Map(); core.sequences = new Map(); core.queue = []; core.waiting = 0; }
+    Object.assign(core, {epoch: told.epoch, seq: told.seq, committedSeq: told.committed_seq, at: told.unix_ms});
+    if (told.configured) core.configured = told.configured;
+    for (const id of told.worker_ids_gone || []) core.workers.delete(id);
+    for (const worker of told.workers || []) core.workers.set(worker.worker_id, worker);
+    if (told.sequences || told.sequence_ids_gone || told.is_snapshot) core.sequences = this.sequences(told);
+    if (told.queue) { core.queue = told.queue.sequence_ids; core.waiting = told.queue.length; }
+    for (const one of told.passed || []) this.owners.name(one.sequence_id, one.identity);
+    for (const ofWorker of told.steps || []) this.steps(ofWorker);
+    this.keep();
+    if (this.owners.all.length > OWNERS_MAX) this.forget();
+  }
+  sequences(told) {
+    const found = new Map(this.core.sequences);
+    for (const id of told.sequence_ids_gone || []) found.delete(id);
+    for (const one of told.sequences || []) {
+      const before = found.get(one.sequence_id), now = {...before, ...one};
+      if (one.identity) this.owners.name(one.sequence_id, one.identity);
+      if (one.tables) now.blocks = one.tables.map((table, group) => blocksOf(before?.blocks?.[group] || [], table));
+      found.set(one.sequence_id, now);
+    }
+    return found;
+  }
+  steps({worker_id, skipped, steps}) {
+    const worker = this.core.workers.get(worker_id);
+    let slots = worker?.slots_max || 0;
+    for (const step of steps) for (const slot of step.join_slots || []) slots = Math.max(slots, slot + 1);
+    const track = this.track(worker_id, slots);
+    track.clear();
+    this.lost += skipped;
+    for (const step of steps) {
+      for (const slot of step.leave_slots || []) track.leave(slot);
+      (step.join_slots || []).forEach((slot, index) => track.join(slot, step.join_sequence_ids[index]));
+      const chunks = new Map((step.chunk_slots || []).map((slot, index) => [slot, step.chunk_tokens[index]]));
+      track.push({at: step.answered_unix_ms, stepUs: step.step_us, plan: step.plan_id, step: step.step, tokens: step.tokens,
+        free: step.blocks_free ?? 0, waiting: step.waiting ?? 0, budget: worker?.step_tokens_max || 0}, chunks,
+        new Set(step.tokenless_slots), step.finished_slots || [], step.preempted_sequence_ids || [], this.heat);
+    }
+  }
+  // What is seen now, for when somebody looks back.
+  keep() {
+    const core = this.core, last = this.frames.at(-1), before = this.frames.at(-2);
+    const frame = {...core, workers: new Map(core.workers), maps: new Map()};
+    for (const worker of core.workers.values()) frame.maps.set(worker.worker_id, this.map(worker, core.sequences));
+    if (last && before && last.at - before.at < FRAME_MS && frame.at >= last.at) this.frames.pop();
+    this.frames.push(frame);
+    let bytes = 0;
+    for (const map of frame.maps.values()) bytes += 6 * map.owner.length;
+    while (this.frames.length > Math.max(2, Math.min(FRAMES_MAX, FRAMES_BYTES_MAX / (bytes || 1)))) this.frames.shift();
+  }
+  // By block: who holds it, how many do, and whether a prompt may find it.
+  map(worker, sequences) {
+    const count = worker.block_count, owner = new Uint32Array(count), held = new Uint8Array(count), cached = new Uint8Array(count);
+    for (const [id, one] of sequences) {
+      if (one.place?.worker_id !== worker.worker_id || !one.blocks) continue;
+      const number = this.owners.of(id);
+      for (const table of one.blocks) for (const block of table) {
+        if (block < 0 || block >= count) continue;
+        if (!owner[block]) owner[block] = number;
+        if (held[block] < 255) held[block]++;
+      }
+    }
+    const bits = atob(worker.cached_blocks || "");
+    for (let block = 0; block < count && block >> 3 < bits.length; block++)
+      cached[block] = bits.charCodeAt(block >> 3) >> (block & 7) & 1;
+    return {owner, held, cached};
+  }
+  // A page that is open for days: what is in no column any more goes.
+  forget() {
+    const story = new Story(this.name);
+    for (const [id, one] of this.core.sequences) if (one.identity) story.owners.name(id, one.identity);
+    Object.assign(this, {owners: story.owners, tracks: new Map(), frames: []});
+  }
+}
+const GIVEN_BACK = -1;
+function blocksOf(before, {skipped, kept, block_ids}) {
+  return [...new Array(skipped).fill(GIVEN_BACK), ...before.slice(skipped, kept), ...block_ids];
+}
+
+// Entries of /v1/archive as columns. Blocks and queue are not in them: how many were free, and how many waited.
+class ArchiveReader {
+  constructor(story) { this.story = story; this.workers = new Map(); this.sequenceIds = []; this.gaps = []; }
+  take(entries) {
+    this.sequenceIds = [];
+    for (const worker of this.workers.values()) worker.slots = worker.counts = [];
+    for (const {header, request, record, gap} of entries) {
+      if (header) { this.sequenceIds = []; this.story.core.configured = {policy: header.policy}; this.story.core.epoch = header.epoch; }
+      if (request) for (let choice = 0; choice < request.n; choice++)
+        this.story.owners.name(request.sequence_id + choice, {...request, choice, tokens_max: request.prompt_tokens + request.max_tokens});
+      if (record) this.record(record);
+      if (gap) this.gaps.push(gap);
+    }
+  }
+  worker(id, slots = 1) {
+    let worker = this.workers.get(id);
+    if (!worker) this.workers.set(id, worker = {rows: new Map(), plans: new Map(), fresh: new Set(), slots: [], counts: [], spec: null, slotsMax: slots});
+    worker.slotsMax = Math.max(worker.slotsMax, slots);
+    return worker;
+  }
+  record(record) {
+    if (record.sequence_ids) this.sequenceIds = record.sequence_ids;
+    const last = record.inputs.findLast((input) => input.step);
+    for (const input of record.inputs) {
+      if (input.worker) this.worker(input.worker.worker_id, input.worker.slots_max).spec = input.worker;
+      if (input.plan) {
+        const worker = this.worker(input.plan.worker_id, 1 + Math.max(0, ...input.plan.join_slots));
+        worker.plans.set(input.plan.plan_id, input.plan);
+        if (worker.plans.size > 8) worker.plans.delete(worker.plans.keys().next().value);
+      }
+      if (input.step) this.step(input, input === last ? this.sequenceIds : []);
+    }
+    this.story.core.seq = record.seq;
+    this.story.core.at = record.unix_ms;
+  }
+  step({unix_ms, step}, sequenceIds) {
+    const worker = this.worker(step.worker_id);
+    if (step.slots) { worker.slots = step.slots; worker.counts = step.token_counts || []; }
+    const plan = step.step === 0 ? worker.plans.get(step.plan_id) : null;
+    if (plan) {
+      for (const slot of plan.leave_slots) { worker.rows.delete(slot); worker.fresh.delete(slot); }
+      plan.join_slots.forEach((slot, index) => { worker.rows.set(slot, plan.admitted[index]); worker.fresh.add(slot); });
+    }
+    // Whoever joined before these entries begin is known by its first token.
+    if (!worker.counts.length && worker.slots.length === sequenceIds.length)
+      worker.slots.forEach((slot, index) => worker.rows.set(slot, sequenceIds[index]));
+    const slots = Math.max(worker.slotsMax, 1 + Math.max(-1, ...worker.rows.keys()));
+    const track = this.story.track(step.worker_id, slots);
+    track.clear();
+    for (const [slot, id] of worker.rows) track.join(slot, id);
+    const sampled = new Set(worker.slots), chunks = new Map();
+    for (const slot of worker.fresh) {
+      if (step.step === 0) chunks.set(slot, 0);
+      if (sampled.has(slot)) worker.fresh.delete(slot);
+    }
+    const tokenless = new Set([...worker.rows.keys()].filter((slot) => !sampled.has(slot)));
+    track.push({at: unix_ms, stepUs: step.step_us, plan: step.plan_id, step: step.step, tokens: sampled.size,
+      chunkTokens: plan?.chunk_tokens || 0, free: plan?.blocks_free, waiting: plan?.waiting,
+      budget: worker.spec?.step_tokens_max || 0}, chunks, tokenless, step.finished_slots || [], plan?.preempted || [], this.story.heat);
+  }
+}

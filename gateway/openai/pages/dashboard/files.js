@@ -1,0 +1,82 @@
+// A story in a file, and as a Chrome trace.
+
+const FORMAT = "kaiten-dashboard-1", FILE_BYTES_MAX = 200e6;
+
+// By slot, runs of [first column, columns, owner, kind]; times as they are.
+function saved(story, frame) {
+  const tracks = [...story.tracks.values()].map((track) => {
+    const columns = [], runs = [];
+    for (let index = track.oldest; index < track.count; index++) columns.push(track.column(index));
+    for (let slot = 0; slot < track.slots; slot++) {
+      const ofSlot = [];
+      if (track.count) track.runs(slot, track.oldest, track.count, (from, to, number, what) => ofSlot.push([from - track.oldest, to - from, number, what]));
+      runs.push(ofSlot);
+    }
+    return {worker_id: track.workerId, slots: track.slots, columns, runs};
+  });
+  const owners = story.owners.all.slice(1).map(({sequenceId, id, choice, hue, arrived, first, ended, promptTokens, tokensMax}) => ({sequenceId, id, choice, hue, arrived, first, ended, promptTokens, tokensMax}));
+  const heat = Object.fromEntries(Object.entries(story.heat.kinds).map(([kind, bins]) => [kind, [...bins].map(([bin, counts]) => [bin, [...counts]])]));
+  const seen = frame && {...frame, workers: [...frame.workers.values()], sequences: [...frame.sequences.values()], maps: undefined};
+  return {format: FORMAT, saved_unix_ms: Date.now(), owners, tracks, heat, frame: seen};
+}
+// Error: what is wrong with it.
+function loaded(file) {
+  if (file?.format !== FORMAT) throw new Error(`this is no file of this page: its format must be ${FORMAT}`);
+  const story = new Story("file");
+  for (const one of file.owners) {
+    const number = story.owners.of(one.sequenceId);
+    Object.assign(story.owners.all[number], one, {number});
+  }
+  for (const {worker_id, slots, columns, runs} of file.tracks) {
+    const track = story.track(worker_id, slots), start = Math.max(0, columns.length - track.cap);
+    track.count = columns.length;
+    columns.forEach((column, index) => { if (index >= start) track.columns[index % track.cap] = column; });
+    runs.forEach((ofSlot, slot) => ofSlot.forEach(([from, count, number, what]) => {
+      for (let index = Math.max(from, start); index < from + count; index++) {
+        track.owner[(index % track.cap) * slots + slot] = number;
+        track.kind[(index % track.cap) * slots + slot] = what;
+      }
+    }));
+  }
+  for (const [kind, bins] of Object.entries(file.heat)) for (const [bin, counts] of bins) {
+    story.heat.kinds[kind].set(bin, Uint32Array.from(counts));
+    story.heat.newest = Math.max(story.heat.newest, bin);
+  }
+  if (file.frame) {
+    Object.assign(story.core, file.frame, {workers: new Map(file.frame.workers.map((worker) => [worker.worker_id, worker])), sequences: new Map(file.frame.sequences.map((one) => [one.sequence_id, one]))});
+    story.keep();
+  }
+  return story;
+}
+
+// chrome://tracing and ui.perfetto.dev: a process per worker, a thread per slot, times in microseconds.
+function chromeTrace(story) {
+  const events = [];
+  [...story.tracks.values()].forEach((track, pid) => {
+    events.push({name: "process_name", ph: "M", pid, args: {name: `worker ${track.workerId}`}});
+    // An answer may have been long on its way: no step begins before the one before it ended.
+    const began = (index) => {
+      const column = track.column(index), before = track.column(index - 1);
+      return Math.max(Math.round(column.at * 1000 - Math.max(1, column.stepUs)), before ? Math.round(before.at * 1000) : 0);
+    };
+    for (let slot = 0; slot < track.slots; slot++) {
+      events.push({name: "thread_name", ph: "M", pid, tid: slot, args: {name: `slot ${slot}`}});
+      if (track.count) track.runs(slot, track.oldest, track.count, (from, to, number, what) => {
+        const owner = story.owners.all[number], start = began(from), end = Math.round(track.column(to - 1).at * 1000);
+        events.push({name: owner.id ? nameOf(owner) : `sequence ${owner.sequenceId}`, cat: ["idle", "decode", "prefill", "prefill", "sits out"][what & KIND], ph: "X", pid, tid: slot, ts: start, dur: Math.max(1, end - start),
+          args: {sequence_id: owner.sequenceId, iterations: to - from, finished: !!(what & FINISHED), preempted: !!(what & PREEMPTED)}});
+      });
+    }
+    for (let index = track.oldest; index < track.count; index++) {
+      const column = track.column(index);
+      events.push({name: "tokens", ph: "C", pid, ts: began(index), args: {decode: column.decodes, prefill: column.chunked}});
+      if (column.waiting !== null) events.push({name: "waiting", ph: "C", pid, ts: began(index), args: {requests: column.waiting}});
+    }
+  });
+  return {traceEvents: events, displayTimeUnit: "ms"};
+}
+function download(name, content) {
+  const link = element("a", {download: name, href: URL.createObjectURL(new Blob([JSON.stringify(content)], {type: "application/json"}))});
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}

@@ -1,0 +1,252 @@
+// One view of one story: live, paused, out of the archive, or of a file.
+
+const live = new Story("live"), ARCHIVE_STEP_MS = 10000;
+const view = {story: live, isPaused: false, workerId: null, head: 0, shown: 0, chosen: 0, frames: 0, began: performance.now()};
+const ribbon = new Ribbon($("ribbon")), blockMap = new BlockMap($("blocks")), heats = [new HeatMap($("ttft"), "ttft"), new HeatMap($("gap"), "gap")];
+let isDirty = true, panelsAt = 0, tablesAt = 0, state = ["away", "connecting"];
+
+const track = () => view.story.tracks.get(view.workerId);
+const frameNow = () => {
+  const column = view.isPaused ? track()?.column(Math.ceil(view.head) - 1) : null;
+  return column ? view.story.frame(column.at) : view.story.frames.at(-1) || null;
+};
+const drawer = new Drawer(() => view.story, frameNow);
+const changed = () => { isDirty = true; };
+
+function chooseWorker(id) { view.workerId = id; view.head = view.shown = track()?.count || 0; changed(); }
+function followLive() {
+  const ids = [...view.story.core.workers.keys()], known = [...view.story.tracks.keys()];
+  if (!view.workerId || !(ids.includes(view.workerId) || known.includes(view.workerId))) chooseWorker(ids[0] || known[0] || null);
+  if (!view.isPaused) view.head = track()?.count || 0;
+  changed();
+}
+function pause(isPaused) {
+  if (!isPaused && view.story !== live) { view.story = live; view.workerId = null; drawer.close(false); $("problem").textContent = ""; }
+  view.isPaused = isPaused;
+  if (isPaused) view.shown = view.head = Math.min(track()?.count || 0, Math.round(view.shown) || view.head);
+  else ribbon.cursor = null;
+  $("pause").textContent = isPaused ? "Go on" : "Pause";
+  followLive();
+  tellState();
+}
+function tellState() {
+  const name = view.story === live ? state[0] === "live" ? view.isPaused ? "paused" : "live" : state[1] : view.story.name === "file" ? "a file" : "from the archive";
+  $("state").textContent = name;
+  $("state").className = view.isPaused && (view.story !== live || state[0] === "live") ? "paused" : state[0];
+}
+function scrub(index) {
+  const of = track();
+  if (!of) return;
+  if (!view.isPaused) pause(true);
+  view.head = view.shown = Math.max(of.oldest + 1, Math.min(of.count, index));
+  changed();
+}
+
+async function older() {
+  const of = track(), first = of?.column(of.oldest), until = first ? first.at : live.core.at || Date.now();
+  $("older").disabled = true;
+  try {
+    const pages = await archived(until - ARCHIVE_STEP_MS, view.story === live ? until : view.story.until);
+    const story = new Story("archive"), reader = new ArchiveReader(story);
+    for (const page of pages.entries) reader.take(page);
+    if (![...story.tracks.values()].some((each) => each.count)) throw new Error("the archive has no iteration of the ten seconds before");
+    story.until = view.story === live ? until : view.story.until;
+    const workers = new Map([...reader.workers].map(([id, worker]) => [id, {worker_id: id, address: live.core.workers.get(id)?.address || id, slots_max: worker.slotsMax, block_count: worker.spec?.block_count || live.core.workers.get(id)?.block_count || 0,
+      blocks_free: 0, plans: [], passed_over: [], is_draining: false, is_late: false}]));
+    story.frames = [{...story.core, at: 0, workers, maps: new Map()}];
+    view.story = story;
+    view.isPaused = true;
+    view.workerId = story.tracks.has(view.workerId) ? view.workerId : story.tracks.keys().next().value;
+    view.head = view.shown = track().count;
+    $("pause").textContent = "Go on";
+    $("problem").textContent = pages.isCut ? "the archive has more of this stretch than is shown" : reader.gaps.length ? `the archive has a gap: ${reader.gaps[0].reason}` : "";
+  } catch (error) { $("problem").textContent = error.message; }
+  $("older").disabled = false;
+  tellState();
+  changed();
+}
+
+function words(hit) {
+  const of = track(), column = of.column(hit.index), lines = [`iteration ${column.plan}.${column.step}, ${clock(column.at)}: ${milliseconds(column.stepUs / 1000)}, ${column.decodes} decode${column.chunked ? `, ${column.chunked} prompt tokens` : ""}`];
+  if (hit.slot !== null) {
+    const {owner, kind, chunk} = of.cell(hit.index, hit.slot), one = view.story.owners.all[owner];
+    lines.push(`slot ${hit.slot}: ${owner ? `${one.id ? nameOf(one) : `sequence ${one.sequenceId}`}, ${["idle", "decode", "prefill", "prefill and first token", "sits out"][kind & KIND]}${chunk ? ` of ${chunk} tokens` : ""}${kind & FINISHED ? ", ended" : ""}${kind & PREEMPTED ? ", preempted" : ""}` : "idle"}`);
+  }
+  if (column.free !== null && column.free !== undefined) lines.push(`${column.free} blocks free, ${column.waiting} waiting`);
+  return lines.join("\n");
+}
+const clock = (ms) => new Date(ms).toISOString().slice(11, 23);
+function tip(text, x, y) {
+  const box = $("tip");
+  box.hidden = !text;
+  if (!text) return;
+  if (box.textContent !== text) box.textContent = text;
+  box.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - box.offsetWidth - 8))}px`;
+  box.style.top = `${y + 18 + box.offsetHeight > innerHeight ? y - box.offsetHeight - 10 : y + 18}px`;
+}
+
+function draw(now) {
+  requestAnimationFrame(draw);
+  const of = track(), target = view.head, far = target - view.shown;
+  if (of && far) {
+    // Iterations come several at once; they pass one after the other.
+    view.shown = matchMedia("(prefers-reduced-motion: reduce)").matches || Math.abs(far) > 400 || Math.abs(far) < .02 ? target : view.shown + far * Math.min(1, (now - view.drawnAt) / 220);
+    isDirty = true;
+  }
+  view.drawnAt = now;
+  if (!isDirty) return;
+  isDirty = false;
+  view.frames++;
+  ribbon.draw(of, view.shown);
+  if (now - panelsAt < 100) { isDirty = true; return; }
+  panelsAt = now;
+  panels(of, now);
+}
+function panels(of, now) {
+  const story = view.story, frame = frameNow(), isArchive = story.name === "archive", column = of?.column(Math.ceil(view.head) - 1), at = column?.at ?? frame?.at ?? 0;
+  const range = $("scrub");
+  range.min = of?.oldest ?? 0;
+  range.max = of?.count ?? 0;
+  if (document.activeElement !== range || !view.isPaused) range.value = Math.ceil(view.head);
+  range.setAttribute("aria-valuetext", column ? `iteration ${column.plan}.${column.step}` : "none");
+  $("when").textContent = column ? `${clock(column.at)}  ${view.isPaused && story === live ? `−${milliseconds(live.core.at - column.at)}` : `plan ${column.plan}`}` : "no iteration yet";
+  const worker = frame?.workers.get(view.workerId), map = isArchive ? null : frame?.maps.get(view.workerId);
+  $("batch-note").textContent = worker ? `${workerName(worker)}, ${worker.slots_max} slots × iterations${story.lost ? `; ${story.lost} steps were not told` : ""}` : "";
+  if (map) {
+    let held = 0, shared = 0, evictable = 0;
+    for (let block = 0; block < map.owner.length; block++) {
+      if (map.owner[block]) { held++; if (map.held[block] > 1) shared++; } else if (map.cached[block]) evictable++;
+    }
+    $("blocks-note").textContent = `${map.owner.length} of ${worker.block_size} tokens: ${held} held, ${shared} shared, ${evictable} evictable, ${map.owner.length - held - evictable} free`;
+  } else $("blocks-note").textContent = isArchive && column ? `${column.free ?? "?"} of ${worker?.block_count || "?"} free; whose the others were, the archive does not say` : "";
+  blockMap.draw(map, story.owners, drawer.id === null ? 0 : story.owners.of(drawer.id));
+  for (const heat of heats) heat.draw(story.heat, at);
+  for (const kind of ["ttft", "gap"]) {
+    const [half, most] = [.5, .95].map((share) => story.heat.quantile(kind, share, 30));
+    $(`${kind}-note`).textContent = half === null ? "" : `half below ${milliseconds(half)}, 95 % below ${milliseconds(most)}`;
+  }
+  drawer.update();
+  // Words are read, not watched, and a hundred rows are dear.
+  if (now - tablesAt < 400) { isDirty = true; return; }
+  tablesAt = now;
+  showLeader(story, frame);
+  showWorkers(story, frame, view.workerId, (id) => { chooseWorker(id); });
+  showQueue(story, frame, isArchive, column?.waiting);
+  showRunning(story, frame, view.workerId, isArchive);
+}
+
+$("pause").addEventListener("click", () => pause(!view.isPaused));
+$("older").addEventListener("click", older);
+$("scrub").addEventListener("input", (event) => scrub(Number(event.target.value)));
+$("zoom").addEventListener("change", (event) => { ribbon.columnWidth = Number(event.target.value); changed(); });
+$("save").addEventListener("click", () => download("kaiten-dashboard.json", saved(view.story, frameNow())));
+$("trace").addEventListener("click", () => download("kaiten-trace.json", chromeTrace(view.story)));
+const comparison = new Comparison();
+$("burst").addEventListener("click", () => comparison.run());
+$("compare-close").addEventListener("click", () => comparison.close());
+$("load").addEventListener("change", async (event) => {
+  const [file] = event.target.files;
+  event.target.value = "";
+  if (!file) return;
+  try {
+    if (file.size > FILE_BYTES_MAX) throw new Error(`a file has at most ${FILE_BYTES_MAX / 1e6} MB`);
+    const story = loaded(JSON.parse(await file.text()));
+    Object.assign(view, {story, isPaused: true, workerId: story.tracks.keys().next().value || null});
+    view.head = view.shown = track()?.count || 0;
+    $("pause").textContent = "Go on";
+    $("problem").textContent = "";
+  } catch (error) { $("problem").textContent = `${file.name}: ${error.message}`; }
+  tellState();
+  changed();
+});
+
+$("ribbon").addEventListener("pointermove", (event) => {
+  const of = track(), hit = of && ribbon.at(of, event.offsetX, event.offsetY);
+  if (hit) { ribbon.cursor = hit; tip(words(hit), event.clientX, event.clientY); } else tip("");
+  changed();
+});
+$("ribbon").addEventListener("pointerleave", () => { if (!view.isPaused) ribbon.cursor = null; tip(""); changed(); });
+$("ribbon").addEventListener("click", (event) => {
+  const of = track(), hit = of && ribbon.at(of, event.offsetX, event.offsetY);
+  if (!hit || hit.slot === null) return;
+  const {owner} = of.cell(hit.index, hit.slot);
+  if (owner) drawer.open(view.story.owners.all[owner].sequenceId, $("ribbon"));
+});
+const MOVES = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1], PageUp: [-20, 0], PageDown: [20, 0]};
+$("ribbon").addEventListener("keydown", (event) => {
+  const of = track(), move = MOVES[event.key];
+  if (!of?.count || !(move || event.key === "Enter")) return;
+  event.preventDefault();
+  if (!view.isPaused) pause(true);
+  if (!ribbon.cursor || !of.column(ribbon.cursor.index)) ribbon.cursor = {index: Math.ceil(view.head) - 1, slot: 0};
+  else if (move) {
+    const {index, slot} = ribbon.cursor;
+    ribbon.cursor = {index: Math.max(of.oldest, Math.min(of.count - 1, index + move[0])), slot: Math.max(0, Math.min(of.slots - 1, (slot ?? 0) + move[1]))};
+  }
+  if (event.key === "Enter") {
+    const {owner} = of.cell(ribbon.cursor.index, ribbon.cursor.slot);
+    if (owner) drawer.open(view.story.owners.all[owner].sequenceId, $("ribbon"));
+  }
+  // What is pointed at stays in sight.
+  if (ribbon.cursor.index >= view.head) scrub(ribbon.cursor.index + 1);
+  if (ribbon.cursor.index < view.head - ribbon.columns + 1) scrub(ribbon.cursor.index + ribbon.columns - 1);
+  $("spoken").textContent = words(ribbon.cursor);
+  const box = $("ribbon").getBoundingClientRect(), x = box.right - (view.shown - ribbon.cursor.index) * ribbon.columnWidth;
+  tip(words(ribbon.cursor), x, box.top + (ribbon.cursor.slot + 1) * ribbon.rowHeight(of));
+  changed();
+});
+$("ribbon").addEventListener("blur", () => tip(""));
+$("blocks").addEventListener("pointermove", (event) => {
+  const frame = frameNow(), map = frame?.maps.get(view.workerId), block = map && blockMap.at(map.owner.length, event.offsetX, event.offsetY);
+  blockMap.cursor = block ?? null;
+  if (block === null || block === undefined) return tip("");
+  const one = view.story.owners.all[map.owner[block]];
+  tip(`block ${block}: ${one ? `${one.id ? nameOf(one) : `sequence ${one.sequenceId}`}${map.held[block] > 1 ? `, shared by ${map.held[block]}` : ""}${map.cached[block] ? ", cached" : ""}` : map.cached[block] ? "cached, held by nobody: evictable" : "free"}`, event.clientX, event.clientY);
+  changed();
+});
+$("blocks").addEventListener("pointerleave", () => { blockMap.cursor = null; tip(""); changed(); });
+$("blocks").addEventListener("click", (event) => {
+  const map = frameNow()?.maps.get(view.workerId), block = map && blockMap.at(map.owner.length, event.offsetX, event.offsetY);
+  if (block !== null && map?.owner[block]) drawer.open(view.story.owners.all[map.owner[block]].sequenceId, null);
+});
+for (const body of [$("queue"), $("running")]) body.addEventListener("click", (event) => {
+  const button = event.target.closest("tr")?.querySelector("[data-sequence]");
+  if (button) drawer.open(Number(button.dataset.sequence), button);
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && drawer.id !== null) { drawer.close(true); tip(""); }
+  const isTyping = /^(INPUT|SELECT|BUTTON|TEXTAREA|A)$/.test(event.target.tagName) && event.target.type !== "range";
+  if (event.key === " " && !isTyping && !$("key-dialog").open) { event.preventDefault(); pause(!view.isPaused); }
+});
+
+// A key is asked for where one is needed.
+function askKey(why) {
+  const dialog = $("key-dialog");
+  $("key-why").textContent = why || "What this page shows is everybody's: it takes a key made by `kaiten keygen --role operator`.";
+  $("key-input").value = sessionStorage.getItem(KEY_NAME) || "";
+  if (!dialog.open) dialog.showModal();
+  $("key-input").focus();
+  return new Promise((done) => dialog.addEventListener("close", () => {
+    if (dialog.returnValue === "use") {
+      const key = $("key-input").value.trim();
+      if (key) sessionStorage.setItem(KEY_NAME, key); else sessionStorage.removeItem(KEY_NAME);
+    }
+    done(dialog.returnValue === "use");
+  }, {once: true}));
+}
+// Whoever has none, or cancelled, is asked again by the button.
+let wakeUp = () => {};
+$("key").addEventListener("click", async () => { if (await askKey("")) wakeUp(); });
+async function keyGiven(error) {
+  const woken = new Promise((done) => { wakeUp = done; });
+  if (!$("key-dialog").open && await askKey(error.message)) return;
+  await woken;
+}
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readPaint(); for (const body of ["queue", "running"]) $(body).dataset.digest = ""; comparison.draw(); changed(); });
+addEventListener("resize", () => { comparison.draw(); changed(); });
+readPaint();
+requestAnimationFrame(draw);
+follow((told) => { live.take(told); if (view.story === live) followLive(); }, (name, why) => {
+  if (state[0] !== name || state[1] !== why) { state = [name, why]; tellState(); }
+}, keyGiven);

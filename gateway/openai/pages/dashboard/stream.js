@@ -1,0 +1,59 @@
+// What is fetched: with the key, if there is one, in a header and nowhere else.
+const KEY_NAME = "kaiten-operator-key";
+class Refused extends Error { constructor(message, status) { super(message); this.status = status; } }
+
+async function ask(path, options = {}) {
+  const key = sessionStorage.getItem(KEY_NAME);
+  const headers = {...(key && {authorization: `Bearer ${key}`}), ...(options.body && {"content-type": "application/json"})};
+  const reply = await fetch(path, {...options, headers, cache: "no-store"});
+  if (reply.ok) return reply;
+  const told = await reply.json().catch(() => null);
+  throw new Refused(told?.error?.message || `${reply.status} ${reply.statusText}`, reply.status);
+}
+
+// Events of a stream, as they come.
+async function* eventsOf(reply) {
+  let rest = "";
+  for await (const part of reply.body.pipeThrough(new TextDecoderStream())) {
+    const blocks = (rest + part).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) if (block.startsWith("data: {")) yield JSON.parse(block.slice(6));
+  }
+}
+
+const RETRY_MS = [250, 500, 1000, 2000, 4000];
+// For ever, through whatever happens to the connection; only a key that is wrong or missing is waited for.
+async function follow(onCore, onState, keyGiven) {
+  for (let tries = 0; ; ) {
+    let wait = RETRY_MS[Math.min(tries++, RETRY_MS.length - 1)];
+    try {
+      const reply = await ask("v1/watch?interval_ms=100");
+      for await (const told of eventsOf(reply)) {
+        if (told.error) throw new Error(told.error.message);
+        tries = 0;
+        onState("live", "");
+        onCore(told);
+      }
+      throw new Error("the watch ended");
+    } catch (error) {
+      onState("away", error.message);
+      if (error.status === 401 || error.status === 403) { await keyGiven(error); tries = wait = 0; }
+    }
+    await new Promise((done) => setTimeout(done, wait));
+  }
+}
+
+// Of the archive: a stretch of time, oldest first; never more than so many pages.
+const PAGES_MAX = 5;
+async function archived(sinceMs, untilMs) {
+  const entries = [];
+  let after = "";
+  for (let pages = 0; pages < PAGES_MAX; pages++) {
+    const query = `since_ms=${Math.floor(sinceMs)}&until_ms=${Math.ceil(untilMs)}&limit=1000${after && `&after=${after}`}`;
+    const page = await (await ask(`v1/archive?${query}`)).json();
+    entries.push(page.data);
+    if (!page.has_more) return {entries, isCut: false};
+    after = page.last;
+  }
+  return {entries, isCut: true};
+}

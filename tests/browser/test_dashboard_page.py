@@ -1,0 +1,361 @@
+"""`/dashboard` in a real browser, beside a stack whose slots are all taken."""
+
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kaiten.cli.keygen import mint
+from kaiten.client import Client
+from tests.support.answers import until
+from tests.support.browser import CHROMIUM
+from tests.support.tab import Tab, tab
+from tests.support.whole_stack import WholeStack, wait_until
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt install chromium"),
+]
+SLOTS = 16
+STATE = "document.getElementById('state').textContent"
+DRAWER = "document.getElementById('drawer').textContent"
+# Cells of the ribbon in which a sequence had a token, or was told to have one (kinds 1 and 3).
+TOKENS_OF = """(() => {
+  const number = live.owners.numbers.get(SEQUENCE), of = track();
+  let count = 0;
+  for (let index = of.oldest; index < of.count; index++)
+    for (let slot = 0; slot < of.slots; slot++) {
+      const cell = of.cell(index, slot);
+      if (cell.owner === number && [1, 3].includes(cell.kind & 15)) count++;
+    }
+  return count;
+})()"""
+# The middle of a cell of the newest iteration, of whoever is there.
+CELL = """(() => {
+  const box = ribbon.canvas.getBoundingClientRect(), of = track();
+  const slot = [...Array(of.slots).keys()].find((slot) => of.cell(view.head - 1, slot).owner);
+  return {x: box.right - ribbon.columnWidth / 2, y: box.top + (slot + .5) * ribbon.rowHeight(of)};
+})()"""
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeStack]:
+    """Few slots, few blocks, and an archive. Nobody kills a part of it."""
+    folder = tmp_path_factory.mktemp("dashboard")
+    small = {"slots": SLOTS, "kv_blocks": 320}
+    kept = {"archive_dir": folder / "archive"}
+    with WholeStack(folder, worker_flags=small, scheduler_flags=kept) as stack:
+        yield stack
+        stack.check()
+
+
+@pytest.fixture
+async def page(stack: WholeStack, tmp_path: Path) -> AsyncIterator[Tab]:
+    async with tab(tmp_path / "profile", f"{stack.door.http}/dashboard") as page:
+        await page.size(1280, 900)
+        await page.until(f"{STATE} === 'live'")
+        yield page
+        assert not page.troubles, page.troubles
+
+
+@contextmanager
+def crowd(stack: WholeStack, count: int = 80) -> Iterator[list[str]]:
+    """More than there is room for, and for longer than anybody looks; their ids."""
+    with Client(stack.door.grpc) as client:
+        ids = [
+            client.submit(
+                "The chef has a plate of salmon for you, and a long story about it." * (1 + i % 3),
+                max_tokens=(30 + 61 * i % 130) if i % 2 else (300 + 97 * i % 400),
+                ignore_eos=True,
+                temperature=0.7,
+                seed=i,
+            )
+            for i in range(count)
+        ]
+        try:
+            yield ids
+        finally:
+            for id in ids:
+                client.cancel(id)
+            wait_until(lambda: not stack.problem(), "nobody is left")
+
+
+async def until_full(page: Tab) -> None:
+    """Iterations by the dozen, nobody without a reason."""
+    await page.until(
+        f"track()?.count > 40 && live.core.queue.length > 5 && {SLOTS} === "
+        "[...live.core.sequences.values()].filter((one) => "
+        "one.place?.state === 'running').length"
+    )
+    await page.until("document.querySelectorAll('#queue [data-sequence]').length > 5")
+
+
+async def answered(page: Tab, stack: WholeStack, max_tokens: int) -> int:
+    """Somebody asked, and the page has seen all of it; the sequence's id."""
+    asked = {"prompt": "The chef", "max_tokens": max_tokens, "ignore_eos": True}
+    async with httpx.AsyncClient(base_url=stack.door.http, timeout=60) as http:
+        reply = await http.post("/v1/completions", json=asked)
+    id = reply.json()["id"].removeprefix("cmpl-")
+    named = f"live.owners.all.find((one) => one?.id === 'default:{id}')"
+    await page.until(f"!!{named}?.ended")
+    return int(await page.look(f"{named}.sequenceId"))
+
+
+async def test_every_token_is_a_cell(page: Tab, stack: WholeStack) -> None:
+    """All iterations of a request are told, and none twice."""
+    sequence = await answered(page, stack, 150)
+    assert await page.look(TOKENS_OF.replace("SEQUENCE", str(sequence))) == 150
+    assert await page.look("live.lost") == 0
+    seen = f"live.owners.all[live.owners.of({sequence})]"
+    assert await page.look(f"{seen}.first - {seen}.arrived") > 0
+
+
+async def test_what_was_seen_goes_into_files(page: Tab, stack: WholeStack, tmp_path: Path) -> None:
+    """Saved and loaded it is the same, and a Chrome trace has every iteration once."""
+    await page.downloads(tmp_path)
+    sequence = await answered(page, stack, 60)
+
+    async def given(button: str, name: str) -> Path:
+        await page.look(f"document.getElementById('{button}').click()")
+
+        async def is_there() -> bool:
+            return (tmp_path / name).is_file()
+
+        await until(is_there, name)
+        return tmp_path / name
+
+    saved = await given("save", "kaiten-dashboard.json")
+    await page.choose("load", saved)
+    await page.until(f"{STATE} === 'a file'")
+    count = TOKENS_OF.replace("SEQUENCE", str(sequence)).replace("live", "view.story")
+    assert await page.look(count) == 60
+    assert await page.look("document.getElementById('problem').textContent") == ""
+    traces = [json.loads((await given("trace", "kaiten-trace.json")).read_text())]
+    await page.look("document.getElementById('pause').click()")
+    assert await page.look(STATE) == "live"
+    (tmp_path / "kaiten-trace.json").unlink()
+    traces.append(json.loads((await given("trace", "kaiten-trace.json")).read_text()))
+    for trace in traces:
+        drawn = [each for each in trace["traceEvents"] if each["ph"] == "X"]
+        ours = [each for each in drawn if each["args"]["sequence_id"] == sequence]
+        assert [each["cat"] for each in ours][:2] == ["prefill", "decode"]
+        assert sum(each["args"]["iterations"] for each in ours) == 60
+        assert ours[-1]["args"]["finished"]
+        for slot in {each["tid"] for each in drawn}:
+            of_slot = [each for each in drawn if each["tid"] == slot]
+            for one, other in pairwise(sorted(of_slot, key=lambda each: each["ts"])):
+                assert one["ts"] + one["dur"] <= other["ts"]
+    saved.write_text('{"format": "another"}')
+    await page.choose("load", saved)
+    await page.until("/its format must be/.test(document.getElementById('problem').textContent)")
+
+
+async def test_a_full_batch_is_seen_and_why_others_wait(page: Tab, stack: WholeStack) -> None:
+    with crowd(stack):
+        await until_full(page)
+        assert await page.look(
+            f"document.getElementById('workers').textContent.includes('{SLOTS} of {SLOTS}')"
+        )
+        await page.until(
+            "document.getElementById('queue').textContent.includes('every slot is taken')"
+        )
+        await page.until("document.querySelectorAll('#running tr').length === 16")
+        held, shared, cached = await page.look(
+            "(() => { const {owner, held, cached} = live.frames.at(-1).maps.values().next().value;"
+            " return [owner.filter(Boolean).length, held.filter((of) => of > 1).length,"
+            " cached.filter(Boolean).length]; })()"
+        )
+        assert held > SLOTS
+        # All prompts begin alike.
+        assert shared > 0
+        assert cached > 0
+        note = await page.look("document.getElementById('blocks-note').textContent")
+        assert re.match(r"320 of 16 tokens: \d+ held, \d+ shared", note), note
+        for kind in ("ttft", "gap"):
+            await page.until(
+                f"/^half below/.test(document.getElementById('{kind}-note').textContent)"
+            )
+    await page.until("document.getElementById('queue-note').textContent === 'nobody waits'")
+    await page.until("document.getElementById('running-note').textContent === '0 sequences'")
+
+
+async def test_a_cell_opens_its_request(page: Tab, stack: WholeStack) -> None:
+    """By the mouse: what is under it is said, a click explains it."""
+    with crowd(stack):
+        await until_full(page)
+        await page.look("document.getElementById('pause').click()")
+        spot = await page.look(CELL)
+        await page.point(**spot)
+        await page.until("/slot \\d+: default:/.test(document.getElementById('tip').textContent)")
+        tip = await page.look("document.getElementById('tip').textContent")
+        id = re.search("default:([0-9a-f]+)", tip)
+        assert id is not None
+        await page.point(**spot, click=True)
+        assert id[0] in await page.look("document.getElementById('drawer-title').textContent")
+        await page.until("document.querySelectorAll('#drawer tbody tr').length > 2")
+        told = await page.look(DRAWER)
+        async with httpx.AsyncClient(base_url=stack.door.http) as http:
+            explained = (await http.get(f"/v1/requests/{id[1]}/explain")).json()
+        for interval in explained["choices"][0]["intervals"][:2]:
+            assert interval["why"] in told
+        await page.press("Escape")
+        assert await page.look("document.getElementById('drawer').hidden")
+
+
+async def test_by_keyboard_alone(page: Tab, stack: WholeStack) -> None:
+    with crowd(stack):
+        await until_full(page)
+        await page.press(" ")
+        assert await page.look(STATE) == "paused"
+        stands = await page.look("view.head")
+        await page.until(f"track().count > {stands} + 5")
+        assert await page.look("view.head") == stands
+        for _ in range(30):
+            await page.press("Tab")
+            if await page.look("document.activeElement.id") == "ribbon":
+                break
+        for key in ("ArrowLeft", "ArrowLeft", "ArrowDown", "ArrowUp", "ArrowDown"):
+            await page.press(key)
+        # The first key goes to the newest one.
+        cursor = await page.look("ribbon.cursor")
+        assert cursor == {"index": stands - 2, "slot": 1}
+        # Somebody's end may be here.
+        while "slot 1: default:" not in await page.look(
+            "document.getElementById('spoken').textContent"
+        ):
+            await page.press("ArrowLeft")
+        await page.press("Enter")
+        await page.until("document.querySelectorAll('#drawer tbody tr').length > 2")
+        assert await page.look("document.activeElement.id") == "drawer-title"
+        await page.press("Escape")
+        assert await page.look("document.activeElement.id") == "ribbon"
+        # The slider is the time, and what is beside it is of that time.
+        await page.look("document.getElementById('scrub').focus()")
+        await page.press("ArrowLeft")
+        assert await page.look("view.head") == stands - 1
+        then = await page.look("track().column(view.head - 1).at")
+        assert await page.look("frameNow().at") <= then
+        await page.press(" ")
+        assert await page.look(STATE) == "live"
+        await page.until(f"view.head > {stands} + 5")
+
+
+async def test_what_was_before_the_page_comes_from_the_archive(
+    stack: WholeStack, tmp_path: Path
+) -> None:
+    with crowd(stack):
+        wait_until(lambda: stack.state().waiting and stack.state().running, "a queue")
+        async with tab(tmp_path / "profile", f"{stack.door.http}/dashboard") as page:
+            await page.until("track()?.count > 5")
+            first = await page.look("track().column(track().oldest).at")
+            await page.look("document.getElementById('older').click()")
+            await page.until(f"{STATE} === 'from the archive'")
+            assert await page.look("track().count") > 0
+            assert await page.look("track().column(track().count - 1).at") <= first
+            assert await page.look(f"track().slots === {SLOTS}")
+            named = "view.story.owners.all.filter((one) => /^default:/.test(one?.id)).length"
+            assert await page.look(named) > 0
+            await page.look("document.getElementById('pause').click()")
+            assert await page.look(STATE) == "live"
+            assert not page.troubles, page.troubles
+
+
+async def test_continuous_beside_static(
+    page: Tab, stack: WholeStack, axe: str, tmp_path: Path
+) -> None:
+    """The burst is served, and the same lengths are played under `static`."""
+    await page.until("live.core.workers.size === 1")
+    await page.look("document.getElementById('burst').click()")
+    await page.until("!document.getElementById('compare-pair').hidden")
+    note = await page.look("document.getElementById('compare-note').textContent")
+    assert re.fullmatch(
+        r"64 requests with outputs of 2 to \d+ tokens\. Both played, static takes [\d.]+ times"
+        r" the iterations and [\d.]+ times the time of fair\.",
+        note,
+    ), note
+    tokens, counts = await page.look(
+        "[comparison.pair.map((of) => of.columns.slice(0, of.count)"
+        ".reduce((sum, column) => sum + column.tokens, 0)), comparison.pair.map((of) => of.count)]"
+    )
+    assert (
+        tokens[0]
+        == tokens[1]
+        == await page.look("raggedLengths(64).reduce((sum, length) => sum + length)")
+    )
+    assert counts[1] > counts[0]
+    folder = Path(os.environ.get("KAITEN_PICTURES", tmp_path))
+    (folder / "dashboard-compare.png").write_bytes(await page.picture())
+    await page.look(f"{axe}; 0")
+    await no_violation(page)
+    await page.look("document.getElementById('compare-close').click()")
+    assert await page.look("document.getElementById('compare').hidden")
+    assert await page.look("document.activeElement.id") == "burst"
+
+
+async def test_where_keys_are_on_it_is_for_operators(stack: WholeStack, tmp_path: Path) -> None:
+    keys = {role: mint("acme", role) for role in ("tenant", "operator")}
+    (tmp_path / "keys.toml").write_text("".join(each.entry for each in keys.values()))
+    door = stack.add_gateway(api_keys_file=tmp_path / "keys.toml")
+    try:
+        door.process.start()
+        door.wait_ready()
+        async with tab(tmp_path / "profile", f"{door.http}/dashboard") as page:
+            is_asked = "document.getElementById('key-dialog').open"
+            why = "document.getElementById('key-why').textContent"
+            await page.until(is_asked)
+            assert await page.look("track()?.count || 0") == 0
+            await page.type(keys["tenant"].key)
+            await page.press("Enter")
+            await page.until(f"{is_asked} && /operator/.test({why})")
+            await page.look("document.getElementById('key-input').select()")
+            await page.type(keys["operator"].key)
+            await page.press("Enter")
+            await page.until(f"{STATE} === 'live'")
+            await page.reload()
+            await page.until(f"{STATE} === 'live'")
+            # Nothing else was refused, and nothing else is wrong.
+            assert [re.findall(r"status of (\d+)", each) for each in page.troubles] == [
+                ["401"],
+                ["403"],
+            ]
+    finally:
+        stack.retire(door)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_everybody_can_read_it_on_anything(
+    page: Tab, stack: WholeStack, axe: str, scheme: str, tmp_path: Path
+) -> None:
+    """axe finds nothing, with the drawer and without; nothing is wider than a phone."""
+    await page.colours(scheme)
+    with crowd(stack):
+        await until_full(page)
+        await page.until("track().count > 160 || live.core.queue.length < 30")
+        # For the docs: KAITEN_PICTURES=docs/images make test-browser
+        folder = Path(os.environ.get("KAITEN_PICTURES", tmp_path))
+        (folder / f"dashboard-{scheme}.png").write_bytes(await page.picture())
+        await page.look(f"{axe}; 0")
+        await no_violation(page)
+        await page.look("document.querySelector('#running [data-sequence]').click()")
+        await page.until("document.querySelectorAll('#drawer tbody tr').length > 2")
+        await no_violation(page)
+        await page.size(360, 740, is_phone=True)
+        assert await page.look("document.documentElement.scrollWidth") <= 360
+        await page.press("Escape")
+        assert await page.look("document.documentElement.scrollWidth") <= 360
+        (folder / f"dashboard-phone-{scheme}.png").write_bytes(await page.picture())
+
+
+async def no_violation(page: Tab) -> None:
+    found = await page.look(
+        "axe.run().then(({violations, passes}) => ({passes: passes.length, violations:"
+        " violations.map(({id, nodes}) => [id, nodes.map((each) => each.html).slice(0, 3)])}))"
+    )
+    assert found["violations"] == []
+    assert found["passes"] > 10
