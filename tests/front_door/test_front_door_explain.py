@@ -2,6 +2,8 @@
 
 import json
 import re
+import socket
+import time
 from itertools import pairwise
 
 import httpx
@@ -68,6 +70,50 @@ def test_all_that_a_client_waited_for_is_told(whole_stack: WholeStack) -> None:
         # The store's clock counts milliseconds.
         assert total_ms == pytest.approx(choice["latency_ms"], rel=0.02, abs=2)
         assert {each["phase"] for each in choice["intervals"]} >= {"accept", "queue", "decode"}
+
+
+def test_a_client_that_does_not_read_is_the_reason(whole_stack: WholeStack) -> None:
+    """More than fits into all buffers on the way; all of it is computed before it is read."""
+    door = whole_stack.doors[0]
+    host, _, port = door.http.removeprefix("http://").partition(":")
+    body = {
+        "messages": [{"role": "user", "content": "The chef"}],
+        "max_tokens": 700,
+        "n": 4,
+        "ignore_eos": True,
+        "logprobs": True,
+        "top_logprobs": 20,
+        "stream": True,
+    }
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((host, int(port)))
+        content, began_s = json.dumps(body).encode(), time.monotonic()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        connection.sendall(head.encode() + content)
+        first = connection.recv(4096)
+        while (id := re.search(rb'"id":"([^"]+)"', first)) is None:
+            first += connection.recv(4096)
+        url = f"{door.http}/v1/requests/{id[1].decode()}/explain"
+
+        def is_computed() -> bool:
+            return all(each["ended"] for each in httpx.get(url).json()["choices"])
+
+        wait_until(is_computed, "the end of all that is computed")
+        # As long again as it took, and what the client did is half of all.
+        computed_s = time.monotonic() - began_s
+        wait_until(lambda: time.monotonic() > began_s + 2 * computed_s, "the client's half")
+        while connection.recv(1 << 20):
+            pass
+    choices = httpx.get(url).json()["choices"]
+    for choice in choices:
+        told = dict.fromkeys(("reader", "unknown"), 0.0)
+        for each in choice["intervals"]:
+            told[each["phase"]] = told.get(each["phase"], 0.0) + each["ms"]
+        assert sum(told.values()) == pytest.approx(choice["latency_ms"], rel=0.02, abs=2)
+        assert told["reader"] >= 0.9 * computed_s * 1000
+        assert told["unknown"] == 0
 
 
 def test_of_a_request_that_nobody_knows_nothing_is_told(

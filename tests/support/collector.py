@@ -35,12 +35,12 @@ class Collector(pb_grpc.TraceServiceServicer):
 
 
 @contextmanager
-def collecting() -> Iterator[Collector]:
-    """A collector on a free port."""
+def collecting(place: str = "127.0.0.1:0") -> Iterator[Collector]:
+    """A collector; port 0 is any free one."""
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(4))
     pb_grpc.add_TraceServiceServicer_to_server(collector, server)
-    collector.address = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    collector.address = f"http://127.0.0.1:{server.add_insecure_port(place)}"
     server.start()
     try:
         yield collector

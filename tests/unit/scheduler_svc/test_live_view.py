@@ -13,6 +13,8 @@ from kaiten.v1.watch_pb2 import (
     WHY_PASSED_OVER_NO_SLOT,
     WHY_PASSED_OVER_TENANT,
     WHY_PASSED_OVER_WORST_CASE,
+    WatchedStep,
+    WatchResponse,
     WhyPassedOver,
 )
 from scheduler_svc.core.commands import (
@@ -23,8 +25,9 @@ from scheduler_svc.core.commands import (
     WorkerDraining,
     WorkerLate,
 )
-from scheduler_svc.core.outcome import Outcome, Why
-from scheduler_svc.core.types import Request, WorkerSpec
+from scheduler_svc.core.outcome import Outcome, StepTokens, Why
+from scheduler_svc.core.types import Request, StepResult, WorkerSpec
+from scheduler_svc.live_steps import STEPS_MAX
 from scheduler_svc.live_view import WAITING_SHOWN_MAX, Looks, Moment, View, look
 from scheduler_svc.live_view_wire import WHY_TO_PROTO, changes_to_proto
 from scheduler_svc.watching import Watching, interval_of
@@ -58,6 +61,13 @@ class Looked(Cell):
         if isinstance(command, MakePlan):
             self.watching.asked(self.worker(command.worker_id), outcome)
         return outcome
+
+    def commit(self, result: StepResult) -> StepTokens:
+        flight = self.watching.flight_of(self.worker(result.worker_id), result.plan_id)
+        tokens = super().commit(result)
+        if flight is not None:
+            self.watching.stepped(flight, result, self.now_ns)
+        return tokens
 
     def look(self, looks: Looks) -> View:
         self.looks += 1
@@ -221,3 +231,92 @@ async def test_a_watcher_is_told_until_the_leadership_is_over() -> None:
     assert core.queue == []
     is_over.set()
     assert [response async for response in responses] == []
+
+
+class Batch:
+    """The batches of one worker, step by step, as whoever is told of steps has them."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[dict[int, int], WatchedStep]] = []
+
+    def take(self, told: WatchResponse) -> None:
+        for of_worker in told.steps:
+            rows: dict[int, int] = {}
+            for step in of_worker.steps:
+                for slot in step.leave_slots:
+                    del rows[slot]
+                rows |= dict(zip(step.join_slots, step.join_sequence_ids, strict=True))
+                self.steps.append((dict(rows), step))
+
+
+async def test_every_step_is_told_with_its_batch() -> None:
+    """Two slots: a prompt of two chunks beside one that decodes, and then another sequence."""
+    cell, is_over, batch = Looked(spec(slots=2, step_tokens=8)), asyncio.Event(), Batch()
+    responses = cell.watching.changes(0, is_over)
+    batch.take(await anext(responses))
+    assert batch.steps == []
+    first, long, last = cell.submit(2, 3), cell.submit(10, 2), cell.submit(2, 1)
+    went: set[int] = set()
+    while cell.scheduler.live_count:
+        cell.turn()
+        cell.clock.now_ns += 1_000_000_000
+        told = await anext(responses)
+        batch.take(told)
+        went |= {one.sequence_id for one in told.passed}
+    given, chunks = dict.fromkeys((first, long, last), 0), dict.fromkeys((first, long, last), 0)
+    for rows, step in batch.steps:
+        for slot, sequence_id in rows.items():
+            given[sequence_id] += slot not in step.tokenless_slots
+        for slot, count in zip(step.chunk_slots, step.chunk_tokens, strict=True):
+            chunks[rows[slot]] += count
+        assert len(rows) <= 2
+    assert given == {first: 3, long: 2, last: 1}
+    assert chunks == {first: 2, long: 10, last: 2}
+    numbers = [(step.plan_id, step.step) for _, step in batch.steps]
+    assert numbers == sorted(set(numbers))
+    assert sum(len(step.finished_slots) for _, step in batch.steps) == 3
+    is_over.set()
+    assert [response async for response in responses] == []
+    assert cell.watching.watchers == 0
+
+
+async def test_who_came_and_went_between_two_looks_is_named() -> None:
+    cell, is_over = Looked(spec()), asyncio.Event()
+    responses = cell.watching.changes(0, is_over)
+    await anext(responses)
+    first = cell.submit(2, 1)
+    cell.finish()
+    cell.clock.now_ns += 1_000_000_000
+    told = await anext(responses)
+    assert [(one.sequence_id, one.identity.id) for one in told.passed] == [(first, f"r{first}")]
+    await responses.aclose()
+    assert cell.watching.watchers == 0
+
+
+async def test_of_more_steps_than_are_kept_the_newest_are_told_and_the_others_counted() -> None:
+    cell, is_over, batch = Looked(spec(slots=2)), asyncio.Event(), Batch()
+    slow, quick = cell.watching.changes(0, is_over), cell.watching.changes(0, is_over)
+    await anext(slow)
+    await anext(quick)
+    for _ in range(STEPS_MAX // 4 + 40):
+        cell.submit(1, 4)
+        cell.finish()
+    cell.clock.now_ns += 1_000_000_000
+    told = await anext(slow)
+    batch.take(told)
+    (of_worker,) = told.steps
+    answered = cell.watching._steps.count
+    assert answered > STEPS_MAX
+    assert (len(of_worker.steps), of_worker.num_skipped) == (STEPS_MAX, answered - STEPS_MAX)
+    await slow.aclose()
+    await quick.aclose()
+
+
+def test_blocks_that_can_be_found_are_seen() -> None:
+    cell = Looked(spec(block_size=4, blocks=11))
+    cell.submit(9, 4)
+    cell.finish()
+    (worker,) = cell.seen().workers.values()
+    bits = int.from_bytes(worker.cached_blocks, "little")
+    assert bits == sum(1 << block for block in cell.worker().kv._pool._key_of)
+    assert (bits.bit_count(), len(worker.cached_blocks)) == (3, 2)

@@ -9,9 +9,16 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("opentelemetry.proto", reason="no kaiten[otlp] here")
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+
 from deploy.image import sbom, slim
+from tests.support.collector import Collector
 from tools import lock
-from tools.containers import compose_test, images
+from tools.containers import compose_test, images, played_jaeger
 from tools.containers.engine import SKIPPED, EngineError, find
 
 LOCK = """\
@@ -106,6 +113,19 @@ def test_no_lock_names_what_the_place_chooses() -> None:
     assert "numpy" in left
     assert "torch" not in left
     assert "nvidia" not in left
+
+
+def test_what_plays_jaeger_answers_in_its_form() -> None:
+    collector = Collector()
+    spans = [Span(span_id=bytes([n]), trace_id=b"\xab" * 16, name=f"span-{n}") for n in range(2)]
+    service = KeyValue(key="service.name", value=AnyValue(string_value="kaiten-gateway"))
+    told = ResourceSpans(
+        resource=Resource(attributes=[service]), scope_spans=[ScopeSpans(spans=spans)]
+    )
+    collector.Export(ExportTraceServiceRequest(resource_spans=[told]), None)
+    named = [{"operationName": "span-0"}, {"operationName": "span-1"}]
+    assert played_jaeger.traces(collector) == [{"traceID": "ab" * 16, "spans": named}]
+    assert {*collector.services.values()} == {"kaiten-gateway"}
 
 
 def test_what_an_image_is_made_without_is_known_by_name() -> None:
