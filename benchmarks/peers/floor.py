@@ -141,7 +141,9 @@ def main() -> None:
     import torch
 
     from gpu_worker.service.machine_rates import matmul_flops_per_s, read_bytes_per_s
+    from kernels import native
 
+    native.build()
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[chosen.dtype]

@@ -302,7 +302,18 @@ class Pass {
   // keys at W places -> a lane each, a vector every kColumns per step
   KAITEN_APART void lay_out_keys(const int64_t* at, VF* to) const {
     VF rows[W];
-    for (int d = 0; d < a_.head_dim; d += kLanes, to += W * kColumns) {
+    int d = 0;
+    // Pairs as they lie cost half as many exchanges as numbers already widened.
+    if constexpr (sizeof(T) == 2 && !kPairs)
+      for (; d + 2 * W <= a_.head_dim; d += 2 * W, to += 2 * W * kColumns) {
+        KAITEN_UNROLL for (int i = 0; i < W; ++i) std::memcpy(&rows[i], keys_ + at[i] + d, sizeof rows[i]);
+        transpose(rows);
+        KAITEN_UNROLL for (int i = 0; i < W; ++i) {
+          to[2 * i * kColumns] = (VF)((VU)rows[i] << 16);
+          to[(2 * i + 1) * kColumns] = (VF)((VU)rows[i] & 0xFFFF0000u);
+        }
+      }
+    for (; d < a_.head_dim; d += kLanes, to += W * kColumns) {
       const int left = a_.head_dim - d;
       if (left >= kLanes)
         KAITEN_UNROLL for (int i = 0; i < W; ++i) rows[i] = take(keys_ + at[i] + d);

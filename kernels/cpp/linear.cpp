@@ -1,6 +1,9 @@
 // y = x W^T + bias for few rows as for many, on weights laid out once: panels of kPanel outputs, in a panel the outputs
 // side by side for each step along K (one float32, or a pair of bfloat16), so a panel is read front to back.
 //
+// Without products of pairs (AVX2) a step of bfloat16 is one number as well, widened on the way to the sums: a tile of 4
+// rows has no register left for what a pair would leave over, and the compiler then keeps a third of the sums in memory.
+//
 // Exact: an output is one chain of sums in ascending k whatever rows share the pass, so a row's bits depend on nothing
 // but the row. The matrix library sums otherwise for few rows, and reads at half the memory's rate there.
 #include <vector>
@@ -22,6 +25,9 @@ struct AsTheyAre {
   void with_source(int64_t, const F& multiply) const { multiply(Ready{begin}); }
 };
 
+template <class T>
+using Plain = std::conditional_t<std::is_same_v<T, Factor<T>>, AsTheyAre<T>, BroughtOver<T, T>>;
+
 // x widened, if tiles do not read it as it is, into a place of the calling thread's own.
 Linear as_tiles_read(Linear a) {
   if (!a.is_bf16 || KAITEN_BF16_DOT) return a;
@@ -41,26 +47,9 @@ Linear as_tiles_read(Linear a) {
 }
 
 template <class T>
-void pack_panel(const Pack& a, int64_t panel) {
-  const int64_t steps = a.in / kPerStep<T>;
-  uint32_t* to = static_cast<uint32_t*>(a.packed) + panel * steps * kPanel;
-  for (int n = 0; n < kPanel; ++n) {
-    const int64_t output = panel * kPanel + n;
-    const T* from = static_cast<const T*>(a.weight) + output * a.in;
-    for (int64_t k = 0; k < steps; ++k) {
-      uint32_t step = 0;
-      if (output < a.out) std::memcpy(&step, from + k * kPerStep<T>, sizeof step);
-      to[k * kPanel + n] = step;
-    }
-  }
-}
-
-template <class T>
 void unpack_row(const Unpack& a, int64_t row) {
-  const int64_t steps = a.in / kPerStep<T>, panel = a.ids[row] / kPanel, n = a.ids[row] % kPanel;
-  const uint32_t* from = static_cast<const uint32_t*>(a.packed) + panel * steps * kPanel + n;
   T* to = static_cast<T*>(a.rows) + row * a.in;
-  for (int64_t k = 0; k < steps; ++k) std::memcpy(to + k * kPerStep<T>, from + k * kPanel, sizeof *from);
+  for_each_weight<T, T>(a, a.ids[row], [=](int64_t k, T weight) { to[k] = weight; });
 }
 
 }  // namespace
@@ -71,7 +60,7 @@ int64_t packed_rows(int64_t out) { return panels_of(out) * kPanel; }
 
 void pack_linear(const Pack& a) {
   for_each_item(panels_of(a.out), true,
-                [&](int64_t i) { a.is_bf16 ? pack_panel<bf16>(a, i) : pack_panel<float>(a, i); });
+                [&](int64_t i) { a.is_bf16 ? pack_panel<bf16, bf16>(a, i) : pack_panel<float, float>(a, i); });
 }
 
 void unpack_rows(const Unpack& a) {
@@ -84,8 +73,8 @@ void linear(const Linear& given) {
   const Linear a = as_tiles_read(given);
   if (a.scales) return linear_int8(a);
   for_each_panel(a, [](const Linear& part, int64_t panel, int64_t next, bool is_new) {
-    part.is_bf16 ? multiply_panel<bf16, AsTheyAre>(part, panel, next, is_new)
-                 : multiply_panel<float, AsTheyAre>(part, panel, next, is_new);
+    part.is_bf16 ? multiply_panel<bf16, Plain>(part, panel, next, is_new)
+                 : multiply_panel<float, Plain>(part, panel, next, is_new);
   });
 }
 

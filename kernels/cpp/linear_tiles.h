@@ -7,6 +7,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
 
 #include "kernels.h"
 #include "parallel.h"
@@ -24,32 +27,27 @@ constexpr int kLine = 64;
 constexpr int64_t kSerialFlops = 1 << 17;
 constexpr int64_t kPartRows = 128;     // 0.2 ms against the widest panel of a small model
 
+// What tiles multiply where x is of T: pairs of bfloat16 if the processor does, else float32. x is widened once per call.
 template <class T>
-constexpr int kPerStep = sizeof(T) == 2 ? 2 : 1;
+using Factor = std::conditional_t<KAITEN_BF16_DOT && sizeof(T) == 2, bf16, float>;
+
+template <class T>
+constexpr int kPerStep = sizeof(Factor<T>) == 2 ? 2 : 1;
 
 inline int64_t panels_of(int64_t out) { return (out + kPanel - 1) / kPanel; }
 
-// What tiles read of x: pairs of bfloat16 where the processor multiplies pairs, else float32, widened once per call.
-#if KAITEN_BF16_DOT
-template <class T>
-using OfX = T;
-#else
-template <class T>
-using OfX = float;
-#endif
-
 // The sums of a step: of a float32 each, or of a pair of bfloat16, the first of it first.
 template <int R>
-inline void add_step(const VF (&w)[kColumns], const float* x, int64_t x_stride, VF (&sums)[R][kColumns], float) {
+inline void add_step(const VF (&w)[kColumns], const float* x, int64_t x_stride, VF (&sums)[R][kColumns]) {
   for (int r = 0; r < R; ++r) {
     const VF of_row = splat(x[r * x_stride]);
     for (int c = 0; c < kColumns; ++c) sums[r][c] = fma(of_row, w[c], sums[r][c]);
   }
 }
 
-template <int R>
-inline void add_step(const VF (&w)[kColumns], const OfX<bf16>* x, int64_t x_stride, VF (&sums)[R][kColumns], bf16) {
 #if KAITEN_BF16_DOT
+template <int R>
+inline void add_step(const VF (&w)[kColumns], const bf16* x, int64_t x_stride, VF (&sums)[R][kColumns]) {
   for (int r = 0; r < R; ++r) {
     uint32_t pair;
     std::memcpy(&pair, x + r * x_stride, sizeof pair);
@@ -57,14 +55,8 @@ inline void add_step(const VF (&w)[kColumns], const OfX<bf16>* x, int64_t x_stri
     for (int c = 0; c < kColumns; ++c)
       sums[r][c] = (VF)_mm512_dpbf16_ps((__m512)sums[r][c], (__m512bh)of_row, (__m512bh)w[c]);
   }
-#else
-  VF half[kColumns];
-  for (int c = 0; c < kColumns; ++c) half[c] = (VF)((VU)w[c] << 16);
-  add_step<R>(half, x, x_stride, sums, float{});
-  for (int c = 0; c < kColumns; ++c) half[c] = (VF)((VU)w[c] & 0xFFFF0000u);
-  add_step<R>(half, x + 1, x_stride, sums, float{});
-#endif
 }
+#endif
 
 // What is brought into the cache meanwhile: [at, end), then [next, next_end), some lines every kStride steps.
 struct Fetch {
@@ -92,6 +84,107 @@ struct Ready {
   }
 };
 
+// Room of a thread's own for one panel, as large as any that it has seen.
+inline VF* room_for(int64_t vectors) {
+  struct Free {
+    void operator()(VF* p) const { std::free(p); }
+  };
+  static thread_local std::unique_ptr<VF, Free> room;
+  static thread_local int64_t size = 0;
+  if (size < vectors) {
+    room.reset(static_cast<VF*>(std::aligned_alloc(sizeof(VF), vectors * sizeof(VF))));
+    if (!room) throw std::bad_alloc();
+    size = vectors;
+  }
+  return room.get();
+}
+
+// The next W numbers, or W pairs, as what tiles multiply.
+template <class X>
+inline VF brought_over(const bf16* weights) { return load(weights); }
+
+template <class X>
+inline VF brought_over(const int8_t* codes) {
+#if KAITEN_BF16_DOT
+  if constexpr (sizeof(X) == 2) {
+    const VF low = brought_over<float>(codes), high = brought_over<float>(codes + W);
+    return (VF)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  }
+#endif
+#if KAITEN_AVX512
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+  return (VF)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+#elif KAITEN_FMA
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
+  return (VF)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+#else
+  (void)codes;
+  return VF{};
+#endif
+}
+
+// A panel's weights in another type.
+template <class T, class Weight, bool kKeeps>
+struct Bringing {
+  const Weight* at;
+  VF* kept;
+
+  inline void step(VF (&w)[kColumns]) {
+    for (int c = 0; c < kColumns; ++c) {
+      w[c] = brought_over<Factor<T>>(at + c * W * kPerStep<T>);
+      if constexpr (kKeeps) kept[c] = w[c];
+    }
+    at += kPanel * kPerStep<T>;
+    if constexpr (kKeeps) kept += kColumns;
+  }
+};
+
+// A panel of weights in another type. The first tile brings them over on its way, so that this hides behind memory or
+// sums. Where more tiles follow it keeps them in a place of the thread's own, which stays in the cache: a panel is
+// brought over once per use.
+template <class T, class Weight>
+struct BroughtOver {
+  static constexpr int64_t kStepBytes = kPanel * kPerStep<T> * sizeof(Weight);
+  // Bringing over takes as long as reading so few bytes: fetched close ahead, 4 rows took 11.8 ms where far ahead they
+  // take 7.6, and one 5.6 either way (int8, 2026-11-20, Zen 4, 125M parameters, one thread).
+  static constexpr int kRowsWaiting = 0;
+  const Weight* begin;
+  VF* room;
+
+  BroughtOver(const char* panel, int64_t steps, int64_t tiles)
+      : begin(reinterpret_cast<const Weight*>(panel)), room(tiles > 1 ? room_for(steps * kColumns) : nullptr) {}
+
+  template <class F>
+  void with_source(int64_t tile, const F& multiply) const {
+    if (tile > 0) return multiply(Ready{room});
+    room ? multiply(Bringing<T, Weight, true>{begin, room}) : multiply(Bringing<T, Weight, false>{begin, nullptr});
+  }
+};
+
+// kPerStep numbers of an output for each step along K, the outputs of a panel side by side.
+template <class T, class Weight>
+void pack_panel(const Pack& a, int64_t panel) {
+  constexpr int kPer = kPerStep<T>;
+  const int64_t steps = a.in / kPer;
+  Weight* to = static_cast<Weight*>(a.packed) + panel * steps * kPanel * kPer;
+  for (int n = 0; n < kPanel; ++n) {
+    const int64_t output = panel * kPanel + n;
+    const Weight* from = static_cast<const Weight*>(a.weight) + output * a.in;
+    for (int64_t k = 0; k < steps; ++k)
+      for (int i = 0; i < kPer; ++i) to[(k * kPanel + n) * kPer + i] = output < a.out ? from[k * kPer + i] : Weight{};
+  }
+}
+
+// The weights of an output in ascending k: use(k, weight).
+template <class T, class Weight, class F>
+void for_each_weight(const Unpack& a, int64_t output, const F& use) {
+  constexpr int kPer = kPerStep<T>;
+  const int64_t steps = a.in / kPer, panel = output / kPanel, n = output % kPanel;
+  const Weight* from = static_cast<const Weight*>(a.packed) + (panel * steps * kPanel + n) * kPer;
+  for (int64_t k = 0; k < steps; ++k)
+    for (int i = 0; i < kPer; ++i) use(k * kPer + i, from[k * kPanel * kPer + i]);
+}
+
 template <class T>
 struct Panel {
   const T* bias;        // null: none
@@ -118,13 +211,13 @@ inline void write(const Panel<T>& p, const VF (&sums)[R][kColumns], T* out) {
 }
 
 template <class T, int R, class Source>
-void tile(const Panel<T>& p, Source source, Fetch& fetch, const OfX<T>* x, T* out) {
+void tile(const Panel<T>& p, Source source, Fetch& fetch, const Factor<T>* x, T* out) {
   VF sums[R][kColumns] = {};
   for (int64_t k = 0; k < p.steps; ++k) {
     if (k % kStride == 0) fetch.turn();
     VF w[kColumns];
     source.step(w);
-    add_step<R>(w, x + k * kPerStep<T>, p.x_stride, sums, T{});
+    add_step<R>(w, x + k * kPerStep<T>, p.x_stride, sums);
   }
   if (p.width == kPanel)
     write<T, R, true>(p, sums, out);
@@ -133,7 +226,7 @@ void tile(const Panel<T>& p, Source source, Fetch& fetch, const OfX<T>* x, T* ou
 }
 
 template <class T, class Source>
-void tile_rows(int rows, const Panel<T>& p, Source source, Fetch& fetch, const OfX<T>* x, T* out) {
+void tile_rows(int rows, const Panel<T>& p, Source source, Fetch& fetch, const Factor<T>* x, T* out) {
   switch (rows) {
     case 1: return tile<T, 1>(p, source, fetch, x, out);
     case 2: return tile<T, 2>(p, source, fetch, x, out);
@@ -174,7 +267,7 @@ void multiply_panel(const Linear& a, int64_t panel, int64_t next, bool is_new) {
     if (i > 0 || !fetches_itself) fetch.lines = int((kLines + sharing - 1) / sharing);
     const int64_t after = a.rows * (i + 1) / tiles;
     weights.with_source(i, [&](auto source) {
-      tile_rows<T>(int(after - row), p, source, fetch, static_cast<const OfX<T>*>(a.x) + row * a.in,
+      tile_rows<T>(int(after - row), p, source, fetch, static_cast<const Factor<T>*>(a.x) + row * a.in,
                    static_cast<T*>(a.y) + first + row * a.out);
     });
     row = after;
@@ -186,7 +279,7 @@ void multiply_panel(const Linear& a, int64_t panel, int64_t next, bool is_new) {
 template <class F>
 void for_each_panel(const Linear& a, const F& multiply) {
   const int64_t parts = std::max<int64_t>(1, (a.rows + kPartRows / 2) / kPartRows);
-  const int64_t size = a.is_bf16 ? sizeof(bf16) : sizeof(float), x_size = a.is_bf16 ? sizeof(OfX<bf16>) : sizeof(float);
+  const int64_t size = a.is_bf16 ? sizeof(bf16) : sizeof(float), x_size = a.is_bf16 ? sizeof(Factor<bf16>) : sizeof(float);
   const bool is_worth_threads = a.rows * a.in * a.out > kSerialFlops;
   for_each_ahead(panels_of(a.out) * parts, is_worth_threads, [&](int64_t i, int64_t next, bool is_new) {
     const int64_t panel = i / parts, following = next < 0 ? -1 : next / parts;

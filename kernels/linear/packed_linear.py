@@ -19,9 +19,9 @@ measured 2026-11-20, 768 -> 3072, 2 threads, GF/s packed / F.linear at 1, 16, 64
          16, 64 rows: bfloat16 21/14, 147/100, 171/137, 201/185
          and on large pages, fetching a panel ahead, all linears of 125M parameters, 1 thread of
          219 GF/s peak, native at 1, 4, 8, 16, 64 rows: bfloat16 34, 121, 211, 220, 216
-         2026-11-23, Zen 4 held to AVX2 (so is oneDNN), 768 -> 6144, 1 thread, beside other work,
-         native / packed at 1, 8, 64 rows: float32 24/4, 107/32, 110/35; bfloat16 40, 74, 74 where
-         packed has none and F.linear does 1, 10, 19
+         2026-11-25, Zen 3 (AVX2), 1 thread of 102 GF/s peak, beside other work, GF/s by CPU time,
+         native at 1, 4, 16, 64 rows: bfloat16 17, 66, 79, 80; float32 10, 40, 81, 91; int8 30, 71,
+         81, 86; packed in float32 at 16, 64: 36, 58
 """
 
 from collections.abc import Callable

@@ -2,13 +2,21 @@
 
 import json
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 
 from gpu_worker.model.config import config_from_json
-from gpu_worker.service.machine_rates import ROWS, TimedModel, decode_floor_s, main, products
+from gpu_worker.service.machine_rates import (
+    ROWS,
+    TimedModel,
+    decode_floor_s,
+    main,
+    matmul_flops_per_s,
+    products,
+)
 from tests.support.random_model import LLAMA, write_random_model
 
 # 2 layers of 32: 4 heads and 2 of keys of 8, 48 inside, 97 words.
@@ -33,6 +41,22 @@ def test_every_weight_multiplies_every_token_but_where_nobody_looks() -> None:
 )
 def test_the_floor(rows: int, read: float, flops: float, floor_s: float) -> None:
     assert decode_floor_s(CONFIG, rows, 100, 4, read, flops) == pytest.approx(floor_s)
+
+
+@pytest.mark.parametrize("fastest", range(3))
+def test_the_matrix_rate_is_that_of_the_fastest_path(fastest: int) -> None:
+    """bfloat16 may be emulated, and then is no ceiling of anything."""
+    reads = count()
+
+    def clock() -> float:
+        read = next(reads)
+        path, is_end = read // 18, read % 2
+        return read + is_end * (0.25 if path == fastest else 1.0)
+
+    # An end is one read after its beginning.
+    rate = matmul_flops_per_s(torch.bfloat16, 8, clock)
+    assert rate == pytest.approx(2 * 8**3 / 1.25)
+    assert next(reads) == 3 * 18
 
 
 def test_layers_that_would_fill_the_memory_are_not_all_made() -> None:
