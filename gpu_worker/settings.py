@@ -4,6 +4,7 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from kernels import variants
 from service_kit.addresses import problem_of
 from service_kit.peers import PartSettings
 
@@ -97,6 +98,11 @@ class WorkerSettings(PartSettings):
         description="the compiled CPU kernels; on: refuse to start without them; or those for these"
         " instructions in place of the best that the processor has",
     )
+    kernel_variants: tuple[str, ...] = Field(
+        default=(),
+        description=f"of a GPU's kernels, comma-separated: {', '.join(variants.VARIANTS)}; each"
+        " also as no-…; default: as the table in docs/operating.md says",
+    )
     watch_steps: bool = Field(
         default=False,
         description="for debugging, on a GPU: end the worker, with the reason, at a step that after"
@@ -128,6 +134,10 @@ class WorkerSettings(PartSettings):
             )
         if self.kv_blocks is not None and self.kv_memory_mb is not None:
             raise ValueError("kv_blocks and kv_memory_mb exclude each other")
+        try:
+            variants.wanted(self.kernel_variants)
+        except ValueError as error:
+            raise ValueError(f"kernel_variants {error}") from error
         if self.advertise_address and (rule := problem_of(self.advertise_address)):
             raise ValueError(f"advertise_address {rule}, got {self.advertise_address!r}")
         return self

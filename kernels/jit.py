@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from kernels import variants
+
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 IS_THERE = IS_INTERPRETED or os.environ.get("KAITEN_TRITON") == "1" or torch.cuda.is_available()
 
@@ -95,6 +97,22 @@ def power_of_two(count: int) -> int:
 def is_widened(x: torch.Tensor) -> bool:
     """Whether tl.dot needs float32: the interpreter multiplies the bits of bfloat16 as integers."""
     return IS_INTERPRETED and x.dtype == torch.bfloat16
+
+
+@compiled
+def wait_for_neighbour(PDL: constexpr) -> None:
+    """Before it reads anything: until what the kernel before wrote is there."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+def neighbourly(device: torch.device) -> dict[str, bool]:
+    """Arguments of a kernel that calls `wait_for_neighbour`, and of its launch."""
+    if not variants.is_on("programmatic-launch"):
+        return {"PDL": False}
+    has_it = device.type != "cuda" or _capability(device) >= (9, 0)
+    return {"PDL": True, "launch_pdl": True} if has_it else {"PDL": False}
 
 
 # Of a device that is no GPU: the processor that is compiled for, or played.

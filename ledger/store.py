@@ -29,6 +29,7 @@ RETRY_WAIT_FIRST_S: Final = 0.02
 SCRIPT_LOADS_MAX: Final = 3
 # How long replicas are waited for before everything is sent once more.
 REPLICAS_WAIT_MS: Final = 1000
+REPLICAS_TOLD_MS: Final = 100
 # Commands of which every word behind the first is a key; of all others that are read it is one.
 MANY_KEYS: Final = frozenset({"MGET", "EXISTS"})
 
@@ -165,10 +166,13 @@ class Store:
         """
         if not replicas:
             return ()
-        wait: Command = ("WAIT", replicas, REPLICAS_WAIT_MS)
-        if self.limits.replicas_ack == "disk":
-            wait = ("WAITAOF", 0, replicas, REPLICAS_WAIT_MS)
-        return (_evalsha((scripts.BARRIER, (self.keys.meta,), ())), wait)
+        write = _evalsha((scripts.BARRIER, (self.keys.meta,), ()))
+        if self.limits.replicas_ack == "memory":
+            return (write, ("WAIT", replicas, REPLICAS_WAIT_MS))
+        # A replica is asked once by each of them, answers at once with what it had on disk before
+        # this, and then only once a second. When it has told that it has it, it has written it.
+        told: Command = ("WAIT", replicas, REPLICAS_TOLD_MS)
+        return (write, told, ("WAITAOF", 0, replicas, REPLICAS_WAIT_MS))
 
     async def replicated(self) -> None:
         """Whatever was written so far is on as many replicas as a promise asks for."""
@@ -232,7 +236,10 @@ class Store:
                 replies = await self._connections.roundtrip(sent, timeout_s=timeout_s, asked=asked)
                 raise_refusal(replies)
                 if behind:
-                    replies, (barrier, found) = replies[: len(commands)], replies[-2:]
+                    replies, (barrier, *_, found) = (
+                        replies[: len(commands)],
+                        replies[len(commands) :],
+                    )
                     if isinstance(barrier, redis_errors.NoScriptError):
                         return [barrier]
                     _require_replicas(found, behind[-1])

@@ -9,7 +9,7 @@ next, against the one that they were told last.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 from kaiten.v1.watch_pb2 import WatchResponse
@@ -32,6 +32,19 @@ def interval_of(asked_ms: int) -> float:
     return min(max(asked_ms or INTERVAL_MS, INTERVAL_MS_MIN), INTERVAL_MS_MAX) / 1000
 
 
+class _Between(NamedTuple):
+    """What somebody was told, and what is to be told now."""
+
+    told: View | None
+    view: View
+    steps_told: int
+    seen: int
+
+    def is_same(self, other: "_Between") -> bool:
+        """Views are large: one is the same only if it is the very one."""
+        return self.told is other.told and self.view is other.view and self[2:] == other[2:]
+
+
 class Watching:
     """Of one leadership."""
 
@@ -46,6 +59,8 @@ class Watching:
         self._steps = LiveSteps()
         # As of the newest view.
         self._steps_seen = 0
+        # The newest difference, and between what.
+        self._made: tuple[_Between, asyncio.Future[WatchResponse]] | None = None
 
     def asked(self, worker: Worker, outcome: Outcome) -> None:
         """A plan was asked for. Where the queue was not looked at, the look before still counts."""
@@ -74,13 +89,24 @@ class Watching:
             while not is_over.is_set():
                 view, seen = self.newest(), self._steps_seen
                 if view is not told:
-                    steps = self._steps.between(steps_told, seen)
-                    skipped = max(0, seen - steps_told - len(steps))
-                    yield await asyncio.to_thread(changes_to_proto, told, view, steps, skipped)
+                    yield await self._difference(told, view, steps_told, seen)
                     told, steps_told = view, max(steps_told, seen)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(interval_s):
                         await is_over.wait()
+
+    async def _difference(
+        self, told: View | None, view: View, steps_told: int, seen: int
+    ) -> WatchResponse:
+        """Made once for all who were told the same before. Nobody changes it."""
+        between = _Between(told, view, steps_told, seen)
+        if self._made is None or not self._made[0].is_same(between):
+            steps = self._steps.between(steps_told, seen)
+            skipped = max(0, seen - steps_told - len(steps))
+            making = asyncio.to_thread(changes_to_proto, told, view, steps, skipped)
+            self._made = between, asyncio.ensure_future(making)
+        # Whoever began it may leave while others wait for it.
+        return await asyncio.shield(self._made[1])
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -92,6 +118,7 @@ class Watching:
             self.watchers -= 1
             if not self.watchers:
                 self._steps.forget()
+                self._made = None
 
     def newest(self) -> View:
         """The view of now, or one so young that another look would cost too much."""

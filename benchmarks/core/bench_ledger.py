@@ -94,14 +94,17 @@ async def pipelined(ledger: Ledger, leader: Leader, from_seq: int) -> dict[str, 
     }
 
 
-async def submits(ledger: Ledger) -> dict[str, float]:
-    """Accepted requests per second from 16 concurrent callers, 512 prompt tokens each."""
+async def submits(ledger: Ledger, run: int = 0) -> dict[str, float]:
+    """Accepted requests per second from 16 concurrent callers, 512 prompt tokens each.
+
+    `run` is of each whose store has requests of another.
+    """
     names = iter(range(SUBMITS))
 
     async def caller() -> None:
         for index in names:
             request = SubmitRecord(
-                id=f"bench:{index}", n=1, prompt_token_ids=range(512), sampling=SAMPLING
+                id=f"bench:{run}:{index}", n=1, prompt_token_ids=range(512), sampling=SAMPLING
             )
             await ledger.submit(request, b"hash")
 

@@ -15,7 +15,9 @@ from benchmarks.worker.kv_fp8 import SHIPPED, Model, compare
 from gpu_worker.model.checkpoint import Checkpoint
 from gpu_worker.model.weights import Weights, load_weights
 from kernels import dispatch
+from kernels.attention.decode_attention import decode_attention, decode_attention_reference
 from kernels.attention.paged_attention import paged_attention, paged_attention_reference
+from kernels.attention.plan import plan_attention
 from kernels.kv.rope_write_kv import rope_write_kv, rope_write_kv_reference
 from kernels.norms_rope.gate_mul import gate_mul, gate_mul_reference
 from kernels.norms_rope.rms_norm import add_rms_norm, add_rms_norm_reference
@@ -104,6 +106,32 @@ def _attention(bench: Bench) -> list[tuple[Tensor, Tensor]]:
     return [(paged_attention(*given), paged_attention_reference(*given))]
 
 
+def _decode(bench: Bench) -> list[tuple[Tensor, Tensor]]:
+    """Rows of a token, on their way from their projection, at and beside the borders of splits."""
+    contexts = (1, 16, 513, 1500) if bench.is_gpu else (1, 17, 33)
+    rows, width = len(contexts), -(-max(contexts) // 16)
+    tables = torch.randperm(rows * width, device=bench.device).int().view(rows, width)
+    ends = torch.tensor(contexts, device=bench.device)
+    positions, starts = ends - 1, torch.arange(rows + 1, device=bench.device).int()
+    slots = tables.gather(1, (positions // 16)[:, None])[:, 0].long() * 16 + positions % 16
+    cos_sin = rope_table(max(contexts), torch.rand(64, device=bench.device))
+    pages, qkv = _randn(bench, 2, rows * width, 8, 16, 128), _randn(bench, rows, 48, 128)
+    plan = plan_attention(
+        starts, ends.int(), tokens=rows, group=4, dtype=bench.dtype, queries_max=1,
+        context_max=max(contexts), head_dim=128,
+    )  # fmt: skip
+    results = []
+    for run in (decode_attention, decode_attention_reference):
+        k_pages, v_pages = pages.clone()
+        q, k, v = torch.split(qkv.clone(), [32, 8, 8], dim=1)
+        attended = run(
+            q, k, v, positions, cos_sin, k_pages, v_pages, slots, tables, starts, ends.int(),
+            128**-0.5, plan=plan,
+        )  # fmt: skip
+        results.append((attended, k_pages, v_pages))
+    return list(zip(*results, strict=True))
+
+
 def _sampling(bench: Bench) -> list[tuple[Tensor, Tensor]]:
     rows, vocab = 12, bench.sized(128256, 97)
     logits = torch.randn(rows, vocab, device=bench.device)
@@ -133,6 +161,7 @@ CHECKS: dict[str, Check] = {
     "gate_mul": _gates,
     "rope_write_kv": _rope,
     "paged_attention": _attention,
+    "decode_attention": _decode,
     "sampling": _sampling,
     "logprobs": _logprobs,
 }

@@ -28,12 +28,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.recording import RESULTS, versions
+from kernels import variants
 
 TABLE: Final = RESULTS / "kernels_aot.json"
 # What a program can share with itself.
 SHARED_BYTES: Final = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 ARCHITECTURES: Final = tuple(SHARED_BYTES)
 MODULES: Final = (
+    "attention.decode_attention",
     "attention.paged_attention",
     "attention.plan",
     "attention.triton_launch",
@@ -192,8 +194,10 @@ def _variant(arguments: Mapping[str, Any]) -> str:
     """What tells launches of one kernel apart."""
     long_split = import_module("kernels.attention.plan").LONG_SPLIT
     masked = mask_words(arguments.get("HAS_WINDOW", False), arguments.get("HAS_SOFTCAP", False))
+    if "GROUP_TILE" in arguments:
+        return f"{' normed' * arguments['NORMS']}{masked}"
     if arguments.get("SPLIT") == long_split:
-        return f" long{masked}"
+        return f" long{' ahead' * arguments.get('AHEAD', False)}{masked}"
     if masked:
         return masked
     if kind := arguments.get("KIND"):
@@ -202,6 +206,8 @@ def _variant(arguments: Mapping[str, Any]) -> str:
         return " gelu"
     if "KEEPS" in arguments:
         return " keep" if arguments["KEEPS"] else " restore"
+    if arguments.get("BEFORE"):
+        return " normed fused" if arguments["NORMS_SUM"] else " normed"
     if arguments.get("GATHERS"):
         return " rows fused" if arguments["ADDS"] else " rows"
     if arguments.get("ADDS") or arguments.get("NORMS"):
@@ -267,6 +273,8 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     weight, norm = hidden[0], q[0, 0]
     modules["rms_norm"].rms_norm(hidden, weight, 1e-5)
     modules["rms_norm"].add_rms_norm(hidden, hidden, weight, 1e-5)
+    for after in (weight, None):
+        modules["rms_norm"].norm_add_rms_norm(hidden, hidden, weight, after, 1e-5)
     modules["rms_norm"].rms_norm_rows(hidden, positions, weight, 1e-5)
     modules["rms_norm"].add_rms_norm_rows(hidden, hidden, positions, weight, 1e-5)
     gate_up = torch.empty(tokens, 2 * shape.inner, dtype=dtype)
@@ -282,7 +290,10 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     attend = modules["paged_attention"].paged_attention
     for window, softcap in ((None, None), *shape.masks):
         masked = {"window": window, "softcap": softcap}
-        attend(q, *pages, *step, head_dim**-0.5, scales=scales, own=(k, v), **masked)
+        for is_ahead in (False, True):
+            with variants.forced("prefill-ahead", is_ahead):
+                attend(q, *pages, *step, head_dim**-0.5, scales=scales, own=(k, v), **masked)
+        _launch_decode(shape, modules, qkv[:4], pages, tables, scales, masked)
     logits, token_ids = torch.empty(tokens, shape.vocab), torch.empty(tokens, dtype=torch.int64)
     ids = dict.fromkeys(("top_k", "seed", "choice", "position"), token_ids)
     floats = {name: torch.empty(tokens) for name in ("temperature", "top_p", "min_p")}
@@ -290,6 +301,27 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     sampling.sample(logits, sampling.SamplingTensors(**ids, **floats))
     modules["logprobs"].token_logprobs(logits, token_ids, 20)
     _launch_rows(shape, modules, token_ids, logits)
+
+
+def _launch_decode(
+    shape: Shape, modules: Mapping[str, ModuleType], qkv: Tensor, pages: Tensor, tables: Tensor,
+    scales: Tensor | None, masked: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """A token of each row."""
+    heads, kv_heads = shape.heads, shape.kv_heads
+    q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+    positions, norm, rows = torch.empty(len(q), dtype=torch.int64), q[0, 0], len(q)
+    starts, contexts = tables[0, : rows + 1], tables[0, :rows]
+    plan = modules["plan"].plan_attention(
+        starts, contexts, tokens=rows, group=heads // kv_heads, dtype=shape.dtype,
+        context_max=131072, queries_max=1, head_dim=shape.head_dim,
+    )  # fmt: skip
+    cos_sin = torch.empty(131072, 2, shape.head_dim // 2)
+    places = *pages, positions, tables[:rows], starts, contexts, shape.head_dim**-0.5
+    decode = modules["decode_attention"].decode_attention
+    decode(q, k, v, positions, cos_sin, *places, None, None, 0.0, plan, scales, **masked)
+    if masked["softcap"] is None:
+        decode(q, k, v, positions, cos_sin, *places, norm, norm, 1e-6, plan, scales, **masked)
 
 
 def _launch_rows(

@@ -3,7 +3,8 @@
     python -m benchmarks.serving.seeing_whole [--turns 5] [--sequences 256] [--save]
 
 Two stacks side by side do the same work at the same time, one with and one without, so that
-whatever else the machine does is there for both; `ratio` is of each turn's two, in their order.
+whatever else the machine does is there for both. Of each process: microseconds per token with,
+without, and the one by the other.
 Metrics: all pages open, fetched every ten seconds, beside none. Spans: beside metrics, sampled as
 by default, sent to a collector in a process of its own, whose time does not count; and to an
 address where nobody is. Watched: beside metrics, by five who read ten times a second. What is done
@@ -18,27 +19,27 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
 from typing import Final
 
 import grpc
 import httpx
-import psutil
 
 from benchmarks.recording import record
+from benchmarks.serving.stack import cpu_s
 from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from kaiten.v1.watch_pb2 import WatchRequest
 from tests.support.collector import collecting
 from tests.support.served import Served
 
 CHOICES: Final = 16
-TOKENS: Final = 150
+TOKENS: Final = 80
 WARM_TOKENS: Final = 20
 FETCH_S: Final = 10.0
+WORKER: Final = "gpu_worker"
+ROLES: Final = ("scheduler_svc", "gateway", WORKER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +57,6 @@ def collect(pipe: Connection) -> None:
         pipe.send(collector.address)
         pipe.recv()
         pipe.send(len(collector.spans))
-
-
-def spent_s(root: psutil.Process) -> float:
-    """Processor time of a stack, of processes that live."""
-    times = []
-    for process in [root, *root.children(recursive=True)]:
-        with suppress(psutil.NoSuchProcess):
-            times.append(process.cpu_times())
-    return sum(each.user + each.system for each in times)
 
 
 def fetch(pages: Sequence[str], over: threading.Event) -> None:
@@ -103,30 +95,34 @@ class Stack:
         room = ["--slots", str(sequences), "--num-blocks", str(sequences * 20)]
         self._served = Served(folder, *kind.words, *room, environ=kind.environ)
 
-    def spent_us(self, begin: threading.Barrier) -> float:
-        """Of processor time, per token; begun together with the other."""
+    def spent_us(self, begin: threading.Barrier) -> dict[str, float]:
+        """Of processor time, per token, by process; begun together with the other."""
         served, kind = self._served, self._kind
         generate(served.http_url, self._sequences, WARM_TOKENS)
         pages = [f"http://127.0.0.1:{port}/metrics" for port in _ports(served.said)]
-        over, root = threading.Event(), psutil.Process(served.process.pid)
+        over, pid = threading.Event(), served.process.pid
         with ThreadPoolExecutor(1 + kind.watchers) as lookers:
             looking = [lookers.submit(fetch, pages, over)]
             looking += [lookers.submit(watch, served.address, over) for _ in range(kind.watchers)]
             begin.wait()
-            before_s = spent_s(root)
+            before_s = cpu_s(pid)
             tokens = generate(served.http_url, self._sequences, TOKENS)
-            after_s = spent_s(root)
+            after_s = cpu_s(pid)
             over.set()
         for each in looking:
             each.result()
-        return (after_s - before_s) / tokens * 1e6
+        return {
+            role: (after_s[role] - before_s.get(role, 0.0)) / tokens * 1e6
+            for role in after_s
+            if role != "client"
+        }
 
     def stop(self) -> None:
         self._served.stop()
         self._served.__exit__(None, None, None)
 
 
-def turn(kinds: Sequence[Kind], sequences: int) -> list[float]:
+def turn(kinds: Sequence[Kind], sequences: int) -> list[dict[str, float]]:
     """Microseconds of processor time per token of each."""
     begin = threading.Barrier(len(kinds))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(kinds)) as pool:
@@ -172,7 +168,7 @@ def main() -> None:
         "nobody": (replace(metrics, environ=to("http://127.0.0.1:9")), metrics),
         "watched": (replace(metrics, watchers=5), metrics),
     }
-    found: dict[str, dict[str, object]] = {}
+    found: dict[str, object] = {}
     for name, pair in settings.items():
         if chosen.only and name not in chosen.only:
             continue
@@ -180,13 +176,9 @@ def main() -> None:
         for at in range(chosen.turns):
             order = 1 if at % 2 == 0 else -1
             one, other = turn(pair[::order], chosen.sequences)[::order]
-            turns.append((round(one, 1), round(other, 1), round(one / other, 3)))
-            sys.stderr.write(f"{name}: {turns[-1]}\n")
-        found[name] = {
-            "us_per_token": [turn[:2] for turn in turns],
-            "ratio": [turn[2] for turn in turns],
-            "ratio_median": round(median(turn[2] for turn in turns), 3),
-        }
+            turns.append((one, other))
+            sys.stderr.write(f"{name}: {compared(turns[-1:])}\n")
+        found[name] = compared(turns)
     ours.send(None)
     figures: dict[str, object] = {
         "sequences": chosen.sequences,
@@ -196,6 +188,23 @@ def main() -> None:
     }
     collector.join()
     record("seeing_whole", figures, save=chosen.save)
+
+
+def compared(turns: Sequence[tuple[dict[str, float], dict[str, float]]]) -> dict[str, object]:
+    """With and without, all turns together, by process; `service` is all but the worker, whose
+    time is the model's.
+    """
+    told: dict[str, object] = {}
+    with_us, without_us = [
+        {role: sum(turn[at][role] for turn in turns) / len(turns) for role in turns[0][at]}
+        for at in (0, 1)
+    ]
+    for us in (with_us, without_us):
+        us["service"] = sum(n for role, n in us.items() if role != WORKER)
+    for role in (*ROLES, "service"):
+        one, other = with_us[role], without_us[role]
+        told[role] = [round(one, 1), round(other, 1), round(one / other, 3)]
+    return told
 
 
 def to(collector: str) -> Mapping[str, str]:

@@ -7,6 +7,7 @@ by. What it may cost is CPU time of this process, which no load of the machine c
 import json
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from gateway.children.child import Refused, serve
+from gateway.children.open_objects import OPEN_OBJECTS_MAX, open_objects
 from gateway.children.schema_rewrites import rewritten
 from gateway.values.white_space import A_LITTLE_SPACE
 from service_kit.grammars import GrammarTokenizer, InvalidGrammar, one_line
@@ -27,12 +29,21 @@ _NO_TOKEN: Final = "NoExtension"
 
 
 def _of_schema(schema: str, *, is_tight: bool) -> str:
+    _check_alternatives(schema)
     spaces: dict[str, Any] = {"whitespace_pattern": A_LITTLE_SPACE}
     if is_tight:
         spaces = {"whitespace_flexible": False}
     # With options llguidance takes objects only.
     said = {"true": "{}", "false": '{"enum": []}'}.get(schema.strip(), schema)
     return LLMatcher.grammar_from_json_schema(said, overrides=spaces)  # type: ignore[arg-type]
+
+
+def _check_alternatives(schema: str) -> None:
+    # What is no JSON llguidance says better.
+    with suppress(json.JSONDecodeError, RecursionError):
+        if (count := open_objects(json.loads(schema))) > OPEN_OBJECTS_MAX:
+            rule = f"at most {OPEN_OBJECTS_MAX} that have no `additionalProperties: false`"
+            raise InvalidGrammar(f"anyOf: of objects beside each other {rule}, got {count}")
 
 
 def _of_choice(texts: list[str]) -> str:

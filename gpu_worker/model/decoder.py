@@ -15,7 +15,7 @@ Where the compiled kernels serve every operator, all layers are one call, with t
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -23,13 +23,19 @@ from torch import Tensor
 from gpu_worker.model.model import ModelConfig
 from gpu_worker.model.rope import RopeConfig, inverse_frequencies
 from gpu_worker.model.weights import Weights
-from kernels import dispatch
+from kernels import dispatch, variants
+from kernels.attention.decode_attention import decode_attention
 from kernels.attention.paged_attention import paged_attention
 from kernels.attention.plan import AttentionPlan, Parts, PartsSize, plan_attention, with_parts
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.layers import CompiledLayers
 from kernels.norms_rope.gate_mul import gate_mul
-from kernels.norms_rope.rms_norm import add_rms_norm, add_rms_norm_rows, rms_norm
+from kernels.norms_rope.rms_norm import (
+    add_rms_norm,
+    add_rms_norm_rows,
+    norm_add_rms_norm,
+    rms_norm,
+)
 from kernels.norms_rope.rope import rope_table
 
 
@@ -79,6 +85,16 @@ class LayerKv:
         # Memory of its own for each layer's scales, which begins where kernels expect it to.
         own = None if scales is None else scales.to(pages.device, copy=True)
         return cls(k_pages=pages[0], v_pages=pages[1], scales=own)
+
+
+class _Heads(NamedTuple):
+    """A step's projection by heads, and what each head is still to be normed by."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
 
 
 class Decoder:
@@ -165,30 +181,43 @@ class Decoder:
         hidden, residual = self.weights.embed_and_norm(step.token_ids, self._config.norm_eps)
         plan = self._plan(len(hidden), queries, step)
         slot_mapping, block_tables = step.slot_mapping.unbind(), step.block_tables.unbind()
+        is_in_one = self._is_in_one(step, plan)
         for index, layer in enumerate(layers):
             is_last, group = index + 1 == len(layers), self._group_of[index]
-            q, projected = self._project(index, hidden, step.positions, slot_mapping[group])
-            own: tuple[Tensor, Tensor] | None = projected
-            if is_last and step.logits_indices is not None:
-                tokens, queries = step.logits_indices
-                q, residual = q[tokens], residual[tokens]
-                # No longer beside their keys.
-                own, plan = None, self._plan(len(q), queries, step)
-            hidden = self._attend(index, q, own, block_tables[group], queries, plan)
-            hidden = self._normed(hidden, layer.attention_output_norm)
-            hidden, residual = self._add(hidden, residual, layer.mlp_norm)
+            if is_in_one:
+                hidden = self._decode(index, hidden, step, plan)
+            else:
+                q, projected = self._project(index, hidden, step.positions, slot_mapping[group])
+                own: tuple[Tensor, Tensor] | None = projected
+                if is_last and step.logits_indices is not None:
+                    tokens, queries = step.logits_indices
+                    q, residual = q[tokens], residual[tokens]
+                    # No longer beside their keys.
+                    own, plan = None, self._plan(len(q), queries, step)
+                hidden = self._attend(index, q, own, block_tables[group], queries, plan)
+            hidden = layer.output(hidden.flatten(1))
+            hidden, residual = self._add(
+                hidden, residual, layer.attention_output_norm, layer.mlp_norm
+            )
             is_gelu = self._config.blocks[index].activation == "gelu_tanh"
             hidden = layer.down(gate_mul(layer.gate_up(hidden), is_gelu))
-            hidden = self._normed(hidden, layer.mlp_output_norm)
-            if not is_last:
-                hidden, residual = self._add(hidden, residual, layers[index + 1].attention_norm)
+            if is_last:
+                hidden = self._normed(hidden, layer.mlp_output_norm)
+            else:
+                hidden, residual = self._add(
+                    hidden, residual, layer.mlp_output_norm, layers[index + 1].attention_norm
+                )
         return States(hidden=hidden, residual=residual)
 
     def _normed(self, hidden: Tensor, norm: Tensor | None) -> Tensor:
         return hidden if norm is None else rms_norm(hidden, norm, self._config.norm_eps)
 
-    def _add(self, branch: Tensor, residual: Tensor, norm: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _add(
+        self, branch: Tensor, residual: Tensor, output_norm: Tensor | None, norm: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """(what the next branch takes, residual with this branch)."""
+        if output_norm is not None:
+            return norm_add_rms_norm(branch, residual, output_norm, norm, self._config.norm_eps)
         if norm is not None:
             return add_rms_norm(branch, residual, norm, self._config.norm_eps)
         total = residual + branch
@@ -234,19 +263,22 @@ class Decoder:
             kept=self._parts,
         )
 
+    def _heads(self, index: int, hidden: Tensor) -> _Heads:
+        config, layer = self._config, self.weights.layers[index]
+        heads, kv_heads = config.heads, config.kv_heads
+        qkv = layer.qkv(hidden).view(len(hidden), heads + 2 * kv_heads, config.head_dim)
+        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if config.blocks[index].qk_norm != "projection":
+            return _Heads(q, k, v, layer.q_norm, layer.k_norm)
+        q = self._normed(q.flatten(1), layer.q_norm).view(q.shape)
+        k = self._normed(k.flatten(1), layer.k_norm).view(k.shape)
+        return _Heads(q, k, v, None, None)
+
     def _project(
         self, index: int, hidden: Tensor, positions: Tensor, slot_mapping: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The step's queries, [T, heads, head_dim], and (keys, values), which are in the pages."""
-        config, layer, kv = self._config, self.weights.layers[index], self._kv[index]
-        heads, kv_heads = config.heads, config.kv_heads
-        qkv = layer.qkv(hidden).view(len(hidden), heads + 2 * kv_heads, config.head_dim)
-        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
-        q_norm, k_norm = layer.q_norm, layer.k_norm
-        if config.blocks[index].qk_norm == "projection":
-            q = self._normed(q.flatten(1), q_norm).view(q.shape)
-            k = self._normed(k.flatten(1), k_norm).view(k.shape)
-            q_norm = k_norm = None
+        kv, (q, k, v, q_norm, k_norm) = self._kv[index], self._heads(index, hidden)
         q = rope_write_kv(
             q,
             k,
@@ -258,10 +290,44 @@ class Decoder:
             slot_mapping,
             q_norm,
             k_norm,
-            config.norm_eps,
+            self._config.norm_eps,
             kv.scales,
         )
         return q, (k, v)
+
+    @staticmethod
+    def _is_in_one(step: StepTensors, plan: AttentionPlan | None) -> bool:
+        """Whether a launch takes a layer's rows from their projection through attention."""
+        is_decode = plan is not None and plan.is_decode and step.logits_indices is None
+        return is_decode and variants.is_on("decode-in-one")
+
+    def _decode(
+        self, index: int, hidden: Tensor, step: StepTensors, plan: AttentionPlan | None
+    ) -> Tensor:
+        """`_project` and `_attend` of rows with a token each, [R, heads, head_dim]."""
+        kv, group = self._kv[index], self._group_of[index]
+        q, k, v, q_norm, k_norm = self._heads(index, hidden)
+        return decode_attention(
+            q,
+            k,
+            v,
+            step.positions,
+            self._cos_sin[index],
+            kv.k_pages,
+            kv.v_pages,
+            step.slot_mapping[group],
+            step.block_tables[group],
+            step.queries.starts,
+            step.queries.context_lengths,
+            self._scale,
+            q_norm,
+            k_norm,
+            self._config.norm_eps,
+            plan,
+            kv.scales,
+            window=self._config.blocks[index].window_tokens,
+            softcap=self._softcap,
+        )
 
     def _attend(
         self,
@@ -272,8 +338,8 @@ class Decoder:
         queries: Queries,
         plan: AttentionPlan | None,
     ) -> Tensor:
-        layer, kv = self.weights.layers[index], self._kv[index]
-        mixed = paged_attention(
+        kv = self._kv[index]
+        return paged_attention(
             q,
             kv.k_pages,
             kv.v_pages,
@@ -287,7 +353,6 @@ class Decoder:
             window=self._config.blocks[index].window_tokens,
             softcap=self._softcap,
         )
-        return layer.output(mixed.view(len(q), self._config.heads * self._config.head_dim))
 
 
 def _rope_tables(config: ModelConfig, positions: int, device: torch.device) -> list[Tensor]:

@@ -59,7 +59,7 @@ from gpu_worker.service.device_selection import (
 from gpu_worker.service.gpu_defaults import BatchSizes, batch_sizes, with_sizes
 from gpu_worker.service.grammars import grammar_masks
 from gpu_worker.settings import WorkerSettings
-from kernels import jit, native
+from kernels import jit, native, variants
 from kernels.kv import fp8
 from service_kit.errors import ConfigError
 
@@ -148,6 +148,7 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         config = config.for_context(settings.context_tokens or config.positions_max)
         check_heads(config, device)
     with timer.phase("kernels"):
+        variants.choose(settings.kernel_variants)
         choose_kernels(settings.native, device)
     dtype = choose_dtype(settings.dtype, config.checkpoint_dtype, device)
     kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype)
@@ -370,6 +371,7 @@ def choose_kernels(asked: str, device: torch.device) -> None:
                 f"Triton cannot launch kernels on {device}: {problem}; install a C compiler and "
                 "Python's headers (Debian: gcc python3-dev), or take --device cpu"
             )
+        log.info("worker.kernels", path="triton", variants=variants.taken())
         return
     if asked == "off":
         native.disable("torch path: switched off by --native off")

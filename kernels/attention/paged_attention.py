@@ -216,7 +216,7 @@ def paged_attention(
     row without a prefix reads them in its pages' stead, the same numbers; not with fp8 pages, of
     which the codes count.
     """
-    _check(q, k_pages, v_pages, block_tables, query_starts, context_lengths)
+    check_attention(q, k_pages, v_pages, block_tables, query_starts, context_lengths)
     fp8.require_scales(scales, k_pages)
     _check_optional(q, k_pages, own, out)
     require(window is None or window >= 1, "window", "must be at least 1")
@@ -243,7 +243,7 @@ def _check_optional(
         require_like(x, q, name, "q")
 
 
-def _check(
+def check_attention(
     q: Tensor,
     k_pages: Tensor,
     v_pages: Tensor,
@@ -251,6 +251,7 @@ def _check(
     query_starts: Tensor,
     context_lengths: Tensor,
 ) -> None:
+    """ValueError naming what does not fit."""
     require_pages(k_pages, v_pages)
     require_float(q, "q", dim=3)
     if k_pages.dtype != fp8.DTYPE:

@@ -84,6 +84,11 @@ class AttentionPlan:
     # None: each call of attention takes its own.
     parts: Parts | None = None
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether no row has more than one token."""
+        return self.short_tokens <= 1 and not self.has_long
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartsSize:
@@ -92,6 +97,8 @@ class PartsSize:
     # (split, query token, head); 0 if no row can have several splits.
     parts: int
     head_dim: int
+    # (row, KV head), of which programs count how many of its parts are there.
+    counters: int = 0
 
     @classmethod
     def of(
@@ -102,7 +109,9 @@ class PartsSize:
         most = plan.context_max
         short = short_parts(rows, tokens, plan.short_tokens, most)
         long = long_parts(tokens, most) if plan.has_long else 0
-        return cls(parts=max(short, long) * kv_heads * group, head_dim=head_dim)
+        return cls(
+            parts=max(short, long) * kv_heads * group, head_dim=head_dim, counters=rows * kv_heads
+        )
 
     @classmethod
     def worst(
@@ -117,7 +126,7 @@ class PartsSize:
         short_tile, _ = tiles_for(group, dtype, head_dim, device)
         short = short_parts(rows, tokens, short_tile // group, positions)
         parts = max(short, long_parts(tokens, positions)) * kv_heads * group
-        return cls(parts=parts, head_dim=head_dim)
+        return cls(parts=parts, head_dim=head_dim, counters=rows * kv_heads)
 
 
 def with_parts(
@@ -179,6 +188,8 @@ class Parts:
     sums: Tensor
     tops: Tensor
     totals: Tensor
+    # int32, zeros between launches (`decode_kernel`).
+    arrived: Tensor
 
     @classmethod
     def of(cls, size: PartsSize, device: torch.device) -> Parts:
@@ -186,20 +197,23 @@ class Parts:
         kept = -(-size.parts // 4) * 4
         tops, totals = torch.empty((2, kept), dtype=torch.float32, device=device)
         sums = torch.empty((kept, dim_tile(size.head_dim)), dtype=torch.float32, device=device)
-        return cls(sums=sums, tops=tops, totals=totals)
+        arrived = torch.zeros(max(1, size.counters), dtype=torch.int32, device=device)
+        return cls(sums=sums, tops=tops, totals=totals, arrived=arrived)
 
     def require_room(self, size: PartsSize) -> None:
         """ValueError unless a step of this size fits."""
         kept, width = self.sums.shape
         if kept < size.parts:
             refuse("parts", f"must hold {size.parts} parts")
+        if len(self.arrived) < size.counters:
+            refuse("parts", f"must count those of {size.counters} rows and KV heads")
         if width != dim_tile(size.head_dim):
             refuse("parts", f"must be for heads of {dim_tile(size.head_dim)}")
 
 
 def dim_tile(head_dim: int) -> int:
-    """Columns of a tile: the least that a tensor core takes, or all of a head's."""
-    return max(16, jit.power_of_two(head_dim))
+    """Columns of a tile: the least of which a tensor core takes one half, or all of a head's."""
+    return max(32, jit.power_of_two(head_dim))
 
 
 def tiles_for(

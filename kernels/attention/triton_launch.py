@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels import jit
+from kernels import jit, variants
 from kernels.attention.plan import (
     LONG_ALIKE,
     LONG_SPLIT,
@@ -32,7 +32,7 @@ from kernels.attention.triton_kernels import attend_kernel, combine_kernel
 from kernels.kv import fp8
 
 
-class _Tiling(NamedTuple):
+class Tiling(NamedTuple):
     """How a launch uses a processor."""
 
     # Per step of the loop.
@@ -49,42 +49,45 @@ class _Tiling(NamedTuple):
     registers: int | None = None
 
 
-def _tiling(
+def tiling_for(
     q: Tensor, group: int, query_tile: int, block_size: int,
     *, is_long: bool, is_fp8: bool, has_window: bool,
-) -> _Tiling:  # fmt: skip
+) -> Tiling:  # fmt: skip
     """The most with which no listed processor spills, for sm_90 and sm_100 (sm_80 holds one less).
 
     Chosen 2026-11-20 from benchmarks/results/kernels_aot.json; not yet timed on a GPU.
     """
     width = jit.power_of_two(q.size(2))
     if q.dtype == torch.float32:
-        return _Tiling(32, 4, 3, 4) if width <= 128 else _Tiling(16, 4, 3, 2)
+        return Tiling(32, 4, 3, 4) if width <= 128 else Tiling(16, 4, 3, 2)
     if not is_long:
         sizes = {64: (64, 4), 128: (64, 3), 256: (32, 2)}
         positions, programs = sizes[min(256, max(64, width))]
         # Dividing by a group that is no power of two costs registers, a program's worth.
         is_odd = group != jit.power_of_two(group)
         programs = min(programs, 2) if is_odd and width == 128 else programs
-        # Told so, reading codes or pages as large as a tile spills; it takes 168 untold.
+        if is_fp8 and not is_odd and width <= 128:
+            # Half the bytes on their way, and few registers: a program more.
+            return Tiling(positions, 4, 5, 4, 128)
+        # Told so, reading pages as large as a tile spills; it takes 168 untold.
         is_told = programs == 3 and not is_fp8 and block_size < 64
         # So does a window of those who are not told; of those who are it fits, to the register.
         programs = max(2, programs - 1) if has_window and not is_told else programs
-        return _Tiling(positions, 4, 5, programs, 168 if is_told else None)
+        return Tiling(positions, 4, 5, programs, 168 if is_told else None)
     if query_tile == WIDE_TILE:
         # Two groups of four warps, the least that the matrix units of sm_90 take. 128 positions
         # spill.
-        return _Tiling(64, 8, 3, 1)
+        return Tiling(64, 8, 3, 1)
     if width > 128:
-        return _Tiling(32, 8, 3, 1)
+        return Tiling(32, 8, 3, 1)
     # So it does here, and so do reading codes and, on sm_100, pages as large as a tile: too many
     # beside 64 long rows.
     is_dear = is_fp8 or group != jit.power_of_two(group) or block_size >= 64
-    return _Tiling(32 if is_dear and width > 64 else 64, 4, 3, 2)
+    return Tiling(32 if is_dear and width > 64 else 64, 4, 3, 2)
 
 
 # Parts that a program adds up at once, and programs that share the tokens of a long row.
-_PARTS_AT_ONCE = 32
+PARTS_AT_ONCE = 32
 _TOKENS_APART = 16
 
 
@@ -103,11 +106,23 @@ def _combine(
     heads_tile = jit.power_of_two(group)
     combine_kernel[(rows, sizes["KV_HEADS"], _TOKENS_APART if is_long else 1)](
         out, parts.sums, parts.tops, parts.totals, *row_tensors, tile_tokens, window,
-        **sizes, LINES=heads_tile, SPLITS=max(1, _PARTS_AT_ONCE // heads_tile), IS_LONG=is_long,
+        **sizes, LINES=heads_tile, SPLITS=max(1, PARTS_AT_ONCE // heads_tile), IS_LONG=is_long,
         SPLIT=LONG_SPLIT if is_long else SPLIT, PARTS_MAX=PARTS_MAX, ALIKE=LONG_ALIKE,
         # With four, what dividing by the group takes spills on sm_80, and so do heads of 256.
         num_warps=4 if heads_tile == group and sizes["DIM_TILE"] <= 128 else 8,
     )  # fmt: skip
+
+
+def parts_for(plan: AttentionPlan, q: Tensor, *, rows: int, kv_heads: int) -> Parts:
+    """The plan's own room, or some of this call alone. ValueError if it is too small."""
+    tokens, heads, head_dim = q.shape
+    size = PartsSize.of(
+        plan, rows=rows, tokens=tokens, kv_heads=kv_heads, group=heads // kv_heads,
+        head_dim=head_dim,
+    )  # fmt: skip
+    parts = Parts.of(size, q.device) if plan.parts is None else plan.parts
+    parts.require_room(size)
+    return parts
 
 
 def paged_attention_triton(
@@ -129,11 +144,7 @@ def paged_attention_triton(
             query_starts, context_lengths, tokens=tokens, group=group, dtype=q.dtype,
             head_dim=head_dim, context_max=block_tables.size(1) * block_size,
         )  # fmt: skip
-    size = PartsSize.of(
-        plan, rows=rows, tokens=tokens, kv_heads=kv_heads, group=group, head_dim=head_dim
-    )  # fmt: skip
-    parts = Parts.of(size, q.device) if plan.parts is None else plan.parts
-    parts.require_room(size)
+    parts = parts_for(plan, q, rows=rows, kv_heads=kv_heads)
     # With fp8 pages 16-bit queries are float16 in the kernel.
     is_fp8 = scales is not None
     widens = q.dtype == torch.float32 if is_fp8 else jit.is_widened(q)
@@ -143,9 +154,9 @@ def paged_attention_triton(
     }  # fmt: skip
 
     def attend(tasks: Tasks, query_tile: int, *, is_long: bool) -> None:
-        split = LONG_SPLIT if is_long else SPLIT
+        split, is_wide = LONG_SPLIT if is_long else SPLIT, query_tile == WIDE_TILE
         kind = {"is_long": is_long, "is_fp8": is_fp8, "has_window": window is not None}
-        tiling = _tiling(q, group, query_tile, block_size, **kind)
+        tiling = tiling_for(q, group, query_tile, block_size, **kind)
         attend_kernel[(jit.programs(q.device, tiling.programs),)](
             q, fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), k, v, out,
             parts.sums, parts.tops, parts.totals, parts.tops if scales is None else scales,
@@ -155,7 +166,9 @@ def paged_attention_triton(
             window or 0, softcap or 0.0, q.stride(0), k.stride(0), v.stride(0),
             **sizes, BLOCK_SIZE=block_size,
             QUERY_TILE=query_tile, POSITIONS=tiling.positions, SPLIT=split, TASK=TASK,
-            IS_LONG=is_long, IS_WIDE=query_tile == WIDE_TILE, WIDENS=widens, IS_FP8=is_fp8,
+            IS_LONG=is_long, IS_WIDE=is_wide,
+            AHEAD=is_wide and not is_fp8 and window is None and variants.is_on("prefill-ahead"),
+            WIDENS=widens, IS_FP8=is_fp8,
             HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
             num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers,
         )  # fmt: skip

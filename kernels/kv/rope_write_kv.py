@@ -262,6 +262,29 @@ def rope_write_kv(
     scales: Tensor | None = None,
 ) -> Tensor:
     """The queries for attention; this step's keys and values are in their pages afterwards."""
+    check_rope_write_kv(
+        q, k, v, positions, cos_sin, k_pages, v_pages, slot_mapping, q_norm, k_norm, scales
+    )
+    path = _PATHS[dispatch.path_for(q)]
+    return path(
+        q, k, v, positions, cos_sin, k_pages, v_pages, slot_mapping, q_norm, k_norm, eps, scales
+    )
+
+
+def check_rope_write_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slot_mapping: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    scales: Tensor | None,
+) -> None:
+    """ValueError naming what does not fit."""
     check_rope(q, k, positions, cos_sin)
     check_write_kv(k, v, k_pages, v_pages, slot_mapping, scales)
     require((q_norm is None) == (k_norm is None), "k_norm", "must be given if q_norm is")
@@ -270,7 +293,3 @@ def rope_write_kv(
             require(weight.shape == q.shape[-1:], name, "must have shape [head_dim]")
             require(weight.is_contiguous(), name, "must be contiguous")
             require_like(weight, q, name, "q")
-    path = _PATHS[dispatch.path_for(q)]
-    return path(
-        q, k, v, positions, cos_sin, k_pages, v_pages, slot_mapping, q_norm, k_norm, eps, scales
-    )

@@ -35,8 +35,9 @@ def _gate_mul_native(gate_up: Tensor, is_gelu: bool) -> Tensor:
 @jit.compiled
 def _gate_mul_kernel(
     gate_up: pointer, y: pointer, inner: stride, gate_up_stride: stride,
-    IS_GELU: constexpr, BLOCK: constexpr,
+    IS_GELU: constexpr, BLOCK: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
+    jit.wait_for_neighbour(PDL)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in = column < inner
@@ -60,7 +61,10 @@ def _gate_mul_triton(gate_up: Tensor, is_gelu: bool) -> Tensor:
     if y.numel():
         block = min(_BLOCK_MAX, jit.power_of_two(inner))
         grid = (tokens, -(-inner // block))
-        _gate_mul_kernel[grid](gate_up, y, inner, gate_up.stride(0), IS_GELU=is_gelu, BLOCK=block)
+        _gate_mul_kernel[grid](
+            gate_up, y, inner, gate_up.stride(0), IS_GELU=is_gelu, BLOCK=block,
+            **jit.neighbourly(gate_up.device),
+        )  # fmt: skip
     return y
 
 

@@ -65,7 +65,7 @@ ROOMS = {
         ("dispatch",),
         ("jit", "native"),
         ("cpp",),
-        ("checks",),
+        ("checks", "variants"),
     ],
 }
 # Of the standard library, what a pure core may not touch.

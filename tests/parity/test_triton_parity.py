@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 280
 KERNELS = {
     "attend_kernel",
+    "decode_kernel",
     "_draw_kernel",
     "_merge_kernel",
     "_plan_kernel",

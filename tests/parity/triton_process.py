@@ -19,8 +19,8 @@ from gpu_worker.runner.eager_runner import EagerRunner
 from gpu_worker.service.loading import load
 from gpu_worker.settings import WorkerSettings
 from kernels import dispatch
+from kernels.attention import decode_attention, triton_launch
 from kernels.attention import plan as attention_plan
-from kernels.attention import triton_launch
 from kernels.kv import rope_write_kv
 from kernels.norms_rope import gate_mul, rms_norm
 from kernels.rows import advance_rows, step_rows
@@ -43,7 +43,8 @@ STEP_TOKENS = 12
 
 def count_launches(launches: Counter[str]) -> None:
     """Note every kernel launch by name."""
-    modules = (attention_plan, triton_launch, logprobs, rms_norm, rope_write_kv, sample)
+    attention = attention_plan, triton_launch, decode_attention
+    modules = (*attention, logprobs, rms_norm, rope_write_kv, sample)
     for module in (*modules, gate_mul, step_rows, advance_rows):
         for name, kernel in list(vars(module).items()):
             if name.endswith("_kernel"):

@@ -1,6 +1,7 @@
 """What an operator sees of a core: who runs where, who waits, and why."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -231,6 +232,38 @@ async def test_a_watcher_is_told_until_the_leadership_is_over() -> None:
     assert core.queue == []
     is_over.set()
     assert [response async for response in responses] == []
+
+
+async def test_what_two_were_told_alike_is_put_together_once() -> None:
+    """And whoever comes later, or was told something else, is told the same in the end."""
+    cell, is_over = Looked(spec()), asyncio.Event()
+    cores = [LiveCore() for _ in range(3)]
+    one, other, late = (cell.watching.changes(0, is_over) for _ in cores)
+
+    async def told(*responses: AsyncGenerator[WatchResponse, None]) -> list[WatchResponse]:
+        return [await anext(each) for each in responses]
+
+    begun = await told(one, other)
+    assert begun[0] is begun[1]
+    cell.submit(3, 5)
+    cell.turn()
+    cell.clock.now_ns += 1_000_000_000
+    changes = await told(one, late, other)
+    assert changes[0] is not changes[1]
+    assert [response.is_snapshot for response in changes] == [False, True, False]
+    cell.turn()
+    cell.clock.now_ns += 1_000_000_000
+    alike = await told(one, other, late)
+    assert alike[0] is alike[1] is alike[2]
+    for core, responses in zip(
+        cores, ((begun[0], changes[0]), (begun[1], changes[2]), (changes[1],)), strict=True
+    ):
+        for response in (*responses, alike[0]):
+            core.take(response)
+    assert cores[0] == cores[1] == cores[2]
+    for each in (one, other, late):
+        await each.aclose()
+    assert cell.watching._made is None
 
 
 class Batch:

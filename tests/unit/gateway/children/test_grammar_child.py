@@ -57,6 +57,17 @@ def test_what_has_too_many_ways_to_be_read_ends(
     assert "max is 1000" in matcher.get_error()
 
 
+def test_open_objects_beside_each_other_are_counted(tokenizer_file: Path) -> None:
+    each = [{"type": "object", "properties": {f"k{index}": {}}} for index in range(129)]
+    assert has(tokenizer_file, "json", json.dumps({"anyOf": each[:128]}), '{"k127":1}')
+    with pytest.raises(
+        Refused, match=r"anyOf: of objects beside each other at most 128 .* got 129"
+    ):
+        has(tokenizer_file, "json", json.dumps({"anyOf": each}), "{}")
+    closed = [one | {"additionalProperties": False} for one in each]
+    assert has(tokenizer_file, "json", json.dumps({"anyOf": closed}), '{"k128":1}')
+
+
 def test_a_grammar_that_no_output_ends_is_refused(tokenizer_file: Path) -> None:
     with pytest.raises(Refused, match="no output could ever be complete"):
         has(tokenizer_file, "grammar", "start: a\na: b\nb: a\n", "")

@@ -17,8 +17,8 @@ from gpu_worker.runner.graph_runner import GraphRunner
 from gpu_worker.runner.stepping import OneAhead
 from gpu_worker.runner.warm_up import make_ready
 from kernels import dispatch
+from kernels.attention import decode_attention, triton_launch
 from kernels.attention import plan as attention_plan
-from kernels.attention import triton_launch
 from kernels.sampling.logprobs import token_logprobs
 from tests.support.ahead import Model, play
 from tests.support.launch_keys import LaunchKeys, launch_keys
@@ -56,6 +56,7 @@ NUMBERS = (
     "_rope_write_kv_kernel",
     "attend_kernel",
     "combine_kernel",
+    "decode_kernel",
     "_rank_kernel",
     "_merge_kernel",
 )
@@ -88,8 +89,9 @@ class Warm:
 def small_splits() -> Iterator[None]:
     """Contexts of thousands in little: some rows in one split of attention, others in several."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention_plan, triton_launch):
+        for module in (attention_plan, triton_launch, decode_attention):
             patch.setattr(module, "SPLIT", 32)
+        for module in (attention_plan, triton_launch):
             patch.setattr(module, "LONG_SPLIT", 64)
         yield
 
@@ -120,7 +122,7 @@ def run(warm: Warm, *asked: tuple[int, dict[str, Any]], chunk_tokens: int = NEVE
 def test_the_record_tells_compiles_apart(warm: Warm) -> None:
     """Otherwise nothing below would be proven."""
     names = {key.split()[0] for key in warm.keys.seen}
-    assert names >= {"attend_kernel", "combine_kernel", "_forbid_kernel", "_choose_kernel"}
+    assert names >= {"attend_kernel", "combine_kernel", "decode_kernel", "_forbid_kernel"}
     logits, ids = torch.zeros(2, VOCAB), torch.zeros(3, dtype=torch.int64)
     with warm.compiling_nothing():
         token_logprobs(logits, ids[:2], 7)

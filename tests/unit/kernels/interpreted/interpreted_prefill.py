@@ -1,6 +1,7 @@
 """Chunks of prompts: keys read where the step computed them, splits of long rows, their parts."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import jit
+from kernels import jit, variants
 from kernels.attention import plan as attention_plan
 from kernels.attention import triton_launch
 from kernels.attention.paged_attention import paged_attention
@@ -26,12 +27,13 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(4321)
 
 
-@pytest.fixture(params=["wide", "narrow"])
-def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """As on sm_90, and as elsewhere."""
+@pytest.fixture(params=["wide", "ahead", "narrow"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on sm_90, there with products ahead, and as elsewhere."""
     if request.param == "narrow":
         monkeypatch.setattr(jit, "arch_elsewhere", 80)
-    return str(request.param)
+    with variants.forced("prefill-ahead", request.param == "ahead"):
+        yield
 
 
 @pytest.fixture
@@ -99,16 +101,18 @@ def row_of(case: PagedCase, row: int) -> PagedCase:
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "block_size", "dtype"),
+    ("is_ahead", "heads", "kv_heads", "head_dim", "block_size", "dtype"),
     [
-        (4, 1, 64, 16, torch.float16),
-        (7, 1, 80, 256, torch.bfloat16),
-        (2, 2, 128, 64, torch.float16),
-        (6, 2, 24, 5, torch.float16),
+        (False, 4, 1, 64, 16, torch.float16),
+        (True, 7, 1, 80, 256, torch.bfloat16),
+        (False, 2, 2, 128, 64, torch.float16),
+        (True, 2, 2, 128, 64, torch.float16),
+        (False, 6, 2, 24, 5, torch.float16),
     ],
 )
 def test_own_keys_are_the_pages_keys(
     generator: torch.Generator,
+    is_ahead: bool,
     heads: int,
     kv_heads: int,
     head_dim: int,
@@ -126,8 +130,9 @@ def test_own_keys_are_the_pages_keys(
         block_size=block_size,
         dtype=dtype,
     )
-    paged = paged_attention(*case.arguments())
-    assert torch.equal(paged_attention(*case.arguments(), own=own_of(case)), paged)
+    with variants.forced("prefill-ahead", is_ahead):
+        paged = paged_attention(*case.arguments())
+        assert torch.equal(paged_attention(*case.arguments(), own=own_of(case)), paged)
     assert excess_over(case, paged) <= 1.0
 
 
@@ -157,7 +162,7 @@ def test_of_fp8_pages_the_codes_count(generator: torch.Generator) -> None:
 
 
 def test_splits_are_fixed_and_change_little(
-    generator: torch.Generator, tiles: str, monkeypatch: pytest.MonkeyPatch
+    generator: torch.Generator, tiles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same row whole, in splits, alone, beside others and in other chunks."""
     case = paged_case(

@@ -8,7 +8,13 @@ from kernels import dispatch
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import write_kv, write_kv_reference
 from kernels.norms_rope.gate_mul import gate_mul
-from kernels.norms_rope.rms_norm import add_rms_norm, add_rms_norm_rows, rms_norm, rms_norm_rows
+from kernels.norms_rope.rms_norm import (
+    add_rms_norm,
+    add_rms_norm_rows,
+    norm_add_rms_norm,
+    rms_norm,
+    rms_norm_rows,
+)
 from kernels.norms_rope.rope import rope, rope_table
 from tests.support.tolerances import (
     Exact,
@@ -60,6 +66,26 @@ def test_rms_norm(generator: torch.Generator, dtype: torch.dtype, rows: int, hid
     assert y.dtype == total.dtype == dtype
     assert sum_excess(total, x, residual) <= 1.0
     assert excess(rms_norm_exact(total, weight, 1e-5), y) <= 1.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "hidden"), [(0, 8), (3, 33), (2, 1500)])
+def test_a_branch_is_normed_before_it_is_added(
+    generator: torch.Generator, dtype: torch.dtype, rows: int, hidden: int
+) -> None:
+    """Bit for bit as the two launches that it is."""
+    x, residual = (torch.randn(rows, hidden, generator=generator).to(dtype) for _ in range(2))
+    first, weight = (torch.rand(hidden, generator=generator).to(dtype) for _ in range(2))
+    normed = rms_norm(x, first, 1e-5)
+    for own, apart in zip(
+        norm_add_rms_norm(x, residual, first, weight, 1e-5),
+        add_rms_norm(normed, residual, weight, 1e-5),
+        strict=True,
+    ):
+        assert torch.equal(own, apart)
+    total = norm_add_rms_norm(x, residual, first, None, 1e-5)
+    assert sum_excess(total[1], normed, residual) <= 1.0
+    assert torch.equal(*total)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

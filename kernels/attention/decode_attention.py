@@ -1,0 +1,167 @@
+"""decode_attention: of rows with one token each, from their projection to attention's result.
+
+formula  q, k := norm of each head, if the model has that; rope; k and v to their slots; then
+         paged_attention: rope_write_kv and paged_attention, one after the other
+shapes   q                [rows, heads, head_dim]      floats (float32, bfloat16 or float16),
+         k, v             [rows, kv_heads, head_dim]   last two dimensions dense, views are welcome
+         query_starts     [rows + 1] int32: a row has one token, or none and no context; the tokens
+                          of those that have one stand side by side
+         else as in rope_write_kv and paged_attention; a token is at position context - 1
+returns  [rows, heads, head_dim]; of rows without a token anything
+writes   k_pages and v_pages; q and k: anything
+triton   `decode_kernel`: one launch, where the parts are two, or three where contexts may be longer
+         than a split. A row's bits do not depend on its batch-mates or timing; those of
+         the norm of heads may differ from rope_write_kv's in their last one, as sums have another
+         order
+cost     as paged_attention: reads 2 * context * kv_heads * head_dim elements per row
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kernels import dispatch, jit
+from kernels.attention.decode_kernel import decode_kernel
+from kernels.attention.paged_attention import (
+    HEAD_DIM_MAX,
+    check_attention,
+    paged_attention,
+    paged_attention_reference,
+)
+from kernels.attention.plan import PARTS_MAX, SHORT_TILE, SPLIT, TASK, AttentionPlan, dim_tile
+from kernels.attention.triton_launch import PARTS_AT_ONCE, Tiling, parts_for, tiling_for
+from kernels.checks import require
+from kernels.kv import fp8
+from kernels.kv.rope_write_kv import check_rope_write_kv, rope_write_kv, rope_write_kv_reference
+
+
+def decode_attention_reference(
+    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cos_sin: Tensor,
+    k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor, block_tables: Tensor,
+    query_starts: Tensor, context_lengths: Tensor, scale: float,
+    q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0,
+    plan: AttentionPlan | None = None, scales: Tensor | None = None,
+    *, window: int | None = None, softcap: float | None = None,
+) -> Tensor:  # fmt: skip
+    """The definition of correct: one after the other."""
+    pages = k_pages, v_pages
+    q = rope_write_kv_reference(
+        q, k, v, positions, cos_sin, *pages, slot_mapping, q_norm, k_norm, eps, scales
+    )
+    rows = block_tables, query_starts, context_lengths
+    return paged_attention_reference(
+        q, *pages, *rows, scale, plan, scales, window=window, softcap=softcap
+    )
+
+
+def decode_tiling(
+    q: Tensor, group: int, block_size: int, *, is_fp8: bool, has_window: bool, is_dear: bool
+) -> Tiling:  # fmt: skip
+    """As `tiling_for` of short rows, chosen likewise 2026-11-25 and not timed on a GPU either.
+
+    `is_dear`: heads are normed, or scores capped.
+    """
+    tiling = tiling_for(
+        q, group, SHORT_TILE, block_size, is_long=False, is_fp8=is_fp8, has_window=has_window
+    )
+    if q.dtype == torch.float32:
+        return tiling._replace(warps=8, programs=2, registers=128)
+    # Two of these three take more than lets three programs fit.
+    has_large_pages = block_size >= 64 and not is_fp8
+    is_crowded = has_window + is_dear + has_large_pages >= 2
+    programs = 2 if is_crowded and tiling.programs == 3 else tiling.programs
+    if has_large_pages and programs == 3:
+        # Told so, this one spills; it takes 168 untold.
+        return tiling._replace(registers=None)
+    # Not told, compilers make room for a program more than are launched, and spill.
+    return tiling._replace(programs=programs, registers=_REGISTERS_OF[programs])
+
+
+IN_ONE_GROUP_MAX: Final = 16
+# With four warps, of all that a processor has.
+_REGISTERS_OF: Final = {2: 255, 3: 168, 4: 128}
+
+
+def _decode_attention_triton(
+    q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor,
+    k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor, block_tables: Tensor,
+    query_starts: Tensor, context_lengths: Tensor, scale: float,
+    norms: tuple[Tensor, Tensor] | None, eps: float,
+    plan: AttentionPlan, scales: Tensor | None, window: int | None, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    (tokens, heads, head_dim), (_, kv_heads, block_size, _) = q.shape, k_pages.shape
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if tokens == 0:
+        return out
+    group, is_fp8 = heads // kv_heads, scales is not None
+    rows = len(context_lengths)
+    parts = parts_for(plan, q, rows=rows, kv_heads=kv_heads)
+    tiling = decode_tiling(
+        q, group, block_size, is_fp8=is_fp8, has_window=window is not None,
+        is_dear=softcap is not None or norms is not None,
+    )  # fmt: skip
+    group_tile = jit.power_of_two(group)
+    # A line for the key, beside those for the heads.
+    query_tile = max(SHORT_TILE, jit.power_of_two(group + 1))
+    q_norm, k_norm = norms or (q, k)
+    decode_kernel[(jit.programs(q.device, tiling.programs),)](
+        q, k, v, q_norm, k_norm, cos_sin, slot_mapping,
+        fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), out,
+        parts.sums, parts.tops, parts.totals, parts.arrived,
+        parts.tops if scales is None else scales,
+        block_tables, query_starts, context_lengths,
+        plan.short.table, plan.short.total, plan.short.kept_starts,
+        block_tables.stride(0), cos_sin.size(0), k_pages.size(0) * block_size, eps,
+        scale * math.log2(math.e), window or 0, softcap or 0.0,
+        q.stride(0), k.stride(0), v.stride(0),
+        KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, HALF=cos_sin.size(2),
+        BLOCK_SIZE=block_size, DIM_TILE=dim_tile(head_dim), QUERY_TILE=query_tile,
+        POSITIONS=tiling.positions, SPLIT=SPLIT, PARTS_MAX=PARTS_MAX, TASK=TASK,
+        GROUP_TILE=group_tile, PARTS_AT_ONCE=max(1, PARTS_AT_ONCE // group_tile),
+        NORMS=norms is not None,
+        WIDENS=q.dtype == torch.float32 if is_fp8 else jit.is_widened(q), IS_FP8=is_fp8,
+        HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
+        **jit.neighbourly(q.device),
+        num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers,
+    )  # fmt: skip
+    return out
+
+
+def decode_attention(
+    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cos_sin: Tensor,
+    k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor, block_tables: Tensor,
+    query_starts: Tensor, context_lengths: Tensor, scale: float,
+    q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0,
+    plan: AttentionPlan | None = None, scales: Tensor | None = None,
+    *, window: int | None = None, softcap: float | None = None,
+) -> Tensor:  # fmt: skip
+    """Attention of one token a row; its key and value are in their pages afterwards.
+
+    With a `plan`, of these very rows and made for queries_max = 1, and IN_ONE_GROUP_MAX heads to a
+    key at most, the Triton path is one launch; else it is the parts.
+    """
+    check_rope_write_kv(
+        q, k, v, positions, cos_sin, k_pages, v_pages, slot_mapping, q_norm, k_norm, scales
+    )
+    check_attention(q, k_pages, v_pages, block_tables, query_starts, context_lengths)
+    require(window is None or window >= 1, "window", "must be at least 1")
+    require(softcap is None or softcap > 0, "softcap", "must be above 0")
+    rows = block_tables, query_starts, context_lengths
+    # Of more heads to a key, tiles of twice the lines for that key's spill.
+    is_narrow = q.shape[2] <= HEAD_DIM_MAX and q.shape[1] // k.shape[1] <= IN_ONE_GROUP_MAX
+    if plan is not None and is_narrow and dispatch.path_for(q) == "triton":
+        require(plan.is_decode, "plan", "must be of one token a row")
+        norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
+        return _decode_attention_triton(
+            q, k, v, cos_sin, k_pages, v_pages, slot_mapping, *rows, scale,
+            norms, eps, plan, scales, window, softcap,
+        )  # fmt: skip
+    pages = k_pages, v_pages
+    q = rope_write_kv(
+        q, k, v, positions, cos_sin, *pages, slot_mapping, q_norm, k_norm, eps, scales
+    )
+    return paged_attention(q, *pages, *rows, scale, plan, scales, window=window, softcap=softcap)

@@ -1,0 +1,196 @@
+"""decode_kernel: of rows with one token each, all that lies between two projections, in a launch.
+
+formula  q, k := norm of each head, if the model has that; rope; k and v to their slot; attention,
+         as decode_attention. A task is a KV head of a split of a row's positions (`plan`): it turns
+         its heads' queries itself, and who has the last split writes the row's key and value
+         before it reads them. Of several splits each keeps a part; who arrives last adds them up in
+         the order of splits, so that the bits do not depend on who that is
+shapes   arrived [rows * KV_HEADS] int32, zeros before and after; else as triton_kernels
+cost     as decode_attention. Queries are read and turned once per split, 2 KiB beside the 256 KiB
+         of its keys and values (group of 4, heads of 128, bf16); in return a layer is two launches
+         less. Parts come back from the cache, 2 KiB each (group of 4), 8 at once: 64k of context,
+         128 splits, are 16 reads of the cache one after the other. Reckoned, not timed: 10 us for
+         those, at the end of a step that takes longer to read as many positions
+"""
+
+from __future__ import annotations
+
+from kernels import jit
+from kernels.attention.plan import short_level_of
+from kernels.attention.triton_kernels import combined, keep_part
+from kernels.attention.walks import attended, scaled
+from kernels.jit import constexpr, pointer, scalar, stride, tl
+from kernels.kv import fp8
+
+
+@jit.compiled
+def _turned(
+    heads: pointer, norm: pointer, table: pointer, is_head: pointer, is_known: scalar,
+    eps: scalar, HEAD_DIM: constexpr, HALF: constexpr, DIM_TILE: constexpr, NORMS: constexpr,
+) -> pointer:  # fmt: skip
+    """Heads at `heads` [lines, 1], normed and rotated, each time rounded to their type."""
+    dim = tl.arange(0, DIM_TILE)[None, :]
+    is_first, is_turned = dim < HALF, dim < 2 * HALF
+    # What is turned with an element; one that is not turned, with itself.
+    pair = tl.where(is_first, dim + HALF, tl.where(is_turned, dim - HALF, dim))
+    is_in = is_head & (dim < HEAD_DIM)
+    kind = heads.dtype.element_ty
+    own = tl.load(heads + dim, mask=is_in, other=0.0).to(tl.float32)
+    other = tl.load(heads + pair, mask=is_in, other=0.0).to(tl.float32)
+    if NORMS:
+        scale = tl.rsqrt(tl.sum(own * own, 1) / HEAD_DIM + eps)[:, None]
+        weight = tl.load(norm + dim, mask=is_in, other=0.0).to(tl.float32)
+        own = (own * scale * weight).to(kind).to(tl.float32)
+        weight = tl.load(norm + pair, mask=is_in, other=0.0).to(tl.float32)
+        other = (other * scale * weight).to(kind).to(tl.float32)
+    angle = tl.where(is_first, dim, dim - HALF)
+    cos = tl.load(table + angle, mask=is_turned & is_known, other=1.0)
+    sin = tl.load(table + HALF + angle, mask=is_turned & is_known, other=0.0)
+    return (own * cos + other * tl.where(is_first, -sin, sin)).to(kind)
+
+
+@jit.compiled
+def _write(
+    key: pointer, is_key: pointer, value: pointer, k_pages: pointer, v_pages: pointer,
+    slot: scalar, slots_max: scalar, scales: pointer, kv_head: scalar, is_last: scalar,
+    KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, DIM_TILE: constexpr,
+    IS_FP8: constexpr,
+) -> None:  # fmt: skip
+    """A line of `key`, and `value`, to a slot of the pages."""
+    dim = tl.arange(0, DIM_TILE)[None, :]
+    is_kept = is_last & (slot >= 0) & (slot < slots_max) & (dim < HEAD_DIM)
+    # int64 from the slot on: block * elements of a block passes 2^31 in a large pool.
+    place = (slot // BLOCK_SIZE * KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
+    to = place * HEAD_DIM + dim
+    row = tl.load(value + dim, mask=is_kept, other=0.0)
+    if IS_FP8:
+        key = fp8.encoded(key.to(tl.float32), tl.load(scales + kv_head))
+        row = fp8.encoded(row.to(tl.float32), tl.load(scales + KV_HEADS + kv_head))
+    tl.store(k_pages + to + is_key.to(tl.int32) * 0, key, mask=is_kept & is_key)
+    tl.store(v_pages + to, row, mask=is_kept)
+
+
+@jit.compiled
+def _queries(
+    q: pointer, k: pointer, v: pointer, q_norm: pointer, k_norm: pointer, cos_sin: pointer,
+    context: scalar, positions_max: scalar, eps: scalar, k_pages: pointer, v_pages: pointer,
+    slot: scalar, slots_max: scalar, scales: pointer, kv_head: scalar, is_last: scalar,
+    KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, HALF: constexpr,
+    BLOCK_SIZE: constexpr, DIM_TILE: constexpr, QUERY_TILE: constexpr, NORMS: constexpr,
+    IS_FP8: constexpr,
+) -> pointer:  # fmt: skip
+    """Of the token's heads of a KV head, as they attend; its key and value, if `is_last`, to its
+    slot, where all threads of this program read them afterwards.
+    """
+    line = tl.arange(0, QUERY_TILE)
+    # Beside the queries of its heads, in the line after them, the KV head's key.
+    is_key = (line == GROUP)[:, None]
+    heads = tl.where(
+        is_key, k + kv_head * HEAD_DIM, q + ((kv_head * GROUP + line) * HEAD_DIM)[:, None]
+    )
+    table = cos_sin + (context - 1).to(tl.int64) * (2 * HALF)
+    queries = _turned(
+        heads, tl.where(is_key, k_norm, q_norm), table, (line <= GROUP)[:, None],
+        context <= positions_max, eps, HEAD_DIM, HALF, DIM_TILE, NORMS,
+    )  # fmt: skip
+    _write(
+        queries, is_key, v + kv_head * HEAD_DIM, k_pages, v_pages, slot, slots_max, scales,
+        kv_head, is_last, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_TILE, IS_FP8,
+    )  # fmt: skip
+    tl.debug_barrier()
+    return queries
+
+
+@jit.compiled
+def decode_kernel(
+    q: pointer, k: pointer, v: pointer, q_norm: pointer, k_norm: pointer, cos_sin: pointer,
+    slot_mapping: pointer, k_pages: pointer, v_pages: pointer, out: pointer,
+    sums_out: pointer, tops_out: pointer, totals_out: pointer, arrived: pointer, scales: pointer,
+    block_tables: pointer, query_starts: pointer, context_lengths: pointer,
+    tasks: pointer, total_tasks: pointer, kept_starts: pointer,
+    table_stride: scalar, positions_max: scalar, slots_max: scalar, eps: scalar,
+    scale_log2: scalar, window: scalar, softcap: scalar,
+    q_stride: stride, k_stride: stride, v_stride: stride,
+    KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, HALF: constexpr,
+    BLOCK_SIZE: constexpr, DIM_TILE: constexpr, QUERY_TILE: constexpr, POSITIONS: constexpr,
+    SPLIT: constexpr, PARTS_MAX: constexpr, TASK: constexpr,
+    GROUP_TILE: constexpr, PARTS_AT_ONCE: constexpr, NORMS: constexpr,
+    WIDENS: constexpr, IS_FP8: constexpr, HAS_WINDOW: constexpr, HAS_SOFTCAP: constexpr,
+    PDL: constexpr,
+) -> None:  # fmt: skip
+    """`tasks` of rows of one token, of every KV head."""
+    jit.wait_for_neighbour(PDL)
+    line = tl.arange(0, QUERY_TILE)
+    items = tl.load(total_tasks) * KV_HEADS
+    # From the last, the longest, on.
+    for item in tl.range(items - 1 - tl.program_id(0), -1, -tl.num_programs(0), disable_licm=True):
+        kv_head = item % KV_HEADS
+        task = tasks + item // KV_HEADS * TASK
+        row = tl.load(task)
+        start, size = tl.load(task + 3) * SPLIT, tl.load(task + 4) * SPLIT
+        token = tl.load(query_starts + row).to(tl.int64)
+        context = tl.load(context_lengths + row)
+        stop = tl.minimum(context, start + size)
+        behind = tl.maximum(context - window, 0) if HAS_WINDOW else 0
+        if HAS_WINDOW:
+            start = tl.maximum(start, behind // POSITIONS * POSITIONS)
+        if start < stop:
+            queries = _queries(
+                q + token * q_stride, k + token * k_stride, v + token * v_stride, q_norm, k_norm,
+                cos_sin, context, positions_max, eps, k_pages, v_pages,
+                tl.load(slot_mapping + token), slots_max, scales, kv_head, stop == context,
+                KV_HEADS, GROUP, HEAD_DIM, HALF, BLOCK_SIZE, DIM_TILE, QUERY_TILE, NORMS, IS_FP8,
+            )  # fmt: skip
+            queries, by = scaled(queries, scale_log2, scales + kv_head, WIDENS, IS_FP8)
+            top, total, sums = attended(
+                queries, by, k_pages, v_pages, k, v, block_tables + row.to(tl.int64) * table_stride,
+                0, kv_head, context - 1, 0, line * 0, start, behind, stop, 0, 0, 0, window, softcap,
+                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, False, False, True, WIDENS, IS_FP8,
+                HAS_WINDOW, HAS_SOFTCAP,
+            )  # fmt: skip
+            if IS_FP8:
+                sums *= 256.0 * tl.load(scales + KV_HEADS + kv_head)
+            keep_part(
+                out, sums_out, tops_out, totals_out, tasks, item, query_starts, context_lengths,
+                kept_starts, top, total, sums, KV_HEADS, GROUP, HEAD_DIM, 1, SPLIT, TASK, False,
+            )  # fmt: skip
+            _arrive(
+                out, sums_out, tops_out, totals_out, arrived, tasks, item, query_starts,
+                context_lengths, kept_starts, window, KV_HEADS, GROUP, HEAD_DIM, DIM_TILE,
+                SPLIT, PARTS_MAX, TASK, GROUP_TILE, PARTS_AT_ONCE, HAS_WINDOW,
+            )  # fmt: skip
+
+
+@jit.compiled
+def _arrive(
+    out: pointer, sums: pointer, tops: pointer, totals: pointer, arrived: pointer,
+    tasks: pointer, item: scalar, query_starts: pointer, context_lengths: pointer,
+    kept_starts: pointer, window: scalar,
+    KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, DIM_TILE: constexpr,
+    SPLIT: constexpr, PARTS_MAX: constexpr, TASK: constexpr,
+    GROUP_TILE: constexpr, PARTS_AT_ONCE: constexpr, HAS_WINDOW: constexpr,
+) -> None:  # fmt: skip
+    """If all other parts of the row's KV head are there: their sum."""
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    kv_head = item % KV_HEADS
+    row = tl.load(tasks + item // KV_HEADS * TASK)
+    context = tl.load(context_lengths + row)
+    if context > SPLIT:
+        size = SPLIT << short_level_of(context, SPLIT, PARTS_MAX)
+        last = (context - 1) // size
+        # Parts wholly behind the window are never written.
+        first = tl.maximum(context - window, 0) // size if HAS_WINDOW else 0
+        counter = arrived + row * KV_HEADS + kv_head
+        # All threads' stores before the one that counts, and its count before anybody's loads.
+        tl.debug_barrier()
+        before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+        if before == last - first:
+            tl.store(counter, 0)
+            head = kv_head * GROUP
+            combined(
+                out, sums, tops, totals,
+                tl.load(query_starts + row).to(tl.int64) * HEADS + head,
+                tl.load(kept_starts + row).to(tl.int64) * HEADS + head,
+                tl.zeros((), tl.int64) + HEADS, first, last + 1,
+                GROUP, HEAD_DIM, DIM_TILE, GROUP_TILE, PARTS_AT_ONCE,
+            )  # fmt: skip

@@ -1,0 +1,127 @@
+"""How many kernels a layer is in a step that only decodes: so many does a recorded step launch.
+
+Of a device that is played: tensors have shapes and no memory, and what would be launched is noted.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import InterpretedFunction
+
+from gpu_worker.model.checkpoint import Checkpoint
+from gpu_worker.model.config import read_config
+from gpu_worker.model.decoder import Decoder, Queries, StepTensors
+from gpu_worker.model.weights import load_weights
+from kernels import dispatch, variants
+from kernels.attention.plan import SPLIT
+from tests.support.random_model import write_random_model
+
+ROWS_MAX, CONTEXT_MAX, BLOCK_SIZE = 5, 4 * SPLIT, 16
+# What names memory and computes nothing.
+ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty"}
+QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
+GEMMA2 = {
+    "model_type": "gemma2",
+    "architectures": ["Gemma2ForCausalLM"],
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 6.0,
+}
+OLMO2 = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
+
+
+@pytest.fixture(autouse=True)
+def _on_its_kernels() -> Iterator[None]:
+    dispatch.force("triton")
+    yield
+    dispatch.force(None)
+
+
+class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What a GPU would be asked to compute: torch's operators, and Triton's kernels, left out."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if not func.is_view and name not in ALLOCATES:
+            self.names[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def launches_of(
+    folder: Path, layers: int, changes: dict[str, Any], rows: int, context: int
+) -> Counter[str]:
+    """Of the forward pass of a step of rows with a token each."""
+    written = write_random_model(folder, num_hidden_layers=layers, **changes)
+    config, device = read_config(written), torch.device("meta")
+    with Checkpoint(written) as checkpoint:
+        weights = load_weights(
+            checkpoint, config, dtype=torch.bfloat16, device=device, is_int8=False
+        )
+    sizes = config.kv_heads, BLOCK_SIZE, config.head_dim
+    decoder = Decoder(
+        config,
+        weights,
+        torch.empty(layers, 2, 8, *sizes, dtype=torch.bfloat16, device=device),
+        context_tokens=CONTEXT_MAX,
+    )
+    decoder.reserve(rows=ROWS_MAX, tokens=ROWS_MAX)
+    groups, width = len(config.groups.windows), CONTEXT_MAX // BLOCK_SIZE
+    step = StepTensors(
+        token_ids=torch.empty(rows, dtype=torch.int64, device=device),
+        positions=torch.empty(rows, dtype=torch.int64, device=device),
+        slot_mapping=torch.empty(groups, rows, dtype=torch.int64, device=device),
+        queries=Queries(
+            starts=torch.empty(rows + 1, dtype=torch.int32, device=device),
+            context_lengths=torch.empty(rows, dtype=torch.int32, device=device),
+            row_max=1,
+        ),
+        block_tables=torch.empty(groups, rows, width, dtype=torch.int32, device=device),
+        context_max=context,
+    )
+    counting = Launches()
+
+    def counted(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        counting.names[kernel.__name__] += 1
+
+    with pytest.MonkeyPatch.context() as patch, counting, torch.no_grad():
+        patch.setattr(InterpretedFunction, "run", counted)
+        decoder.forward(step)
+    return counting.names
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [({}, 8), (QWEN3, 8), (GEMMA2, 10), (OLMO2, 10)],
+    ids=["llama", "qwen3", "gemma2", "olmo2"],
+)
+def test_kernels_of_a_layer_in_decode(tmp_path: Path, changes: dict[str, Any], most: int) -> None:
+    few = launches_of(tmp_path / "few", 2, changes, rows=3, context=9)
+    many = launches_of(tmp_path / "many", 4, changes, rows=3, context=9)
+    of_two_layers = many - few
+    assert of_two_layers["decode_kernel"] == 2
+    assert of_two_layers.total() <= 2 * most, of_two_layers
+    # Otherwise torch's were not seen.
+    assert sum(of_two_layers[name] for name in ("mm", "addmm")) == 2 * 4
+
+
+def test_neither_rows_nor_contexts_make_it_more(tmp_path: Path) -> None:
+    few = launches_of(tmp_path / "few", 2, {}, rows=1, context=5)
+    assert launches_of(tmp_path / "many", 2, {}, rows=5, context=3 * SPLIT) == few
+
+
+def test_apart_it_is_two_kernels_more(tmp_path: Path) -> None:
+    """So it is counted what there is to count."""
+    in_one = launches_of(tmp_path / "one", 2, {}, rows=3, context=3 * SPLIT)
+    with variants.forced("decode-in-one", False):
+        apart = launches_of(tmp_path / "apart", 2, {}, rows=3, context=3 * SPLIT)
+    assert apart.total() - in_one.total() == 2 * 2
