@@ -15,9 +15,9 @@ import grpc
 from cyclopts import App, CycloptsError, Parameter
 from google.protobuf.json_format import MessageToJson
 
-from kaiten.v1.archive_pb2 import ArchiveEntry
+from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
 from kaiten.v1.inference_service_pb2 import ExplainResponse
-from ledger.archive.reader import START, Cursor, Wanted
+from ledger.archive.reader import EVERYTHING, START, Cursor, Wanted
 from ledger.archive.source import (
     NS,
     Addresses,
@@ -37,6 +37,7 @@ from scheduler_svc.replay import Skipped, replay_archive
 from scheduler_svc.timeline import Timelines
 from scheduler_svc.timeline_intervals import timelines_of
 from scheduler_svc.timeline_wire import timeline_to_proto
+from scheduler_svc.wire import entry_time_ns
 from service_kit.errors import ConfigError
 
 NS_PER_MS: Final = 1_000_000
@@ -129,18 +130,20 @@ def _skipped(found: Skipped) -> None:
 
 
 class _Asked:
-    """The request that is asked for: the leadership that knew it first, and its sequences."""
+    """The request that is asked for: the leadership in which it came, and its sequences."""
 
     def __init__(self, source: Source, id: str) -> None:
-        self.epoch = epoch = 0
+        self.epoch, header = 0, ArchiveHeader()
         self.ids: set[SequenceId] = set()
         for entry in source.entries(Wanted(id=id)):
             if entry.HasField("header"):
-                epoch = entry.header.epoch
+                header = entry.header
             elif entry.HasField("request"):
                 first = entry.request.sequence_id
                 self.ids.update(range(first, first + entry.request.submit.n))
-                self.epoch = self.epoch or epoch
+                if not self.epoch:
+                    is_older = entry_time_ns(entry.request.entry_id) < header.unix_ns
+                    self.epoch = _before(source, header.epoch) if is_older else header.epoch
 
     def until_over(self, entries: Iterator[ArchiveEntry]) -> Iterator[ArchiveEntry]:
         """Up to the record that says that all of it has ended."""
@@ -149,6 +152,17 @@ class _Asked:
             ends = entry.record.finished if entry.HasField("record") else ()
             if any(end.HasField("done") and end.sequence_id in self.ids for end in ends):
                 return
+
+
+def _before(source: Source, epoch: int) -> int:
+    """The leadership before, whose end says since when a request of then waited for another."""
+    before = epoch
+    for entry in source.entries(EVERYTHING):
+        if entry.HasField("header"):
+            if entry.header.epoch >= epoch:
+                break
+            before = entry.header.epoch
+    return before
 
 
 class _Printer:

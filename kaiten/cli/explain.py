@@ -70,13 +70,16 @@ def explain(
     return 0
 
 
-def _show(request_id: str, response: ExplainResponse, *, as_json: bool) -> None:
+def _show(
+    request_id: str, response: ExplainResponse, *, as_json: bool, is_archived: bool = False
+) -> None:
     if as_json:
         text = MessageToJson(response, indent=None, preserving_proto_field_name=True)
         sys.stdout.write(text + "\n")
     else:
         lines = [line for choice in response.choices for line in lines_of(request_id, choice)]
-        sys.stdout.write("\n".join([*lines, *hints(request_id, response)]) + "\n")
+        more = [] if is_archived else hints(request_id, response)
+        sys.stdout.write("\n".join([*lines, *more]) + "\n")
 
 
 def hints(request_id: str, response: ExplainResponse) -> list[str]:
@@ -114,7 +117,8 @@ def explain_archived(
         if done.returncode != NOT_FOUND:
             break
     if done.returncode == 0:
-        _show(request_id, Parse(done.stdout, ExplainResponse()), as_json=as_json)
+        told = Parse(done.stdout, ExplainResponse())
+        _show(request_id, told, as_json=as_json, is_archived=True)
     return done.returncode
 
 

@@ -297,7 +297,8 @@ told = []
 jit.watch_compiles(told.append)
 x = torch.zeros(2, 64)
 for inner in (32, 48, 24):
-    _gate_mul_kernel.warmup(x, x, inner, x.stride(0), IS_GELU=False, BLOCK=32, grid=(2, 1))
+    parts = {"IS_GELU": False, "BLOCK": 32, "PDL": False}
+    _gate_mul_kernel.warmup(x, x, inner, x.stride(0), **parts, grid=(2, 1))
 print(*told, sep="\\n")
 """
 
