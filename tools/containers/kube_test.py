@@ -14,6 +14,7 @@ import asyncio
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -140,6 +141,8 @@ def main(words: Sequence[str] | None = None) -> None:
         },
         chosen.tag,
     )
+    # Whoever ends it finds no pods left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         told = asyncio.run(story(Cell(pods), chosen.streams, chosen.tokens))
     finally:
