@@ -15,8 +15,14 @@ import numpy as np
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
+from gateway.children.alternatives import (
+    ALTERNATIVES_MAX,
+    TEXT_CHARS_MAX,
+    alternatives,
+    longest_run,
+    longest_text,
+)
 from gateway.children.child import Refused, serve
-from gateway.children.open_objects import OPEN_OBJECTS_MAX, open_objects
 from gateway.children.schema_rewrites import rewritten
 from gateway.values.white_space import A_LITTLE_SPACE
 from service_kit.grammars import GrammarTokenizer, InvalidGrammar, one_line
@@ -29,7 +35,7 @@ _NO_TOKEN: Final = "NoExtension"
 
 
 def _of_schema(schema: str, *, is_tight: bool) -> str:
-    _check_alternatives(schema)
+    _check_schema(schema)
     spaces: dict[str, Any] = {"whitespace_pattern": A_LITTLE_SPACE}
     if is_tight:
         spaces = {"whitespace_flexible": False}
@@ -38,20 +44,36 @@ def _of_schema(schema: str, *, is_tight: bool) -> str:
     return LLMatcher.grammar_from_json_schema(said, overrides=spaces)  # type: ignore[arg-type]
 
 
-def _check_alternatives(schema: str) -> None:
+def _check_schema(schema: str) -> None:
     # What is no JSON llguidance says better.
     with suppress(json.JSONDecodeError, RecursionError):
-        if (count := open_objects(json.loads(schema))) > OPEN_OBJECTS_MAX:
-            rule = f"at most {OPEN_OBJECTS_MAX} that have no `additionalProperties: false`"
-            raise InvalidGrammar(f"anyOf: of objects beside each other {rule}, got {count}")
+        told = json.loads(schema)
+        _check_text(longest_text(told))
+        if (count := alternatives(told)) > ALTERNATIVES_MAX:
+            which = (
+                "arrays, and objects that have no `additionalProperties: false`, beside each other"
+            )
+            raise InvalidGrammar(f"anyOf: at most {ALTERNATIVES_MAX} {which}, got {count}")
+
+
+def _check_text(chars: int) -> None:
+    if chars > TEXT_CHARS_MAX:
+        raise InvalidGrammar(f"a text in it may have at most {TEXT_CHARS_MAX} characters: {chars}")
 
 
 def _of_choice(texts: list[str]) -> str:
+    _check_text(max(map(len, texts), default=0))
     # One terminal: as rules of their own, thousands of choices are too many to be read at once.
     return LLMatcher.grammar_from_lark("start: ONE\nONE: " + " | ".join(map(json.dumps, texts)))
 
 
+def _of_regex(pattern: str) -> str:
+    _check_text(longest_run(pattern))
+    return LLMatcher.grammar_from_regex(pattern)
+
+
 def _of_grammar(text: str) -> str:
+    _check_text(longest_run(text))
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(text))
     # It raises what it likes, about a text that is no GBNF.
@@ -63,7 +85,7 @@ def _of_grammar(text: str) -> str:
 FORMS: Final[Mapping[str, Callable[..., str]]] = {
     "json": _of_schema,
     "json_object": _of_schema,
-    "regex": LLMatcher.grammar_from_regex,
+    "regex": _of_regex,
     "choice": _of_choice,
     "grammar": _of_grammar,
 }

@@ -1,6 +1,7 @@
 """What clients ask of structured outputs, as grammars: those that are wide go on to their end."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,27 @@ def test_what_has_too_many_ways_to_be_read_ends(
     assert "max is 1000" in matcher.get_error()
 
 
+@pytest.mark.parametrize(
+    ("form", "of"),
+    [
+        ("json", lambda text: json.dumps({"enum": [text, "b"]})),
+        ("choice", lambda text: [text, "b"]),
+        ("regex", lambda text: text + "|b"),
+        ("grammar", lambda text: f'start: "{text}"'),
+    ],
+)
+def test_a_text_is_not_too_long(
+    tokenizer_file: Path, form: str, of: Callable[[str], object]
+) -> None:
+    has(tokenizer_file, form, of("a" * 16_384), "a")
+    with pytest.raises(Refused, match="a text in it may have at most 16384 characters: 16385"):
+        has(tokenizer_file, form, of("a" * 16_385), "a")
+
+
 def test_open_objects_beside_each_other_are_counted(tokenizer_file: Path) -> None:
     each = [{"type": "object", "properties": {f"k{index}": {}}} for index in range(129)]
     assert has(tokenizer_file, "json", json.dumps({"anyOf": each[:128]}), '{"k127":1}')
-    with pytest.raises(
-        Refused, match=r"anyOf: of objects beside each other at most 128 .* got 129"
-    ):
+    with pytest.raises(Refused, match=r"anyOf: at most 128 arrays, and objects .* got 129"):
         has(tokenizer_file, "json", json.dumps({"anyOf": each}), "{}")
     closed = [one | {"additionalProperties": False} for one in each]
     assert has(tokenizer_file, "json", json.dumps({"anyOf": closed}), '{"k128":1}')

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.children.open_objects import open_objects
+from gateway.children.alternatives import alternatives, longest_run, longest_text
 
 OPEN: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
 CLOSED = OPEN | {"additionalProperties": False}
@@ -39,10 +39,38 @@ def chain(levels: int, **last: Any) -> dict[str, Any]:
         (chain(40, type="integer"), 0),
         (chain(10, **OPEN), 1024),
         (chain(40, **OPEN), 1_000_000),
+        # Arrays are as many as what is in them.
+        ({"anyOf": [{"type": "array", "items": CLOSED}] * 3}, 3),
+        ({"anyOf": [{"type": "array", "items": {"anyOf": [FIVE, OPEN]}}] * 3}, 18),
+        ({"anyOf": [{"type": ["array", "null"], "items": {"type": "array"}}, OPEN]}, 2),
         ({"anyOf": {"not": "a list"}}, 1),
         ({"anyOf": [{"$ref": 7}, {"$ref": "elsewhere"}]}, 1),
         ([1, "a", None], 0),
     ],
 )
-def test_open_objects(schema: Any, count: int) -> None:
-    assert open_objects(schema) == count
+def test_alternatives(schema: Any, count: int) -> None:
+    assert alternatives(schema) == count
+
+
+@pytest.mark.parametrize(
+    ("schema", "chars"),
+    [
+        ({"enum": ["abc", {"a": "abcde"}]}, 5),
+        ({"properties": {"a": {"const": "abcdefghijk"}}}, 11),
+        ({"properties": {"a" * 30: True}}, 30),
+        ({"pattern": "a" * 40}, 40),
+        # Said to people.
+        ({"description": "a" * 50, "title": "b" * 50}, len("description")),
+        (True, 0),
+    ],
+)
+def test_the_longest_text(schema: Any, chars: int) -> None:
+    assert longest_text(schema) == chars
+
+
+@pytest.mark.parametrize(
+    ("expression", "chars"),
+    [("", 0), ("a" * 9, 9), ("(abc|de)fghi*", 4), ('start: "a" /bcd/\n', 7)],
+)
+def test_the_longest_run(expression: str, chars: int) -> None:
+    assert longest_run(expression) == chars

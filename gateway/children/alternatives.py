@@ -1,16 +1,20 @@
-"""How many open objects a JSON Schema has beside each other at one place. Pure.
+"""What makes a grammar slow to keep to, counted before it is compiled. Pure.
 
-Each is read beside all others for as long as the output may be any of them, by every name that
-none of them knows: 300 of them are 0.1 s of a processor for a token.
+Of open objects and arrays beside each other at one place each is read beside all others for as long
+as the output may be any of them: 300 open objects, or 30 arrays of any of 30, are 0.1 s of a
+processor for a token. So is a text of 60,000 letters: at each of them all of its rest is looked at.
 """
 
+import re
 from collections.abc import Iterator
 from math import prod
 from typing import Any, Final
 
 from gateway.children.unevaluated import target
 
-OPEN_OBJECTS_MAX: Final = 128
+ALTERNATIVES_MAX: Final = 128
+TEXT_CHARS_MAX: Final = 16_384
+_MEANS_ELSE: Final = re.compile(r"[|()\[\]{}*+?.\"/\n]")
 # Alternatives of alternatives are soon more than can be written down.
 _COUNTED_MAX: Final = 1_000_000
 
@@ -30,7 +34,7 @@ class _Counter:
             ways.append(self._referred(reference))
         together = [self.at(each) for each in _listed(schema, "allOf")]
         if not ways and not together:
-            return int(_is_open(schema))
+            return self._own(schema)
         # All are kept to at once: every pair of their alternatives is one.
         pairs = prod(max(each, 1) for each in together) * sum(ways) if ways else prod(together)
         return min(pairs, _COUNTED_MAX)
@@ -41,11 +45,38 @@ class _Counter:
             self._of[reference] = self.at(target(reference, self._root))
         return self._of[reference]
 
+    def _own(self, schema: dict[str, Any]) -> int:
+        kinds = schema.get("type", ["object", "array"])
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        if schema.keys() & {"enum", "const"}:
+            return 0
+        is_open = "object" in kinds and schema.get("additionalProperties") is not False
+        # Of whatever its items may be: all begin with the same bracket.
+        items = max(1, self.at(schema.get("items"))) if "array" in kinds else 0
+        return max(int(is_open), items)
 
-def open_objects(root: Any) -> int:
+
+def alternatives(root: Any) -> int:
     """At the place that has the most. RecursionError: nobody can read it."""
     counter = _Counter(root)
     return max(map(counter.at, _places(root)), default=0)
+
+
+def longest_text(value: Any, *, is_text: bool = False) -> int:
+    """Characters of the longest text that an output may have to be written by, names included."""
+    if isinstance(value, str):
+        return len(value) if is_text else 0
+    if isinstance(value, dict):
+        said = ("enum", "const", "pattern")
+        inside = [longest_text(v, is_text=is_text or name in said) for name, v in value.items()]
+        return max([*map(len, value), *inside], default=0)
+    inside = [longest_text(each, is_text=is_text) for each in value] if type(value) is list else []
+    return max(inside, default=0)
+
+
+def longest_run(expression: str) -> int:
+    """Of a regex or a grammar: characters between those that mean something else."""
+    return max(map(len, _MEANS_ELSE.split(expression)))
 
 
 def _places(value: Any) -> Iterator[dict[str, Any]]:
@@ -64,10 +95,3 @@ def _listed(schema: dict[str, Any], *names: str) -> Iterator[Any]:
     for name in names:
         if isinstance(value := schema.get(name), list):
             yield from value
-
-
-def _is_open(schema: dict[str, Any]) -> bool:
-    kind = schema.get("type", "object")
-    is_object = "object" in kind if isinstance(kind, list) else kind == "object"
-    has_values = schema.keys() & {"enum", "const"}
-    return is_object and not has_values and schema.get("additionalProperties") is not False
