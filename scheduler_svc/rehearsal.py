@@ -22,6 +22,7 @@ from service_kit.errors import InvalidRequest
 REQUESTS_MAX: Final = 256
 TOKENS_MAX: Final = 16_384
 BETWEEN_US_MAX: Final = 1_000_000
+ARRIVED_US_MAX: Final = 3_600_000_000
 WORKER: Final = "rehearsal"
 NS_PER_US: Final = 1000
 
@@ -58,6 +59,9 @@ def asks_from_proto(request: Any) -> list[RehearsedAsk]:
     arrivals = [ask.arrived_us for ask in asks]
     if arrivals != sorted(arrivals):
         raise InvalidRequest("requests", "must be in the order in which they arrive")
+    if arrivals[-1] > ARRIVED_US_MAX:
+        rule = f"must arrive within {ARRIVED_US_MAX} us, got {arrivals[-1]}"
+        raise InvalidRequest("requests", rule)
     return asks
 
 

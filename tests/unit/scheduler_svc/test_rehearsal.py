@@ -131,6 +131,8 @@ def test_what_cannot_be_played_is_refused() -> None:
     assert f"at most {TOKENS_MAX}" in refused(long)
     assert "in the order" in refused(later, one)
     assert "at most 1000000" in refused(one, between_us=1_000_001)
+    late = RehearsedRequest(arrived_us=1 << 63, num_prompt_tokens=1, num_output_tokens=1)
+    assert "must arrive within 3600000000 us" in refused(one, late)
     assert len(asks_from_proto(RehearseRequest(requests=[one, later]))) == 2
 
 
