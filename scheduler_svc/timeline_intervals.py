@@ -213,7 +213,6 @@ class _Stay:
             num_blocks=one.num_blocks if is_first else 0,
             num_shared_blocks=one.num_shared_blocks if is_first else 0,
             chunks=tuple(n for at, n in own if start_ns <= at and (at < end_ns or is_last)),
-            num_steps=_num_after(piece.start_ns, steps),
             batch_mates=_mates(steps),
         )
 
@@ -268,13 +267,15 @@ class _Stay:
     def _stalled(self, piece: Window, by: SequenceId | None = None) -> Interval:
         steps = self._between(piece)
         newest = steps[-1:] if by is not None else []
+        # While its prompt is computed the steps are those of others.
+        own = self._own(steps) if self._one.phase is Phase.DECODE else []
         return Interval(
             start_ns=piece.start_ns,
             end_ns=piece.end_ns,
             phase=Phase.STALL,
             why=piece.why,
             worker_id=self._one.worker_id,
-            num_steps=_num_after(piece.start_ns, self._own(steps)),
+            num_steps=_num_after(piece.start_ns, own),
             longest=tuple(
                 Gap(s.answered_ns, piece.end_ns - piece.start_ns, s.rows, s.prompt_tokens)
                 for s in newest

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from scheduler_svc import timeline, timeline_intervals
-from scheduler_svc.core.commands import Command, Expire, WorkerLate
+from scheduler_svc.core.commands import Command, Expire, StoreBehind, WorkerLate
 from scheduler_svc.core.outcome import Outcome, Why
 from scheduler_svc.core.types import FLEX_PRIORITY, Reason
 from scheduler_svc.timeline import Phase, Timelines
@@ -78,6 +78,26 @@ def test_a_stall_of_who_decodes_stands_apart_with_its_cause(told: Any, why: str)
     assert stall.stalled_by == (one + 1 if is_anothers else None)
     steps = [i.num_steps for i in cell.timeline(one).intervals if i.phase is not Phase.PREFILL]
     assert sum(steps) == 39
+
+
+def test_of_who_is_stalled_in_its_prompt_no_step_is_counted() -> None:
+    """They are others'."""
+    cell = Told(spec(step_tokens=8, slots=4), lease=4, in_flight=2)
+    cell.submit(2, 60)
+    cell.turns(9)
+    one = cell.submit(60, 3)
+    cell.turns(2)
+    cell.plan()
+    cell.plan()
+    cell.apply(StoreBehind(is_behind=True))
+    cell.now_ns += MS
+    for _ in range(2):
+        cell.commit(cell.compute())
+    cell.apply(StoreBehind(is_behind=False))
+    cell.finish()
+    (stall,) = cell.stalls(one)
+    assert (stall.why, stall.num_steps) == (Why.STORE_BEHIND.value, 0)
+    assert sum(each.num_steps for each in cell.timeline(one).intervals) == 2
 
 
 def test_a_gap_that_is_as_usual_is_no_stall() -> None:
