@@ -25,14 +25,17 @@ class _Counter:
         # By reference; 0 while it is counted: one to itself adds nothing.
         self._of: dict[str, int] = {}
 
-    def at(self, schema: Any) -> int:
-        """At the place of this schema."""
-        if not isinstance(schema, dict):
+    def at(self, schema: Any, *, is_part: bool = False) -> int:
+        """At the place of this schema, or of one that it is a part of by allOf: there a name that
+        must not be is one less to read.
+        """
+        if not isinstance(schema, dict) or (is_part and _forbids(schema)):
             return 0
-        ways = [self.at(each) for each in _listed(schema, "anyOf", "oneOf")]
+        either = _listed(schema, "anyOf", "oneOf")
+        ways = [self.at(each, is_part=is_part) for each in either]
         if isinstance(reference := schema.get("$ref"), str):
             ways.append(self._referred(reference))
-        together = [self.at(each) for each in _listed(schema, "allOf")]
+        together = [self.at(each, is_part=True) for each in _listed(schema, "allOf")]
         if not ways and not together:
             return self._own(schema)
         # All are kept to at once: every pair of their alternatives is one.
@@ -52,7 +55,8 @@ class _Counter:
             return 0
         is_open = "object" in kinds and schema.get("additionalProperties") is not False
         # Of whatever its items may be: all begin with the same bracket.
-        items = max(1, self.at(schema.get("items"))) if "array" in kinds else 0
+        is_array = "array" in kinds and schema.get("items", False) is not False
+        items = max(1, self.at(schema["items"])) if is_array else 0
         return max(int(is_open), items)
 
 
@@ -89,6 +93,13 @@ def _places(value: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(value, list):
         for each in value:
             yield from _places(each)
+
+
+def _forbids(schema: dict[str, Any]) -> bool:
+    """As `dependentRequired` says it by others: {"properties": {"a": false}}."""
+    names = schema.get("properties")
+    is_all = isinstance(names, dict) and all(each is False for each in names.values())
+    return is_all and schema.keys() <= {"properties", "type"}
 
 
 def _listed(schema: dict[str, Any], *names: str) -> Iterator[Any]:

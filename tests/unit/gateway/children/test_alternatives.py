@@ -26,7 +26,7 @@ def chain(levels: int, **last: Any) -> dict[str, Any]:
         (FIVE, 5),
         ({"oneOf": [FIVE, FIVE, {"type": "null"}, True, {}]}, 11),
         ({"anyOf": [CLOSED, {"enum": [{}]}, {"const": {}}, {"type": ["string", "null"]}]}, 0),
-        ({"anyOf": [{"type": ["object", "null"]}, CLOSED]}, 1),
+        ({"anyOf": [{"type": ["object", "null"], "required": ["a"]}, CLOSED]}, 1),
         # Of two places each has its own.
         ({"type": "object", "properties": {"a": FIVE, "b": {"anyOf": [OPEN, FIVE]}}}, 6),
         # Kept to at once: pairs.
@@ -39,10 +39,15 @@ def chain(levels: int, **last: Any) -> dict[str, Any]:
         (chain(40, type="integer"), 0),
         (chain(10, **OPEN), 1024),
         (chain(40, **OPEN), 1_000_000),
+        # As `dependentRequired` is said by others: one of the two names nothing.
+        ({"allOf": [{"anyOf": [{"properties": {"a": False}}, {"required": ["a", "b"]}]}] * 9}, 2),
+        ({"anyOf": [{"properties": {"a": False}}] * 3}, 3),
         # Arrays are as many as what is in them.
         ({"anyOf": [{"type": "array", "items": CLOSED}] * 3}, 3),
         ({"anyOf": [{"type": "array", "items": {"anyOf": [FIVE, OPEN]}}] * 3}, 18),
         ({"anyOf": [{"type": ["array", "null"], "items": {"type": "array"}}, OPEN]}, 2),
+        # What stands where in them is known.
+        ({"anyOf": [{"type": "array", "prefixItems": [OPEN], "items": False}] * 3}, 0),
         ({"anyOf": {"not": "a list"}}, 1),
         ({"anyOf": [{"$ref": 7}, {"$ref": "elsewhere"}]}, 1),
         ([1, "a", None], 0),
