@@ -34,7 +34,7 @@ def _limits(*, row_items: int, step_items: int) -> LLParserLimits:
 
 
 # Texts beside each other are many items only as rules of their own: a terminal may have thousands.
-LIMITS: Final = _limits(row_items=1_000, step_items=8_000)
+LIMITS: Final = _limits(row_items=1_000, step_items=5_000)
 # An object of 1,000 optional properties goes on after its bracket in four ways each, and all are
 # soon read. Hundreds of open objects beside each other are not: gateways let no such in.
 SCHEMA_LIMITS: Final = _limits(row_items=5_000, step_items=50_000)
