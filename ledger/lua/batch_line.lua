@@ -8,8 +8,9 @@ if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} en
 local state = redis.call('HGET', KEYS[2], 'status')
 if state ~= 'in_progress' and state ~= 'cancelling' then return {'NONE'} end
 local bytes, kept = #ARGV[3] + #ARGV[2] + 64, 0
-if ARGV[4] == 'completed' and redis.call('HEXISTS', KEYS[3], ARGV[2]) == 0 then
-  for _, each in ipairs(redis.call('HVALS', KEYS[4])) do kept = kept + tonumber(each) end
+if ARGV[4] == 'completed' and redis.call('HSTRLEN', KEYS[3], ARGV[2]) == 0 then
+  local live = redis.call('HGETALL', KEYS[4])
+  for i = 2, #live, 2 do kept = kept + tonumber(live[i]) end
   if kept + bytes > tonumber(ARGV[7]) then return {'FULL', kept} end
 end
 if redis.call('HSETNX', KEYS[3], ARGV[2], ARGV[3]) == 1 then

@@ -13,12 +13,15 @@ end
 if live >= tonumber(ARGV[6]) then return {'FULL', live} end
 
 local now = tonumber(redis.call('TIME')[1])
-if redis.call('HLEN', KEYS[3]) >= tonumber(ARGV[7]) then
-  local names = redis.call('HGETALL', KEYS[3])
+local names = redis.call('HGETALL', KEYS[3])
+if #names / 2 >= tonumber(ARGV[7]) then
+  local kept = #names / 2
   for i = 1, #names, 2 do
-    if tonumber(names[i + 1]) <= now then redis.call('HDEL', KEYS[3], names[i]) end
+    if tonumber(names[i + 1]) <= now then
+      redis.call('HDEL', KEYS[3], names[i])
+      kept = kept - 1
+    end
   end
-  local kept = redis.call('HLEN', KEYS[3])
   if kept >= tonumber(ARGV[7]) then return {'KEPT', kept} end
 end
 

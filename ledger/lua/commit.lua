@@ -86,7 +86,7 @@ for i = 1, endings do
     store_bytes(KEYS[5], bytes, kept)
     if theirs then
       store_bytes(theirs, bytes, kept)
-      redis.call('EXPIRE', theirs, ttl + 2 * span)
+      redis.call('EXPIRE', theirs, ttl + span)
     end
     redis.call('HSET', KEYS[key], 'finished', '1')
     redis.call('EXPIRE', KEYS[key], kept)
