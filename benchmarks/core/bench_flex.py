@@ -22,12 +22,12 @@ from scheduler_svc.core.types import FLEX_PRIORITY
 from tests.support.cell import Cell, spec
 
 BASE_US, TOKEN_US = 2000, 100
-SLOTS: Final = 64
+SLOTS: Final = 128
 WINDOW: Final = 2 * SLOTS
 LINE_PROMPT, LINE_TOKENS = 6, 24
-LIVE, LIVE_PROMPT, LIVE_TOKENS = 4, 256, 96
+LIVE, LIVE_PROMPT, LIVE_TOKENS = 4, 1000, 96
 # Between the end of a live request and the next of the same stream, in the mean.
-PAUSE_MS: Final = 30.0
+PAUSE_MS: Final = 300.0
 SECONDS_ALONE: Final = 40
 
 
@@ -53,7 +53,9 @@ class Day:
 
     def __init__(self, lines: int, gap_ms: float) -> None:
         worker = spec(slots=SLOTS, step_tokens=SLOTS + 300, blocks=16_000)
-        self.cell = Fast(worker, batch_gap_us=round(1000 * gap_ms))
+        self.cell = Fast(
+            worker, batch_gap_us=round(1000 * gap_ms), itl_target_us=round(1000 * gap_ms)
+        )
         self.cell.workers["w1"].base_us, self.cell.workers["w1"].token_us = BASE_US, TOKEN_US
         self.lines_left, self.live_lines = lines, set[int]()
         self.arrived: dict[int, int] = {}
@@ -144,7 +146,7 @@ def measured(lines: int, gap_ms: float) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--lines", type=int, default=50_000)
-    parser.add_argument("--gap-ms", type=float, default=5.0)
+    parser.add_argument("--gap-ms", type=float, default=10.0)
     parser.add_argument("--save", action="store_true")
     asked = parser.parse_args()
     sizes = {"lines": asked.lines, "batch_gap_ms": asked.gap_ms, "slots": SLOTS}
