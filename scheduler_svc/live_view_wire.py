@@ -76,9 +76,9 @@ def changes_to_proto(
         if workers.get(worker_id) != worker
     )
     response.worker_ids_gone.extend(one for one in workers if one not in now.workers)
-    for sequence_id, sequence in now.sequences.items():
-        if (known := sequences.get(sequence_id)) != sequence:
-            _tell(response.sequences.add(sequence_id=sequence_id), known, sequence)
+    for sequence_id, view in now.sequences.items():
+        if (known := sequences.get(sequence_id)) != view:
+            _tell(response.sequences.add(sequence_id=sequence_id), known, view)
     response.sequence_ids_gone.extend(one for one in sequences if one not in now.sequences)
     response.steps.extend(steps_to_proto(steps, num_skipped))
     passed = {one.sequence for note in steps for one in note.members.values()}
