@@ -242,11 +242,18 @@ def _running(sequence: Sequence, state: SeenState) -> SequenceView:
             sequence.live.request,
             sequence.choice,
             _placed((state, residency.worker_id, slot, sequence.num_preemptions)),
-            sequence.counts,
+            _counts(sequence),
             tuple(zip(table.num_skipped_blocks, map(tuple, table.blocks), strict=True)),
             (),
         )
     )
+
+
+def _counts(sequence: Sequence) -> Counts:
+    """What `Sequence` says of each, at once: five calls less for each of hundreds."""
+    num_known = len(sequence.tokens)
+    num_tokens = num_known + sequence.num_tokens_ahead
+    return num_tokens, num_tokens - sequence.gap, num_known - sequence.num_uncomputed_tokens
 
 
 def _waiting(sequence: Sequence, state: SeenState, passed_over: tuple[Passed, ...]) -> SequenceView:

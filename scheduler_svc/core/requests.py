@@ -96,15 +96,6 @@ class Sequence:
         return self.num_tokens - self.gap
 
     @property
-    def counts(self) -> tuple[int, int, int]:
-        """`num_tokens`, `num_scheduled_tokens` and `num_computed_tokens` at once: whoever looks at
-        all sequences of a cell asks for these.
-        """
-        num_known = len(self.tokens)
-        num_tokens = num_known + self.num_tokens_ahead
-        return num_tokens, num_tokens - self.gap, num_known - self.num_uncomputed_tokens
-
-    @property
     def is_suspect(self) -> bool:
         """Workers died under it, or may have, again and again, and it never got any further."""
         return self.deaths + len(self.unjudged) >= self.live.deaths_max
