@@ -371,6 +371,7 @@ def finished_to_proto(finished: Finished) -> SequenceFinished:
         reason=REASON_TO_PROTO[finished.reason],
         output_tokens=finished.num_output_tokens,
         error=finished.error,
+        is_retryable=finished.is_retryable,
     )
 
 

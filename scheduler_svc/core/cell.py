@@ -90,15 +90,33 @@ class CellState:
             self.waiting.add(sequence)
 
     def end(
-        self, live: LiveRequest, reason: Reason, now_ns: int, events: list[Event], error: str
+        self,
+        live: LiveRequest,
+        reason: Reason,
+        now_ns: int,
+        events: list[Event],
+        error: str,
+        *,
+        is_retryable: bool = False,
     ) -> None:
         """End every choice that has not ended."""
         for sequence in live.sequences:
             if sequence.state is not State.FINISHED:
-                self.finish(sequence, reason, now_ns, events, error=error)
+                self.finish(sequence, reason, now_ns, events, error, is_retryable=is_retryable)
+
+    def unserved(self, live: LiveRequest, now_ns: int, events: list[Event], error: str) -> None:
+        """End it: no worker is there that can do it, and that is no fault of its own."""
+        self.end(live, Reason.ERROR, now_ns, events, error, is_retryable=True)
 
     def finish(
-        self, sequence: Sequence, reason: Reason, now_ns: int, events: list[Event], error: str = ""
+        self,
+        sequence: Sequence,
+        reason: Reason,
+        now_ns: int,
+        events: list[Event],
+        error: str = "",
+        *,
+        is_retryable: bool = False,
     ) -> None:
         """The one way a sequence ends: slot and blocks are free, and its event is out."""
         live = sequence.live
@@ -113,6 +131,7 @@ class CellState:
             reason=reason,
             num_output_tokens=sequence.num_output_tokens,
             error=error,
+            is_retryable=is_retryable,
         )
         live.endings[sequence.choice] = ending
         events.append(ending)
@@ -125,7 +144,7 @@ class CellState:
             live.sequences = []
         elif sequence.choice == 0 and not live.has_prompt_logprobs:
             # The others would have nobody to bring the prompt's, and it is what failed.
-            self.end(live, reason, now_ns, events, error)
+            self.end(live, reason, now_ns, events, error, is_retryable=is_retryable)
         elif sequence.choice == 0:
             self.queue_siblings(live)
 
