@@ -10,7 +10,7 @@ of rounds in which a single server and each setting have their turns. A pause is
 commits without rest waits, from the kill to the next commit that counts; of it a cluster and
 Sentinels wait NODE_TIMEOUT_MS or DOWN_AFTER_MS before they believe it. `lost` are commits that
 were acknowledged and that the next primary does not have: of a primary that is killed, frozen, or
-killed when no replica has heard of it for BEHIND_S.
+killed when no replica has heard of it for BEHIND_S. It comes back when there is another.
 """
 
 import argparse
@@ -158,6 +158,8 @@ async def failover(group: Group, promise: str, how: str) -> tuple[float, int]:
     for replica in replicas:
         replica.thaw()
     await asyncio.to_thread(group.promoted, old)
+    # As who watches it does: with one replica a promise cannot be kept before.
+    old.thaw() if how == "frozen" else old.launch()
     seen = writer.seq, writer.leader
     await until(
         lambda: writing.done() or (writer.seq, writer.leader) != seen,
