@@ -90,33 +90,15 @@ class CellState:
             self.waiting.add(sequence)
 
     def end(
-        self,
-        live: LiveRequest,
-        reason: Reason,
-        now_ns: int,
-        events: list[Event],
-        error: str,
-        *,
-        is_retryable: bool = False,
+        self, live: LiveRequest, reason: Reason, now_ns: int, events: list[Event], error: str
     ) -> None:
         """End every choice that has not ended."""
         for sequence in live.sequences:
             if sequence.state is not State.FINISHED:
-                self.finish(sequence, reason, now_ns, events, error, is_retryable=is_retryable)
-
-    def unserved(self, live: LiveRequest, now_ns: int, events: list[Event], error: str) -> None:
-        """End it: no worker is there that can do it, and that is no fault of its own."""
-        self.end(live, Reason.ERROR, now_ns, events, error, is_retryable=True)
+                self.finish(sequence, reason, now_ns, events, error=error)
 
     def finish(
-        self,
-        sequence: Sequence,
-        reason: Reason,
-        now_ns: int,
-        events: list[Event],
-        error: str = "",
-        *,
-        is_retryable: bool = False,
+        self, sequence: Sequence, reason: Reason, now_ns: int, events: list[Event], error: str = ""
     ) -> None:
         """The one way a sequence ends: slot and blocks are free, and its event is out."""
         live = sequence.live
@@ -131,7 +113,6 @@ class CellState:
             reason=reason,
             num_output_tokens=sequence.num_output_tokens,
             error=error,
-            is_retryable=is_retryable,
         )
         live.endings[sequence.choice] = ending
         events.append(ending)
@@ -144,7 +125,7 @@ class CellState:
             live.sequences = []
         elif sequence.choice == 0 and not live.has_prompt_logprobs:
             # The others would have nobody to bring the prompt's, and it is what failed.
-            self.end(live, reason, now_ns, events, error, is_retryable=is_retryable)
+            self.end(live, reason, now_ns, events, error)
         elif sequence.choice == 0:
             self.queue_siblings(live)
 

@@ -65,8 +65,6 @@ class Finished:
     reason: Reason
     num_output_tokens: int
     error: str = ""
-    # Of an error: no worker was there that can do it, and none was lost to it.
-    is_retryable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

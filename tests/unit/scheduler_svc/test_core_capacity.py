@@ -331,7 +331,7 @@ def test_while_no_worker_is_there_one_waits_as_long_as_it_may_and_ends_saying_so
     assert cell.endings[bounded].error == (
         "no worker came within 2.5 s, which is as long as a request waits for one"
     )
-    assert cell.endings[bounded].is_retryable
+    assert cell.reason(bounded) is Reason.UNSERVED
     cell.join("w1", spec())
     cell.finish()
     assert cell.reason(patient) is Reason.LENGTH

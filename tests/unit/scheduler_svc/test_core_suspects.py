@@ -40,7 +40,6 @@ def test_poison_is_convicted_alone_and_the_innocent_survive() -> None:
     assert scene.cell.reason(scene.poison) is Reason.ERROR
     error = scene.cell.endings[scene.poison].error
     assert error == "3 workers were lost computing this request, the last: killed"
-    assert not scene.cell.endings[scene.poison].is_retryable
     assert all(scene.cell.reason(sequence_id) is Reason.LENGTH for sequence_id in scene.innocents)
 
 
