@@ -54,7 +54,7 @@ def answered_line(door: Door) -> dict[str, Any]:
 
         def has_ended() -> bool:
             batch.update(client.get(f"batches/{batch['id']}").json())
-            return batch["status"] == "completed"
+            return bool(batch["status"] == "completed")
 
         wait_until(has_ended, "the batch is over")
         told = client.get(f"files/{batch['error_file_id']}/content").text
