@@ -26,7 +26,7 @@ from ledger.archive.source import (
 
 app = App(
     name="kaiten archive",
-    help="Look at what schedulers have kept of their decisions.",
+    help="Look at what schedulers have kept. What they decided, made again: kaiten archive steps.",
     version_flags=(),
     default_parameter=Parameter(negative=()),
     result_action="return_value",
