@@ -97,7 +97,8 @@ def write(reader: Reader, first: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
 def held_out(rows: int, tokens: int) -> Tensor:
     """Beginnings [tokens, rows] of texts of the shipped model's world, by a seed of their own."""
     tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
-    found, draw = [], random.Random("weight_rounding")
+    found: list[list[int]] = []
+    draw = random.Random("weight_rounding")
     while len(found) < rows:
         ids, _ = encode_text(tokenizer, grammar.text(draw))
         if len(ids) >= tokens:
