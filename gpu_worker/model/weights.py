@@ -183,8 +183,7 @@ def load_weights(
 ) -> Weights:
     """Read, convert, fuse and pack. `on_layer(n)` after each of `config.layers` layers.
 
-    `weight_dtype` is of the linears. The head, and an embedding tied to it, keep a byte per weight
-    with int4 too: they decide the token with no layer behind them that could make up for it.
+    `weight_dtype` is of the linears. With int4 the head, and an embedding tied to it, keep int8.
     """
     check_tensors(checkpoint, config)
 
@@ -220,10 +219,8 @@ def load_weights(
         layers.append(LayerWeights(**parts))
         on_layer(layer + 1)
     is_tied = config.has_tied_embeddings
-    head = PackedLinear(
-        view(_EMBEDDING if is_tied else _HEAD),
-        weight_dtype="int8" if is_int4(weight_dtype) else weight_dtype,
-    )
+    head_dtype: WeightDtype = "int8" if is_int4(weight_dtype) else weight_dtype
+    head = PackedLinear(view(_EMBEDDING if is_tied else _HEAD), weight_dtype=head_dtype)
     embedding = head if is_tied and head.has_rows else read(_EMBEDDING)
     return Weights(
         embedding=embedding,

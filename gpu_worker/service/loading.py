@@ -153,17 +153,12 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
     dtype = choose_dtype(settings.dtype, config.checkpoint_dtype, device)
     kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype)
     with timer.phase("load"), Checkpoint(folder) as checkpoint:
-        narrate = _narrator(config.layers)
+        kept, narrate = settings.weight_dtype, _narrator(config.layers)
         weights = load_weights(
-            checkpoint,
-            config,
-            dtype=dtype,
-            device=device,
-            weight_dtype=settings.weight_dtype,
-            on_layer=narrate,
+            checkpoint, config, dtype=dtype, device=device, weight_dtype=kept, on_layer=narrate
         )
         scales = read_scales(checkpoint, config) if kv_dtype == fp8.DTYPE else None
-        kind = numeric_class(device, dtype, kv_dtype, weight_dtype=settings.weight_dtype)
+        kind = numeric_class(device, dtype, kv_dtype, weight_dtype=kept)
         digest = fingerprint(checkpoint, config, kind, scales)
         weights_known_by = weights_digest(checkpoint, config)
     streams = streams_for(device)
@@ -187,7 +182,7 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         model=model_name(settings),
         fingerprint=digest,
         architecture=config.architecture,
-        dtype=dtype_text(dtype, settings.weight_dtype),
+        dtype=dtype_text(dtype, kept),
         kv_dtype=DTYPE_NAMES[kv_dtype],
         device=device,
         device_name=device_name(device),
