@@ -206,6 +206,7 @@ class Front:
                 grammar=grammar,
             )
             record.render.MergeFrom(marks(ask, self.card, prompt_ids))
+            trace.submitting()
             submitted = await self._submit(record, ask, tenant, delivery)
             accepted = Accepted(named.request_id, len(prompt_ids))
             generation = self._follow(
