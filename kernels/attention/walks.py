@@ -171,10 +171,17 @@ def _walk_ahead(
     """As `_walk` over whole tiles that all queries see, its products beside its powers.
 
     PAGED: k and v are pages, found by `table`. Otherwise position p lies at k + p * k_stride.
-    The scores of tile j + 1 are multiplied while those of tile j become weights, which meet their
-    values at the top of the next turn. (That product has to come first: Triton leaves one on its
-    way past another's end only if its result is looked at after that.) The first turn adds nothing
-    and the last one multiplies a tile again: one of the walk's tiles more.
+    A turn starts the scores of tile j + 1 and then adds the values of tile j - 1; once those scores
+    are there, the ones of tile j become weights while the values are still being added. The first
+    turn adds nothing.
+
+    Triton waits for a product at once if anything in the turn looks at it, but under a condition,
+    or if the next turn does more with it than add to it (`dotCanBeProperlyAsync` of its
+    WGMMAPipeline). Hence a condition that always holds, as its later passes see, and bits in place
+    of numbers where something is handed on: weights made of bits go to the matrix units in
+    registers, and scores in bits are not the product. ptxas waits after every single instruction if
+    it has to move what they work on (its C7513 and its like), which no PTX shows: so the scores'
+    product comes first, and its tile's values are not added in the same turn.
     """
     PADDED: tl.constexpr = queries.shape[1] > HEAD_DIM
     dim = tl.arange(0, queries.shape[1])
@@ -185,30 +192,50 @@ def _walk_ahead(
             k, table, start, kv_head, k_stride, dim, is_dim,
             KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, PADDED, WIDENS,
         )  # fmt: skip
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-        weights = tl.zeros([queries.shape[0], POSITIONS], keys.dtype)
-        for at in range(start, stop, POSITIONS):
+        newest = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        scores = newest.to(tl.int32, bitcast=True)
+        weights = tl.zeros([queries.shape[0], POSITIONS], tl.float32)
+        weights = weights.to(keys.dtype).to(tl.int32 if WIDENS else tl.int16, bitcast=True)
+        last = stop - POSITIONS
+        for at in range(start, last, POSITIONS):
+            keys = _whole_tile(
+                k, table, at + POSITIONS, kv_head, k_stride, dim, is_dim,
+                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, PADDED, WIDENS,
+            )  # fmt: skip
+            newest = tl.dot(queries, tl.trans(keys), input_precision="ieee")
             values = _whole_tile(
                 v, table, tl.maximum(at - POSITIONS, start), kv_head, v_stride, dim, is_dim,
                 KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, PADDED, WIDENS,
             )  # fmt: skip
-            sums = tl.dot(weights, values, sums, input_precision="ieee")
-            keys = _whole_tile(
-                k, table, tl.minimum(at + POSITIONS, stop - POSITIONS), kv_head, k_stride,
-                dim, is_dim, KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, PADDED, WIDENS,
+            exact = weights.to(keys.dtype, bitcast=True)
+            sums = tl.dot(exact, values, sums, input_precision="ieee")
+            exact, shrink, total, top = _weighed(
+                _scored(
+                    scores.to(tl.float32, bitcast=True), by, dim, is_dim, dim, 0, softcap,
+                    False, False, False, HAS_SOFTCAP,
+                ),
+                unit, top, total, False,
             )  # fmt: skip
-            ahead = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-            scores = _scored(
-                scores, by, dim, is_dim, dim, 0, softcap, False, False, False, HAS_SOFTCAP
-            )
-            exact, shrink, total, top = _weighed(scores, unit, top, total, False)
-            sums = sums * shrink[:, None]
-            weights, scores = exact.to(weights.dtype), ahead
+            weights = exact.to(keys.dtype).to(weights.dtype, bitcast=True)
+            if at < last:
+                scores = newest.to(tl.int32, bitcast=True)
+                sums = sums * shrink[:, None]
         values = _whole_tile(
-            v, table, stop - POSITIONS, kv_head, v_stride, dim, is_dim,
+            v, table, tl.maximum(last - POSITIONS, start), kv_head, v_stride, dim, is_dim,
             KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, PADDED, WIDENS,
         )  # fmt: skip
-        sums = tl.dot(weights, values, sums, input_precision="ieee")
+        exact = weights.to(keys.dtype, bitcast=True)
+        sums = tl.dot(exact, values, sums, input_precision="ieee")
+        exact, shrink, total, top = _weighed(
+            _scored(newest, by, dim, is_dim, dim, 0, softcap, False, False, False, HAS_SOFTCAP),
+            unit, top, total, False,
+        )  # fmt: skip
+        values = _whole_tile(
+            v, table, last, kv_head, v_stride, dim, is_dim,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, PADDED, WIDENS,
+        )  # fmt: skip
+        sums = sums * shrink[:, None]
+        sums = tl.dot(exact.to(values.dtype), values, sums, input_precision="ieee")
     return top, total, sums
 
 
