@@ -238,6 +238,8 @@ def _ledger_limits(config: GatewaySettings) -> LedgerLimits:
         requests_max=config.requests_max,
         prompt_tokens_max=config.prompt_tokens_max,
         results_bytes_max=config.results_mb << 20,
+        # Without keys there is one tenant; with them none shuts out the others.
+        tenant_results_bytes_max=(config.results_mb << 20) >> (config.api_keys_file is not None),
         files_bytes_max=config.files_mb << 20,
         files_ttl_s=round(config.files_hours * 3600),
         allow_everysec=config.allow_everysec,

@@ -146,6 +146,7 @@ class _TenantEntry(BaseModel):
     keys: list[_Digest] = Field(default=[], min_length=1)
     requests_max: int | None = Field(default=None, ge=1)
     prompt_tokens_max: int | None = Field(default=None, ge=1)
+    results_mb: int | None = Field(default=None, ge=1, le=1 << 30)
     running_tokens_max: int | None = Field(default=None, ge=1, lt=1 << 53)
     priority_max: int = Field(default=0, ge=-PRIORITY_MAX, le=PRIORITY_MAX)
     operator: bool = False
@@ -239,7 +240,9 @@ def _tenant(path: Path, name: str, entry: _TenantEntry | None) -> Tenant:
     return Tenant(
         name=name,
         bounds=TenantBounds(
-            requests_max=entry.requests_max, prompt_tokens_max=entry.prompt_tokens_max
+            requests_max=entry.requests_max,
+            prompt_tokens_max=entry.prompt_tokens_max,
+            results_bytes_max=None if entry.results_mb is None else entry.results_mb << 20,
         ),
         running_tokens_max=entry.running_tokens_max,
         priority_max=entry.priority_max,

@@ -35,9 +35,10 @@ VARIANTS: Final = {
     "prefill-ahead": Variant(
         is_default=False,
         where="long rows on sm_90, without windows and fp8: the next tile's scores are multiplied"
-        " while this one's become weights",
-        evidence="PTX: a product is on its way while a tile's exponentials are computed, where none"
-        " is else; no spills. Not timed",
+        " with the last tile's values, which go on while this one's scores become weights",
+        evidence="PTX: two groups of products are on their way while a tile's exponentials are"
+        " computed, where none is else; the assembler leaves them so (until 2026-11-25 it made each"
+        " instruction wait for the one before, which no PTX shows); no spills. Not timed",
     ),
     "programmatic-launch": Variant(
         is_default=False,

@@ -40,6 +40,10 @@ class Keys:
         """Hash: live choices and prompt tokens, and bytes of stored results by when they leave."""
         return f"{self.prefix}load"
 
+    def results(self, tenant: str) -> str:
+        """Hash: bytes of a tenant's stored results by when they leave, with TTL."""
+        return f"{self.prefix}results:{tenant}"
+
     def request(self, id: str) -> str:
         """Hash: what submit knew; expires with the result."""
         return f"{self.prefix}request:{id}"
@@ -82,8 +86,12 @@ class Keys:
         return f"{self.prefix}batches"
 
     def batches_of(self, tenant: str) -> str:
-        """Hash: a tenant's batches, with TTL."""
+        """Hash: a tenant's batches and when each leaves, with TTL."""
         return f"{self.prefix}batches:{tenant}"
+
+    def answers(self, tenant: str) -> str:
+        """Hash: bytes of answers of a tenant's live batches, with TTL."""
+        return f"{self.prefix}answers:{tenant}"
 
     def batch(self, tenant: str, id: str) -> str:
         """Hash: state and counters of a batch, with TTL."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kaiten.v1.common_pb2 import FinishReason, PromptLogprobs
 from kaiten.v1.ledger_pb2 import (
@@ -43,9 +44,18 @@ UNBOUNDED = 2**53
 REFUSALS = {
     b"FULL_REQUESTS": ("too many live requests", "cell", "requests_max"),
     b"FULL_TOKENS": ("too many live prompt tokens", "cell", "prompt_tokens_max"),
-    b"FULL_RESULTS": ("too many bytes of results are kept", "cell", "results_bytes_max"),
+    b"FULL_RESULTS": (
+        "too many bytes of results (results_mb) are kept",
+        "cell",
+        "results_bytes_max",
+    ),
     b"TENANT_REQUESTS": ("too many live requests of tenant", "tenant", "requests_max"),
     b"TENANT_TOKENS": ("too many live prompt tokens of tenant", "tenant", "prompt_tokens_max"),
+    b"TENANT_RESULTS": (
+        "too many bytes of results (results_mb) are kept of tenant",
+        "tenant",
+        "results_bytes_max",
+    ),
 }
 
 
@@ -65,7 +75,9 @@ class Submissions:
         """Accept a request, or find it accepted already. All bounds are decided before anything is
         written. `note`: kept with it for `note`, and read by nobody else.
         """
-        limits, keys = self._store.limits, self._store.keys
+        limits = self._store.limits
+        if bounds.results_bytes_max is None:
+            bounds = replace(bounds, results_bytes_max=limits.tenant_results_bytes_max)
         prompt_tokens = len(record.prompt_token_ids)
         choices_max = _least(limits.requests_max, bounds.requests_max)
         tokens_max = _least(limits.prompt_tokens_max, bounds.prompt_tokens_max)
@@ -81,7 +93,7 @@ class Submissions:
             raise TooLong("prompt tokens", tokens_max, prompt_tokens)
         verdict, *rest = await self._store.script(
             scripts.SUBMIT,
-            (keys.inbox, keys.load, keys.lease, keys.request(record.id)),
+            self._submit_keys(record),
             (
                 body_hash,
                 record.n,
@@ -91,12 +103,13 @@ class Submissions:
                 InboxRecord(submit=record).SerializeToString(),
                 record.render.SerializeToString(),
                 record.id,
-                keys.sequence_prefix,
+                self._store.keys.sequence_prefix,
                 record.tenant,
                 _least(UNBOUNDED, bounds.requests_max),
                 _least(UNBOUNDED, bounds.prompt_tokens_max),
                 limits.results_bytes_max,
                 note,
+                str(bounds.results_bytes_max),
             ),
         )
         if verdict == b"OTHER":
@@ -108,6 +121,10 @@ class Submissions:
         return Submitted(
             sequence_id=int(rest[0]), journal_seq=int(rest[1]), is_new=verdict == b"NEW"
         )
+
+    def _submit_keys(self, record: SubmitRecord) -> tuple[str, ...]:
+        keys, tenant = self._store.keys, record.tenant
+        return keys.inbox, keys.load, keys.lease, keys.request(record.id), keys.results(tenant)
 
     async def refuse_if_full(self, tenant: str, choices: int, bounds: TenantBounds) -> None:
         """Raise what `submit` would raise now, at the price of a look: for before expensive work.
@@ -171,7 +188,7 @@ class Submissions:
             (("HMGET", keys.request(id), *fields), ("HGET", keys.lease, "journal_seq"))
         )
         if known[0] is None or known[5] is not None:
-            raise NotFound(f"request {id}")
+            raise await self._gone(id)
         return RequestInfo(
             sequence_id=int(known[0]),
             n=int(known[1]),
@@ -185,8 +202,15 @@ class Submissions:
         """What was given to `submit` with it. NotFound: no such request, or it had none."""
         (stored,) = await self._store.read((("HGET", self._store.keys.request(id), "note"),))
         if stored is None:
-            raise NotFound(f"request {id}")
+            raise await self._gone(id)
         return bytes(stored)
+
+    async def _gone(self, id: str) -> NotFound:
+        """Nobody keeps account of what has left: it says all that may be."""
+        (ttl_s,) = await self._store.read((("HGET", self._store.keys.load, "results:ttl"),))
+        kept = f"for {int(ttl_s)} s at most (--result-ttl-s)" if ttl_s else "for --result-ttl-s"
+        rule = f"results are kept {kept}, for less where results_mb runs short"
+        return NotFound(f"request {id}", f"it never was, was deleted, or is kept no more; {rule}")
 
     async def forget(self, id: str) -> None:
         """`find` finds it no more, and its note and result are gone. NotFound: it was not there.

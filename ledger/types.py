@@ -54,6 +54,8 @@ class LedgerLimits:
     # Of results that are kept for that long, and for less when more than half of it is taken; with
     # more, nothing new is accepted.
     results_bytes_max: int = 512 << 20
+    # Of them, of one tenant whose bounds say nothing else.
+    tenant_results_bytes_max: int = 512 << 20
     # Of the files of one tenant, and how long each is kept: a day to compute, a day to fetch.
     files_bytes_max: int = 256 << 20
     files_ttl_s: int = 48 * 3600
@@ -75,6 +77,7 @@ class LedgerLimits:
         _require(self.requests_max >= 1, "requests_max must be at least 1")
         _require(self.prompt_tokens_max >= 1, "prompt_tokens_max must be at least 1")
         _require(self.results_bytes_max >= 1, "results_bytes_max must be at least 1")
+        _require(self.tenant_results_bytes_max >= 1, "tenant_results_bytes_max must be at least 1")
         _require(
             1 <= self.result_ttl_s <= RESULT_TTL_S_MAX,
             f"result_ttl_s must be in [1, {RESULT_TTL_S_MAX}], got {self.result_ttl_s}",
@@ -135,6 +138,8 @@ class TenantBounds:
 
     requests_max: int | None = None
     prompt_tokens_max: int | None = None
+    # Of finished results that are kept. None: as `LedgerLimits` has it.
+    results_bytes_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

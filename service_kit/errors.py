@@ -48,11 +48,12 @@ class TooLong(InvalidRequest):
 
 
 class NotFound(KaitenError):
-    """`what` does not exist, or no longer."""
+    """`what` does not exist, or no longer; `why` says for how long such things are kept."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} not found")
+    def __init__(self, what: str, why: str = "") -> None:
+        super().__init__(f"{what} not found" + (f": {why}" if why else ""))
         self.what = what
+        self.why = why
 
 
 class AlreadyExists(KaitenError):

@@ -397,6 +397,20 @@ def compile_for(one: Specialisation, arch: int) -> Resources:
         )
 
 
+def waits_for_products(cubin: bytes) -> int:
+    """How often a thread waits for the matrix units of sm_90, as the assembler has it.
+
+    Where it has to move what they work on, it waits after each of their instructions (its C7513 and
+    its like), and the PTX shows nothing of that.
+    """
+    triton = import_module("triton")
+    tools = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        return _output(tools / "cuobjdump", "-sass", str(path)).count("WARPGROUP.DEPBAR")
+
+
 def _signature(one: Specialisation) -> tuple[dict[str, str], dict[Any, Any], dict[Any, Any]]:
     """As Triton's own launcher specialises: alignment of pointers and strides, and constants."""
     signature: dict[str, str] = {}

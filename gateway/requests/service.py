@@ -273,8 +273,8 @@ class Front:
         check_request_id(request_id)
         try:
             return await self._link.ledger.note(_ledger_id(request_id, tenant))
-        except NotFound:
-            raise NotFound(f"request {request_id!r}") from None
+        except NotFound as error:
+            raise NotFound(f"request {request_id!r}", error.why) from None
 
     async def forget(self, request_id: str, tenant: Tenant) -> None:
         """Nobody finds it any more. What is live is cancelled."""
@@ -492,8 +492,8 @@ class Front:
         check_request_id(request_id)
         try:
             return await self._link.ledger.find(_ledger_id(request_id, tenant))
-        except NotFound:
-            raise NotFound(f"request {request_id!r}") from None
+        except NotFound as error:
+            raise NotFound(f"request {request_id!r}", error.why) from None
 
 
 def _ledger_id(request_id: str, tenant: Tenant) -> str:

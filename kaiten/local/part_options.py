@@ -146,6 +146,16 @@ class GatewayOptions:
     request_timeout_s: Annotated[
         float | None, Parameter(help="deadline of requests that bring none; default: none")
     ] = None
+    results_mb: Annotated[
+        int | None,
+        Parameter(help="MiB of finished results to keep, half of it by a tenant; default: 512"),
+    ] = None
+    files_mb: Annotated[
+        int | None, Parameter(help="MiB of files of each tenant to keep; default: 256")
+    ] = None
+    files_hours: Annotated[float | None, Parameter(help="how long to keep a file; default: 48")] = (
+        None
+    )
     accept_without_workers: Annotated[
         float | None,
         Parameter(

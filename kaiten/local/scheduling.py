@@ -89,6 +89,10 @@ class Scheduling:
         str | None, Parameter(help="shares under fair orders, TENANT=WEIGHT,…")
     ] = None
 
+    result_ttl_s: Annotated[
+        int | None,
+        Parameter(help="how long to keep finished results, stored responses too; default: 600"),
+    ] = None
     archive_mb: Annotated[
         int, Parameter(help="MiB of past decisions to keep for `kaiten archive`; 0 keeps none")
     ] = 256

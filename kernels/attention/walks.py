@@ -142,12 +142,11 @@ def _walk(
 @jit.compiled
 def _whole_tile(
     x: pointer, table: pointer, at: scalar, kv_head: scalar, stride: stride,
-    dim: pointer, is_dim: pointer,
-    KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITIONS: constexpr,
-    PAGED: constexpr, PADDED: constexpr, WIDENS: constexpr,
+    KV_HEADS: constexpr, HEAD_DIM: constexpr, DIM_TILE: constexpr, BLOCK_SIZE: constexpr,
+    POSITIONS: constexpr, PAGED: constexpr, WIDENS: constexpr,
 ) -> pointer:  # fmt: skip
     """[positions, dims] from `at` on, all of which are there."""
-    lane = tl.arange(0, POSITIONS)
+    lane, dim = tl.arange(0, POSITIONS), tl.arange(0, DIM_TILE)
     if PAGED:
         places = _places(
             table, at, lane >= 0, kv_head, KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS
@@ -155,9 +154,49 @@ def _whole_tile(
     else:
         places = (tl.zeros((), tl.int64) + at) * stride + lane * stride
     return _fetched(
-        x + places[:, None] + dim[None, :], lane[:, None], is_dim[None, :],
-        False, PADDED, WIDENS,
+        x + places[:, None] + dim[None, :], lane[:, None], (dim < HEAD_DIM)[None, :],
+        False, DIM_TILE > HEAD_DIM, WIDENS,
     )  # fmt: skip
+
+
+@jit.compiled
+def _whole_scores(
+    queries: pointer, k: pointer, table: pointer, at: scalar, kv_head: scalar, stride: stride,
+    KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITIONS: constexpr,
+    PAGED: constexpr, WIDENS: constexpr,
+) -> pointer:  # fmt: skip
+    """Of the tile from `at` on."""
+    keys = _whole_tile(
+        k, table, at, kv_head, stride,
+        KV_HEADS, HEAD_DIM, queries.shape[1], BLOCK_SIZE, POSITIONS, PAGED, WIDENS,
+    )  # fmt: skip
+    return tl.dot(queries, tl.trans(keys), input_precision="ieee")
+
+
+@jit.compiled
+def _whole_sums(
+    weights: pointer, v: pointer, table: pointer, at: scalar, kv_head: scalar, stride: stride,
+    sums: pointer,
+    KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITIONS: constexpr,
+    PAGED: constexpr, WIDENS: constexpr,
+) -> pointer:  # fmt: skip
+    """With the values of the tile from `at` on."""
+    values = _whole_tile(
+        v, table, at, kv_head, stride,
+        KV_HEADS, HEAD_DIM, sums.shape[1], BLOCK_SIZE, POSITIONS, PAGED, WIDENS,
+    )  # fmt: skip
+    return tl.dot(weights, values, sums, input_precision="ieee")
+
+
+@jit.compiled
+def _whole_weights(
+    scores: pointer, by: scalar, top: pointer, total: pointer, softcap: scalar,
+    HAS_SOFTCAP: constexpr,
+) -> pointer:  # fmt: skip
+    """As `_weighed`, of a tile that all queries see."""
+    unit = softcap * 1.44269504 if HAS_SOFTCAP else by
+    scores = _scored(scores, by, top, top, top, 0, softcap, False, False, False, HAS_SOFTCAP)
+    return _weighed(scores, unit, top, total, False)
 
 
 @jit.compiled
@@ -170,45 +209,48 @@ def _walk_ahead(
 ) -> pointer:  # fmt: skip
     """As `_walk` over whole tiles that all queries see, its products beside its powers.
 
-    PAGED: k and v are pages, found by `table`. Otherwise position p lies at k + p * k_stride.
-    The scores of tile j + 1 are multiplied while those of tile j become weights, which meet their
-    values at the top of the next turn. (That product has to come first: Triton leaves one on its
-    way past another's end only if its result is looked at after that.) The first turn adds nothing
-    and the last one multiplies a tile again: one of the walk's tiles more.
+    A turn starts the scores of tile j + 1 and then adds the values of tile j - 1 (in the first turn
+    nothing), which goes on while the scores of tile j become weights. Triton waits for a product at
+    once if the turn looks at it, but under a condition, or if the next one does more than add to it
+    (`dotCanBeProperlyAsync` of its WGMMAPipeline): hence a condition that always holds, and bits
+    for what is handed on. ptxas, and no PTX shows it, waits after each instruction if it has to
+    move what they work on (its C7513 and its like): hence scores first, and the last tile apart.
     """
-    PADDED: tl.constexpr = queries.shape[1] > HEAD_DIM
-    dim = tl.arange(0, queries.shape[1])
-    is_dim = dim < HEAD_DIM
-    unit = softcap * 1.44269504 if HAS_SOFTCAP else by
     if start < stop:
-        keys = _whole_tile(
-            k, table, start, kv_head, k_stride, dim, is_dim,
-            KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, PADDED, WIDENS,
+        newest = _whole_scores(
+            queries, k, table, start, kv_head, k_stride,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, WIDENS,
         )  # fmt: skip
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-        weights = tl.zeros([queries.shape[0], POSITIONS], keys.dtype)
-        for at in range(start, stop, POSITIONS):
-            values = _whole_tile(
-                v, table, tl.maximum(at - POSITIONS, start), kv_head, v_stride, dim, is_dim,
-                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, PADDED, WIDENS,
+        scores = newest.to(tl.int32, bitcast=True)
+        exact, last = tl.zeros(newest.shape, tl.float32), stop - POSITIONS
+        weights = exact.to(queries.dtype).to(tl.int32 if WIDENS else tl.int16, bitcast=True)
+        for at in range(start, last, POSITIONS):
+            newest = _whole_scores(
+                queries, k, table, at + POSITIONS, kv_head, k_stride,
+                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, WIDENS,
             )  # fmt: skip
-            sums = tl.dot(weights, values, sums, input_precision="ieee")
-            keys = _whole_tile(
-                k, table, tl.minimum(at + POSITIONS, stop - POSITIONS), kv_head, k_stride,
-                dim, is_dim, KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, PADDED, WIDENS,
+            sums = _whole_sums(
+                weights.to(queries.dtype, bitcast=True), v, table,
+                tl.maximum(at - POSITIONS, start), kv_head, v_stride, sums,
+                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, WIDENS,
             )  # fmt: skip
-            ahead = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-            scores = _scored(
-                scores, by, dim, is_dim, dim, 0, softcap, False, False, False, HAS_SOFTCAP
+            exact, shrink, total, top = _whole_weights(
+                scores.to(tl.float32, bitcast=True), by, top, total, softcap, HAS_SOFTCAP
             )
-            exact, shrink, total, top = _weighed(scores, unit, top, total, False)
-            sums = sums * shrink[:, None]
-            weights, scores = exact.to(weights.dtype), ahead
-        values = _whole_tile(
-            v, table, stop - POSITIONS, kv_head, v_stride, dim, is_dim,
-            KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, PADDED, WIDENS,
+            weights = exact.to(queries.dtype).to(weights.dtype, bitcast=True)
+            if at < last:
+                scores = newest.to(tl.int32, bitcast=True)
+                sums = sums * shrink[:, None]
+        sums = _whole_sums(
+            weights.to(queries.dtype, bitcast=True), v, table,
+            tl.maximum(last - POSITIONS, start), kv_head, v_stride, sums,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, WIDENS,
         )  # fmt: skip
-        sums = tl.dot(weights, values, sums, input_precision="ieee")
+        exact, shrink, total, top = _whole_weights(newest, by, top, total, softcap, HAS_SOFTCAP)
+        sums = _whole_sums(
+            exact.to(queries.dtype), v, table, last, kv_head, v_stride, sums * shrink[:, None],
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, WIDENS,
+        )  # fmt: skip
     return top, total, sums
 
 

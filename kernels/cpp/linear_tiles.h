@@ -154,8 +154,8 @@ struct BroughtOver {
   const Weight* begin;
   VF* room;
 
-  BroughtOver(const char* panel, int64_t steps, int64_t tiles)
-      : begin(reinterpret_cast<const Weight*>(panel)), room(tiles > 1 ? room_for(steps * kColumns) : nullptr) {}
+  BroughtOver(const char* panel, int64_t steps, int64_t rows)
+      : begin(reinterpret_cast<const Weight*>(panel)), room(rows > kRows ? room_for(steps * kColumns) : nullptr) {}
 
   template <class F>
   void with_source(int64_t tile, const F& multiply) const {
@@ -277,7 +277,7 @@ void multiply_panel(const Linear& a, int64_t panel, int64_t next, bool is_new) {
   const bool fetches_itself = is_new || tiles == 1;
   fetch.at += fetches_itself ? (a.rows <= Kept<T>::kRowsWaiting ? kNear : kFar) * kStepBytes : bytes;
   const int64_t sharing = tiles - (is_new && tiles > 1);
-  const Kept<T> weights(begin, steps, tiles);
+  const Kept<T> weights(begin, steps, a.rows);
   for (int64_t i = 0, row = 0; i < tiles; ++i) {
     if (i > 0 || !fetches_itself) fetch.lines = int((kLines + sharing - 1) / sharing);
     const int64_t after = a.rows * (i + 1) / tiles;

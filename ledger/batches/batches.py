@@ -14,7 +14,10 @@ from service_kit.errors import NotFound, Overloaded
 
 # Of one tenant: more of them wait for each other anyway.
 LIVE_MAX: Final = 16
+# Of one tenant, live or over.
+KEPT_MAX: Final = 10_000
 HEADS_AT_ONCE: Final = 128
+BOUNDS: Final = {b"FULL": ("live batches", LIVE_MAX), b"KEPT": ("kept batches", KEPT_MAX)}
 LIVE: Final = ("validating", "in_progress", "finalizing", "cancelling")
 
 
@@ -49,19 +52,20 @@ class Batches:
         self._store = store
 
     async def new(self, name: BatchName, fields: Mapping[str, str], *, window_s: int) -> None:
-        """Overloaded: the tenant has too many live ones."""
+        """Overloaded: the tenant has too many, live ones or all that are kept."""
         keys = self._store.keys
         kept_s = window_s + self._store.limits.files_ttl_s
         verdict, *rest = await self._store.script(
             scripts.BATCH_NEW,
             (keys.batches, keys.batches_of(name.tenant), keys.batch(*name)),
-            (name.tenant, name.id, kept_s, window_s, LIVE_MAX, *_flat(fields)),
+            (name.tenant, name.id, kept_s, window_s, LIVE_MAX, KEPT_MAX, *_flat(fields)),
         )
-        if verdict == b"FULL":
+        if verdict in BOUNDS:
+            what, limit = BOUNDS[verdict]
             raise Overloaded(
-                f"too many live batches of tenant {name.tenant}",
+                f"too many {what} of tenant {name.tenant}",
                 60.0,
-                LIVE_MAX,
+                limit,
                 live=int(rest[0]),
                 subject="tenant",
                 tenant=name.tenant,
@@ -71,7 +75,7 @@ class Batches:
         """NotFound: no such batch of this tenant, or not any more."""
         (found,) = await self._found([name])
         if found is None:
-            raise NotFound(f"batch {name.id!r}")
+            raise _gone(name)
         return found
 
     async def all(self, tenant: str) -> list[StoredBatch]:
@@ -110,24 +114,38 @@ class Batches:
             (
                 keys.batches,
                 keys.batch(*name),
+                keys.answers(name.tenant),
                 *((keys.batch_lines(*name), keys.batch_driver(*name)) if is_over else ()),
             ),
             (str(name), f" {' '.join(of)} ", state, int(is_over), *_flat(fields or {})),
         )
         if verdict == b"NONE":
-            raise NotFound(f"batch {name.id!r}")
+            raise _gone(name)
         return rest[0].decode() if verdict == b"OTHER" else state
 
     async def answer(self, name: BatchName, line: int, answer: bytes, *, is_ok: bool) -> None:
-        """Of a line; the first one stays. NotFound: the batch is over."""
-        keys = self._store.keys
-        verdict, *_ = await self._store.script(
+        """Of a line; the first one stays. NotFound: the batch is over. Overloaded: the answers of
+        its tenant's live batches are as large as a file may be. Failures are always taken.
+        """
+        keys, limits = self._store.keys, self._store.limits
+        state = "completed" if is_ok else "failed"
+        verdict, *rest = await self._store.script(
             scripts.BATCH_LINE,
-            (keys.batch(*name), keys.batch_lines(*name)),
-            (line, answer, "completed" if is_ok else "failed", self._store.limits.files_ttl_s),
+            (keys.batch(*name), keys.batch_lines(*name), keys.answers(name.tenant)),
+            (line, answer, state, limits.files_ttl_s, str(name), limits.files_bytes_max),
         )
+        if verdict == b"FULL":
+            raise Overloaded(
+                f"too many bytes of answers in live batches of tenant {name.tenant}",
+                60.0,
+                limits.files_bytes_max,
+                live=int(rest[0]),
+                subject="tenant",
+                rule="files_mb",
+                tenant=name.tenant,
+            )
         if verdict == b"NONE":
-            raise NotFound(f"batch {name.id!r}")
+            raise _gone(name)
 
     async def answered(self, name: BatchName) -> list[int]:
         """Numbers of the lines that have an answer, ascending."""
@@ -149,6 +167,11 @@ class Batches:
 def _batch(name: BatchName, head: Sequence[bytes]) -> StoredBatch | None:
     words = [each.decode() for each in head]
     return StoredBatch(name, dict(zip(words[::2], words[1::2], strict=True))) if words else None
+
+
+def _gone(name: BatchName) -> NotFound:
+    rule = "batches are kept for as long as files (--files-hours) after their 24 h"
+    return NotFound(f"batch {name.id!r}", f"it never was, or is kept no more; {rule}")
 
 
 def _flat(fields: Mapping[str, str]) -> list[str]:

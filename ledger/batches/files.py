@@ -35,6 +35,15 @@ class Files:
     def __init__(self, store: Store) -> None:
         self._store = store
 
+    @property
+    def rule(self) -> str:
+        """Why a file may not be there."""
+        hours = self._store.limits.files_ttl_s / 3600
+        return (
+            "it never was, was deleted, or is kept no more;"
+            f" files are kept for {hours:g} h (--files-hours)"
+        )
+
     async def put(self, tenant: str, id: str, number: int, chunk: bytes) -> None:
         """A piece of a file that is coming in, from number 0. `keep` makes it one."""
         key = self._store.keys.file_chunk(tenant, id, number)
@@ -76,7 +85,7 @@ class Files:
         """NotFound: no such file of this tenant, or not any more."""
         (found,) = await self._found(tenant, [id])
         if found is None:
-            raise NotFound(f"file {id!r}")
+            raise NotFound(f"file {id!r}", self.rule)
         return found
 
     async def all(self, tenant: str) -> list[StoredFile]:

@@ -26,35 +26,37 @@ local function release(tenant, n, prompt_tokens)
   end
 end
 
--- Bytes of results by when they leave: 40 fields, each of a part of the TTL and used again behind its end.
+-- Bytes of results by when they leave, of all and of each tenant: 40 fields, each of a part of the TTL and used again
+-- behind its end.
 local now, ttl = tonumber(redis.call('TIME')[1]), tonumber(ARGV[6])
 local span = math.ceil(ttl / 32)
+local fields = {}
+for i = 0, 39 do fields[i + 1] = 'results:' .. i end
 local function of_field(stored)
   local leaves, bytes = string.match(stored or '', '(%d+) (%d+)')
   if leaves and tonumber(leaves) > now then return tonumber(bytes), tonumber(leaves) end
   return 0, 0
 end
 -- How long to keep one more: for less, the more is taken beyond half of what submit allows.
-local function time_to_live()
-  local max, bytes = tonumber(redis.call('HGET', KEYS[5], 'results:max') or 'inf'), 0
-  local fields = {}
-  for i = 0, 39 do fields[i + 1] = 'results:' .. i end
-  for _, stored in ipairs(redis.call('HMGET', KEYS[5], unpack(fields))) do bytes = bytes + of_field(stored) end
-  return math.max(span, math.floor(ttl * math.min(1, 2 - 2 * math.min(1, bytes / max)) ^ 3))
+local function time_to_live(key, max)
+  local bytes = 0
+  for _, stored in ipairs(redis.call('HMGET', key, unpack(fields))) do bytes = bytes + of_field(stored) end
+  return math.max(span, math.floor(ttl * math.min(1, 2 - 2 * math.min(1, bytes / tonumber(max or 'inf'))) ^ 3))
 end
-local function store_bytes(bytes, kept)
+local function store_bytes(key, bytes, kept)
   local leaves = (math.floor((now + kept) / span) + 1) * span
   local field = 'results:' .. string.format('%.0f', (leaves / span) % 40)
-  local others, last = of_field(redis.call('HGET', KEYS[5], field))
-  redis.call('HSET', KEYS[5], field, string.format('%.0f %.0f', math.max(leaves, last), bytes + others))
+  local others, last = of_field(redis.call('HGET', key, field))
+  redis.call('HSET', key, field, string.format('%.0f %.0f', math.max(leaves, last), bytes + others))
 end
+local results_prefix = string.sub(KEYS[5], 1, -#'load' - 1) .. 'results:'
 
 local pieces, finishes, endings = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local first_ending_key, first_ending_arg = 6 + pieces + finishes, 10 + pieces + finishes
 local known = {}
 local key, arg = first_ending_key, first_ending_arg
 for i = 1, endings do
-  known[i] = redis.call('HMGET', KEYS[key], 'sequence_id', 'n', 'prompt_tokens', 'entries', 'finished', 'tenant', 'forgotten')
+  known[i] = redis.call('HMGET', KEYS[key], 'sequence_id', 'n', 'prompt_tokens', 'entries', 'finished', 'tenant', 'forgotten', 'results_max')
   if known[i][1] and (known[i][1] ~= ARGV[arg] or known[i][2] ~= ARGV[arg + 1]) then
     return {'MISMATCH', KEYS[key]}
   end
@@ -63,6 +65,9 @@ end
 
 redis.call('XADD', KEYS[4], ARGV[4] .. '-0', 'r', ARGV[5])
 redis.call('HSET', KEYS[2], 'journal_seq', ARGV[4])
+local told = redis.call('HMGET', KEYS[5], 'results:max', 'results:ttl')
+-- For gateways, which say how long a result that is gone was kept at most.
+if endings > 0 and told[2] ~= ARGV[6] then redis.call('HSET', KEYS[5], 'results:ttl', ARGV[6]) end
 for i = 1, pieces do redis.call('APPEND', KEYS[5 + i], ARGV[9 + i]) end
 for i = 1, finishes do redis.call('SET', KEYS[5 + pieces + i], ARGV[9 + pieces + i]) end
 key, arg = first_ending_key, first_ending_arg
@@ -70,11 +75,19 @@ for i = 1, endings do
   local n = tonumber(ARGV[arg + 1])
   -- Gone or ended already: its counters are released, only the journal record counts.
   if known[i][1] and not known[i][5] then
-    local kept = time_to_live()
+    local kept = time_to_live(KEYS[5], told[1])
+    -- Accepted before results were counted by tenant: no bound of its own.
+    local theirs = known[i][8] and results_prefix .. known[i][6]
+    if theirs then kept = math.min(kept, time_to_live(theirs, known[i][8])) end
     if not known[i][7] then redis.call('SET', KEYS[key + 1], ARGV[arg + 2], 'EX', kept) end
     -- Result and request name the id; what Redis itself needs for a key was measured.
     local note = redis.call('HSTRLEN', KEYS[key], 'note')
-    store_bytes(#ARGV[arg + 2] + note + 2 * #KEYS[key] + 500 + 150 * n, kept)
+    local bytes = #ARGV[arg + 2] + note + 2 * #KEYS[key] + 500 + 150 * n
+    store_bytes(KEYS[5], bytes, kept)
+    if theirs then
+      store_bytes(theirs, bytes, kept)
+      redis.call('EXPIRE', theirs, ttl + span)
+    end
     redis.call('HSET', KEYS[key], 'finished', '1')
     redis.call('EXPIRE', KEYS[key], kept)
     redis.call('EXPIRE', KEYS[key + 2], kept)

@@ -1,13 +1,13 @@
 #!lua
 -- Accept a request: idempotent by id, bounded, n consecutive sequence ids, one inbox entry.
 -- Not allowed under out-of-memory (commit is): a full store still drains.
--- KEYS  meta, inbox, load, lease, request:<id>
+-- KEYS  meta, inbox, load, lease, request:<id>, results:<tenant>
 -- ARGV  1 store nonce, 2 body hash, 3 n, 4 prompt tokens, 5 choices at most, 6 prompt tokens at most,
 --       7 InboxRecord, 8 RenderOptions, 9 id, 10 prefix of the sequence:<sequence id> keys,
 --       11 tenant, 12 choices and 13 prompt tokens of the tenant at most, 14 bytes of stored results at most,
---       15 note, may be empty
+--       15 note, may be empty, 16 bytes of stored results of the tenant at most
 -- reply {NEW | OLD, first sequence id, journal seq at acceptance} | {OTHER}: same id, another body
---       | {FULL_REQUESTS | FULL_TOKENS | TENANT_REQUESTS | TENANT_TOKENS, live now} | {FULL_RESULTS, bytes} | {STORE_LOST}
+--       | {FULL_REQUESTS | FULL_TOKENS | TENANT_REQUESTS | TENANT_TOKENS, live now} | {FULL_RESULTS | TENANT_RESULTS, bytes} | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
 local known = redis.call('HMGET', KEYS[5], 'hash', 'sequence_id', 'accepted_seq')
 if known[1] then
@@ -24,12 +24,18 @@ if choices_theirs + n > tonumber(ARGV[12]) then return {'TENANT_REQUESTS', choic
 if tokens_theirs + prompt_tokens > tonumber(ARGV[13]) then return {'TENANT_TOKENS', tokens_theirs} end
 if choices_live + n > tonumber(ARGV[5]) then return {'FULL_REQUESTS', choices_live} end
 if tokens_live + prompt_tokens > tonumber(ARGV[6]) then return {'FULL_TOKENS', tokens_live} end
-local results, now_s, fields = 0, tonumber(redis.call('TIME')[1]), {}
+local now_s, fields = tonumber(redis.call('TIME')[1]), {}
 for i = 0, 39 do fields[i + 1] = 'results:' .. i end
-for _, stored in ipairs(redis.call('HMGET', KEYS[3], unpack(fields))) do
-  local leaves, bytes = string.match(stored or '', '(%d+) (%d+)')
-  if leaves and tonumber(leaves) > now_s then results = results + tonumber(bytes) end
+local function results_of(key)
+  local results = 0
+  for _, stored in ipairs(redis.call('HMGET', key, unpack(fields))) do
+    local leaves, bytes = string.match(stored or '', '(%d+) (%d+)')
+    if leaves and tonumber(leaves) > now_s then results = results + tonumber(bytes) end
+  end
+  return results
 end
+local results_theirs, results = results_of(KEYS[6]), results_of(KEYS[3])
+if results_theirs > tonumber(ARGV[16]) then return {'TENANT_RESULTS', results_theirs} end
 if results > tonumber(ARGV[14]) then return {'FULL_RESULTS', results} end
 local seq = redis.call('HGET', KEYS[4], 'journal_seq') or '0'
 
@@ -41,7 +47,8 @@ local sequence_id = string.format('%.0f', first)
 redis.call('HSET', KEYS[1], 'sequence_id', string.format('%.0f', first + n - 1))
 local entry = redis.call('XADD', KEYS[2], '*', 's', sequence_id, 'r', ARGV[7])
 redis.call('HSET', KEYS[5], 'hash', ARGV[2], 'sequence_id', sequence_id, 'n', n, 'prompt_tokens', prompt_tokens,
-  'accepted_seq', seq, 'render', ARGV[8], 'entries', entry, 'tenant', ARGV[11])
+  'accepted_seq', seq, 'render', ARGV[8], 'entries', entry, 'tenant', ARGV[11],
+  'results_max', ARGV[16])
 if ARGV[15] ~= '' then redis.call('HSET', KEYS[5], 'note', ARGV[15]) end
 for choice = 0, n - 1 do
   redis.call('SET', ARGV[10] .. string.format('%.0f', first + choice), ARGV[9])

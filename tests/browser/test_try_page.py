@@ -136,6 +136,21 @@ async def test_everybody_can_read_it_on_anything(page: Tab, tmp_path: Path, sche
     assert await page.look("document.documentElement.scrollWidth") <= 360
 
 
+async def test_it_is_one_small_file_of_this_gateway(page: Tab, whole_stack: WholeStack) -> None:
+    """So that it is painted at once: `benchmarks.serving.try_page` says when."""
+    await page.until("performance.getEntriesByName('first-contentful-paint').length")
+    loaded = await page.look(
+        "['navigation', 'resource'].flatMap((kind) => performance.getEntriesByType(kind))"
+        ".map((one) => [one.name, one.initiatorType, one.transferSize])"
+    )
+    # What it asks of the API while it is open comes after it, and blocks no paint.
+    kinds = {name.removeprefix(whole_stack.door.http): kind for name, kind, _ in loaded}
+    assert kinds.pop("/") == "navigation"
+    assert {*kinds.values()} <= {"fetch"}, kinds
+    assert all(name.startswith(("/v1/", "/ready", "/metrics", "/health")) for name in kinds), kinds
+    assert 0 < sum(size for _, _, size in loaded) <= 150_000
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("path", ["/", "/docs"])
 async def test_axe_finds_nothing(

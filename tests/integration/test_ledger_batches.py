@@ -4,6 +4,7 @@ import pytest
 from redis.asyncio import Redis
 
 from ledger import Ledger, LedgerLimits
+from ledger.batches import batches as batches_module
 from ledger.batches.batches import LIVE_MAX, BatchName
 from service_kit.errors import NotFound, Overloaded, Unavailable
 
@@ -62,6 +63,67 @@ async def test_live_batches_are_bounded_by_tenant(redis_url: str, cell: str) -> 
     await ledger.batches.move(BatchName("alice", "b0"), "failed", of=("validating",))
     await ledger.batches.new(NAME, FIELDS, window_s=60)
     assert len(await ledger.batches.all("alice")) == LIVE_MAX + 1
+    await ledger.close()
+
+
+async def test_batches_that_are_kept_are_bounded_until_some_leave(
+    redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches_module, "KEPT_MAX", 3)
+    monkeypatch.setitem(batches_module.BOUNDS, b"KEPT", ("kept batches", 3))
+    limits = LedgerLimits(files_ttl_s=100)
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
+    async with Redis.from_url(redis_url) as client:
+        began_s, _ = await client.time()
+    for number in range(3):
+        name = BatchName("alice", f"b{number}")
+        await ledger.batches.new(name, FIELDS, window_s=60)
+        await ledger.batches.move(name, "failed", of=("validating",))
+    with pytest.raises(
+        Overloaded, match=r"too many kept batches of tenant alice \(live 3, limit 3"
+    ):
+        await ledger.batches.new(NAME, FIELDS, window_s=60)
+    await ledger.batches.new(BatchName("bob", "b"), FIELDS, window_s=60)
+    async with Redis.from_url(redis_url) as client:
+        leaves = await client.hvals(ledger.keys.batches_of("alice"))
+        now_s, _ = await client.time()
+        assert all(began_s + 160 <= each <= now_s + 160 for each in map(int, leaves))
+        # As if its time had come: the head leaves by itself, its name when there is need of room.
+        await client.hset(ledger.keys.batches_of("alice"), "b1", str(now_s))
+        await client.delete(ledger.keys.batch("alice", "b1"))
+    await ledger.batches.new(NAME, FIELDS, window_s=60)
+    assert sorted(each.name.id for each in await ledger.batches.all("alice")) == [
+        "b0",
+        "b2",
+        NAME.id,
+    ]
+    await ledger.close()
+
+
+async def test_answers_of_live_batches_are_bounded_by_tenant(redis_url: str, cell: str) -> None:
+    limits = LedgerLimits(files_bytes_max=1000, files_ttl_s=100)
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
+    batches, other = ledger.batches, BatchName("alice", "batch_2")
+    for name in (NAME, other, BatchName("bob", "batch_3")):
+        await batches.new(name, FIELDS, window_s=60)
+        await batches.move(name, "in_progress", of=("validating",))
+    await batches.answer(NAME, 1, b"a" * 400, is_ok=True)
+    await batches.answer(other, 1, b"a" * 300, is_ok=True)
+    says = r"too many bytes of answers in live batches of tenant alice \(live 830, files_mb 1000\)"
+    with pytest.raises(Overloaded, match=says):
+        await batches.answer(NAME, 2, b"a" * 400, is_ok=True)
+    # That it failed is always told; what is there already is no new one; others have their own.
+    await batches.answer(NAME, 2, b"no room", is_ok=False)
+    await batches.answer(NAME, 1, b"a" * 400, is_ok=True)
+    await batches.answer(BatchName("bob", "batch_3"), 1, b"a" * 400, is_ok=True)
+    assert (await batches.find(NAME)).number("failed") == 1
+    async with Redis.from_url(redis_url) as client:
+        assert 0 < await client.ttl(ledger.keys.answers("alice")) <= 100
+    await batches.move(other, "completed", of=("in_progress",))
+    await batches.answer(NAME, 3, b"a" * 300, is_ok=True)
+    await batches.move(NAME, "completed", of=("in_progress",))
+    async with Redis.from_url(redis_url) as client:
+        assert not await client.exists(ledger.keys.answers("alice"))
     await ledger.close()
 
 

@@ -374,6 +374,9 @@ async def test_nothing_is_left_behind(redis_url: str, cell: str) -> None:
     found = {key.removeprefix(prefix) async for key in client.scan_iter(f"{prefix}*", count=1000)}
     lasting = {key for key in found if await client.ttl(prefix + key) == -1}
     assert lasting == {"meta", "lease", "inbox", "journal", "load"}
+    counted = ledger.keys.results("default").removeprefix(prefix)
+    assert 100 < await client.ttl(prefix + counted) <= 104, "until the last result has left"
+    lasting |= {counted}
     assert {await client.ttl(prefix + key) <= 100 for key in found - lasting} == {True}
     assert len(found - lasting) == 10 * (1 + 1 + 2), "request, result, and two sequence ids each"
     assert await client.xlen(ledger.keys.inbox) == 0

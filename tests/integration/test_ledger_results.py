@@ -6,23 +6,33 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from ledger import Ledger, LedgerLimits
-from service_kit.errors import Overloaded
+from ledger import Ledger, LedgerLimits, TenantBounds
+from service_kit.errors import NotFound, Overloaded
 from tests.support.play_leader import PlayLeader, submit_record
 from tests.support.store_server import StoreServer
 
 RESULTS = 300
 
 
-async def run_one(ledger: Ledger, leader: PlayLeader, id: str, tokens: int = 20) -> None:
-    submitted = await ledger.submit(submit_record(id), b"h")
+async def run_one(
+    ledger: Ledger,
+    leader: PlayLeader,
+    id: str,
+    tokens: int = 20,
+    *,
+    tenant: str = "default",
+    bounds: TenantBounds | None = None,
+) -> None:
+    record = submit_record(id, tenant=tenant)
+    submitted = await ledger.submit(record, b"h", bounds or TenantBounds())
     await leader.step({submitted.sequence_id: list(range(1000, 1000 + tokens))})
     await leader.finish(id, submitted.sequence_id)
 
 
-async def counted(client: Redis, ledger: Ledger) -> int:
+async def counted(client: Redis, ledger: Ledger, tenant: str | None = None) -> int:
     named = [f"results:{index}" for index in range(40)]
-    return sum(int(one.split()[1]) for one in await client.hmget(ledger.keys.load, named) if one)
+    key = ledger.keys.load if tenant is None else ledger.keys.results(tenant)
+    return sum(int(one.split()[1]) for one in await client.hmget(key, named) if one)
 
 
 async def test_more_results_than_there_is_room_for_are_refused_until_some_leave(
@@ -37,7 +47,9 @@ async def test_more_results_than_there_is_room_for_are_refused_until_some_leave(
         for index in range(1000):
             await run_one(ledger, leader, f"r{index}")
 
-    with pytest.raises(Overloaded, match=r"results are kept.*results_bytes_max 10000") as caught:
+    with pytest.raises(
+        Overloaded, match=r"results \(results_mb\) are kept \(.*bytes_max 10000"
+    ) as caught:
         await run_many()
     assert caught.value.live is not None
     assert 10_000 < caught.value.live < 12_000
@@ -72,6 +84,64 @@ async def test_results_are_kept_for_less_where_room_becomes_scarce(
     assert 80 < kept_s[half + half // 2] < 120, "half of that half is taken: an eighth"
     assert kept_s[-1] == 25
     assert kept_s == sorted(kept_s, reverse=True)
+    await ledger.close()
+
+
+async def test_one_tenant_that_keeps_much_shuts_out_nobody_else(redis_url: str, cell: str) -> None:
+    """Its own are kept for less, then it is refused; others have all their time."""
+    limits = LedgerLimits(result_ttl_s=800, tenant_results_bytes_max=20_000)
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
+    leader = await PlayLeader.elected(ledger)
+    kept_s: list[int] = []
+
+    async def fill(tenant: str, bounds: TenantBounds | None) -> None:
+        for index in range(1000):
+            id = f"{tenant}:{index}"
+            await run_one(ledger, leader, id, tenant=tenant, bounds=bounds)
+            kept_s.append(await client.ttl(ledger.keys.result(id)))
+
+    async with Redis.from_url(redis_url) as client:
+        says = (
+            r"of results \(results_mb\) are kept of tenant acme \(live \d+, results_bytes_max 20000"
+        )
+        with pytest.raises(Overloaded, match=says) as caught:
+            await fill("acme", None)
+        assert (caught.value.subject, caught.value.tenant) == ("tenant", "acme")
+        assert caught.value.live == await counted(client, ledger, "acme")
+        assert min(kept_s[: len(kept_s) // 2 - 1]) >= 799
+        assert kept_s[-1] == 25
+        await run_one(ledger, leader, "other:1", tenant="other")
+        assert await client.ttl(ledger.keys.result("other:1")) >= 799
+        # One of its own counts before what all may keep; all of them count for the cell.
+        with pytest.raises(Overloaded, match=r"of tenant less .*results_bytes_max 5000"):
+            await fill("less", TenantBounds(results_bytes_max=5_000))
+        tenants = [await counted(client, ledger, each) for each in ("acme", "other", "less")]
+        assert sum(tenants) == await counted(client, ledger)
+        assert 800 < await client.ttl(ledger.keys.results("acme")) <= 825
+    await ledger.close()
+
+
+async def test_what_was_kept_for_its_time_is_told_with_the_rule(redis_url: str, cell: str) -> None:
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(result_ttl_s=1))
+    rule = "request gone not found: it never was, was deleted, or is kept no more; results are kept"
+    with pytest.raises(NotFound, match=f"{rule} for --result-ttl-s, for less"):
+        await ledger.find("gone")
+    leader = await PlayLeader.elected(ledger)
+    await run_one(ledger, leader, "gone")
+    assert (await ledger.find("gone")).is_finished
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await ledger.find("gone")
+                await asyncio.sleep(0.05)
+            except NotFound as error:
+                said = str(error)
+                break
+    assert said == (
+        f"{rule} for 1 s at most (--result-ttl-s), for less where results_mb runs short"
+    )
+    with pytest.raises(NotFound, match="for 1 s at most"):
+        await ledger.note("gone")
     await ledger.close()
 
 

@@ -1,14 +1,19 @@
 """/v1/batches by the OpenAI package."""
 
+import hashlib
 import json
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from openai import BadRequestError, ConflictError, NotFoundError, OpenAI
+from redis import Redis
 
-from tests.support.whole_stack import MODEL, WholeStack, wait_until
+from ledger.keys import Keys
+from tests.support.whole_stack import MODEL, Door, WholeStack, wait_until
 
 ENDPOINTS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 6},
@@ -204,13 +209,40 @@ def test_the_same_key_is_the_same_batch(client: OpenAI) -> None:
     assert client.batches.create(**asked, extra_headers=key).status == "completed"
 
 
+def test_an_answer_without_room_is_told_by_its_line(
+    another_door: Callable[..., Door], whole_stack: WholeStack, tmp_path: Path
+) -> None:
+    keys, key = tmp_path / "keys.toml", "roomless"
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    keys.write_text(f'[tenants.{key}]\nkeys = ["sha256:{digest}"]\n')
+    door = another_door(api_keys_file=keys)
+    with (
+        OpenAI(base_url=door.openai, api_key=key, max_retries=0, timeout=60) as client,
+        Redis.from_url(whole_stack.store.url) as store,
+    ):
+        # As if others of its batches had as many answers as one tenant's may have.
+        full = Keys("0").answers(key)
+        store.hset(full, "another", 256 << 20)
+        batch = ended(client, begun(client, [line("first"), "{"]))
+        assert (batch.status, batch.output_file_id) == ("completed", None)
+        told, broken = answers(client, batch.error_file_id)
+        assert (told["custom_id"], told["error"]["code"]) == ("first", "no_room")
+        assert re.match(r"line 1: its answer of \d+ bytes had no room: ", told["error"]["message"])
+        assert "tenant roomless (files_mb: 268435456)" in told["error"]["message"]
+        assert broken["error"]["code"] == "invalid_line"
+        store.delete(full)
+        batch = ended(client, begun(client, [line("first")]))
+        assert batch.request_counts.completed == 1
+        assert not store.exists(full)
+
+
 def test_what_is_no_batch_is_refused(client: OpenAI) -> None:
     file = client.files.create(file=("lines.jsonl", b"{}"), purpose="batch")
     good: Any = {
         "input_file_id": file.id, "endpoint": COMPLETION, "completion_window": "24h",
     }  # fmt: skip
     for wrong, rule in (
-        ({"input_file_id": "file-" + "0" * 24}, "which is not here"),
+        ({"input_file_id": "file-" + "0" * 24}, r"which is not here: .* kept for 48 h \(--files-h"),
         ({"input_file_id": "nothing"}, "must match file-"),
         ({"endpoint": "/v1/embeddings"}, "endpoint"),
         ({"completion_window": "1h"}, "24h"),
@@ -219,7 +251,7 @@ def test_what_is_no_batch_is_refused(client: OpenAI) -> None:
         with pytest.raises(BadRequestError, match=rule):
             client.batches.create(**{**good, **wrong})
     for ask in (client.batches.retrieve, client.batches.cancel):
-        with pytest.raises(NotFoundError):
+        with pytest.raises(NotFoundError, match=r"is kept no more; .* \(--files-hours\) after"):
             ask("batch_" + "0" * 24)
         with pytest.raises(BadRequestError, match="must match batch_"):
             ask("nothing")

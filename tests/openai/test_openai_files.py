@@ -170,3 +170,6 @@ def test_a_form_is_for_files_only_and_a_file_is_a_form(whole_stack: WholeStack) 
 def test_a_wrong_id_is_named(client: OpenAI) -> None:
     with pytest.raises(BadRequestError, match="must match file-"):
         client.files.retrieve("nothing")
+    rule = r"not found: it never was, was deleted, or is kept no more; .* 48 h \(--files-hours\)"
+    with pytest.raises(NotFoundError, match=rule):
+        client.files.retrieve("file-" + "0" * 24)

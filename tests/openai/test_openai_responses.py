@@ -177,6 +177,7 @@ def test_what_is_deleted_or_not_stored_is_found_by_nobody(client: OpenAI) -> Non
     assert passing.output_text == stored.output_text
     live = client.responses.create(**LONG, input="Hello!", background=True)
     client.responses.delete(live.id)
+    rule = r"kept for \d+ s at most \(--result-ttl-s\), .*; with store: false none is"
     for gone in (stored, passing, live):
         for ask in (
             client.responses.retrieve,
@@ -184,9 +185,10 @@ def test_what_is_deleted_or_not_stored_is_found_by_nobody(client: OpenAI) -> Non
             client.responses.cancel,
             client.responses.input_items.list,
         ):
-            with pytest.raises(NotFoundError, match=gone.id):
+            with pytest.raises(NotFoundError, match=f"{gone.id}.* was deleted, .*{rule}"):
                 ask(gone.id)
-        with pytest.raises(BadRequestError, match="previous_response_id: names") as caught:
+        named = f"previous_response_id: names '{gone.id}', which is not here: .*{rule}"
+        with pytest.raises(BadRequestError, match=named) as caught:
             client.responses.create(**GREEDY, input="?", previous_response_id=gone.id)
         assert caught.value.param == "previous_response_id"
 

@@ -20,9 +20,11 @@ from kaiten.v1.worker_service_pb2 import RowSampling
 from ledger import FoldPart, Leader, Ledger, pieces_of
 
 
-def submit_record(id: str, *, n: int = 1, prompt: Sequence[int] = (1, 2, 3)) -> SubmitRecord:
+def submit_record(
+    id: str, *, n: int = 1, prompt: Sequence[int] = (1, 2, 3), tenant: str = "default"
+) -> SubmitRecord:
     sampling = RowSampling(max_tokens=16)
-    return SubmitRecord(id=id, tenant="default", n=n, prompt_token_ids=prompt, sampling=sampling)
+    return SubmitRecord(id=id, tenant=tenant, n=n, prompt_token_ids=prompt, sampling=sampling)
 
 
 def stopped(sequence_id: int, output_tokens: int) -> SequenceFinished:

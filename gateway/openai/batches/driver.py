@@ -245,7 +245,12 @@ class BatchRun:
                 await asyncio.sleep(retry_after_s(error) or LOOK_S)
         found = LineAnswer(id=f"batch_req_{id}", custom_id=line.custom_id, response=response)
         raw, is_ok = msgspec.json.encode(found), response.status_code < 400
-        await self._keep(number, raw, is_ok=is_ok)
+        try:
+            await self._keep(number, raw, is_ok=is_ok)
+        except Overloaded as error:
+            rule = f"{error.reason} (files_mb: {error.limit}); fetch outputs, and ask again"
+            said = f"line {number}: its answer of {len(raw)} bytes had no room: {rule}"
+            await self._answer(number, line.custom_id, LineProblem("no_room", said))
 
     async def _answer(self, number: int, custom_id: str | None, problem: LineProblem) -> None:
         id = f"batch_req_{self._request_id(number)}"

@@ -111,8 +111,8 @@ async def create_batch(api: Api, exchange: Exchange, body: BatchBody) -> None:
         raise InvalidRequest("input_file_id", f"must match {FILE_ID.pattern}")
     try:
         file = await ledger.files.find(tenant, body.input_file_id)
-    except NotFound:
-        rule = f"names {body.input_file_id!r}, which is not here; upload it to /v1/files"
+    except NotFound as error:
+        rule = f"names {body.input_file_id!r}, which is not here: {error.why}"
         raise InvalidRequest("input_file_id", rule) from None
     if file.purpose != PURPOSE:
         raise InvalidRequest("input_file_id", "must be of a file whose purpose is 'batch'")

@@ -261,8 +261,9 @@ async def _note(api: Api, tenant: Tenant, public: str) -> Note:
     """NotFound: no such response, or it was not to be stored, or it is not kept any more."""
     try:
         return await unpacked(await api.front.note(_request_id(public), tenant))
-    except NotFound:
-        raise NotFound(f"response {public!r}") from None
+    except NotFound as error:
+        why = f"{error.why}; with store: false none is"
+        raise NotFound(f"response {public!r}", why) from None
 
 
 async def _earlier(api: Api, tenant: Tenant, public: str | None) -> Sequence[Message]:
@@ -277,8 +278,8 @@ async def _earlier(api: Api, tenant: Tenant, public: str | None) -> Sequence[Mes
         if seen.done is None:
             raise InvalidRequest(field, f"names {public!r}, which has not ended yet")
         before = await _whole(api, tenant, _begun(api, public, note), note)
-    except NotFound:
-        rule = f"names {public!r}, which is not here; it was deleted, or not kept for so long"
+    except NotFound as error:
+        rule = f"names {public!r}, which is not here: {error.why}"
         raise InvalidRequest(field, rule) from None
     if before.error is not None:
         raise InvalidRequest(field, f"names {public!r}, which failed: {before.error.message}")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.tenants import DEFAULT, Keyring, KeysFile, Tenant, digest
+from gateway.tenants import DEFAULT, NO_BOUNDS, Keyring, KeysFile, Tenant, digest
 from service_kit.errors import ConfigError, Forbidden, Unauthenticated
 
 
@@ -30,6 +30,7 @@ def test_a_file_of_tenants(tmp_path: Path) -> None:
 keys = ["{sha("one")}", "{sha("two")}"]
 requests_max = 5
 prompt_tokens_max = 100
+results_mb = 3
 running_tokens_max = 300
 priority_max = 10
 [tenants.other]
@@ -40,6 +41,7 @@ keys = ["{sha("three")}"]
     acme = ring.tenant_of("Bearer one")
     assert acme == ring.tenant_of("bearer two")
     assert (acme.name, acme.bounds.requests_max, acme.bounds.prompt_tokens_max) == ("acme", 5, 100)
+    assert (acme.bounds.results_bytes_max, NO_BOUNDS.results_bytes_max) == (3 << 20, None)
     assert (acme.running_tokens_max, acme.priority_max) == (300, 10)
     other = ring.tenant_of("Bearer three")
     assert (other.name, other.bounds.requests_max, other.priority_max) == ("other", None, 0)
@@ -81,6 +83,7 @@ def test_what_is_looked_up_is_a_digest_of_the_whole_key(presented: str) -> None:
         ('[tenants.a]\nkeys = ["plain"]', "pattern"),
         (f'[tenants.a]\nkeys = ["{sha("k")}"]\nreqests_max = 1', "reqests_max"),
         (f'[tenants.a]\nkeys = ["{sha("k")}"]\nrequests_max = 0', "greater than"),
+        (f'[tenants.a]\nkeys = ["{sha("k")}"]\nresults_mb = 0', "results_mb: .* greater"),
         (
             f'[tenants.a]\nkeys = ["{sha("k")}"]\nrunning_tokens_max = -1',
             "running_tokens_max: .* greater",

@@ -22,10 +22,11 @@ pytest.importorskip("triton", reason="no triton here")
 
 ROOT = Path(__file__).parents[3]
 ROW_KERNELS = ("step_rows_kernel", "penalise_kernel", "forbid_kernel", "advance_rows_kernel")
+AHEAD = "attend_kernel long ahead"
 # Those of which a spill or a jump would hurt most: of bf16, an odd group, fp8.
 SUBSET = {
     ("8b", "attend_kernel long", 90),
-    ("8b", "attend_kernel long ahead", 90),
+    ("8b", AHEAD, 90),
     ("8b", "decode_kernel", 90),
     ("8b", "combine_kernel", 90),
     ("8b", "rope_write_kv_kernel fused", 90),
@@ -43,7 +44,7 @@ GROWTH_MAX = 1.10
 # Instructions of the loops over positions that Triton must have found for them.
 PTX_OF = {
     ("8b", "attend_kernel long", 90),
-    ("8b", "attend_kernel long ahead", 90),
+    ("8b", AHEAD, 90),
     ("8b", "decode_kernel", 90),
     ("8b fp8", "decode_kernel", 90),
     ("8b fp32", "decode_kernel", 90),
@@ -61,20 +62,22 @@ for shape in aot.SHAPES:
     for arch in {arch for name, _, arch in wanted if name == shape.name}:
         for one in {one.name: one for one in aot.specialisations(shape, arch)}.values():
             if (one.shape, one.name, arch) in wanted:
-                ptx = aot.binary_of(one, arch).asm["ptx"]
-                print(json.dumps({"of": asdict(aot.compile_for(one, arch)), "ptx": ptx}))
+                made = aot.binary_of(one, arch).asm
+                waits = aot.waits_for_products(made["cubin"]) if "long" in one.name else 0
+                found = {"of": asdict(aot.compile_for(one, arch)), "ptx": made["ptx"]}
+                print(json.dumps({**found, "waits": waits}))
 with variants.forced("programmatic-launch", True):
     early = {one.name: one for one in aot.specialisations(aot.SHAPES[0], 90)}[sys.argv[2]]
 assert early.arguments["launch_pdl"]
 early = replace(early, variant=early.variant + " early")
 ptx = aot.binary_of(early, 90).asm["ptx"]
-print(json.dumps({"of": asdict(aot.compile_for(early, 90)), "ptx": ptx}))
+print(json.dumps({"of": asdict(aot.compile_for(early, 90)), "ptx": ptx, "waits": 0}))
 """
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, tuple[aot.Resources, str]]:
-    """Resources and PTX by key, of a process that has Triton without a GPU or its interpreter."""
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Of a process that has Triton without a GPU or its interpreter."""
 
     def compile_all(folder: Path) -> None:
         environment = {
@@ -95,10 +98,21 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, tuple[aot.Re
         assert done.returncode == 0, done.stderr[-4000:]
         (folder / "said").write_text(done.stdout)
 
-    said = (made_once(tmp_path_factory, "aot", compile_all) / "said").read_text()
-    lines = [json.loads(line) for line in said.splitlines()]
-    made = [(aot.Resources(**line["of"]), line["ptx"]) for line in lines]
+    text = (made_once(tmp_path_factory, "aot", compile_all) / "said").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def compiled(said: list[dict[str, Any]]) -> dict[Any, tuple[aot.Resources, str]]:
+    """Resources and PTX by key."""
+    made = [(aot.Resources(**line["of"]), line["ptx"]) for line in said]
     return {resources.key: (resources, ptx) for resources, ptx in made}
+
+
+@pytest.fixture(scope="module")
+def waits(said: list[dict[str, Any]]) -> dict[str, int]:
+    """For products, of the kernels of long rows, as assembled."""
+    return {line["of"]["kernel"]: line["waits"] for line in said}
 
 
 def test_nothing_spills_and_nothing_grows(
@@ -130,22 +144,22 @@ def test_attention_reads_ahead_in_whole_words_and_multiplies_as_it_should(
         assert set(copies) == {"0x10", "0x4"}, key
         # Float32 says what float32 says.
         assert "tf32" not in text, key
-    for name in ("attend_kernel long", "attend_kernel long ahead"):
+    for name in ("attend_kernel long", AHEAD):
         assert "wgmma.mma_async" in ptx["8b", name]
     assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in ptx["8b", "decode_kernel"]
     assert not re.search(r"\bw?g?mma\.", ptx["8b fp32", "decode_kernel"])
 
 
-def exponentials_beside_products(ptx: str) -> int:
-    """How many instructions of a softmax stand where a product is on its way."""
-    on_their_way = found = 0
+def products_beside_exponentials(ptx: str) -> list[int]:
+    """Groups of matrix instructions on their way, at each instruction of a softmax."""
+    on_their_way, found = 0, []
     for line in ptx.splitlines():
         if "wgmma.commit_group" in line:
             on_their_way += 1
         elif waited := re.search(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", line):
             on_their_way = min(on_their_way, int(waited[1]))
         elif "ex2.approx" in line:
-            found += on_their_way > 0
+            found.append(on_their_way)
     return found
 
 
@@ -154,12 +168,22 @@ def test_ahead_products_are_on_their_way_beside_the_softmax(
 ) -> None:
     """And tiles of keys and values beside both, at either wait of the loops."""
     plain, ahead = (compiled["8b", f"attend_kernel long{of}", 90][1] for of in ("", " ahead"))
-    assert exponentials_beside_products(plain) == 0
-    # Those of a tile of 128 queries and 64 positions, 32 a thread, in both loops.
-    assert exponentials_beside_products(ahead) >= 2 * 32
+    assert set(products_beside_exponentials(plain)) == {0}
+    # Those of a tile of 128 queries and 64 positions, 32 a thread and two that shrink, in both
+    # loops: the values of the tile before in two groups, after its scores.
+    assert products_beside_exponentials(ahead).count(2) == 2 * (32 + 2)
     for text in (plain, ahead):
         waits = re.findall(r"cp\.async\.wait_group\s+(?:0x)?(\d+)", text)
         assert max(map(int, waits)) >= 2
+
+
+def test_the_assembler_adds_no_waits_for_products(
+    compiled: dict[Any, tuple[aot.Resources, str]], waits: dict[str, int]
+) -> None:
+    """What the PTX says of them holds only then."""
+    for name in ("attend_kernel long", AHEAD):
+        _, ptx = compiled["8b", name, 90]
+        assert 0 < waits[name] <= ptx.count("wgmma.wait_group"), name
 
 
 def test_who_begins_early_waits_for_what_it_reads(
@@ -201,9 +225,7 @@ def test_the_table_is_whole() -> None:
     each = {(shape.name, kernel) for shape in aot.SHAPES for kernel in kernels} | masked
     assert set(table) - ahead == {(*of, arch) for of in each for arch in aot.ARCHITECTURES}
     # Of 16-bit pages, where tiles are wide.
-    assert {(arch, kernel.removesuffix(" softcap")) for _, kernel, arch in ahead} == {
-        (90, "attend_kernel long ahead")
-    }
+    assert {(arch, kernel.removesuffix(" softcap")) for _, kernel, arch in ahead} == {(90, AHEAD)}
     assert len({shape for shape, _, _ in ahead}) == 8
     assert not [key for key, row in table.items() if row.spill_bytes]
     assert all(row.registers <= 255 for row in table.values())
