@@ -197,6 +197,13 @@ def test_who_begins_early_waits_for_what_it_reads(
     assert wait < early.index("griddepcontrol.launch_dependents")
 
 
+def test_noise_is_no_approximation(compiled: dict[Any, tuple[aot.Resources, str]]) -> None:
+    """A logarithm of the processor's own would draw other tokens than any other device."""
+    _, ptx = compiled["8b", "draw_kernel", 90]
+    assert "fma.rn.f32" in ptx
+    assert "lg2.approx" not in ptx
+
+
 def test_codes_are_read_and_turned_as_wide_as_numbers(
     compiled: dict[Any, tuple[aot.Resources, str]],
 ) -> None:
