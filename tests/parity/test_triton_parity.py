@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support.once import made_once
 from tests.support.random_model import write_random_model
 
 pytest.importorskip("triton", reason="no triton here")
@@ -126,7 +127,13 @@ def runs(root: Path, models: Mapping[str, tuple[dict[str, Any], str]]) -> list[d
 
 @pytest.fixture(scope="module")
 def daily(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return runs(tmp_path_factory.mktemp("daily"), DAILY)
+    def tell(folder: Path) -> None:
+        (folder / "told").write_text(json.dumps(runs(folder, DAILY)))
+
+    told: list[dict[str, Any]] = json.loads(
+        (made_once(tmp_path_factory, "triton-parity", tell) / "told").read_text()
+    )
+    return told
 
 
 @pytest.mark.parametrize("name", DAILY)
