@@ -12,6 +12,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PARALLEL := -q -n auto --dist worksteal --durations=30 --durations-min=1
 MODEL ?=
 ARGS ?=
+# What two targets print beside each other comes whole; make of macOS cannot.
+SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 # Those that need no words of their own.
 BENCH ?= $(shell grep -rl --include='*.py' '^if __name__ ==' benchmarks | grep -v gpu/leader \
 	| xargs grep -LE 'required=True|add_argument."[a-z]' | sort | sed 's/\.py$$//; s,/,.,g')
@@ -114,7 +116,10 @@ flakes: setup  ## tests that start a process or wait, 20 times, half beside busy
 mutants: setup  ## which tests catch which mistakes, each made in a copy of the tree; docs/testing.md
 	$(BIN)/python -m tools.mutants $(ARGS)
 
-ci: lint type protos-check test-browser test-node test-cluster test-prometheus test sim guard  ## what CI runs
+# Each of these takes one processor or less; the tests take all there are.
+ci: setup  ## what CI runs
+	$(MAKE) -j2 $(SYNC) type lint protos-check test-browser test-node test-cluster test-prometheus
+	$(MAKE) test sim guard
 
 clean:  ## remove what can be made again, except the store and the models
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist kernels/cpp/prebuilt *.egg-info

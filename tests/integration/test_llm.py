@@ -107,7 +107,7 @@ def test_a_worker_dies_and_the_answers_are_the_same(llm: LLM) -> None:
 
 
 def test_what_cannot_start_says_why(tmp_path: Path) -> None:
-    options = ServeOptions(model=resolve(None), data_dir=tmp_path, http_port=-1)
+    options = ServeOptions(model=resolve(None), data_dir=tmp_path, http_port=-1, grpc_port=0)
     with pytest.raises(StartError, match="--http-port must be in"):
         BackgroundStack(options, TerminalDisplay())
     with pytest.raises(StartError, match="neither a folder nor a hub id"):

@@ -195,7 +195,7 @@ def test_a_wrong_file_is_refused(
         (["serve", "--grpc-prot", "1"], "Did you mean --grpc-port?"),
         (["serve", "--ctx-size", "1"], "no --ctx-size: use --context-tokens"),
         (["serve", "--dtype", "fp8"], "fp8"),
-        (["serve", "--weight-dtype", "int4"], "int4"),
+        (["serve", "--weight-dtype", "int3"], "int3"),
         (["serve", "--kv-dtype", "fp16"], "fp16"),
     ],
 )

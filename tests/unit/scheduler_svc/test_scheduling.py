@@ -6,7 +6,6 @@ import pytest
 
 from kaiten.local.scheduling import Scheduling
 from scheduler_svc.core.types import Config, Rules
-from scheduler_svc.scheduling import SchedulingSettings
 from scheduler_svc.settings import SchedulerSettings
 from service_kit import settings
 from service_kit.errors import ConfigError, InvalidRequest
@@ -124,7 +123,7 @@ def test_a_wrong_change_is_refused_in_words(texts: dict[str, str], field: str, s
 
 
 def test_kaiten_serve_takes_knobs_of_the_scheduler_only() -> None:
-    known = {"--" + name.replace("_", "-") for name in SchedulingSettings.model_fields}
+    known = {"--" + name.replace("_", "-") for name in SchedulerSettings.model_fields}
     assert Scheduling().flags().keys() <= known
     given = Scheduling(order="fair", max_wait_ms=2.5).flags()
     flags = [f"{flag}={value}" for flag, value in given.items() if value is not None]
