@@ -256,8 +256,15 @@ class Route:
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask())
             self._asking.add_done_callback(self._asked)
-        # Whoever gives up must not take it from the others.
-        return await asyncio.shield(self._asking)
+        asking, caller = self._asking, asyncio.current_task()
+        try:
+            # Whoever gives up must not take it from the others.
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            if asking.cancelled() and not (caller and caller.cancelling()):
+                # Nobody cancelled the caller: passed on, this would end a loop without a word.
+                raise redis_errors.ConnectionError("the way to the store was closed") from None
+            raise
 
     async def _ask(self) -> Address:
         address = await self.servers.primary()
