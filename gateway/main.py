@@ -42,7 +42,7 @@ from service_kit.grpc_server import (
     bind,
     create_server,
 )
-from service_kit.lifecycle import launch
+from service_kit.lifecycle import endless, launch
 from service_kit.metrics import Metrics, count_spans, seen
 from service_kit.peers import Peers, bind_socket
 from service_kit.tls import ServerTls
@@ -165,9 +165,8 @@ class GatewayService:
         # Cancels outlive the drain: what clients left behind must still be told to the ledger.
         self._releasing = asyncio.create_task(self.front.releases.run())
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.link.run())
-            tasks.create_task(self._readiness.run())
-            tasks.create_task(self._batches.run())
+            for loop in (self.link.run(), self._readiness.run(), self._batches.run()):
+                tasks.create_task(endless(loop))
             if self._keys_file is not None:
                 tasks.create_task(self._keys_file.follow(SystemClock()))
             if self._tls is not None:

@@ -52,6 +52,19 @@ class Service(Protocol):
         """Release everything. Must work after a `start` that failed half-way."""
 
 
+async def endless(loop: Coroutine[Any, Any, object]) -> None:
+    """A loop of a task group that goes on for as long as the group. RuntimeError: it ended, also by
+    a cancellation that nobody asked for, which a group takes for a task that is done.
+    """
+    try:
+        await loop
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+    raise RuntimeError(f"{getattr(loop, '__qualname__', loop)} ended")
+
+
 def launch(build: Callable[[], Service]) -> int:
     """Build a service (settings may be wrong) and run it. Returns the exit code."""
     # Imports make hundreds of thousands of objects and hardly any garbage.

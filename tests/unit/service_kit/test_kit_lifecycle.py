@@ -1,5 +1,6 @@
 """start → serve → drain → stop in a real process, with real signals."""
 
+import asyncio
 import json
 import os
 import signal
@@ -192,3 +193,28 @@ def test_a_person_sees_it_framed(
     assert "cannot start" in said
     assert "no model; give --model" in said
     assert "service.refused" not in said
+
+
+async def test_a_loop_that_ends_unasked_ends_its_group() -> None:
+    """A group alone would go on without it."""
+
+    async def loop(end: asyncio.Future[None]) -> None:
+        await end
+
+    async def group(end: asyncio.Future[None]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(lifecycle.endless(loop(end)))
+            tasks.create_task(asyncio.sleep(WAIT_S))
+
+    cancelled, over = asyncio.Future[None](), asyncio.Future[None]()
+    cancelled.cancel()
+    over.set_result(None)
+    for end in (cancelled, over):
+        with pytest.raises(ExceptionGroup) as caught:
+            await group(end)
+        assert "loop ended" in str(caught.value.exceptions[0])
+    done = asyncio.create_task(lifecycle.endless(loop(asyncio.Future())))
+    await asyncio.sleep(0)
+    done.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await done
