@@ -63,6 +63,10 @@ def answered_line(door: Door) -> dict[str, Any]:
 
 
 def scale_to_zero(stack: WholeStack) -> None:
+    """Of one worker, also where this is the only test that a process of tests has of these."""
+    if not stack.worker.is_alive:
+        stack.worker.start()
+    wait_until(lambda: any(each.is_connected for each in stack.state().workers), "a worker")
     stack.worker.send(signal.SIGTERM)
     assert stack.worker.join() == 0
     wait_until(lambda: not any(each.is_connected for each in stack.state().workers), "no worker")
