@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from json import dumps
 from typing import Annotated, Final
 
-import grpc
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, Parameter
 from google.protobuf.json_format import MessageToJson
 
 from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
@@ -26,6 +25,7 @@ from ledger.archive.source import (
     PeerCredentialFile,
     Source,
     cursor,
+    run,
     time_ns,
 )
 from scheduler_svc.core.commands import Command
@@ -38,7 +38,6 @@ from scheduler_svc.timeline import Timelines
 from scheduler_svc.timeline_intervals import timelines_of
 from scheduler_svc.timeline_wire import timeline_to_proto
 from scheduler_svc.wire import entry_time_ns
-from service_kit.errors import ConfigError
 
 NS_PER_MS: Final = 1_000_000
 app = App(
@@ -52,16 +51,7 @@ app = App(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0: done. 1: the request is in none of these archives. 2: they cannot be read so."""
-    try:
-        return int(app(argv, exit_on_error=False) or 0)
-    except CycloptsError:
-        return 2
-    except (OSError, ValueError, ConfigError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    except grpc.RpcError as error:
-        sys.stderr.write(f"{error.code().name}: {error.details()}\n")
-        return 2
+    return run(app, argv)
 
 
 @app.command

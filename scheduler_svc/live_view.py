@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -50,11 +51,8 @@ class Place(NamedTuple):
 Counts = tuple[int, int, int]
 
 
-class Table(NamedTuple):
-    """Of one layer group: all blocks from the front, the first of which were given back."""
-
-    num_skipped_blocks: int
-    blocks: tuple[BlockId, ...]
+# Of one layer group: all blocks from the front, and how many of those were given back.
+Table = tuple[int, tuple[BlockId, ...]]
 
 
 class Passed(NamedTuple):
@@ -74,6 +72,11 @@ class SequenceView(NamedTuple):
     counts: Counts
     tables: tuple[Table, ...]
     passed_over: tuple[Passed, ...]
+
+
+# Fields in order, and nothing of what a call by name costs: there are hundreds in a look.
+_placed: Final[Callable[[tuple[object, ...]], Place]] = partial(tuple.__new__, Place)
+_viewed: Final[Callable[[tuple[object, ...]], SequenceView]] = partial(tuple.__new__, SequenceView)
 
 
 class PlanView(NamedTuple):
@@ -209,10 +212,12 @@ def _sequences(
     for worker in core.workers.values():
         for sequence in worker.running.values():
             yield sequence.sequence_id, _running(sequence, SeenState.RUNNING)
-            yield from _forking(sequence)
+            if sequence.live.siblings:
+                yield from _forking(sequence)
         for sequence in worker.retiring.values():
             yield sequence.sequence_id, _running(sequence, SeenState.RETIRING)
-            yield from _forking(sequence)
+            if sequence.live.siblings:
+                yield from _forking(sequence)
     for sequence in queue:
         state = SeenState.WAITING if sequence.state is State.WAITING else SeenState.PREEMPTED
         passed_over = tuple(why.get((sequence.sequence_id, ""), ()))
@@ -232,19 +237,23 @@ def _running(sequence: Sequence, state: SeenState) -> SequenceView:
     residency, table = sequence.residency, sequence.kv
     assert residency is not None
     slot = residency.slot if state is SeenState.RUNNING else 0
-    return SequenceView(
-        sequence.live.request,
-        sequence.choice,
-        Place(state, residency.worker_id, slot, sequence.num_preemptions),
-        (sequence.num_tokens, sequence.num_scheduled_tokens, sequence.num_computed_tokens),
-        tuple(
-            [
-                Table(n, tuple(b))
-                for n, b in zip(table.num_skipped_blocks, table.blocks, strict=True)
-            ]
-        ),
-        (),
+    return _viewed(
+        (
+            sequence.live.request,
+            sequence.choice,
+            _placed((state, residency.worker_id, slot, sequence.num_preemptions)),
+            _counts(sequence),
+            tuple(zip(table.num_skipped_blocks, map(tuple, table.blocks), strict=True)),
+            (),
+        )
     )
+
+
+def _counts(sequence: Sequence) -> Counts:
+    """What `Sequence` says of each, at once: five calls less for each of hundreds."""
+    num_known = len(sequence.tokens)
+    num_tokens = num_known + sequence.num_tokens_ahead
+    return num_tokens, num_tokens - sequence.gap, num_known - sequence.num_uncomputed_tokens
 
 
 def _waiting(sequence: Sequence, state: SeenState, passed_over: tuple[Passed, ...]) -> SequenceView:

@@ -16,7 +16,6 @@ from kaiten.v1.watch_pb2 import (
     SEQUENCE_STATE_RUNNING,
     SEQUENCE_STATE_WAITING,
     InFlightPlan,
-    SequenceCounts,
     SequenceIdentity,
     SequencePassedOver,
     SequencePlace,
@@ -25,7 +24,6 @@ from kaiten.v1.watch_pb2 import (
     WatchedSequence,
     WatchedStep,
     WatchedSteps,
-    WatchedTable,
     WatchedWorker,
     WatchResponse,
 )
@@ -33,7 +31,7 @@ from kaiten.v1.watch_pb2 import PassedOver as PassedOverMessage
 from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.requests import Residency
-from scheduler_svc.core.types import BlockId, Request, SequenceId, SlotIndex
+from scheduler_svc.core.types import BlockId, Request, SlotIndex
 from scheduler_svc.live_steps import StepNote
 from scheduler_svc.live_view import Passed, SeenState, SequenceView, Table, View, WorkerView
 
@@ -78,11 +76,9 @@ def changes_to_proto(
         if workers.get(worker_id) != worker
     )
     response.worker_ids_gone.extend(one for one in workers if one not in now.workers)
-    response.sequences.extend(
-        _sequence_to_proto(sequence_id, sequences.get(sequence_id), sequence)
-        for sequence_id, sequence in now.sequences.items()
-        if sequences.get(sequence_id) != sequence
-    )
+    for sequence_id, view in now.sequences.items():
+        if (known := sequences.get(sequence_id)) != view:
+            _tell(response.sequences.add(sequence_id=sequence_id), known, view)
     response.sequence_ids_gone.extend(one for one in sequences if one not in now.sequences)
     response.steps.extend(steps_to_proto(steps, num_skipped))
     passed = {one.sequence for note in steps for one in note.members.values()}
@@ -163,13 +159,15 @@ def _bits(flags: bytes) -> bytes:
     return int(digits, 2).to_bytes(-(-len(flags) // 8), "little")
 
 
-def _sequence_to_proto(
-    sequence_id: SequenceId, before: SequenceView | None, now: SequenceView
-) -> WatchedSequence:
-    """Only the parts that have changed."""
-    message = WatchedSequence(sequence_id=sequence_id)
+def _tell(message: WatchedSequence, before: SequenceView | None, now: SequenceView) -> None:
+    """Only the parts that have changed. Written in place, which takes half as long as copies do."""
     if before is None:
         message.identity.CopyFrom(_identity_to_proto(now.request, now.choice))
+    if before is None or before.counts != now.counts:
+        counts = message.counts
+        # Who has no tokens has counts, too.
+        counts.SetInParent()
+        counts.num_tokens, counts.num_scheduled_tokens, counts.num_computed_tokens = now.counts
     if before is None or before.place != now.place:
         state, worker_id, slot, num_preemptions = now.place
         message.place.CopyFrom(
@@ -180,22 +178,12 @@ def _sequence_to_proto(
                 num_preemptions=num_preemptions,
             )
         )
-    if before is None or before.counts != now.counts:
-        num_tokens, num_scheduled_tokens, num_computed_tokens = now.counts
-        message.counts.CopyFrom(
-            SequenceCounts(
-                num_tokens=num_tokens,
-                num_scheduled_tokens=num_scheduled_tokens,
-                num_computed_tokens=num_computed_tokens,
-            )
-        )
     tables = () if before is None else before.tables
     if before is None or tables != now.tables:
-        message.tables.CopyFrom(SequenceTables(groups=_tables_to_proto(tables, now.tables)))
+        _tell_tables(message.tables, tables, now.tables)
     if before is None or before.passed_over != now.passed_over:
         by = _passed_to_proto(now.passed_over)
         message.passed_over.CopyFrom(SequencePassedOver(by=by))
-    return message
 
 
 def _identity_to_proto(request: Request, choice: int) -> SequenceIdentity:
@@ -210,12 +198,14 @@ def _identity_to_proto(request: Request, choice: int) -> SequenceIdentity:
     )
 
 
-def _tables_to_proto(before: Sequence[Table], now: Sequence[Table]) -> Iterator[WatchedTable]:
+def _tell_tables(message: SequenceTables, before: Sequence[Table], now: Sequence[Table]) -> None:
+    # Who has given up all blocks is told to have none.
+    message.SetInParent()
     for group, (num_skipped_blocks, blocks) in enumerate(now):
-        known = before[group].blocks if group < len(before) else ()
+        known = before[group][1] if group < len(before) else ()
         same = _common(known[num_skipped_blocks:], blocks[num_skipped_blocks:])
         num_kept_blocks = num_skipped_blocks + same
-        yield WatchedTable(
+        message.groups.add(
             num_skipped_blocks=num_skipped_blocks,
             num_kept_blocks=num_kept_blocks,
             block_ids=blocks[num_kept_blocks:],

@@ -7,8 +7,9 @@ whatever else the machine does is there for both. Of each process: microseconds 
 without, and the one by the other.
 Metrics: all pages open, fetched every ten seconds, beside none. Spans: beside metrics, sampled as
 by default, sent to a collector in a process of its own, whose time does not count; and to an
-address where nobody is. Watched: beside metrics, by five who read ten times a second. What is done
-so many times a second counts double here, as each stack has half of the machine.
+address where nobody is. Watched: beside metrics, by five open pages of `/v1/watch` with ten events
+a second; slowly: with the four that are told to who asks for no interval. What is done so many
+times a second counts double here, as each stack has half of the machine.
 """
 
 import argparse
@@ -24,13 +25,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-import grpc
 import httpx
 
 from benchmarks.recording import record
 from benchmarks.serving.stack import cpu_s
-from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
-from kaiten.v1.watch_pb2 import WatchRequest
 from tests.support.collector import collecting
 from tests.support.served import Served
 
@@ -49,6 +47,8 @@ class Kind:
     words: Sequence[str] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
     watchers: int = 0
+    # Of those, between two events.
+    interval_ms: int = 100
 
 
 def collect(pipe: Connection) -> None:
@@ -103,7 +103,10 @@ class Stack:
         over, pid = threading.Event(), served.process.pid
         with ThreadPoolExecutor(1 + kind.watchers) as lookers:
             looking = [lookers.submit(fetch, pages, over)]
-            looking += [lookers.submit(watch, served.address, over) for _ in range(kind.watchers)]
+            looking += [
+                lookers.submit(watch, served.http_url, kind.interval_ms, over)
+                for _ in range(kind.watchers)
+            ]
             begin.wait()
             before_s = cpu_s(pid)
             tokens = generate(served.http_url, self._sequences, TOKENS)
@@ -134,13 +137,13 @@ def turn(kinds: Sequence[Kind], sequences: int) -> list[dict[str, float]]:
                 stack.stop()
 
 
-def watch(address: str, over: threading.Event) -> None:
-    """As a dashboard does, until it is over."""
-    with grpc.insecure_channel(address) as channel:
-        call = SchedulerServiceStub(channel).Watch(WatchRequest(interval_ms=100))
-        for _ in call:
+def watch(url: str, interval_ms: int, over: threading.Event) -> None:
+    """As a dashboard does, until it is over; what it reads is thrown away."""
+    path = f"{url}/v1/watch?interval_ms={interval_ms}"
+    with httpx.stream("GET", path, timeout=60) as reply:
+        reply.raise_for_status()
+        for _ in reply.iter_raw():
             if over.is_set():
-                call.cancel()
                 return
 
 
@@ -154,7 +157,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--sequences", type=int, default=256)
-    parser.add_argument("--only", action="append", help="of metrics, spans, nobody, watched")
+    parser.add_argument(
+        "--only", action="append", help="of metrics, spans, nobody, watched, watched_slowly"
+    )
     parser.add_argument("--save", action="store_true")
     chosen = parser.parse_args()
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
@@ -167,6 +172,7 @@ def main() -> None:
         "spans": (replace(metrics, environ=to(ours.recv())), metrics),
         "nobody": (replace(metrics, environ=to("http://127.0.0.1:9")), metrics),
         "watched": (replace(metrics, watchers=5), metrics),
+        "watched_slowly": (replace(metrics, watchers=5, interval_ms=250), metrics),
     }
     found: dict[str, object] = {}
     for name, pair in settings.items():

@@ -39,7 +39,7 @@ class OperatorServicer:
         await self._check(context)
         async with aclosing(self._operators.watch(request)) as responses:
             async for response in responses:
-                yield response
+                yield response.data
 
     async def ReadArchive(
         self, request: ReadArchiveRequest, context: Any

@@ -1,9 +1,12 @@
 """What only operators may see: the live core of the cell, and the archives of its schedulers.
 
-Gateways decide nothing and keep nothing. They know where the schedulers are, the leader from its
-lease and who stands by from what it says of its cell, ask them, and hand on what these say.
+Gateways decide nothing. They know where the schedulers are, the leader from its lease and who
+stands by from what it says of its cell, ask them, and hand on what these say. Those who watch alike
+share one watch of the leader's: it looks, tells and is read once, however many they are.
 """
 
+import asyncio
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Final
@@ -16,7 +19,7 @@ from gateway.requests.ledger_session import LedgerLink
 from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveGap
 from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest, RehearseRequest, RehearseResponse
 from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
-from kaiten.v1.watch_pb2 import WatchRequest
+from kaiten.v1.watch_pb2 import WatchRequest, WatchResponse
 from service_kit.clock import Clock
 from service_kit.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from service_kit.grpc_health import AtMost
@@ -28,6 +31,8 @@ SERVICE: Final = "kaiten.v1.SchedulerService"
 STREAMS_MAX: Final = 16
 RETRY_S: Final = 0.2
 REHEARSE_S: Final = 20.0
+# Responses that whoever shares a watch may be behind; then a snapshot is next.
+BEHIND_MAX: Final = 32
 # Without a leader, until whoever watches is told so.
 NOBODY_LEADS_S_MAX: Final = 10.0
 # Who does not lead (any more), or is not there: another does, or will soon.
@@ -46,6 +51,91 @@ def _refusal(address: str, request: RehearseRequest, error: grpc.aio.AioRpcError
     return Unavailable(said(address, error))
 
 
+class Told:
+    """What a leader said once to all who share a watch."""
+
+    __slots__ = ("data", "event", "steps", "view")
+
+    def __init__(self, data: bytes, before: Counter[str] | None = None) -> None:
+        said = WatchResponse.FromString(data)
+        self.data = data
+        # What the HTTP door makes of it, once it has.
+        self.event = b""
+        # No two looks have the same, so two who were told of one are told the same from then on.
+        self.view = said.epoch, said.seq, said.committed_seq, said.unix_ns
+        # Iterations since the watch began, by worker.
+        self.steps = Counter(before)
+        for each in said.steps:
+            self.steps[each.worker_id] += each.num_skipped + len(each.steps)
+
+    def after(self, missed: Counter[str]) -> "Told":
+        """The same to somebody who missed so many iterations before it."""
+        if not missed:
+            return self
+        said = WatchResponse.FromString(self.data)
+        for worker_id, count in missed.items():
+            said.steps.add(worker_id=worker_id, num_skipped=count)
+        return Told(said.SerializeToString())
+
+
+class SharedWatch:
+    """A watch of whoever leads, for all who read it: responses are numbered from 0, and the newest
+    so many are kept. It goes on at the leader's pace, whoever reads slowly.
+    """
+
+    def __init__(self, responses: AsyncGenerator[bytes, None]) -> None:
+        self.readers = 0
+        self.count = 0
+        self._kept: deque[Told] = deque(maxlen=BEHIND_MAX)
+        self._news = asyncio.Event()
+        self._reading = asyncio.create_task(self._read(responses))
+        self._reading.add_done_callback(lambda _: self._news.set())
+
+    @property
+    def is_over(self) -> bool:
+        return self._reading.done()
+
+    @property
+    def steps(self) -> Counter[str]:
+        """Iterations since it began, by worker."""
+        return self._kept[-1].steps if self._kept else Counter()
+
+    def told_of(self, view: tuple[int, ...]) -> tuple[int, Told] | None:
+        """The response that told of this view, if it is kept, and the number of the next."""
+        for back, told in enumerate(reversed(self._kept)):
+            if told.view == view:
+                return self.count - back, told
+        return None
+
+    def keeps(self, number: int) -> bool:
+        return number >= self.count - len(self._kept)
+
+    async def response(self, number: int) -> Told:
+        """One that is kept, or the next. Raises what ended the watch."""
+        while number >= self.count and not self.is_over:
+            await self._news.wait()
+        if number < self.count:
+            return self._kept[number - self.count]
+        await self._reading
+        raise Unavailable("the watch is over")
+
+    async def close(self) -> None:
+        """Nobody reads it any more."""
+        self._reading.cancel()
+        await asyncio.wait({self._reading})
+        if not self._reading.cancelled():
+            # Whoever read it has raised it.
+            self._reading.exception()
+
+    async def _read(self, responses: AsyncGenerator[bytes, None]) -> None:
+        async with aclosing(responses):
+            async for data in responses:
+                self._kept.append(Told(data, self.steps))
+                self.count += 1
+                self._news.set()
+                self._news = asyncio.Event()
+
+
 class Operators:
     """One per gateway, for both doors, which have asked who calls."""
 
@@ -53,13 +143,34 @@ class Operators:
         self._link, self._clock = link, clock
         self._peers = peers or Peers()
         self._streams = AtMost(STREAMS_MAX, "operators' streams")
+        # By what was asked for, the oldest first.
+        self._shared: dict[bytes, list[SharedWatch]] = {}
 
-    async def watch(self, request: WatchRequest) -> AsyncGenerator[bytes, None]:
-        """Serialized responses, of one leader after the other, each beginning with a snapshot."""
+    async def watch(self, request: WatchRequest) -> AsyncGenerator[Told, None]:
+        """Of one leader after the other, each beginning with a snapshot.
+
+        Everybody begins with a watch of their own, and leaves it for an older one as soon as both
+        have told of the same view.
+        """
         with self._streams:
-            async with aclosing(self._watched(request)) as responses:
-                async for response in responses:
-                    yield response
+            watch, number, told, missed = self._begin(request), 0, None, Counter[str]()
+            try:
+                while True:
+                    if told is not None and not watch.keeps(number):
+                        slow, watch, number = watch, self._begin(request), 0
+                        try:
+                            await watch.response(0)
+                        finally:
+                            missed = slow.steps - told.steps
+                            await self._leave(request, slow)
+                    told = await watch.response(number)
+                    yield told.after(missed)
+                    missed, number = Counter(), number + 1
+                    if (older := self._older(request, watch, told)) is not None:
+                        left, (watch, number, told) = watch, older
+                        await self._leave(request, left)
+            finally:
+                await self._leave(request, watch)
 
     async def read_archive(
         self, request: ReadArchiveRequest
@@ -97,6 +208,33 @@ class Operators:
             raise Unavailable("no scheduler has led this cell yet")
         standbys = record.standby_addresses if record is not None else ()
         return [address for address in dict.fromkeys([lease.address, *standbys]) if address]
+
+    def _begin(self, request: WatchRequest) -> SharedWatch:
+        watch = SharedWatch(self._watched(request))
+        watch.readers = 1
+        self._shared.setdefault(request.SerializeToString(), []).append(watch)
+        return watch
+
+    def _older(
+        self, request: WatchRequest, watch: SharedWatch, told: Told
+    ) -> tuple[SharedWatch, int, Told] | None:
+        """A watch to go on with, joined, from which response on, and what it told before that."""
+        for older in self._shared[request.SerializeToString()]:
+            if older is watch:
+                return None
+            if not older.is_over and (found := older.told_of(told.view)) is not None:
+                older.readers += 1
+                return older, *found
+        return None
+
+    async def _leave(self, request: WatchRequest, watch: SharedWatch) -> None:
+        watch.readers -= 1
+        if not watch.readers:
+            asked = request.SerializeToString()
+            self._shared[asked].remove(watch)
+            if not self._shared[asked]:
+                del self._shared[asked]
+            await watch.close()
 
     async def _watched(self, request: WatchRequest) -> AsyncGenerator[bytes, None]:
         """Of one leader after the other, each beginning with a snapshot."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 INTERRUPTED: Final = 130
-REPLAYS: Final = (("steps",), ("explain",))
 
 app = App(
     name="kaiten",
@@ -442,7 +441,7 @@ Rest = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 @app.command(group=USE, help_flags=[], version_flags=[])
 def archive(*arguments: Rest) -> NoReturn:
     """Read what schedulers have decided: ls, cat, verify, steps. Flags: `kaiten archive --help`."""
-    become("archive-replay" if arguments[:1] in REPLAYS else "archive", arguments)
+    become("archive", arguments)
 
 
 @app.command(group=USE, help_flags=[], version_flags=[])
@@ -471,9 +470,8 @@ def worker(*arguments: Rest) -> NoReturn:
 
 def become(role: str, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by another. Its parent sees one process, and signals reach it."""
-    part = role.partition("-")[0]
-    packages.require({"archive": "scheduler", "profile": "worker"}.get(part, part))
-    command = (*services.command(services.MODULES[role]), *arguments)
+    packages.require({"archive": "scheduler", "profile": "worker"}.get(role, role))
+    command = (*services.command(services.module(role, arguments)), *arguments)
     os.execve(command[0], command, os.environ | services.environ())
 
 

@@ -103,7 +103,7 @@ def explain_archived(
     are named as they are, all else is an address.
     """
     packages.require("scheduler")
-    command = [*services.command(services.MODULES["archive-replay"]), "explain"]
+    command = [*services.command(services.REPLAY), "explain"]
     folders = [name for name in archives if Path(name).is_dir()]
     for name in archives:
         command += [] if name in folders else ["--address", name]

@@ -6,6 +6,7 @@ those of others. In a checkout they lie beside `kaiten`.
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,13 +15,21 @@ import kaiten
 # What runs each, by the name that people use.
 MODULES: Final = {
     "archive": "ledger.archive",
-    # Those of its commands that make decisions again.
-    "archive-replay": "scheduler_svc.archive_replay",
     "gateway": "gateway",
     "scheduler": "scheduler_svc",
     "worker": "gpu_worker",
     "profile": "gpu_worker.profile",
 }
+
+# Of the archive's commands those that make decisions again: a scheduler's core does.
+REPLAY: Final = "scheduler_svc.archive_replay"
+REPLAYED: Final = ("steps", "explain")
+
+
+def module(name: str, arguments: Sequence[str]) -> str:
+    """What runs `kaiten NAME ARGUMENTS`."""
+    is_replayed = name == "archive" and bool(arguments) and arguments[0] in REPLAYED
+    return REPLAY if is_replayed else MODULES[name]
 
 
 def command(module: str) -> tuple[str, ...]:

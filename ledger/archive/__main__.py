@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from json import dumps
 from typing import Annotated, Any
 
-import grpc
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, Parameter
 from google.protobuf.json_format import MessageToJson
 
 from ledger.archive.reader import Segment, Wanted, segments, verify
@@ -21,13 +20,13 @@ from ledger.archive.source import (
     Source,
     cursor,
     existing,
+    run,
     time_ns,
 )
-from service_kit.errors import ConfigError
 
 app = App(
     name="kaiten archive",
-    help="Look at what schedulers have kept of their decisions.",
+    help="Look at what schedulers have kept. What they decided, made again: kaiten archive steps.",
     version_flags=(),
     default_parameter=Parameter(negative=()),
     result_action="return_value",
@@ -36,16 +35,7 @@ app = App(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0: done, and nothing is wrong. 1: verify found something that nobody had told."""
-    try:
-        return int(app(argv, exit_on_error=False) or 0)
-    except CycloptsError:
-        return 2
-    except (OSError, ValueError, ConfigError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    except grpc.RpcError as error:
-        sys.stderr.write(f"{error.code().name}: {error.details()}\n")
-        return 2
+    return run(app, argv)
 
 
 @app.command

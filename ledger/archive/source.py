@@ -1,16 +1,19 @@
 """Where a command reads archives from: folders here, or a gateway or schedulers elsewhere."""
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
-from cyclopts import Parameter
+import grpc
+from cyclopts import App, CycloptsError, Parameter
 
 from kaiten.v1.archive_pb2 import ArchiveEntry
 from ledger.archive.reader import Cursor, Wanted, entries
 from ledger.archive.remote import remote_entries
+from service_kit.errors import ConfigError
 from service_kit.peers import Credential, Peers
 
 NS: Final = 1_000_000_000
@@ -46,6 +49,20 @@ class Source(NamedTuple):
         file = self.peer_credential_file
         peers = None if file is None else Peers(Credential(file))
         return remote_entries(self.addresses, wanted, _api_key(self.api_key_file), peers)
+
+
+def run(app: App, argv: Sequence[str] | None) -> int:
+    """What the command returned; 2 and a sentence on stderr: it was asked for what is not there."""
+    try:
+        return int(app(argv, exit_on_error=False) or 0)
+    except CycloptsError:
+        return 2
+    except (OSError, ValueError, ConfigError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    except grpc.RpcError as error:
+        sys.stderr.write(f"{error.code().name}: {error.details()}\n")
+        return 2
 
 
 def cursor(text: str) -> Cursor:

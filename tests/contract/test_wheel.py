@@ -87,7 +87,7 @@ def test_services_run_from_it(installed: Path) -> None:
         "def found(place):\n"
         "    try: return util.find_spec(place)\n"
         "    except ModuleNotFoundError: return None\n"
-        "for name in services.MODULES.values():\n"
+        "for name in (*services.MODULES.values(), services.REPLAY):\n"
         "    places = f'{name}.main', f'{name}.__main__', name\n"
         "    module = import_module(next(filter(found, places)))\n"
         "    print(callable(module.main) and module.__file__)"

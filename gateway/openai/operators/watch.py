@@ -15,6 +15,7 @@ from gateway.http.json_reply import DONE, to_event
 from gateway.openai.operation import LOOKS, Api, Operation, parameter
 from gateway.openai.operators.access import check_operator
 from gateway.openai.usage import Count
+from gateway.requests.operators import Told
 from kaiten.v1 import watch_pb2
 from kaiten.v1.ledger_pb2 import ConfiguredInput
 from kaiten.v1.watch_pb2 import SequenceState, WatchRequest, WatchResponse, WhyPassedOver
@@ -192,9 +193,11 @@ async def watch(api: Api, exchange: Exchange, _body: None) -> None:
     await exchange.end_events(DONE)
 
 
-def told(response: bytes) -> bytes:
-    """An event of what a leader said."""
-    return to_event(core_of(WatchResponse.FromString(response)))
+def told(response: Told) -> bytes:
+    """An event of what a leader said; made once for all who are told it."""
+    if not response.event:
+        response.event = to_event(core_of(WatchResponse.FromString(response.data)))
+    return response.event
 
 
 def core_of(said: WatchResponse) -> LiveCore:

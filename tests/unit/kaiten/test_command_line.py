@@ -246,12 +246,14 @@ def test_a_role_takes_its_own_flags(monkeypatch: pytest.MonkeyPatch) -> None:
         raise SystemExit(0)
 
     monkeypatch.setattr(os, "execve", execve)
-    for role, module in services.MODULES.items():
+    rest = ("--help", "--version", "--x", "-1")
+    for line, module in [
+        *(((role, *rest), module) for role, module in services.MODULES.items()),
+        (("archive", "steps", *rest), services.REPLAY),
+    ]:
         with pytest.raises(SystemExit):
-            cli.main([role, "--help", "--version", "--x", "-1"])
-        assert seen.pop() == [
-            *(sys.executable, "-P", "-m", module, "--help", "--version", "--x", "-1")
-        ]
+            cli.main(line)
+        assert seen.pop() == [sys.executable, "-P", "-m", module, *line[1:]]
 
 
 @pytest.mark.parametrize(

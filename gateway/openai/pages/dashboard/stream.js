@@ -27,7 +27,7 @@ async function follow(onCore, onState, keyGiven) {
   for (let tries = 0; ; ) {
     let wait = RETRY_MS[Math.min(tries++, RETRY_MS.length - 1)];
     try {
-      const reply = await ask("v1/watch?interval_ms=100");
+      const reply = await ask("v1/watch");
       for await (const told of eventsOf(reply)) {
         if (told.error) throw new Error(told.error.message);
         tries = 0;

@@ -10,6 +10,7 @@ from starlette.datastructures import QueryParams
 from gateway.http.json_reply import to_json
 from gateway.openai.operators.archive import Page, request_of
 from gateway.openai.operators.watch import LiveCore, told
+from gateway.requests.operators import Told
 from kaiten.v1.archive_pb2 import ArchivedRequest, ArchiveEntry, ArchiveGap, ArchiveHeader
 from kaiten.v1.common_pb2 import LayerGroup, WorkerDescription
 from kaiten.v1.ledger_pb2 import (
@@ -46,7 +47,9 @@ from service_kit.errors import InvalidRequest
 
 
 def event(response: WatchResponse) -> dict[str, Any]:
-    raw = told(response.SerializeToString())
+    said = Told(response.SerializeToString())
+    raw = told(said)
+    assert told(said) is raw, "made once, for whoever is told it"
     assert raw.startswith(b"data: ")
     # It is what the document says.
     msgspec.json.decode(raw[6:], type=LiveCore)
