@@ -5,7 +5,6 @@
 * The functions of `triton.language` are exchanged for interpreted ones once, not at each call of
   each device function, and stay so: such a process compiles nothing.
 * Integers are not watched for overflow: what is found that way reaches nobody unless `debug` is on.
-* No value is asked whether it is as wide as its type: those that a kernel can make are.
 * The numpy type of a Triton type is looked up, not found anew; so are the shape of a tensor, the
   shape and the name of its type, and what becomes of two types in one operation.
 """
@@ -30,7 +29,6 @@ def install() -> None:
     assert not options.debug
     interpreter.interpreter_builder.options = options
     interpreter._get_np_dtype = _by_scalar(interpreter._get_np_dtype)
-    interpreter.TensorHandle.__post_init__ = lambda handle: None
     tl.block_type.__init__ = _type_by_shape(tl.block_type.__init__)
     tl.tensor.__init__ = _tensor_by_shape(tl.tensor.__init__)
     tl.core._unwrap_if_constexpr = _plain_first(tl.core._unwrap_if_constexpr)
