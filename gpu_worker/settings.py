@@ -45,9 +45,10 @@ class WorkerSettings(PartSettings):
         default="auto",
         description="auto: bf16, unless the checkpoint is fp32 (on a CPU) or fp16 (on a GPU)",
     )
-    weight_dtype: Literal["auto", "int8"] = Field(
+    weight_dtype: Literal["auto", "int8", "int4", "int4_asym"] = Field(
         default="auto",
-        description="auto: --dtype; int8: a byte per weight, rounded at load (on a CPU)",
+        description="rounded at load, on a CPU: int8, a byte per weight; int4, half a byte, in"
+        " groups of 32, the head int8; int4_asym, with zero points; auto: --dtype",
     )
     kv_dtype: Literal["auto", "bf16", "fp8"] = Field(
         default="auto",

@@ -68,6 +68,7 @@ HOW_LOST: Final = {True: "crash", False: "leave", None: "disconnect"}
 # Of a request whose choices ended differently, the ending that somebody will ask about.
 GRAVEST_FIRST: Final = (
     Reason.ERROR,
+    Reason.UNSERVED,
     Reason.DEADLINE_EXCEEDED,
     Reason.CANCELLED,
     Reason.LENGTH,

@@ -52,6 +52,8 @@ REASON_TO_PROTO: Final = {
     Reason.LENGTH: FINISH_REASON_LENGTH,
     Reason.CANCELLED: FINISH_REASON_CANCELLED,
     Reason.DEADLINE_EXCEEDED: FINISH_REASON_DEADLINE_EXCEEDED,
+    Reason.UNSERVED: FINISH_REASON_ERROR,
+    # The last: what FINISH_REASON_ERROR is read as.
     Reason.ERROR: FINISH_REASON_ERROR,
 }
 REASON_FROM_PROTO: Final = {number: reason for reason, number in REASON_TO_PROTO.items()}
@@ -371,6 +373,7 @@ def finished_to_proto(finished: Finished) -> SequenceFinished:
         reason=REASON_TO_PROTO[finished.reason],
         output_tokens=finished.num_output_tokens,
         error=finished.error,
+        is_retryable=finished.reason is Reason.UNSERVED,
     )
 
 

@@ -122,6 +122,12 @@ class Unavailable(KaitenError):
         self.retry_after_s = retry_after_s
 
 
+class Unserved(Unavailable):
+    """It was accepted, and no worker came that can do it. It has ended: what is sent again is
+    another request, with another id.
+    """
+
+
 class OutOfOrder(KaitenError):
     """The caller's picture of the receiver is stale: resync, or stop leading."""
 

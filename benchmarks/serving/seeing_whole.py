@@ -18,6 +18,7 @@ import re
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,7 @@ TOKENS: Final = 80
 WARM_TOKENS: Final = 20
 FETCH_S: Final = 10.0
 WORKER: Final = "gpu_worker"
+SPEED: Final = "tokens_per_s"
 ROLES: Final = ("scheduler_svc", "gateway", WORKER)
 
 
@@ -108,17 +110,18 @@ class Stack:
                 for _ in range(kind.watchers)
             ]
             begin.wait()
-            before_s = cpu_s(pid)
+            before_s, began_s = cpu_s(pid), time.perf_counter()
             tokens = generate(served.http_url, self._sequences, TOKENS)
-            after_s = cpu_s(pid)
+            after_s, took_s = cpu_s(pid), time.perf_counter() - began_s
             over.set()
         for each in looking:
             each.result()
-        return {
+        spent = {
             role: (after_s[role] - before_s.get(role, 0.0)) / tokens * 1e6
             for role in after_s
             if role != "client"
         }
+        return spent | {SPEED: tokens / took_s}
 
     def stop(self) -> None:
         self._served.stop()
@@ -198,7 +201,8 @@ def main() -> None:
 
 def compared(turns: Sequence[tuple[dict[str, float], dict[str, float]]]) -> dict[str, object]:
     """With and without, all turns together, by process; `service` is all but the worker, whose
-    time is the model's.
+    time is the model's. `added_ms_per_s`: what `service` spent more, by the second, as what is done
+    so many times a second costs a slow stack more of each token's time.
     """
     told: dict[str, object] = {}
     with_us, without_us = [
@@ -206,10 +210,14 @@ def compared(turns: Sequence[tuple[dict[str, float], dict[str, float]]]) -> dict
         for at in (0, 1)
     ]
     for us in (with_us, without_us):
-        us["service"] = sum(n for role, n in us.items() if role != WORKER)
-    for role in (*ROLES, "service"):
+        us["service"] = sum(n for role, n in us.items() if role not in (WORKER, SPEED))
+        us["whole"] = us["service"] + us[WORKER]
+    for role in (*ROLES, "service", "whole"):
         one, other = with_us[role], without_us[role]
         told[role] = [round(one, 1), round(other, 1), round(one / other, 3)]
+    told[SPEED] = [round(with_us[SPEED]), round(without_us[SPEED])]
+    added_us = with_us["service"] - without_us["service"]
+    told["added_ms_per_s"] = round(added_us * with_us[SPEED] / 1000, 1)
     return told
 
 

@@ -1,4 +1,4 @@
-"""What a rounding of the weights does to what a model says: bf16 and int8 beside fp32.
+"""What a rounding of the weights does to what a model says: bf16, int8 and int4 beside fp32.
 
     python -m benchmarks.worker.weight_rounding [--model FOLDER] [--rows 16] [--tokens 96] [--save]
 
@@ -8,13 +8,16 @@ others read the same texts and are asked for every next token.
 logit_error   root mean square of the differences of logits / spread of the logits in fp32
 divergence    Kullback-Leibler, of the next token's distribution from that of fp32: nats, mean
 agreement     of greedy choices: how many are those of fp32
+perplexity    of texts that the shipped model was not trained with; of no other model
 """
 
 import argparse
+import random
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, get_args
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from benchmarks import recording
@@ -26,16 +29,24 @@ from gpu_worker.model.weights import Weights, load_weights
 from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
 from kaiten.mini import CHECKPOINT
 from kernels import native
+from kernels.linear.packed_linear import WeightDtype
+from tools.mini import grammar
+from tools.mini.tokens import encode_text
 
 BLOCK_SIZE: Final = 16
 CPU: Final = torch.device("cpu")
-# Dtype of the computation, and whether weights are a byte.
+# Of the computation, and what linears keep.
+DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+WEIGHTS: Final[tuple[WeightDtype, ...]] = get_args(WeightDtype)
 KINDS: Final = {
-    "fp32": (torch.float32, False),
-    "fp32 int8": (torch.float32, True),
-    "bf16": (torch.bfloat16, False),
-    "bf16 int8": (torch.bfloat16, True),
+    f"{name} {weights}".removesuffix(" auto"): (dtype, weights)
+    for name, dtype in DTYPES.items()
+    for weights in WEIGHTS
 }
+
+
+class Reads(Protocol):
+    def step(self, token_ids: Tensor, position: int) -> Tensor: ...
 
 
 class Reader:
@@ -83,6 +94,25 @@ def write(reader: Reader, first: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     return torch.stack(texts[:-1]), torch.stack(logits)
 
 
+def held_out(rows: int, tokens: int) -> Tensor:
+    """Beginnings [tokens, rows] of texts of the shipped model's world, by a seed of their own."""
+    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    found: list[list[int]] = []
+    draw = random.Random("weight_rounding")
+    while len(found) < rows:
+        ids, _ = encode_text(tokenizer, grammar.text(draw))
+        if len(ids) >= tokens:
+            found.append(ids[:tokens])
+    return torch.tensor(found).T.contiguous()
+
+
+def perplexity(reader: Reads, texts: Tensor) -> float:
+    """e to the mean of what each next token costs, in nats."""
+    logits = torch.stack([reader.step(ids, position) for position, ids in enumerate(texts[:-1])])
+    nats = -logits.log_softmax(dim=-1).gather(2, texts[1:].unsqueeze(2)).mean()
+    return round(float(nats.exp()), 4)
+
+
 def compare(logits: Tensor, exact: Tensor) -> dict[str, float]:
     """The figures of the head of this file."""
     told, truth = logits.log_softmax(dim=-1), exact.log_softmax(dim=-1)
@@ -101,9 +131,11 @@ def measure(model: Path, rows: int, tokens: int) -> dict[str, dict[str, float]]:
     config = read_config(model)
 
     def reader(kind: str) -> Reader:
-        dtype, is_int8 = KINDS[kind]
+        dtype, weight_dtype = KINDS[kind]
         with Checkpoint(model) as checkpoint:
-            weights = load_weights(checkpoint, config, dtype=dtype, device=CPU, is_int8=is_int8)
+            weights = load_weights(
+                checkpoint, config, dtype=dtype, device=CPU, weight_dtype=weight_dtype
+            )
         return Reader(config, weights, rows, tokens)
 
     first = torch.randint(config.vocab_size, (rows,), generator=torch.manual_seed(0))
@@ -113,6 +145,8 @@ def measure(model: Path, rows: int, tokens: int) -> dict[str, dict[str, float]]:
         reads = reader(kind)
         logits = [reads.step(token_ids, position) for position, token_ids in enumerate(texts)]
         found[kind] = compare(torch.stack(logits), exact)
+        if model == CHECKPOINT:
+            found[kind]["perplexity"] = perplexity(reads, held_out(rows, tokens))
     return found
 
 

@@ -1,7 +1,7 @@
 """One steady decode step of a worker by part, beside the floor of the machine in the same run.
 
 GOMP_SPINCOUNT=5000 python -m benchmarks.worker.worker_step --model FOLDER [--dtype bf16]
-    [--weight-dtype int8] [--rows 1 16 64]
+    [--weight-dtype int8 | int4] [--rows 1 16 64]
 (a worker sets the spin count itself, see gpu_worker/service/runtime.py; without it, two threads on
 a busy machine took 30 times as long)
 
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ from kaiten.v1 import worker_service_pb2
 from kernels import native
 from kernels.attention.paged_attention import paged_attention
 from kernels.kv.write_kv import write_kv
+from kernels.linear.packed_linear import WeightDtype, is_int4
 from kernels.norms_rope.gate_mul import gate_mul
 from kernels.norms_rope.rms_norm import add_rms_norm
 from kernels.norms_rope.rope import rope, rope_table
@@ -220,11 +222,21 @@ def parameters(config: ModelConfig) -> int:
     return config.layers * layer + config.vocab_size * hidden
 
 
+def weight_bytes(config: ModelConfig, weight_dtype: WeightDtype, dtype: torch.dtype) -> float:
+    """Of `parameters`, as the compiled kernels keep them."""
+    if weight_dtype == "auto":
+        return parameters(config) * dtype.itemsize
+    head = config.vocab_size * config.hidden_size
+    layers = parameters(config) - head
+    # 56 bytes hold 96 codes with their scales and zeros.
+    return layers * (56 / 96 if is_int4(weight_dtype) else 1) + head
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--weight-dtype", choices=("auto", "int8"), default="auto")
+    parser.add_argument("--weight-dtype", choices=get_args(WeightDtype), default="auto")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--context", type=int, default=150)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -241,16 +253,18 @@ def main() -> None:
             config,
             dtype=dtype,
             device=torch.device("cpu"),
-            is_int8=asked.weight_dtype == "int8",
+            weight_dtype=asked.weight_dtype,
         )
     read_rate, matrix_rate = read_bytes_per_s(), matmul_flops_per_s(dtype, 2048)
-    weight_size = 1 if asked.weight_dtype == "int8" else dtype.itemsize
     weight_count, kv_width = parameters(config), config.layers * 2 * config.kv_heads
     for rows in asked.rows:
         measured = Bench(config, weights, rows, asked.context).measure()
         kv_bytes = rows * asked.context * kv_width * config.head_dim * dtype.itemsize
         compute_s = 2 * weight_count * rows / matrix_rate
-        floor_s = max(weight_count * weight_size / read_rate, compute_s) + kv_bytes / read_rate
+        floor_s = (
+            max(weight_bytes(config, asked.weight_dtype, dtype) / read_rate, compute_s)
+            + kv_bytes / read_rate
+        )
         figures = {
             "dtype": asked.dtype,
             "weight_dtype": asked.weight_dtype,

@@ -128,6 +128,7 @@ def finished_to_proto(event: Finished) -> pb.ChoiceFinished:
         reason=event.reason,
         output_tokens=event.output_tokens,
         error=event.error,
+        is_retryable=event.is_retryable,
     )
 
 

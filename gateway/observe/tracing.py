@@ -59,6 +59,7 @@ class Trace:
         "request_id",
         "sampling",
         "started_ns",
+        "submitted_ns",
     )
 
     def __init__(self, ask: Ask, parent: SpanContext | None, context: SpanContext | None) -> None:
@@ -69,7 +70,11 @@ class Trace:
         self.parent = parent
         self.context = context
         self.started_ns = time.time_ns()
-        self.accepted_ns = 0
+        self.submitted_ns = self.accepted_ns = 0
+
+    def submitting(self) -> None:
+        """Its record is on its way into the ledger, where the scheduler's phases begin."""
+        self.submitted_ns = time.time_ns()
 
     def traceparent(self, ledger_id: str, given: str) -> str:
         """What the record of that id carries: ours, or the client's own where we make no spans.
@@ -154,14 +159,18 @@ class Tracing:
             self._put_delivery(trace, done)
 
     def _put_delivery(self, trace: Trace, done: Done) -> None:
-        """What was left when its last token was computed: commit, journal, and the client's way."""
+        """What was left when its last token was computed: commit, journal, and the client's way.
+
+        The phases before it began when the request arrived in the ledger, at some time of its
+        submit's round trip: counted from the first of it there is no time of which nothing is told.
+        """
         assert self._spans is not None
         timings, end_ns = done.timings, time.time_ns()
         told_us = timings.queue_us + timings.prefill_us + timings.decode_us
         self._spans.put(
             "kaiten.deliver",
             parent=trace.context,
-            start_ns=min(trace.accepted_ns + told_us * 1000, end_ns),
+            start_ns=min(trace.submitted_ns + told_us * 1000, end_ns),
             end_ns=end_ns,
         )
 

@@ -206,10 +206,10 @@ class Front:
                 grammar=grammar,
             )
             record.render.MergeFrom(marks(ask, self.card, prompt_ids))
+            trace.submitting()
             submitted = await self._submit(record, ask, tenant, delivery)
-            accepted = Accepted(named.request_id, len(prompt_ids))
             generation = self._follow(
-                accepted,
+                Accepted(named.request_id, len(prompt_ids)),
                 record.id,
                 submitted.sequence_id,
                 self._choices(

@@ -71,6 +71,8 @@ class Finished(NamedTuple):
     error: str
     # Where the output is parsed.
     call_count: int = 0
+    # Of an error: sent again, under another id, it may be served.
+    is_retryable: bool = False
 
 
 class Done(NamedTuple):
@@ -169,7 +171,7 @@ class Choice:
             self.end = Finished(self.index, STOP, self.text.output_tokens, "", calls)
         elif ended is not None:
             count, reason = ended.output_tokens, ended.reason
-            self.end = Finished(self.index, reason, count, ended.error, calls)
+            self.end = Finished(self.index, reason, count, ended.error, calls, ended.is_retryable)
         if self.end is not None:
             events.append(self.end)
         return events
@@ -179,7 +181,7 @@ class Choice:
         if ended is None or self.end is not None:
             return []
         reason = LENGTH if ended.reason == STOP else ended.reason
-        self.end = Finished(self.index, reason, 0, ended.error)
+        self.end = Finished(self.index, reason, 0, ended.error, is_retryable=ended.is_retryable)
         return [self.end]
 
     def _show(self, update: Update, fed: Fed, events: list[Event]) -> None:

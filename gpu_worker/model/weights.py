@@ -17,7 +17,7 @@ from gpu_worker.model.checkpoint import Checkpoint
 from gpu_worker.model.kv_scales import scale_names
 from gpu_worker.model.layer_spec import NORM_NAMES
 from gpu_worker.model.model import ModelConfig
-from kernels.linear.packed_linear import PackedLinear
+from kernels.linear.packed_linear import PackedLinear, WeightDtype, is_int4
 from kernels.norms_rope.rms_norm import rms_norm, rms_norm_rows
 from service_kit.errors import ConfigError
 
@@ -178,12 +178,12 @@ def load_weights(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    is_int8: bool = False,
+    weight_dtype: WeightDtype = "auto",
     on_layer: Callable[[int], None] = lambda layer: None,
 ) -> Weights:
     """Read, convert, fuse and pack. `on_layer(n)` after each of `config.layers` layers.
 
-    With `is_int8` linears keep a byte per weight; so does an embedding that is tied to the head.
+    `weight_dtype` is of the linears. With int4 the head, and an embedding tied to it, keep int8.
     """
     check_tensors(checkpoint, config)
 
@@ -206,7 +206,7 @@ def load_weights(
         weight = _stacked([view(f"{prefix}{name}.weight", of.scale) for name in of.rows])
         biases = [view(f"{prefix}{name}.bias", of.scale) for name in of.rows if of.has_bias]
         bias = _stacked(biases).clone() if biases else None
-        return PackedLinear(weight, bias, is_int8=is_int8)
+        return PackedLinear(weight, bias, weight_dtype=weight_dtype)
 
     layers = []
     for layer in range(config.layers):
@@ -219,7 +219,8 @@ def load_weights(
         layers.append(LayerWeights(**parts))
         on_layer(layer + 1)
     is_tied = config.has_tied_embeddings
-    head = PackedLinear(view(_EMBEDDING if is_tied else _HEAD), is_int8=is_int8)
+    head_dtype: WeightDtype = "int8" if is_int4(weight_dtype) else weight_dtype
+    head = PackedLinear(view(_EMBEDDING if is_tied else _HEAD), weight_dtype=head_dtype)
     embedding = head if is_tied and head.has_rows else read(_EMBEDDING)
     return Weights(
         embedding=embedding,

@@ -10,7 +10,8 @@ from kernels import native
 from kernels.attention.paged_attention import HEAD_DIM_MAX
 from kernels.attention.plan import GROUP_MAX
 from kernels.kv import fp8
-from kernels.linear.packed_linear import is_fast
+from kernels.linear.linear_int4 import GROUP
+from kernels.linear.packed_linear import WeightDtype, is_fast, is_int4
 from service_kit.errors import ConfigError
 
 _DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -101,14 +102,25 @@ def choose_dtype(asked: str, checkpoint_dtype: str, device: torch.device) -> tor
     return torch.bfloat16
 
 
-def choose_int8(asked: str, device: torch.device) -> bool:
-    """Whether linears keep a byte per weight."""
-    if asked == "int8" and device.type != "cpu":
+def check_weight_dtype(asked: WeightDtype, config: ModelConfig, device: torch.device) -> None:
+    """ConfigError where weights cannot be kept so."""
+    if asked != "auto" and device.type != "cpu":
         raise ConfigError(
-            f"--weight-dtype int8 is for CPUs, on {device} weights are of --dtype; take "
+            f"--weight-dtype {asked} is for CPUs, on {device} weights are of --dtype; take "
             "--weight-dtype auto, or --device cpu"
         )
-    return asked == "int8"
+    if not is_int4(asked):
+        return
+    for name, width in (
+        ("hidden_size", config.hidden_size),
+        ("num_attention_heads * head_dim", config.heads * config.head_dim),
+        ("intermediate_size", config.inner_size),
+    ):
+        if width % GROUP:
+            raise ConfigError(
+                f"config.json: {name} is {width}, and --weight-dtype {asked} keeps groups of "
+                f"{GROUP} inputs, so it must be a multiple of {GROUP}; take --weight-dtype int8"
+            )
 
 
 def choose_watch(device: torch.device, *, is_asked: bool) -> bool:
@@ -150,20 +162,21 @@ def check_heads(config: ModelConfig, device: torch.device) -> None:
 
 
 def numeric_class(
-    device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, *, is_int8: bool
+    device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, *, weight_dtype: WeightDtype
 ) -> str:
     """What may differ in the last bits between workers, and with them a token."""
     if device.type == "cpu":
         path = "native" if native.available() else "torch"
     else:
         path = "triton sm{}{}".format(*torch.cuda.get_device_capability(device))
-    computed = dtype_text(dtype, is_int8=is_int8)
+    computed = dtype_text(dtype, weight_dtype)
     return f"{device.type} {computed} {path}, KV in {DTYPE_NAMES[kv_dtype]}"
 
 
-def dtype_text(dtype: torch.dtype, *, is_int8: bool) -> str:
+def dtype_text(dtype: torch.dtype, weight_dtype: WeightDtype) -> str:
     """What is computed in, and what the weights are where they are not of it."""
-    return DTYPE_NAMES[dtype] + (" with int8 weights" if is_int8 else "")
+    kept = "" if weight_dtype == "auto" else f" with {weight_dtype} weights"
+    return DTYPE_NAMES[dtype] + kept
 
 
 def device_name(device: torch.device) -> str:

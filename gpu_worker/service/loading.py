@@ -47,9 +47,9 @@ from gpu_worker.runner.warm_up import make_ready, mixed_tokens, warm_up
 from gpu_worker.service.device_selection import (
     DTYPE_NAMES,
     check_heads,
+    check_weight_dtype,
     choose_device,
     choose_dtype,
-    choose_int8,
     choose_kv_dtype,
     choose_watch,
     device_name,
@@ -138,7 +138,6 @@ def load(settings: WorkerSettings) -> Loaded:
 
 def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
     device = choose_device(settings.device)
-    is_int8 = choose_int8(settings.weight_dtype, device)
     is_watched = choose_watch(device, is_asked=settings.watch_steps)
     torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
     # Before the kernels, whose compilation takes a minute: what cannot be served is refused first.
@@ -147,18 +146,19 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         config = read_config(folder)
         config = config.for_context(settings.context_tokens or config.positions_max)
         check_heads(config, device)
+        check_weight_dtype(settings.weight_dtype, config, device)
     with timer.phase("kernels"):
         variants.choose(settings.kernel_variants)
         choose_kernels(settings.native, device)
     dtype = choose_dtype(settings.dtype, config.checkpoint_dtype, device)
     kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype)
     with timer.phase("load"), Checkpoint(folder) as checkpoint:
-        narrate = _narrator(config.layers)
+        kept, narrate = settings.weight_dtype, _narrator(config.layers)
         weights = load_weights(
-            checkpoint, config, dtype=dtype, device=device, is_int8=is_int8, on_layer=narrate
+            checkpoint, config, dtype=dtype, device=device, weight_dtype=kept, on_layer=narrate
         )
         scales = read_scales(checkpoint, config) if kv_dtype == fp8.DTYPE else None
-        kind = numeric_class(device, dtype, kv_dtype, is_int8=is_int8)
+        kind = numeric_class(device, dtype, kv_dtype, weight_dtype=kept)
         digest = fingerprint(checkpoint, config, kind, scales)
         weights_known_by = weights_digest(checkpoint, config)
     streams = streams_for(device)
@@ -182,7 +182,7 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         model=model_name(settings),
         fingerprint=digest,
         architecture=config.architecture,
-        dtype=dtype_text(dtype, is_int8=is_int8),
+        dtype=dtype_text(dtype, kept),
         kv_dtype=DTYPE_NAMES[kv_dtype],
         device=device,
         device_name=device_name(device),
@@ -380,7 +380,8 @@ def choose_kernels(asked: str, device: torch.device) -> None:
             f"--native {asked}, but there is no such compiled path ({native.reason()}); install a "
             "C++ compiler, or take --native auto"
         )
-    log.info("worker.kernels", path=native.reason())
+    tell = log.info if native.available() else log.warning
+    tell("worker.kernels", path=native.reason(), exact=native.promise())
 
 
 def pool_request(settings: WorkerSettings) -> PoolRequest:

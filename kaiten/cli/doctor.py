@@ -28,7 +28,9 @@ DISK_FREE_GB_MIN: Final = 2
 ROLES: Final = ("client", "gateway", "scheduler", "worker")
 LOOK_S: Final = 20.0
 COMPILE_S: Final = 300.0
-TRY_KERNELS: Final = "from kernels import native; native.build(); print(native.reason())"
+TRY_KERNELS: Final = (
+    "from kernels import native; native.build(); print(native.reason(), native.promise(), sep='; ')"
+)
 
 # Vector units the fast kernels want, best first, as Linux names them.
 VECTOR_FLAGS: Final = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
@@ -125,13 +127,15 @@ def check_store(programs: list[store.StoreProgram]) -> Finding:
 
 
 def check_kernels(said: str | None) -> Finding:
-    """`said`: what the worker's kernels say of themselves, None: there is no torch."""
+    """`said`: what the worker's kernels say of themselves, and of whether a text that is computed
+    again is the same. None: there is no torch."""
     if said is None:
         return Finding(name="cpu kernels", status="ok", text="not tried: no torch, no worker here")
     if said.startswith(("prebuilt for", "compiled for")):
-        is_plain = said.endswith("generic")
+        path, *promise = said.split("; ", 1)
+        is_plain = path.endswith("generic")
         why = "no AVX2, so torch multiplies" if is_plain else "the best that this processor has"
-        text = f"{said}: {why}"
+        text = "; ".join([f"{path}: {why}", *promise])
         return Finding(name="cpu kernels", status="ok", text=text)
     fix = "apt install g++, or install a wheel that has them built (make wheel)"
     return Finding(name="cpu kernels", status="warn", text=said, fix=fix)

@@ -82,7 +82,11 @@ def _json(completion: Completion) -> str:
     """One line. What was not asked for is not there."""
     told = asdict(completion)
     told["choices"] = [
-        {key: value for key, value in choice.items() if value not in ((), "")}
+        {
+            key: value
+            for key, value in choice.items()
+            if value is not False and value not in ((), "")
+        }
         for choice in told["choices"]
     ]
     if completion.prompt is None:

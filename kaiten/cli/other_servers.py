@@ -16,7 +16,7 @@ PREFIXES: Final = "blocks of equal prefixes are always reused"
 INSTEAD: Final[Mapping[str, str]] = {
     "--tensor-parallel-size": SPLIT,
     "--pipeline-parallel-size": SPLIT,
-    "--quantization": "use --weight-dtype int8; quantized checkpoints are not read",
+    "--quantization": "use --weight-dtype int8 or int4; quantized checkpoints are not read",
     "--kv-cache-memory-bytes": "use --kv-memory-mb, in millions of bytes",
     "--enable-prefix-caching": PREFIXES,
     "--no-enable-prefix-caching": PREFIXES,
@@ -30,7 +30,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "--download-dir": "set HF_HOME in the environment",
     "--model-id": "use --model, or the bare name after serve",
     "--hostname": "use --host",
-    "--quantize": "use --weight-dtype int8; quantized checkpoints are not read",
+    "--quantize": "use --weight-dtype int8 or int4; quantized checkpoints are not read",
     "--num-shard": SPLIT,
     "--sharded": SPLIT,
     "--max-concurrent-requests": "use --requests-max",

@@ -51,6 +51,7 @@ class _ChoiceSoFar:
     reason: FinishReason | None = None
     output_tokens: int = 0
     error: str = ""
+    is_retryable: bool = False
 
 
 class Following:
@@ -198,6 +199,7 @@ class Following:
         choice.reason = reason_from_proto(finished.reason)
         choice.output_tokens = finished.output_tokens
         choice.error = finished.error
+        choice.is_retryable = finished.is_retryable
 
 
 def _whole(choice: _ChoiceSoFar) -> Choice:
@@ -210,6 +212,7 @@ def _whole(choice: _ChoiceSoFar) -> Choice:
         token_ids=tuple(choice.token_ids),
         logprobs=tuple(choice.logprobs),
         error=choice.error,
+        is_retryable=choice.is_retryable,
         reasoning="".join(choice.reasoning),
         tool_calls=tuple(_call(parts) for parts in choice.calls.values()),
     )

@@ -82,6 +82,8 @@ class Choice:
     logprobs: tuple[TokenLogprobs, ...] = ()
     # With finish_reason "error" only.
     error: str = ""
+    # With that: sent again, under another id, it may be served.
+    is_retryable: bool = False
     # With `parse_output` only.
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()

@@ -9,7 +9,7 @@ from typing import Any, Final
 FIXES: Final = (
     (
         r"signal SIGKILL|MemoryError|not enough memory",
-        "free memory, or use --dtype bf16 or --weight-dtype int8",
+        "free memory, or use --dtype bf16 or --weight-dtype int4",
     ),
     (r"signal SIGILL", "this CPU lacks an instruction the build uses; see `kaiten doctor`"),
 )

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter, Token, convert
 
-# The words of PyTorch, which vLLM takes.
+# The words of PyTorch, which vLLM takes, and of compressed-tensors and NNCF.
 DTYPES: Final[Mapping[str, str]] = {
     "bfloat16": "bf16",
     "float16": "fp16",
@@ -20,6 +20,10 @@ DTYPES: Final[Mapping[str, str]] = {
     "float32": "fp32",
     "float": "fp32",
     "fp8_e4m3": "fp8",
+    "w8a16": "int8",
+    "w4a16": "int4",
+    "int4_sym": "int4",
+    "w4a16_asym": "int4_asym",
 }
 
 
@@ -40,8 +44,12 @@ class WorkerOptions:
         Parameter(converter=our_dtype, help="computed in; default: auto"),
     ] = None
     weight_dtype: Annotated[
-        Literal["auto", "int8"] | None,
-        Parameter(help="int8: a byte per weight, on a CPU; default: auto, as --dtype"),
+        Literal["auto", "int8", "int4", "int4_asym"] | None,
+        Parameter(
+            converter=our_dtype,
+            help="on a CPU: int8, a byte per weight; int4, half a byte in groups of 32;"
+            " int4_asym, with zero points; default: auto, as --dtype",
+        ),
     ] = None
     kv_dtype: Annotated[
         Literal["auto", "bf16", "fp8"] | None,

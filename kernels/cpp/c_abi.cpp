@@ -103,6 +103,15 @@ KAITEN_DOOR int kaiten_pack_int8(const Pack* a, int threads) {
   return call(threads, [=] { pack_int8(*a); });
 }
 
+KAITEN_DOOR int64_t kaiten_packed_int4_bytes(int64_t out, int64_t in) { return packed_int4_bytes(out, in); }
+
+KAITEN_DOOR int kaiten_pack_int4(const PackInt4* a, int threads) {
+  return call(threads, [=] {
+    require(a->in % 32 == 0, "codes: %ld inputs are not a multiple of 32", a->in);
+    pack_int4(*a);
+  });
+}
+
 KAITEN_DOOR int kaiten_unpack_rows(const Unpack* a, int threads) {
   return call(threads, [=] {
     check_ids(a->ids, a->count, a->out);

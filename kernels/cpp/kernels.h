@@ -113,18 +113,32 @@ struct Linear {
   void* y;              // [rows][out]
   int64_t rows, in, out;
   bool is_bf16;
+  bool is_int4;         // `packed` is pack_int4's, and `scales` null
 };
 void linear(const Linear& a);
 void linear_int8(const Linear& a);
+void linear_int4(const Linear& a);
 // Both as above for an int8 weight, in the layout for x of either dtype: 1 byte where a float takes dtype's.
 void pack_int8(const Pack& a);
 void unpack_int8_rows(const Unpack& a);
+
+// An int4 weight, (code - zero) * scale, each scale and zero of a group of inputs -> packed: packed_int4_bytes(out, in).
+struct PackInt4 {
+  const uint8_t* codes;    // [out][in / 2], of each pair of inputs the first one's in the low half
+  const uint16_t* scales;  // [out][in / 32], bfloat16
+  const uint8_t* zeros;    // [out][in / 32], 0 to 15
+  void* packed;
+  int64_t out, in;
+  bool is_bf16;            // of x
+};
+int64_t packed_int4_bytes(int64_t out, int64_t in);
+void pack_int4(const PackInt4& a);
 
 // Of a linear: as there.
 struct Weight {
   const void *packed, *bias;
   const float* scales;
-  int64_t in, out;
+  int64_t in, out, is_int4;
 };
 struct Layer {
   // Null: no norm there.

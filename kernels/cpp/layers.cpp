@@ -92,7 +92,7 @@ class Pass {
   }
 
   void multiply(const Weight& w, const void* x, void* y) const {
-    linear({x, w.packed, w.bias, w.scales, y, queries_.tokens, w.in, w.out, a_.is_bf16});
+    linear({x, w.packed, w.bias, w.scales, y, queries_.tokens, w.in, w.out, a_.is_bf16, w.is_int4 != 0});
   }
 
   // Queries stay in their place in qkv; keys and values go to their pages.

@@ -29,19 +29,22 @@ _ROPE: Final = Struct("4P4q4i?")
 _WRITE_KV: Final = Struct("5P7q")
 _PACK: Final = Struct("2P2q?")
 _UNPACK: Final = Struct("4P3q?")
-_LINEAR: Final = Struct("5P3q?")
-_LAYER: Final = Struct("6P" + 4 * "3P2q" + "3P3q")
+_LINEAR: Final = Struct("5P3q2?")
+_PACK_INT4: Final = Struct("4P2q?")
+_LAYER: Final = Struct("6P" + 4 * "3P3q" + "3P3q")
 _LAYERS: Final = Struct("2P6q5i3f2?")
 _LAYER_STEP: Final = Struct("7P4q" + 2 * "2Pq")
 _SAMPLE: Final = Struct("10P2q")
 _MASK: Final = Struct("3P4q")
 _CALLS: Final = (
     "paged_attention", "rms_norm", "gate_mul", "rope", "write_kv", "pack_linear", "pack_int8",
-    "unpack_rows", "linear", "sample", "mask_logits",
+    "pack_int4", "unpack_rows", "linear", "sample", "mask_logits",
 )  # fmt: skip
 _OUT_OF_RANGE: Final = 1
 
 _Call = Callable[[bytes, int], int]
+# What `pack_int4` packs into: bytes of codes, scales and zeros.
+_INT4: Final = torch.uint8
 # A packed weight; its bias; its scales, if it is int8; its inputs and outputs.
 LayerLinear = tuple[Tensor, Tensor | None, Tensor | None, int, int]
 Queries = tuple[Tensor, Tensor]
@@ -78,6 +81,7 @@ class Library:
         self._function("run_layers", ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int)
         self._function("has_linear", ctypes.c_int, ctypes.c_int64)
         self._function("packed_rows", ctypes.c_int64, returns=ctypes.c_int64)
+        self._function("packed_int4_bytes", ctypes.c_int64, ctypes.c_int64, returns=ctypes.c_int64)
         size = ctypes.c_char_p, ctypes.c_int64
         self._function("layers_scratch_bytes", *size, returns=ctypes.c_int64)
         self._function("noise_bits", *(4 * (ctypes.c_int64,)), ctypes.c_void_p, returns=None)
@@ -186,6 +190,20 @@ class Library:
         """In the layout for an x of `dtype`."""
         self._run(self._c.kaiten_pack_int8, _pack(codes, packed, dtype))
 
+    def packed_int4_bytes(self, outputs: int, inputs: int) -> int:
+        return int(self._c.kaiten_packed_int4_bytes(outputs, inputs))
+
+    def pack_int4(
+        self, codes: Tensor, scales: Tensor, zeros: Tensor, packed: Tensor, dtype: torch.dtype
+    ) -> None:
+        """As kernels.h has them, for an x of `dtype`; `packed` of uint8, aligned to 64 bytes."""
+        outputs, pairs = codes.shape
+        arguments = _PACK_INT4.pack(
+            codes.data_ptr(), scales.data_ptr(), zeros.data_ptr(), packed.data_ptr(),
+            outputs, 2 * pairs, dtype is torch.bfloat16,
+        )  # fmt: skip
+        self._run(self._c.kaiten_pack_int4, arguments)
+
     def unpack_rows(self, packed: Tensor, ids: Tensor, out_features: int) -> Tensor:
         return self._unpacked(packed, ids, out_features, packed.dtype, None)
 
@@ -218,7 +236,7 @@ class Library:
         y = x.new_empty(rows, out_features)
         arguments = _LINEAR.pack(
             x.data_ptr(), packed.data_ptr(), _at(bias), _at(scales), y.data_ptr(),
-            rows, inputs, out_features, x.dtype is torch.bfloat16,
+            rows, inputs, out_features, x.dtype is torch.bfloat16, packed.dtype is _INT4,
         )  # fmt: skip
         self._run(self._c.kaiten_linear, arguments)
         return y
@@ -356,10 +374,15 @@ def _packed_layer(of: LayerParts, head_dim: int, window: int) -> bytes:
     return _LAYER.pack(
         _at(of.attention_norm), _at(of.attention_output_norm), _at(of.mlp_norm),
         _at(of.mlp_output_norm), _at(of.q_norm), _at(of.k_norm),
-        *(number for linear in linears for number in (*map(_at, linear[:3]), *linear[3:])),
+        *(number for linear in linears for number in _packed_weight(linear)),
         of.cos_sin.data_ptr(), of.k_pages.data_ptr(), of.v_pages.data_ptr(),
         of.q_norm is not None and of.q_norm.numel() != head_dim, of.group, window,
     )  # fmt: skip
+
+
+def _packed_weight(linear: LayerLinear) -> tuple[int, ...]:
+    packed, bias, scales, inputs, outputs = linear
+    return _at(packed), _at(bias), _at(scales), inputs, outputs, packed.dtype is _INT4
 
 
 def _at(x: Tensor | None) -> int:

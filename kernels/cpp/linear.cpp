@@ -16,6 +16,7 @@ namespace {
 template <class T>
 struct AsTheyAre {
   static constexpr int64_t kStepBytes = kPanel * sizeof(float);
+  static constexpr int64_t bytes(int64_t steps) { return steps * kStepBytes; }
   static constexpr int kRowsWaiting = 4;
   const VF* begin;
 
@@ -72,6 +73,7 @@ void unpack_rows(const Unpack& a) {
 void linear(const Linear& given) {
   const Linear a = as_tiles_read(given);
   if (a.scales) return linear_int8(a);
+  if (a.is_int4) return linear_int4(a);
   for_each_panel(a, [](const Linear& part, int64_t panel, int64_t next, bool is_new) {
     part.is_bf16 ? multiply_panel<bf16, Plain>(part, panel, next, is_new)
                  : multiply_panel<float, Plain>(part, panel, next, is_new);

@@ -2,8 +2,8 @@
 // registers. linear.cpp says how panels are laid out and why a row's bits depend on nothing but the row.
 //
 // Weights come from a source that hands out one step after another. A kind of panel says, for a panel that begins at
-// some address, how many bytes a step of it has, up to how many rows a tile waits for memory, and what the source of its
-// i-th tile is.
+// some address, how many bytes it has and about how many a step, up to how many rows a tile waits for memory, and what the
+// source of its i-th tile is. A source with rounds is asked for kStride steps at a time.
 #pragma once
 
 #include <algorithm>
@@ -76,6 +76,7 @@ struct Fetch {
 
 // A panel's weights as the sums take them: [steps][kColumns].
 struct Ready {
+  static constexpr bool kHasRounds = false;
   const VF* at;
 
   inline void step(VF (&w)[kColumns]) {
@@ -126,6 +127,7 @@ inline VF brought_over(const int8_t* codes) {
 // A panel's weights in another type.
 template <class T, class Weight, bool kKeeps>
 struct Bringing {
+  static constexpr bool kHasRounds = false;
   const Weight* at;
   VF* kept;
 
@@ -145,6 +147,7 @@ struct Bringing {
 template <class T, class Weight>
 struct BroughtOver {
   static constexpr int64_t kStepBytes = kPanel * kPerStep<T> * sizeof(Weight);
+  static constexpr int64_t bytes(int64_t steps) { return steps * kStepBytes; }
   // Bringing over takes as long as reading so few bytes: fetched close ahead, 4 rows took 11.8 ms where far ahead they
   // take 7.6, and one 5.6 either way (int8, 2026-11-20, Zen 4, 125M parameters, one thread).
   static constexpr int kRowsWaiting = 0;
@@ -213,11 +216,23 @@ inline void write(const Panel<T>& p, const VF (&sums)[R][kColumns], T* out) {
 template <class T, int R, class Source>
 void tile(const Panel<T>& p, Source source, Fetch& fetch, const Factor<T>* x, T* out) {
   VF sums[R][kColumns] = {};
-  for (int64_t k = 0; k < p.steps; ++k) {
-    if (k % kStride == 0) fetch.turn();
-    VF w[kColumns];
-    source.step(w);
-    add_step<R>(w, x + k * kPerStep<T>, p.x_stride, sums);
+  if constexpr (Source::kHasRounds) {
+    for (int64_t k = 0; k < p.steps; k += kStride) {
+      fetch.turn();
+      source.round(k);
+      KAITEN_UNROLL for (int i = 0; i < kStride; ++i) {
+        VF w[kColumns];
+        source.step(w, i);
+        add_step<R>(w, x + (k + i) * kPerStep<T>, p.x_stride, sums);
+      }
+    }
+  } else {
+    for (int64_t k = 0; k < p.steps; ++k) {
+      if (k % kStride == 0) fetch.turn();
+      VF w[kColumns];
+      source.step(w);
+      add_step<R>(w, x + k * kPerStep<T>, p.x_stride, sums);
+    }
   }
   if (p.width == kPanel)
     write<T, R, true>(p, sums, out);
@@ -248,7 +263,7 @@ template <class T, template <class> class Kept>
 void multiply_panel(const Linear& a, int64_t panel, int64_t next, bool is_new) {
   constexpr int64_t kStepBytes = Kept<T>::kStepBytes;
   constexpr int kLines = (kStride * kStepBytes + kLine - 1) / kLine;
-  const int64_t steps = a.in / kPerStep<T>, first = panel * kPanel, bytes = steps * kStepBytes;
+  const int64_t steps = a.in / kPerStep<T>, first = panel * kPanel, bytes = Kept<T>::bytes(steps);
   const int64_t tiles = (a.rows + kRows - 1) / kRows;
   const char* packed = static_cast<const char*>(a.packed);
   const char* begin = packed + panel * bytes;

@@ -9,7 +9,7 @@ paths    native   cpp/linear_int8.cpp, where `linear` has its native path
          torch    in float32, some outputs at a time
 cost     reads out * in bytes once per call (memory bound to ~8 rows), 2 * rows * out * in flops
 
-`kernels.linear.packed_linear.PackedLinear(..., is_int8=True)` is the layer.
+`kernels.linear.packed_linear.PackedLinear(..., weight_dtype="int8")` is the layer.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class Int8Weight:
         """
         codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
         scales = torch.empty(len(weight), device=weight.device)
-        for part in _parts(weight):
+        for part in parts_of(weight):
             wide = weight[part].float()
             largest = wide.abs().amax(dim=1)
             scales[part] = largest / CODE_MAX
@@ -62,7 +62,7 @@ def linear_int8_reference(x: Tensor, weight: Int8Weight, bias: Tensor | None) ->
     return (wide if bias is None else wide + bias.float()).to(x.dtype)
 
 
-def _parts(weight: Tensor) -> list[slice]:
+def parts_of(weight: Tensor) -> list[slice]:
     """Outputs, a few at a time: whoever widens them all takes four times their memory."""
     step = max(1, _PART // weight.size(1))
     return [slice(start, start + step) for start in range(0, len(weight), step)]
@@ -87,18 +87,18 @@ def native_path(
     )
 
 
-def _linear(x: Tensor, weight: Tensor) -> Tensor:
+def linear(x: Tensor, weight: Tensor) -> Tensor:
     return by_fixed_rows(lambda rows: torch.nn.functional.linear(rows, weight), x)
 
 
 def torch_path(weight: Tensor, bias: Tensor | None) -> tuple[_Multiply, _Rows, None]:
     kept, dtype = Int8Weight.of(weight), weight.dtype
-    parts = _parts(weight)
+    parts = parts_of(weight)
     wide_bias = None if bias is None else bias.float()
 
     def multiply(x: Tensor) -> Tensor:
         wide = x.float()
-        sums = [_linear(wide, kept.codes[part].float()) for part in parts]
+        sums = [linear(wide, kept.codes[part].float()) for part in parts]
         y = torch.cat(sums, dim=1) * kept.scales
         return (y if wide_bias is None else y + wide_bias).to(dtype)
 

@@ -8,7 +8,7 @@ paths    native   cpp/linear.cpp, where AVX2 with FMA or more is compiled in; bf
                   products of pairs where the processor has them, else widened on the way
          packed   oneDNN's own layout, through torch's private operators
          torch    F.linear
-         an int8 weight: linear_int8.py
+         an int8 weight: linear_int8.py; int4: linear_int4.py
 exact    a row is the same bits whatever the other rows are and however many; the libraries, whose
          sums depend on the number of rows, are called as fixed_rows.py says. native and packed:
          nor do they depend on the number of threads
@@ -25,14 +25,15 @@ measured 2026-11-20, 768 -> 3072, 2 threads, GF/s packed / F.linear at 1, 16, 64
 """
 
 from collections.abc import Callable
-from typing import cast
+from functools import partial
+from typing import Final, Literal, cast
 
 import torch
 from torch import Tensor
 
 from kernels import native
 from kernels.checks import require, require_float, require_ids
-from kernels.linear import linear_int8, weight_memory
+from kernels.linear import linear_int4, linear_int8, weight_memory
 from kernels.linear.fixed_rows import ROWS, by_fixed_rows
 
 _CPU_DTYPES = (torch.float32, torch.bfloat16)
@@ -133,17 +134,35 @@ def _plain(weight: Tensor, bias: Tensor | None) -> _Built:
 
 
 _Build = Callable[[Tensor, Tensor | None], _Built]
-_PATHS: dict[str, _Build] = {"native": _native, "packed": _packed, "torch": _plain}
-_INT8_PATHS: dict[str, _Build] = {
-    "native": linear_int8.native_path,
-    "torch": linear_int8.torch_path,
+# auto: that of what is computed; int4: symmetric codes in groups of 32, asym: with zero points.
+WeightDtype = Literal["auto", "int8", "int4", "int4_asym"]
+
+
+def _int4_paths(*, is_symmetric: bool) -> dict[str, _Build]:
+    return {
+        "native": partial(linear_int4.native_path, is_symmetric=is_symmetric),
+        "torch": partial(linear_int4.torch_path, is_symmetric=is_symmetric),
+    }
+
+
+_PATHS: Final[dict[WeightDtype, dict[str, _Build]]] = {
+    "auto": {"native": _native, "packed": _packed, "torch": _plain},
+    "int8": {"native": linear_int8.native_path, "torch": linear_int8.torch_path},
+    "int4": _int4_paths(is_symmetric=True),
+    "int4_asym": _int4_paths(is_symmetric=False),
 }
+
+
+def is_int4(weight_dtype: WeightDtype) -> bool:
+    return weight_dtype in ("int4", "int4_asym")
 
 
 class PackedLinear:
     """A linear layer that owns its packed weight; the unpacked one is not kept.
 
-    With `is_int8` it keeps the nearest int8 weights, a byte each, with a scale per output.
+    With int8 it keeps the nearest weights of a byte each, with a scale per output; with int4 those
+    of half a byte, with a scale and a zero per output and 32 inputs, of which it must have a
+    multiple.
     """
 
     def __init__(
@@ -152,10 +171,11 @@ class PackedLinear:
         bias: Tensor | None = None,
         *,
         path: str = "auto",
-        is_int8: bool = False,
+        weight_dtype: WeightDtype = "auto",
     ) -> None:
         require_float(weight, "weight", dim=2)
-        require(path in ("auto", *_PATHS), "path", f"must be auto, {', '.join(_PATHS)}")
+        known = _PATHS["auto"]
+        require(path in ("auto", *known), "path", f"must be auto, {', '.join(known)}")
         if bias is not None:
             require(bias.shape == weight.shape[:1], "bias", "must have shape [out_features]")
             require(bias.dtype == weight.dtype, "bias", "must have the dtype of weight")
@@ -164,7 +184,9 @@ class PackedLinear:
         is_cpu = weight.device.type == "cpu"
         is_known = not is_cpu or weight.dtype in _CPU_DTYPES
         require(is_known, "weight", "must be float32 or bfloat16 on a CPU")
-        table = _INT8_PATHS if is_int8 else _PATHS
+        fits = not is_int4(weight_dtype) or self.in_features % linear_int4.GROUP == 0
+        require(fits, "weight", f"must have a multiple of {linear_int4.GROUP} inputs for int4")
+        table = _PATHS[weight_dtype]
         paths = [name for name in _paths_for(weight) if name in table]
         require(path in ("auto", *paths), "path", f"{path} is not available here")
         self.path = paths[0] if path == "auto" else path
@@ -175,7 +197,7 @@ class PackedLinear:
         self._multiply, self._rows, self.native_weight = built
         self.bias = bias
         # The weight itself, where it is kept as it is.
-        self.plain = weight if self.path == "torch" and not is_int8 else None
+        self.plain = weight if self.path == "torch" and weight_dtype == "auto" else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, in_features] -> [rows, out_features]."""

@@ -143,7 +143,7 @@ class Scheduler:
                 cell.waiting.add(sequence)
         events: list[Event] = []
         if (misfit := why_misfit(self.workers.values(), live)) is not None:
-            cell.end(live, Reason.ERROR, now_ns, events, misfit)
+            cell.end(live, Reason.UNSERVED, now_ns, events, misfit)
         return self._outcome(events)
 
     def _cancel(self, command: Cancel, now_ns: int) -> Outcome:
@@ -174,9 +174,9 @@ class Scheduler:
                 live.misfit_ns = None
                 if (misfit := why_misfit(self.workers.values(), live)) is not None:
                     error = f"{misfit}, and none like the one that was lost came back"
-                    self._cell.end(live, Reason.ERROR, now_ns, events, error)
+                    self._cell.end(live, Reason.UNSERVED, now_ns, events, error)
             elif live.workerless_ns is not None and live.workerless_ns <= now_ns:
-                self._cell.end(live, Reason.ERROR, now_ns, events, why_workerless(live))
+                self._cell.end(live, Reason.UNSERVED, now_ns, events, why_workerless(live))
         return self._outcome(events)
 
     # Workers
@@ -193,7 +193,7 @@ class Scheduler:
             if misfit is None:
                 live.misfit_ns = None
             elif live.misfit_ns is None:
-                self._cell.end(live, Reason.ERROR, now_ns, events, misfit)
+                self._cell.end(live, Reason.UNSERVED, now_ns, events, misfit)
         return self._outcome(events)
 
     def _worker_changed(self, command: WorkerChanged, now_ns: int) -> Outcome:

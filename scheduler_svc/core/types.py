@@ -22,6 +22,8 @@ class Reason(Enum):
     CANCELLED = "cancelled"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     ERROR = "error"
+    # Of no fault of its own: no worker was there that can do it, so it may be sent again.
+    UNSERVED = "unserved"
 
 
 class Feature(Enum):

@@ -1,9 +1,11 @@
 """A cell without workers, as one that scales to zero has it: what is accepted waits for one."""
 
+import json
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -38,6 +40,26 @@ def ask(door: Door, seed: int) -> httpx.Response:
 def texts(replies: list[httpx.Response]) -> list[str]:
     assert {reply.status_code for reply in replies} == {200}, replies[0].text
     return [str(reply.json()["choices"][0]["text"]) for reply in replies]
+
+
+def answered_line(door: Door) -> dict[str, Any]:
+    """The response of the only line of a batch, which ended with an error."""
+    body = {**GOLDEN, "max_tokens": 4}
+    line = {"custom_id": "one", "method": "POST", "url": "/v1/completions", "body": body}
+    with httpx.Client(base_url=f"{door.openai}/", timeout=WAIT_S) as client:
+        sent = {"file": ("lines.jsonl", json.dumps(line).encode())}
+        file = client.post("files", files=sent, data={"purpose": "batch"}).json()
+        wanted = {"input_file_id": file["id"], "endpoint": "/v1/completions"}
+        batch = client.post("batches", json={**wanted, "completion_window": "24h"}).json()
+
+        def has_ended() -> bool:
+            batch.update(client.get(f"batches/{batch['id']}").json())
+            return bool(batch["status"] == "completed")
+
+        wait_until(has_ended, "the batch is over")
+        told = client.get(f"files/{batch['error_file_id']}/content").text
+    found: dict[str, Any] = json.loads(told)["response"]
+    return found
 
 
 def scale_to_zero(stack: WholeStack) -> None:
@@ -76,7 +98,9 @@ def test_one_that_no_worker_came_for_ends_with_an_error_that_says_so(stack: Whol
     hasty.process.start()
     hasty.wait_ready()
     reply = ask(hasty, 0)
-    assert reply.status_code == 500
+    assert (reply.status_code, reply.headers["x-should-retry"]) == (503, "true")
     said = "no worker came within 0.2 s, which is as long as a request waits for one"
     assert said in reply.json()["error"]["message"]
+    # A batch's line is not asked for ever: its answer is that.
+    assert said in answered_line(hasty)["body"]["error"]["message"]
     wait_until(lambda: not stack.problem(), "nothing left of it")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,7 +13,9 @@ from gpu_worker.batch.plans import BlockTable, FinishReason, Join
 from gpu_worker.service.loading import Loaded, load
 from gpu_worker.settings import WorkerSettings
 from kernels import native
+from kernels.linear.linear_int4 import Int4Weight
 from kernels.linear.linear_int8 import Int8Weight
+from kernels.linear.packed_linear import WeightDtype
 from tests.support.mini_scheduler import MiniScheduler, checksum, plan, sampling
 from tests.support.random_model import write_random_model
 from tests.support.worker_server import LeaderStream, outcome_from_proto, run_to_end, serving
@@ -24,7 +26,7 @@ PROMPTS = [[5], [7] * 16, list(range(3, 90)), [11, 12, 13], list(range(90, 20, -
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     native: Literal["auto", "off"]
-    weight_dtype: Literal["auto", "int8"] = "auto"
+    weight_dtype: WeightDtype = "auto"
     kv_dtype: Literal["auto", "fp8"] = "auto"
 
     def load(self, folder: Path) -> Loaded:
@@ -47,15 +49,21 @@ PATHS = [Kind(native=native) for native in ("auto", "off")]
 KINDS = [
     *PATHS,
     *(replace(kind, weight_dtype="int8") for kind in PATHS),
+    *(replace(kind, weight_dtype="int4") for kind in PATHS),
     *(replace(kind, kv_dtype="fp8") for kind in PATHS),
 ]
+
+
+def tiny_model(folder: Path, **changes: Any) -> Path:
+    """Its widths are groups of int4 weights."""
+    return write_random_model(folder, intermediate_size=64, **changes)
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=str)
 def loaded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Loaded]:
-    yield request.param.load(write_random_model(tmp_path_factory.mktemp("model") / "tiny"))
+    yield request.param.load(tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
     native.disable("not chosen by this test")
 
 
@@ -180,49 +188,60 @@ async def test_min_tokens_masks_stop_tokens_and_then_no_longer(loaded: Loaded) -
 
 
 def fingerprint(folder: Path, seed: int, **changes: str) -> str:
-    model = write_random_model(folder / f"{seed}", seed=seed)
+    model = tiny_model(folder / f"{seed}", seed=seed)
     path: Literal["auto", "off"] = "auto" if native.available() else "off"
     told = {"model": str(model), "native": path, "kv_blocks": 8, "threads": 1}
     return load(WorkerSettings.model_validate(told | changes)).fingerprint
 
 
-INT8, FP8 = {"weight_dtype": "int8"}, {"kv_dtype": "fp8"}
+INT8, INT4, FP8 = {"weight_dtype": "int8"}, {"weight_dtype": "int4"}, {"kv_dtype": "fp8"}
 
 
 def test_the_same_checkpoint_has_the_same_fingerprint(loaded: Loaded, tmp_path: Path) -> None:
-    own = (INT8 if "int8" in loaded.dtype else {}) | (FP8 if loaded.kv_dtype == "fp8" else {})
+    weights = next((kind for kind in (INT8, INT4) if kind["weight_dtype"] in loaded.dtype), {})
+    own = weights | (FP8 if loaded.kv_dtype == "fp8" else {})
     assert fingerprint(tmp_path, 0, **own) == loaded.fingerprint
 
 
 def test_the_fingerprint_tells_weights_and_dtypes_apart(tmp_path: Path) -> None:
-    rounded = [{}, INT8, FP8, INT8 | FP8]
+    rounded = [{}, INT8, INT4, {"weight_dtype": "int4_asym"}, FP8, INT8 | FP8]
     known = {
         fingerprint(tmp_path, 0, dtype=dtype, **each)
         for dtype in ("fp32", "bf16")
         for each in rounded
     }
-    assert len(known | {fingerprint(tmp_path, 1)}) == 9
+    assert len(known | {fingerprint(tmp_path, 1)}) == 13
+
+
+def rounded(weight: torch.Tensor, kind: WeightDtype) -> torch.Tensor:
+    if kind == "int8":
+        return Int8Weight.of(weight).rows(torch.arange(len(weight)))
+    return Int4Weight.of(weight, is_symmetric=kind == "int4").rows(slice(None))
 
 
 @pytest.mark.parametrize("path", ["auto", "off"])
-@pytest.mark.parametrize("is_tied", [False, True])
-async def test_int8_weights_say_what_the_rounded_weights_say(
-    tmp_path: Path, path: Literal["auto", "off"], is_tied: bool
+@pytest.mark.parametrize(
+    ("is_tied", "asked"),
+    [(False, "int8"), (True, "int8"), (False, "int4"), (True, "int4_asym")],
+)
+async def test_rounded_weights_say_what_they_stand_for(
+    tmp_path: Path, path: Literal["auto", "off"], is_tied: bool, asked: WeightDtype
 ) -> None:
-    folder = write_random_model(tmp_path / "model", tie_word_embeddings=is_tied)
-    rounded = write_random_model(tmp_path / "rounded", tie_word_embeddings=is_tied)
+    folder = tiny_model(tmp_path / "model", tie_word_embeddings=is_tied)
+    stood_for = tiny_model(tmp_path / "stood_for", tie_word_embeddings=is_tied)
     tensors = load_file(folder / "model.safetensors")
     for name, weight in tensors.items():
         if weight.dim() == 2 and (is_tied or "embed" not in name):
-            tensors[name] = Int8Weight.of(weight).rows(torch.arange(len(weight)))
-    save_file(tensors, rounded / "model.safetensors")
+            is_of_layer = name.startswith("model.layers")
+            tensors[name] = rounded(weight, asked if is_of_layer else "int8")
+    save_file(tensors, stood_for / "model.safetensors")
     kind = Kind(native=path)
-    floats = await outputs(kind.load(rounded), chunk_tokens=16, lease_steps=3)
-    int8 = await outputs(
-        replace(kind, weight_dtype="int8").load(folder), chunk_tokens=16, lease_steps=3
+    floats = await outputs(kind.load(stood_for), chunk_tokens=16, lease_steps=3)
+    codes = await outputs(
+        replace(kind, weight_dtype=asked).load(folder), chunk_tokens=16, lease_steps=3
     )
-    assert int8.outputs == floats.outputs
-    for sequence_id, items in int8.logprobs.items():
+    assert codes.outputs == floats.outputs
+    for sequence_id, items in codes.logprobs.items():
         for item, other in zip(items, floats.logprobs[sequence_id], strict=True):
             # Float32 through two layers, as in tests/parity.
             assert item.logprob == pytest.approx(other.logprob, abs=1e-4, rel=0)

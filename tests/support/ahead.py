@@ -28,6 +28,7 @@ from gpu_worker.runner.graph_runner import GraphRunner
 from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
 from gpu_worker.runner.stepping import InTurns, OneAhead, Stepper
 from kernels.kv import fp8
+from kernels.linear.packed_linear import WeightDtype
 from tests.support.mini_scheduler import MiniScheduler
 
 
@@ -49,7 +50,7 @@ class Model:
         limits: RowLimits,
         *,
         dtype: torch.dtype = torch.float32,
-        is_int8: bool = False,
+        weight_dtype: WeightDtype = "auto",
         is_kv_fp8: bool = False,
     ) -> None:
         self.limits = limits
@@ -63,7 +64,7 @@ class Model:
                 self.config,
                 dtype=self.dtype,
                 device=torch.device("cpu"),
-                is_int8=is_int8,
+                weight_dtype=weight_dtype,
             )
 
     def in_turns(self) -> InTurns:

@@ -17,7 +17,7 @@ from gateway.openai.generation_body import SamplingBody
 from gateway.openai.operation import Api, Operation
 from gateway.openai.responses import operations as responses
 from gateway.tenants import Tenant
-from service_kit.errors import InvalidRequest, KaitenError
+from service_kit.errors import InvalidRequest, KaitenError, Unserved
 
 log = structlog.get_logger()
 
@@ -103,7 +103,8 @@ async def answer_of(
         await operation.handler(api, exchange, _in_batch(body))
     except KaitenError as error:
         row = errors.row_of(error)
-        if row.is_retryable:
+        # What has ended is told again and again under the line's id: it is the answer.
+        if row.is_retryable and not isinstance(error, Unserved):
             raise
         raw = msgspec.json.encode(errors.body_of(error))
         return LineResponse(row.status, request_id, msgspec.Raw(raw))

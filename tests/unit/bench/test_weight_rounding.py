@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.worker.weight_rounding import compare, measure
+from benchmarks.worker.weight_rounding import compare, held_out, measure, perplexity
 from tests.support.random_model import write_random_model
 
 
@@ -21,8 +21,27 @@ def test_figures_of_known_logits() -> None:
 
 
 def test_roundings_of_a_model(tmp_path: Path) -> None:
-    found = measure(write_random_model(tmp_path / "model"), rows=3, tokens=20)
+    found = measure(write_random_model(tmp_path / "model", intermediate_size=64), rows=3, tokens=20)
     assert found["fp32"] == {"logit_error": 0.0, "divergence": 0.0, "agreement": 1.0}
     errors = {kind: each["logit_error"] for kind, each in found.items()}
     assert 0 < errors["fp32 int8"] < 0.05
     assert 0 < errors["bf16"] < errors["bf16 int8"] < 0.05
+    for kind in ("int4", "int4_asym"):
+        assert 2 * errors["fp32 int8"] < errors[f"fp32 {kind}"] < 1
+        assert 2 * errors["bf16 int8"] < errors[f"bf16 {kind}"] < 1
+
+
+def test_perplexity_of_texts() -> None:
+    texts = held_out(2, 24)
+    assert texts.shape == (24, 2)
+    assert (texts[0] == texts[0, 0]).all()
+
+    class Certain:
+        """Gives the next token of each text a third of the odds of all others together."""
+
+        def step(self, token_ids: torch.Tensor, position: int) -> torch.Tensor:
+            assert torch.equal(token_ids, texts[position])
+            odds = torch.full((2, 4096), 3 / 4095)
+            return odds.scatter(1, texts[position + 1].unsqueeze(1), 1.0).log()
+
+    assert perplexity(Certain(), texts) == pytest.approx(4.0, rel=1e-4)

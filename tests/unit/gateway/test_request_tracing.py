@@ -33,6 +33,7 @@ class Seen:
         )
         with self.tracing.opening(ask) as trace:
             trace.traceparent("acme:mine", traceparent)
+            trace.submitting()
         reasons = [FinishReason.FINISH_REASON_LENGTH]
         self.tracing.closed(
             trace, "length", reasons, input_tokens=4, output_tokens=7, done=done or Done()
@@ -42,6 +43,10 @@ class Seen:
     @property
     def roots(self) -> list[Span]:
         return [s for s in self._exporter.get_finished_spans() if s.name == "text_completion m"]
+
+    def named(self, name: str) -> Span:
+        (span,) = [s for s in self._exporter.get_finished_spans() if s.name == name]
+        return span
 
     @property
     def accepts(self) -> list[Span]:
@@ -117,3 +122,19 @@ def test_a_refusal_has_its_code() -> None:
         raise InvalidRequest("n", "is wrong")
     (root,) = seen.roots
     assert root.attributes["error.type"] == "INVALID_ARGUMENT"
+
+
+def test_nothing_is_untold_between_the_last_token_and_its_delivery(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long the submit's answer takes: what the scheduler tells may begin as soon as it was
+    sent, and what it tells of is over that much earlier than the answer would have it.
+    """
+    seen, ms = Seen(), 1_000_000
+    # Begun, submitted, accepted after a slow answer, and told: then both spans have their end.
+    times = iter([0, 10 * ms, 60 * ms, *[200 * ms] * 8])
+    monkeypatch.setattr("gateway.observe.tracing.time.time_ns", lambda: next(times))
+    seen.visit(done=Done(timings=Timings(queue_us=50_000, prefill_us=20_000, decode_us=30_000)))
+    accept, deliver = seen.named("kaiten.accept"), seen.named("kaiten.deliver")
+    assert (accept.start_ns, accept.end_ns) == (0, 60 * ms)
+    assert (deliver.start_ns, deliver.end_ns) == (110 * ms, 200 * ms)

@@ -60,10 +60,15 @@ CASES = {
     "store too old": (doctor.check_store([OLD]), "warn", "redis-server 7.0"),
     "no store": (doctor.check_store([]), "warn", "no Valkey or Redis"),
     "kernels": (doctor.check_kernels("prebuilt for avx2"), "ok", "prebuilt for avx2: the best"),
+    "what kernels promise": (
+        doctor.check_kernels("compiled for generic; a text is the same"),
+        "ok",
+        "compiled for generic: no AVX2, so torch multiplies; a text is the same",
+    ),
     "kernels of torch": (
-        doctor.check_kernels("torch path: no C++ compiler"),
+        doctor.check_kernels("torch path: no C++ compiler; not promised: that"),
         "warn",
-        "torch path: no C++ compiler",
+        "torch path: no C++ compiler; not promised: that",
     ),
     "kernels without torch": (doctor.check_kernels(None), "ok", "not tried"),
     "compiler": (doctor.check_compiler(only_clang, has_headers=True), "ok", "/usr/bin/clang"),
@@ -175,6 +180,14 @@ def test_kernels_are_tried_as_a_worker_does(monkeypatch: pytest.MonkeyPatch) -> 
     assert doctor.kernels() == "compiled for 0.0.0"
     monkeypatch.setattr(doctor, "TRY_KERNELS", "raise SystemExit('no such thing')")
     assert doctor.kernels() == "they cannot be tried: no such thing"
+
+
+def test_what_the_kernels_do_not_promise_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    never_built = doctor.TRY_KERNELS.replace("native.build()", "native.disable('torch path')")
+    monkeypatch.setattr(doctor, "TRY_KERNELS", never_built)
+    finding = doctor.check_kernels(doctor.kernels())
+    assert finding.status == "warn"
+    assert finding.text.startswith("torch path; not promised: that a text computed again")
 
 
 def test_a_gpu_needs_what_launches_its_kernels() -> None:

@@ -19,6 +19,7 @@ STRUCTS = {
     "Rope": library._ROPE,
     "WriteKv": library._WRITE_KV,
     "Pack": library._PACK,
+    "PackInt4": library._PACK_INT4,
     "Unpack": library._UNPACK,
     "Linear": library._LINEAR,
     "Layer": library._LAYER,

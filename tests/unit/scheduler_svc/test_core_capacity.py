@@ -189,7 +189,7 @@ def test_a_request_that_can_never_fit_is_refused_naming_both_numbers() -> None:
     cell = Cell(spec(block_size=4, blocks=7), spec(block_size=4, blocks=5))
     fits, never = cell.submit(20, 9), cell.submit(20, 10)
     assert fits not in cell.endings
-    assert cell.reason(never) is Reason.ERROR
+    assert cell.reason(never) is Reason.UNSERVED
     assert cell.endings[never].error == (
         "prompt and max_tokens need KV for 29 tokens, the largest worker holds 28"
     )
@@ -331,6 +331,7 @@ def test_while_no_worker_is_there_one_waits_as_long_as_it_may_and_ends_saying_so
     assert cell.endings[bounded].error == (
         "no worker came within 2.5 s, which is as long as a request waits for one"
     )
+    assert cell.reason(bounded) is Reason.UNSERVED
     cell.join("w1", spec())
     cell.finish()
     assert cell.reason(patient) is Reason.LENGTH
@@ -357,7 +358,7 @@ def test_a_worker_that_comes_in_time_ends_the_wait_and_the_loss_of_all_begins_an
     assert cell.expire() == ()
     cell.now_ns += 1
     cell.expire()
-    assert cell.reason(sequence_id) is Reason.ERROR
+    assert cell.reason(sequence_id) is Reason.UNSERVED
 
 
 def test_workers_that_come_and_go_leave_no_deadlines_behind() -> None:

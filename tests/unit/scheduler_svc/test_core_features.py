@@ -56,7 +56,7 @@ def test_what_no_worker_can_do_is_an_error_that_names_it(
     assert cell.endings[sequence_id].error == (
         f"the request needs {named}, and no worker can do all of it"
     )
-    assert cell.reason(sequence_id) is Reason.ERROR
+    assert cell.reason(sequence_id) is Reason.UNSERVED
 
 
 def test_the_largest_worker_is_the_largest_that_can_do_it() -> None:
@@ -87,6 +87,14 @@ def test_and_ends_when_none_comes() -> None:
     assert "needs logprobs, and no worker can do all of it, and none like" in (
         cell.endings[sequence_id].error
     )
+    assert cell.reason(sequence_id) is Reason.UNSERVED
+
+
+def test_each_choice_of_one_that_no_worker_can_do_says_so() -> None:
+    cell = Cell(spec(features=()))
+    sequence_id = cell.submit(3, 9, n=3, needs=[PROMPT])
+    reasons = [cell.reason(each) for each in range(sequence_id, sequence_id + 3)]
+    assert reasons == [Reason.UNSERVED] * 3
 
 
 # A worker that changes

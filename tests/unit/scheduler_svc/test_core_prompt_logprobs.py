@@ -123,7 +123,7 @@ def test_a_choice_that_is_cancelled_while_the_prompt_is_computed_takes_the_other
 def test_a_request_that_fits_nowhere_ends_once_per_choice() -> None:
     cell = Cell(spec(blocks=2, block_size=4))
     sequence_id = cell.submit(30, 3, n=2, prompt_logprobs_from=1)
-    assert [cell.reason(sequence_id + choice) for choice in range(2)] == [Reason.ERROR] * 2
+    assert [cell.reason(sequence_id + choice) for choice in range(2)] == [Reason.UNSERVED] * 2
 
 
 @pytest.mark.parametrize(

@@ -549,9 +549,13 @@ def test_an_ending_says_who_why_and_where(
         sequence_id=sequence_id, reason=reason, num_output_tokens=output_tokens, error=error
     )
     message = wire.finished_to_proto(finished)
+    # Who does not know the field reads an error.
+    is_error = message.reason == common_pb2.FINISH_REASON_ERROR
+    assert is_error or not message.is_retryable
+    told = wire.REASON_FROM_PROTO[message.reason]
     read = Finished(
         sequence_id=message.sequence_id,
-        reason=wire.REASON_FROM_PROTO[message.reason],
+        reason=Reason.UNSERVED if message.is_retryable else told,
         num_output_tokens=message.output_tokens,
         error=message.error,
     )

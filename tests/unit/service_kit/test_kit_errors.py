@@ -67,6 +67,11 @@ EXAMPLES: dict[type[errors.KaitenError], tuple[errors.KaitenError, grpc.StatusCo
         grpc.StatusCode.UNAUTHENTICATED,
         "no key",
     ),
+    errors.Unserved: (
+        errors.Unserved("no worker can do it"),
+        grpc.StatusCode.UNAVAILABLE,
+        "unavailable: no worker can do it",
+    ),
     errors.Forbidden: (
         errors.Forbidden("for operators"),
         grpc.StatusCode.PERMISSION_DENIED,

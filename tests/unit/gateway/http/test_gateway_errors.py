@@ -25,6 +25,7 @@ EXAMPLES = [
     errors.DeadlineExceeded("decode"),
     errors.Cancelled(),
     errors.Unavailable("away", 0.2),
+    errors.Unserved("no worker can do it"),
     errors.OutOfOrder("stale"),
     errors.StaleLeader("stale", 7),
     errors.NotLeader(""),

@@ -1,15 +1,16 @@
-"""Who cannot make its deadline is told why, at both doors."""
+"""Who cannot make its deadline, or finds no worker, is told why, at both doors."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gateway.grpc.convert import finished_to_proto
 from gateway.grpc.inference import raise_if_late
 from gateway.openai.parts import reason_of
 from gateway.requests.stream import Finished
 from kaiten.v1.common_pb2 import FinishReason
-from service_kit.errors import DeadlineExceeded
+from service_kit.errors import DeadlineExceeded, Failed, Unserved
 
 LATE = FinishReason.FINISH_REASON_DEADLINE_EXCEEDED
 WHY = "the prompt of 1000 tokens takes 50 ms or more"
@@ -33,3 +34,13 @@ def test_over_grpc(error: str, said: str) -> None:
 def test_over_http() -> None:
     with pytest.raises(DeadlineExceeded, match=f"'queue or prefill': {WHY}"):
         reason_of(late(WHY))
+
+
+def test_what_no_worker_could_do_may_be_sent_again_and_what_failed_may_not() -> None:
+    why = "the request needs structured_outputs, and no worker can do all of it"
+    unserved = late(why, FinishReason.FINISH_REASON_ERROR)._replace(is_retryable=True)
+    with pytest.raises(Unserved, match=why):
+        reason_of(unserved)
+    assert finished_to_proto(unserved).is_retryable
+    with pytest.raises(Failed, match=why):
+        reason_of(unserved._replace(is_retryable=False))

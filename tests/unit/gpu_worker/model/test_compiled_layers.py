@@ -16,6 +16,7 @@ from gpu_worker.model.decoder import Decoder, StepTensors
 from gpu_worker.runner.dummy_steps import step_of
 from gpu_worker.runner.eager_runner import EagerRunner
 from kernels import dispatch, native
+from kernels.linear.packed_linear import WeightDtype
 from tests.support.ahead import Model
 from tests.support.random_model import write_random_model
 
@@ -125,9 +126,10 @@ def test_the_bits_of_the_operators(
     check_bits(model(tmp_path / "model", dtype, **changes), counts)
 
 
-def test_the_bits_of_int8_weights(dtype: torch.dtype, tmp_path: Path) -> None:
-    folder = write_random_model(tmp_path / "model", attention_bias=True)
-    check_bits(Model(folder, LIMITS, dtype=dtype, is_int8=True), STEPS["chunks"])
+@pytest.mark.parametrize("kind", ["int8", "int4_asym"])
+def test_the_bits_of_rounded_weights(kind: WeightDtype, dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path / "model", attention_bias=True, intermediate_size=64)
+    check_bits(Model(folder, LIMITS, dtype=dtype, weight_dtype=kind), STEPS["chunks"])
 
 
 def check_bits(own: Model, counts: list[int]) -> None:

@@ -20,6 +20,7 @@ from gpu_worker.model.weights import (
     weights_digest,
 )
 from kernels.linear.linear_int8 import Int8Weight
+from kernels.linear.packed_linear import WeightDtype
 from service_kit.errors import ConfigError
 from tests.support.random_model import write_random_model
 from tests.support.tolerances import linear_exact
@@ -29,12 +30,12 @@ INDEX = "model.safetensors.index.json"
 
 
 def read(
-    folder: Path, dtype: torch.dtype = torch.float32, *, is_int8: bool = False
+    folder: Path, dtype: torch.dtype = torch.float32, weight_dtype: WeightDtype = "auto"
 ) -> tuple[Weights, ModelConfig]:
     config = read_config(folder)
     with Checkpoint(folder) as checkpoint:
         weights = load_weights(
-            checkpoint, config, dtype=dtype, device=torch.device("cpu"), is_int8=is_int8
+            checkpoint, config, dtype=dtype, device=torch.device("cpu"), weight_dtype=weight_dtype
         )
     return weights, config
 
@@ -104,12 +105,16 @@ def test_tied_embeddings_need_no_head(tmp_path: Path) -> None:
     read(folder)
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_int8_head_is_also_the_tied_embedding(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_an_int8_head_is_also_the_tied_embedding(
+    tmp_path: Path, dtype: torch.dtype, kind: WeightDtype
+) -> None:
     ids = torch.tensor([96, 0, 5, 5])
     for is_tied in (False, True):
-        folder = write_random_model(tmp_path / f"{is_tied}", tie_word_embeddings=is_tied)
-        weights, _ = read(folder, dtype, is_int8=True)
+        tied = {"tie_word_embeddings": is_tied, "intermediate_size": 64}
+        folder = write_random_model(tmp_path / f"{is_tied}", **tied)
+        weights, _ = read(folder, dtype, kind)
         embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].to(dtype)
         assert (weights.embedding is weights.head) == is_tied
         kept = Int8Weight.of(embedding).rows(ids).to(dtype) if is_tied else embedding[ids]

@@ -21,9 +21,9 @@ from gpu_worker.runner.kv_cache import (
 from gpu_worker.service import device_selection
 from gpu_worker.service.device_selection import (
     check_heads,
+    check_weight_dtype,
     choose_device,
     choose_dtype,
-    choose_int8,
     choose_kv_dtype,
     numeric_class,
 )
@@ -31,6 +31,7 @@ from gpu_worker.settings import WorkerSettings
 from kernels import native
 from kernels.kv import fp8
 from kernels.linear import packed_linear
+from kernels.linear.packed_linear import WeightDtype
 from scheduler_svc.core.kv import KVManager
 from scheduler_svc.core.types import WorkerSpec
 from service_kit.errors import ConfigError
@@ -299,12 +300,29 @@ def test_a_cpu_emulates_no_dtype_unless_it_is_asked_for(
     assert choose_dtype(asked, "bfloat16", torch.device("cpu")) is chosen
 
 
-def test_int8_weights_are_for_cpus() -> None:
-    assert choose_int8("int8", torch.device("cpu"))
-    assert not choose_int8("auto", torch.device("cpu"))
-    assert not choose_int8("auto", torch.device("cuda", 0))
-    with pytest.raises(ConfigError, match="--weight-dtype int8 is for CPUs, on cuda:0"):
-        choose_int8("int8", torch.device("cuda", 0))
+@pytest.mark.parametrize("asked", ["int8", "int4", "int4_asym"])
+def test_rounded_weights_are_for_cpus(asked: WeightDtype) -> None:
+    config = config_from_json(LLAMA | {"intermediate_size": 64})
+    check_weight_dtype(asked, config, torch.device("cpu"))
+    check_weight_dtype("auto", config, torch.device("cuda", 0))
+    with pytest.raises(ConfigError, match=f"--weight-dtype {asked} is for CPUs, on cuda:0"):
+        check_weight_dtype(asked, config, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_size": 48}, "hidden_size is 48"),
+        ({"intermediate_size": 65}, "intermediate_size is 65"),
+        ({"head_dim": 12}, r"num_attention_heads \* head_dim is 48"),
+    ],
+)
+def test_int4_needs_widths_of_whole_groups(changes: dict[str, Any], said: str) -> None:
+    config = config_from_json(LLAMA | {"intermediate_size": 64} | changes)
+    check_weight_dtype("int8", config, torch.device("cpu"))
+    sentence = rf"^config\.json: {said}, and --weight-dtype int4 .* a multiple of 32; take .* int8$"
+    with pytest.raises(ConfigError, match=sentence):
+        check_weight_dtype("int4", config, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -328,7 +346,7 @@ def test_kv_in_a_third_dtype_is_refused() -> None:
 
 def test_workers_of_other_kv_are_of_another_class() -> None:
     kinds = [
-        numeric_class(torch.device("cpu"), torch.bfloat16, kv, is_int8=False)
+        numeric_class(torch.device("cpu"), torch.bfloat16, kv, weight_dtype="auto")
         for kv in (torch.bfloat16, fp8.DTYPE)
     ]
     assert kinds[0] != kinds[1]
@@ -426,7 +444,7 @@ def test_settings_from_flags() -> None:
         (("--slots", "64", "--step-tokens", "64"), "must be more than slots (64)"),
         (("--kv-blocks", "4", "--kv-memory-mb", "4"), "exclude each other"),
         (("--dtype", "fp8"), "'bf16'"),
-        (("--weight-dtype", "int4"), "'int8'"),
+        (("--weight-dtype", "int3"), "'int8', 'int4' or 'int4_asym'"),
         (("--kv-dtype", "fp16"), "'auto', 'bf16' or 'fp8'"),
         (("--device", "tpu"), "device"),
         (("--slots", "0"), "greater than or equal to 1"),

@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from gpu_worker.service import loading
 from gpu_worker.service.loading import PhaseTimer, choose_kernels, load
@@ -86,6 +87,17 @@ def test_kernels_of_chosen_instructions_or_a_sentence(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match=r"--native avx2, .*this processor has no avx2"):
         choose_kernels("avx2", torch.device("cpu"))
     assert asked == [None, None, "avx2"]
+
+
+def test_a_start_says_what_its_kernels_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "build", lambda *, variant: native.available())
+    for is_there, level, said in ((True, "info", "the same"), (False, "warning", "not promised")):
+        monkeypatch.setattr(native, "available", lambda found=is_there: found)
+        with capture_logs() as logs:
+            choose_kernels("auto", torch.device("cpu"))
+        (line,) = logs
+        assert (line["event"], line["log_level"]) == ("worker.kernels", level)
+        assert said in line["exact"]
 
 
 def test_every_variant_can_be_asked_for() -> None:

@@ -64,9 +64,7 @@ def launches_of(
     written = write_random_model(folder, num_hidden_layers=layers, **changes)
     config, device = read_config(written), torch.device("meta")
     with Checkpoint(written) as checkpoint:
-        weights = load_weights(
-            checkpoint, config, dtype=torch.bfloat16, device=device, is_int8=False
-        )
+        weights = load_weights(checkpoint, config, dtype=torch.bfloat16, device=device)
     sizes = config.kv_heads, BLOCK_SIZE, config.head_dim
     decoder = Decoder(
         config,

@@ -26,7 +26,7 @@ def make(
         pytest.skip(f"no compiled linear for {weight.shape} in {dtype} here")
     bias = torch.randn(out_features, generator=g).to(dtype) if has_bias else None
     x = torch.randn(130, in_features, generator=g).to(dtype)
-    return PackedLinear(weight, bias, path=path, is_int8=True), x, weight, bias
+    return PackedLinear(weight, bias, path=path, weight_dtype="int8"), x, weight, bias
 
 
 def int8_of(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,7 +68,7 @@ def test_odd_shapes(in_features: int, out_features: int, rows: int, dtype: torch
     g = torch.Generator().manual_seed(rows)
     weight = torch.randn(out_features, in_features, generator=g).to(dtype)
     x = torch.randn(rows, in_features, generator=g).to(dtype)
-    layer = PackedLinear(weight, is_int8=True)
+    layer = PackedLinear(weight, weight_dtype="int8")
     whole = layer(x)
     codes, scales = int8_of(weight)
     assert linear_exact(x, codes, None, scales).excess(whole) <= 1.0
@@ -121,7 +121,7 @@ def test_outputs_of_zeros_tiny_and_not_finite_weights() -> None:
 def test_it_stands_in_for_the_float_layer(dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(1)
     weight, x = torch.randn(300, 256, generator=g).to(dtype), torch.randn(9, 256, generator=g)
-    y = PackedLinear(weight, is_int8=True)(x.to(dtype)).float()
+    y = PackedLinear(weight, weight_dtype="int8")(x.to(dtype)).float()
     exact = linear_reference(x.to(dtype), weight, None).float()
     # Errors of a code are even in a step of largest / 127, about 3.5 / 127 here: 0.008 of the
     # weights' standard deviation each, so of the sums'; bfloat16 adds its 2^-9.
@@ -130,4 +130,4 @@ def test_it_stands_in_for_the_float_layer(dtype: torch.dtype) -> None:
 
 def test_the_matrix_library_has_no_int8() -> None:
     with pytest.raises(ValueError, match=r"^path: packed is not available"):
-        PackedLinear(torch.ones(4, 3), path="packed", is_int8=True)
+        PackedLinear(torch.ones(4, 3), path="packed", weight_dtype="int8")
