@@ -190,11 +190,11 @@ class LeaderSession:
         """The ledger's clock, carried on by our own monotonic one: no node's wall clock matters."""
         return self._clock.monotonic_ns() + self._clock_offset_ns
 
-    def _look(self, looks: Looks) -> View:
+    def _look(self, looks: Looks, before: View | None) -> View:
         """The core as it is, for those who watch."""
         moment = Moment(self.leader.epoch, self._journal.seq, self.journal_seq, self.now_ns())
         addresses = {link.worker_id: link.address for link in self.roster.links.values()}
-        return look(self.core, moment, self.settings.configured, looks, addresses)
+        return look(self.core, moment, self.settings.configured, looks, addresses, before)
 
     # What happens
 
