@@ -15,6 +15,7 @@ from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import write_kv
 from tests.unit.kernels.interpreted.interpreted_decode import Step, same, step_of
 from tests.unit.kernels.large_pools import Moved, beyond, empty_pool, moved
+from tests.unit.kernels.paged_cases import PagedCase
 
 # A tile of positions reads several pages, or a part of one.
 BLOCK_SIZES = [16, 64]
@@ -82,7 +83,7 @@ def test_attention_alone(
     case = replace(small.case, q=q, query_starts=starts, k_pages=pages[0], v_pages=pages[1])
     small = replace(small, case=case)
 
-    def attend(case: Any, slots: Tensor) -> Tensor:
+    def attend(case: PagedCase, slots: Tensor) -> Tensor:
         return paged_attention(*case.arguments(), scales=small.scales)
 
     with variants.forced("prefill-ahead", is_ahead):
