@@ -34,8 +34,8 @@ def prompt_budget(cell: CellState, worker: Worker) -> int:
 
 def flex_budget(cell: CellState, worker: Worker, decodes: int, prompt_tokens: int = 0) -> int:
     """Prompt tokens of flex sequences in a step of so many rows that decode and prompt tokens of
-    others: as many as the worker allows, and as fit the gap that flex sequences may make and, beside
-    others, their target. Where nobody else runs, never less than one prefill is promised.
+    others: as many as the worker allows, and as fit the gap that flex sequences may make and the
+    target of others. Where nobody else runs, never less than one prefill is promised.
     """
     spec, config = worker.spec, cell.config
     is_alone, gap_us = len(worker.flex) == len(worker.running), config.batch_gap_us
