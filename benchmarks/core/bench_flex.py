@@ -1,7 +1,7 @@
 """What the lines of a batch take from live requests, by the decisions of the scheduler alone.
 
     python -m benchmarks.core.bench_flex [--lines 50000] [--save]
-    python -m benchmarks.core.bench_flex --every-load [--seconds 100] [--save]
+    python -m benchmarks.core.bench_flex --every-load [--seconds 60] [--save]
 
 The real core before one worker whose steps take a base and so much for each token, in a time of its
 own: the same figures on every machine, whatever else runs there. What gateway, store and clients
@@ -247,7 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--lines", type=int, default=50_000)
     parser.add_argument("--every-load", action="store_true")
-    parser.add_argument("--seconds", type=float, default=100.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--save", action="store_true")
     asked = parser.parse_args()
     for load in LOADS if asked.every_load else (CHATS,):

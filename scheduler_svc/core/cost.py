@@ -13,10 +13,12 @@ and between what is known of two such numbers the fit is a line.
 WEIGHT_BITS = 3
 # And for so much of the regression: long enough to have seen different ones.
 WINDOW_BITS = 5
+# And so much of what is known of more rows is drawn to the line through its own.
+AGE_BITS = 6
 # Of fitted sums; else small ones would round to nothing.
 SCALE_BITS = 10
 # Steps that differ by less, in rows or prompt tokens, squared, tell more of noise than of prices.
-DOUBT = 64 << SCALE_BITS
+DOUBT = 64 << 2 * SCALE_BITS
 
 
 class StepCost:
@@ -27,21 +29,26 @@ class StepCost:
         self._decode_rows: dict[int, int] = {}
         self._prefill_us = 0
         self._prefill_tokens = 0
-        self._prices: _Prices | None = None
+        self._prices = _Prices()
+        self._last_decodes = 0
 
     def observe(self, step_us: int, *, decodes: int, prompt_tokens: int) -> None:
         """A step took so long, with so many rows that decode, and prompt tokens of others."""
-        if self._prices is not None:
-            self._prices.observe(step_us, decodes, prompt_tokens)
         if prompt_tokens:
-            beyond_us = max(0, step_us - self.decode_us(decodes))
-            if self._prices is None:
-                self._prices = _Prices(step_us, decodes, prompt_tokens, beyond_us)
-            self._prefill_us = _decayed(self._prefill_us) + (beyond_us << SCALE_BITS)
+            beyond_us = max(0, step_us - self.decode_us(decodes)) << SCALE_BITS
+            if not self._prefill_tokens:
+                # Until steps differ enough to tell a row from a prompt token: it is one, too.
+                self._prices.row = self._prices.token = beyond_us // prompt_tokens
+            self._prefill_us = _decayed(self._prefill_us) + beyond_us
             self._prefill_tokens = _decayed(self._prefill_tokens) + (prompt_tokens << SCALE_BITS)
         if decodes:
-            token_us = prompt_tokens * self._prices.token if self._prices is not None else 0
-            self._observe_decodes(max(0, step_us - _nearest(token_us, 1 << SCALE_BITS)), decodes)
+            # One like the step before tells of no price.
+            if prompt_tokens or decodes != self._last_decodes:
+                self._prices.observe(step_us, decodes, prompt_tokens)
+                self._age(decodes)
+            self._last_decodes = decodes
+            token_us = _nearest(prompt_tokens * self._prices.token, 1 << SCALE_BITS)
+            self._observe_decodes(max(0, step_us - token_us), decodes)
 
     def _observe_decodes(self, step_us: int, decodes: int) -> None:
         digits, rows = decodes.bit_length(), decodes << SCALE_BITS
@@ -50,12 +57,23 @@ class StepCost:
         before = self._decode_rows.setdefault(digits, rows)
         self._decode_rows[digits] = _decayed(before) + (rows >> WEIGHT_BITS)
 
-    def decode_us(self, decodes: int) -> int:
-        """Of a step in which so many rows decode, and nothing else is done; by what is known of
-        fewer where only those are, and 0 where none is.
+    def _age(self, decodes: int) -> None:
+        """What is known of more rows is less and less believed: were it too long, nobody would go
+        there to find out.
         """
-        if not (digits := self._digits(decodes)):
+        rows, step_us = decodes << SCALE_BITS, self.decode_us(decodes)
+        for other, other_us in self._decode_us.items() if self._prices.row else ():
+            if (beyond := self._decode_rows[other] - rows) > 0:
+                line_us = step_us + self._prices.of_rows(beyond)
+                self._decode_us[other] += line_us - other_us >> AGE_BITS
+
+    def decode_us(self, decodes: int) -> int:
+        """Of a step in which so many rows decode, and nothing else is done; by what a row adds
+        where only fewer or only more are known, and 0 where none is.
+        """
+        if not self._decode_us or not decodes:
             return 0
+        digits = self._digits(decodes)
         rows, step_us = decodes << SCALE_BITS, self._decode_us[digits]
         beyond = rows - self._decode_rows[digits]
         if beyond < 0:
@@ -63,8 +81,7 @@ class StepCost:
         else:
             other = min([known for known in self._decode_us if known > digits], default=digits)
         if other == digits:
-            row = self._prices.row if self._prices is not None else 0
-            return max(0, step_us + (beyond * row >> 2 * SCALE_BITS))
+            return max(0, step_us + self._prices.of_rows(beyond))
         slope_rows = self._decode_rows[other] - self._decode_rows[digits]
         return step_us + (self._decode_us[other] - step_us) * beyond // slope_rows
 
@@ -84,30 +101,36 @@ class StepCost:
 
     def prompt_tokens_in(self, step_us: int, *, decodes: int) -> int | None:
         """How many fit a step that is to take so long; None: none was seen yet."""
-        if self._prices is None:
+        if not self._prefill_tokens:
             return None
         left_us = max(0, step_us - self.decode_us(decodes))
         return (left_us << SCALE_BITS) // max(1, self._prices.token)
 
     def _digits(self, decodes: int) -> int:
-        """Under which steps of about so many rows, or of fewer, are known; 0: none is."""
-        known = [digits for digits in self._decode_us if digits <= decodes.bit_length()]
-        return max(known, default=0)
+        """Under which steps of about so many rows are known, or else of fewer, or else of more."""
+        known, most = self._decode_us, decodes.bit_length()
+        return max([one for one in known if one <= most], default=min(known))
 
 
 class _Prices:
     """What one more row and one more prompt token add to a step: a regression of two slopes, each
-    drawn towards what it was before. All scaled.
+    drawn towards what it was before. All scaled, and what is squared twice.
     """
 
-    def __init__(self, step_us: int, decodes: int, prompt_tokens: int, prefill_us: int) -> None:
-        self.row, self.token = 0, (prefill_us << SCALE_BITS) // prompt_tokens
-        self._mean = [decodes << SCALE_BITS, prompt_tokens << SCALE_BITS, step_us << SCALE_BITS]
-        # Covariances of rows, of tokens, of both, and of each with the time.
+    def __init__(self) -> None:
+        self.row = self.token = 0
+        # Of rows, tokens and times.
+        self._mean: list[int] = []
+        # Covariances: of rows, of tokens, of both, and of each with the time.
         self._rows = self._tokens = self._both = self._rows_us = self._tokens_us = 0
+
+    def of_rows(self, rows: int) -> int:
+        """What so many, scaled, take."""
+        return _nearest(rows * self.row, 1 << 2 * SCALE_BITS)
 
     def observe(self, step_us: int, decodes: int, prompt_tokens: int) -> None:
         seen = (decodes << SCALE_BITS, prompt_tokens << SCALE_BITS, step_us << SCALE_BITS)
+        self._mean = self._mean or list(seen)
         rows, tokens, us = (one - mean for one, mean in zip(seen, self._mean, strict=True))
         for index, beyond in enumerate((rows, tokens, us)):
             self._mean[index] += beyond >> WINDOW_BITS
@@ -125,7 +148,7 @@ class _Prices:
 
 
 def _moved(mean: int, seen: int) -> int:
-    return mean + ((seen >> SCALE_BITS) - mean >> WINDOW_BITS)
+    return mean + _nearest(seen - mean, 1 << WINDOW_BITS)
 
 
 def _nearest(value: int, by: int) -> int:
