@@ -11,8 +11,8 @@ and between what is known of two such numbers the fit is a line.
 
 # A new step counts for an eighth of what a fit says, about: noise passes, a drift is followed.
 WEIGHT_BITS = 3
-# And for so much of the regression: long enough to have seen different ones.
-WINDOW_BITS = 5
+# So many make a regression, about: long enough to have seen different ones.
+WINDOW = 32
 # And so much of what is known of more rows is drawn to the line through its own.
 AGE_BITS = 6
 # Of fitted sums; else small ones would round to nothing.
@@ -119,7 +119,8 @@ class _Prices:
 
     def __init__(self) -> None:
         self.row = self.token = 0
-        # Of rows, tokens and times.
+        # Steps seen, up to the window; means of rows, tokens and times.
+        self._count = 0
         self._mean: list[int] = []
         # Covariances: of rows, of tokens, of both, and of each with the time.
         self._rows = self._tokens = self._both = self._rows_us = self._tokens_us = 0
@@ -132,23 +133,20 @@ class _Prices:
         seen = (decodes << SCALE_BITS, prompt_tokens << SCALE_BITS, step_us << SCALE_BITS)
         self._mean = self._mean or list(seen)
         rows, tokens, us = (one - mean for one, mean in zip(seen, self._mean, strict=True))
+        self._count = count = min(self._count + 1, WINDOW)
         for index, beyond in enumerate((rows, tokens, us)):
-            self._mean[index] += beyond >> WINDOW_BITS
-        self._rows = _moved(self._rows, rows * rows)
-        self._tokens = _moved(self._tokens, tokens * tokens)
-        self._both = _moved(self._both, rows * tokens)
-        self._rows_us = _moved(self._rows_us, rows * us)
-        self._tokens_us = _moved(self._tokens_us, tokens * us)
+            self._mean[index] += _nearest(beyond, count)
+        self._rows += _nearest(rows * rows - self._rows, count)
+        self._tokens += _nearest(tokens * tokens - self._tokens, count)
+        self._both += _nearest(rows * tokens - self._both, count)
+        self._rows_us += _nearest(rows * us - self._rows_us, count)
+        self._tokens_us += _nearest(tokens * us - self._tokens_us, count)
         doubtful_rows, doubtful_tokens = self._rows + DOUBT, self._tokens + DOUBT
         by_rows = (self._rows_us << SCALE_BITS) + DOUBT * self.row
         by_tokens = (self._tokens_us << SCALE_BITS) + DOUBT * self.token
         size = doubtful_rows * doubtful_tokens - self._both * self._both
         self.row = max(0, _nearest(by_rows * doubtful_tokens - by_tokens * self._both, size))
         self.token = max(0, _nearest(by_tokens * doubtful_rows - by_rows * self._both, size))
-
-
-def _moved(mean: int, seen: int) -> int:
-    return mean + _nearest(seen - mean, 1 << WINDOW_BITS)
 
 
 def _nearest(value: int, by: int) -> int:
