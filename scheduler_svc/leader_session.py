@@ -52,6 +52,7 @@ from scheduler_svc.tracing import Tracing
 from scheduler_svc.watching import Watching
 from service_kit.clock import Clock
 from service_kit.errors import OutOfOrder
+from service_kit.lifecycle import endless
 from service_kit.peers import Peers
 
 log = structlog.get_logger()
@@ -153,11 +154,11 @@ class LeaderSession:
         """Lead. Raises OutOfOrder when somebody else leads, StoreLost, or cancels."""
         async with asyncio.TaskGroup() as tasks:
             self.roster.open(tasks)
-            tasks.create_task(self._take_turns(), name="turns")
-            tasks.create_task(self._commits.run(), name="commits")
-            tasks.create_task(self._read_inbox(), name="inbox")
-            tasks.create_task(self.renewal.run(self._decided), name="renew")
-            tasks.create_task(self._tick(), name="tick")
+            tasks.create_task(endless(self._take_turns()), name="turns")
+            tasks.create_task(endless(self._commits.run()), name="commits")
+            tasks.create_task(endless(self._read_inbox()), name="inbox")
+            tasks.create_task(endless(self.renewal.run(self._decided)), name="renew")
+            tasks.create_task(endless(self._tick()), name="tick")
             tasks.create_task(self.roster.adopt(self._addresses), name="adopt")
             if self._tracing is not None:
                 tasks.create_task(self._tracing.run(), name="tracing")
@@ -189,11 +190,11 @@ class LeaderSession:
         """The ledger's clock, carried on by our own monotonic one: no node's wall clock matters."""
         return self._clock.monotonic_ns() + self._clock_offset_ns
 
-    def _look(self, looks: Looks) -> View:
+    def _look(self, looks: Looks, before: View | None) -> View:
         """The core as it is, for those who watch."""
         moment = Moment(self.leader.epoch, self._journal.seq, self.journal_seq, self.now_ns())
         addresses = {link.worker_id: link.address for link in self.roster.links.values()}
-        return look(self.core, moment, self.settings.configured, looks, addresses)
+        return look(self.core, moment, self.settings.configured, looks, addresses, before)
 
     # What happens
 

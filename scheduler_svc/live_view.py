@@ -1,23 +1,23 @@
 """The live core as a value: who runs where with which blocks, who waits and why. Pure.
 
 A view is of one moment, between two commands, and shares nothing that changes: whoever has it may
-take as long as they like. It is looked at on the event loop, so it is made of tuples, which cost a
-third of what frozen dataclasses do.
+take as long as they like. It is looked at on the event loop, so those on a worker are columns, of
+each row is read what may have changed only, and what has not is the view's before.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Final, NamedTuple
 
 from scheduler_svc.core.commands import Configured
 from scheduler_svc.core.outcome import PassedOver, Why
-from scheduler_svc.core.requests import Sequence, State
+from scheduler_svc.core.requests import Residency, Sequence, State
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import BlockId, Request, SequenceId, SlotIndex, WorkerSpec
+from scheduler_svc.core.types import BlockId, Config, Request, SequenceId, WorkerSpec
 from scheduler_svc.core.workers import Worker
 from scheduler_svc.timeline import BEHIND, QUEUE_STAGES
 
@@ -26,24 +26,12 @@ WAITING_SHOWN_MAX: Final = 1024
 
 
 class SeenState(Enum):
-    """Where in its life a sequence is seen."""
+    """Of a sequence on no worker."""
 
     WAITING = "waiting"
-    RUNNING = "running"
     PREEMPTED = "preempted"
-    # Its last token is certain to come, and its slot is free already.
-    RETIRING = "retiring"
     # It forks from its request's first choice, once that has computed the prompt.
     FORKING = "forking"
-
-
-class Place(NamedTuple):
-    """Where it is. `slot` counts while it runs."""
-
-    state: SeenState
-    worker_id: str
-    slot: SlotIndex
-    num_preemptions: int
 
 
 # `num_tokens`, `num_scheduled_tokens`, `num_computed_tokens` (docs/core.md); of a sequence that is
@@ -51,8 +39,15 @@ class Place(NamedTuple):
 Counts = tuple[int, int, int]
 
 
-# Of one layer group: all blocks from the front, and how many of those were given back.
-Table = tuple[int, tuple[BlockId, ...]]
+class Seen(NamedTuple):
+    """A block table, as of a version. By layer group: all blocks from the front, and how many of
+    those were given back; and how often its sequence was preempted before.
+    """
+
+    version: int
+    num_skipped_blocks: tuple[int, ...]
+    blocks: tuple[tuple[BlockId, ...], ...]
+    num_preemptions: int
 
 
 class Passed(NamedTuple):
@@ -63,20 +58,36 @@ class Passed(NamedTuple):
     why: Why
 
 
-class SequenceView(NamedTuple):
-    """A sequence that runs, or is among the first that wait."""
+THROTTLED: Final = (Passed("", "queue", Why.TENANT),)
+
+
+class Rows(NamedTuple):
+    """Who is on a worker, a row each: those that retire, and behind them those that run. Of who is
+    in the view before, and has the same tables, it is the very same that was seen.
+    """
+
+    seen: Mapping[Residency, Seen]
+    num_retiring: int
+    counts: list[Counts]
+
+
+NO_ROWS: Final = Rows({}, 0, [])
+
+
+class WaitingView(NamedTuple):
+    """A sequence on no worker that is shown: it is among the first that wait, or forks later."""
 
     request: Request
     choice: int
-    place: Place
-    counts: Counts
-    tables: tuple[Table, ...]
+    state: SeenState
+    num_preemptions: int
+    num_tokens: int
     passed_over: tuple[Passed, ...]
 
 
-# Fields in order, and nothing of what a call by name costs: there are hundreds in a look.
-_placed: Final[Callable[[tuple[object, ...]], Place]] = partial(tuple.__new__, Place)
-_viewed: Final[Callable[[tuple[object, ...]], SequenceView]] = partial(tuple.__new__, SequenceView)
+# Fields in order, and nothing of what a call by name costs: there may be a thousand in a look.
+_seen: Final[Callable[[tuple[object, ...]], Seen]] = partial(tuple.__new__, Seen)
+_viewed: Final[Callable[[tuple[object, ...]], WaitingView]] = partial(tuple.__new__, WaitingView)
 
 
 class PlanView(NamedTuple):
@@ -110,18 +121,43 @@ class Moment(NamedTuple):
     unix_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+@dataclass(frozen=True, kw_only=True)
 class View:
     """All of it."""
 
     moment: Moment
     configured: Configured
     workers: Mapping[str, WorkerView]
-    sequences: Mapping[SequenceId, SequenceView]
+    rows: Mapping[str, Rows]
+    waiting: Mapping[SequenceId, WaitingView]
     # In order, as many as are shown, and the length of the whole queue.
     queue: tuple[SequenceId, ...]
-    waiting: int
+    queue_length: int
 
+    @cached_property
+    def resident_ids(self) -> Mapping[str, list[SequenceId]]:
+        """Of the rows, by worker. For who tells of it, not for the event loop."""
+        return {
+            worker_id: [one.sequence.sequence_id for one in rows.seen]
+            for worker_id, rows in self.rows.items()
+        }
+
+    @cached_property
+    def sequence_ids(self) -> set[SequenceId]:
+        """Of all who are seen."""
+        return set(self.waiting).union(*self.resident_ids.values())
+
+
+# What who begins to watch knows.
+NOTHING: Final = View(
+    moment=Moment(0, 0, 0, 0),
+    configured=Configured(config=Config(), policy=""),
+    workers={},
+    rows={},
+    waiting={},
+    queue=(),
+    queue_length=0,
+)
 
 # By worker: whom its newest look at the queue passed over. A worker that has none was never asked.
 Looks = Mapping[Worker, tuple[PassedOver, ...]]
@@ -133,13 +169,17 @@ def look(
     configured: Configured,
     looks: Looks,
     addresses: Mapping[str, str],
+    before: View | None = None,
 ) -> View:
-    """The core as it is. `addresses`: of the workers, by their ids."""
+    """The core as it is. `addresses`: of the workers, by their ids. `before`: of an earlier look at
+    the same core, if there is one.
+    """
     why = _reasons(core.workers.values(), looks)
     for worker in core.workers.values():
         if (closed := _why_no_plan(core, worker)) is not None:
             why[None, worker.id] = [Passed(worker.id, "plan", closed)]
     queue = list(islice(core.waiting, WAITING_SHOWN_MAX))
+    rows = {} if before is None else before.rows
     return View(
         moment=moment,
         configured=configured,
@@ -147,9 +187,13 @@ def look(
             worker_id: _worker(worker, addresses.get(worker_id, ""), tuple(why[None, worker_id]))
             for worker_id, worker in core.workers.items()
         },
-        sequences=dict(_sequences(core, queue, why)),
+        rows={
+            worker_id: _rows(worker, rows.get(worker_id, NO_ROWS))
+            for worker_id, worker in core.workers.items()
+        },
+        waiting=dict(_waiting(core, queue, why, {} if before is None else before.waiting)),
         queue=tuple([sequence.sequence_id for sequence in queue]),
-        waiting=len(core.waiting),
+        queue_length=len(core.waiting),
     )
 
 
@@ -206,62 +250,66 @@ def _worker(worker: Worker, address: str, passed_over: tuple[Passed, ...]) -> Wo
     )
 
 
-def _sequences(
-    core: Scheduler, queue: list[Sequence], why: _Reasons
-) -> Iterator[tuple[SequenceId, SequenceView]]:
-    for worker in core.workers.values():
-        for sequence in worker.running.values():
-            yield sequence.sequence_id, _running(sequence, SeenState.RUNNING)
-            if sequence.live.siblings:
-                yield from _forking(sequence)
-        for sequence in worker.retiring.values():
-            yield sequence.sequence_id, _running(sequence, SeenState.RETIRING)
-            if sequence.live.siblings:
-                yield from _forking(sequence)
-    for sequence in queue:
-        state = SeenState.WAITING if sequence.state is State.WAITING else SeenState.PREEMPTED
-        passed_over = tuple(why.get((sequence.sequence_id, ""), ()))
-        if sequence.live.tenant.is_throttled:
-            passed_over = (Passed("", "queue", Why.TENANT),)
-        yield sequence.sequence_id, _waiting(sequence, state, passed_over)
-        yield from _forking(sequence)
-
-
-def _forking(first: Sequence) -> Iterator[tuple[SequenceId, SequenceView]]:
-    """Further choices that stand in no queue yet."""
-    for sibling in first.live.siblings if first.choice == 0 else ():
-        yield sibling.sequence_id, _waiting(sibling, SeenState.FORKING, ())
-
-
-def _running(sequence: Sequence, state: SeenState) -> SequenceView:
-    residency, table = sequence.residency, sequence.kv
-    assert residency is not None
-    slot = residency.slot if state is SeenState.RUNNING else 0
-    return _viewed(
+def _rows(worker: Worker, before: Rows) -> Rows:
+    seen: dict[Residency, Seen] = {}
+    members, known = worker.members, before.seen.get
+    for sequence in members:
+        residency, table = sequence.residency, sequence.kv
+        assert residency is not None
+        kept = known(residency)
+        if kept is None or kept[0] != table.version:
+            skipped, blocks = tuple(table.num_skipped_blocks), tuple(map(tuple, table.blocks))
+            kept = _seen((table.version, skipped, blocks, sequence.num_preemptions))
+        seen[residency] = kept
+    counts = [
         (
-            sequence.live.request,
-            sequence.choice,
-            _placed((state, residency.worker_id, slot, sequence.num_preemptions)),
-            _counts(sequence),
-            tuple(zip(table.num_skipped_blocks, map(tuple, table.blocks), strict=True)),
-            (),
+            (num_tokens := (num_known := len(one.tokens)) + one.num_tokens_ahead),
+            num_tokens - one.gap,
+            num_known - one.num_uncomputed_tokens,
         )
-    )
+        for one in members
+    ]
+    return Rows(seen, len(worker.retiring), counts)
 
 
-def _counts(sequence: Sequence) -> Counts:
-    """What `Sequence` says of each, at once: five calls less for each of hundreds."""
-    num_known = len(sequence.tokens)
-    num_tokens = num_known + sequence.num_tokens_ahead
-    return num_tokens, num_tokens - sequence.gap, num_known - sequence.num_uncomputed_tokens
+def _waiting(
+    core: Scheduler,
+    queue: Iterable[Sequence],
+    why: _Reasons,
+    before: Mapping[SequenceId, WaitingView],
+) -> Iterator[tuple[SequenceId, WaitingView]]:
+    """Who waits, and further choices that stand in no queue yet."""
+    for sequence in queue:
+        sequence_id, live = sequence.sequence_id, sequence.live
+        state = SeenState.WAITING if sequence.state is State.WAITING else SeenState.PREEMPTED
+        passed_over = tuple(why.get((sequence_id, ""), ()))
+        if live.tenant.is_throttled:
+            passed_over = THROTTLED
+        yield sequence_id, _of(sequence, state, passed_over, before)
+        if live.siblings:
+            yield from _forking(sequence, before)
+    for worker in core.workers.values():
+        for sequence in worker.members:
+            if sequence.live.siblings:
+                yield from _forking(sequence, before)
 
 
-def _waiting(sequence: Sequence, state: SeenState, passed_over: tuple[Passed, ...]) -> SequenceView:
-    return SequenceView(
-        sequence.live.request,
-        sequence.choice,
-        Place(state, "", 0, sequence.num_preemptions),
-        (len(sequence.tokens), 0, 0),
-        (),
-        passed_over,
-    )
+def _forking(
+    first: Sequence, before: Mapping[SequenceId, WaitingView]
+) -> Iterator[tuple[SequenceId, WaitingView]]:
+    for sibling in first.live.siblings if first.choice == 0 else ():
+        yield sibling.sequence_id, _of(sibling, SeenState.FORKING, (), before)
+
+
+def _of(
+    sequence: Sequence,
+    state: SeenState,
+    passed_over: tuple[Passed, ...],
+    before: Mapping[SequenceId, WaitingView],
+) -> WaitingView:
+    """Those before, as long as they are right: who tells of it need not compare them."""
+    kept = before.get(sequence.sequence_id)
+    changing = state, sequence.num_preemptions, len(sequence.tokens), passed_over
+    if kept is not None and kept[2:] == changing:
+        return kept
+    return _viewed((sequence.live.request, sequence.choice, *changing))

@@ -4,8 +4,9 @@ A snapshot is what has changed since nothing, so there is one message and one wa
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
-from operator import attrgetter, eq
+from functools import reduce
+from itertools import islice
+from operator import attrgetter, or_
 from typing import Final
 
 from kaiten.v1.common_pb2 import LayerGroup
@@ -18,8 +19,6 @@ from kaiten.v1.watch_pb2 import (
     InFlightPlan,
     SequenceIdentity,
     SequencePassedOver,
-    SequencePlace,
-    SequenceTables,
     WatchedQueue,
     WatchedSequence,
     WatchedStep,
@@ -31,27 +30,38 @@ from kaiten.v1.watch_pb2 import PassedOver as PassedOverMessage
 from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.requests import Residency
-from scheduler_svc.core.types import BlockId, Request, SlotIndex
+from scheduler_svc.core.types import Request, SlotIndex
+from scheduler_svc.live_rows_wire import rows_to_proto, tell_one_by_one
 from scheduler_svc.live_steps import StepNote
-from scheduler_svc.live_view import Passed, SeenState, SequenceView, Table, View, WorkerView
+from scheduler_svc.live_view import (
+    NO_ROWS,
+    NOTHING,
+    Passed,
+    SeenState,
+    View,
+    WaitingView,
+    WorkerView,
+)
 
 # protobuf takes the names of an enum's values for them.
 WHY_TO_PROTO: Final = {why: f"WHY_PASSED_OVER_{why.name}" for why in Why}
 STATE_TO_PROTO: Final = {
     SeenState.WAITING: SEQUENCE_STATE_WAITING,
-    SeenState.RUNNING: SEQUENCE_STATE_RUNNING,
     SeenState.PREEMPTED: SEQUENCE_STATE_PREEMPTED,
-    SeenState.RETIRING: SEQUENCE_STATE_RETIRING,
     SeenState.FORKING: SEQUENCE_STATE_FORKING,
 }
 
 
-# 0 and 1 as they are written.
-DIGITS: Final = bytes([ord("0"), ord("1"), *range(2, 256)])
+BY_SLOT: Final = attrgetter("slot")
 
 
 def changes_to_proto(
-    before: View | None, now: View, steps: Sequence[StepNote] = (), num_skipped: int = 0
+    before: View | None,
+    now: View,
+    steps: Sequence[StepNote] = (),
+    num_skipped: int = 0,
+    *,
+    takes_rows: bool = True,
 ) -> WatchResponse:
     """What is otherwise now; None: everything. `steps` are those in between, oldest first, behind
     so many that are not there any more.
@@ -66,28 +76,63 @@ def changes_to_proto(
     )
     if before is None or before.configured != now.configured:
         response.configured.CopyFrom(configured_to_proto(now.configured))
-    if before is None or (before.queue, before.waiting) != (now.queue, now.waiting):
-        response.queue.CopyFrom(WatchedQueue(sequence_ids=now.queue, length=now.waiting))
-    workers = {} if before is None else before.workers
-    sequences = {} if before is None else before.sequences
-    response.workers.extend(
-        _worker_to_proto(worker_id, worker)
-        for worker_id, worker in now.workers.items()
-        if workers.get(worker_id) != worker
-    )
-    response.worker_ids_gone.extend(one for one in workers if one not in now.workers)
-    for sequence_id, view in now.sequences.items():
-        if (known := sequences.get(sequence_id)) != view:
-            _tell(response.sequences.add(sequence_id=sequence_id), known, view)
-    response.sequence_ids_gone.extend(one for one in sequences if one not in now.sequences)
+    if before is None or (before.queue, before.queue_length) != (now.queue, now.queue_length):
+        response.queue.CopyFrom(WatchedQueue(sequence_ids=now.queue, length=now.queue_length))
+    before = before or NOTHING
+    for worker_id, worker in now.workers.items():
+        if before.workers.get(worker_id) != worker:
+            response.workers.append(_worker_to_proto(worker_id, worker))
+        _tell_rows(response, before, now, worker_id)
+    response.worker_ids_gone.extend(one for one in before.workers if one not in now.workers)
+    for sequence_id, view in now.waiting.items():
+        known = before.waiting.get(sequence_id)
+        if known is not view and known != view:
+            is_new = sequence_id not in before.sequence_ids
+            _tell(response.sequences.add(sequence_id=sequence_id), known, view, is_new=is_new)
+    response.sequence_ids_gone.extend(sorted(before.sequence_ids - now.sequence_ids))
     response.steps.extend(steps_to_proto(steps, num_skipped))
-    passed = {one.sequence for note in steps for one in note.members.values()}
-    for sequence in sorted(passed, key=attrgetter("sequence_id")):
-        sequence_id = sequence.sequence_id
-        if sequence_id not in now.sequences and sequence_id not in sequences:
-            identity = _identity_to_proto(sequence.live.request, sequence.choice)
-            response.passed.append(WatchedSequence(sequence_id=sequence_id, identity=identity))
+    response.passed.extend(_passed(before, now, steps))
+    if not takes_rows:
+        tell_one_by_one(response, now.resident_ids)
     return response
+
+
+def _tell_rows(response: WatchResponse, before: View, now: View, worker_id: str) -> None:
+    known, rows = before.rows.get(worker_id, NO_ROWS), now.rows[worker_id]
+    told, ids = response.rows.add(worker_id=worker_id), now.resident_ids[worker_id]
+    groups = len(now.workers[worker_id].spec.windows)
+    if not rows_to_proto(told, known, rows, ids, groups):
+        del response.rows[-1]
+    if rows.seen.keys() == known.seen.keys() and rows.num_retiring == known.num_retiring:
+        return
+    retired = set(islice(known.seen, known.num_retiring))
+    for row, (residency, seen) in enumerate(rows.seen.items()):
+        is_retiring = row < rows.num_retiring
+        if residency in known.seen and is_retiring == (residency in retired):
+            continue
+        sequence_id, sequence = ids[row], residency.sequence
+        one = response.sequences.add(sequence_id=sequence_id)
+        one.place.state = SEQUENCE_STATE_RETIRING if is_retiring else SEQUENCE_STATE_RUNNING
+        one.place.worker_id, one.place.num_preemptions = worker_id, seen.num_preemptions
+        if not is_retiring:
+            one.place.slot = residency.slot
+        if sequence_id not in before.sequence_ids:
+            one.identity.CopyFrom(_identity_to_proto(sequence.live.request, sequence.choice))
+        if (waited := before.waiting.get(sequence_id)) is not None and waited.passed_over:
+            one.passed_over.SetInParent()
+
+
+def _passed(before: View, now: View, steps: Sequence[StepNote]) -> Iterator[WatchedSequence]:
+    """Those in the steps who came and went."""
+    known = set[Residency]().union(*[rows.seen for rows in before.rows.values()])
+    known.update(*[rows.seen for rows in now.rows.values()])
+    batches = {id(note.members): note.members for note in steps}.values()
+    others = set[Residency]().union(*[set(batch.values()) - known for batch in batches])
+    passed = {one.sequence.sequence_id: one.sequence for one in others}
+    for sequence_id in sorted(passed.keys() - now.sequence_ids - before.sequence_ids):
+        sequence = passed[sequence_id]
+        identity = _identity_to_proto(sequence.live.request, sequence.choice)
+        yield WatchedSequence(sequence_id=sequence_id, identity=identity)
 
 
 def steps_to_proto(notes: Sequence[StepNote], num_skipped: int) -> Iterator[WatchedSteps]:
@@ -117,12 +162,16 @@ def _step_to_proto(note: StepNote, before: Mapping[SlotIndex, Residency]) -> Wat
         blocks_free=plan.blocks_free,
         waiting=plan.waiting,
     )
+    if not before:
+        told.join_slots.extend(members)
+        told.join_sequence_ids.extend([one.sequence.sequence_id for one in members.values()])
     # Steps of one plan have the very same batch.
-    if members is not before:
-        joins = [one for slot, one in members.items() if before.get(slot) is not one]
-        told.leave_slots.extend(s for s, one in before.items() if members.get(s) is not one)
-        told.join_slots.extend(one.slot for one in joins)
-        told.join_sequence_ids.extend(one.sequence.sequence_id for one in joins)
+    elif members is not before:
+        here, there = set(members.values()), set(before.values())
+        joins = sorted(here - there, key=BY_SLOT)
+        told.leave_slots.extend(sorted(map(BY_SLOT, there - here)))
+        told.join_slots.extend(map(BY_SLOT, joins))
+        told.join_sequence_ids.extend([one.sequence.sequence_id for one in joins])
     if len(result.slots) < len(members):
         told.tokenless_slots.extend(members.keys() - set(result.slots))
     return told
@@ -152,35 +201,26 @@ def _worker_to_proto(worker_id: str, worker: WorkerView) -> WatchedWorker:
 
 
 def _bits(flags: bytes) -> bytes:
-    """A bit per byte, the lowest first. By way of a number: it is read and written in C."""
-    if not flags:
-        return b""
-    digits = flags[::-1].translate(DIGITS)
-    return int(digits, 2).to_bytes(-(-len(flags) // 8), "little")
+    """A bit per byte, the lowest first. By way of numbers: they are read and written in C."""
+    eighths = [int.from_bytes(flags[bit::8], "little") << bit for bit in range(8)]
+    return reduce(or_, eighths).to_bytes(-(-len(flags) // 8), "little")
 
 
-def _tell(message: WatchedSequence, before: SequenceView | None, now: SequenceView) -> None:
-    """Only the parts that have changed. Written in place, which takes half as long as copies do."""
-    if before is None:
+def _tell(
+    message: WatchedSequence, before: WaitingView | None, now: WaitingView, *, is_new: bool
+) -> None:
+    """Only the parts that have changed. Who ran before has given up all blocks."""
+    if is_new:
         message.identity.CopyFrom(_identity_to_proto(now.request, now.choice))
-    if before is None or before.counts != now.counts:
-        counts = message.counts
+    if before is None or before[2:4] != now[2:4]:
+        message.place.state = STATE_TO_PROTO[now.state]
+        message.place.num_preemptions = now.num_preemptions
+    if before is None or before.num_tokens != now.num_tokens:
         # Who has no tokens has counts, too.
-        counts.SetInParent()
-        counts.num_tokens, counts.num_scheduled_tokens, counts.num_computed_tokens = now.counts
-    if before is None or before.place != now.place:
-        state, worker_id, slot, num_preemptions = now.place
-        message.place.CopyFrom(
-            SequencePlace(
-                state=STATE_TO_PROTO[state],
-                worker_id=worker_id,
-                slot=slot,
-                num_preemptions=num_preemptions,
-            )
-        )
-    tables = () if before is None else before.tables
-    if before is None or tables != now.tables:
-        _tell_tables(message.tables, tables, now.tables)
+        message.counts.SetInParent()
+        message.counts.num_tokens = now.num_tokens
+    if before is None:
+        message.tables.SetInParent()
     if before is None or before.passed_over != now.passed_over:
         by = _passed_to_proto(now.passed_over)
         message.passed_over.CopyFrom(SequencePassedOver(by=by))
@@ -196,27 +236,6 @@ def _identity_to_proto(request: Request, choice: int) -> SequenceIdentity:
         num_prompt_tokens=num_prompt_tokens,
         tokens_max=num_prompt_tokens + request.max_tokens,
     )
-
-
-def _tell_tables(message: SequenceTables, before: Sequence[Table], now: Sequence[Table]) -> None:
-    # Who has given up all blocks is told to have none.
-    message.SetInParent()
-    for group, (num_skipped_blocks, blocks) in enumerate(now):
-        known = before[group][1] if group < len(before) else ()
-        same = _common(known[num_skipped_blocks:], blocks[num_skipped_blocks:])
-        num_kept_blocks = num_skipped_blocks + same
-        message.groups.add(
-            num_skipped_blocks=num_skipped_blocks,
-            num_kept_blocks=num_kept_blocks,
-            block_ids=blocks[num_kept_blocks:],
-        )
-
-
-def _common(before: tuple[BlockId, ...], now: tuple[BlockId, ...]) -> int:
-    """How many are the same from the front; as a rule all of those that were there."""
-    if before == now[: len(before)]:
-        return len(before)
-    return sum(takewhile(bool, map(eq, before, now)))
 
 
 def _passed_to_proto(passed_over: Iterable[Passed]) -> Iterator[PassedOverMessage]:

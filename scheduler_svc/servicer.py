@@ -132,7 +132,7 @@ class Servicer(SchedulerServiceServicer):
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[WatchResponse]:
         with self._watchers:
             watching, is_over = self._leading().watching, self._is_over
-            async with aclosing(watching.changes(request.interval_ms, is_over)) as changes:
+            async with aclosing(watching.changes(request, is_over)) as changes:
                 async for response in changes:
                     yield response
             raise NotLeader(self.leader_address)

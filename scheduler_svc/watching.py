@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
-from kaiten.v1.watch_pb2 import WatchResponse
+from kaiten.v1.watch_pb2 import WatchRequest, WatchResponse
 from scheduler_svc.core.outcome import Outcome, PassedOver
 from scheduler_svc.core.types import StepResult
 from scheduler_svc.core.workers import Flight, Worker
@@ -39,6 +39,7 @@ class _Between(NamedTuple):
     view: View
     steps_told: int
     seen: int
+    takes_rows: bool
 
     def is_same(self, other: "_Between") -> bool:
         """Views are large: one is the same only if it is the very one."""
@@ -48,7 +49,7 @@ class _Between(NamedTuple):
 class Watching:
     """Of one leadership."""
 
-    def __init__(self, look: Callable[[Looks], View], clock: Clock) -> None:
+    def __init__(self, look: Callable[[Looks, View | None], View], clock: Clock) -> None:
         self._look, self._clock = look, clock
         # Kept while nobody watches, too: who begins to wants to know why somebody waits.
         self._looks: WeakKeyDictionary[Worker, tuple[PassedOver, ...]] = WeakKeyDictionary()
@@ -79,31 +80,32 @@ class Watching:
         self._steps.stepped(flight, result, now_ns)
 
     async def changes(
-        self, interval_ms: int, is_over: asyncio.Event
+        self, request: WatchRequest, is_over: asyncio.Event
     ) -> AsyncGenerator[WatchResponse, None]:
         """A snapshot, then what has changed, until the leadership is over."""
-        interval_s = interval_of(interval_ms)
+        interval_s = interval_of(request.interval_ms)
         told: View | None = None
         with self._watched():
             steps_told = self._steps.count
             while not is_over.is_set():
                 view, seen = self.newest(), self._steps_seen
                 if view is not told:
-                    yield await self._difference(told, view, steps_told, seen)
+                    between = _Between(told, view, steps_told, seen, request.takes_rows)
+                    yield await self._difference(between)
                     told, steps_told = view, max(steps_told, seen)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(interval_s):
                         await is_over.wait()
 
-    async def _difference(
-        self, told: View | None, view: View, steps_told: int, seen: int
-    ) -> WatchResponse:
+    async def _difference(self, between: _Between) -> WatchResponse:
         """Made once for all who were told the same before. Nobody changes it."""
-        between = _Between(told, view, steps_told, seen)
         if self._made is None or not self._made[0].is_same(between):
+            told, view, steps_told, seen, takes_rows = between
             steps = self._steps.between(steps_told, seen)
             skipped = max(0, seen - steps_told - len(steps))
-            making = asyncio.to_thread(changes_to_proto, told, view, steps, skipped)
+            making = asyncio.to_thread(
+                changes_to_proto, told, view, steps, skipped, takes_rows=takes_rows
+            )
             self._made = between, asyncio.ensure_future(making)
         # Whoever began it may leave while others wait for it.
         return await asyncio.shield(self._made[1])
@@ -124,7 +126,7 @@ class Watching:
         """The view of now, or one so young that another look would cost too much."""
         began_ns, view = self._clock.monotonic_ns(), self._newest()
         if view is None or began_ns >= self._due_ns:
-            view = self._look(self._looks)
+            view = self._look(self._looks, view)
             took_ns = self._clock.monotonic_ns() - began_ns
             self._due_ns = began_ns + max(INTERVAL_MS_MIN * 1_000_000, took_ns * LOOKS_SHARE)
             self._newest, self._steps_seen = ref(view), self._steps.count

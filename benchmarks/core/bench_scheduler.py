@@ -130,6 +130,12 @@ class Bench:
         gc.unfreeze()
         return timings
 
+    def planned(self, plan: Plan) -> None:
+        """For who keeps plans; it is not timed."""
+
+    def stepped(self, result: StepResult) -> None:
+        """The core is about to be told of it."""
+
     def step(self) -> float:
         """One step, planned and committed; the microseconds that took."""
         spent_ns = 0
@@ -139,9 +145,11 @@ class Bench:
             spent_ns += thread_time_ns() - start_ns
             if plan is None:
                 break
+            self.planned(plan)
             self.echo.inbox.append(plan)
         result = self.echo.next_result()
         assert result is not None, "the load keeps the worker busy"
+        self.stepped(result)
         start_ns = thread_time_ns()
         outcome = self.scheduler.apply(StepDone(result=result), 0)
         spent_ns += thread_time_ns() - start_ns

@@ -7,12 +7,14 @@ layers run it; keys and values take turns over more memory than any cache holds.
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.floors import floors
+from benchmarks.gpu.turns import decision, figures
 from kernels.attention.paged_attention import paged_attention
 from kernels.attention.plan import AttentionPlan, plan_attention, with_parts
 
@@ -88,18 +90,26 @@ def decode(bench: Bench) -> None:
 def blocks(bench: Bench) -> None:
     """Decode over blocks as large as a tile, of which a tile reads one entry of the block table."""
     read, _ = floors(bench)
+    verdicts = []
     for case in cases(bench)[:3]:
-        q = random_queries(bench, len(case.contexts))
-        for size in (BLOCK_SIZE, TILE_BLOCK_SIZE):
+        q, ways = random_queries(bench, len(case.contexts)), {}
+        for name, size in (("taken", TILE_BLOCK_SIZE), ("without", BLOCK_SIZE)):
             pools = [Pool(bench, case.contexts, size) for _ in range(bench.copies(case.kv_bytes))]
             calls = [bench.recorded(attend_decode(bench, q, pool)) for pool in pools]
-            seconds = bench.seconds(calls)
-            bench.row(
-                "decode attention by block size", what=case.what, block_size=size,
-                us=seconds * 1e6, of_bandwidth=_bytes(case, bench) / seconds / read,
-            )  # fmt: skip
-            del pools, calls
-            bench.free()
+            ways[name] = partial(bench.seconds, calls)
+        said = figures(**bench.in_turns(ways))
+        verdicts.append(said["so"])
+        bench.row(
+            "decode attention by block size", what=case.what, block_size=TILE_BLOCK_SIZE,
+            instead_of=BLOCK_SIZE, **said,
+            of_bandwidth=_bytes(case, bench) / (said["taken_ms"] / 1e3) / read,
+        )  # fmt: skip
+        del pools, calls, ways
+        bench.free()
+    bench.row(
+        "variants decided", what="blocks of 64", default="off", cases=len(verdicts),
+        should_be=decision(verdicts, is_default=False),
+    )  # fmt: skip
 
 
 def beside_flashinfer(bench: Bench) -> None:

@@ -4,9 +4,10 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -59,6 +60,19 @@ class Bench:
         for call in calls:
             call()
         return of([self._timed(calls, rounds) / (rounds * len(calls)) for _ in range(repeats)])
+
+    def in_turns(self, ways: Mapping[str, Call], turns: int = 5) -> dict[str, list[float]]:
+        """What each says, `turns` times: A B, then B A, then A B, so that what drifts meets both.
+
+        A first time comes before them and does not count.
+        """
+        found: dict[str, list[float]] = {name: [] for name in ways}
+        names = list(ways)
+        for turn in range(-1, self.sized(turns, 1)):
+            for name in names if turn % 2 else reversed(names):
+                said = cast(float, ways[name]())
+                found[name] += [said] if turn >= 0 else []
+        return found
 
     def _timed(self, calls: Sequence[Call], rounds: int) -> float:
         if not self.is_gpu:

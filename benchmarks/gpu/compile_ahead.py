@@ -7,11 +7,21 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.gpu.attention import Pool, attend_chunk, attend_decode, random_queries
+from benchmarks.gpu.attention import (
+    BLOCK_SIZE,
+    TILE_BLOCK_SIZE,
+    Pool,
+    attend_chunk,
+    attend_decode,
+    random_queries,
+)
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import Shape, limits_of, random_weights, resident, shapes
 from benchmarks.gpu.steps import quick_on_cpu
+from benchmarks.gpu.variants import OF_DECODES, OF_PROMPTS, SPLITS, otherwise
+from gpu_worker.runner.step_graphs import decode_buckets
 from gpu_worker.runner.warm_up import make_ready
+from kernels import variants
 from kernels.attention.plan import LONG_SPLIT, SPLIT
 
 
@@ -29,6 +39,24 @@ def model(shape: Shape, bench: Bench) -> None:
     limits = limits_of(one, slots=slots, context=context, step_tokens=bench.sized(512, 16))
     with quick_on_cpu(bench):
         resident(one, random_weights(one, bench), limits, bench, ready=make_ready)
+
+
+def ways(bench: Bench) -> None:
+    """What `variants` times beside the usual."""
+    one = replace(shapes(bench)[-1], layers=1)
+    slots, context = bench.sized(64, 4), bench.sized(2048, 32)
+    limits = limits_of(one, slots=slots, context=context, step_tokens=bench.sized(64, 16))
+    with quick_on_cpu(bench):
+        weights = random_weights(one, bench)
+        for name in (*OF_DECODES, SPLITS):
+            with otherwise(name):
+                resident(one, weights, limits, bench, decode_buckets([1, slots]))
+    with variants.forced(OF_PROMPTS, True):
+        for context in (bench.sized(256, 20), bench.sized(2 * LONG_SPLIT, 40)):
+            attend_chunk(bench, bench.sized(256, 9), context, has_own=True)()
+    for size in (BLOCK_SIZE, TILE_BLOCK_SIZE):
+        pool = Pool(bench, [bench.sized(2 * SPLIT, 20)] * 2, size)
+        attend_decode(bench, random_queries(bench, 2), pool)()
 
 
 def attention(bench: Bench) -> None:

@@ -137,6 +137,17 @@ def limits_of(
     )
 
 
+def pages_of(shape: Shape, limits: RowLimits, bench: Bench) -> Tensor:
+    """Of a pool as large as the limits say, full of noise."""
+    pool = PoolSize(
+        block_count=limits.block_count,
+        block_size=limits.block_size,
+        block_bytes=block_bytes(shape.config, limits.block_size, bench.dtype),
+        context_tokens=limits.context_tokens,
+    )
+    return allocate_pages(shape.config, pool, bench.dtype, bench.device).normal_()
+
+
 def resident(
     shape: Shape,
     weights: Weights,
@@ -144,16 +155,10 @@ def resident(
     bench: Bench,
     buckets: Sequence[Bucket] | None = None,
     ready: Callable[[GraphRunner], None] = GraphRunner.record,
+    pages: Tensor | None = None,
 ) -> GraphRunner:
-    """Steps of these sizes are recorded, by default of all."""
-    pool = PoolSize(
-        block_count=limits.block_count,
-        block_size=limits.block_size,
-        block_bytes=block_bytes(shape.config, limits.block_size, bench.dtype),
-        context_tokens=limits.context_tokens,
-    )
-    pages = allocate_pages(shape.config, pool, bench.dtype, bench.device)
-    pages.normal_()
+    """Steps of these sizes are recorded, by default of all; `pages` are its own, unless given."""
+    pages = pages_of(shape, limits, bench) if pages is None else pages
     decoder = Decoder(shape.config, weights, pages, context_tokens=limits.context_tokens)
     device = GraphRunner(decoder, pages, limits, streams_for(bench.device), buckets=buckets)
     ready(device)

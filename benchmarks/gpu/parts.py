@@ -41,9 +41,11 @@ BESIDE: Final = (
     Part(name="correctness.kernels", seconds=75),
     Part(name="correctness.tokens", seconds=75),
     Part(name="correctness.fp8_kv", seconds=75),
+    Part(name="large_pool.both_sides", seconds=75),
     Part(name="compile_ahead.large", seconds=75),
     Part(name="compile_ahead.small", seconds=75),
     Part(name="compile_ahead.attention", seconds=75),
+    Part(name="compile_ahead.ways", seconds=75),
 )
 # One after the other: what matters most comes first, as time may run out.
 IN_ORDER: Final = (
@@ -58,11 +60,11 @@ IN_ORDER: Final = (
     Part(name="attention.fp8", seconds=10),
     Part(name="serving.distance", seconds=20),
     Part(name="serving.large", seconds=20),
-    Part(name="variants.each", seconds=15),
+    Part(name="variants.each", seconds=20),
     Part(name="attention.blocks", seconds=10),
     Part(name="attention.chunks", seconds=10),
     Part(name="serving.watched", seconds=10),
-    Part(name="attention.beside_flashinfer", seconds=10),
+    Part(name="attention.beside_flashinfer", seconds=5),
 )
 ALL: Final = (*SMOKE, *BESIDE, *IN_ORDER)
 NAMES: Final = tuple(part.name for part in ALL)

@@ -12,11 +12,19 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.floors import floors
-from benchmarks.gpu.models import Shape, limits_of, random_weights, resident, shapes
+from benchmarks.gpu.models import (
+    Shape,
+    limits_of,
+    pages_of,
+    random_weights,
+    resident,
+    shapes,
+)
 from benchmarks.serving.one_process import LEADER, greedy
 from gpu_worker.batch.plans import BlockTable, Join, Plan, StepResult
 from gpu_worker.batch.rows import Rows
@@ -64,28 +72,50 @@ def quick_on_cpu(bench: Bench) -> Iterator[None]:
     dispatch.force(None)
 
 
+class Batch:
+    """A full batch of rows that know `context` tokens, on a runner that may run it many times."""
+
+    def __init__(
+        self, shape: Shape, weights: Weights, rows: int, context: int, bench: Bench,
+        pages: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """`pages`: of another of the same size, that does not run meanwhile."""
+        self._rows, self._context, self._steps = rows, context, bench.sized(STEPS, 4)
+        room = context + 2 * self._steps
+        self._limits = limits_of(shape, slots=rows, context=room, step_tokens=max(rows, 16))
+        self.pages = pages_of(shape, self._limits, bench) if pages is None else pages
+        self._runner = resident(
+            shape, weights, self._limits, bench, decode_buckets([rows]), pages=self.pages
+        )
+
+    def lease(self) -> tuple[list[StepResult], list[float]]:
+        """One lease from the start: (results, when each was there)."""
+        stepper, blocks = OneAhead(Rows(self._limits), self._runner), self._limits.blocks_per_row
+        results: list[StepResult] = []
+        at_s: list[float] = []
+
+        def on_result(result: StepResult) -> None:
+            results.append(result)
+            at_s.append(time.perf_counter())
+
+        plan = full_batch(self._rows, self._context, self._steps, blocks)
+        stepper.run(plan, 0, on_result, nobody)
+        stepper.clear()
+        assert len(results) == self._steps
+        return results, at_s
+
+    def step_s(self) -> float:
+        """Median of a lease."""
+        _, at_s = self.lease()
+        return statistics.median(b - a for a, b in pairwise(at_s))
+
+
 def run_steps(
     shape: Shape, weights: Weights, rows: int, context: int, bench: Bench
 ) -> tuple[list[StepResult], list[float]]:
     """One lease of a full batch: (results, when each was there)."""
     bench.free()
-    steps = bench.sized(STEPS, 4)
-    room = context + 2 * steps
-    limits = limits_of(shape, slots=rows, context=room, step_tokens=max(rows, 16))
-    stepper = OneAhead(
-        Rows(limits), resident(shape, weights, limits, bench, decode_buckets([rows]))
-    )
-    results: list[StepResult] = []
-    at_s: list[float] = []
-
-    def on_result(result: StepResult) -> None:
-        results.append(result)
-        at_s.append(time.perf_counter())
-
-    stepper.run(full_batch(rows, context, steps, limits.blocks_per_row), 0, on_result, nobody)
-    stepper.clear()
-    assert len(results) == steps
-    return results, at_s
+    return Batch(shape, weights, rows, context, bench).lease()
 
 
 def nobody() -> bool:

@@ -1,49 +1,111 @@
 """Each way of computing the same beside its alternative: what kernels/variants.py wants to know.
 
-`gain` is the time without it over the time with it; what is above 1 on every line may be a default.
+Timed in turns (`turns`); a line per case, and at the end one per variant that says what its default
+should be. Beside them what is no variant yet: splits of half the size.
 """
 
-import statistics
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import pairwise
+from typing import Final
 
 from benchmarks.gpu.attention import attend_chunk
-from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.bench import Bench, Call
 from benchmarks.gpu.models import random_weights, shapes
-from benchmarks.gpu.steps import quick_on_cpu, run_steps
+from benchmarks.gpu.steps import Batch, quick_on_cpu
+from benchmarks.gpu.turns import decision, figures
 from kernels import variants
+from kernels.attention import decode_attention, plan, triton_launch
+
+OF_PROMPTS: Final = "prefill-ahead"
+OF_DECODES: Final = ("decode-in-one", "programmatic-launch")
+SPLITS: Final = "splits of 256"
 
 
 def each(bench: Bench) -> None:
-    tokens = bench.sized(8192, 24)
-    _beside(
-        bench, "prefill-ahead", "a prompt", 1, tokens,
-        lambda: bench.seconds([attend_chunk(bench, tokens, tokens, has_own=True)]),
-    )  # fmt: skip
-    shape, context = shapes(bench)[-1], bench.sized(1024, 24)
+    verdicts: dict[str, list[str]] = {}
+    _prompts(bench, verdicts)
     with quick_on_cpu(bench):
-        weights = random_weights(shape, bench)
-
-        def step_s(rows: int) -> float:
-            _, at_s = run_steps(shape, weights, rows, context, bench)
-            return statistics.median(b - a for a, b in pairwise(at_s))
-
-        for rows in (2,) if bench.is_tiny else (1, 64):
-            for name in ("decode-in-one", "programmatic-launch"):
-                _beside(bench, name, shape.name, rows, context, partial(step_s, rows))
+        _decodes(bench, verdicts)
+    for name, found in verdicts.items():
+        is_default = _is_default(name)
+        bench.row(
+            "variants decided", what=name, default="on" if is_default else "off",
+            should_be=decision(found, is_default=is_default), cases=len(found),
+        )  # fmt: skip
 
 
-def _beside(
-    bench: Bench, name: str, what: str, rows: int, context: int, seconds_of: Callable[[], float]
-) -> None:
-    found = []
-    for is_taken in (False, True):
-        with variants.forced(name, is_taken):
-            found.append(seconds_of())
-    without, taken = found
-    bench.row(
-        "variants", what=name, of=what, rows=rows, context=context,
-        default=variants.is_on(name), gain=without / taken,
-        without_ms=without * 1e3, taken_ms=taken * 1e3,
-    )  # fmt: skip
+def _prompts(bench: Bench, verdicts: dict[str, list[str]]) -> None:
+    """A prompt, and a chunk behind a long prefix."""
+    cases = ((8192, 8192), (512, 65536))
+    for tokens, context in ((24, 24),) if bench.is_tiny else cases:
+        call = attend_chunk(bench, tokens, context, has_own=True)
+
+        def seconds(is_taken: bool, call: Call = call) -> float:
+            with variants.forced(OF_PROMPTS, is_taken):
+                return bench.seconds([call])
+
+        ways = {"taken": partial(seconds, True), "without": partial(seconds, False)}
+        found = bench.in_turns(ways, turns=7)
+        _say(bench, verdicts, OF_PROMPTS, f"{tokens} tokens", 1, context, found)
+
+
+def _decodes(bench: Bench, verdicts: dict[str, list[str]]) -> None:
+    """Steps of a full batch; all ways in the same turns, each with a recording of its own."""
+    shape, context = shapes(bench)[-1], bench.sized(1024, 24)
+    weights = random_weights(shape, bench)
+    for rows in (2,) if bench.is_tiny else (1, 64):
+        bench.free()
+        usual = Batch(shape, weights, rows, context, bench)
+        batches = {"usual": usual}
+        for name in (*OF_DECODES, SPLITS):
+            with otherwise(name):
+                batches[name] = Batch(shape, weights, rows, context, bench, usual.pages)
+
+        def step_s(name: str, batches: dict[str, Batch] = batches) -> float:
+            with otherwise(name):
+                return batches[name].step_s()
+
+        found = bench.in_turns({name: partial(step_s, name) for name in batches})
+        for name in (*OF_DECODES, SPLITS):
+            taken, without = (name, "usual") if not _is_default(name) else ("usual", name)
+            of = {"taken": found[taken], "without": found[without]}
+            _say(bench, verdicts, name, shape.name, rows, context, of)
+
+
+def _is_default(name: str) -> bool:
+    return name != SPLITS and variants.VARIANTS[name].is_default
+
+
+@contextmanager
+def otherwise(name: str) -> Iterator[None]:
+    """Within, what `name` says is not as by default; "usual": all is."""
+    with ExitStack() as stack:
+        if name == SPLITS:
+            stack.enter_context(splits_of(256))
+        elif name != "usual":
+            stack.enter_context(variants.forced(name, not _is_default(name)))
+        yield
+
+
+@contextmanager
+def splits_of(positions: int) -> Iterator[None]:
+    """Within, attention of short rows is shared out in splits of so many positions."""
+    modules = (plan, triton_launch, decode_attention)
+    before = plan.SPLIT
+    for module in modules:
+        module.SPLIT = positions  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.SPLIT = before  # type: ignore[attr-defined]
+
+
+def _say(
+    bench: Bench, verdicts: dict[str, list[str]], name: str, what: str, rows: int, context: int,
+    found: dict[str, list[float]],
+) -> None:  # fmt: skip
+    said = figures(found["taken"], found["without"])
+    verdicts.setdefault(name, []).append(said["so"])
+    bench.row("variants", what=name, of=what, rows=rows, context=context, **said)

@@ -2,6 +2,7 @@
 
     python -m benchmarks.kernels.aot            rewrite benchmarks/results/kernels_aot.json
     python -m benchmarks.kernels.aot --only attend plan     only kernels whose names begin so
+    python -m benchmarks.kernels.aot --only "8b: decode_kernel sm_90"       only that line of --list
     python -m benchmarks.kernels.aot --list     the specialisations, compiling nothing
 
 The launchers themselves are called, with tensors that have shapes but no memory, and what they
@@ -11,8 +12,6 @@ would launch is recorded: so the table has exactly the specialisations that a wo
 import argparse
 import json
 import os
-import re
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.compiled_code import CodeFacts, digest_of, facts_of, spills, usage
 from benchmarks.recording import RESULTS, versions
 from kernels import variants
 
@@ -155,6 +155,9 @@ class Resources:
     spill_bytes: int
     shared_bytes: int
     cubin_bytes: int
+    # Of rows that were compiled since there are any: of what, and what the code is made of.
+    digest: str = ""
+    code: CodeFacts | None = None
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -382,7 +385,7 @@ def compile_for(one: Specialisation, arch: int) -> Resources:
     triton, binary = import_module("triton"), binary_of(one, arch)
     tools = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin"
     with tempfile.TemporaryDirectory() as folder:
-        registers, stack_bytes = _usage(tools, Path(folder), binary.asm["cubin"])
+        registers, stack_bytes = usage(tools, Path(folder), binary.asm["cubin"])
         return Resources(
             shape=one.shape,
             kernel=one.name,
@@ -391,24 +394,17 @@ def compile_for(one: Specialisation, arch: int) -> Resources:
             stages=one.options["num_stages"],
             registers=registers,
             # Spilled registers lie on the stack. Where there is none, ptxas need not work again.
-            spill_bytes=_spills(tools, Path(folder), binary.asm["ptx"]) if stack_bytes else 0,
+            spill_bytes=spills(tools, Path(folder), binary.asm["ptx"]) if stack_bytes else 0,
             shared_bytes=binary.metadata.shared,
             cubin_bytes=len(binary.asm["cubin"]),
+            digest=digest_for(one, arch),
+            code=facts_of(tools, Path(folder), binary.asm["ptx"], binary.asm["cubin"]),
         )
 
 
-def waits_for_products(cubin: bytes) -> int:
-    """How often a thread waits for the matrix units of sm_90, as the assembler has it.
-
-    Where it has to move what they work on, it waits after each of their instructions (its C7513 and
-    its like), and the PTX shows nothing of that.
-    """
-    triton = import_module("triton")
-    tools = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-        return _output(tools / "cuobjdump", "-sass", str(path)).count("WARPGROUP.DEPBAR")
+def digest_for(one: Specialisation, arch: int) -> str:
+    """Of everything that `compile_for` would compile."""
+    return digest_of(one.kernel, *_signature(one), sorted(one.options.items()), arch)
 
 
 def _signature(one: Specialisation) -> tuple[dict[str, str], dict[Any, Any], dict[Any, Any]]:
@@ -433,38 +429,23 @@ def _signature(one: Specialisation) -> tuple[dict[str, str], dict[Any, Any], dic
     return signature, constants, attributes
 
 
-def _usage(tools: Path, folder: Path, cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of stack of a thread."""
-    path = folder / "kernel.cubin"
-    path.write_bytes(cubin)
-    said = _output(tools / "cuobjdump", "-res-usage", str(path))
-    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
-    assert found, "cuobjdump names no registers and no stack"
-    return int(found[1]), int(found[2])
-
-
-def _spills(tools: Path, folder: Path, ptx: str) -> int:
-    path = folder / "kernel.ptx"
-    path.write_text(ptx)
-    target = re.search(r"\.target\s+([^\s,]+)", ptx)
-    assert target, "the PTX names no target"
-    # The plain ptxas of the wheel refuses the PTX of newer processors.
-    words = ("-v", f"--gpu-name={target[1]}", str(path), "-o", str(folder / "again.cubin"))
-    text = _output(tools / "ptxas-blackwell", *words)
-    found = re.findall(r"(\d+) bytes spill (?:stores|loads)", text)
-    assert found, "ptxas names no spills"
-    return sum(map(int, found))
-
-
-def _output(*words: str | Path) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout + done.stderr
-
-
 def read_table() -> dict[tuple[str, str, int], Resources]:
     """The committed figures."""
-    rows = [Resources(**row) for row in json.loads(TABLE.read_text())["rows"]]
+    rows = map(row_of, json.loads(TABLE.read_text())["rows"])
     return {row.key: row for row in rows}
+
+
+def row_of(told: dict[str, Any]) -> Resources:
+    """What `told_of` made of it, in JSON."""
+    code = told.get("code")
+    if code is not None:
+        code = CodeFacts(**{**code, "begins_with": tuple(code["begins_with"])})
+    return Resources(**{**told, "code": code})
+
+
+def told_of(row: Resources) -> dict[str, Any]:
+    told = asdict(row)
+    return told if row.digest else {key: told[key] for key in told if key not in ("digest", "code")}
 
 
 def main() -> None:
@@ -479,9 +460,12 @@ def main() -> None:
         for one in specialisations(shape, arch)
     )
     work = {(one.shape, one.name, arch): one for one, arch in found}
-    wanted = {key: one for key, one in work.items() if key[1].startswith(tuple(options.only))}
+    begins, lines = tuple(options.only), set(options.only)
+    wanted = {
+        key: one for key, one in work.items() if key[1].startswith(begins) or line_of(key) in lines
+    }
     if options.list:
-        print("\n".join(f"{shape}: {name} sm_{arch}" for shape, name, arch in wanted))
+        print("\n".join(map(line_of, wanted)))
         return
     with ThreadPoolExecutor(options.jobs) as pool:
         rows = pool.map(lambda item: compile_for(item[1], item[0][2]), wanted.items())
@@ -490,13 +474,18 @@ def main() -> None:
     _write([{**old, **new}[key] for key in work])
 
 
+def line_of(key: tuple[str, str, int]) -> str:
+    shape, name, arch = key
+    return f"{shape}: {name} sm_{arch}"
+
+
 def _shown(row: Resources) -> Resources:
-    print(json.dumps(asdict(row)), flush=True)
+    print(json.dumps(told_of(row)), flush=True)
     return row
 
 
 def _write(rows: Sequence[Resources]) -> None:
-    lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
+    lines = ",\n".join(json.dumps(told_of(row)) for row in rows)
     head = json.dumps({"schema": 1, "triton": versions()["triton"]})[1:-1]
     TABLE.write_text(f'{{{head}, "rows": [\n{lines}\n]}}\n')
 

@@ -50,6 +50,7 @@ def library(
             start_s=start_s,
             says=mode,
             tokens=found["tokens"],
+            cpu_s=found["cpu_s"],
         )
 
     return run

@@ -64,8 +64,10 @@ def main():
     print("ready", flush=True)
     asked = json.loads(chosen.jobs.read_text())
     run(pipeline, asked["warm"])
+    used_s = time.process_time()
     stories, tokens = run(pipeline, asked["jobs"])
-    chosen.out.write_text(json.dumps({"stories": stories, "tokens": tokens}))
+    cpu_s = time.process_time() - used_s
+    chosen.out.write_text(json.dumps({"stories": stories, "tokens": tokens, "cpu_s": cpu_s}))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,20 @@
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from benchmarks.peers.libraries import library, openvino_model
 from benchmarks.peers.memory import PeakMemory
-from benchmarks.peers.servers import gguf_file, kaiten, llama_cpp, vllm
+from benchmarks.peers.servers import (
+    gguf_file,
+    kaiten,
+    llama_cpp,
+    llama_cpp_quantised,
+    quantised_gguf,
+    vllm,
+)
 from benchmarks.peers.setting import PeerError, Runner, Setting
 from kaiten.bench.figures import figures_of
 from kaiten.bench.report import Run
@@ -21,6 +29,7 @@ class Round:
     run: Run
     start_s: float
     peak_mb: float
+    cpu_s: float
     tokens: tuple[list[int], ...]
 
 
@@ -37,7 +46,11 @@ def run_peer(name: str, setting: Setting) -> Round:
         raise PeerError(f"{name}: errors {figures.errors}, {figures.wrong_length} wrong lengths")
     run = Run(name=name, says=answers.says, outcomes=tuple(answers.outcomes), figures=figures)
     return Round(
-        run=run, start_s=answers.start_s, peak_mb=memory.peak_mb, tokens=tuple(answers.tokens)
+        run=run,
+        start_s=answers.start_s,
+        peak_mb=memory.peak_mb,
+        cpu_s=answers.cpu_s,
+        tokens=tuple(answers.tokens),
     )
 
 
@@ -68,6 +81,7 @@ PEERS: Final[Mapping[str, Runner]] = {
     "kaiten-static16": in_static_batches(kaiten),
     "kaiten-gather": lambda setting: kaiten(setting, "--gather-ms", "50"),
     "kaiten-int8": lambda setting: kaiten(setting, "--weight-dtype", "int8"),
+    "kaiten-int4": lambda setting: kaiten(setting, "--weight-dtype", "int4"),
     "hf-one": library("transformers_script.py", "transformers", "one"),
     "hf-static8": library("transformers_script.py", "transformers", "static8"),
     "hf-static16": library("transformers_script.py", "transformers", "static16"),
@@ -75,6 +89,8 @@ PEERS: Final[Mapping[str, Runner]] = {
     "openvino": library("openvino_script.py", "openvino", "continuous", openvino_model),
     "llama.cpp": llama_cpp,
     "llama.cpp-static16": in_static_batches(llama_cpp),
+    "llama.cpp-q8_0": llama_cpp_quantised("q8_0"),
+    "llama.cpp-q4_0": llama_cpp_quantised("q4_0"),
     "vllm": vllm,
 }
 # Of the peers with a Python of their own.
@@ -83,5 +99,7 @@ PACKAGES: Final[Mapping[str, str]] = {"openvino": "openvino-genai", "vllm": "vll
 CONVERTED: Final[Mapping[str, Callable[[Setting], Path]]] = {
     "llama.cpp": gguf_file,
     "llama.cpp-static16": gguf_file,
+    "llama.cpp-q8_0": partial(quantised_gguf, "q8_0"),
+    "llama.cpp-q4_0": partial(quantised_gguf, "q4_0"),
     "openvino": openvino_model,
 }

@@ -15,11 +15,13 @@ from typing import Final
 
 from benchmarks.ladder.static_batches import StaticBatches
 from benchmarks.peers.libraries import HERE
+from benchmarks.peers.memory import children_cpu_s
 from benchmarks.peers.setting import (
     RUN_S_MAX,
     START_S_MAX,
     Answers,
     PeerError,
+    Runner,
     Setting,
     quiet,
     warm_jobs,
@@ -59,21 +61,41 @@ def gguf_file(setting: Setting) -> Path:
         unfinished = gguf.with_suffix(".part")
         python = setting.pythons.get("gguf", sys.executable)
         script = [python, str(HERE / "gguf_script.py"), str(setting.model), str(unfinished)]
-        done = subprocess.run(
-            [*script, "--dtype", setting.dtype], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise PeerError(f"the conversion to GGUF failed:\n{done.stderr[-1500:]}")
+        _convert([*script, "--dtype", setting.dtype], "the conversion to GGUF")
         unfinished.rename(gguf)
     return gguf
 
 
-def llama_cpp(setting: Setting) -> Answers:
-    """llama-server with 16 slots, the best of those tried by hand."""
+def quantised_gguf(kind: str, setting: Setting) -> Path:
+    """The GGUF with llama.cpp's own quantised weights, as its defaults choose which; once."""
+    plain = gguf_file(setting)
+    gguf = plain.with_suffix(f".{kind}.gguf")
+    if not gguf.exists():
+        program = setting.pythons.get("llama-quantize") or shutil.which("llama-quantize")
+        if not program:
+            raise PeerError("llama-quantize is not on the PATH: --with llama-quantize=FILE")
+        unfinished = gguf.with_suffix(".part")
+        _convert([program, str(plain), str(unfinished), kind], "quantising")
+        unfinished.rename(gguf)
+    return gguf
+
+
+def _convert(command: Sequence[str], what: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PeerError(f"{what} failed:\n{done.stderr[-1500:]}")
+
+
+def llama_cpp_quantised(kind: str) -> Runner:
+    return lambda setting: llama_cpp(setting, quantised_gguf(kind, setting))
+
+
+def llama_cpp(setting: Setting, gguf: Path | None = None) -> Answers:
+    """llama-server with 16 slots, the best of those tried by hand; `gguf`: not the plain one."""
     program = setting.pythons.get("llama-server") or shutil.which("llama-server")
     if not program:
         raise PeerError("llama-server is not on the PATH; name it: --with llama-server=FILE")
-    gguf = gguf_file(setting)
+    gguf = gguf or gguf_file(setting)
     # In a static batch the longest prompt may have to go as far as the longest output.
     prompt = max(len(job.prompt) for job in setting.jobs)
     context = 16 * (prompt + max(job.output_tokens for job in setting.jobs) + 16)
@@ -184,12 +206,15 @@ async def _load(address: str, setting: Setting, started_s: float, tokens_of: Ask
         await target.ask(WARM_JOB, lambda _: None, START_S_MAX)
         start_s = time.perf_counter() - started_s
         await _at_once(target, warm_jobs(setting.jobs))
+        used_s = children_cpu_s()
         outcomes = await _at_once(target, setting.jobs)
+        used_s = children_cpu_s() - used_s
         return Answers(
             outcomes=outcomes,
             start_s=start_s,
             says=target.says,
             tokens=[await tokens_of(address, job) for job in setting.jobs[:CHECKED]],
+            cpu_s=used_s,
         )
     except (AskError, TokensError) as error:
         raise PeerError(str(error)) from error

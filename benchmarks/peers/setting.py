@@ -30,12 +30,16 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What became of the jobs, and the token ids of the first of them: of all, or of a few."""
+    """What became of the jobs, and the token ids of the first of them: of all, or of a few.
+
+    `cpu_s`: of the peer's processes, while the jobs were served.
+    """
 
     outcomes: list[Outcome]
     start_s: float
     says: str
     tokens: list[list[int]]
+    cpu_s: float
 
 
 def warm_jobs(jobs: Sequence[Job]) -> list[Job]:

@@ -3,10 +3,11 @@
     python -m benchmarks.peers.side_by_side [--peers kaiten,hf-continuous,hf-static16,hf-one:1]
         [--repeats 3] [--shape 125m] [--dtype bf16] [--save] [--report FILE]
         [--with vllm=PYTHON --with llama-server=FILE --with openvino=PYTHON
-         --with optimum=PYTHON --with gguf=PYTHON]
+         --with optimum=PYTHON --with gguf=PYTHON --with llama-quantize=FILE]
 
 A peer written `name:1` runs in the first round only. Every peer starts afresh in every round and
-the answers' lengths are checked. "Same tokens" compares the first answers with those of
+the answers' lengths are checked. "CPU s" is what the peer's processes took for the jobs, without
+their asker's where that is another process. "Same tokens" compares the first answers with those of
 transformers one by one, else with the first peer's. The floor is measured at the beginning and the
 end.
 """
@@ -34,7 +35,7 @@ STEP_TOKENS = 512
 DEFAULT_PEERS = "kaiten,hf-continuous,hf-static16,hf-one:1"
 COLUMNS = (
     "peer", "tok/s", "range", "kaiten is", "of floor", "latency mean", "p99", "TTFT mean",
-    "frame p50", "p99", "peak MB", "start s", "same tokens",
+    "frame p50", "p99", "CPU s", "peak MB", "start s", "same tokens",
 )  # fmt: skip
 
 
@@ -137,6 +138,7 @@ def _medians(rounds: Sequence[Round]) -> dict[str, float]:
         "inter_frame_p99_ms": median(each.inter_frame_s.p99 for each in figures) * 1e3,
         "inter_token_p50_ms": median(each.inter_token_s.p50 for each in figures) * 1e3,
         "inter_token_p99_ms": median(each.inter_token_s.p99 for each in figures) * 1e3,
+        "cpu_s": median(each.cpu_s for each in rounds),
         "peak_mb": max(each.peak_mb for each in rounds),
         "start_s": median(each.start_s for each in rounds),
         "rounds": len(rounds),
@@ -161,6 +163,7 @@ def _show(rounds: Mapping[str, Sequence[Round]], floor: Ideal, machine: Machine)
                 f"{m['ttft_mean_s']:.2f} s",
                 f"{m['inter_frame_p50_ms']:.1f} ms",
                 f"{m['inter_frame_p99_ms']:.0f} ms",
+                f"{m['cpu_s']:.1f}",
                 f"{m['peak_mb']:.0f}",
                 f"{m['start_s']:.1f}",
                 f"{same[name]:.0%}",

@@ -159,8 +159,10 @@ def main():
         print("ready", flush=True)
         asked = json.loads(chosen.jobs.read_text())
         run(model, asked["warm"], chosen.mode)
+        used_s = time.process_time()
         stories, tokens = run(model, asked["jobs"], chosen.mode)
-    chosen.out.write_text(json.dumps({"stories": stories, "tokens": tokens}))
+        cpu_s = time.process_time() - used_s
+    chosen.out.write_text(json.dumps({"stories": stories, "tokens": tokens, "cpu_s": cpu_s}))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
 """What metrics, traces and watchers cost a whole stack: processor time of its processes per token.
 
-    python -m benchmarks.serving.seeing_whole [--turns 5] [--sequences 256] [--save]
+    python -m benchmarks.serving.seeing_whole [--pairs 8] [--sequences 256] [--only spans] [--save]
 
-Two stacks side by side do the same work at the same time, one with and one without, so that
-whatever else the machine does is there for both. Of each process: microseconds per token with,
-without, and the one by the other.
+One stack with and one without, which take turns: with, without, without, with, … so that each has
+the machine to itself, and what else the machine does changes little between the two of a pair. Of
+each process, microseconds per token with and without, the median of all turns; of `service` (all
+but the worker, whose time is the model's) and the `whole` also the ratio of each pair: their
+median, and the least and the greatest.
 Metrics: all pages open, fetched every ten seconds, beside none. Spans: beside metrics, sampled as
 by default, sent to a collector in a process of its own, whose time does not count; and to an
-address where nobody is. Watched: beside metrics, by five open pages of `/v1/watch` with ten events
-a second; slowly: with the four that are told to who asks for no interval. What is done so many
-times a second counts double here, as each stack has half of the machine.
+address where nobody is. Watched: one stack, with and without five open pages of `/v1/watch`, as the
+page opens them; quickly: with ten events a second in place of four.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import httpx
@@ -39,7 +41,11 @@ WARM_TOKENS: Final = 20
 FETCH_S: Final = 10.0
 WORKER: Final = "gpu_worker"
 SPEED: Final = "tokens_per_s"
+SERVICE: Final = "service"
+WHOLE: Final = "whole"
 ROLES: Final = ("scheduler_svc", "gateway", WORKER)
+# Of one turn with, and one without.
+Pair = tuple[dict[str, float], dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +56,7 @@ class Kind:
     environ: Mapping[str, str] = field(default_factory=dict)
     watchers: int = 0
     # Of those, between two events.
-    interval_ms: int = 100
+    interval_ms: int = 250
 
 
 def collect(pipe: Connection) -> None:
@@ -61,14 +67,34 @@ def collect(pipe: Connection) -> None:
         pipe.send(len(collector.spans))
 
 
-def fetch(pages: Sequence[str], over: threading.Event) -> None:
-    """Each page, as often as the shipped Prometheus does; the first in the middle of its wait."""
-    wait_s = FETCH_S / 2
-    with httpx.Client(timeout=60) as client:
-        while not over.wait(wait_s):
-            wait_s = FETCH_S
-            for page in pages:
-                client.get(page).raise_for_status()
+class Fetching:
+    """Each page, as often as the shipped Prometheus does, for as long as the block lasts; the wait
+    that is left goes on in the next one.
+    """
+
+    def __init__(self, pages: Sequence[str]) -> None:
+        self._pages, self._left_s = pages, FETCH_S / 2
+        self._over = threading.Event()
+
+    def __enter__(self) -> None:
+        self._over.clear()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with httpx.Client(timeout=60) as client:
+            while True:
+                began_s = time.monotonic()
+                if self._over.wait(self._left_s):
+                    self._left_s -= min(self._left_s, time.monotonic() - began_s)
+                    return
+                self._left_s = FETCH_S
+                for page in self._pages:
+                    client.get(page).raise_for_status()
 
 
 def generate(url: str, sequences: int, tokens: int) -> int:
@@ -90,37 +116,37 @@ def generate(url: str, sequences: int, tokens: int) -> int:
 
 
 class Stack:
-    """Served with these words, in this environment, and looked at by so many."""
+    """Served with these words, in this environment."""
 
     def __init__(self, kind: Kind, sequences: int, folder: Path) -> None:
-        self._kind, self._sequences = kind, sequences
+        self._sequences = sequences
         room = ["--slots", str(sequences), "--num-blocks", str(sequences * 20)]
         self._served = Served(folder, *kind.words, *room, environ=kind.environ)
+        ports = _ports(self._served.said)
+        self._fetching = Fetching([f"http://127.0.0.1:{port}/metrics" for port in ports])
+        generate(self._served.http_url, sequences, WARM_TOKENS)
 
-    def spent_us(self, begin: threading.Barrier) -> dict[str, float]:
-        """Of processor time, per token, by process; begun together with the other."""
-        served, kind = self._served, self._kind
-        generate(served.http_url, self._sequences, WARM_TOKENS)
-        pages = [f"http://127.0.0.1:{port}/metrics" for port in _ports(served.said)]
-        over, pid = threading.Event(), served.process.pid
-        with ThreadPoolExecutor(1 + kind.watchers) as lookers:
-            looking = [lookers.submit(fetch, pages, over)]
-            looking += [
-                lookers.submit(watch, served.http_url, kind.interval_ms, over)
-                for _ in range(kind.watchers)
+    def spent_us(self, kind: Kind) -> dict[str, float]:
+        """Of processor time, per token, by process, while so many watch."""
+        served, over = self._served, threading.Event()
+        pid, url = served.process.pid, served.http_url
+        with ThreadPoolExecutor(max(1, kind.watchers)) as lookers, self._fetching:
+            looking = [
+                lookers.submit(watch, url, kind.interval_ms, over) for _ in range(kind.watchers)
             ]
-            begin.wait()
             before_s, began_s = cpu_s(pid), time.perf_counter()
-            tokens = generate(served.http_url, self._sequences, TOKENS)
+            tokens = generate(url, self._sequences, TOKENS)
             after_s, took_s = cpu_s(pid), time.perf_counter() - began_s
             over.set()
-        for each in looking:
-            each.result()
+            for each in looking:
+                each.result()
         spent = {
             role: (after_s[role] - before_s.get(role, 0.0)) / tokens * 1e6
             for role in after_s
             if role != "client"
         }
+        spent[SERVICE] = sum(us for role, us in spent.items() if role != WORKER)
+        spent[WHOLE] = spent[SERVICE] + spent[WORKER]
         return spent | {SPEED: tokens / took_s}
 
     def stop(self) -> None:
@@ -128,15 +154,25 @@ class Stack:
         self._served.__exit__(None, None, None)
 
 
-def turn(kinds: Sequence[Kind], sequences: int) -> list[dict[str, float]]:
-    """Microseconds of processor time per token of each."""
-    begin = threading.Barrier(len(kinds))
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(kinds)) as pool:
-        stacks = [Stack(k, sequences, Path(folder) / str(n)) for n, k in enumerate(kinds)]
+def turns(one: Kind, other: Kind, sequences: int, pairs: int) -> list[Pair]:
+    """What each spent. Those that are served alike are one stack."""
+    with tempfile.TemporaryDirectory() as folder:
+        stacks: dict[str, Stack] = {}
         try:
-            return [*pool.map(lambda stack: stack.spent_us(begin), stacks)]
+            for kind in (one, other):
+                served = f"{kind.words} {kind.environ}"
+                if served not in stacks:
+                    stacks[served] = Stack(kind, sequences, Path(folder) / str(len(stacks)))
+            first, last = next(iter(stacks.values())), [*stacks.values()][-1]
+            found = []
+            for at in range(pairs):
+                order = [(first, one), (last, other)][:: 1 if at % 2 == 0 else -1]
+                spent = [stack.spent_us(kind) for stack, kind in order]
+                found.append((spent[at % 2], spent[1 - at % 2]))
+                sys.stderr.write(f"{compared(found[-1:])}\n")
+            return found
         finally:
-            for stack in stacks:
+            for stack in stacks.values():
                 stack.stop()
 
 
@@ -158,10 +194,10 @@ def _ports(said: str) -> list[str]:
 def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument(
-        "--only", action="append", help="of metrics, spans, nobody, watched, watched_slowly"
+        "--only", action="append", help="of metrics, spans, nobody, watched, watched_quickly"
     )
     parser.add_argument("--save", action="store_true")
     chosen = parser.parse_args()
@@ -175,23 +211,18 @@ def main() -> None:
         "spans": (replace(metrics, environ=to(ours.recv())), metrics),
         "nobody": (replace(metrics, environ=to("http://127.0.0.1:9")), metrics),
         "watched": (replace(metrics, watchers=5), metrics),
-        "watched_slowly": (replace(metrics, watchers=5, interval_ms=250), metrics),
+        "watched_quickly": (replace(metrics, watchers=5, interval_ms=100), metrics),
     }
     found: dict[str, object] = {}
-    for name, pair in settings.items():
-        if chosen.only and name not in chosen.only:
-            continue
-        turns = []
-        for at in range(chosen.turns):
-            order = 1 if at % 2 == 0 else -1
-            one, other = turn(pair[::order], chosen.sequences)[::order]
-            turns.append((one, other))
-            sys.stderr.write(f"{name}: {compared(turns[-1:])}\n")
-        found[name] = compared(turns)
+    for name, (one, other) in settings.items():
+        if not chosen.only or name in chosen.only:
+            sys.stderr.write(f"{name}\n")
+            found[name] = compared(turns(one, other, chosen.sequences, chosen.pairs))
     ours.send(None)
     figures: dict[str, object] = {
         "sequences": chosen.sequences,
         "tokens": TOKENS,
+        "pairs": chosen.pairs,
         **found,
         "spans_received": ours.recv(),
     }
@@ -199,26 +230,27 @@ def main() -> None:
     record("seeing_whole", figures, save=chosen.save)
 
 
-def compared(turns: Sequence[tuple[dict[str, float], dict[str, float]]]) -> dict[str, object]:
-    """With and without, all turns together, by process; `service` is all but the worker, whose
-    time is the model's. `added_ms_per_s`: what `service` spent more, by the second, as what is done
-    so many times a second costs a slow stack more of each token's time.
+def compared(found: Sequence[Pair]) -> dict[str, object]:
+    """With and without, by process. `added_ms_per_s`: what `service` spent more, by the second, as
+    what is done so many times a second costs a slow stack more of each token's time.
     """
     told: dict[str, object] = {}
     with_us, without_us = [
-        {role: sum(turn[at][role] for turn in turns) / len(turns) for role in turns[0][at]}
+        {role: median(pair[at][role] for pair in found) for role in (*ROLES, SERVICE, WHOLE, SPEED)}
         for at in (0, 1)
     ]
-    for us in (with_us, without_us):
-        us["service"] = sum(n for role, n in us.items() if role not in (WORKER, SPEED))
-        us["whole"] = us["service"] + us[WORKER]
-    for role in (*ROLES, "service", "whole"):
-        one, other = with_us[role], without_us[role]
-        told[role] = [round(one, 1), round(other, 1), round(one / other, 3)]
+    for role in ROLES:
+        told[role] = [round(with_us[role], 1), round(without_us[role], 1)]
+    for role in (SERVICE, WHOLE):
+        ratios = [one[role] / other[role] for one, other in found]
+        told[role] = {
+            "us": [round(with_us[role], 1), round(without_us[role], 1)],
+            "ratio": round(median(ratios), 4),
+            "from_to": [round(min(ratios), 3), round(max(ratios), 3)],
+        }
     told[SPEED] = [round(with_us[SPEED]), round(without_us[SPEED])]
-    added_us = with_us["service"] - without_us["service"]
-    told["added_ms_per_s"] = round(added_us * with_us[SPEED] / 1000, 1)
-    return told
+    added = median((one[SERVICE] - other[SERVICE]) * one[SPEED] / 1000 for one, other in found)
+    return told | {"added_ms_per_s": round(added, 1)}
 
 
 def to(collector: str) -> Mapping[str, str]:

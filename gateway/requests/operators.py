@@ -54,10 +54,10 @@ def _refusal(address: str, request: RehearseRequest, error: grpc.aio.AioRpcError
 class Told:
     """What a leader said once to all who share a watch."""
 
-    __slots__ = ("data", "event", "steps", "view")
+    __slots__ = ("data", "event", "said", "steps", "view")
 
     def __init__(self, data: bytes, before: Counter[str] | None = None) -> None:
-        said = WatchResponse.FromString(data)
+        self.said = said = WatchResponse.FromString(data)
         self.data = data
         # What the HTTP door makes of it, once it has.
         self.event = b""
@@ -72,7 +72,8 @@ class Told:
         """The same to somebody who missed so many iterations before it."""
         if not missed:
             return self
-        said = WatchResponse.FromString(self.data)
+        said = WatchResponse()
+        said.CopyFrom(self.said)
         for worker_id, count in missed.items():
             said.steps.add(worker_id=worker_id, num_skipped=count)
         return Told(said.SerializeToString())

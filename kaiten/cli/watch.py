@@ -43,7 +43,7 @@ def watch(
     """Print every response, or what it makes of those before; the exit code."""
     core, before = LiveCore(), CLEAR if sys.stdout.isatty() and not once else ""
     try:
-        for response in responses(gateways, api_key, interval_ms):
+        for response in responses(gateways, api_key, interval_ms, takes_rows=not as_json):
             if as_json:
                 text = MessageToJson(response, indent=None, preserving_proto_field_name=True)
             else:
@@ -59,14 +59,18 @@ def watch(
 
 
 def responses(
-    gateways: Sequence[tuple[str, TLS | None]], api_key: str | None, interval_ms: int
+    gateways: Sequence[tuple[str, TLS | None]],
+    api_key: str | None,
+    interval_ms: int,
+    *,
+    takes_rows: bool = True,
 ) -> Iterator[WatchResponse]:
     """For ever, of whichever of these leads or knows who does. ApiError: none for a while."""
     heard_s = time.monotonic()
     for address, tls in cycle(gateways):
         try:
             with channel_to(address, tls or False, OPTIONS) as channel:
-                request = WatchRequest(interval_ms=interval_ms)
+                request = WatchRequest(interval_ms=interval_ms, takes_rows=takes_rows)
                 stub = SchedulerServiceStub(channel)
                 for response in stub.Watch(request, metadata=with_key((), api_key)):
                     heard_s = time.monotonic()

@@ -1,6 +1,8 @@
 """A leader's core as `Watch` tells it: what was told put together, response by response."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from kaiten.v1.ledger_pb2 import ConfiguredInput
 from kaiten.v1.watch_pb2 import (
@@ -8,6 +10,7 @@ from kaiten.v1.watch_pb2 import (
     SequenceCounts,
     SequenceIdentity,
     SequencePlace,
+    WatchedRows,
     WatchedSequence,
     WatchedTable,
     WatchedWorker,
@@ -37,11 +40,15 @@ class LiveSequence:
         if told.HasField("counts"):
             self.counts = told.counts
         if told.HasField("tables"):
-            groups = told.tables.groups
-            before = [*self.tables, *([] for _ in groups)]
-            self.tables = [_blocks(*each) for each in zip(before, groups, strict=False)]
+            self.take_tables(told.tables.groups)
         if told.HasField("passed_over"):
             self.passed_over = list(told.passed_over.by)
+
+    def take_tables(self, groups: Sequence[WatchedTable]) -> None:
+        """Of each layer group. Who has none has no groups."""
+        before = [*self.tables, *([] for _ in groups)]
+        tables = [_blocks(*each) for each in zip(before, groups, strict=False)]
+        self.tables = tables if any(tables) else []
 
 
 def _blocks(before: list[int], told: WatchedTable) -> list[int]:
@@ -60,6 +67,8 @@ class LiveCore:
     configured: ConfiguredInput = field(default_factory=ConfiguredInput)
     workers: dict[str, WatchedWorker] = field(default_factory=dict)
     sequences: dict[int, LiveSequence] = field(default_factory=dict)
+    # Of each worker: who is there, row by row, as it was told last.
+    rows: dict[str, list[int]] = field(default_factory=dict, compare=False)
     # Who waits, in order, as far as it is told; and how many do.
     queue: list[int] = field(default_factory=list)
     waiting: int = 0
@@ -67,7 +76,7 @@ class LiveCore:
     def take(self, told: WatchResponse) -> None:
         """What is not told is as before."""
         if told.is_snapshot:
-            self.workers, self.sequences = {}, {}
+            self.workers, self.sequences, self.rows = {}, {}, {}
         self.epoch, self.seq, self.committed_seq = told.epoch, told.seq, told.committed_seq
         self.unix_ns = told.unix_ns
         if told.HasField("configured"):
@@ -76,8 +85,39 @@ class LiveCore:
             self.queue, self.waiting = list(told.queue.sequence_ids), told.queue.length
         for worker_id in told.worker_ids_gone:
             del self.workers[worker_id]
+            self.rows.pop(worker_id, None)
         for sequence_id in told.sequence_ids_gone:
             del self.sequences[sequence_id]
         self.workers |= {worker.worker_id: worker for worker in told.workers}
         for sequence in told.sequences:
             self.sequences.setdefault(sequence.sequence_id, LiveSequence()).take(sequence)
+        for rows in told.rows:
+            self._take_rows(rows)
+
+    def _take_rows(self, told: WatchedRows) -> None:
+        if told.sequence_ids:
+            self.rows[told.worker_id] = list(told.sequence_ids)
+        ids = self.rows.get(told.worker_id, [])
+        columns = told.num_tokens, told.num_scheduled_tokens, told.num_computed_tokens
+        if told.num_tokens:
+            for sequence_id, tokens, scheduled, computed in zip(ids, *columns, strict=True):
+                self.sequences[sequence_id].counts = SequenceCounts(
+                    num_tokens=tokens, num_scheduled_tokens=scheduled, num_computed_tokens=computed
+                )
+        groups = len(told.num_new_blocks) // max(1, len(told.table_rows))
+        tables = _tables(told)
+        for row in told.table_rows:
+            self.sequences[ids[row]].take_tables([*islice(tables, groups)])
+
+
+def _tables(told: WatchedRows) -> Iterator[WatchedTable]:
+    start = 0
+    columns = told.num_skipped_blocks, told.num_kept_blocks, told.num_new_blocks
+    for num_skipped_blocks, num_kept_blocks, num_new_blocks in zip(*columns, strict=True):
+        end = start + num_new_blocks
+        yield WatchedTable(
+            num_skipped_blocks=num_skipped_blocks,
+            num_kept_blocks=num_kept_blocks,
+            block_ids=told.block_ids[start:end],
+        )
+        start = end

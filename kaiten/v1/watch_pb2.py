@@ -26,45 +26,47 @@ from kaiten.v1 import common_pb2 as kaiten_dot_v1_dot_common__pb2
 from kaiten.v1 import ledger_pb2 as kaiten_dot_v1_dot_ledger__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kaiten/v1/watch.proto\x12\tkaiten.v1\x1a\x16kaiten/v1/common.proto\x1a\x16kaiten/v1/ledger.proto\"#\n\x0cWatchRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\xa2\x03\n\rWatchResponse\x12\x13\n\x0bis_snapshot\x18\x01 \x01(\x08\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x15\n\rcommitted_seq\x18\x04 \x01(\x04\x12\x0f\n\x07unix_ns\x18\x05 \x01(\x04\x12.\n\nconfigured\x18\x06 \x01(\x0b\x32\x1a.kaiten.v1.ConfiguredInput\x12)\n\x07workers\x18\x07 \x03(\x0b\x32\x18.kaiten.v1.WatchedWorker\x12\x17\n\x0fworker_ids_gone\x18\x08 \x03(\t\x12-\n\tsequences\x18\t \x03(\x0b\x32\x1a.kaiten.v1.WatchedSequence\x12\x19\n\x11sequence_ids_gone\x18\n \x03(\x04\x12&\n\x05queue\x18\x0b \x01(\x0b\x32\x17.kaiten.v1.WatchedQueue\x12&\n\x05steps\x18\x0c \x03(\x0b\x32\x17.kaiten.v1.WatchedSteps\x12*\n\x06passed\x18\r \x03(\x0b\x32\x1a.kaiten.v1.WatchedSequence\"]\n\x0cWatchedSteps\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bnum_skipped\x18\x02 \x01(\r\x12%\n\x05steps\x18\x03 \x03(\x0b\x32\x16.kaiten.v1.WatchedStep\"\xcc\x02\n\x0bWatchedStep\x12\x0f\n\x07plan_id\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x13\n\x0b\x61nswered_ns\x18\x03 \x01(\x04\x12\x0f\n\x07step_us\x18\x04 \x01(\r\x12\x13\n\x0bleave_slots\x18\x05 \x03(\r\x12\x12\n\njoin_slots\x18\x06 \x03(\r\x12\x19\n\x11join_sequence_ids\x18\x07 \x03(\x04\x12\x13\n\x0b\x63hunk_slots\x18\x08 \x03(\r\x12\x14\n\x0c\x63hunk_tokens\x18\t \x03(\r\x12\x17\n\x0ftokenless_slots\x18\n \x03(\r\x12\x12\n\nnum_tokens\x18\x0b \x01(\r\x12\x16\n\x0e\x66inished_slots\x18\x0c \x03(\r\x12\x1e\n\x16preempted_sequence_ids\x18\r \x03(\x04\x12\x13\n\x0b\x62locks_free\x18\x0e \x01(\r\x12\x0f\n\x07waiting\x18\x0f \x01(\r\"4\n\x0cWatchedQueue\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\"\xf5\x02\n\rWatchedWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x11\n\tslots_max\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x05 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x06 \x01(\r\x12+\n\x0clayer_groups\x18\x07 \x03(\x0b\x32\x15.kaiten.v1.LayerGroup\x12\x13\n\x0bis_draining\x18\x08 \x01(\x08\x12\x0f\n\x07is_late\x18\t \x01(\x08\x12&\n\x05plans\x18\n \x03(\x0b\x32\x17.kaiten.v1.InFlightPlan\x12*\n\x0bpassed_over\x18\x0b \x03(\x0b\x32\x15.kaiten.v1.PassedOver\x12\x15\n\rcached_blocks\x18\x0c \x01(\x0c\x12\x17\n\x0fstep_tokens_max\x18\r \x01(\r\x12\x18\n\x10mixed_tokens_max\x18\x0e \x01(\r\"L\n\x0cInFlightPlan\x12\x0f\n\x07plan_id\x18\x01 \x01(\x04\x12\x13\n\x0blease_steps\x18\x02 \x01(\r\x12\x16\n\x0esteps_answered\x18\x03 \x01(\r\"\x88\x02\n\x0fWatchedSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12-\n\x08identity\x18\x02 \x01(\x0b\x32\x1b.kaiten.v1.SequenceIdentity\x12\'\n\x05place\x18\x03 \x01(\x0b\x32\x18.kaiten.v1.SequencePlace\x12)\n\x06\x63ounts\x18\x04 \x01(\x0b\x32\x19.kaiten.v1.SequenceCounts\x12)\n\x06tables\x18\x05 \x01(\x0b\x32\x19.kaiten.v1.SequenceTables\x12\x32\n\x0bpassed_over\x18\x06 \x01(\x0b\x32\x1d.kaiten.v1.SequencePassedOver\"\x83\x01\n\x10SequenceIdentity\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x10\n\x08priority\x18\x03 \x01(\x11\x12\x12\n\narrived_ns\x18\x04 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x12\n\ntokens_max\x18\x06 \x01(\r\"r\n\rSequencePlace\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.kaiten.v1.SequenceState\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\r\"_\n\x0eSequenceCounts\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x1c\n\x14num_scheduled_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x03 \x01(\r\"9\n\x0eSequenceTables\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.kaiten.v1.WatchedTable\"V\n\x0cWatchedTable\x12\x1a\n\x12num_skipped_blocks\x18\x01 \x01(\r\x12\x17\n\x0fnum_kept_blocks\x18\x02 \x01(\r\x12\x11\n\tblock_ids\x18\x03 \x03(\r\"7\n\x12SequencePassedOver\x12!\n\x02\x62y\x18\x01 \x03(\x0b\x32\x15.kaiten.v1.PassedOver\"U\n\nPassedOver\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\t\x12%\n\x03why\x18\x03 \x01(\x0e\x32\x18.kaiten.v1.WhyPassedOver*\xbe\x01\n\rSequenceState\x12\x1e\n\x1aSEQUENCE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SEQUENCE_STATE_WAITING\x10\x01\x12\x1a\n\x16SEQUENCE_STATE_RUNNING\x10\x02\x12\x1c\n\x18SEQUENCE_STATE_PREEMPTED\x10\x03\x12\x1b\n\x17SEQUENCE_STATE_RETIRING\x10\x04\x12\x1a\n\x16SEQUENCE_STATE_FORKING\x10\x05*\xbb\x06\n\rWhyPassedOver\x12\x1f\n\x1bWHY_PASSED_OVER_UNSPECIFIED\x10\x00\x12#\n\x1fWHY_PASSED_OVER_PLANS_IN_FLIGHT\x10\x01\x12#\n\x1fWHY_PASSED_OVER_NOTHING_CHANGED\x10\x02\x12\x1c\n\x18WHY_PASSED_OVER_DRAINING\x10\x03\x12\x18\n\x14WHY_PASSED_OVER_LATE\x10\x04\x12\x1b\n\x17WHY_PASSED_OVER_NO_SLOT\x10\x05\x12\x1d\n\x19WHY_PASSED_OVER_NO_BUDGET\x10\x06\x12\x1d\n\x19WHY_PASSED_OVER_PREEMPTED\x10\x07\x12\x1b\n\x17WHY_PASSED_OVER_CADENCE\x10\x08\x12\x1d\n\x19WHY_PASSED_OVER_TOO_LARGE\x10\t\x12\x1b\n\x17WHY_PASSED_OVER_SUSPECT\x10\n\x12\x1b\n\x17WHY_PASSED_OVER_VERDICT\x10\x0b\x12\"\n\x1eWHY_PASSED_OVER_ANOTHER_WORKER\x10\x0c\x12\x1a\n\x16WHY_PASSED_OVER_TENANT\x10\r\x12 \n\x1cWHY_PASSED_OVER_LONG_PREFILL\x10\x0e\x12\x1a\n\x16WHY_PASSED_OVER_BLOCKS\x10\x0f\x12\x1a\n\x16WHY_PASSED_OVER_MARGIN\x10\x10\x12\x1e\n\x1aWHY_PASSED_OVER_WORST_CASE\x10\x11\x12\x1c\n\x18WHY_PASSED_OVER_RESERVED\x10\x12\x12\x19\n\x15WHY_PASSED_OVER_BATCH\x10\x13\x12\x1f\n\x1bWHY_PASSED_OVER_END_IS_NEAR\x10\x14\x12\x1b\n\x17WHY_PASSED_OVER_PREFILL\x10\x15\x12\x1d\n\x19WHY_PASSED_OVER_BATCH_GAP\x10\x16\x12 \n\x1cWHY_PASSED_OVER_PLACE_NEEDED\x10\x17\x12\"\n\x1eWHY_PASSED_OVER_STEPS_TOO_LONG\x10\x18\x12 \n\x1cWHY_PASSED_OVER_STORE_BEHIND\x10\x19\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kaiten/v1/watch.proto\x12\tkaiten.v1\x1a\x16kaiten/v1/common.proto\x1a\x16kaiten/v1/ledger.proto\"7\n\x0cWatchRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\x12\x12\n\ntakes_rows\x18\x02 \x01(\x08\"\xc8\x03\n\rWatchResponse\x12\x13\n\x0bis_snapshot\x18\x01 \x01(\x08\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x15\n\rcommitted_seq\x18\x04 \x01(\x04\x12\x0f\n\x07unix_ns\x18\x05 \x01(\x04\x12.\n\nconfigured\x18\x06 \x01(\x0b\x32\x1a.kaiten.v1.ConfiguredInput\x12)\n\x07workers\x18\x07 \x03(\x0b\x32\x18.kaiten.v1.WatchedWorker\x12\x17\n\x0fworker_ids_gone\x18\x08 \x03(\t\x12-\n\tsequences\x18\t \x03(\x0b\x32\x1a.kaiten.v1.WatchedSequence\x12\x19\n\x11sequence_ids_gone\x18\n \x03(\x04\x12&\n\x05queue\x18\x0b \x01(\x0b\x32\x17.kaiten.v1.WatchedQueue\x12&\n\x05steps\x18\x0c \x03(\x0b\x32\x17.kaiten.v1.WatchedSteps\x12*\n\x06passed\x18\r \x03(\x0b\x32\x1a.kaiten.v1.WatchedSequence\x12$\n\x04rows\x18\x0e \x03(\x0b\x32\x16.kaiten.v1.WatchedRows\"\xf9\x01\n\x0bWatchedRows\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x14\n\x0csequence_ids\x18\x02 \x03(\x04\x12\x12\n\nnum_tokens\x18\x03 \x03(\r\x12\x1c\n\x14num_scheduled_tokens\x18\x04 \x03(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x03(\r\x12\x12\n\ntable_rows\x18\x06 \x03(\r\x12\x1a\n\x12num_skipped_blocks\x18\x07 \x03(\r\x12\x17\n\x0fnum_kept_blocks\x18\x08 \x03(\r\x12\x16\n\x0enum_new_blocks\x18\t \x03(\r\x12\x11\n\tblock_ids\x18\n \x03(\r\"]\n\x0cWatchedSteps\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bnum_skipped\x18\x02 \x01(\r\x12%\n\x05steps\x18\x03 \x03(\x0b\x32\x16.kaiten.v1.WatchedStep\"\xcc\x02\n\x0bWatchedStep\x12\x0f\n\x07plan_id\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x13\n\x0b\x61nswered_ns\x18\x03 \x01(\x04\x12\x0f\n\x07step_us\x18\x04 \x01(\r\x12\x13\n\x0bleave_slots\x18\x05 \x03(\r\x12\x12\n\njoin_slots\x18\x06 \x03(\r\x12\x19\n\x11join_sequence_ids\x18\x07 \x03(\x04\x12\x13\n\x0b\x63hunk_slots\x18\x08 \x03(\r\x12\x14\n\x0c\x63hunk_tokens\x18\t \x03(\r\x12\x17\n\x0ftokenless_slots\x18\n \x03(\r\x12\x12\n\nnum_tokens\x18\x0b \x01(\r\x12\x16\n\x0e\x66inished_slots\x18\x0c \x03(\r\x12\x1e\n\x16preempted_sequence_ids\x18\r \x03(\x04\x12\x13\n\x0b\x62locks_free\x18\x0e \x01(\r\x12\x0f\n\x07waiting\x18\x0f \x01(\r\"4\n\x0cWatchedQueue\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\"\xf5\x02\n\rWatchedWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x11\n\tslots_max\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x05 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x06 \x01(\r\x12+\n\x0clayer_groups\x18\x07 \x03(\x0b\x32\x15.kaiten.v1.LayerGroup\x12\x13\n\x0bis_draining\x18\x08 \x01(\x08\x12\x0f\n\x07is_late\x18\t \x01(\x08\x12&\n\x05plans\x18\n \x03(\x0b\x32\x17.kaiten.v1.InFlightPlan\x12*\n\x0bpassed_over\x18\x0b \x03(\x0b\x32\x15.kaiten.v1.PassedOver\x12\x15\n\rcached_blocks\x18\x0c \x01(\x0c\x12\x17\n\x0fstep_tokens_max\x18\r \x01(\r\x12\x18\n\x10mixed_tokens_max\x18\x0e \x01(\r\"L\n\x0cInFlightPlan\x12\x0f\n\x07plan_id\x18\x01 \x01(\x04\x12\x13\n\x0blease_steps\x18\x02 \x01(\r\x12\x16\n\x0esteps_answered\x18\x03 \x01(\r\"\x88\x02\n\x0fWatchedSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12-\n\x08identity\x18\x02 \x01(\x0b\x32\x1b.kaiten.v1.SequenceIdentity\x12\'\n\x05place\x18\x03 \x01(\x0b\x32\x18.kaiten.v1.SequencePlace\x12)\n\x06\x63ounts\x18\x04 \x01(\x0b\x32\x19.kaiten.v1.SequenceCounts\x12)\n\x06tables\x18\x05 \x01(\x0b\x32\x19.kaiten.v1.SequenceTables\x12\x32\n\x0bpassed_over\x18\x06 \x01(\x0b\x32\x1d.kaiten.v1.SequencePassedOver\"\x83\x01\n\x10SequenceIdentity\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x10\n\x08priority\x18\x03 \x01(\x11\x12\x12\n\narrived_ns\x18\x04 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x12\n\ntokens_max\x18\x06 \x01(\r\"r\n\rSequencePlace\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.kaiten.v1.SequenceState\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\r\"_\n\x0eSequenceCounts\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x1c\n\x14num_scheduled_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x03 \x01(\r\"9\n\x0eSequenceTables\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.kaiten.v1.WatchedTable\"V\n\x0cWatchedTable\x12\x1a\n\x12num_skipped_blocks\x18\x01 \x01(\r\x12\x17\n\x0fnum_kept_blocks\x18\x02 \x01(\r\x12\x11\n\tblock_ids\x18\x03 \x03(\r\"7\n\x12SequencePassedOver\x12!\n\x02\x62y\x18\x01 \x03(\x0b\x32\x15.kaiten.v1.PassedOver\"U\n\nPassedOver\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\t\x12%\n\x03why\x18\x03 \x01(\x0e\x32\x18.kaiten.v1.WhyPassedOver*\xbe\x01\n\rSequenceState\x12\x1e\n\x1aSEQUENCE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SEQUENCE_STATE_WAITING\x10\x01\x12\x1a\n\x16SEQUENCE_STATE_RUNNING\x10\x02\x12\x1c\n\x18SEQUENCE_STATE_PREEMPTED\x10\x03\x12\x1b\n\x17SEQUENCE_STATE_RETIRING\x10\x04\x12\x1a\n\x16SEQUENCE_STATE_FORKING\x10\x05*\xbb\x06\n\rWhyPassedOver\x12\x1f\n\x1bWHY_PASSED_OVER_UNSPECIFIED\x10\x00\x12#\n\x1fWHY_PASSED_OVER_PLANS_IN_FLIGHT\x10\x01\x12#\n\x1fWHY_PASSED_OVER_NOTHING_CHANGED\x10\x02\x12\x1c\n\x18WHY_PASSED_OVER_DRAINING\x10\x03\x12\x18\n\x14WHY_PASSED_OVER_LATE\x10\x04\x12\x1b\n\x17WHY_PASSED_OVER_NO_SLOT\x10\x05\x12\x1d\n\x19WHY_PASSED_OVER_NO_BUDGET\x10\x06\x12\x1d\n\x19WHY_PASSED_OVER_PREEMPTED\x10\x07\x12\x1b\n\x17WHY_PASSED_OVER_CADENCE\x10\x08\x12\x1d\n\x19WHY_PASSED_OVER_TOO_LARGE\x10\t\x12\x1b\n\x17WHY_PASSED_OVER_SUSPECT\x10\n\x12\x1b\n\x17WHY_PASSED_OVER_VERDICT\x10\x0b\x12\"\n\x1eWHY_PASSED_OVER_ANOTHER_WORKER\x10\x0c\x12\x1a\n\x16WHY_PASSED_OVER_TENANT\x10\r\x12 \n\x1cWHY_PASSED_OVER_LONG_PREFILL\x10\x0e\x12\x1a\n\x16WHY_PASSED_OVER_BLOCKS\x10\x0f\x12\x1a\n\x16WHY_PASSED_OVER_MARGIN\x10\x10\x12\x1e\n\x1aWHY_PASSED_OVER_WORST_CASE\x10\x11\x12\x1c\n\x18WHY_PASSED_OVER_RESERVED\x10\x12\x12\x19\n\x15WHY_PASSED_OVER_BATCH\x10\x13\x12\x1f\n\x1bWHY_PASSED_OVER_END_IS_NEAR\x10\x14\x12\x1b\n\x17WHY_PASSED_OVER_PREFILL\x10\x15\x12\x1d\n\x19WHY_PASSED_OVER_BATCH_GAP\x10\x16\x12 \n\x1cWHY_PASSED_OVER_PLACE_NEEDED\x10\x17\x12\"\n\x1eWHY_PASSED_OVER_STEPS_TOO_LONG\x10\x18\x12 \n\x1cWHY_PASSED_OVER_STORE_BEHIND\x10\x19\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kaiten.v1.watch_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SEQUENCESTATE']._serialized_start=2386
-  _globals['_SEQUENCESTATE']._serialized_end=2576
-  _globals['_WHYPASSEDOVER']._serialized_start=2579
-  _globals['_WHYPASSEDOVER']._serialized_end=3406
+  _globals['_SEQUENCESTATE']._serialized_start=2696
+  _globals['_SEQUENCESTATE']._serialized_end=2886
+  _globals['_WHYPASSEDOVER']._serialized_start=2889
+  _globals['_WHYPASSEDOVER']._serialized_end=3716
   _globals['_WATCHREQUEST']._serialized_start=84
-  _globals['_WATCHREQUEST']._serialized_end=119
-  _globals['_WATCHRESPONSE']._serialized_start=122
-  _globals['_WATCHRESPONSE']._serialized_end=540
-  _globals['_WATCHEDSTEPS']._serialized_start=542
-  _globals['_WATCHEDSTEPS']._serialized_end=635
-  _globals['_WATCHEDSTEP']._serialized_start=638
-  _globals['_WATCHEDSTEP']._serialized_end=970
-  _globals['_WATCHEDQUEUE']._serialized_start=972
-  _globals['_WATCHEDQUEUE']._serialized_end=1024
-  _globals['_WATCHEDWORKER']._serialized_start=1027
-  _globals['_WATCHEDWORKER']._serialized_end=1400
-  _globals['_INFLIGHTPLAN']._serialized_start=1402
-  _globals['_INFLIGHTPLAN']._serialized_end=1478
-  _globals['_WATCHEDSEQUENCE']._serialized_start=1481
-  _globals['_WATCHEDSEQUENCE']._serialized_end=1745
-  _globals['_SEQUENCEIDENTITY']._serialized_start=1748
-  _globals['_SEQUENCEIDENTITY']._serialized_end=1879
-  _globals['_SEQUENCEPLACE']._serialized_start=1881
-  _globals['_SEQUENCEPLACE']._serialized_end=1995
-  _globals['_SEQUENCECOUNTS']._serialized_start=1997
-  _globals['_SEQUENCECOUNTS']._serialized_end=2092
-  _globals['_SEQUENCETABLES']._serialized_start=2094
-  _globals['_SEQUENCETABLES']._serialized_end=2151
-  _globals['_WATCHEDTABLE']._serialized_start=2153
-  _globals['_WATCHEDTABLE']._serialized_end=2239
-  _globals['_SEQUENCEPASSEDOVER']._serialized_start=2241
-  _globals['_SEQUENCEPASSEDOVER']._serialized_end=2296
-  _globals['_PASSEDOVER']._serialized_start=2298
-  _globals['_PASSEDOVER']._serialized_end=2383
+  _globals['_WATCHREQUEST']._serialized_end=139
+  _globals['_WATCHRESPONSE']._serialized_start=142
+  _globals['_WATCHRESPONSE']._serialized_end=598
+  _globals['_WATCHEDROWS']._serialized_start=601
+  _globals['_WATCHEDROWS']._serialized_end=850
+  _globals['_WATCHEDSTEPS']._serialized_start=852
+  _globals['_WATCHEDSTEPS']._serialized_end=945
+  _globals['_WATCHEDSTEP']._serialized_start=948
+  _globals['_WATCHEDSTEP']._serialized_end=1280
+  _globals['_WATCHEDQUEUE']._serialized_start=1282
+  _globals['_WATCHEDQUEUE']._serialized_end=1334
+  _globals['_WATCHEDWORKER']._serialized_start=1337
+  _globals['_WATCHEDWORKER']._serialized_end=1710
+  _globals['_INFLIGHTPLAN']._serialized_start=1712
+  _globals['_INFLIGHTPLAN']._serialized_end=1788
+  _globals['_WATCHEDSEQUENCE']._serialized_start=1791
+  _globals['_WATCHEDSEQUENCE']._serialized_end=2055
+  _globals['_SEQUENCEIDENTITY']._serialized_start=2058
+  _globals['_SEQUENCEIDENTITY']._serialized_end=2189
+  _globals['_SEQUENCEPLACE']._serialized_start=2191
+  _globals['_SEQUENCEPLACE']._serialized_end=2305
+  _globals['_SEQUENCECOUNTS']._serialized_start=2307
+  _globals['_SEQUENCECOUNTS']._serialized_end=2402
+  _globals['_SEQUENCETABLES']._serialized_start=2404
+  _globals['_SEQUENCETABLES']._serialized_end=2461
+  _globals['_WATCHEDTABLE']._serialized_start=2463
+  _globals['_WATCHEDTABLE']._serialized_end=2549
+  _globals['_SEQUENCEPASSEDOVER']._serialized_start=2551
+  _globals['_SEQUENCEPASSEDOVER']._serialized_end=2606
+  _globals['_PASSEDOVER']._serialized_start=2608
+  _globals['_PASSEDOVER']._serialized_end=2693
 # @@protoc_insertion_point(module_scope)

@@ -80,13 +80,15 @@ WHY_PASSED_OVER_STEPS_TOO_LONG: WhyPassedOver
 WHY_PASSED_OVER_STORE_BEHIND: WhyPassedOver
 
 class WatchRequest(_message.Message):
-    __slots__ = ("interval_ms",)
+    __slots__ = ("interval_ms", "takes_rows")
     INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_ROWS_FIELD_NUMBER: _ClassVar[int]
     interval_ms: int
-    def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
+    takes_rows: bool
+    def __init__(self, interval_ms: _Optional[int] = ..., takes_rows: bool = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("is_snapshot", "epoch", "seq", "committed_seq", "unix_ns", "configured", "workers", "worker_ids_gone", "sequences", "sequence_ids_gone", "queue", "steps", "passed")
+    __slots__ = ("is_snapshot", "epoch", "seq", "committed_seq", "unix_ns", "configured", "workers", "worker_ids_gone", "sequences", "sequence_ids_gone", "queue", "steps", "passed", "rows")
     IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +102,7 @@ class WatchResponse(_message.Message):
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PASSED_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     is_snapshot: bool
     epoch: int
     seq: int
@@ -113,7 +116,32 @@ class WatchResponse(_message.Message):
     queue: WatchedQueue
     steps: _containers.RepeatedCompositeFieldContainer[WatchedSteps]
     passed: _containers.RepeatedCompositeFieldContainer[WatchedSequence]
-    def __init__(self, is_snapshot: bool = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., committed_seq: _Optional[int] = ..., unix_ns: _Optional[int] = ..., configured: _Optional[_Union[_ledger_pb2.ConfiguredInput, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WatchedWorker, _Mapping]]] = ..., worker_ids_gone: _Optional[_Iterable[str]] = ..., sequences: _Optional[_Iterable[_Union[WatchedSequence, _Mapping]]] = ..., sequence_ids_gone: _Optional[_Iterable[int]] = ..., queue: _Optional[_Union[WatchedQueue, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[WatchedSteps, _Mapping]]] = ..., passed: _Optional[_Iterable[_Union[WatchedSequence, _Mapping]]] = ...) -> None: ...
+    rows: _containers.RepeatedCompositeFieldContainer[WatchedRows]
+    def __init__(self, is_snapshot: bool = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., committed_seq: _Optional[int] = ..., unix_ns: _Optional[int] = ..., configured: _Optional[_Union[_ledger_pb2.ConfiguredInput, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WatchedWorker, _Mapping]]] = ..., worker_ids_gone: _Optional[_Iterable[str]] = ..., sequences: _Optional[_Iterable[_Union[WatchedSequence, _Mapping]]] = ..., sequence_ids_gone: _Optional[_Iterable[int]] = ..., queue: _Optional[_Union[WatchedQueue, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[WatchedSteps, _Mapping]]] = ..., passed: _Optional[_Iterable[_Union[WatchedSequence, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[WatchedRows, _Mapping]]] = ...) -> None: ...
+
+class WatchedRows(_message.Message):
+    __slots__ = ("worker_id", "sequence_ids", "num_tokens", "num_scheduled_tokens", "num_computed_tokens", "table_rows", "num_skipped_blocks", "num_kept_blocks", "num_new_blocks", "block_ids")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SCHEDULED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SKIPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    sequence_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    num_scheduled_tokens: _containers.RepeatedScalarFieldContainer[int]
+    num_computed_tokens: _containers.RepeatedScalarFieldContainer[int]
+    table_rows: _containers.RepeatedScalarFieldContainer[int]
+    num_skipped_blocks: _containers.RepeatedScalarFieldContainer[int]
+    num_kept_blocks: _containers.RepeatedScalarFieldContainer[int]
+    num_new_blocks: _containers.RepeatedScalarFieldContainer[int]
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[str] = ..., sequence_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_scheduled_tokens: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[_Iterable[int]] = ..., table_rows: _Optional[_Iterable[int]] = ..., num_skipped_blocks: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WatchedSteps(_message.Message):
     __slots__ = ("worker_id", "num_skipped", "steps")

@@ -49,6 +49,8 @@ class BlockTable:
     # By layer group: all blocks from the front, and how many of those were given back.
     blocks: list[list[BlockId]] = field(default_factory=list)
     num_skipped_blocks: list[int] = field(default_factory=list)
+    # How often these two have changed: whoever has seen them at this version knows them.
+    version: int = 0
     # KV places that the blocks have, or had, in every group.
     capacity: int = 0
     # So many blocks from the front are cached, or were.
@@ -101,8 +103,7 @@ class KVManager:
     """Block tables over one pool."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self.block_size = spec.block_size
-        self.block_count = spec.block_count
+        self.block_size, self.block_count = spec.block_size, spec.block_count
         # Blocks that the tables may still come to need, each at its longest.
         self.worst_case_need = 0
         ahead_max = spec.step_tokens_max * spec.slot_tokens_max
@@ -117,8 +118,7 @@ class KVManager:
         ]
         self._full = [i for i, window in enumerate(spec.windows) if window is None]
         self._sliding = [i for i, window in enumerate(spec.windows) if window is not None]
-        self.group_count = len(self._groups)
-        self.has_windows = bool(self._sliding)
+        self.group_count, self.has_windows = len(self._groups), bool(self._sliding)
         # Tokens beyond the next step's that may be asked for.
         self.ahead_max = ahead_max if self._sliding else _ENDLESS
         # KV places of the longest sequence that it can hold; a sequence's last token needs none.
@@ -248,7 +248,8 @@ class KVManager:
         for blocks, more in zip(table.blocks, taken, strict=True):
             blocks += more
         self.worst_case_need -= sum([counts[group] for group in self._full])
-        table.capacity = min(map(len, table.blocks)) * self.block_size
+        capacity = min(map(len, table.blocks)) * self.block_size
+        table.capacity, table.version = capacity, table.version + 1
         return taken
 
     def commit(self, table: BlockTable, num_computed_tokens: int) -> list[tuple[int, int]]:
@@ -269,7 +270,7 @@ class KVManager:
                         self._pool.hold([cached])
                         self._pool.free([own])
                         replaced.append((group, index))
-            table.num_cached_blocks = full
+            table.num_cached_blocks, table.version = full, table.version + bool(replaced)
         if self.has_windows:
             self.trim(table, num_computed_tokens)
         self._set_commit_at(table)
@@ -283,7 +284,7 @@ class KVManager:
             if end > start:
                 self._pool.free(blocks[start:end])
                 blocks[start:end] = [NO_BLOCK] * (end - start)
-                table.num_skipped_blocks[group] = end
+                table.num_skipped_blocks[group], table.version = end, table.version + 1
 
     def close(self, table: BlockTable) -> None:
         """The table will not be extended any more; what it holds it keeps."""
@@ -296,13 +297,13 @@ class KVManager:
         self.close(table)
         for _, blocks in table.parts:
             self._pool.free(blocks)
-        table.blocks, table.num_skipped_blocks, table.capacity = [], [], 0
+        table.blocks, table.num_skipped_blocks = [], []
+        table.capacity, table.version = 0, table.version + 1
 
     def check(self, tables: Items[BlockTable]) -> None:
         """Raise AssertionError unless exactly these tables hold blocks here."""
         self._pool.check(blocks for table in tables for _, blocks in table.parts)
-        open_tables = [table for table in tables if table.may_grow]
-        assert self.worst_case_need == sum(map(self._worst_case_need, open_tables))
+        assert self.worst_case_need == self.worst_case_of(t for t in tables if t.may_grow)
         for table in tables:
             assert table.capacity == min(map(len, table.blocks), default=0) * self.block_size
 

@@ -96,12 +96,17 @@ async def until_full(page: Tab) -> None:
     await page.until("document.querySelectorAll('#queue [data-sequence]').length > 5")
 
 
-async def answered(page: Tab, stack: WholeStack, max_tokens: int) -> int:
-    """Somebody asked, and the page has seen all of it; the sequence's id."""
+async def ask(stack: WholeStack, max_tokens: int) -> str:
+    """The id of a request that is answered."""
     asked = {"prompt": "The chef", "max_tokens": max_tokens, "ignore_eos": True}
     async with httpx.AsyncClient(base_url=stack.door.http, timeout=60) as http:
         reply = await http.post("/v1/completions", json=asked)
-    id = reply.json()["id"].removeprefix("cmpl-")
+    return str(reply.json()["id"].removeprefix("cmpl-"))
+
+
+async def answered(page: Tab, stack: WholeStack, max_tokens: int) -> int:
+    """Somebody asked, and the page has seen all of it; the sequence's id."""
+    id = await ask(stack, max_tokens)
     named = f"live.owners.all.find((one) => one?.id === 'default:{id}')"
     await page.until(f"!!{named}?.ended")
     return int(await page.look(f"{named}.sequenceId"))
@@ -156,7 +161,23 @@ async def test_what_was_seen_goes_into_files(page: Tab, stack: WholeStack, tmp_p
     await page.until("/its format must be/.test(document.getElementById('problem').textContent)")
 
 
+# Whatever is held, somebody who is seen holds: of every event there was.
+NEVER_WHOLE = """(() => {
+  const take = live.take.bind(live);
+  window.events = window.wrong = 0;
+  live.take = (told) => {
+    take(told);
+    window.events++;
+    for (const [id, worker] of live.core.workers) {
+      const {owner} = live.frames.at(-1).maps.get(id);
+      if (owner.filter(Boolean).length !== worker.block_count - worker.blocks_free) window.wrong++;
+    }
+  };
+})()"""
+
+
 async def test_a_full_batch_is_seen_and_why_others_wait(page: Tab, stack: WholeStack) -> None:
+    await page.look(NEVER_WHOLE)
     with crowd(stack):
         await until_full(page)
         assert await page.look(
@@ -183,6 +204,24 @@ async def test_a_full_batch_is_seen_and_why_others_wait(page: Tab, stack: WholeS
             )
     await page.until("document.getElementById('queue-note').textContent === 'nobody waits'")
     await page.until("document.getElementById('running-note').textContent === '0 sequences'")
+    assert await page.look("window.events") > 3
+    assert await page.look("window.wrong") == 0
+
+
+async def test_a_tab_out_of_sight_is_told_nothing(page: Tab, stack: WholeStack) -> None:
+    """And all there is as soon as it is looked at again."""
+    see = "document.dispatchEvent(new Event('visibilitychange'))"
+    await page.look(
+        "Object.defineProperty(document, 'hidden', {get: () => window.isAway});"
+        f"window.isAway = true; {see}"
+    )
+    await page.until(f"{STATE} === 'out of sight'")
+    seen_at = await page.look("live.core.at")
+    id = await ask(stack, 20)
+    assert await page.look("live.core.at") == seen_at
+    await page.look(f"window.isAway = false; {see}")
+    await page.until(f"{STATE} === 'live' && live.core.at > {seen_at}")
+    assert not await page.look(f"live.owners.all.some((one) => one?.id === 'default:{id}')")
 
 
 async def test_a_cell_opens_its_request(page: Tab, stack: WholeStack) -> None:

@@ -95,7 +95,7 @@ async def renewals(ledger: Ledger) -> int:
 
 
 async def test_a_leader_that_takes_no_turns_is_not_renewed(ledger: Ledger) -> None:
-    async with leading(ledger):
+    async with leading(ledger) as (session, _):
         rival = asyncio.create_task(Candidate(ledger, SystemClock(), TTL_S).campaign())
         seen = await renewals(ledger)
 
@@ -104,9 +104,21 @@ async def test_a_leader_that_takes_no_turns_is_not_renewed(ledger: Ledger) -> No
 
         await until(has_renewed, "more renewals than a lifetime needs")
         assert not rival.done()
-        (turns,) = [task for task in asyncio.all_tasks() if task.get_name() == "turns"]
-        turns.cancel()
+        # What the loop waits for now is never set.
+        session._turn_asked = asyncio.Event()
         await asyncio.wait_for(rival, 60)
+
+
+@pytest.mark.parametrize("name", ["turns", "commits", "inbox", "renew", "tick"])
+async def test_a_loop_that_ends_unasked_ends_the_leadership(ledger: Ledger, name: str) -> None:
+    """A stray cancellation, too: nobody would read the inbox, and the lease be renewed for ever."""
+    async with leading(ledger) as (_, running):
+        (loop,) = [task for task in asyncio.all_tasks() if task.get_name() == name]
+        await until(lambda: loop._fut_waiter is not None, "it waits for something")  # type: ignore[attr-defined]
+        loop._fut_waiter.cancel()  # type: ignore[attr-defined]
+        with pytest.raises(ExceptionGroup) as ended:
+            await asyncio.wait_for(running, 60)
+        assert ended.value.subgroup(RuntimeError) is not None
 
 
 class HurriedClock(SystemClock):

@@ -24,15 +24,18 @@ SEEDS = 12
 class Watcher:
     """Looks at some moments only, as one does who reads slowly."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, *, takes_rows: bool) -> None:
+        self.takes_rows = takes_rows
         self.percent = rng.choice([30, 10, 2])
         self.told: View | None = None
         self.core = LiveCore()
         self.responses = 0
 
     def take(self, view: View) -> None:
-        raw = changes_to_proto(self.told, view).SerializeToString()
-        self.core.take(WatchResponse.FromString(raw))
+        raw = changes_to_proto(self.told, view, takes_rows=self.takes_rows).SerializeToString()
+        said = WatchResponse.FromString(raw)
+        assert self.takes_rows or not said.rows
+        self.core.take(said)
         self.told = view
         self.responses += 1
 
@@ -43,7 +46,8 @@ class WatchedWorld(World):
     def __init__(self, seed: int, **options: Any) -> None:
         # Dice of their own: the world's life is that of its seed.
         self.dice = random.Random(seed)
-        self.watchers = [Watcher(self.dice) for _ in range(2)]
+        self.watchers = [Watcher(self.dice, takes_rows=takes) for takes in (True, False)]
+        self.newest: View | None = None
         self.looks: dict[Worker, tuple[PassedOver, ...]] = {}
         self.commands = 0
         super().__init__(seed, **options)
@@ -61,7 +65,10 @@ class WatchedWorld(World):
     def watch(self, watcher: Watcher) -> None:
         moment = Moment(1, self.commands, self.commands, self.now_ns)
         configured = Configured(config=self.scheduler.config, policy="fair")
-        watcher.take(look(self.scheduler, moment, configured, self.looks, {}))
+        # What has not changed is the view's before, whoever was told that one.
+        view = look(self.scheduler, moment, configured, self.looks, {}, self.newest)
+        self.newest = view
+        watcher.take(view)
         fresh = LiveCore()
         view = look(self.scheduler, moment, configured, self.looks, {})
         fresh.take(WatchResponse.FromString(changes_to_proto(None, view).SerializeToString()))

@@ -71,18 +71,25 @@ class BatchDriver:
         self._kicked.set()
 
     async def run(self) -> None:
+        """For as long as the gateway lives; once it drains, batches are for others to drive."""
         try:
-            while not self._api.front.readiness.is_draining:
-                await self._look()
+            while True:
+                if self._api.front.readiness.is_draining:
+                    await self._let_go()
+                else:
+                    await self._look()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
                         await self._kicked.wait()
                 self._kicked.clear()
         finally:
-            # Their requests go on, and another gateway with them.
-            for task in (tasks := list(self._driven.values())):
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        """Their requests go on, and another gateway with them."""
+        for task in (tasks := list(self._driven.values())):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _look(self) -> None:
         # What is wrong with the store, readiness says.

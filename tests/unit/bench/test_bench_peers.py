@@ -3,6 +3,7 @@
 import asyncio
 import json
 import stat
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.peers import libraries, servers
+from benchmarks.peers.memory import children_cpu_s
 from benchmarks.peers.running import PEERS, run_peer
 from benchmarks.peers.setting import PeerError, Setting
 from benchmarks.peers.tokens import (
@@ -61,7 +63,8 @@ assert [job["output_tokens"] for job in asked["warm"]] == [2, 3, 4]
 assert [job["prompt"] for job in asked["warm"]] == [[7, 6, 5]] * 3
 print("loading"); print("ready", flush=True)
 counts = [job["output_tokens"] - SHORT for job in jobs]
-found = {"stories": [[[0.5, 1], [0.7, n - 1]] for n in counts], "tokens": [[9] * n for n in counts]}
+stories = [[[0.5, 1], [0.7, n - 1]] for n in counts]
+found = {"stories": stories, "tokens": [[9] * n for n in counts], "cpu_s": 0.25}
 json.dump(found, open(words["--out"], "w"))
 """
 
@@ -78,6 +81,7 @@ def test_a_library_tells_when_what_came(tmp_path: Path) -> None:
     assert [outcome.ttft_s for outcome in answers.outcomes] == [0.5] * 3
     assert answers.tokens == [[9] * 2, [9] * 3, [9] * 4]
     assert answers.start_s > 0
+    assert answers.cpu_s == 0.25
 
 
 def test_a_short_answer_fails_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +122,43 @@ def test_a_failed_conversion_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match="no gguf here"):
         run_peer("llama.cpp", setting(tmp_path, **known))
     assert not list(tmp_path.glob("*.gguf"))
+
+
+QUANTISE = """
+import sys
+from pathlib import Path
+plain, made, kind = sys.argv[1:]
+if FAILS: sys.exit("unknown type")
+Path(made).write_text(Path(plain).read_text() + kind)
+"""
+
+
+def test_weights_are_quantised_once_and_never_half(tmp_path: Path) -> None:
+    (tmp_path / "model.fp32.gguf").write_text("weights in ")
+
+    def quantising(*, fails: bool) -> Path:
+        tool = program(tmp_path / "llama-quantize", QUANTISE.replace("FAILS", str(fails)))
+        return servers.quantised_gguf("q8_0", setting(tmp_path, **{"llama-quantize": tool}))
+
+    with pytest.raises(PeerError, match=r"quantising failed:\nunknown type"):
+        quantising(fails=True)
+    assert quantising(fails=False).read_text() == "weights in q8_0"
+    assert quantising(fails=True) == tmp_path / "model.fp32.q8_0.gguf", "it is there already"
+    assert not list(tmp_path.glob("*.part"))
+    with pytest.raises(PeerError, match="--with llama-quantize"):
+        servers.quantised_gguf("q4_0", setting(tmp_path, **{"llama-quantize": ""}))
+
+
+def test_cpu_time_is_that_of_living_children() -> None:
+    spin = "import time\nwhile time.process_time() < 0.1: pass\nprint(); input()"
+    before_s = children_cpu_s()
+    with subprocess.Popen(
+        [sys.executable, "-c", spin], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert children_cpu_s() - before_s >= 0.09
+        child.communicate(b"\n")
 
 
 def test_a_server_that_dies_leaves_its_last_words(tmp_path: Path) -> None:

@@ -6,19 +6,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from benchmarks.gpu import large_pool
+from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.crowd import Crowd, Job, due_in_turn
 from benchmarks.gpu.expected import EXPECTED, compared
 from benchmarks.gpu.page import logs, rendered, table
 from benchmarks.gpu.parts import BESIDE, IN_ORDER, NAMES, SMOKE, Part
 from benchmarks.gpu.run import COLD_START_S_MAX, START_S, TOTAL_S, Report, Start, in_turn, limit_s
 from benchmarks.gpu.steps import busy, shares
+from benchmarks.gpu.turns import decision, figures
 from benchmarks.serving.one_process import WORKER
 from gpu_worker.batch.plan_validation import RowLimits
+from kernels.variants import VARIANTS
 from scheduler_svc.core.types import StepResult
 
 ROOT = Path(__file__).parents[3]
@@ -82,7 +88,11 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
         "mixed steps",
         "smoke",
         "beside transformers",
+        "large pool",
+        "variants decided",
     }
+    decided = {row["what"] for row in found["rows"] if row["table"] == "variants decided"}
+    assert decided >= set(VARIANTS)
     # What is expected is what is told, under the same names.
     told = {(row["table"], key) for row in found["rows"] for key in row}
     assert {(each.table, each.key) for each in EXPECTED} <= told
@@ -247,6 +257,73 @@ def test_figures_stand_beside_what_was_expected() -> None:
     assert found["idle in steady decode, a, 64: idle_percent"]["so"] == (
         "within goal, below predicted"
     )
+
+
+# Turns of two ways: apart, apart by less than counts, and one into the other.
+QUICK, SLOW = [1.0, 1.1, 1.2, 1.1, 1.0], [1.3, 1.4, 1.3, 1.5, 1.4]
+
+
+@pytest.mark.parametrize(
+    ("taken", "without", "so"),
+    [
+        (QUICK, SLOW, "faster"),
+        (SLOW, QUICK, "slower"),
+        (QUICK, [*SLOW[:-1], 1.15], "no difference seen"),
+        ([1.0] * 5, [1.005] * 5, "no difference seen"),
+        (QUICK[:4], SLOW[:4], "too few turns"),
+    ],
+)
+def test_a_way_is_faster_if_its_worst_turn_beats_the_others_best(
+    taken: list[float], without: list[float], so: str
+) -> None:
+    said = figures(taken, without)
+    assert said["so"] == so
+    assert (said["gain"] > 1) == (sorted(taken) < sorted(without))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "is_default", "should_be"),
+    [
+        (["faster", "no difference seen"], False, "on"),
+        (["slower", "no difference seen"], True, "off"),
+        (["no difference seen"] * 2, True, "on, as it is"),
+        (["too few turns"], False, "off, as it is"),
+        (["faster", "slower"], False, "off, until it is told where"),
+    ],
+)
+def test_what_a_default_should_be(verdicts: list[str], is_default: bool, should_be: str) -> None:
+    assert decision(verdicts, is_default=is_default).startswith(should_be)
+
+
+def test_ways_take_turns_and_what_drifts_meets_both(tmp_path: Path) -> None:
+    called: list[str] = []
+    bench = played_bench(tmp_path, is_tiny=False)
+
+    def way(name: str) -> float:
+        called.append(name)
+        return float(len(called))
+
+    found = bench.in_turns({name: partial(way, name) for name in "ab"}, turns=4)
+    assert "".join(called) == "ab" + "ba" + "ab" + "ba" + "ab"
+    # The first of each does not count, and neither is later in the mean.
+    assert found == {"a": [4.0, 5.0, 8.0, 9.0], "b": [3.0, 6.0, 7.0, 10.0]}
+
+
+def test_a_pool_for_which_there_is_no_room_is_passed_over_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_pool, "free_memory_bytes", lambda: 5 << 30)
+    large_pool.both_sides(played_bench(tmp_path, is_tiny=True))
+    rows = [json.loads(line) for line in (tmp_path / "said").read_text().splitlines()]
+    assert [row["skipped"] for row in rows] == [
+        "5.4 GB are free, 10.7 are needed",
+        "5.4 GB are free, 15.0 are needed",
+    ]
+
+
+def played_bench(folder: Path, *, is_tiny: bool) -> Bench:
+    device, out = torch.device("cpu"), folder / "said"
+    return Bench(device=device, is_tiny=is_tiny, dtype=torch.float32, out=out)
 
 
 def test_arrivals_come_in_their_order_at_their_rate() -> None:

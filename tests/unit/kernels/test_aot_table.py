@@ -2,9 +2,9 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks.kernels import aot
+from benchmarks.kernels.compiled_code import CodeFacts
 from kernels import jit
 from kernels.attention.decode_attention import decode_tiling
 from kernels.attention.plan import tiles_for
@@ -52,32 +53,53 @@ PTX_OF = {
 # With programmatic launch, which the table has not.
 PLAIN = "rms_norm_kernel fused"
 EARLY = ("8b", f"{PLAIN} early", 90)
+# What has not changed since the table was written need not be compiled again; the last line proves
+# that a change, also of what a kernel calls, is seen.
 _SCRIPT = """
 import json, sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from benchmarks.kernels import aot
-from kernels import variants
+from kernels import jit, variants
 wanted = {tuple(key) for key in json.loads(sys.argv[1])}
+table = aot.read_table()
 for shape in aot.SHAPES:
     for arch in {arch for name, _, arch in wanted if name == shape.name}:
         for one in {one.name: one for one in aot.specialisations(shape, arch)}.values():
-            if (one.shape, one.name, arch) in wanted:
-                made = aot.binary_of(one, arch).asm
-                waits = aot.waits_for_products(made["cubin"]) if "long" in one.name else 0
-                found = {"of": asdict(aot.compile_for(one, arch)), "ptx": made["ptx"]}
-                print(json.dumps({**found, "waits": waits}))
+            key = one.shape, one.name, arch
+            if key in wanted:
+                is_known = table[key].digest == aot.digest_for(one, arch)
+                row = table[key] if is_known else aot.compile_for(one, arch)
+                print(json.dumps({"row": aot.told_of(row), "is_known": is_known}))
 with variants.forced("programmatic-launch", True):
     early = {one.name: one for one in aot.specialisations(aot.SHAPES[0], 90)}[sys.argv[2]]
 assert early.arguments["launch_pdl"]
 early = replace(early, variant=early.variant + " early")
-ptx = aot.binary_of(early, 90).asm["ptx"]
-print(json.dumps({"of": asdict(aot.compile_for(early, 90)), "ptx": ptx, "waits": 0}))
+print(json.dumps({"row": aot.told_of(aot.compile_for(early, 90)), "is_known": False}))
+digests = [aot.digest_for(early, 90), aot.digest_for(early, 90), aot.digest_for(early, 80)]
+for changed in (early.kernel, jit.wait_for_neighbour):
+    changed._unsafe_update_src(changed.src.rstrip() + "\\n    pass\\n")
+    digests.append(aot.digest_for(early, 90))
+print(json.dumps(digests))
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    rows: dict[Any, aot.Resources]
+    # Those that were compiled now.
+    new: set[Any]
+    # Of one kernel: twice, for another processor, changed, and with another callee.
+    digests: list[str]
+
+    def code(self, *key: object) -> CodeFacts:
+        facts = self.rows[key].code
+        assert facts is not None
+        return facts
+
+
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Of a process that has Triton without a GPU or its interpreter."""
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """By a process that has Triton without a GPU or its interpreter."""
 
     def compile_all(folder: Path) -> None:
         environment = {
@@ -98,122 +120,92 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         assert done.returncode == 0, done.stderr[-4000:]
         (folder / "said").write_text(done.stdout)
 
-    text = (made_once(tmp_path_factory, "aot", compile_all) / "said").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+    said = (made_once(tmp_path_factory, "aot", compile_all) / "said").read_text()
+    *lines, digests = [json.loads(line) for line in said.splitlines()]
+    rows = [(aot.row_of(line["row"]), line["is_known"]) for line in lines]
+    return Compiled(
+        rows={row.key: row for row, _ in rows},
+        new={row.key for row, is_known in rows if not is_known},
+        digests=digests,
+    )
 
 
-@pytest.fixture(scope="module")
-def compiled(said: list[dict[str, Any]]) -> dict[Any, tuple[aot.Resources, str]]:
-    """Resources and PTX by key."""
-    made = [(aot.Resources(**line["of"]), line["ptx"]) for line in said]
-    return {resources.key: (resources, ptx) for resources, ptx in made}
-
-
-@pytest.fixture(scope="module")
-def waits(said: list[dict[str, Any]]) -> dict[str, int]:
-    """For products, of the kernels of long rows, as assembled."""
-    return {line["of"]["kernel"]: line["waits"] for line in said}
-
-
-def test_nothing_spills_and_nothing_grows(
-    compiled: dict[Any, tuple[aot.Resources, str]],
-) -> None:
+def test_nothing_spills_and_nothing_grows(compiled: Compiled) -> None:
     table = aot.read_table()
-    assert compiled.keys() == SUBSET | PTX_OF | {EARLY}
-    for row in (row for key, (row, _) in compiled.items() if key != EARLY):
+    assert compiled.rows.keys() == SUBSET | PTX_OF | {EARLY}
+    for row in (row for key, row in compiled.rows.items() if key != EARLY):
         known = table[row.key]
-        remedy = f"{row.key}: if it must be, rewrite the table (python -m {aot.__name__})"
+        remedy = f'if it must be: python -m {aot.__name__} --only "{aot.line_of(row.key)}"'
         assert row.spill_bytes == 0, remedy
         assert row.registers <= known.registers * GROWTH_MAX, remedy
         assert row.shared_bytes <= known.shared_bytes * GROWTH_MAX, remedy
         assert row.warps == known.warps, remedy
 
 
+def test_what_has_changed_is_compiled_again(compiled: Compiled) -> None:
+    first, again, *others = compiled.digests
+    assert first == again
+    assert len({first, *others}) == 1 + len(others)
+    assert EARLY in compiled.new
+
+
 def test_attention_reads_ahead_in_whole_words_and_multiplies_as_it_should(
-    compiled: dict[Any, tuple[aot.Resources, str]],
+    compiled: Compiled,
 ) -> None:
-    ptx = {
-        (shape, name): compiled[shape, name, arch][1]
-        for shape, name, arch in PTX_OF
-        if shape != "8b fp8"
-    }
-    for key, text in ptx.items():
-        copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], (\w+)", text)
+    for key in sorted(PTX_OF):
+        if key[0] == "8b fp8":
+            continue
+        facts = compiled.code(*key)
         # 16 bytes of keys and values each; 4 of block tables.
-        assert copies.count("0x10") >= 16, key
-        assert set(copies) == {"0x10", "0x4"}, key
+        assert facts.copies["0x10"] >= 16, key
+        assert set(facts.copies) == {"0x10", "0x4"}, key
         # Float32 says what float32 says.
-        assert "tf32" not in text, key
+        assert not facts.has_tf32, key
     for name in ("attend_kernel long", AHEAD):
-        assert "wgmma.mma_async" in ptx["8b", name]
-    assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in ptx["8b", "decode_kernel"]
-    assert not re.search(r"\bw?g?mma\.", ptx["8b fp32", "decode_kernel"])
+        assert any("wgmma.mma_async" in each for each in compiled.code("8b", name, 90).products)
+    plain = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+    assert plain in compiled.code("8b", "decode_kernel", 90).products
+    assert not compiled.code("8b fp32", "decode_kernel", 90).products
 
 
-def products_beside_exponentials(ptx: str) -> list[int]:
-    """Groups of matrix instructions on their way, at each instruction of a softmax."""
-    on_their_way, found = 0, []
-    for line in ptx.splitlines():
-        if "wgmma.commit_group" in line:
-            on_their_way += 1
-        elif waited := re.search(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", line):
-            on_their_way = min(on_their_way, int(waited[1]))
-        elif "ex2.approx" in line:
-            found.append(on_their_way)
-    return found
-
-
-def test_ahead_products_are_on_their_way_beside_the_softmax(
-    compiled: dict[Any, tuple[aot.Resources, str]],
-) -> None:
+def test_ahead_products_are_on_their_way_beside_the_softmax(compiled: Compiled) -> None:
     """And tiles of keys and values beside both, at either wait of the loops."""
-    plain, ahead = (compiled["8b", f"attend_kernel long{of}", 90][1] for of in ("", " ahead"))
-    assert set(products_beside_exponentials(plain)) == {0}
+    plain, ahead = (compiled.code("8b", name, 90) for name in ("attend_kernel long", AHEAD))
+    assert set(plain.exponentials) == {"0"}
     # Those of a tile of 128 queries and 64 positions, 32 a thread and two that shrink, in both
     # loops: the values of the tile before in two groups, after its scores.
-    assert products_beside_exponentials(ahead).count(2) == 2 * (32 + 2)
-    for text in (plain, ahead):
-        waits = re.findall(r"cp\.async\.wait_group\s+(?:0x)?(\d+)", text)
-        assert max(map(int, waits)) >= 2
+    assert ahead.exponentials["2"] == 2 * (32 + 2)
+    assert min(plain.copies_ahead, ahead.copies_ahead) >= 2
 
 
-def test_the_assembler_adds_no_waits_for_products(
-    compiled: dict[Any, tuple[aot.Resources, str]], waits: dict[str, int]
-) -> None:
+def test_the_assembler_adds_no_waits_for_products(compiled: Compiled) -> None:
     """What the PTX says of them holds only then."""
     for name in ("attend_kernel long", AHEAD):
-        _, ptx = compiled["8b", name, 90]
-        assert 0 < waits[name] <= ptx.count("wgmma.wait_group"), name
+        facts = compiled.code("8b", name, 90)
+        assert 0 < facts.product_waits_assembled <= facts.product_waits, name
 
 
-def test_who_begins_early_waits_for_what_it_reads(
-    compiled: dict[Any, tuple[aot.Resources, str]],
-) -> None:
-    _, plain = compiled["8b", PLAIN, 90]
-    _, early = compiled[EARLY]
-    assert "griddepcontrol" not in plain
-    wait, first = early.index("griddepcontrol.wait"), early.index("ld.global")
-    assert wait < first
-    assert wait < early.index("griddepcontrol.launch_dependents")
+def test_who_begins_early_waits_for_what_it_reads(compiled: Compiled) -> None:
+    assert compiled.code("8b", PLAIN, 90).begins_with == ("ld.global",)
+    early = compiled.code(*EARLY).begins_with
+    assert early[0] == "griddepcontrol.wait"
+    assert set(early[1:]) == {"griddepcontrol.launch_dependents", "ld.global"}
 
 
-def test_noise_is_no_approximation(compiled: dict[Any, tuple[aot.Resources, str]]) -> None:
+def test_noise_is_no_approximation(compiled: Compiled) -> None:
     """A logarithm of the processor's own would draw other tokens than any other device."""
-    _, ptx = compiled["8b", "draw_kernel", 90]
-    assert "fma.rn.f32" in ptx
-    assert "lg2.approx" not in ptx
+    facts = compiled.code("8b", "draw_kernel", 90)
+    assert facts.fused_sums
+    assert not facts.logarithms
 
 
-def test_codes_are_read_and_turned_as_wide_as_numbers(
-    compiled: dict[Any, tuple[aot.Resources, str]],
-) -> None:
+def test_codes_are_read_and_turned_as_wide_as_numbers(compiled: Compiled) -> None:
     """None alone, from memory or on its way to the matrix units."""
-    _, ptx = compiled["8b fp8", "decode_kernel", 90]
-    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], (\w+)", ptx)
-    assert set(copies) <= {"0x10", "0x4"}
-    assert ptx.count("ldmatrix.sync.aligned") >= 16
+    facts = compiled.code("8b fp8", "decode_kernel", 90)
+    assert set(facts.copies) <= {"0x10", "0x4"}
+    assert facts.matrices_loaded >= 16
     # Once, of the code of the row's own key: a byte of each of 16 queries' lines.
-    assert len(re.findall(r"ld\.shared\.[usb]8", ptx)) <= 16
+    assert facts.bytes_loaded <= 16
 
 
 def test_the_table_is_whole() -> None:

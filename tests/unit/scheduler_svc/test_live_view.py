@@ -15,6 +15,7 @@ from kaiten.v1.watch_pb2 import (
     WHY_PASSED_OVER_TENANT,
     WHY_PASSED_OVER_WORST_CASE,
     WatchedStep,
+    WatchRequest,
     WatchResponse,
     WhyPassedOver,
 )
@@ -70,11 +71,11 @@ class Looked(Cell):
             self.watching.stepped(flight, result, self.now_ns)
         return tokens
 
-    def look(self, looks: Looks) -> View:
+    def look(self, looks: Looks, before: View | None) -> View:
         self.looks += 1
         moment = Moment(epoch=7, seq=9, committed_seq=8, unix_ns=self.now_ns)
         configured = Configured(config=self.scheduler.config, policy="fcfs")
-        return look(self.scheduler, moment, configured, looks, {"w1": "host:1"})
+        return look(self.scheduler, moment, configured, looks, {"w1": "host:1"}, before)
 
     def seen(self) -> LiveCore:
         """By somebody who begins to watch now."""
@@ -222,7 +223,7 @@ def test_nothing_is_kept_when_nobody_watches() -> None:
 async def test_a_watcher_is_told_until_the_leadership_is_over() -> None:
     cell, is_over, core = Looked(spec()), asyncio.Event(), LiveCore()
     first = cell.submit(3, 5)
-    responses = cell.watching.changes(0, is_over)
+    responses = cell.watching.changes(WatchRequest(takes_rows=True), is_over)
     core.take(await anext(responses))
     assert core.queue == [first]
     cell.turn()
@@ -238,7 +239,9 @@ async def test_what_two_were_told_alike_is_put_together_once() -> None:
     """And whoever comes later, or was told something else, is told the same in the end."""
     cell, is_over = Looked(spec()), asyncio.Event()
     cores = [LiveCore() for _ in range(3)]
-    one, other, late = (cell.watching.changes(0, is_over) for _ in cores)
+    one, other, late = (
+        cell.watching.changes(WatchRequest(takes_rows=True), is_over) for _ in cores
+    )
 
     async def told(*responses: AsyncGenerator[WatchResponse, None]) -> list[WatchResponse]:
         return [await anext(each) for each in responses]
@@ -285,7 +288,7 @@ class Batch:
 async def test_every_step_is_told_with_its_batch() -> None:
     """Two slots: a prompt of two chunks beside one that decodes, and then another sequence."""
     cell, is_over, batch = Looked(spec(slots=2, step_tokens=8)), asyncio.Event(), Batch()
-    responses = cell.watching.changes(0, is_over)
+    responses = cell.watching.changes(WatchRequest(takes_rows=True), is_over)
     batch.take(await anext(responses))
     assert batch.steps == []
     first, long, last = cell.submit(2, 3), cell.submit(10, 2), cell.submit(2, 1)
@@ -315,7 +318,7 @@ async def test_every_step_is_told_with_its_batch() -> None:
 
 async def test_who_came_and_went_between_two_looks_is_named() -> None:
     cell, is_over = Looked(spec()), asyncio.Event()
-    responses = cell.watching.changes(0, is_over)
+    responses = cell.watching.changes(WatchRequest(takes_rows=True), is_over)
     await anext(responses)
     first = cell.submit(2, 1)
     cell.finish()
@@ -328,7 +331,10 @@ async def test_who_came_and_went_between_two_looks_is_named() -> None:
 
 async def test_of_more_steps_than_are_kept_the_newest_are_told_and_the_others_counted() -> None:
     cell, is_over, batch = Looked(spec(slots=2)), asyncio.Event(), Batch()
-    slow, quick = cell.watching.changes(0, is_over), cell.watching.changes(0, is_over)
+    slow, quick = (
+        cell.watching.changes(WatchRequest(takes_rows=True), is_over),
+        cell.watching.changes(WatchRequest(takes_rows=True), is_over),
+    )
     await anext(slow)
     await anext(quick)
     for _ in range(STEPS_MAX // 4 + 40):

@@ -135,7 +135,7 @@ class Heat {
 class Story {
   constructor(name) {
     Object.assign(this, {name, owners: new Owners(), tracks: new Map(), heat: new Heat(), frames: [], lost: 0});
-    this.core = {epoch: 0, seq: 0, committedSeq: 0, at: 0, configured: {}, workers: new Map(), sequences: new Map(), queue: [],
+    this.core = {epoch: 0, seq: 0, committedSeq: 0, at: 0, configured: {}, workers: new Map(), sequences: new Map(), rows: new Map(), queue: [],
       waiting: 0};
   }
   track(workerId, slots) {
@@ -151,12 +151,12 @@ class Story {
   // One event of /v1/watch. What is not told is as before.
   take(told) {
     const core = this.core;
-    if (told.is_snapshot) { core.workers = new Map(); core.sequences = new Map(); core.queue = []; core.waiting = 0; }
+    if (told.is_snapshot) { core.workers = new Map(); core.sequences = new Map(); core.rows = new Map(); core.queue = []; core.waiting = 0; }
     Object.assign(core, {epoch: told.epoch, seq: told.seq, committedSeq: told.committed_seq, at: told.unix_ms});
     if (told.configured) core.configured = told.configured;
     for (const id of told.worker_ids_gone || []) core.workers.delete(id);
     for (const worker of told.workers || []) core.workers.set(worker.worker_id, worker);
-    if (told.sequences || told.sequence_ids_gone || told.is_snapshot) core.sequences = this.sequences(told);
+    if (told.sequences || told.sequence_ids_gone || told.rows || told.is_snapshot) core.sequences = this.sequences(told);
     if (told.queue) { core.queue = told.queue.sequence_ids; core.waiting = told.queue.length; }
     for (const one of told.passed || []) this.owners.name(one.sequence_id, one.identity);
     for (const ofWorker of told.steps || []) this.steps(ofWorker);
@@ -172,7 +172,23 @@ class Story {
       if (one.tables) now.blocks = one.tables.map((table, group) => blocksOf(before?.blocks?.[group] || [], table));
       found.set(one.sequence_id, now);
     }
+    for (const rows of told.rows || []) this.rows(found, rows);
     return found;
+  }
+  // Who is on a worker, in columns.
+  rows(found, {worker_id, sequence_ids, tokens = [], scheduled_tokens, computed_tokens, table_rows = [], skipped, kept, new_blocks, block_ids = []}) {
+    if (sequence_ids) this.core.rows.set(worker_id, sequence_ids);
+    const ids = this.core.rows.get(worker_id) || [], put = (row, more) => found.set(ids[row], {...found.get(ids[row]), ...more});
+    tokens.forEach((count, row) => put(row, {counts: {tokens: count, scheduled_tokens: scheduled_tokens[row], computed_tokens: computed_tokens[row]}}));
+    const groups = [...Array(table_rows.length && new_blocks.length / table_rows.length).keys()];
+    let table = 0, start = 0;
+    for (const row of table_rows) {
+      const before = found.get(ids[row])?.blocks || [];
+      put(row, {blocks: groups.map((group) => {
+        const told = {skipped: skipped[table], kept: kept[table], block_ids: block_ids.slice(start, start += new_blocks[table++])};
+        return blocksOf(before[group] || [], told);
+      })});
+    }
   }
   steps({worker_id, skipped, steps}) {
     const worker = this.core.workers.get(worker_id);

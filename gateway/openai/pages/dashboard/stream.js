@@ -21,13 +21,30 @@ async function* eventsOf(reply) {
   }
 }
 
+// A tab that has been out of sight for so long is told nothing.
+const HIDDEN_MS = 5000;
+const inSight = async () => {
+  while (document.hidden) await new Promise((done) => document.addEventListener("visibilitychange", done, {once: true}));
+};
+// Aborted by then.
+function whileInSight() {
+  const over = new AbortController();
+  let timer = 0;
+  const look = () => { clearTimeout(timer); if (document.hidden) timer = setTimeout(() => over.abort(), HIDDEN_MS); };
+  document.addEventListener("visibilitychange", look, {signal: over.signal});
+  look();
+  return over;
+}
+
 const RETRY_MS = [250, 500, 1000, 2000, 4000];
 // For ever, through whatever happens to the connection; only a key that is wrong or missing is waited for.
 async function follow(onCore, onState, keyGiven) {
   for (let tries = 0; ; ) {
     let wait = RETRY_MS[Math.min(tries++, RETRY_MS.length - 1)];
+    await inSight();
+    const over = whileInSight();
     try {
-      const reply = await ask("v1/watch");
+      const reply = await ask("v1/watch?rows=true", {signal: over.signal});
       for await (const told of eventsOf(reply)) {
         if (told.error) throw new Error(told.error.message);
         tries = 0;
@@ -36,9 +53,10 @@ async function follow(onCore, onState, keyGiven) {
       }
       throw new Error("the watch ended");
     } catch (error) {
-      onState("away", error.message);
+      if (over.signal.aborted) tries = wait = 0;
+      onState("away", over.signal.aborted ? "out of sight" : error.message);
       if (error.status === 401 || error.status === 403) { await keyGiven(error); tries = wait = 0; }
-    }
+    } finally { over.abort(); }
     await new Promise((done) => setTimeout(done, wait));
   }
 }

@@ -34,6 +34,7 @@ from kaiten.v1.watch_pb2 import (
     SequenceState,
     SequenceTables,
     WatchedQueue,
+    WatchedRows,
     WatchedSequence,
     WatchedStep,
     WatchedSteps,
@@ -100,6 +101,18 @@ def test_what_is_told_is_all_that_was_said() -> None:
         tokenless_slots=[1],
         waiting=2,
     )
+    rows = WatchedRows(
+        worker_id="w",
+        sequence_ids=[1763830000000001, 4],
+        num_tokens=[6, 9],
+        num_scheduled_tokens=[5, 9],
+        num_computed_tokens=[4, 0],
+        table_rows=[1],
+        num_skipped_blocks=[0, 2],
+        num_kept_blocks=[1, 3],
+        num_new_blocks=[2, 0],
+        block_ids=[4, 5],
+    )
     went = WatchedSequence(sequence_id=4, identity=SequenceIdentity(id="a:y"))
     passed = {"worker_id": "w", "stage": "admit", "why": "blocks"}
     assert event(
@@ -117,6 +130,7 @@ def test_what_is_told_is_all_that_was_said() -> None:
             queue=WatchedQueue(sequence_ids=[9, 8], length=40),
             steps=[WatchedSteps(worker_id="w", num_skipped=1, steps=[step])],
             passed=[went],
+            rows=[rows, WatchedRows(worker_id="v")],
         )
     ) == {
         "is_snapshot": True,
@@ -196,6 +210,21 @@ def test_what_is_told_is_all_that_was_said() -> None:
                     "tokens_max": 0,
                 },
             }
+        ],
+        "rows": [
+            {
+                "worker_id": "w",
+                "sequence_ids": [1763830000000001, 4],
+                "tokens": [6, 9],
+                "scheduled_tokens": [5, 9],
+                "computed_tokens": [4, 0],
+                "table_rows": [1],
+                "skipped": [0, 2],
+                "kept": [1, 3],
+                "new_blocks": [2, 0],
+                "block_ids": [4, 5],
+            },
+            {"worker_id": "v"},
         ],
     }
 

@@ -71,15 +71,20 @@ class Step:
     def reference(self) -> tuple[Tensor, Tensor, Tensor]:
         return self._called(decode_attention_reference, None)
 
-    def _called(self, function: Any, plan: AttentionPlan | None) -> tuple[Tensor, Tensor, Tensor]:
+    def in_place(self, plan: AttentionPlan | None, function: Any = decode_attention) -> Tensor:
+        """What is written lies in the pages of the case."""
         case, (q, k, v) = self.case, (each.clone() for each in self.qkv)
-        pages = case.k_pages.clone(), case.v_pages.clone()
         rows = case.block_tables, case.query_starts, case.context_lengths
-        result = function(
-            q, k, v, self.positions, self.cos_sin, *pages, self.slots, *rows, case.scale,
-            *(self.norms or (None, None)), 1e-6, plan, self.scales, **case.options(),
+        result: Tensor = function(
+            q, k, v, self.positions, self.cos_sin, case.k_pages, case.v_pages, self.slots, *rows,
+            case.scale, *(self.norms or (None, None)), 1e-6, plan, self.scales, **case.options(),
         )  # fmt: skip
-        return result, *pages
+        return result
+
+    def _called(self, function: Any, plan: AttentionPlan | None) -> tuple[Tensor, Tensor, Tensor]:
+        pages = self.case.k_pages.clone(), self.case.v_pages.clone()
+        own = replace(self, case=replace(self.case, k_pages=pages[0], v_pages=pages[1]))
+        return own.in_place(plan, function), *pages
 
     def apart(self) -> tuple[Tensor, Tensor, Tensor]:
         """By the kernels that it is made of."""
