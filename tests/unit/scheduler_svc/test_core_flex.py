@@ -259,7 +259,7 @@ def prompt_beside(rows: int) -> tuple[list[int], Cell]:
     for _ in range(rows):
         flex(cell, 6, 400)
     steps_us(cell, 80)
-    live, chunks = cell.submit(300, 5), []
+    live, chunks = cell.submit(300, 5), list[int]()
     while not chunks or cell.sequence(live).gap > 1:
         plan = cell.must_plan()
         slot = next(s for s, one in cell.worker().running.items() if one.sequence_id == live)
