@@ -75,6 +75,17 @@ def driver_problem() -> str | None:
         return str(error).strip().partition("\n")[0].rstrip(".!")
 
 
+def kernel_faults() -> tuple[type[Exception], ...]:
+    """What Triton raises of a kernel that it cannot compile for a device, or that asks for more
+    than the device has. It is no RuntimeError.
+    """
+    if not IS_THERE:
+        return ()
+    from triton.errors import TritonError
+
+    return (TritonError,)
+
+
 def watch_compiles(note: Callable[[str], None]) -> None:
     """From now on tell `note` of each kernel that Triton compiles, or loads: its name and key."""
     assert IS_THERE

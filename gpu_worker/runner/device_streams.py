@@ -6,7 +6,7 @@ GPU: a copy is made at once, and a graph is the call that it would have recorded
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -116,6 +116,7 @@ class CudaStreams:
         self._back = _stream(device)
         # One for all graphs: they run one after the other.
         self._graph_pool: Any = torch.cuda.graph_pool_handle()
+        self._broken_off: list[torch.cuda.CUDAGraph] = []
 
     def take_thread(self) -> None:
         # Otherwise every return from `computing` would make this thread a context on GPU 0, which
@@ -168,10 +169,22 @@ class CudaStreams:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
+            self._give_up(graph)
             # A device that is lost says so here.
             self.finish()
             raise NotRecorded(str(error).partition("\n")[0]) from error
         return graph.replay
+
+    def _give_up(self, graph: torch.cuda.CUDAGraph) -> None:
+        """A recording that broke off is over, also for torch's allocator.
+
+        Otherwise it goes on as if one were under way: it gives nothing of what it keeps back to a
+        device that is full, and in later recordings it asks this graph, which must be there then.
+        """
+        self._broken_off.append(graph)
+        # Where torch has noticed by itself, it says so.
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self.device.index, self._graph_pool)
 
 
 class _Fetched:

@@ -67,6 +67,8 @@ log = structlog.get_logger()
 
 # cuBLAS's of a further thread, with the workspace of a Hopper (32 MiB).
 _HANDLES_BYTES: Final = 64 << 20
+# Of a compiler's words.
+_REASON_MAX: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,13 @@ def load(settings: WorkerSettings) -> Loaded:
             f"the GPU's memory is full while the worker starts (phase {timer.running}); lower "
             "--gpu-memory-share, --step-tokens or --slots, take a smaller model or a larger "
             "device, or end what else uses it"
+        ) from error
+    except jit.kernel_faults() as error:
+        reason = " ".join(str(error).split())[:_REASON_MAX]
+        raise ConfigError(
+            f"a kernel cannot run on the GPU (phase {timer.running}: {reason}); kaiten's are tried "
+            "for processors 8.0, 9.0 and 10.0: take --device cpu, another GPU, or the Triton that "
+            "this release is tested with"
         ) from error
     except RuntimeError as error:
         # torch's and Triton's words for what the driver says.

@@ -1,7 +1,10 @@
 """A device a step ahead that refuses a launch, or fails while it computes: who pays for it."""
 
+import gc
 import queue
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.plans import Plan, StepResult
 from gpu_worker.batch.rows import Rows
 from gpu_worker.batch.step_types import DeviceLost, Flight, RowChanges, StepInputs, StepSamples
-from gpu_worker.runner.device_streams import CpuStreams, NotRecorded, _Fetching
+from gpu_worker.runner.device_streams import CpuStreams, CudaStreams, NotRecorded, _Fetching
 from gpu_worker.runner.engine import Engine
 from gpu_worker.runner.graph_runner import GraphRunner
 from gpu_worker.runner.stepping import OneAhead
@@ -289,6 +292,50 @@ def test_an_engine_whose_first_step_fails_is_not_ready(model: Model) -> None:
     with pytest.raises(ValueError, match="no handle"):
         engine.start(fails).result(timeout=280)
     engine.stop()
+
+
+def test_a_recording_that_breaks_off_is_over_for_the_allocator_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch ends it only where the driver does; and later ones ask the graph of this one."""
+
+    class Graph:
+        pass
+
+    graphs: list[weakref.ref[Graph]] = []
+    ended: list[tuple[object, object]] = []
+
+    def graph_of() -> Graph:
+        graph = Graph()
+        graphs.append(weakref.ref(graph))
+        return graph
+
+    @contextmanager
+    def recording(graph: Graph, pool: object, stream: object) -> Iterator[None]:
+        yield
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    def end(device: object, pool: object) -> None:
+        ended.append((device, pool))
+        if len(ended) == 2:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+
+    for name, played in (
+        ("Stream", lambda device: None),
+        ("graph_pool_handle", lambda: (0, 7)),
+        ("synchronize", lambda device: None),
+        ("CUDAGraph", graph_of),
+        ("graph", recording),
+    ):
+        monkeypatch.setattr(torch.cuda, name, played)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+    streams = CudaStreams(torch.device("cuda", 1))
+    for _ in range(2):
+        with pytest.raises(NotRecorded, match="previous error during capture"):
+            streams.record(lambda: None)
+    gc.collect()
+    assert ended == [(1, (0, 7))] * 2
+    assert all(graph() is not None for graph in graphs)
 
 
 def test_an_error_of_a_wait_says_that_the_device_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,27 @@ def test_what_the_driver_says_at_the_start_is_a_sentence(
     assert "\n" not in str(caught.value)
 
 
+def test_a_kernel_that_asks_for_more_than_the_gpu_has_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton's errors are neither torch's nor the driver's."""
+    errors = pytest.importorskip("triton.runtime.errors", reason="no triton here")
+    fault = errors.OutOfResources(131072, 101376, "shared memory")
+    assert not isinstance(fault, RuntimeError)
+
+    def fails(_settings: WorkerSettings, timer: PhaseTimer) -> None:
+        timer.running = "warm_up"
+        raise fault
+
+    monkeypatch.setattr(jit, "IS_THERE", True)
+    monkeypatch.setattr(loading, "_load", fails)
+    said = (
+        r"kernel cannot run .*warm_up: .*shared memory, Required: 131072, .* 101376.*--device cpu"
+    )
+    with pytest.raises(ConfigError, match=said):
+        load(WorkerSettings(model="m"))
+
+
 def test_a_fault_of_the_program_keeps_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_settings: WorkerSettings, timer: PhaseTimer) -> None:
         raise RuntimeError("shapes do not match")

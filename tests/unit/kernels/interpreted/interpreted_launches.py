@@ -4,21 +4,27 @@ Of a device that is played: tensors have shapes and no memory, and what would be
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import InterpretedFunction
 
+from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.model.checkpoint import Checkpoint
 from gpu_worker.model.config import read_config
 from gpu_worker.model.decoder import Decoder, Queries, StepTensors
 from gpu_worker.model.weights import load_weights
+from gpu_worker.runner.device_streams import CpuStreams
+from gpu_worker.runner.graph_runner import GraphRunner
+from gpu_worker.runner.step_graphs import buckets_of
 from kernels import dispatch, variants
 from kernels.attention.plan import SPLIT
+from kernels.kv import fp8
 from tests.support.random_model import write_random_model
 
 ROWS_MAX, CONTEXT_MAX, BLOCK_SIZE = 5, 4 * SPLIT, 16
@@ -55,6 +61,115 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not func.is_view and name not in ALLOCATES:
             self.names[name] += 1
         return func(*args, **(kwargs or {}))
+
+
+# What launches kernels and does nothing else: none waits for the device, reads the host's memory or
+# draws from torch's generators. Who adds one looks that up first (ATen/native/cuda).
+RECORDABLE = {
+    "clamp_min", "copy_", "div_", "eq", "index", "index_select", "linear", "mul", "mul_",
+    "sub", "tanh_", "where",
+}  # fmt: skip
+
+
+class Recordable(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses what no CUDA graph can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, given = func.overloadpacket.__name__, tree_leaves((args, kwargs))
+        tensors = [each for each in given if isinstance(each, torch.Tensor)]
+        # A number that lies in the host's memory is copied, and waited for.
+        assert {each.device.type for each in tensors} <= {"meta"}, f"{func} of the host's memory"
+        if not func.is_view and name not in ALLOCATES:
+            self.names.add(name)
+            assert name in RECORDABLE, func
+        # Of a mask the host asks how many it lets through.
+        is_mask = name == "index" and any(each.dtype == torch.bool for each in tensors[1:])
+        assert not is_mask, func
+        return func(*args, **(kwargs or {}))
+
+
+class PlayedStreams(CpuStreams):
+    """Tensors have shapes and no memory; what is recorded is refused where it cannot be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device, self.names = torch.device("meta"), set[str]()
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        with Recordable() as recordable:
+            run()
+        self.names |= recordable.names
+        return run
+
+
+@pytest.mark.parametrize("is_fp8", [False, True], ids=["bf16", "fp8"])
+@pytest.mark.parametrize(
+    "changes", [{}, QWEN3, GEMMA2, OLMO2], ids=["llama", "qwen3", "gemma2", "olmo2"]
+)
+def test_recorded_steps_ask_the_host_nothing(
+    tmp_path: Path, changes: dict[str, Any], is_fp8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every size, from their rows to their samples, edits and log-probabilities."""
+    decoder, pages, limits = played_decoder(tmp_path / "model", changes, is_fp8=is_fp8)
+    launched: set[str] = set()
+
+    def noted(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        assert min(grid) >= 1, kernel.__name__
+        launched.add(kernel.__name__)
+
+    monkeypatch.setattr(InterpretedFunction, "run", noted)
+    streams = PlayedStreams()
+    recorded: list[tuple[int, int]] = []
+    GraphRunner(decoder, pages, limits, streams).record(lambda *done: recorded.append(done))
+    # Otherwise nothing was looked at.
+    assert recorded[-1] == (len(buckets_of(limits)),) * 2
+    assert streams.names >= {"linear", "index_select", "where", "index"}
+    assert launched >= {"decode_kernel", "attend_kernel", "_step_rows_kernel", "_draw_kernel"}
+
+
+def test_what_cannot_be_recorded_is_noticed() -> None:
+    x = torch.empty(3, device="meta")
+    refused: tuple[Callable[[], object], ...] = (
+        lambda: torch.where(x > 0, x, torch.tensor(1.0)),
+        lambda: x[x > 0],
+        lambda: x.multinomial(1),
+        lambda: x.to("cpu"),
+    )
+    for run in refused:
+        with pytest.raises(AssertionError), Recordable():
+            run()
+
+
+def played_decoder(
+    folder: Path, changes: dict[str, Any], *, is_fp8: bool
+) -> tuple[Decoder, torch.Tensor, RowLimits]:
+    """A model whose tensors have no memory, and its pages."""
+    written = write_random_model(folder, num_hidden_layers=2, **changes)
+    config, device = read_config(written), torch.device("meta")
+    limits = RowLimits(
+        slots=ROWS_MAX,
+        context_tokens=64,
+        step_tokens=48,
+        block_size=BLOCK_SIZE,
+        block_count=40,
+        vocab_size=config.vocab_size,
+        windows=config.groups.windows,
+    )
+    with Checkpoint(written) as checkpoint:
+        weights = load_weights(checkpoint, config, dtype=torch.bfloat16, device=device)
+    tile = config.kv_heads, BLOCK_SIZE, config.head_dim
+    kv_dtype = fp8.DTYPE if is_fp8 else torch.bfloat16
+    shape = config.groups.places, 2, limits.block_count, *tile
+    pages = torch.empty(shape, dtype=kv_dtype, device=device)
+    scales = torch.ones(config.layers, 2, config.kv_heads, device=device) if is_fp8 else None
+    decoder = Decoder(
+        config, weights, pages, context_tokens=limits.context_tokens, kv_scales=scales
+    )
+    return decoder, pages, limits
 
 
 def launches_of(
