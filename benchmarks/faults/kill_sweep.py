@@ -1,13 +1,13 @@
 """Does the death of a process change a text?
 
     python -m benchmarks.faults.kill_sweep [--paths native,avx2,torch] [--dtypes bf16,fp32]
-        [--kills 9] [--streams 24] [--tokens 300] [--model PATH] [--save]
+        [--kills 9] [--at-most-s 600] [--streams 24] [--tokens 300] [--model PATH] [--save]
 
 A whole stack per path of the CPU kernels and dtype. The same streams, half of them greedy and half
 seeded, prompts of ragged lengths, are read once undisturbed and then once for each kill: a worker,
 a scheduler or the store, in turns, dies by SIGKILL while all of them are under way. `changed` are
 texts that differ from the undisturbed ones, of `texts` in all; the goal is 0 on every path that
-claims to be exact.
+claims to be exact. A sweep that has taken --at-most-s ends after the kill it is at, at least one.
 """
 
 import argparse
@@ -86,22 +86,26 @@ async def kill(stack: Stack, victim: str, reading: Reading, at: int) -> None:
         process.send_signal(signal.SIGKILL)
 
 
-async def sweep(stack: Stack, kills: int, streams: int, tokens: int) -> dict[str, Any]:
+async def sweep(
+    stack: Stack, kills: int, streams: int, tokens: int, at_most_s: float
+) -> dict[str, Any]:
     reading, draw = Reading(stack, streams, tokens), random.Random(3)
     undisturbed = await reading.texts()
     assert undisturbed == await reading.texts(), "the undisturbed texts differ already"
     changed = dict.fromkeys(VICTIMS, 0)
-    began_s = time.monotonic()
-    for number in range(kills):
-        victim = VICTIMS[number % len(VICTIMS)]
+    began_s, done = time.monotonic(), 0
+    while done == 0 or (done < kills and time.monotonic() - began_s < at_most_s):
+        victim = VICTIMS[done % len(VICTIMS)]
         at = round(draw.uniform(*WHEN) * tokens)
         _, texts = await asyncio.gather(kill(stack, victim, reading, at), reading.texts())
         changed[victim] += sum(a != b for a, b in zip(texts, undisturbed, strict=True))
+        done += 1
     return {
-        "texts": kills * streams,
+        "kills": done,
+        "texts": done * streams,
         "changed": sum(changed.values()),
         "changed_by": changed,
-        "s_per_round": round((time.monotonic() - began_s) / kills, 1),
+        "s_per_round": round((time.monotonic() - began_s) / done, 1),
     }
 
 
@@ -110,6 +114,7 @@ def main() -> None:
     parser.add_argument("--paths", default="native,avx2,torch")
     parser.add_argument("--dtypes", default="bf16,fp32")
     parser.add_argument("--kills", type=int, default=9)
+    parser.add_argument("--at-most-s", type=float, default=float("inf"))
     parser.add_argument("--streams", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--model", default="")
@@ -119,8 +124,9 @@ def main() -> None:
         for dtype in asked.dtypes.split(","):
             environ = {**os.environ, "KAITEN_WORKER_NATIVE": NATIVE[path]}
             with serving(asked.model, "--dtype", dtype, environ=environ) as stack:
-                figures = asyncio.run(sweep(stack, asked.kills, asked.streams, asked.tokens))
-            sizes = {"path": path, "dtype": dtype, "kills": asked.kills}
+                work = sweep(stack, asked.kills, asked.streams, asked.tokens, asked.at_most_s)
+                figures = asyncio.run(work)
+            sizes = {"path": path, "dtype": dtype}
             sizes |= {"streams": asked.streams, "tokens": asked.tokens, "model": asked.model}
             record("kill_sweep", sizes | figures, save=asked.save)
 

@@ -2,6 +2,8 @@
 
     python -m benchmarks.peers.floor [--dtype bf16] [--threads 2]     measures, prints one JSON line
 
+With one thread its CPU time is the clock, which a machine's other work hardly touches.
+
 One step of an ideal engine costs max(weight bytes / bandwidth, operations / rate) + KV bytes /
 bandwidth. `ideal` plays a crowd through such an engine: every seat is taken, every step is full.
 """
@@ -10,6 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -147,9 +150,10 @@ def main() -> None:
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[chosen.dtype]
+    clock = time.thread_time if chosen.threads == 1 else time.perf_counter
     found = {
-        "read_bytes_per_s": read_bytes_per_s(),
-        "flops_per_s": matmul_flops_per_s(dtype, 2048),
+        "read_bytes_per_s": read_bytes_per_s(clock),
+        "flops_per_s": matmul_flops_per_s(dtype, 2048, clock),
     }
     print(json.dumps(found))
 

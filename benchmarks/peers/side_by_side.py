@@ -7,9 +7,9 @@
 
 A peer written `name:1` runs in the first round only. Every peer starts afresh in every round and
 the answers' lengths are checked. "CPU s" is what the peer's processes took for the jobs, without
-their asker's where that is another process. "Same tokens" compares the first answers with those of
-transformers one by one, else with the first peer's. The floor is measured at the beginning and the
-end.
+their asker's where that is another process; with --threads 1 it has a floor of its own. "Same
+tokens" compares the first answers with those of transformers one by one, else with the first
+peer's. The floor is measured at the beginning and the end.
 """
 
 import argparse
@@ -35,7 +35,7 @@ STEP_TOKENS = 512
 DEFAULT_PEERS = "kaiten,hf-continuous,hf-static16,hf-one:1"
 COLUMNS = (
     "peer", "tok/s", "range", "kaiten is", "of floor", "latency mean", "p99", "TTFT mean",
-    "frame p50", "p99", "CPU s", "peak MB", "start s", "same tokens",
+    "frame p50", "p99", "CPU s", "of CPU floor", "peak MB", "start s", "same tokens",
 )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def _compare(peers: Mapping[str, int], setting: Setting, chosen: argparse.Namesp
         step_tokens=STEP_TOKENS,
     )
     measured = {name: each for name, each in rounds.items() if each}
-    _show(measured, floor, best)
+    _show(measured, floor, best, setting.threads)
     _keep(measured, floor, best, setting, chosen)
     return 1 if failed else 0
 
@@ -145,7 +145,9 @@ def _medians(rounds: Sequence[Round]) -> dict[str, float]:
     }
 
 
-def _show(rounds: Mapping[str, Sequence[Round]], floor: Ideal, machine: Machine) -> None:
+def _show(
+    rounds: Mapping[str, Sequence[Round]], floor: Ideal, machine: Machine, threads: int
+) -> None:
     ours = _medians(rounds["kaiten"])["tokens_per_s"] if "kaiten" in rounds else 0.0
     same = _same_tokens(rounds) if rounds else {}
     lines = [COLUMNS]
@@ -164,6 +166,7 @@ def _show(rounds: Mapping[str, Sequence[Round]], floor: Ideal, machine: Machine)
                 f"{m['inter_frame_p50_ms']:.1f} ms",
                 f"{m['inter_frame_p99_ms']:.0f} ms",
                 f"{m['cpu_s']:.1f}",
+                f"{floor.wall_s / max(m['cpu_s'], 0.01):.3f}" if threads == 1 else "-",
                 f"{m['peak_mb']:.0f}",
                 f"{m['start_s']:.1f}",
                 f"{same[name]:.0%}",
@@ -190,12 +193,15 @@ def _keep(
     medians = {name: _medians(each) for name, each in rounds.items()}
     ours = medians.get("kaiten", {}).get("tokens_per_s", 0.0)
     same = _same_tokens(rounds) if rounds else {}
+    # With one thread the floor is one of CPU time.
+    cpu_floor_s = floor.wall_s if setting.threads == 1 else 0.0
     peers = {
         name: {key: round(value, 4) for key, value in each.items()}
         | {
             "kaiten_over_this": round(ours / each["tokens_per_s"], 3),
             "of_floor": round(each["tokens_per_s"] / floor.output_tokens_per_s, 4),
             "same_tokens": round(same[name], 4),
+            "of_cpu_floor": round(cpu_floor_s / max(each["cpu_s"], 0.01), 4),
         }
         for name, each in medians.items()
     }

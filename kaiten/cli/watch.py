@@ -138,8 +138,8 @@ def _counts(one: LiveSequence) -> str:
 
 
 def _blocks(one: LiveSequence) -> str:
-    """By layer group, runs of blocks that follow each other."""
-    return "  ".join(f"[{' '.join(_runs(table))}]" for table in one.tables)
+    """By layer group, runs of blocks that follow each other; who has no blocks has no groups."""
+    return "  ".join(f"[{' '.join(_runs(table))}]" for table in one.tables or [[]])
 
 
 def _runs(table: Iterable[int]) -> Iterator[str]:

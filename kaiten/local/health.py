@@ -1,6 +1,8 @@
 """Ask a process whether it is serving, by grpc.health.v1."""
 
+from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -10,29 +12,58 @@ from kaiten.tls import TLS, aio_channel, certificate_problem, explained
 
 TIMEOUT_S: Final = 2.0
 PING_TIMEOUT_S: Final = 1.0
+# Who was started again is found at once.
+RECONNECT: Final = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 200),
+)
 
 
-async def is_serving(address: str, service: str = "", timeout_s: float = TIMEOUT_S) -> bool:
-    """True when `service` ("" = the whole process) at host:port says SERVING."""
-    return await state_of(address, service, timeout_s) == "serving"
+class Health:
+    """Asks the process at one address again and again, by one connection of the loop it runs in."""
 
+    def __init__(self, address: str) -> None:
+        self._address = address
+        path = unquote(address.removeprefix("unix:"))
+        self._socket = Path(path) if address.startswith("unix:") else None
+        self._channel: grpc.aio.Channel | None = None
 
-async def answers(address: str) -> bool:
-    """True when the process says anything at all, be it that it has too much to do."""
-    state = await state_of(address, timeout_s=PING_TIMEOUT_S)
-    return state.partition(":")[0] not in ("unavailable", "deadline_exceeded")
+    def __repr__(self) -> str:
+        return f"Health({self._address})"
+
+    async def is_serving(self) -> bool:
+        """True when it says so, of the whole process."""
+        return await self._state(TIMEOUT_S) == "serving"
+
+    async def answers(self) -> bool:
+        """True when it says anything at all, be it that it has too much to do."""
+        said = (await self._state(PING_TIMEOUT_S)).partition(":")[0]
+        return said not in ("unavailable", "deadline_exceeded")
+
+    async def _state(self, timeout_s: float) -> str:
+        # Who starts has none for seconds, and a connection that fails is dearer than a look.
+        if self._socket is not None and not self._socket.exists():
+            return "unavailable: it does not listen yet"
+        if self._channel is None:
+            self._channel = aio_channel(self._address, False, RECONNECT)
+        return await _said(self._channel, "", timeout_s)
 
 
 async def state_of(
     address: str, service: str = "", timeout_s: float = TIMEOUT_S, tls: TLS | None = None
 ) -> str:
     """ "serving", "not serving", or why nobody answered."""
-    asked = HealthCheckRequest(service=service)
     async with aio_channel(address, tls or False) as channel:
-        try:
-            answer = await HealthStub(channel).Check(asked, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            said = error.details() or ""
-            why = certificate_problem(said) or explained(said)
-            return f"{error.code().name.lower()}: {why}"
+        return await _said(channel, service, timeout_s)
+
+
+async def _said(channel: "grpc.aio.Channel", service: str, timeout_s: float) -> str:
+    asked = HealthCheckRequest(service=service)
+    try:
+        answer = await HealthStub(channel).Check(asked, timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        said = error.details() or ""
+        why = certificate_problem(said) or explained(said)
+        return f"{error.code().name.lower()}: {why}"
     return "serving" if answer.status == HealthCheckResponse.SERVING else "not serving"

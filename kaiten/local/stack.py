@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from kaiten.local import services, store
 from kaiten.local.child import ChildSpec
-from kaiten.local.health import answers, is_serving
+from kaiten.local.health import Health
 from kaiten.local.model_source import ModelSource
 from kaiten.local.part_options import GatewayOptions, WorkerOptions, flags_of
 from kaiten.local.ports import LOOPBACK, claim
@@ -249,13 +249,14 @@ def _service(
     environ: Mapping[str, str] | None = None,
 ) -> ChildSpec:
     told = {"--log-level": options.log_level}
+    health = Health(address)
     return ChildSpec(
         name=name,
         command=(*services.command(module), *arguments, *_flags(told)),
         environ=services.environ() | dict(environ or {}),
         log_path=_log(options, name),
-        is_ready=partial(is_serving, address),
-        is_alive=partial(answers, address),
+        is_ready=health.is_serving,
+        is_alive=health.answers,
     )
 
 

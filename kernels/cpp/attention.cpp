@@ -402,8 +402,9 @@ class Pass {
   }
 
   // A single tile of queries takes values as they lie. Laid out first each was written and read once more, which took a
-  // sixth of decode attention at 16 rows x 1024 and at 64 x 150 (2026-11-25, Zen 3, bfloat16, one thread).
-  bool mixes_as_they_lie(Lay lay) const { return !kPairs && !lay.is_kept && a_.head_dim % W == 0; }
+  // sixth of decode attention at 16 rows x 1024 and at 64 x 150 (2026-11-25, Zen 3, bfloat16, one thread). With AVX-512 it
+  // was not timed, and pairs are laid out in any case.
+  bool mixes_as_they_lie(Lay lay) const { return !KAITEN_AVX512 && !lay.is_kept && a_.head_dim % W == 0; }
 
   // Keys that follow are fetched half beside keys, half beside values, so that memory is as busy with either.
   static bool fetched_by_mixing(int position) { return position & W; }

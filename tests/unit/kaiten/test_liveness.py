@@ -1,12 +1,21 @@
-"""What counts as hung: made of answers, states and a clock that the test moves."""
+"""What counts as hung, and how a supervisor asks its children through their ends and starts."""
 
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1.health import HealthServicer
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
+from kaiten.local.health import Health
 from kaiten.local.liveness import BUSY_S, SILENT_S, STOPPED_S, Liveness, ProcessState, state_of
+from kaiten.local.private import unix_address
+from tests.support.answers import until
 
 IDLE = ProcessState(cpu_s=7.0)
 STOPPED = ProcessState(is_stopped=True, cpu_s=7.0)
@@ -84,3 +93,50 @@ def test_of_this_process() -> None:
     assert state is not None
     assert not state.is_stopped
     assert state.cpu_s > 0
+
+
+@asynccontextmanager
+async def served(address: str) -> AsyncIterator[HealthServicer]:
+    server = grpc.aio.server()
+    health = HealthServicer()
+    add_HealthServicer_to_server(health, server)
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield health
+    finally:
+        await server.stop(0)
+
+
+async def test_who_ends_and_is_started_again_is_found_by_the_same_asker(tmp_path: Path) -> None:
+    address = unix_address(tmp_path / "a door")
+    health = Health(address)
+    assert not await health.is_serving()
+    assert not await health.answers()
+    for _ in range(2):
+        async with served(address) as told:
+            told.set("", HealthCheckResponse.NOT_SERVING)
+            await until(health.answers, "it is found")
+            assert not await health.is_serving()
+            told.set("", HealthCheckResponse.SERVING)
+            assert await health.is_serving()
+        assert not await health.answers()
+
+
+async def test_a_killed_ones_socket_is_no_answer(tmp_path: Path) -> None:
+    path = tmp_path / "door"
+    with socket.socket(socket.AF_UNIX) as ended:
+        ended.bind(str(path))
+    assert path.exists()
+    assert not await Health(unix_address(path)).answers()
+
+
+async def test_who_listens_and_says_nothing_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kaiten.local.health.PING_TIMEOUT_S", 0.1)
+    path = tmp_path / "door"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        assert not await Health(unix_address(path)).answers()
