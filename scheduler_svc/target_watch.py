@@ -6,6 +6,7 @@ rows that decode take what they take. Pure: what was said is remembered here.
 
 from collections.abc import Iterable, Iterator
 
+from scheduler_svc.core.planner.share import num_decodes
 from scheduler_svc.core.types import Config
 from scheduler_svc.core.workers import Worker
 
@@ -24,7 +25,9 @@ class TargetWatch:
         if (target_us := config.itl_target_us) is None:
             return
         for worker in workers:
-            decodes = len(worker.running) - len(worker.prefills)
+            live, flex = num_decodes(worker)
+            # Those that keep a gap would sit out.
+            decodes = live + (flex if config.batch_gap_us is None else 0)
             decode_us = worker.cost.decode_us(decodes)
             least_us = decode_us + worker.cost.prefill_us(config.prefill_tokens_min)
             if not decodes or least_us * 100 <= target_us * MET_PERCENT:

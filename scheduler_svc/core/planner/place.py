@@ -8,7 +8,7 @@ from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.kv import Hits
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.planner.draft import Draft
-from scheduler_svc.core.planner.share import flex_budget, prompt_budget
+from scheduler_svc.core.planner.share import flex_budget, num_decodes, prompt_budget
 from scheduler_svc.core.policy.admission import AdmissionView
 from scheduler_svc.core.policy.cadence import QueueView
 from scheduler_svc.core.policy.order import LOOK_AHEAD
@@ -66,12 +66,29 @@ def _why_none_now(draft: Draft, sequence: Sequence) -> Why | None:
 def _why_no_flex(cell: CellState, worker: Worker) -> Why | None:
     if not worker.slots_free:
         return Why.NO_SLOT
-    gap_us, num_rows = cell.config.batch_gap_us, len(worker.running) + 1
-    if gap_us is None or len(worker.flex) == len(worker.running):
+    if (gap_us := cell.config.batch_gap_us) is None:
         return None
+    if not _has_flex_room(cell, worker):
+        return Why.BATCH_GAP
+    num_rows = len(worker.running) + 1
     most = worker.cost.decodes_in(gap_us, near=num_rows)
-    has_room = flex_budget(cell, worker, prompt_budget(cell, worker)) > 0
-    return None if has_room and (most is None or num_rows <= most) else Why.BATCH_GAP
+    is_alone = len(worker.flex) == len(worker.running)
+    return None if is_alone or most is None or num_rows <= most else Why.BATCH_GAP
+
+
+def _has_flex_room(cell: CellState, worker: Worker) -> bool:
+    """The next step has room for a prompt token of one more; or where nobody else runs, for what
+    one more prefill is promised.
+    """
+    gaps = {True: 0, False: 0}
+    for sequence in worker.prefills.values():
+        gaps[sequence.is_flex] += sequence.gap
+    prompt_tokens = min(gaps[False], prompt_budget(cell, worker)) if gaps[False] else 0
+    budget = flex_budget(cell, worker, sum(num_decodes(worker)), prompt_tokens)
+    if gaps[True] < budget:
+        return True
+    is_alone = len(worker.flex) == len(worker.running)
+    return is_alone and _can_promise(cell, budget, len(worker.prefills))
 
 
 def _why_not_this(cell: CellState, worker: Worker, sequence: Sequence) -> Why | None:
@@ -145,10 +162,18 @@ def _has_budget(cell: CellState, worker: Worker) -> bool:
     """One more prefill can be promised its minimum of every step, whoever decodes beside it. To
     flex sequences nothing is promised beside others.
     """
-    budget, prefills = prompt_budget(cell, worker), worker.prefills
     if cell.waiting.has_non_flex:
-        prefills = {slot: one for slot, one in prefills.items() if not one.is_flex}
-    return budget >= (len(prefills) + 1) * min(cell.config.prefill_tokens_min, budget)
+        count = sum(not one.is_flex for one in worker.prefills.values())
+    elif cell.config.batch_gap_us is None:
+        count = len(worker.prefills)
+    else:
+        # By time and not by count: `_why_no_flex`.
+        return True
+    return _can_promise(cell, prompt_budget(cell, worker), count)
+
+
+def _can_promise(cell: CellState, budget: int, prefills: int) -> bool:
+    return budget >= (prefills + 1) * min(cell.config.prefill_tokens_min, budget)
 
 
 def _view(draft: Draft, sequence: Sequence) -> PlacementView:
@@ -175,6 +200,8 @@ def _could_start(cell: CellState, worker: Worker, sequence: Sequence, now_ns: in
     if why_closed(cell, worker) is not None or not worker.can_hold(sequence):
         return False
     if _is_one_long_too_many(cell, worker, sequence) or not is_looked_at(cell, worker, now_ns):
+        return False
+    if sequence.is_flex and _why_no_flex(cell, worker) is not None:
         return False
     return cell.policy.admission(admission_view(cell, worker, sequence)) is None
 

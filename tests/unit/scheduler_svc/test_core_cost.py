@@ -30,10 +30,10 @@ def test_the_fit_finds_what_the_steps_were_made_of() -> None:
     assert cost.prompt_tokens_in(13_000, decodes=12) == pytest.approx(250, rel=0.01)
 
 
-def test_fewer_rows_stand_in_for_more_that_were_not_seen() -> None:
+def test_rows_stand_in_for_more_and_for_fewer_that_were_not_seen() -> None:
     cost = StepCost()
     cost.observe(2000, decodes=3, prompt_tokens=0)
-    assert [cost.decode_us(rows) for rows in (1, 2, 3, 4, 64)] == [0, 2000, 2000, 2000, 2000]
+    assert [cost.decode_us(rows) for rows in (0, 1, 3, 4, 64)] == [0, 2000, 2000, 2000, 2000]
 
 
 def test_the_fit_follows_a_drift_and_forgets_an_outlier() -> None:
@@ -43,6 +43,36 @@ def test_the_fit_follows_a_drift_and_forgets_an_outlier() -> None:
     for _ in range(60):
         cost.observe(2000, decodes=4, prompt_tokens=0)
     assert cost.decode_us(4) == pytest.approx(2000, rel=0.05)
+
+
+def test_steps_that_have_both_teach_what_each_adds() -> None:
+    """No step is without a prompt, as beside a batch of short lines."""
+    cost = StepCost()
+    for step in range(200):
+        rows, tokens = 20 + step * 7 % 41, 6 + step * 5 % 19
+        cost.observe(2000 + 100 * (rows + tokens), decodes=rows, prompt_tokens=tokens)
+    assert cost.decode_us(50) == pytest.approx(7000, rel=0.02)
+    assert cost.prompt_tokens_in(10_000, decodes=60) == pytest.approx(20, abs=1)
+
+
+def test_prices_do_not_drift_while_nothing_tells_of_them() -> None:
+    """Steps of one length, as a bound makes them, whatever they are made of."""
+    cost = StepCost()
+    for step in range(5000):
+        rows = 20 + step * 7 % 41 if step < 100 else 60 + step % 3
+        tokens = 6 + step * 5 % 19 if step < 100 else 80 - rows
+        cost.observe(2000 + 100 * (rows + tokens), decodes=rows, prompt_tokens=tokens)
+    assert cost.prompt_tokens_in(10_000, decodes=3) == pytest.approx(77, abs=4)
+
+
+def test_what_was_seen_once_is_not_believed_for_ever() -> None:
+    """A first step is slow; without it nobody would ever go there again."""
+    cost = StepCost()
+    cost.observe(30_000, decodes=72, prompt_tokens=4)
+    for step in range(400):
+        rows = 20 + step * 7 % 41
+        cost.observe(2000 + 100 * (rows + step % 9), decodes=rows, prompt_tokens=step % 9)
+    assert cost.decode_us(72) == pytest.approx(9200, rel=0.05)
 
 
 def test_a_step_that_is_faster_than_its_decodes_alone_costs_no_less_than_nothing() -> None:

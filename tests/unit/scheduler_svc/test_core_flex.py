@@ -232,6 +232,56 @@ def test_a_prompt_is_cut_to_the_gap() -> None:
     assert sum(took) / len(took) >= 4500
 
 
+def test_short_lines_fill_the_gap_to_the_last_token() -> None:
+    """Each has a prompt of 6 tokens and goes after 8 steps: every step some join, and none is
+    promised more of a step than it has.
+    """
+    cell = Cell(spec(slots=64, step_tokens=364, blocks=4000), batch_gap_us=5000, itl_target_us=5000)
+    cell.workers["w1"].token_us, cell.workers["w1"].base_us = TOKEN_US, BASE_US
+    cell.submit(4, 900)
+    took = []
+    for _ in range(160):
+        while len(cell.scheduler.waiting) < 16:
+            flex(cell, 6, 8)
+        took += steps_us(cell, 1)
+    assert max(took[60:]) <= 5500
+    assert sum(took[60:]) / 100 >= 4850
+
+
+def prompt_beside(rows: int) -> tuple[list[int], Cell]:
+    """Of each step until a prompt of 300 is computed, its tokens; beside a row that decodes and so
+    many flex ones.
+    """
+    worker = spec(slots=64, step_tokens=364, blocks=4000)
+    cell = Cell(worker, lease=1, in_flight=1, batch_gap_us=5000, itl_target_us=5000)
+    cell.workers["w1"].token_us, cell.workers["w1"].base_us = TOKEN_US, BASE_US
+    cell.submit(4, 900)
+    for _ in range(rows):
+        flex(cell, 6, 400)
+    steps_us(cell, 80)
+    live, chunks = cell.submit(300, 5), list[int]()
+    while not chunks or cell.sequence(live).gap > 1:
+        plan = cell.must_plan()
+        slot = next(s for s, one in cell.worker().running.items() if one.sequence_id == live)
+        chunks.append(dict(plan.chunks)[slot])
+        took = cell.compute()
+        assert took.step_us <= 5500
+        cell.commit(took)
+    return chunks, cell
+
+
+def test_rows_sit_out_while_prompts_of_others_fill_the_step() -> None:
+    """So the first token comes as soon as if they were not there; then they go on where they were,
+    and nobody has left.
+    """
+    alone, _ = prompt_beside(0)
+    beside, cell = prompt_beside(24)
+    assert len(beside) <= len(alone) + 1
+    assert len(cell.worker().flex) == 24
+    plan = cell.must_plan()
+    assert (plan.preempted, 0 in dict(plan.chunks).values()) == ((), False)
+
+
 def test_a_gap_that_nothing_meets_keeps_them_waiting() -> None:
     cell = shared(1000)
     steps_us(cell, 60)
