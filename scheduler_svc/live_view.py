@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, partial
-from itertools import islice
+from itertools import compress, islice
+from operator import ne
 from typing import Final, NamedTuple
 
 from scheduler_svc.core.commands import Configured
@@ -63,15 +64,18 @@ THROTTLED: Final = (Passed("", "queue", Why.TENANT),)
 
 class Rows(NamedTuple):
     """Who is on a worker, a row each: those that retire, and behind them those that run. Of who is
-    in the view before, and has the same tables, it is the very same that was seen.
+    in the view before, and has the same tables, it is the very same that was seen. The members
+    themselves change: they, and the versions of their tables, are only compared by the next look.
     """
 
+    members: list[Sequence]
+    versions: list[int]
     seen: Mapping[Residency, Seen]
     num_retiring: int
     counts: list[Counts]
 
 
-NO_ROWS: Final = Rows({}, 0, [])
+NO_ROWS: Final = Rows([], [], {}, 0, [])
 
 
 class WaitingView(NamedTuple):
@@ -251,16 +255,18 @@ def _worker(worker: Worker, address: str, passed_over: tuple[Passed, ...]) -> Wo
 
 
 def _rows(worker: Worker, before: Rows) -> Rows:
-    seen: dict[Residency, Seen] = {}
-    members, known = worker.members, before.seen.get
-    for sequence in members:
-        residency, table = sequence.residency, sequence.kv
-        assert residency is not None
-        kept = known(residency)
-        if kept is None or kept[0] != table.version:
-            skipped, blocks = tuple(table.num_skipped_blocks), tuple(map(tuple, table.blocks))
-            kept = _seen((table.version, skipped, blocks, sequence.num_preemptions))
-        seen[residency] = kept
+    members = worker.members
+    versions = [one.kv.version for one in members]
+    if members != before.members:
+        seen = _seen_of(members, before.seen)
+    elif versions == before.versions:
+        seen = before.seen
+    else:
+        changed = map(ne, versions, before.versions)
+        seen = {**before.seen, **_seen_of(compress(members, changed), {})}
+        # Whoever left and came back is another resident.
+        if len(seen) != len(members):
+            seen = _seen_of(members, before.seen)
     counts = [
         (
             (num_tokens := (num_known := len(one.tokens)) + one.num_tokens_ahead),
@@ -269,7 +275,22 @@ def _rows(worker: Worker, before: Rows) -> Rows:
         )
         for one in members
     ]
-    return Rows(seen, len(worker.retiring), counts)
+    return Rows(members, versions, seen, len(worker.retiring), counts)
+
+
+def _seen_of(
+    members: Iterable[Sequence], before: Mapping[Residency, Seen]
+) -> Mapping[Residency, Seen]:
+    seen: dict[Residency, Seen] = {}
+    for sequence in members:
+        residency, table = sequence.residency, sequence.kv
+        assert residency is not None
+        kept = before.get(residency)
+        if kept is None or kept[0] != table.version:
+            skipped, blocks = tuple(table.num_skipped_blocks), tuple(map(tuple, table.blocks))
+            kept = _seen((table.version, skipped, blocks, sequence.num_preemptions))
+        seen[residency] = kept
+    return seen
 
 
 def _waiting(

@@ -2,13 +2,14 @@
 
 A look is taken on the event loop, and a step may wait for it; so all who watch share one, and looks
 take a twentieth of the loop's time at most, however large the cell is. What is told of it is put
-together in a thread. Nothing is queued for anybody: who reads slowly is told of the newest view
-next, against the one that they were told last.
+together in a thread where that takes long. Nothing is queued for anybody: who reads slowly is told
+of the newest view next, against the one that they were told last.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -25,6 +26,8 @@ INTERVAL_MS: Final = 250
 INTERVAL_MS_MIN, INTERVAL_MS_MAX = 100, 60_000
 # Of the loop's time, looks take one part in so many.
 LOOKS_SHARE: Final = 20
+# Sequences: of so many it takes a millisecond at most to say what has changed.
+SHORT_MAX: Final = 512
 
 
 def interval_of(asked_ms: int) -> float:
@@ -58,8 +61,8 @@ class Watching:
         self._due_ns = 0
         self.watchers = 0
         self._steps = LiveSteps()
-        # As of the newest view.
-        self._steps_seen = 0
+        # As of the newest view: steps that were answered, and sequences that are seen.
+        self._steps_seen = self._newest_size = 0
         # The newest difference, and between what.
         self._made: tuple[_Between, asyncio.Future[WatchResponse]] | None = None
 
@@ -103,12 +106,22 @@ class Watching:
             told, view, steps_told, seen, takes_rows = between
             steps = self._steps.between(steps_told, seen)
             skipped = max(0, seen - steps_told - len(steps))
-            making = asyncio.to_thread(
-                changes_to_proto, told, view, steps, skipped, takes_rows=takes_rows
-            )
-            self._made = between, asyncio.ensure_future(making)
+            make = partial(changes_to_proto, told, view, steps, skipped, takes_rows=takes_rows)
+            self._made = between, self._making(make, is_short=told is not None and takes_rows)
         # Whoever began it may leave while others wait for it.
         return await asyncio.shield(self._made[1])
+
+    def _making(
+        self, make: Callable[[], WatchResponse], *, is_short: bool
+    ) -> asyncio.Future[WatchResponse]:
+        """What is short holds the interpreter no longer here than in a thread, which costs as much
+        again to wake, and wakes the loop.
+        """
+        if is_short and self._newest_size <= SHORT_MAX:
+            made = asyncio.get_running_loop().create_future()
+            made.set_result(make())
+            return made
+        return asyncio.ensure_future(asyncio.to_thread(make))
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -130,4 +143,5 @@ class Watching:
             took_ns = self._clock.monotonic_ns() - began_ns
             self._due_ns = began_ns + max(INTERVAL_MS_MIN * 1_000_000, took_ns * LOOKS_SHARE)
             self._newest, self._steps_seen = ref(view), self._steps.count
+            self._newest_size = len(view.waiting) + sum(len(r.seen) for r in view.rows.values())
         return view

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -437,7 +437,10 @@ def read_table() -> dict[tuple[str, str, int], Resources]:
 
 def row_of(told: dict[str, Any]) -> Resources:
     """What `told_of` made of it, in JSON."""
-    code = told.get("code")
+    code, known = told.get("code"), {each.name for each in fields(CodeFacts)}
+    if code is not None and code.keys() != known:
+        # Of a time when other facts were asked for: as if it had not been compiled.
+        return Resources(**{**told, "code": None, "digest": ""})
     if code is not None:
         code = CodeFacts(**{**code, "begins_with": tuple(code["begins_with"])})
     return Resources(**{**told, "code": code})

@@ -17,6 +17,10 @@ from typing import Any, Final
 
 _COPY: Final = re.compile(r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], (\w+)")
 _PRODUCT: Final = re.compile(r"\b(?:wgmma\.mma_async|mma)\.[\w.:]+")
+_LETTERS: Final = {
+    "st.global": "s", "bar.sync": "b", "cp.async.cg": "c", "atom.global": "a", "ld.global": "l"
+}  # fmt: skip
+_ACCESS: Final = re.compile("|".join(map(re.escape, _LETTERS)))
 _ORDERED: Final = ("griddepcontrol.wait", "griddepcontrol.launch_dependents", "ld.global")
 
 
@@ -43,6 +47,10 @@ class CodeFacts:
     # Logarithms of the processor's own, and products that are summed without rounding between.
     logarithms: int
     fused_sums: int
+    # Whether a barrier lies between what was stored and the first copy of 16 bytes, and on either
+    # side of an atomic operation; False where there is nothing of the kind.
+    copies_behind_barrier: bool
+    counts_between_barriers: bool
     # Of the starts of neighbours and the first read, those that there are, as they stand.
     begins_with: tuple[str, ...]
 
@@ -50,7 +58,7 @@ class CodeFacts:
 def facts_of(tools: Path, folder: Path, ptx: str, cubin: bytes) -> CodeFacts:
     waits = re.findall(r"cp\.async\.wait_group\s+(?:0x)?(\d+)", ptx)
     begins = sorted((ptx.index(word), word) for word in _ORDERED if word in ptx)
-    product_waits = ptx.count("wgmma.wait_group")
+    product_waits, order = ptx.count("wgmma.wait_group"), _order(ptx)
     return CodeFacts(
         copies=dict(Counter(_COPY.findall(ptx))),
         copies_ahead=max(map(int, waits), default=0),
@@ -63,8 +71,22 @@ def facts_of(tools: Path, folder: Path, ptx: str, cubin: bytes) -> CodeFacts:
         product_waits_assembled=_waits_in(tools, folder, cubin) if product_waits else 0,
         logarithms=ptx.count("lg2.approx"),
         fused_sums=ptx.count("fma.rn.f32"),
+        copies_behind_barrier=re.search(r"sb+c", order) is not None,
+        counts_between_barriers=re.search(r"sb+ab+s*l", order) is not None,
         begins_with=tuple(word for _, word in begins),
     )
+
+
+def _order(ptx: str) -> str:
+    """A letter per access to memory, as they stand: stores, barriers, copies of 16 bytes up to the
+    first, atomics, and loads behind them.
+    """
+    order = ""
+    for word in _ACCESS.findall(ptx):
+        letter = _LETTERS[word]
+        is_behind = letter not in "lc" or ("a" in order if letter == "l" else "c" not in order)
+        order += letter if is_behind else ""
+    return order
 
 
 def _exponentials(ptx: str) -> dict[str, int]:

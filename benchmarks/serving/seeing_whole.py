@@ -39,6 +39,9 @@ CHOICES: Final = 16
 TOKENS: Final = 80
 WARM_TOKENS: Final = 20
 FETCH_S: Final = 10.0
+WAIT_S: Final = 60.0
+# A snapshot, and what is told when a watch is left for one that others have.
+EVENTS_BEFORE: Final = 4
 WORKER: Final = "gpu_worker"
 SPEED: Final = "tokens_per_s"
 SERVICE: Final = "service"
@@ -131,9 +134,12 @@ class Stack:
         served, over = self._served, threading.Event()
         pid, url = served.process.pid, served.http_url
         with ThreadPoolExecutor(max(1, kind.watchers)) as lookers, self._fetching:
+            begun = threading.Barrier(kind.watchers + 1)
             looking = [
-                lookers.submit(watch, url, kind.interval_ms, over) for _ in range(kind.watchers)
+                lookers.submit(watch, url, kind.interval_ms, begun, over)
+                for _ in range(kind.watchers)
             ]
+            begun.wait(WAIT_S)
             before_s, began_s = cpu_s(pid), time.perf_counter()
             tokens = generate(url, self._sequences, TOKENS)
             after_s, took_s = cpu_s(pid), time.perf_counter() - began_s
@@ -176,12 +182,17 @@ def turns(one: Kind, other: Kind, sequences: int, pairs: int) -> list[Pair]:
                 stack.stop()
 
 
-def watch(url: str, interval_ms: int, over: threading.Event) -> None:
-    """As a dashboard does, until it is over; what it reads is thrown away."""
-    path = f"{url}/v1/watch?interval_ms={interval_ms}"
-    with httpx.stream("GET", path, timeout=60) as reply:
-        reply.raise_for_status()
-        for _ in reply.iter_raw():
+def watch(url: str, interval_ms: int, begun: threading.Barrier, over: threading.Event) -> None:
+    """As a dashboard does, until it is over; what it reads is thrown away. It has begun once it is
+    told what has changed.
+    """
+    path = f"{url}/v1/watch?rows=true&interval_ms={interval_ms}"
+    with httpx.stream("GET", path, timeout=WAIT_S) as reply:
+        events = reply.raise_for_status().iter_raw()
+        for _ in range(EVENTS_BEFORE):
+            next(events)
+        begun.wait(WAIT_S)
+        for _ in events:
             if over.is_set():
                 return
 
@@ -233,6 +244,7 @@ def main() -> None:
 def compared(found: Sequence[Pair]) -> dict[str, object]:
     """With and without, by process. `added_ms_per_s`: what `service` spent more, by the second, as
     what is done so many times a second costs a slow stack more of each token's time.
+    `added_share`: the same of the whole, the worker's time taken as that without.
     """
     told: dict[str, object] = {}
     with_us, without_us = [
@@ -250,7 +262,8 @@ def compared(found: Sequence[Pair]) -> dict[str, object]:
         }
     told[SPEED] = [round(with_us[SPEED]), round(without_us[SPEED])]
     added = median((one[SERVICE] - other[SERVICE]) * one[SPEED] / 1000 for one, other in found)
-    return told | {"added_ms_per_s": round(added, 1)}
+    share = median((one[SERVICE] - other[SERVICE]) / other[WHOLE] for one, other in found)
+    return told | {"added_ms_per_s": round(added, 1), "added_share": round(share, 4)}
 
 
 def to(collector: str) -> Mapping[str, str]:

@@ -192,6 +192,14 @@ def test_who_begins_early_waits_for_what_it_reads(compiled: Compiled) -> None:
     assert set(early[1:]) == {"griddepcontrol.launch_dependents", "ld.global"}
 
 
+@pytest.mark.parametrize("shape", ["8b", "8b fp8"])
+def test_a_key_is_in_its_page_before_pages_are_read(compiled: Compiled, shape: str) -> None:
+    """And parts are there before they are counted, and counted before they are read."""
+    facts = compiled.code(shape, "decode_kernel", 90)
+    assert facts.copies_behind_barrier
+    assert facts.counts_between_barriers
+
+
 def test_noise_is_no_approximation(compiled: Compiled) -> None:
     """A logarithm of the processor's own would draw other tokens than any other device."""
     facts = compiled.code("8b", "draw_kernel", 90)
