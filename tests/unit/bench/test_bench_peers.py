@@ -151,13 +151,12 @@ def test_weights_are_quantised_once_and_never_half(tmp_path: Path) -> None:
 
 def test_cpu_time_is_that_of_living_children() -> None:
     spin = "import time\nwhile time.process_time() < 0.1: pass\nprint(); input()"
-    before_s = children_cpu_s()
     with subprocess.Popen(
         [sys.executable, "-c", spin], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        assert children_cpu_s() - before_s >= 0.09
+        assert children_cpu_s() >= 0.09
         child.communicate(b"\n")
 
 
