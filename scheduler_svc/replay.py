@@ -7,7 +7,7 @@ every ending again, and says of each what was recorded and what it got. A new ep
 which resumes from what the records before had committed. Pure: records in, comparisons out.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -28,7 +28,7 @@ from scheduler_svc.command_wire import command_from_proto
 from scheduler_svc.core.commands import Command, Configured
 from scheduler_svc.core.outcome import Event, Finished, Outcome, Plan
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Request, Rules, SequenceId
+from scheduler_svc.core.types import Request, ResultRejected, Rules, SequenceId
 from scheduler_svc.journal import plan_digest
 from scheduler_svc.timeline import Timelines
 
@@ -207,7 +207,8 @@ def replay_archive(
     """Every decision that is there from the beginning of its leadership on.
 
     A core is what all commands since then have made of it, so behind a gap nothing can be compared
-    until the next leadership begins.
+    until the next leadership begins; nor where it is decided otherwise now, by a later version or
+    another policy: what a worker answered is no answer to what it would have been told.
     """
     replay = Replay(policy=policy, timelines=timelines, told=told)
     epoch, seq, is_lost = 0, 0, False
@@ -222,13 +223,25 @@ def replay_archive(
         elif kind == "request":
             replay.take_in(entry.request)
         elif kind == "record" and entry.record.seq == seq + 1:
-            seq += 1
-            yield from replay.feed(entry.record)
+            why = yield from _until_otherwise(replay, entry.record)
+            seq += not why
         elif kind in ("record", "gap"):
             why = entry.gap.reason or "records are missing"
         if why:
             is_lost = True
             yield Skipped(epoch=epoch, seq=seq, why=why)
+
+
+def _until_otherwise(replay: Replay, record: JournalRecord) -> Generator[Compared, None, str]:
+    """What is compared up to the first difference; and that there is one, or nothing."""
+    try:
+        for compared in replay.feed(record):
+            yield compared
+            if not compared.is_equal:
+                return f"it is decided otherwise now: {compared.what}"
+    except ResultRejected as error:
+        return f"it is decided otherwise now: {error}"
+    return ""
 
 
 def _why_not(header: ArchiveHeader) -> str:

@@ -44,6 +44,10 @@ FIRST: Final = (
     "integration/test_llm.py",
     "openai/test_openai_responses.py",
     "parity/test_logit_rules_parity.py",
+    "integration/test_kaiten_run.py",
+    "integration/test_scheduler_archive.py",
+    "unit/gateway/children/test_schema_rewrites.py",
+    "sim/test_scheduler_sim.py",
 )
 
 
@@ -67,7 +71,8 @@ def begun_at(own: int, processes: int) -> list[str]:
     return folders[at:] + folders[:at]
 
 
-@pytest.hookimpl(tryfirst=True)
+# When those are gone that no mark selects: runs are dealt by what is left.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     workerinput = getattr(config, "workerinput", None)
     if workerinput is not None:

@@ -1,12 +1,13 @@
 """An hour of three leaders, in mock time, decided again from its archive: bit for bit."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
-from kaiten.v1.archive_pb2 import ArchiveHeader
+from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
 from kaiten.v1.common_pb2 import Leader as LeaderMessage
-from kaiten.v1.ledger_pb2 import FoldedTokens, SequenceFinished, SubmitRecord
+from kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SequenceFinished, SubmitRecord
 from kaiten.v1.worker_service_pb2 import RowSampling
 from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from ledger import Commit, InboxEntry, Recovered
@@ -17,7 +18,7 @@ from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.core.commands import Command, MakePlan, StepDone, Submit, WorkerJoined
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal import Journal
-from scheduler_svc.replay import Compared, replay_archive
+from scheduler_svc.replay import Compared, Skipped, replay_archive
 from scheduler_svc.request_book import BookedRequest, RequestBook
 from scheduler_svc.settings import SchedulerSettings
 from tests.fakes.model_worker import ModelWorker
@@ -195,3 +196,38 @@ def test_a_recorded_hour_is_decided_again(tmp_path: Path) -> None:
     assert [one.header.configured.policy for one in segments([tmp_path])] == [
         settings.policy for settings in MINDS
     ]
+    # As by a version that plans something else, and one that plans nothing.
+    for change in (otherwise, unplanned):
+        found = list(entries([tmp_path]))
+        seq = changed(found, change)
+        told = list(replay_archive(found))
+        (skipped,) = (one for one in told if isinstance(one, Skipped))
+        assert (skipped.epoch, skipped.why.partition(":")[0]) == (1, "it is decided otherwise now")
+        assert skipped.seq < seq + 2
+        at = told.index(skipped)
+        assert len([one for one in told[:at] if not one.is_equal]) <= 1  # type: ignore[union-attr]
+        rest = told[at + 1 :]
+        assert rest
+        assert all(isinstance(one, Compared) and one.is_equal for one in rest)
+
+
+def otherwise(record: JournalRecord, at: int) -> None:
+    record.inputs[at].plan.digest += 1
+
+
+def unplanned(record: JournalRecord, at: int) -> None:
+    del record.inputs[at]
+
+
+def changed(found: list[ArchiveEntry], change: Callable[[JournalRecord, int], None]) -> int:
+    """The tenth plan; the number of its record."""
+    plans = (
+        (entry.record, at)
+        for entry in found
+        if entry.HasField("record")
+        for at, item in enumerate(entry.record.inputs)
+        if item.HasField("plan")
+    )
+    record, at = next(islice(plans, 10, None))
+    change(record, at)
+    return record.seq
