@@ -319,11 +319,15 @@ async def test_a_loop_that_ends_unasked_ends_the_gateway(
         f'[[keys]]\ntenant = "a"\ndigest = "sha256:{hashlib.sha256(b"k").hexdigest()}"\n'
     )
     write_model_folder(tmp_path / "model")
-    with pytest.raises(ExceptionGroup) as ended:
+
+    async def serve_to_the_end() -> None:
         async with running_gateway(tmp_path / "model", redis_url, cell, api_keys_file=keys):
             serving = [one for one in asyncio.all_tasks() if "GatewayService.serve" in repr(one)]
             if serving:
                 await asyncio.wait(serving, timeout=WAIT_S)
+
+    with pytest.raises(ExceptionGroup) as ended:
+        await serve_to_the_end()
     (error,) = ended.value.exceptions
     assert isinstance(error, RuntimeError)
     assert "over ended" in str(error)
