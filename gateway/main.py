@@ -165,12 +165,10 @@ class GatewayService:
         # Cancels outlive the drain: what clients left behind must still be told to the ledger.
         self._releasing = asyncio.create_task(self.front.releases.run())
         async with asyncio.TaskGroup() as tasks:
-            for loop in (self.link.run(), self._readiness.run(), self._batches.run()):
+            loops = [self.link.run(), self._readiness.run(), self._batches.run()]
+            files = [each for each in (self._keys_file, self._tls) if each is not None]
+            for loop in (*loops, *(each.follow(SystemClock()) for each in files)):
                 tasks.create_task(endless(loop))
-            if self._keys_file is not None:
-                tasks.create_task(self._keys_file.follow(SystemClock()))
-            if self._tls is not None:
-                tasks.create_task(self._tls.follow(SystemClock()))
             tasks.create_task(self._http.serve())
 
     async def drain(self) -> None:

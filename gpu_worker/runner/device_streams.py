@@ -166,10 +166,10 @@ class CudaStreams:
         try:
             with torch.cuda.graph(graph, pool=self._graph_pool, stream=self._compute):
                 run()
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
             self._give_up(graph)
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
             # A device that is lost says so here.
             self.finish()
             raise NotRecorded(str(error).partition("\n")[0]) from error

@@ -22,6 +22,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
+from gateway.openai.batches.driver import BatchDriver
+from gateway.requests.ledger_session import LedgerLink
+from gateway.requests.readiness import Readiness
+from gateway.tenants import KeysFile
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1 import model_service_pb2 as model_pb
 from kaiten.v1.common_pb2 import SamplingParams
@@ -292,6 +296,41 @@ async def test_drain_sends_what_is_left_elsewhere_and_cancels_nothing(
             attach = other.inference.Attach(pb.AttachRequest(request_id="moves"), timeout=WAIT_S)
             assert text_of([r.event async for r in attach]) == "finished elsewhere"
         assert stack.scheduler.cancels == []
+
+
+@pytest.mark.parametrize(
+    ("loop", "name"),
+    [(LedgerLink, "run"), (Readiness, "run"), (BatchDriver, "run"), (KeysFile, "follow")],
+)
+async def test_a_loop_that_ends_unasked_ends_the_gateway(
+    loop: type,
+    name: str,
+    tmp_path: Path,
+    redis_url: str,
+    cell: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def over(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(loop, name, over)
+    keys = tmp_path / "keys"
+    keys.write_text(
+        f'[[keys]]\ntenant = "a"\ndigest = "sha256:{hashlib.sha256(b"k").hexdigest()}"\n'
+    )
+    write_model_folder(tmp_path / "model")
+
+    async def serve_to_the_end() -> None:
+        async with running_gateway(tmp_path / "model", redis_url, cell, api_keys_file=keys):
+            serving = [one for one in asyncio.all_tasks() if "GatewayService.serve" in repr(one)]
+            if serving:
+                await asyncio.wait(serving, timeout=WAIT_S)
+
+    with pytest.raises(ExceptionGroup) as ended:
+        await serve_to_the_end()
+    (error,) = ended.value.exceptions
+    assert isinstance(error, RuntimeError)
+    assert "over ended" in str(error)
 
 
 async def test_deadline_without_a_scheduler_ends_as_deadline_exceeded(

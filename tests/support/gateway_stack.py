@@ -100,11 +100,13 @@ async def running_gateway(
         ):
             yield RunningGateway(service, channel, client)
     finally:
-        if serving is not None:
-            serving.cancel()
-            with suppress(asyncio.CancelledError):
-                await serving
-        await service.stop()
+        try:
+            if serving is not None:
+                serving.cancel()
+                with suppress(asyncio.CancelledError):
+                    await serving
+        finally:
+            await service.stop()
 
 
 @dataclass

@@ -488,18 +488,3 @@ def test_who_waited_under_a_dead_leader_is_sent_to_the_archive() -> None:
     assert hints("cmpl-1", explained(queue)) == []
     (line,) = hints("cmpl-1", explained(queue, unknown))
     assert line.endswith("kaiten explain cmpl-1 --archive .kaiten")
-
-
-@pytest.mark.parametrize(
-    ("flag", "word", "ours"),
-    [
-        ("--dtype", "bfloat16", "bf16"),
-        ("--kv-dtype", "fp8_e4m3", "fp8"),
-        ("--weight-dtype", "w8a16", "int8"),
-        ("--weight-dtype", "w4a16", "int4"),
-        ("--weight-dtype", "w4a16_asym", "int4_asym"),
-    ],
-)
-def test_words_of_others_for_types_are_taken(flag: str, word: str, ours: str) -> None:
-    _, bound, _ = cli.app.parse_args(["serve", flag, word], exit_on_error=False)
-    assert getattr(bound.arguments["worker"], flag[2:].replace("-", "_")) == ours

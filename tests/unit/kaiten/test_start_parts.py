@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from kaiten.cli import display, ready, serve
+from kaiten.cli import app, display, ready, serve
 from kaiten.local import model_source, store
 from kaiten.local.child import Child, ChildSpec
 from kaiten.local.model_source import ModelSource
@@ -440,3 +440,18 @@ def test_the_snippets_can_be_pasted(tmp_path: Path, can_chat: bool, has_keys: bo
 def test_importing_the_client_needs_no_torch() -> None:
     program = "import sys, kaiten.client; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=280, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "word", "ours"),
+    [
+        ("--dtype", "bfloat16", "bf16"),
+        ("--kv-dtype", "fp8_e4m3", "fp8"),
+        ("--weight-dtype", "w8a16", "int8"),
+        ("--weight-dtype", "w4a16", "int4"),
+        ("--weight-dtype", "w4a16_asym", "int4_asym"),
+    ],
+)
+def test_words_of_others_for_types_are_taken(flag: str, word: str, ours: str) -> None:
+    _, bound, _ = app.app.parse_args(["serve", flag, word], exit_on_error=False)
+    assert getattr(bound.arguments["worker"], flag[2:].replace("-", "_")) == ours

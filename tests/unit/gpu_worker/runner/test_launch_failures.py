@@ -302,6 +302,8 @@ def test_a_recording_that_breaks_off_is_over_for_the_allocator_too(
     class Graph:
         pass
 
+    broken = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    errors = [broken, broken, torch.OutOfMemoryError("CUDA out of memory")]
     graphs: list[weakref.ref[Graph]] = []
     ended: list[tuple[object, object]] = []
 
@@ -313,7 +315,7 @@ def test_a_recording_that_breaks_off_is_over_for_the_allocator_too(
     @contextmanager
     def recording(graph: Graph, pool: object, stream: object) -> Iterator[None]:
         yield
-        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        raise errors[len(graphs) - 1]
 
     def end(device: object, pool: object) -> None:
         ended.append((device, pool))
@@ -333,8 +335,10 @@ def test_a_recording_that_breaks_off_is_over_for_the_allocator_too(
     for _ in range(2):
         with pytest.raises(NotRecorded, match="previous error during capture"):
             streams.record(lambda: None)
+    with pytest.raises(torch.OutOfMemoryError):
+        streams.record(lambda: None)
     gc.collect()
-    assert ended == [(1, (0, 7))] * 2
+    assert ended == [(1, (0, 7))] * 3
     assert all(graph() is not None for graph in graphs)
 
 
