@@ -23,7 +23,7 @@ from statistics import median
 
 from benchmarks.peers.checkpoint import SHAPES, write_checkpoint
 from benchmarks.peers.floor import Ideal, Machine, ideal, measure, shape_of
-from benchmarks.peers.running import Round, run_peer, versions_of
+from benchmarks.peers.running import PEERS, Round, run_peer, versions_of
 from benchmarks.peers.setting import PeerError, Setting
 from benchmarks.peers.tokens import agreement
 from benchmarks.recording import record
@@ -73,7 +73,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--models", type=Path, help="keep the checkpoints here")
     parser.add_argument("--report", type=Path, help="write an HTML page with plots")
     parser.add_argument("--save", action="store_true", help="append to benchmarks/results")
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    for name, times in _pairs(chosen.peers, ":"):
+        if name not in PEERS:
+            parser.error(f"--peers: no peer {name!r}; there are {', '.join(PEERS)}")
+        if times and not (times.isdecimal() and int(times)):
+            parser.error(f"--peers: {name}:{times} names no number of rounds, 1 or more")
+    return chosen
 
 
 def _pairs(text: str, mark: str) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.peers import libraries, servers
+from benchmarks.peers import libraries, servers, side_by_side
 from benchmarks.peers.memory import children_cpu_s
 from benchmarks.peers.running import PEERS, run_peer
 from benchmarks.peers.setting import PeerError, Setting
@@ -42,9 +42,20 @@ def program(path: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("nobody", "no peer 'nobody'; there are kaiten, "), ("kaiten:0", "names no number of rounds")],
+)
+def test_wrong_peers_are_named_before_anything_is_made(
+    word: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["side_by_side", "--peers", f"hf-one:1,{word}"])
+    with pytest.raises(SystemExit):
+        side_by_side.main()
+    assert said in capsys.readouterr().err
+
+
 def test_a_peer_that_is_not_there_says_so(tmp_path: Path) -> None:
-    with pytest.raises(PeerError, match=r"kaiten, .*hf-one"):
-        run_peer("nobody", setting(tmp_path))
     with pytest.raises(PeerError, match="--with vllm"):
         run_peer("vllm", setting(tmp_path))
     with pytest.raises(PeerError, match="--with optimum"):
