@@ -328,6 +328,14 @@ class Timelines:
                 found[other.id] = None
         return found
 
+    def names(self, ids: Collection[SequenceId]) -> Mapping[SequenceId, str]:
+        """Whose choices these are, as far as it is remembered."""
+        if not ids:
+            return {}
+        others = chain(self._live.values(), chain.from_iterable(reversed(self._over.values())))
+        known = islice(others, MATES_LOOKED_AT_MAX)
+        return {track.sequence_id: track.id for track in known if track.sequence_id in ids}
+
     # Commands
 
     def _planned(self, worker_id: str, outcome: Outcome, now_ns: int) -> None:
