@@ -279,7 +279,8 @@ class LeaderSession:
         if outcome.events:
             self._meters.ended(outcome.events, self._requests.traceparent)
             if self._tracing is not None:
-                self._tracing.ended(outcome.events, self._requests.traceparent, now_ns)
+                of, tracks = self._requests.traceparent, self.timelines.tracks
+                self._tracing.ended(outcome.events, of, now_ns, tracks)
         self._commits.put(self._journal.write(command, outcome, now_ns, message))
 
     # The turn

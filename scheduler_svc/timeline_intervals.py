@@ -28,8 +28,8 @@ from scheduler_svc.timeline import (
     Step,
     Track,
     Transition,
-    Window,
 )
+from scheduler_svc.timeline_windows import Window
 
 # Of an interval of decoding, the longest gaps between its steps.
 GAPS_SHOWN: Final = 3
