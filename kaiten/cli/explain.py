@@ -29,6 +29,7 @@ DEFAULT_TENANT: Final = "default"
 # What a replay ends with that has read all of the archives.
 NOT_FOUND: Final = 1
 BAR: Final = 32
+MATES_SHOWN_MAX: Final = 8
 PHASES: Final[Mapping[int, str]] = {
     TimelinePhase.TIMELINE_PHASE_QUEUE: "queue",
     TimelinePhase.TIMELINE_PHASE_PREFILL: "prefill",
@@ -165,6 +166,16 @@ def lines_of(request_id: str, choice: ChoiceTimeline) -> Iterator[str]:
         bar = _bar(interval, start_ns, max(1, end_ns - start_ns))
         words = f"{phase_of(interval):8} {'; '.join(_words(interval))}".rstrip()
         yield f"{_ms(at):>10} {_ms(length):>10}  {bar}  {words}"
+    if choice.num_batch_mates:
+        yield _mates(choice)
+
+
+def _mates(choice: ChoiceTimeline) -> str:
+    """Whose requests had a slot beside it, for operators; for others how many."""
+    count, ids = choice.num_batch_mates, list(choice.batch_mate_ids[:MATES_SHOWN_MAX])
+    more = ["…"] * (bool(ids) and len(ids) < count)
+    names = f": {', '.join([*ids, *more])}" if ids else ""
+    return f"{'':{10 + 1 + 10}}  in a batch with {count} other request{'s' * (count > 1)}{names}"
 
 
 def phase_of(interval: TimelineInterval) -> str:
@@ -190,9 +201,11 @@ def _words(interval: TimelineInterval) -> Iterator[str]:
     if interval.why:
         yield interval.why
     if interval.HasField("stalled_by_sequence_id"):
-        yield f"that of sequence {interval.stalled_by_sequence_id}"
+        who = interval.stalled_by_id or f"sequence {interval.stalled_by_sequence_id}"
+        yield f"that of {who}"
     if interval.HasField("behind_sequence_id"):
-        yield f"of sequence {interval.behind_sequence_id}, which is before it"
+        who = interval.behind_id or f"sequence {interval.behind_sequence_id}"
+        yield f"of {who}, which is before it"
     yield from _of_prompt(interval)
     yield from _of_steps(interval)
     if interval.batch_mates:

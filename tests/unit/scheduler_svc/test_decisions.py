@@ -120,7 +120,7 @@ def test_what_steps_took_stands_beside_what_was_expected() -> None:
     assert (last.step_us, last.rows, last.is_graph) == (2000, 1, True)
     assert abs(last.expected_us - 2000) < 100
     (line,) = lines_of(replace(last, expected_us=1900), Cursor(7, 9))
-    assert line.endswith("2.0 ms, 1.9 ms expected, 1 rows with a token, one graph")
+    assert line.endswith("2.0 ms, 1.9 ms expected, 1 row with a token, one graph")
 
 
 class ReadWorld(World):
