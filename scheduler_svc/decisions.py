@@ -201,9 +201,11 @@ class Decisions:
 
 
 def expected_of(plan: Plan, worker: Worker) -> tuple[int, int]:
-    """In us, a first step and those after it, by the cost model as it is; 0: it knows nothing."""
-    other_us = worker.cost.decode_us(plan.decode_rows)
-    return other_us + worker.cost.prefill_us(plan.chunk_tokens), other_us
+    """In us, the first step of its newest plan and those after it, in which whoever has a token
+    in the first decodes; by the cost model as it is. 0: it knows nothing.
+    """
+    first_us = worker.cost.decode_us(plan.decode_rows) + worker.cost.prefill_us(plan.chunk_tokens)
+    return first_us, worker.cost.decode_us(len(worker.flights[-1].sampling))
 
 
 def budget_of(plan: Plan, spec: WorkerSpec) -> int:
