@@ -249,6 +249,12 @@ class Roster:
             self._conclude(link, finding)
         for worker_id, why in self._targets.look(self._core.config, workers.values()):
             log.warning("itl_target.missed", worker_id=worker_id, reason=why)
+        waiting = self._core.waiting
+        flex_waits = bool(waiting.num_admissible) and not waiting.has_non_flex
+        for worker_id, why in self._targets.look_at_gap(
+            self._core.config, workers.values(), flex_waits=flex_waits
+        ):
+            log.warning("batch_gap.full", worker_id=worker_id, reason=why)
 
     def _conclude(self, link: WorkerLink, finding: Finding) -> None:
         match finding:
