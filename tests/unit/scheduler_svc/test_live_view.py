@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
+from operator import sub
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from kaiten.v1.watch_pb2 import (
     SEQUENCE_STATE_FORKING,
     SEQUENCE_STATE_RUNNING,
     SEQUENCE_STATE_WAITING,
+    WHY_PASSED_OVER_BLOCKS,
     WHY_PASSED_OVER_NO_SLOT,
     WHY_PASSED_OVER_TENANT,
     WHY_PASSED_OVER_WORST_CASE,
@@ -273,11 +276,18 @@ class Batch:
     """The batches of one worker, step by step, as whoever is told of steps has them."""
 
     def __init__(self) -> None:
+        self.core = LiveCore()
         self.steps: list[tuple[dict[int, int], WatchedStep]] = []
 
     def take(self, told: WatchResponse) -> None:
+        running = {
+            one.place.slot: sequence_id
+            for sequence_id, one in self.core.sequences.items()
+            if one.place.state == SEQUENCE_STATE_RUNNING
+        }
+        self.core.take(told)
         for of_worker in told.steps:
-            rows: dict[int, int] = {}
+            rows = running if of_worker.is_diff else {}
             for step in of_worker.steps:
                 for slot in step.leave_slots:
                     del rows[slot]
@@ -314,6 +324,72 @@ async def test_every_step_is_told_with_its_batch() -> None:
     is_over.set()
     assert [response async for response in responses] == []
     assert cell.watching.watchers == 0
+
+
+async def test_a_batch_that_stays_is_not_told_again() -> None:
+    """But to who knows of no rows, it is: all of it, with every response."""
+    cell, is_over = Looked(spec(slots=4)), asyncio.Event()
+    rows, plain = (
+        cell.watching.changes(WatchRequest(takes_rows=takes_rows), is_over)
+        for takes_rows in (True, False)
+    )
+    await anext(rows)
+    await anext(plain)
+    both = [cell.submit(2, 30), cell.submit(2, 30)]
+    joined: list[tuple[list[int], list[int]]] = []
+    for _ in range(3):
+        for _ in range(4):
+            cell.turn()
+        cell.clock.now_ns += 1_000_000_000
+        (of_rows,), (of_plain,) = (await anext(rows)).steps, (await anext(plain)).steps
+        first, whole = of_rows.steps[0], of_plain.steps[0]
+        joined.append(([*first.join_sequence_ids], [*whole.join_sequence_ids]))
+        assert not of_plain.is_diff
+    assert joined[1:] == [([], both)] * 2
+    await rows.aclose()
+    await plain.aclose()
+
+
+async def test_a_step_is_told_with_what_its_plan_decided() -> None:
+    """As its span and the archive's replay have it."""
+    cell = Looked(spec(slots=4, step_tokens=40, mixed_tokens=24), lease=1, in_flight=1)
+    responses = cell.watching.changes(WatchRequest(takes_rows=True), asyncio.Event())
+
+    async def newest() -> WatchedStep:
+        cell.clock.now_ns += 1_000_000_000
+        (of_worker,) = (await anext(responses)).steps
+        return of_worker.steps[-1]
+
+    await anext(responses)
+    prompt = tuple(range(1, 17))
+    cell.submit(prompt, 30)
+    for _ in range(20):
+        cell.plan()
+        cell.commit(replace(cell.compute(), step_us=2000, is_graph=True))
+    step = await newest()
+    assert (step.step_us, step.is_graph, step.num_tokens) == (2000, True, 1)
+    assert abs(step.expected_us - 2000) < 100
+    before = cell.worker().kv.counts
+    cell.submit((*prompt[:12], *range(100, 130)), 3)
+    cell.turn()
+    step = await newest()
+    told = step.blocks_allocated, step.blocks_evicted, step.blocks_shared, step.blocks_freed
+    assert told == tuple(map(sub, cell.worker().kv.counts, before))
+    assert (step.num_cached_tokens, step.blocks_shared) == (12, 3)
+    assert (step.budget_tokens, step.lease_steps, *step.chunk_tokens) == (24, 1, 23)
+    await responses.aclose()
+
+    cell = Looked(spec(blocks=8, slots=2), lease=1)
+    responses = cell.watching.changes(WatchRequest(takes_rows=True), asyncio.Event())
+    await anext(responses)
+    for _ in range(2):
+        cell.submit(8, 20)
+    cell.finish()
+    cell.clock.now_ns += 1_000_000_000
+    (of_worker,) = (await anext(responses)).steps
+    whys = [why for step in of_worker.steps for why in step.preempted_whys]
+    assert whys == [WHY_PASSED_OVER_BLOCKS] * len(whys) != []
+    await responses.aclose()
 
 
 async def test_who_came_and_went_between_two_looks_is_named() -> None:

@@ -82,7 +82,7 @@ class Track {
     }
     // What is left out is as it was.
     const before = this.column(index - 1);
-    if (column.step) Object.assign(column, {free: before?.free ?? null, waiting: before?.waiting ?? null});
+    if (column.step) Object.assign(column, {free: before?.free ?? null, waiting: before?.waiting ?? null, budget: before?.budget ?? 0, lease: before?.lease ?? 0});
     this.columns[index % this.cap] = {...column, decodes, chunked, idle, finished: finished.length, preempted: preempted.length};
   }
   mark(index, number, flag) {
@@ -150,7 +150,7 @@ class Story {
 
   // One event of /v1/watch. What is not told is as before.
   take(told) {
-    const core = this.core;
+    const core = this.core, before = told.is_snapshot ? new Map() : core.sequences;
     if (told.is_snapshot) { core.workers = new Map(); core.sequences = new Map(); core.rows = new Map(); core.queue = []; core.waiting = 0; }
     Object.assign(core, {epoch: told.epoch, seq: told.seq, committedSeq: told.committed_seq, at: told.unix_ms});
     if (told.configured) core.configured = told.configured;
@@ -159,7 +159,7 @@ class Story {
     if (told.sequences || told.sequence_ids_gone || told.rows || told.is_snapshot) core.sequences = this.sequences(told);
     if (told.queue) { core.queue = told.queue.sequence_ids; core.waiting = told.queue.length; }
     for (const one of told.passed || []) this.owners.name(one.sequence_id, one.identity);
-    for (const ofWorker of told.steps || []) this.steps(ofWorker);
+    for (const ofWorker of told.steps || []) this.steps(ofWorker, before);
     this.keep();
     if (this.owners.all.length > OWNERS_MAX) this.forget();
   }
@@ -190,19 +190,23 @@ class Story {
       })});
     }
   }
-  steps({worker_id, skipped, steps}) {
+  // `before`: of whoever ran as of the event before.
+  steps({worker_id, skipped, steps, is_diff}, before) {
     const worker = this.core.workers.get(worker_id);
     let slots = worker?.slots_max || 0;
     for (const step of steps) for (const slot of step.join_slots || []) slots = Math.max(slots, slot + 1);
     const track = this.track(worker_id, slots);
     track.clear();
+    if (is_diff) for (const [id, {place}] of before) if (place?.state === "running" && place.worker_id === worker_id) track.join(place.slot, id);
     this.lost += skipped;
     for (const step of steps) {
       for (const slot of step.leave_slots || []) track.leave(slot);
       (step.join_slots || []).forEach((slot, index) => track.join(slot, step.join_sequence_ids[index]));
       const chunks = new Map((step.chunk_slots || []).map((slot, index) => [slot, step.chunk_tokens[index]]));
       track.push({at: step.answered_unix_ms, stepUs: step.step_us, plan: step.plan_id, step: step.step, tokens: step.tokens,
-        free: step.blocks_free ?? 0, waiting: step.waiting ?? 0, budget: worker?.step_tokens_max || 0}, chunks,
+        free: step.blocks_free ?? 0, waiting: step.waiting ?? 0, budget: step.budget_tokens || worker?.step_tokens_max || 0, lease: step.lease_steps || 0,
+        cached: step.cached_tokens || 0, blocks: ["allocated", "evicted", "shared", "freed"].map((name) => step[`blocks_${name}`] || 0),
+        expectedUs: step.expected_us || 0, isGraph: !!step.is_graph, whys: step.preempted_whys || []}, chunks,
         new Set(step.tokenless_slots), step.finished_slots || [], step.preempted_sequence_ids || [], this.heat);
     }
   }

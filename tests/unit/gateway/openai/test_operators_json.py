@@ -99,7 +99,18 @@ def test_what_is_told_is_all_that_was_said() -> None:
         chunk_slots=[1],
         chunk_tokens=[9],
         tokenless_slots=[1],
+        preempted_sequence_ids=[5],
+        preempted_whys=[WhyPassedOver.WHY_PASSED_OVER_BLOCKS],
         waiting=2,
+        lease_steps=4,
+        budget_tokens=32,
+        num_cached_tokens=16,
+        blocks_allocated=3,
+        blocks_evicted=2,
+        blocks_shared=1,
+        blocks_freed=6,
+        expected_us=950,
+        is_graph=True,
     )
     rows = WatchedRows(
         worker_id="w",
@@ -128,7 +139,7 @@ def test_what_is_told_is_all_that_was_said() -> None:
             sequences=[sequence],
             sequence_ids_gone=[3],
             queue=WatchedQueue(sequence_ids=[9, 8], length=40),
-            steps=[WatchedSteps(worker_id="w", num_skipped=1, steps=[step])],
+            steps=[WatchedSteps(worker_id="w", num_skipped=1, steps=[step], is_diff=True)],
             passed=[went],
             rows=[rows, WatchedRows(worker_id="v")],
         )
@@ -193,9 +204,21 @@ def test_what_is_told_is_all_that_was_said() -> None:
                         "chunk_tokens": [9],
                         "tokenless_slots": [1],
                         "tokens": 0,
+                        "preempted_sequence_ids": [5],
+                        "preempted_whys": ["blocks"],
                         "waiting": 2,
+                        "lease_steps": 4,
+                        "budget_tokens": 32,
+                        "cached_tokens": 16,
+                        "blocks_allocated": 3,
+                        "blocks_evicted": 2,
+                        "blocks_shared": 1,
+                        "blocks_freed": 6,
+                        "expected_us": 950,
+                        "is_graph": True,
                     }
                 ],
+                "is_diff": True,
             }
         ],
         "passed": [
@@ -257,7 +280,7 @@ def entries() -> list[ArchiveEntry]:
             inputs=[
                 CoreInput(worker_joined=joined),
                 CoreInput(now_ns=2_000_000, plan=plan),
-                result(1, 0, [0, 1], timings=StepTimings(forward_us=900)),
+                result(1, 0, [0, 1], timings=StepTimings(forward_us=850, sample_us=50)),
             ],
         ),
         JournalRecord(epoch=5, seq=3, sequence_ids=[70, 71], inputs=[result(1, 1, [0, 1])]),
