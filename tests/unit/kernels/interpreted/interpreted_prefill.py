@@ -15,6 +15,7 @@ from kernels.attention import plan as attention_plan
 from kernels.attention import triton_launch
 from kernels.attention.paged_attention import paged_attention
 from kernels.attention.plan import AttentionPlan, Parts, PartsSize, plan_attention, with_parts
+from kernels.attention.triton_kernels import combine_kernel
 from kernels.kv import fp8
 from tests.unit.kernels.paged_cases import PagedCase, excess_over, paged_case, widened
 
@@ -266,12 +267,11 @@ def test_rows_are_shared_by_as_many_programs_as_there_are(
     )
     monkeypatch.setattr(triton_launch, "_ROWS_APART", programs)
     grids: list[tuple[int, int, int]] = []
-    launch = triton_launch.combine_kernel
 
     class Noting:
         def __getitem__(self, grid: tuple[int, int, int]) -> Any:
             grids.append(grid)
-            return launch[grid]
+            return combine_kernel[grid]
 
     monkeypatch.setattr(triton_launch, "combine_kernel", Noting())
     out = torch.full_like(case.q, float("nan"))
