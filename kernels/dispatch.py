@@ -5,6 +5,8 @@ cpu                          native when it is built (kernels.native), else torc
 cpu in Triton's interpreter  triton
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -29,6 +31,17 @@ def force(path: str | None) -> None:
     if path == "triton" and not jit.IS_THERE:
         raise ValueError("path: triton needs a CUDA device, or TRITON_INTERPRET=1")
     _choice.forced = path
+
+
+@contextmanager
+def forced(path: str) -> Iterator[None]:
+    """Inside, take this path for every tensor."""
+    before = _choice.forced
+    force(path)
+    try:
+        yield
+    finally:
+        _choice.forced = before
 
 
 def path_for(x: Tensor) -> str:

@@ -13,7 +13,9 @@ annotations unevaluated, so that `constexpr` is a word only Triton reads.
 import functools
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -75,15 +77,17 @@ def driver_problem() -> str | None:
         return str(error).strip().partition("\n")[0].rstrip(".!")
 
 
-def kernel_faults() -> tuple[type[Exception], ...]:
-    """What Triton raises of a kernel that it cannot compile for a device, or that asks for more
-    than the device has. It is no RuntimeError.
-    """
-    if not IS_THERE:
-        return ()
-    from triton.errors import TritonError
+def is_compilers(error: BaseException) -> bool:
+    """Whether Triton raised it: of a kernel that it cannot compile, or that asks for more than the
+    device has, of a cache that it cannot write.
 
-    return (TritonError,)
+    By where it was raised: what its compiler's passes and its tools say are exceptions of any kind.
+    """
+    trace, modules = error.__traceback__, set[str]()
+    while trace is not None:
+        modules.add(str(trace.tb_frame.f_globals.get("__name__")))
+        trace = trace.tb_next
+    return any(module.partition(".")[0] == "triton" for module in modules)
 
 
 def watch_compiles(note: Callable[[str], None]) -> None:
@@ -98,6 +102,30 @@ def watch_compiles(note: Callable[[str], None]) -> None:
             before(**told)
 
     runtime.jit_post_compile_hook = compiled_one
+
+
+@contextmanager
+def compiling_ahead(device: torch.device, threads: int) -> Iterator[None]:
+    """Inside, launches launch nothing: what they would is compiled for `device`, so many kernels at
+    a time, and all that can be is there in the end. What cannot says so when it is launched.
+
+    Tensors need no memory: of them only kinds, and how they are aligned, are compiled in.
+    """
+    global arch_elsewhere
+    from triton.runtime._async_compile import AsyncCompileMode
+
+    run, before = triton.JITFunction.run, arch_elsewhere
+
+    def asked(kernel: Any, *args: Any, **named: Any) -> Any:
+        return run(kernel, *args, **{**named, "warmup": True})
+
+    major, minor = _capability(device)
+    triton.JITFunction.run, arch_elsewhere = asked, 10 * major + minor
+    try:
+        with ThreadPoolExecutor(threads) as pool, AsyncCompileMode(pool, ignore_errors=True):
+            yield
+    finally:
+        triton.JITFunction.run, arch_elsewhere = run, before
 
 
 def power_of_two(count: int) -> int:

@@ -35,7 +35,7 @@ from scheduler_svc.core.types import SequenceId
 from scheduler_svc.decisions import Decision, Decisions, Measured
 from scheduler_svc.replay import Skipped, replay_archive
 from scheduler_svc.timeline import Timelines
-from scheduler_svc.timeline_intervals import timelines_of
+from scheduler_svc.timeline_intervals import mentioned, timelines_of
 from scheduler_svc.timeline_wire import timeline_to_proto
 from scheduler_svc.wire import entry_time_ns
 
@@ -105,7 +105,8 @@ def explain(
     choices = timelines_of(timelines.snapshot(id))
     if not choices:
         return _not_found(id)
-    told = ExplainResponse(choices=[timeline_to_proto(each) for each in choices])
+    names = timelines.names(mentioned(choices))
+    told = ExplainResponse(choices=[timeline_to_proto(each, names) for each in choices])
     sys.stdout.write(MessageToJson(told, indent=None, preserving_proto_field_name=True) + "\n")
     return 0
 
@@ -222,7 +223,8 @@ def lines_of(said: Decision | Measured, at: Cursor) -> Iterator[str]:
         expected = f", {said.expected_us / 1000:.1f} ms expected" if said.expected_us else ""
         how = "one graph" if said.is_graph else "eager"
         took = f"{said.step_us / 1000:.1f} ms{expected}"
-        yield f"{where}.{said.step}  {took}, {said.rows} rows with a token, {how}"
+        rows = f"{said.rows} row{'s' * (said.rows != 1)}"
+        yield f"{where}.{said.step}  {took}, {rows} with a token, {how}"
         return
     rows = f"{said.decode_rows} decode" + (f", {len(said.chunks)} prefill" if said.chunks else "")
     tokens = f"{said.tokens} of {said.budget} tokens"

@@ -1,6 +1,6 @@
 """What gateways are told of a cell with every renewal of its lease."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
 from kaiten.v1.ledger_pb2 import CellRecord
@@ -38,6 +38,7 @@ def describe_cell(
         worker_addresses=[link.address for link in links],
         handover=handover_to_proto(core.handover()),
         standby_addresses=standby_addresses,
+        problem=problem_of(core, links),
     )
     if links:
         record.model.CopyFrom(links[0].worker)
@@ -46,3 +47,28 @@ def describe_cell(
         del record.model.capabilities.features[:]
         record.model.capabilities.features.extend(sorted(told))
     return record
+
+
+def problem_of(core: Scheduler, links: Sequence[WorkerLink]) -> str:
+    """What keeps a cell from getting on; empty: nothing that is known here."""
+    if not links:
+        return "none is registered"
+    if not any(link.is_open for link in links):
+        return ", ".join(dict.fromkeys(link.problem for link in links))
+    if core.is_store_behind:
+        return "the store has not acknowledged what was decided"
+    is_late = any(worker.is_late for worker in core.workers.values())
+    return "a step of a worker is overdue" if is_late else ""
+
+
+def expect_workers(record: CellRecord, addresses: Collection[str], before: CellRecord) -> None:
+    """A new leader has yet to reach those at these addresses: what is accepted meanwhile waits for
+    them, and a leader after it must know of them too. `before`: what the one before it said last.
+    """
+    if not addresses:
+        return
+    record.workers_expected = len(addresses)
+    known = [one for one in addresses if one not in record.worker_addresses]
+    record.worker_addresses.extend(known)
+    if not record.HasField("model") and before.HasField("model"):
+        record.model.CopyFrom(before.model)

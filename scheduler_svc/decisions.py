@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from scheduler_svc.core.commands import Command, Configured, MakePlan, StepDone
-from scheduler_svc.core.outcome import Outcome, PassedOver, Plan
+from scheduler_svc.core.outcome import Outcome, PassedOver, Plan, Why
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import SequenceId
+from scheduler_svc.core.types import SequenceId, WorkerSpec
 from scheduler_svc.core.workers import Worker
 from scheduler_svc.live_view import why_it_waits
 from scheduler_svc.timeline import NO_BLOCKS
@@ -141,15 +141,11 @@ class Decisions:
         """What a plan was made of, just now."""
         worker = core.workers[plan.worker_id]
         spec, rows = worker.spec, worker.running
-        expected_us = worker.cost.decode_us(plan.decode_rows)
-        first_us = expected_us + worker.cost.prefill_us(plan.chunk_tokens)
         expected = self._expected.setdefault(worker, {})
         if len(expected) == PLANS_MAX:
             del expected[next(iter(expected))]
-        expected[plan.plan_id] = (first_us, expected_us)
-        whys = {p.sequence_id: p.why.value for p in passed_over if p.stage == "give_way"}
+        expected[plan.plan_id] = expected_of(plan, worker)
         named = [(rows[slot].sequence_id, count) for slot, count in plan.chunks if slot in rows]
-        budget = spec.mixed_budget if plan.decode_rows else spec.step_tokens_max
         return Decision(
             unix_ns=now_ns,
             worker_id=worker.id,
@@ -160,14 +156,17 @@ class Decisions:
             chunks=tuple((one, count) for one, count in named if count),
             sat_out=tuple(one for one, count in named if not count),
             tokens=plan.chunk_tokens + plan.decode_rows * spec.slot_tokens_max,
-            budget=budget,
+            budget=budget_of(plan, spec),
             admitted=tuple(_admitted(plan, worker)),
-            preempted=tuple((one, whys.get(one, NO_BLOCKS)) for one in plan.preempted),
+            preempted=tuple(
+                (one, NO_BLOCKS if why is None else why.value)
+                for one, why in zip(plan.preempted, whys_of(plan, passed_over), strict=True)
+            ),
             blocks=self._blocks(worker),
             waiting=plan.waiting,
             waits=tuple(_waits(core, passed_over)),
             stages=tuple((p.stage, p.why.value) for p in passed_over if p.sequence_id is None),
-            expected_us=first_us,
+            expected_us=expected[plan.plan_id][0],
         )
 
     def _blocks(self, worker: Worker) -> Blocks:
@@ -199,6 +198,25 @@ class Decisions:
             expected_us=other_us if result.step else first_us,
             is_graph=result.is_graph,
         )
+
+
+def expected_of(plan: Plan, worker: Worker) -> tuple[int, int]:
+    """In us, the first step of its newest plan and those after it, in which whoever has a token
+    in the first decodes; by the cost model as it is. 0: it knows nothing.
+    """
+    first_us = worker.cost.decode_us(plan.decode_rows) + worker.cost.prefill_us(plan.chunk_tokens)
+    return first_us, worker.cost.decode_us(len(worker.flights[-1].sampling))
+
+
+def budget_of(plan: Plan, spec: WorkerSpec) -> int:
+    """Tokens that its first step might have."""
+    return spec.mixed_budget if plan.decode_rows else spec.step_tokens_max
+
+
+def whys_of(plan: Plan, passed_over: Iterable[PassedOver]) -> Iterator[Why | None]:
+    """Of those it preempts, one by one; None: for want of blocks."""
+    whys = {p.sequence_id: p.why for p in passed_over if p.stage == "give_way"}
+    return map(whys.get, plan.preempted)
 
 
 def _admitted(plan: Plan, worker: Worker) -> Iterator[Admitted]:

@@ -22,7 +22,7 @@ from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from ledger import Commit, InboxEntry, Leader, Ledger, Recovered
 from scheduler_svc import load, wire
 from scheduler_svc.archiving import Archive
-from scheduler_svc.cell_record import describe_cell
+from scheduler_svc.cell_record import describe_cell, expect_workers
 from scheduler_svc.command_wire import cancel_from_proto, handed_over_from_proto
 from scheduler_svc.commit_queue import CommitQueue
 from scheduler_svc.core.commands import (
@@ -112,8 +112,8 @@ class LeaderSession:
         # Of our own, in a call that nobody but its caller would hear of.
         self._error: Exception | None = None
         self.renewal = Renewal(ledger, leader, clock, settings.lease_ttl_s, self.cell)
-        # Where the workers were under the last leader.
-        self._addresses: tuple[str, ...] = ()
+        # What the leader before said last.
+        self._before = CellRecord()
         # Workers that may need a plan, as the core said.
         self._concerned: dict[str, None] = {}
         self._is_stopping = False
@@ -131,9 +131,8 @@ class LeaderSession:
         """Take over every live request. Workers may register only afterwards."""
         self._clock_offset_ns = await clock_offset_ns(self._ledger.now_ns, self._clock)
         recovered = await self._ledger.recover(self.leader, self.renewal.if_due)
-        before = (await self._ledger.cell()).record or CellRecord()
+        self._before = before = (await self._ledger.cell()).record or CellRecord()
         self.roster.weights_digest = self.renewal.told_digest = before.weights_digest
-        self._addresses = tuple(before.worker_addresses)
         self.roster.cell = f"{self._ledger.keys.cell} in store {await self._ledger.store_id()}"
         self._journal = Journal(self._requests, self.leader)
         self.tell(self.settings.configured)
@@ -153,13 +152,12 @@ class LeaderSession:
     async def run(self) -> None:
         """Lead. Raises OutOfOrder when somebody else leads, StoreLost, or cancels."""
         async with asyncio.TaskGroup() as tasks:
-            self.roster.open(tasks)
+            self.roster.open(tasks, self._before.worker_addresses)
             tasks.create_task(endless(self._take_turns()), name="turns")
             tasks.create_task(endless(self._commits.run()), name="commits")
             tasks.create_task(endless(self._read_inbox()), name="inbox")
             tasks.create_task(endless(self.renewal.run(self._decided)), name="renew")
             tasks.create_task(endless(self._tick()), name="tick")
-            tasks.create_task(self.roster.adopt(self._addresses), name="adopt")
             if self._tracing is not None:
                 tasks.create_task(self._tracing.run(), name="tracing")
 
@@ -281,7 +279,8 @@ class LeaderSession:
         if outcome.events:
             self._meters.ended(outcome.events, self._requests.traceparent)
             if self._tracing is not None:
-                self._tracing.ended(outcome.events, self._requests.traceparent, now_ns)
+                of, tracks = self._requests.traceparent, self.timelines.tracks
+                self._tracing.ended(outcome.events, of, now_ns, tracks)
         self._commits.put(self._journal.write(command, outcome, now_ns, message))
 
     # The turn
@@ -452,13 +451,15 @@ class LeaderSession:
 
     def cell(self) -> CellRecord:
         """What gateways are told with every renewal."""
-        return describe_cell(
+        record = describe_cell(
             self.core,
             self.roster.links.values(),
             stalled_ms=self.stalled_ms,
             weights_digest=self.roster.weights_digest,
             standby_addresses=sorted({*self._standby_addresses} - {""}),
         )
+        expect_workers(record, self.roster.expected, self._before)
+        return record
 
     @property
     def stalled_ms(self) -> int:

@@ -136,6 +136,15 @@ class WorkerLink:
         return self._rejections >= REJECTIONS_MAX
 
     @property
+    def problem(self) -> str:
+        """Why no plan can be sent, in words that anybody may read; empty: one can."""
+        if self.is_open:
+            return ""
+        if self.is_quarantined:
+            return "its results were wrong too often"
+        return "a step of it does not end" if self.is_hung else "it does not answer"
+
+    @property
     def is_overdue(self) -> bool:
         """A step takes far longer than any of late."""
         return self.waited_ns > self.step_ns_max

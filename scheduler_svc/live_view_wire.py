@@ -149,6 +149,7 @@ def steps_to_proto(notes: Sequence[StepNote], num_skipped: int) -> Iterator[Watc
 
 def _step_to_proto(note: StepNote, before: Mapping[SlotIndex, Residency]) -> WatchedStep:
     result, plan, members = note.result, note.plan, note.members
+    allocated, evicted, shared, freed = plan.blocks
     told = WatchedStep(
         plan_id=result.plan_id,
         step=result.step,
@@ -158,9 +159,19 @@ def _step_to_proto(note: StepNote, before: Mapping[SlotIndex, Residency]) -> Wat
         chunk_tokens=note.chunks.values(),
         num_tokens=len(result.tokens),
         finished_slots=[*result.finished, *result.errors],
-        preempted_sequence_ids=plan.preempted,
+        preempted_sequence_ids=[sequence_id for sequence_id, _ in plan.preempted],
+        preempted_whys=[WHY_TO_PROTO[why] for _, why in plan.preempted],
         blocks_free=plan.blocks_free,
         waiting=plan.waiting,
+        lease_steps=plan.lease_steps,
+        budget_tokens=plan.budget,
+        num_cached_tokens=plan.num_cached_tokens,
+        blocks_allocated=allocated,
+        blocks_evicted=evicted,
+        blocks_shared=shared,
+        blocks_freed=freed,
+        expected_us=note.expected_us,
+        is_graph=result.is_graph,
     )
     if not before:
         told.join_slots.extend(members)

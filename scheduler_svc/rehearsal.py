@@ -16,7 +16,7 @@ from scheduler_svc.core.policy.presets import RULES
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason, Request, Rules, StepResult, WorkerSpec
 from scheduler_svc.core.workers import Flight, Worker
-from scheduler_svc.live_steps import PlanNote, StepNote
+from scheduler_svc.live_steps import PlanNote, StepNote, note_of, step_of
 from service_kit.errors import InvalidRequest
 
 REQUESTS_MAX: Final = 256
@@ -89,24 +89,25 @@ def rehearse(
         core.apply(command, 0)
     worker, arriving, now_ns = core.workers[WORKER], deque(_requests(spec, asks)), 0
     plans: dict[int, PlanNote] = {}
+    counts = worker.kv.counts
     while True:
         while arriving and arriving[0].arrived_ns <= now_ns:
             core.apply(Submit(request=arriving.popleft()), now_ns)
-        while (plan := core.apply(MakePlan(worker_id=WORKER), now_ns).plan) is not None:
-            plans[plan.plan_id] = PlanNote(plan.preempted, plan.blocks_free, plan.waiting)
+        while (made := core.apply(MakePlan(worker_id=WORKER), now_ns)).plan is not None:
+            plans[made.plan.plan_id] = note_of(worker, made.plan, made.passed_over, counts)
+            counts = worker.kv.counts
         if (flight := _next(worker)) is None:
             if not arriving:
                 return notes
             now_ns = arriving[0].arrived_ns
             continue
         result = _step(flight, cost)
-        chunks = flight.chunks if not flight.answered else {}
-        plan_note = plans.pop(flight.plan_id, PlanNote())
         now_ns += (result.step_us + between_us) * NS_PER_US
+        note = step_of(flight, result, plans[flight.plan_id], now_ns)
         core.apply(StepDone(result=result), now_ns)
         # The last plan only says who leaves.
-        if result.slots or chunks:
-            notes.append(StepNote(WORKER, now_ns, flight.members, chunks, result, plan_note))
+        if result.slots or note.chunks:
+            notes.append(note)
 
 
 def _requests(spec: WorkerSpec, asks: Sequence[RehearsedAsk]) -> list[Request]:

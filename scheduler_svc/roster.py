@@ -47,7 +47,7 @@ log = structlog.get_logger()
 
 # Counted as silence at most, of the time between two ticks: a longer one was our own pause.
 TICK_NS_COUNTED_MAX = 500_000_000
-# For a worker that the leader before knew to say what it is.
+# For a worker that the leader before knew to say what it is. So long it is expected.
 DESCRIBE_S_MAX = 2.0
 
 
@@ -90,10 +90,17 @@ class Roster:
         self._link_tasks: dict[str, asyncio.Task[None]] = {}
         self._targets = TargetWatch()
         self._ticked_ns = 0
+        self._expected: dict[str, None] = {}
+        self._expected_until_ns = 0
 
-    def open(self, tasks: asyncio.TaskGroup) -> None:
-        """Workers may register from here on; these tasks follow them."""
+    def open(self, tasks: asyncio.TaskGroup, known_addresses: Iterable[str]) -> None:
+        """Workers may register from here on; these tasks follow them. `known_addresses`: where they
+        were under the leader before.
+        """
         self._tasks, self._ticked_ns = tasks, self._clock.monotonic_ns()
+        self._expected = dict.fromkeys(known_addresses)
+        self._expected_until_ns = self._ticked_ns + int(DESCRIBE_S_MAX * 1e9)
+        tasks.create_task(self._adopt_all(), name="adopt")
 
     # Who is here
 
@@ -102,9 +109,15 @@ class Roster:
         """What the workers serve, as they say; empty: there are none."""
         return next((link.worker.model for link in list(self.links.values())), "")
 
-    async def adopt(self, addresses: Iterable[str]) -> None:
+    @property
+    def expected(self) -> list[str]:
+        """Where those are whom the leader before knew, until they have a stream: for a moment."""
+        is_over = self._clock.monotonic_ns() > self._expected_until_ns
+        return [] if is_over else list(self._expected)
+
+    async def _adopt_all(self) -> None:
         """Ask those whom the leader before knew: they may take a while to find out who leads."""
-        await asyncio.gather(*map(self._adopt, addresses))
+        await asyncio.gather(*map(self._adopt, list(self._expected)))
 
     async def _adopt(self, address: str) -> None:
         try:
@@ -116,6 +129,7 @@ class Roster:
                 self.register(address, told.worker)
         except (grpc.aio.AioRpcError, InvalidRequest, OutOfOrder) as error:
             # It registers by itself, or is refused by itself.
+            self._expected.pop(address, None)
             log.info("worker.not_adopted", address=address, reason=str(error))
 
     def register(self, address: str, worker: WorkerDescription) -> None:
@@ -201,6 +215,7 @@ class Roster:
     # What links report
 
     def link_opened(self, link: WorkerLink) -> None:
+        self._expected.pop(link.address, None)
         spec = wire.spec_from_proto(link.worker)
         self._session.tell(WorkerJoined(worker_id=link.worker_id, spec=spec))
         log.info("worker.joined", worker_id=link.worker_id, address=link.address)
@@ -234,6 +249,12 @@ class Roster:
             self._conclude(link, finding)
         for worker_id, why in self._targets.look(self._core.config, workers.values()):
             log.warning("itl_target.missed", worker_id=worker_id, reason=why)
+        waiting = self._core.waiting
+        flex_waits = bool(waiting.num_admissible) and not waiting.has_non_flex
+        for worker_id, why in self._targets.look_at_gap(
+            self._core.config, workers.values(), flex_waits=flex_waits
+        ):
+            log.warning("batch_gap.full", worker_id=worker_id, reason=why)
 
     def _conclude(self, link: WorkerLink, finding: Finding) -> None:
         match finding:

@@ -28,7 +28,7 @@ from scheduler_svc.live_view_wire import steps_to_proto
 from scheduler_svc.membership import TEXT_CHARS_MAX, check_registration
 from scheduler_svc.rehearsal import asks_from_proto, configured_for, rehearse
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.timeline_intervals import timelines_of
+from scheduler_svc.timeline_intervals import mentioned, timelines_of
 from scheduler_svc.timeline_wire import timeline_to_proto
 from service_kit.addresses import problem_of, unix_path
 from service_kit.errors import InvalidRequest, NotFound, NotLeader
@@ -139,11 +139,12 @@ class Servicer(SchedulerServiceServicer):
 
     async def ReadTimeline(self, request: Any, context: Any) -> ReadTimelineResponse:
         with self._explained:
-            snapshot = self._leading().timelines.snapshot(request.id)
-            timelines = await asyncio.to_thread(timelines_of, snapshot)
+            known = self._leading().timelines
+            timelines = await asyncio.to_thread(timelines_of, known.snapshot(request.id))
         if not timelines:
             raise NotFound(f"a timeline of request {request.id[:TEXT_CHARS_MAX]!r}")
-        return ReadTimelineResponse(choices=[timeline_to_proto(each) for each in timelines])
+        names = known.names(mentioned(timelines))
+        return ReadTimelineResponse(choices=[timeline_to_proto(each, names) for each in timelines])
 
     async def Rehearse(self, request: Any, context: Any) -> RehearseResponse:
         asks = asks_from_proto(request)

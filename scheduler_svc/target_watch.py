@@ -1,4 +1,5 @@
-"""Whether workers can meet `--itl-target-ms`: said in a sentence when it shows, and once.
+"""Whether workers can meet `--itl-target-ms`, and whether `--batch-gap-ms` leaves batches any room:
+said in a sentence when it shows, and once.
 
 Chunks of prompts get smaller towards a target, but no smaller than `--prefill-tokens-min`, and the
 rows that decode take what they take. Pure: what was said is remembered here.
@@ -19,6 +20,7 @@ class TargetWatch:
 
     def __init__(self) -> None:
         self._missing: set[str] = set()
+        self._full: set[str] = set()
 
     def look(self, config: Config, workers: Iterable[Worker]) -> Iterator[tuple[str, str]]:
         """Workers that have begun to miss the target, and why they cannot but miss it."""
@@ -35,6 +37,31 @@ class TargetWatch:
             elif least_us > target_us and worker.id not in self._missing:
                 self._missing.add(worker.id)
                 yield worker.id, _why(config, decodes, decode_us, least_us)
+
+    def look_at_gap(
+        self, config: Config, workers: Iterable[Worker], *, flex_waits: bool
+    ) -> Iterator[tuple[str, str]]:
+        """Workers whose live rows have begun to take the gap of flex requests by themselves, while
+        some of those wait: they will for as long as it stays so.
+        """
+        if (gap_us := config.batch_gap_us) is None:
+            return
+        for worker in workers:
+            live, flex = num_decodes(worker)
+            live_us = worker.cost.decode_us(live)
+            if not live or live_us * 100 <= gap_us * MET_PERCENT:
+                self._full.discard(worker.id)
+            elif live_us > gap_us and flex_waits and not flex and worker.id not in self._full:
+                self._full.add(worker.id)
+                yield worker.id, _why_no_room(gap_us, live, live_us)
+
+
+def _why_no_room(gap_us: int, live: int, live_us: int) -> str:
+    return (
+        f"--batch-gap-ms {gap_us / 1000:g} leaves batches no room: a step of {live} live rows "
+        f"takes {live_us / 1000:.1f} ms by itself; lines wait until there are fewer; or give a "
+        f"larger gap"
+    )
 
 
 def _why(config: Config, decodes: int, decode_us: int, least_us: int) -> str:

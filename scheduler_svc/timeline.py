@@ -7,7 +7,7 @@ whom. Only who asks puts these together (`timeline_intervals`).
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain, islice, pairwise
@@ -27,6 +27,7 @@ from scheduler_svc.core.commands import (
 from scheduler_svc.core.outcome import Finished, Join, Outcome, PassedOver, Plan, RequestOver, Why
 from scheduler_svc.core.requests import Tenant
 from scheduler_svc.core.types import Request, SequenceId, SlotIndex
+from scheduler_svc.timeline_windows import Window, Windows
 
 # Requests that are over.
 OVER_MAX: Final = 4096
@@ -38,8 +39,6 @@ LOOKS_MAX: Final = 8192
 WORKERS_MAX: Final = 64
 # Tenants that were throttled of late.
 TENANTS_MAX: Final = 1024
-# Times in which nothing was planned: of the store, of a worker, of a tenant.
-WINDOWS_MAX: Final = 512
 # Of one choice: of those between its arrival and the newest, the oldest are forgotten.
 TRANSITIONS_MAX: Final = 512
 # Of one choice: plans in which it sat out.
@@ -109,44 +108,6 @@ class Step(NamedTuple):
     prompt_tokens: int
     largest: SequenceId | None
     step_us: int
-
-
-class Window(NamedTuple):
-    """A time in which nothing could be planned for those whom it concerns."""
-
-    start_ns: int
-    end_ns: int
-    why: str
-
-
-class Windows:
-    """One after the other; the last may be open."""
-
-    def __init__(self) -> None:
-        self._closed: deque[Window] = deque(maxlen=WINDOWS_MAX)
-        self._open: tuple[int, str] | None = None
-
-    def set(self, now_ns: int, why: str) -> None:
-        """From here on it is so, for this reason; empty: it is not."""
-        if self._open is not None:
-            start_ns, before = self._open
-            if before == why:
-                return
-            self.add(Window(start_ns, now_ns, before))
-        self._open = (now_ns, why) if why else None
-
-    def add(self, window: Window) -> None:
-        """One that has ended. What it has in common with the one before is that one's."""
-        start_ns = max(window.start_ns, self._closed[-1].end_ns if self._closed else 0)
-        if start_ns < window.end_ns:
-            self._closed.append(window._replace(start_ns=start_ns))
-
-    def until(self, now_ns: int) -> list[Window]:
-        """In order, none of them in another."""
-        found = [*self._closed]
-        if self._open is not None and self._open[0] < now_ns:
-            found.append(Window(self._open[0], now_ns, self._open[1]))
-        return found
 
 
 @dataclass(eq=False, slots=True)
@@ -282,11 +243,17 @@ class Timelines:
         self._lost_ns, self._since_ns = self._now_ns, self._since_ns or now_ns
         self._note_closed(now_ns)
 
+    def tracks(self, id: str) -> Sequence[Track]:
+        """Of a request's choices, by its id in the ledger. Of one that is over they stay as they
+        are, but for the commit.
+        """
+        return self._of.get(id) or self._over.get(id) or ()
+
     def snapshot(self, id: str) -> Snapshot:
         """What is written down of a request, by its id in the ledger, in a millisecond or two. The
         rest may take a while, and is done anywhere.
         """
-        tracks = self._of.get(id) or self._over.get(id) or []
+        tracks = self.tracks(id)
         workers = {one.worker_id for track in tracks for one in track.transitions}
         throttled = self._throttled.get(tracks[0].tenant) if tracks else None
         return Snapshot(
@@ -309,7 +276,7 @@ class Timelines:
             now_ns=self._now_ns,
         )
 
-    def _mates(self, tracks: list[Track]) -> dict[str, None]:
+    def _mates(self, tracks: Sequence[Track]) -> dict[str, None]:
         """Whoever had a slot of a worker while one of these had."""
         now_ns, stays = self._now_ns, dict[str, list[tuple[int, int]]]()
         for track in tracks:
@@ -327,6 +294,14 @@ class Timelines:
             ):
                 found[other.id] = None
         return found
+
+    def names(self, ids: Collection[SequenceId]) -> Mapping[SequenceId, str]:
+        """Whose choices these are, as far as it is remembered."""
+        if not ids:
+            return {}
+        others = chain(self._live.values(), chain.from_iterable(reversed(self._over.values())))
+        known = islice(others, MATES_LOOKED_AT_MAX)
+        return {track.sequence_id: track.id for track in known if track.sequence_id in ids}
 
     # Commands
 

@@ -6,7 +6,7 @@ with whose doing it was.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import pairwise
@@ -28,8 +28,8 @@ from scheduler_svc.timeline import (
     Step,
     Track,
     Transition,
-    Window,
 )
+from scheduler_svc.timeline_windows import Window
 
 # Of an interval of decoding, the longest gaps between its steps.
 GAPS_SHOWN: Final = 3
@@ -104,6 +104,13 @@ class Timeline:
 def timelines_of(snapshot: Snapshot) -> tuple[Timeline, ...]:
     """Of every choice; empty: the request is not known, or not any more."""
     return tuple(_timeline(snapshot, track) for track in snapshot.tracks)
+
+
+def mentioned(timelines: Iterable[Timeline]) -> set[SequenceId]:
+    """Others of whom they tell: who stood before one of these, and who stalled it."""
+    intervals = [interval for timeline in timelines for interval in timeline.intervals]
+    told = {interval.behind for interval in intervals} | {each.stalled_by for each in intervals}
+    return {one for one in told if one is not None}
 
 
 def _timeline(snapshot: Snapshot, track: Track) -> Timeline:

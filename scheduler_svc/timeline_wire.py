@@ -1,28 +1,35 @@
 """Timelines as messages."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineGap, TimelineInterval
+from scheduler_svc.core.types import SequenceId
 from scheduler_svc.timeline import Phase
 from scheduler_svc.timeline_intervals import Interval, Timeline
 
 _PHASES: Final = {phase: f"TIMELINE_PHASE_{phase.name}" for phase in Phase}
 
 
-def timeline_to_proto(timeline: Timeline) -> ChoiceTimeline:
-    """All of it: what is for operators only, a gateway leaves out."""
+def timeline_to_proto(
+    timeline: Timeline, names: Mapping[SequenceId, str] = MappingProxyType({})
+) -> ChoiceTimeline:
+    """All of it: what is for operators only, a gateway leaves out. `names`: the requests of those
+    who are `mentioned`.
+    """
     return ChoiceTimeline(
         choice=timeline.choice,
         sequence_id=timeline.sequence_id,
         ended=timeline.ended,
         num_preemptions=timeline.num_preemptions,
-        intervals=[_interval(interval) for interval in timeline.intervals],
+        intervals=[_interval(interval, names) for interval in timeline.intervals],
         num_batch_mates=timeline.num_mates,
         batch_mate_ids=timeline.mates,
     )
 
 
-def _interval(interval: Interval) -> TimelineInterval:
+def _interval(interval: Interval, names: Mapping[SequenceId, str]) -> TimelineInterval:
     return TimelineInterval(
         phase=_PHASES[interval.phase],
         start_unix_ns=interval.start_ns,
@@ -47,4 +54,6 @@ def _interval(interval: Interval) -> TimelineInterval:
         num_blocks=interval.num_blocks,
         num_shared_blocks=interval.num_shared_blocks,
         stalled_by_sequence_id=interval.stalled_by,
+        behind_id=names.get(interval.behind or 0),
+        stalled_by_id=names.get(interval.stalled_by or 0),
     )

@@ -21,6 +21,8 @@ from scheduler_svc.core.outcome import Event, PassedOver, Plan, RequestOver, Ste
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason, SequenceId
 from scheduler_svc.decisions import Decision, Decisions
+from scheduler_svc.request_phases import phases_of
+from scheduler_svc.timeline import Phase, Track
 from service_kit import semconv
 from service_kit.telemetry import (
     SLOW_FIRST_TOKEN_US,
@@ -71,6 +73,8 @@ class Ended:
     over: RequestOver
     traceparent: str
     ended_ns: int
+    # Of its choices.
+    tracks: Sequence[Track]
 
 
 class PlanSampler:
@@ -160,11 +164,24 @@ class Tracing:
             )
         )
 
-    def ended(self, events: Iterable[Event], of: Callable[[SequenceId], str], now_ns: int) -> None:
-        """Requests may be over."""
+    def ended(
+        self,
+        events: Iterable[Event],
+        of: Callable[[SequenceId], str],
+        now_ns: int,
+        tracks: Callable[[str], Sequence[Track]] = lambda _: (),
+    ) -> None:
+        """Requests may be over. `tracks`: of a request's choices, by its id."""
         for event in events:
             if isinstance(event, RequestOver):
-                self._put(Ended(over=event, traceparent=of(event.sequence_id), ended_ns=now_ns))
+                self._put(
+                    Ended(
+                        over=event,
+                        traceparent=of(event.sequence_id),
+                        ended_ns=now_ns,
+                        tracks=tracks(event.id),
+                    )
+                )
 
     def _put(self, item: Iteration | Ended) -> None:
         if len(self._queue) >= QUEUE_MAX:
@@ -225,13 +242,14 @@ class Tracing:
         }
 
     def _phases(self, item: Ended) -> None:
-        """queue, prefill and decode, end to end, below the request's own span."""
+        """queue, prefill and decode, end to end, below the request's own span; and again, for as
+        often as it was preempted.
+        """
         over = item.over
         reasons = [ending.reason for ending in over.endings]
         request = context_of(item.traceparent)
         if request is None or not (request.trace_flags.sampled or is_asked_about(over)):
             return
-        start_ns = item.ended_ns - over.queue_ns - over.prefill_ns - over.decode_ns
         attributes: dict[str, AttributeValue] = {
             "kaiten.request.sequence_id": over.sequence_id,
             semconv.GEN_AI_USAGE_INPUT_TOKENS: over.num_prompt_tokens,
@@ -240,22 +258,19 @@ class Tracing:
             semconv.GEN_AI_RESPONSE_FINISH_REASONS: [reason.value for reason in reasons],
             "kaiten.preemptions": over.num_preemptions,
         }
+        phases = phases_of(over, item.tracks, item.ended_ns)
         received = semconv.inbox_received(over.id.partition(":")[2])
-        phases = (
-            ("queue", over.queue_ns),
-            ("prefill", over.prefill_ns),
-            ("decode", over.decode_ns),
-        )
-        for phase, took_ns in phases:
+        for one in phases:
+            # Out of the inbox it is taken once.
+            is_receipt = one is phases[0] and one.phase is Phase.QUEUE
             self._spans.put(
-                f"kaiten.{phase}",
+                f"kaiten.{one.phase.value}",
                 parent=request,
-                start_ns=start_ns,
-                end_ns=start_ns + took_ns,
-                kind=SpanKind.CONSUMER if phase == "queue" else SpanKind.INTERNAL,
-                attributes={**attributes, **received} if phase == "queue" else attributes,
+                start_ns=one.start_ns,
+                end_ns=one.end_ns,
+                kind=SpanKind.CONSUMER if is_receipt else SpanKind.INTERNAL,
+                attributes={**attributes, **one.attributes, **(received if is_receipt else {})},
             )
-            start_ns += took_ns
 
 
 def attributes_of(decision: Decision) -> dict[str, AttributeValue]:

@@ -72,7 +72,7 @@ class Watching:
         if not passed_over or passed_over[0].stage != "plan":
             self._looks[worker] = passed_over
         if self.watchers and outcome.plan is not None:
-            self._steps.planned(outcome.plan)
+            self._steps.planned(worker, outcome.plan, passed_over)
 
     def flight_of(self, worker: Worker, plan_id: int) -> Flight | None:
         """Of a step that is about to be told to the core. None: nobody watches."""

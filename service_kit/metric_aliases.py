@@ -32,6 +32,8 @@ ALIASES: Final = {
     "gen_ai_server_time_per_output_token_seconds": (
         "vllm:request_time_per_output_token_seconds",
         "vllm:time_per_output_token_seconds",
+        # What newer versions call the one before.
+        "vllm:inter_token_latency_seconds",
     ),
 }
 

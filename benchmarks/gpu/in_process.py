@@ -4,7 +4,6 @@ import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from benchmarks.gpu.crowd import Crowd
@@ -12,7 +11,8 @@ from benchmarks.serving.one_process import to_core, to_worker
 from gpu_worker.batch import plans
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.rows import Rows
-from gpu_worker.batch.step_types import AheadRunner
+from gpu_worker.batch.step_types import AheadRunner, StepInputs, StepSamples
+from gpu_worker.runner.dummy_steps import worst_step
 from gpu_worker.runner.engine import Engine
 from gpu_worker.runner.graph_runner import GraphRunner
 from gpu_worker.runner.warm_up import warm_up
@@ -89,5 +89,15 @@ def compute_in_process(
 
 
 def settle(device: GraphRunner) -> Callable[[], None]:
-    """What the libraries keep for each thread, taken before the first request."""
-    return partial(warm_up, lambda step: device.launch(step).result(), device.limits)
+    """What the libraries keep for each thread, taken before the first request: by steps of every
+    kind, and by one that is not recorded.
+    """
+
+    def compute(step: StepInputs) -> StepSamples:
+        return device.launch(step).result()
+
+    def first() -> None:
+        warm_up(compute, device.limits)
+        compute(worst_step(device.limits))
+
+    return first

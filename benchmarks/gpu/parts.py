@@ -9,6 +9,7 @@ ends the process: a GPU that saw a bad access answers nothing in that process an
 import argparse
 import faulthandler
 import importlib
+import signal
 import sys
 import time
 import traceback
@@ -74,9 +75,15 @@ STATES: Final = "parts"
 
 def main() -> int:
     asked = arguments()
+    # Where it is when its time is up, for the log: whoever started this process asks, and ends it.
+    # Nothing here asks by the clock: a thread that writes down where another one is may crash it.
+    faulthandler.register(signal.SIGUSR1)
     from benchmarks.gpu.stand_ins import stand_in
+    from gpu_worker.service import runtime
 
     stand_in()
+    # As a worker does: how a GPU's memory is cut decides whether a step asks for more.
+    runtime.prepare()
     import torch
 
     from benchmarks.gpu.bench import Bench
@@ -108,13 +115,9 @@ def main() -> int:
 def run(name: str, bench: "Bench") -> None:  # type: ignore[name-defined]  # noqa: F821
     import torch
 
-    limit_s = next(part.seconds for part in ALL if part.name == name)
-    # Where it hangs, for the log, before the process that started this one ends it.
-    faulthandler.dump_traceback_later(0.95 * limit_s, repeat=True)
     module, _, function = name.partition(".")
     with torch.inference_mode():
         getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(bench)
-    faulthandler.cancel_dump_traceback_later()
     bench.free()
 
 

@@ -143,6 +143,8 @@ class Run:
         self._said, self._log = (start.folder / f"{self.name}.{kind}" for kind in ("jsonl", "log"))
         self._read = 0
         self._current: Part | None = None
+        # Whether it was asked where it is, as its time is up.
+        self._is_asked = False
         self._began = time.monotonic()
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
@@ -169,6 +171,12 @@ class Run:
         now = time.monotonic()
         if not has_ended and now < min(due, self._began + self._limit_s):
             return figures, True
+        if not has_ended and self._current is not None and not self._is_asked:
+            # It says so at once, and ends with the next look.
+            self._is_asked = True
+            os.kill(self._process.pid, signal.SIGUSR1)
+            return figures, True
+        is_late = self._is_asked or not has_ended
         self.end()
         # It ended because of the part that it has told of, now or a look ago.
         is_told = bool(self.outcomes) and self.outcomes[-1]["state"] == "failed"
@@ -177,7 +185,7 @@ class Run:
             self.outcomes[-1]["log"] = self._log_kept
         left = self._parts[len(self.outcomes) :]
         if left and not (is_told and self._current is None):
-            why = "failed" if has_ended else f"stopped after {now - self._began:.0f} s"
+            why = f"stopped after {now - self._began:.0f} s" if is_late else "failed"
             self._close(left[0].name, why)
         return figures, False
 
@@ -200,7 +208,7 @@ class Run:
         self.outcomes.append(outcome)
         own_s = START_S if self._current is None else self._current.seconds
         self._spend(self._times * own_s, now)
-        self._current, self._began = None, now
+        self._current, self._began, self._is_asked = None, now, False
 
     def _spend(self, own_s: float, now: float) -> None:
         """What was taken since it began, of what it had."""

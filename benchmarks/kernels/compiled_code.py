@@ -58,7 +58,7 @@ class CodeFacts:
 def facts_of(tools: Path, folder: Path, ptx: str, cubin: bytes) -> CodeFacts:
     waits = re.findall(r"cp\.async\.wait_group\s+(?:0x)?(\d+)", ptx)
     begins = sorted((ptx.index(word), word) for word in _ORDERED if word in ptx)
-    product_waits, order = ptx.count("wgmma.wait_group"), _order(ptx)
+    product_waits, order = ptx.count("wgmma.wait_group"), access_order(ptx)
     return CodeFacts(
         copies=dict(Counter(_COPY.findall(ptx))),
         copies_ahead=max(map(int, waits), default=0),
@@ -77,7 +77,7 @@ def facts_of(tools: Path, folder: Path, ptx: str, cubin: bytes) -> CodeFacts:
     )
 
 
-def _order(ptx: str) -> str:
+def access_order(ptx: str) -> str:
     """A letter per access to memory, as they stand: stores, barriers, copies of 16 bytes up to the
     first, atomics, and loads behind them.
     """

@@ -6,7 +6,8 @@
 The shipped model behind a whole stack, in turns: the lines as a batch, and as a crowd of live
 requests of as many at once. Then a few live streams alone and beside a batch: the time to their
 first token and the gaps between tokens. Ratios of one run. With `--whole` only the last: live
-streams for as long as a batch of all lines takes, and then for a while alone.
+streams for a while alone, for as long as a batch of all lines takes, and alone again; and what the
+steps took, by the archive (`batch_room.py`).
 """
 
 import argparse
@@ -14,7 +15,11 @@ import asyncio
 import io
 import itertools
 import json
+import os
+import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median, quantiles
@@ -23,6 +28,7 @@ from typing import Any, Final
 import httpx
 
 from benchmarks.recording import record
+from benchmarks.serving.batch_room import room
 from benchmarks.serving.stack import Stack, cpu_s, serving
 from kaiten.client import AsyncClient
 
@@ -31,6 +37,10 @@ TOKENS: Final = 24
 LIVE, LIVE_TOKENS, LIVE_ROUNDS = 4, 96, 8
 URL: Final = "/v1/completions"
 POLL_S: Final = 0.05
+ENDS: Final = ("failed", "expired", "cancelled")
+# So many live requests, one after the other of each stream, while no line is answered: none will
+# be, for they go on until the batch is over.
+STUCK_REQUESTS: Final = 50 * LIVE
 
 
 def body(number: int) -> dict[str, Any]:
@@ -54,15 +64,6 @@ async def cancelled(client: httpx.AsyncClient, batch: str) -> None:
     while found["status"] == "cancelling":
         await asyncio.sleep(POLL_S)
         found = (await client.get(f"/v1/batches/{batch}")).json()
-
-
-async def over(client: httpx.AsyncClient, batch: str, lines: int) -> None:
-    while True:
-        found = (await client.get(f"/v1/batches/{batch}")).json()
-        if found["status"] == "completed":
-            assert found["request_counts"] == {"total": lines, "completed": lines, "failed": 0}
-            return
-        await asyncio.sleep(POLL_S)
 
 
 async def as_crowd(client: httpx.AsyncClient, lines: int, slots: int) -> None:
@@ -91,13 +92,12 @@ class Seen:
         }
 
 
-async def live(stack: Stack, is_over: asyncio.Event | None = None) -> Seen:
-    """A few streams, one after the other each, so many, or until it is over."""
-    seen = Seen()
+async def live(stack: Stack, seen: Seen, rounds: int | None = LIVE_ROUNDS) -> None:
+    """A few streams, one after the other each; None: until this is cancelled."""
 
     async def one(client: AsyncClient, number: int) -> None:
         for turn in itertools.count():
-            if turn == LIVE_ROUNDS if is_over is None else is_over.is_set():
+            if turn == rounds:
                 return
             moments = [time.perf_counter()]
             async with client.generate(
@@ -110,7 +110,46 @@ async def live(stack: Stack, is_over: asyncio.Event | None = None) -> Seen:
 
     async with AsyncClient(stack.grpc) as client:
         await asyncio.gather(*(one(client, number) for number in range(LIVE)))
-    return seen
+
+
+class Stuck(Exception):
+    """What keeps a batch from its end does not go away by itself."""
+
+
+async def over(client: httpx.AsyncClient, batch: str, lines: int) -> None:
+    """Stuck: it ended otherwise."""
+    async for _ in answered(client, batch, lines):
+        pass
+
+
+async def answered(client: httpx.AsyncClient, batch: str, lines: int) -> AsyncIterator[int]:
+    """How many lines are, again and again until all are. Stuck: it ended otherwise."""
+    while True:
+        found = (await client.get(f"/v1/batches/{batch}")).json()
+        if found["status"] == "completed":
+            assert found["request_counts"] == {"total": lines, "completed": lines, "failed": 0}
+            return
+        if found["status"] in ENDS:
+            raise Stuck(f"the batch ended as {found['status']}: {found['errors']}")
+        yield found["request_counts"]["completed"]
+        await asyncio.sleep(POLL_S)
+
+
+async def over_beside(client: httpx.AsyncClient, batch: str, lines: int, seen: Seen) -> None:
+    """As `over`, beside live streams that go on until then. Stuck, too: it gets nowhere."""
+    most = since = told = 0
+    async for count in answered(client, batch, lines):
+        if count > most:
+            most, since = count, len(seen.first)
+        elif len(seen.first) > since + STUCK_REQUESTS:
+            raise Stuck(
+                f"{most} of {lines} lines are answered, and none was beside the last "
+                f"{STUCK_REQUESTS} live requests, whose gaps are {median(seen.gaps):.1f} ms in the "
+                "median: --batch-gap-ms may be less than they take by themselves"
+            )
+        if (twentieth := 20 * count // lines) > told:
+            told = twentieth
+            sys.stderr.write(f"{count} of {lines} lines, {len(seen.first)} live requests\n")
 
 
 async def measured(stack: Stack, lines: int, slots: int) -> dict[str, Any]:
@@ -129,10 +168,10 @@ async def measured(stack: Stack, lines: int, slots: int) -> dict[str, Any]:
                 spent = sum(cpu_s(stack.pid).values()) - sum(before.values())
                 rates[way].append(lines * TOKENS / (time.perf_counter() - begun))
                 costs[way].append(1e6 * spent / (lines * TOKENS))
-            _merge(alone, await live(stack))
+            await live(stack, alone)
             batch = await as_batch(client, 8 * lines)
             begun = time.perf_counter()
-            _merge(beside, await live(stack))
+            await live(stack, beside)
             seconds = time.perf_counter() - begun
             found = (await client.get(f"/v1/batches/{batch}")).json()
             shared.append(found["request_counts"]["completed"] * TOKENS / seconds)
@@ -149,28 +188,27 @@ async def measured(stack: Stack, lines: int, slots: int) -> dict[str, Any]:
 
 
 async def whole(stack: Stack, lines: int, slots: int) -> dict[str, Any]:
+    alone, beside = Seen(), Seen()
     async with httpx.AsyncClient(base_url=stack.http, timeout=600) as client:
         await as_crowd(client, 4 * slots, slots)
-        is_over, began_s = asyncio.Event(), time.perf_counter()
-        streaming = asyncio.create_task(live(stack, is_over))
-        await over(client, await as_batch(client, lines), lines)
+        await live(stack, alone, TURNS * LIVE_ROUNDS)
+        began_s = time.perf_counter()
+        streaming = asyncio.create_task(live(stack, beside, None))
+        await over_beside(client, await as_batch(client, lines), lines, beside)
         seconds = time.perf_counter() - began_s
-        is_over.set()
-        beside, alone = await streaming, Seen()
-        for _ in range(TURNS):
-            _merge(alone, await live(stack))
+        # What fails in it, fails here.
+        streaming.cancel()
+        with suppress(asyncio.CancelledError):
+            await streaming
+        await live(stack, alone, TURNS * LIVE_ROUNDS)
     return {
         "seconds": round(seconds, 1),
         "batch_tokens_per_s_beside_live": round(lines * TOKENS / seconds, 1),
         "live_requests": len(beside.first),
         "live_alone": alone.figures(),
         "live_beside_a_batch": beside.figures(),
+        "load_after": round(os.getloadavg()[0], 1),
     }
-
-
-def _merge(into: Seen, more: Seen) -> None:
-    into.first += more.first
-    into.gaps += more.gaps
 
 
 def main() -> None:
@@ -185,6 +223,10 @@ def main() -> None:
     with serving("", "--slots", str(asked.slots), *flags) as stack:
         measure = whole if asked.whole else measured
         figures = asyncio.run(measure(stack, asked.lines, asked.slots))
+        # Read before the folder goes; the scheduler writes the last half second later.
+        if asked.whole and asked.batch_gap_ms:
+            (archive,) = stack.data.glob("archive-*")
+            figures["steps"] = room(archive, asked.batch_gap_ms)
     sizes: dict[str, Any] = {"lines": asked.lines, "tokens": TOKENS, "slots": asked.slots}
     sizes["batch_gap_ms"] = asked.batch_gap_ms
     record("batches", sizes | figures, save=asked.save)

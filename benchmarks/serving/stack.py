@@ -35,6 +35,8 @@ class Stack:
     http: str
     store_url: str
     pid: int
+    # What it keeps, until the block ends.
+    data: Path
 
 
 @contextlib.contextmanager
@@ -64,6 +66,7 @@ def serving(
                 http=f"http://{http_port.address}",
                 store_url=f"unix://{socket_path}",
                 pid=process.pid,
+                data=Path(folder) / "data",
             )
         finally:
             process.send_signal(signal.SIGTERM)

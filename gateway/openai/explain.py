@@ -43,13 +43,16 @@ class LongGap(Struct, kw_only=True):
 
 
 class Interval(Struct, kw_only=True):
-    """Since its request arrived, and for so long."""
+    """Since its request arrived, and for so long. Who stood before it, or stalled it, is told to
+    operators: as a sequence, and as TENANT:REQUEST.
+    """
 
     phase: Phase
     start_ms: float
     ms: float
     why: str
     behind_sequence_id: int | None
+    behind_id: str | None
     worker_id: str | None
     cached_tokens: Count
     chunk_tokens: list[Count]
@@ -60,6 +63,7 @@ class Interval(Struct, kw_only=True):
     blocks: Count
     shared_blocks: Count
     stalled_by_sequence_id: int | None
+    stalled_by_id: str | None
 
 
 class ExplainedChoice(Struct, kw_only=True):
@@ -120,6 +124,7 @@ def _interval(told: TimelineInterval, since_ns: int) -> Interval:
         ms=(told.end_unix_ns - told.start_unix_ns) / NS_PER_MS,
         why=told.why,
         behind_sequence_id=told.behind_sequence_id if has_behind else None,
+        behind_id=told.behind_id or None,
         worker_id=told.worker_id or None,
         cached_tokens=told.num_cached_tokens,
         chunk_tokens=list(told.chunk_tokens),
@@ -140,6 +145,7 @@ def _interval(told: TimelineInterval, since_ns: int) -> Interval:
         stalled_by_sequence_id=told.stalled_by_sequence_id
         if told.HasField("stalled_by_sequence_id")
         else None,
+        stalled_by_id=told.stalled_by_id or None,
     )
 
 

@@ -22,6 +22,14 @@ CALL_S: Final = 5.0
 AT_ONCE: Final = 4
 # A leader's change takes less.
 LEADERLESS_S_MAX: Final = 10.0
+# Of an interval, for operators.
+OF_OTHERS: Final = (
+    "behind_sequence_id",
+    "behind_id",
+    "stalled_by_sequence_id",
+    "stalled_by_id",
+    "worker_id",
+)
 # Who does not lead (any more), or is not there: another does, or will soon.
 ELSEWHERE: Final = (
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -43,7 +51,7 @@ class Explainer:
         """
         with self._asked:
             found = await self._of_leader(ledger_id)
-        return found if is_operator else [_scrubbed(each) for each in found]
+        return found if is_operator else [scrubbed(each) for each in found]
 
     async def _of_leader(self, ledger_id: str) -> list[ChoiceTimeline]:
         give_up_ns = self._clock.monotonic_ns() + LEADERLESS_S_MAX * 1e9
@@ -76,11 +84,10 @@ class Explainer:
         return list(response.choices)
 
 
-def _scrubbed(choice: ChoiceTimeline) -> ChoiceTimeline:
+def scrubbed(choice: ChoiceTimeline) -> ChoiceTimeline:
     """Without whose worker it was, who stood before it and who beside it."""
     choice.ClearField("batch_mate_ids")
     for interval in choice.intervals:
-        interval.ClearField("behind_sequence_id")
-        interval.ClearField("stalled_by_sequence_id")
-        interval.ClearField("worker_id")
+        for field in OF_OTHERS:
+            interval.ClearField(field)
     return choice

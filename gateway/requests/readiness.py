@@ -89,14 +89,21 @@ class CellWatch:
         quiet_s = (self._clock.monotonic_ns() - self._moved_ns) / 1e9
         if quiet_s > self._limits.leader_quiet_s_max:
             return f"no scheduler leads: its lease has not been renewed for {quiet_s:.0f} s"
-        has_worker = self.worker is not None and self.record.workers_ready > 0
+        # A new leader reaches the workers of the one before in a moment; requests wait so long.
+        is_served = self.record.workers_ready > 0 or self.record.workers_expected > 0
+        has_worker = self.worker is not None and is_served
         if not (has_worker or self._limits.accepts_without_workers):
-            return "no worker is ready"
+            return _because("no worker is ready", self.record.problem)
         if refusal := self.refusal(card):
             return refusal
         if self.record.stalled_ms > self._limits.stalled_ms_max:
-            return f"work is runnable but nothing was committed for {self.record.stalled_ms} ms"
+            stalled = f"nothing was committed for {self.record.stalled_ms} ms"
+            return _because(f"work is runnable but {stalled}", self.record.problem)
         return ""
+
+
+def _because(problem: str, why: str) -> str:
+    return f"{problem}: {why}" if why else problem
 
 
 class Readiness:

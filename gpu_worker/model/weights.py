@@ -7,7 +7,7 @@ result if it were used.
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import torch
@@ -229,6 +229,32 @@ def load_weights(
         head=head,
         # As a number of the dtype, which is how the checkpoints' own code multiplies.
         embedding_scale=torch.tensor(config.embedding_scale, dtype=dtype).item(),
+    )
+
+
+def without_memory(weights: Weights) -> Weights:
+    """Of the same shapes and kinds, on torch's device that has no memory; of plain ones."""
+
+    def tensor(x: Tensor | None) -> Any:
+        return None if x is None else x.to("meta")
+
+    def linear(of: PackedLinear) -> PackedLinear:
+        assert of.plain is not None, "packed weights have a device's layout"
+        return PackedLinear(tensor(of.plain), tensor(of.bias))
+
+    def layer(of: LayerWeights) -> LayerWeights:
+        parts: dict[str, Any] = {field.name: getattr(of, field.name) for field in fields(of)}
+        for name, part in parts.items():
+            parts[name] = linear(part) if isinstance(part, PackedLinear) else tensor(part)
+        return LayerWeights(**parts)
+
+    head, embedding = linear(weights.head), weights.embedding
+    return Weights(
+        embedding=head if isinstance(embedding, PackedLinear) else tensor(embedding),
+        layers=tuple(map(layer, weights.layers)),
+        norm=tensor(weights.norm),
+        head=head,
+        embedding_scale=weights.embedding_scale,
     )
 
 

@@ -87,7 +87,8 @@ def launch_seated(runner: GraphRunner, step: StepInputs) -> Callable[[], StepSam
         places=places,
         blocks=(np.arange(len(places)) % limits.block_count).astype(np.int32),
     )
-    runner.apply(seated, ())
+    # A copy too: a device loads what copies when the first is made.
+    runner.apply(seated, ((0, 0),))
     runner.finish()
     return lambda: runner.launch(replace(step, slots=slots)).result()
 

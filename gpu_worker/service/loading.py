@@ -26,6 +26,7 @@ from gpu_worker.model.decoder import Decoder
 from gpu_worker.model.kv_scales import read_scales
 from gpu_worker.model.model import ModelConfig
 from gpu_worker.model.weights import Weights, fingerprint, load_weights, weights_digest
+from gpu_worker.runner.compile_ahead import ask_for_kernels
 from gpu_worker.runner.device_streams import DeviceStreams, streams_for
 from gpu_worker.runner.dummy_steps import largest_step, worst_step
 from gpu_worker.runner.eager_runner import EagerRunner
@@ -58,6 +59,7 @@ from gpu_worker.service.device_selection import (
 )
 from gpu_worker.service.gpu_defaults import BatchSizes, batch_sizes, with_sizes
 from gpu_worker.service.grammars import grammar_masks
+from gpu_worker.service.start_faults import in_sentences
 from gpu_worker.settings import WorkerSettings
 from kernels import jit, native, variants
 from kernels.kv import fp8
@@ -67,8 +69,8 @@ log = structlog.get_logger()
 
 # cuBLAS's of a further thread, with the workspace of a Hopper (32 MiB).
 _HANDLES_BYTES: Final = 64 << 20
-# Of a compiler's words.
-_REASON_MAX: Final = 300
+# Each takes some hundred megabytes of the host's memory.
+_COMPILERS_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,31 +120,8 @@ class PhaseTimer:
 def load(settings: WorkerSettings) -> Loaded:
     """Blocks for as long as loading takes. ConfigError says what to change."""
     timer = PhaseTimer()
-    try:
+    with in_sentences(lambda: timer.running):
         return _load(settings, timer)
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            f"the GPU's memory is full while the worker starts (phase {timer.running}); lower "
-            "--gpu-memory-share, --step-tokens or --slots, take a smaller model or a larger "
-            "device, or end what else uses it"
-        ) from error
-    except jit.kernel_faults() as error:
-        reason = " ".join(str(error).split())[:_REASON_MAX]
-        raise ConfigError(
-            f"a kernel cannot run on the GPU (phase {timer.running}: {reason}); kaiten's are tried "
-            "for processors 8.0, 9.0 and 10.0: take --device cpu, another GPU, or the Triton that "
-            "this release is tested with"
-        ) from error
-    except RuntimeError as error:
-        # torch's and Triton's words for what the driver says.
-        reason = str(error).strip().partition("\n")[0]
-        if "CUDA" not in reason:
-            raise
-        raise ConfigError(
-            f"the GPU fails while the worker starts (phase {timer.running}: {reason}); look at "
-            f"nvidia-smi and whether the driver is new enough for torch {torch.__version__}, or "
-            "take --device cpu"
-        ) from error
 
 
 def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
@@ -202,22 +181,39 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         weights_digest=weights_known_by,
         tokenizer_digest=tokenizer_digest(folder),
         grammars=grammars,
-        warm_up_thread=partial(warm_up_thread, streams, compute_of(runner), limits),
+        warm_up_thread=partial(warm_up_thread, streams, runner, limits),
     )
 
 
 def tell_compiles() -> None:
-    """Say which kernels are compiled: a first start takes minutes, and after Ready there are none.
-
-    One after the other: which are needed follows from running steps, and what is computed decides
-    where the next kernels read, so they cannot be asked for ahead without computing.
-    """
+    """Say which kernels are compiled: a first start takes long, and after Ready there are none."""
     done = itertools.count(1)
 
     def told(kernel: str) -> None:
         log.info("worker.compiled", kernel=kernel.partition(" ")[0], done=next(done))
 
     jit.watch_compiles(told)
+
+
+def compile_ahead(
+    config: ModelConfig,
+    weights: Weights,
+    pages: Tensor,
+    limits: RowLimits,
+    kv_scales: Tensor | None,
+    device: torch.device,
+) -> None:
+    """Several kernels at a time; those that are missed here steps compile one after the other."""
+    if device.type != "cuda":
+        # Played by a CPU.
+        return
+    threads = min(_COMPILERS_MAX, len(os.sched_getaffinity(0)))
+    try:
+        with jit.compiling_ahead(device, threads):
+            ask_for_kernels(config, weights, pages, limits, kv_scales)
+    except Exception as error:
+        # Nothing depends on it: whatever is wrong is met again by the first step, and told.
+        log.warning("worker.compiles_late", reason=f"{type(error).__name__}: {error}")
 
 
 def sizes_for(
@@ -295,6 +291,7 @@ def measure_step(
     limits = row_limits(settings, config, one_block)
     before = torch.cuda.memory_allocated(device)
     pages = allocate_pages(config, one_block, kv_dtype, device)
+    compile_ahead(config, weights, pages, limits, kv_scales, device)
     decoder = Decoder(config, weights, pages, context_tokens=context, kv_scales=kv_scales)
     buckets = buckets_of(limits)
     measured = GraphRunner(decoder, pages, limits, streams, buckets=buckets[-1:])
@@ -349,11 +346,17 @@ def watched(runner: ModelRunner | AheadRunner, device: torch.device) -> AheadRun
 
 
 def warm_up_thread(
-    streams: DeviceStreams, compute: Callable[[StepInputs], StepSamples], limits: RowLimits
+    streams: DeviceStreams, runner: ModelRunner | AheadRunner, limits: RowLimits
 ) -> None:
-    """The thread that calls this is the one that computes."""
-    streams.take_thread()
-    warm_up(compute, limits)
+    """The thread that calls this is the one that computes. ConfigError says what to change."""
+    compute = compute_of(runner)
+    with in_sentences(lambda: "warm_up of the computing thread"):
+        streams.take_thread()
+        warm_up(compute, limits)
+        if isinstance(runner, GraphRunner):
+            # All of those are recorded. What is launched one by one asks libraries for this
+            # thread's handles and workspaces: now, and not in somebody's long prompt.
+            compute(worst_step(limits))
 
 
 def compute_of(runner: ModelRunner | AheadRunner) -> Callable[[StepInputs], StepSamples]:

@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,10 @@ DEFAULT_TENANT: Final = "default"
 # What a replay ends with that has read all of the archives.
 NOT_FOUND: Final = 1
 BAR: Final = 32
+MATES_SHOWN_MAX: Final = 8
+# Of more intervals, sums come first: the longest so many.
+SUMMED_MIN: Final = 8
+SUMS_MAX: Final = 4
 PHASES: Final[Mapping[int, str]] = {
     TimelinePhase.TIMELINE_PHASE_QUEUE: "queue",
     TimelinePhase.TIMELINE_PHASE_PREFILL: "prefill",
@@ -65,7 +70,10 @@ def explain(
     try:
         response = found_by(address, tls, request_id, tenant, api_key)
     except ApiError as error:
-        return complain(error, address)
+        code = complain(error, address)
+        if isinstance(error, NotFoundError):
+            sys.stderr.write(f"of long ago, or of a dead leader: {from_archive(request_id)}\n")
+        return code
     _show(request_id, response, as_json=as_json)
     return 0
 
@@ -88,7 +96,12 @@ def hints(request_id: str, response: ExplainResponse) -> list[str]:
     unknown = TimelinePhase.TIMELINE_PHASE_UNKNOWN
     if not any(interval.phase == unknown for interval in intervals):
         return []
-    return [f"what is unknown the archive may know: kaiten explain {request_id} --archive .kaiten"]
+    return [f"what is unknown the archive may know: {from_archive(request_id)}"]
+
+
+def from_archive(request_id: str) -> str:
+    """What to call."""
+    return f"kaiten explain {request_id} --archive .kaiten"
 
 
 def explain_archived(
@@ -112,10 +125,12 @@ def explain_archived(
     for id in (request_id, *bare):
         asked_for = [*command, f"{tenant or DEFAULT_TENANT}:{id}", *folders]
         done = subprocess.run(
-            asked_for, stdout=subprocess.PIPE, text=True, env=os.environ | services.environ()
+            asked_for, capture_output=True, text=True, env=os.environ | services.environ()
         )
         if done.returncode != NOT_FOUND:
             break
+    # Not of an id that it was not: that it is not there would be half of the truth.
+    sys.stderr.write(done.stderr)
     if done.returncode == 0:
         told = Parse(done.stdout, ExplainResponse())
         _show(request_id, told, as_json=as_json, is_archived=True)
@@ -159,12 +174,36 @@ def lines_of(request_id: str, choice: ChoiceTimeline) -> Iterator[str]:
     name = f"{request_id}  choice {choice.choice}" if choice.choice else request_id
     ended = f"ended: {choice.ended}" if choice.ended else "not ended"
     yield f"{name}  {_ms(end_ns - start_ns)} ms, {ended}"
-    yield f"{'at ms':>10} {'for ms':>10}  {'':{BAR}}"
+    if len(intervals) > SUMMED_MIN:
+        yield f"  {', '.join(_sums(intervals))}"
+    yield f"{'at ms':>10} {'for ms':>10}  {'':{BAR}}".rstrip()
     for interval in intervals:
         at, length = interval.start_unix_ns - start_ns, _length(interval)
         bar = _bar(interval, start_ns, max(1, end_ns - start_ns))
         words = f"{phase_of(interval):8} {'; '.join(_words(interval))}".rstrip()
         yield f"{_ms(at):>10} {_ms(length):>10}  {bar}  {words}"
+    if choice.num_batch_mates:
+        yield _mates(choice)
+
+
+def _mates(choice: ChoiceTimeline) -> str:
+    """Whose requests had a slot beside it, for operators; for others how many."""
+    count, ids = choice.num_batch_mates, list(choice.batch_mate_ids[:MATES_SHOWN_MAX])
+    more = ["…"] * (bool(ids) and len(ids) < count)
+    names = f": {', '.join([*ids, *more])}" if ids else ""
+    return f"{'':{10 + 1 + 10}}  in a batch with {count} other request{'s' * (count > 1)}{names}"
+
+
+def _sums(intervals: Iterable[TimelineInterval]) -> Iterator[str]:
+    """Where most of it went, whenever that was."""
+    sums = Counter[str]()
+    for interval in intervals:
+        why = f" ({interval.why})" if interval.why else ""
+        sums[f"{phase_of(interval)}{why}"] += _length(interval)
+    for name, ns in sums.most_common(SUMS_MAX):
+        yield f"{_ms(ns)} ms {name}"
+    if rest := sums.total() - sum(ns for _, ns in sums.most_common(SUMS_MAX)):
+        yield f"{_ms(rest)} ms otherwise"
 
 
 def phase_of(interval: TimelineInterval) -> str:
@@ -190,9 +229,11 @@ def _words(interval: TimelineInterval) -> Iterator[str]:
     if interval.why:
         yield interval.why
     if interval.HasField("stalled_by_sequence_id"):
-        yield f"that of sequence {interval.stalled_by_sequence_id}"
+        who = interval.stalled_by_id or f"sequence {interval.stalled_by_sequence_id}"
+        yield f"that of {who}"
     if interval.HasField("behind_sequence_id"):
-        yield f"of sequence {interval.behind_sequence_id}, which is before it"
+        who = interval.behind_id or f"sequence {interval.behind_sequence_id}"
+        yield f"of {who}, which is before it"
     yield from _of_prompt(interval)
     yield from _of_steps(interval)
     if interval.batch_mates:

@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.json_format import MessageToJson
 
 from kaiten.cli.complaint import RESUME_S, complain
-from kaiten.cli.live.cell_view import reason
+from kaiten.cli.live.reasons import reason, states_of, why_behind
 from kaiten.client.connection import OPTIONS, with_key
 from kaiten.client.errors import ApiError, CertificateError, from_rpc_error
 from kaiten.client.live_core import NO_BLOCK, LiveCore, LiveSequence
@@ -98,7 +98,8 @@ def lines_of(core: LiveCore, *, with_blocks: bool = False) -> Iterator[str]:
             yield f"  {_name(one)}  {_counts(one)}" + (f"  {_blocks(one)}" if with_blocks else "")
     for position, sequence_id in enumerate(core.queue, start=1):
         one = core.sequences[sequence_id]
-        yield f"waiting {position}  {_name(one)}  {_counts(one)}{_why(core, one.passed_over)}"
+        why = _why(core, one.passed_over) or f"  {why_behind(core, one, position)}"
+        yield f"waiting {position}  {_name(one)}  {_counts(one)}{why}"
     for one in core.sequences.values():
         if one.place.state == SequenceState.SEQUENCE_STATE_FORKING:
             yield f"{_name(one)}  {_counts(one)}"
@@ -115,9 +116,7 @@ def _worker(worker: WatchedWorker, theirs: Sequence[LiveSequence]) -> str:
     return (
         f"worker {worker.address or worker.worker_id}  {running} of {worker.slots_max} slots  "
         f"{worker.blocks_free} of {worker.block_count} blocks free  plans {plans or 'none'}"
-        + "  draining" * worker.is_draining
-        + "  late" * worker.is_late
-        + "".join(f"  {reason(over)}" for over in worker.passed_over)
+        + "".join(f"  {state}" for state in states_of(worker))
     )
 
 

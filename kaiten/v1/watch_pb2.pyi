@@ -154,7 +154,7 @@ class WatchedSteps(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., num_skipped: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[WatchedStep, _Mapping]]] = ...) -> None: ...
 
 class WatchedStep(_message.Message):
-    __slots__ = ("plan_id", "step", "answered_ns", "step_us", "leave_slots", "join_slots", "join_sequence_ids", "chunk_slots", "chunk_tokens", "tokenless_slots", "num_tokens", "finished_slots", "preempted_sequence_ids", "blocks_free", "waiting")
+    __slots__ = ("plan_id", "step", "answered_ns", "step_us", "leave_slots", "join_slots", "join_sequence_ids", "chunk_slots", "chunk_tokens", "tokenless_slots", "num_tokens", "finished_slots", "preempted_sequence_ids", "blocks_free", "waiting", "preempted_whys", "lease_steps", "budget_tokens", "num_cached_tokens", "blocks_allocated", "blocks_evicted", "blocks_shared", "blocks_freed", "expected_us", "is_graph")
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_NS_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +170,16 @@ class WatchedStep(_message.Message):
     PREEMPTED_SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_WHYS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_ALLOCATED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_EVICTED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_SHARED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FREED_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_US_FIELD_NUMBER: _ClassVar[int]
+    IS_GRAPH_FIELD_NUMBER: _ClassVar[int]
     plan_id: int
     step: int
     answered_ns: int
@@ -185,7 +195,17 @@ class WatchedStep(_message.Message):
     preempted_sequence_ids: _containers.RepeatedScalarFieldContainer[int]
     blocks_free: int
     waiting: int
-    def __init__(self, plan_id: _Optional[int] = ..., step: _Optional[int] = ..., answered_ns: _Optional[int] = ..., step_us: _Optional[int] = ..., leave_slots: _Optional[_Iterable[int]] = ..., join_slots: _Optional[_Iterable[int]] = ..., join_sequence_ids: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., tokenless_slots: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., finished_slots: _Optional[_Iterable[int]] = ..., preempted_sequence_ids: _Optional[_Iterable[int]] = ..., blocks_free: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    preempted_whys: _containers.RepeatedScalarFieldContainer[WhyPassedOver]
+    lease_steps: int
+    budget_tokens: int
+    num_cached_tokens: int
+    blocks_allocated: int
+    blocks_evicted: int
+    blocks_shared: int
+    blocks_freed: int
+    expected_us: int
+    is_graph: bool
+    def __init__(self, plan_id: _Optional[int] = ..., step: _Optional[int] = ..., answered_ns: _Optional[int] = ..., step_us: _Optional[int] = ..., leave_slots: _Optional[_Iterable[int]] = ..., join_slots: _Optional[_Iterable[int]] = ..., join_sequence_ids: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., tokenless_slots: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., finished_slots: _Optional[_Iterable[int]] = ..., preempted_sequence_ids: _Optional[_Iterable[int]] = ..., blocks_free: _Optional[int] = ..., waiting: _Optional[int] = ..., preempted_whys: _Optional[_Iterable[_Union[WhyPassedOver, str]]] = ..., lease_steps: _Optional[int] = ..., budget_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., blocks_allocated: _Optional[int] = ..., blocks_evicted: _Optional[int] = ..., blocks_shared: _Optional[int] = ..., blocks_freed: _Optional[int] = ..., expected_us: _Optional[int] = ..., is_graph: bool = ...) -> None: ...
 
 class WatchedQueue(_message.Message):
     __slots__ = ("sequence_ids", "length")

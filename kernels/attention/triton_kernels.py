@@ -159,38 +159,41 @@ def combined(
 def combine_kernel(
     out: pointer, sums: pointer, tops: pointer, totals: pointer,
     query_starts: pointer, context_lengths: pointer, kept_starts: pointer,
-    tile_tokens: scalar, window: scalar,
+    rows: scalar, tile_tokens: scalar, window: scalar,
     KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, DIM_TILE: constexpr,
     LINES: constexpr, SPLITS: constexpr, IS_LONG: constexpr, SPLIT: constexpr,
     PARTS_MAX: constexpr, ALIKE: constexpr,
 ) -> None:  # fmt: skip
-    """Some tokens of a row, of one KV head, if parts of it were kept."""
-    row, kv_head = tl.program_id(0), tl.program_id(1)
+    """Some tokens of some rows, of one KV head, if parts of them were kept."""
+    kv_head = tl.program_id(1)
     HEADS: tl.constexpr = KV_HEADS * GROUP
-    begin = tl.load(query_starts + row)
-    count = tl.load(query_starts + row + 1) - begin
-    context = tl.load(context_lengths + row)
-    kept_start = tl.load(kept_starts + row)
-    is_here = tl.load(kept_starts + row + 1) > kept_start
-    # Tiles before it saw no more than the first split, and are done.
-    first = tl.maximum(SPLIT - (context - count), 0) // tile_tokens * tile_tokens
-    for token in range(
-        first + tl.program_id(2), tl.where(is_here, count, 0), tl.num_programs(2)
-    ):  # fmt: skip
-        # As the token's tile saw it.
-        seen = context - count + tl.minimum(count, (token // tile_tokens + 1) * tile_tokens)
-        # Parts wholly behind its window were never written.
-        behind = tl.where(window > 0, tl.maximum(context - count + token + 1 - window, 0), 0)
-        if IS_LONG:
-            last_split = long_split_of(seen - 1, SPLIT, ALIKE)
-            first_split = long_split_of(behind, SPLIT, ALIKE)
-        else:
-            size = SPLIT << short_level_of(context, SPLIT, PARTS_MAX)
-            last_split, first_split = (seen - 1) // size, behind // size
-        combined(
-            out, sums, tops, totals,
-            (begin + token).to(tl.int64) * HEADS + kv_head * GROUP,
-            (kept_start + token).to(tl.int64) * HEADS + kv_head * GROUP,
-            count.to(tl.int64) * HEADS, first_split, last_split + 1,
-            GROUP, HEAD_DIM, DIM_TILE, LINES, SPLITS,
-        )  # fmt: skip
+    # Where no row has any, rows are not gone through.
+    rows = tl.where(tl.load(kept_starts + rows) > 0, rows, 0)
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        begin = tl.load(query_starts + row)
+        count = tl.load(query_starts + row + 1) - begin
+        context = tl.load(context_lengths + row)
+        kept_start = tl.load(kept_starts + row)
+        is_here = tl.load(kept_starts + row + 1) > kept_start
+        # Tiles before it saw no more than the first split, and are done.
+        first = tl.maximum(SPLIT - (context - count), 0) // tile_tokens * tile_tokens
+        for token in range(
+            first + tl.program_id(2), tl.where(is_here, count, 0), tl.num_programs(2)
+        ):  # fmt: skip
+            # As the token's tile saw it.
+            seen = context - count + tl.minimum(count, (token // tile_tokens + 1) * tile_tokens)
+            # Parts wholly behind its window were never written.
+            behind = tl.where(window > 0, tl.maximum(context - count + token + 1 - window, 0), 0)
+            if IS_LONG:
+                last_split = long_split_of(seen - 1, SPLIT, ALIKE)
+                first_split = long_split_of(behind, SPLIT, ALIKE)
+            else:
+                size = SPLIT << short_level_of(context, SPLIT, PARTS_MAX)
+                last_split, first_split = (seen - 1) // size, behind // size
+            combined(
+                out, sums, tops, totals,
+                (begin + token).to(tl.int64) * HEADS + kv_head * GROUP,
+                (kept_start + token).to(tl.int64) * HEADS + kv_head * GROUP,
+                count.to(tl.int64) * HEADS, first_split, last_split + 1,
+                GROUP, HEAD_DIM, DIM_TILE, LINES, SPLITS,
+            )  # fmt: skip

@@ -89,6 +89,9 @@ def tiling_for(
 # Parts that a program adds up at once, and programs that share the tokens of a long row.
 PARTS_AT_ONCE = 32
 _TOKENS_APART = 16
+# And the long rows of a step. A recorded step launches for all that it may hold, which is as many
+# rows as there are slots: 256 of 8 KV heads were 32,768 programs in each layer, mostly for nothing.
+_ROWS_APART = 16
 
 
 def _combine(
@@ -103,13 +106,18 @@ def _combine(
 ) -> None:
     """Add up the parts of a launch."""
     group, rows = sizes["GROUP"], len(row_tensors[1])
-    heads_tile = jit.power_of_two(group)
-    combine_kernel[(rows, sizes["KV_HEADS"], _TOKENS_APART if is_long else 1)](
-        out, parts.sums, parts.tops, parts.totals, *row_tensors, tile_tokens, window,
+    heads_tile, is_full = (
+        jit.power_of_two(group),
+        sizes["HEAD_DIM"] == sizes["DIM_TILE"] or not is_long,
+    )
+    grid = (min(rows, _ROWS_APART), sizes["KV_HEADS"], _TOKENS_APART)
+    combine_kernel[grid if is_long else (rows, sizes["KV_HEADS"], 1)](
+        out, parts.sums, parts.tops, parts.totals, *row_tensors, rows, tile_tokens, window,
         **sizes, LINES=heads_tile, SPLITS=max(1, PARTS_AT_ONCE // heads_tile), IS_LONG=is_long,
         SPLIT=LONG_SPLIT if is_long else SPLIT, PARTS_MAX=PARTS_MAX, ALIKE=LONG_ALIKE,
-        # With four, what dividing by the group takes spills on sm_80, and so do heads of 256.
-        num_warps=4 if heads_tile == group and sizes["DIM_TILE"] <= 128 else 8,
+        # With four, what dividing by the group takes spills on sm_80, and so do heads of 256, and
+        # on sm_90 long rows of heads that leave a part of their tile empty.
+        num_warps=4 if heads_tile == group and sizes["DIM_TILE"] <= 128 and is_full else 8,
     )  # fmt: skip
 
 

@@ -70,7 +70,6 @@ def _advance_rows_kernel(
     lives = tl.load(is_live + slot, mask=slot >= 0, other=0) > 0
     count = tl.load(starts + row + 1) - tl.load(starts + row)
     before = tl.load(num_computed_tokens + slot, mask=lives, other=0)
-    tl.store(num_computed_tokens + slot, before + count, mask=lives)
     knows = tl.load(num_tokens + slot, mask=lives, other=0)
     is_taken = lives & (count > 0) & (before + count == knows)
     token = tl.load(token_ids + row, mask=is_taken, other=0)
@@ -84,6 +83,8 @@ def _advance_rows_kernel(
     is_stop = is_stop & (knows >= tl.load(masked_until + slot, mask=is_taken, other=0))
     is_over = is_stop | (knows + 1 >= tl.load(limit + slot, mask=is_taken, other=0))
     goes_on = is_ok & (is_over == 0)
+    # One thread writes what each has read for itself: not before all have, at the sum's barrier.
+    tl.store(num_computed_tokens + slot, before + count, mask=lives)
     tl.store(num_tokens + slot, knows + 1, mask=is_taken & is_ok)
     tl.store(last_token + slot, token, mask=is_taken & is_ok)
     tl.store(is_live + slot, goes_on.to(tl.int64), mask=is_taken)

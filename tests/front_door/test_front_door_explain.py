@@ -129,4 +129,6 @@ def test_of_a_request_that_nobody_knows_nothing_is_told(
     with pytest.raises(SystemExit) as ended:
         main(["explain", "nobody", "--address", door.grpc])
     assert ended.value.code == 1
-    assert "'nobody' (live, or ended of late) not found" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "'nobody' (live, or ended of late) not found" in said
+    assert "kaiten explain nobody --archive .kaiten" in said

@@ -51,6 +51,7 @@ def test_ps_and_trace(
     run("trace", crowd, "--address", address)
     told = capsys.readouterr().out
     assert "this gateway makes no spans" in told
+    assert "1 steps" not in told
     assert "kaiten.queue" in told
     run("trace", f"cmpl-{crowd}", "--address", address, "--json")
     told = json.loads(capsys.readouterr().out)

@@ -66,6 +66,13 @@ async def test_readiness_follows_the_cell(tmp_path: Path, redis_url: str, cell: 
         record.workers_ready = 0
         await until(lambda: readiness.problem == "no worker is ready", "no worker")
         await health_becomes(stack.gateway.channel, "", NOT_SERVING)
+        record.workers_expected = 1
+        await until(lambda: readiness.problem == "", "a new leader that knows of one")
+        record.workers_expected, record.problem = 0, "none is registered"
+        await until(
+            lambda: readiness.problem == "no worker is ready: none is registered", "and not of any"
+        )
+        record.problem = ""
         record.workers_ready, record.stalled_ms = 1, 500
         await until(lambda: "nothing was committed for 500 ms" in readiness.problem, "stalled")
         record.stalled_ms = 0

@@ -111,7 +111,7 @@ async def test_who_lives_and_cannot_get_on_is_told_from_who_can(tmp_path: Path) 
         lies: dict[str, tuple[Lie, tuple[str, ...]]] = {
             "a worker that is stopped": (
                 partial(stopped, cluster.workers[0]),
-                ("no worker is ready",),
+                ("no worker is ready: it does not answer", "no worker is ready: none is"),
             ),
             "a leader that is stopped": (
                 partial(stopped, cluster.schedulers[0]),
@@ -145,7 +145,7 @@ async def test_a_step_that_does_not_end_is_told_from_many_that_wait(tmp_path: Pa
             await cluster.submit_many(SLOTS, max_tokens=8)
             await cell.worker_is("not serving")
             assert await state_of(cell.worker_address, LIVE) == "not serving"
-            await cell.says("no worker is ready", "nothing was committed")
+            await cell.says("no worker is ready: a step of it does not end", "is overdue")
         await cell.worker_is("serving")
         assert await state_of(cell.worker_address, LIVE) == "serving"
         await cell.says()

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -170,6 +171,27 @@ async def test_what_a_leader_has_learned_of_a_request_the_next_one_knows(ledger:
         await until(is_told, "a renewal")
     async with leading(ledger) as (session, _):
         assert session.core.handover() == learned
+
+
+async def test_a_new_leader_says_whose_workers_it_has_yet_to_reach(ledger: Ledger) -> None:
+    """What they can do is accepted meanwhile: it waits for them, and for a moment only."""
+    first = await ledger.elect("here", 7)
+    assert first is not None
+    # It takes connections, and says nothing.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        known = CellRecord(model=worker("w"), workers_ready=1, worker_addresses=[address])
+        await ledger.renew(first, known)
+        await ledger.resign(first)
+        clock = JumpingClock()
+        async with leading(ledger, clock) as (session, _):
+            told = session.cell()
+            assert (told.workers_ready, told.workers_expected) == (0, 1)
+            assert (told.model, told.worker_addresses) == (known.model, known.worker_addresses)
+            clock.ahead_ns += 3_000_000_000
+            told = session.cell()
+            assert (told.workers_expected, *told.worker_addresses) == (0,)
+            assert not told.HasField("model")
 
 
 async def test_nobody_joins_a_leadership_that_is_ending(

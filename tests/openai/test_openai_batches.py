@@ -105,14 +105,17 @@ def test_what_is_wrong_with_a_line_is_its_own(client: OpenAI) -> None:
         "",
         line("elsewhere", "/v1/responses"),
         line(""),
+        line("deep", prompt="soup " * 3000),
+        line("large", user="u" * (8 << 20)),
         line("last"),
     ]
     batch = ended(client, begun(client, lines))
     assert batch.status == "completed"
-    assert batch.request_counts.to_dict() == {"total": 8, "completed": 2, "failed": 6}
+    assert batch.request_counts.to_dict() == {"total": 10, "completed": 2, "failed": 8}
     found = answers(client, batch.output_file_id)
     assert [each["custom_id"] for each in found] == ["fine", "last"]
-    broken, long, twice, streamed, elsewhere, nameless = answers(client, batch.error_file_id)
+    failed = answers(client, batch.error_file_id)
+    broken, long, twice, streamed, elsewhere, nameless, deep, large = failed
     assert broken["error"]["message"].startswith("line 2: is no request: ")
     assert long["response"]["status_code"] == 400
     assert long["response"]["body"]["error"]["param"] == "stop"
@@ -120,6 +123,9 @@ def test_what_is_wrong_with_a_line_is_its_own(client: OpenAI) -> None:
     assert streamed["response"]["body"]["error"]["param"] == "stream"
     assert "line 6: url: must be the batch's endpoint" in elsewhere["error"]["message"]
     assert "line 7: custom_id: must have 1 to 512" in nameless["error"]["message"]
+    assert (deep["custom_id"], deep["response"]["status_code"]) == ("deep", 400)
+    assert deep["response"]["body"]["error"]["param"] == "prompt"
+    assert large["error"]["message"] == "line 9: must have at most 8388608 bytes"
 
 
 def test_a_batch_is_cancelled_and_what_was_answered_stays(client: OpenAI) -> None:
@@ -133,6 +139,23 @@ def test_a_batch_is_cancelled_and_what_was_answered_stays(client: OpenAI) -> Non
     assert len(answers(client, batch.output_file_id)) == batch.request_counts.completed
     # What is over stays so.
     assert client.batches.cancel(batch.id) == batch
+
+
+def test_a_batch_whose_day_is_over_ends_with_what_it_has(
+    client: OpenAI, whole_stack: WholeStack
+) -> None:
+    lines = [line("short"), *(line(str(n), max_tokens=900, ignore_eos=True) for n in range(100))]
+    batch = begun(client, lines)
+    wait_until(lambda: counts(client, batch)["completed"], "a line is answered")
+    with Redis.from_url(whole_stack.store.url) as store:
+        store.hset(Keys("0").batch("default", batch.id), "expires_at", 1)
+    batch = ended(client, batch)
+    assert batch.status == "expired"
+    done, late = answers(client, batch.output_file_id), answers(client, batch.error_file_id)
+    assert {each["error"]["code"] for each in late} == {"batch_expired"}
+    told = sorted(each["custom_id"] for each in done + late)
+    assert told == sorted(["short", *map(str, range(100))])
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (len(done), len(late))
 
 
 def test_a_batch_whose_input_is_deleted_ends_with_what_it_has(client: OpenAI) -> None:
@@ -210,28 +233,36 @@ def test_the_same_key_is_the_same_batch(client: OpenAI) -> None:
 
 
 def test_an_answer_without_room_is_told_by_its_line(
-    another_door: Callable[..., Door], whole_stack: WholeStack, tmp_path: Path
+    client: OpenAI, another_door: Callable[..., Door], whole_stack: WholeStack, tmp_path: Path
 ) -> None:
+    """To its tenant, and nothing of it to another."""
     keys, key = tmp_path / "keys.toml", "roomless"
     digest = hashlib.sha256(key.encode()).hexdigest()
     keys.write_text(f'[tenants.{key}]\nkeys = ["sha256:{digest}"]\n')
     door = another_door(api_keys_file=keys)
     with (
-        OpenAI(base_url=door.openai, api_key=key, max_retries=0, timeout=60) as client,
+        OpenAI(base_url=door.openai, api_key=key, max_retries=0, timeout=60) as roomless,
         Redis.from_url(whole_stack.store.url) as store,
     ):
         # As if others of its batches had as many answers as one tenant's may have.
         full = Keys("0").answers(key)
         store.hset(full, "another", 256 << 20)
-        batch = ended(client, begun(client, [line("first"), "{"]))
+        batch = ended(roomless, begun(roomless, [line("first"), "{"]))
         assert (batch.status, batch.output_file_id) == ("completed", None)
-        told, broken = answers(client, batch.error_file_id)
+        told, broken = answers(roomless, batch.error_file_id)
         assert (told["custom_id"], told["error"]["code"]) == ("first", "no_room")
         assert re.match(r"line 1: its answer of \d+ bytes had no room: ", told["error"]["message"])
         assert "tenant roomless (files_mb: 268435456)" in told["error"]["message"]
         assert broken["error"]["code"] == "invalid_line"
+        for ask in (client.batches.retrieve, client.batches.cancel):
+            with pytest.raises(NotFoundError):
+                ask(batch.id)
+        for id in (batch.input_file_id, batch.error_file_id):
+            with pytest.raises(NotFoundError):
+                client.files.content(id)
+        assert batch.id not in {each.id for each in client.batches.list()}
         store.delete(full)
-        batch = ended(client, begun(client, [line("first")]))
+        batch = ended(roomless, begun(roomless, [line("first")]))
         assert batch.request_counts.completed == 1
         assert not store.exists(full)
 

@@ -192,7 +192,7 @@ class BatchRun:
                 now = await self._link.ledger.batches.find(self._name)
                 if now.status != "in_progress":
                     return
-                fields = {"is_late": "1"} if await self._is_late(batch) else {}
+                fields = {"is_late": "1"} if await self._is_late(now) else {}
         except InputGone as error:
             await self._answer_rest(batch, LineProblem("input_gone", str(error)))
         finally:

@@ -271,7 +271,7 @@ class Page:
             worker_id=result.worker_id,
             plan_id=step.plan_id,
             step=step.step,
-            step_us=step.timings.forward_us,
+            step_us=step.timings.forward_us + step.timings.sample_us,
             finished_slots=[
                 *(row.slot for row in step.finished),
                 *(row.slot for row in step.errors),

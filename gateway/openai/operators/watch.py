@@ -141,7 +141,8 @@ class LiveQueue(Struct, kw_only=True):
 
 class LiveStep(Struct, kw_only=True, omit_defaults=True):
     """One iteration. Leaves and joins are against the step before in the same list; of the first
-    one, all of the batch joins. Who is in it and not in `tokenless_slots` had a token.
+    one, all of the batch joins. Who is in it and not in `tokenless_slots` had a token. What its
+    plan decided is told with `step` 0; blocks are those since the worker's plan before.
     """
 
     plan_id: Count
@@ -157,8 +158,19 @@ class LiveStep(Struct, kw_only=True, omit_defaults=True):
     tokens: Count
     finished_slots: list[Count] = []
     preempted_sequence_ids: list[Count] = []
+    preempted_whys: list[str] = []
     blocks_free: Count = 0
     waiting: Count = 0
+    lease_steps: Count = 0
+    budget_tokens: Count = 0
+    cached_tokens: Count = 0
+    blocks_allocated: Count = 0
+    blocks_evicted: Count = 0
+    blocks_shared: Count = 0
+    blocks_freed: Count = 0
+    # By the cost model when it was planned; left out: it knew nothing yet.
+    expected_us: Count = 0
+    is_graph: bool = False
 
 
 class LiveSteps(Struct, kw_only=True):
@@ -300,8 +312,18 @@ def _step(said: watch_pb2.WatchedStep) -> LiveStep:
         tokens=said.num_tokens,
         finished_slots=list(said.finished_slots),
         preempted_sequence_ids=list(said.preempted_sequence_ids),
+        preempted_whys=[WHYS.get(why, str(why)) for why in said.preempted_whys],
         blocks_free=said.blocks_free,
         waiting=said.waiting,
+        lease_steps=said.lease_steps,
+        budget_tokens=said.budget_tokens,
+        cached_tokens=said.num_cached_tokens,
+        blocks_allocated=said.blocks_allocated,
+        blocks_evicted=said.blocks_evicted,
+        blocks_shared=said.blocks_shared,
+        blocks_freed=said.blocks_freed,
+        expected_us=said.expected_us,
+        is_graph=said.is_graph,
     )
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
+from kaiten.cli.live.reasons import reason, states_of, takes_more, why_behind
 from kaiten.client.live_core import NO_BLOCK, LiveCore, LiveSequence
-from kaiten.v1.watch_pb2 import PassedOver, SequenceState, WatchedWorker, WhyPassedOver
+from kaiten.v1.watch_pb2 import SequenceState, WatchedWorker
 
 BAR: Final = 12
 UNIX: Final = "unix:"
@@ -65,12 +66,6 @@ def state_of(one: LiveSequence) -> str:
     return SequenceState.Name(one.place.state).removeprefix("SEQUENCE_STATE_").lower()
 
 
-def reason(over: PassedOver) -> str:
-    """Why a stage passed somebody over."""
-    why = WhyPassedOver.Name(over.why).removeprefix("WHY_PASSED_OVER_")
-    return f"{why.lower().replace('_', ' ')} ({over.stage})"
-
-
 def name_of(core: LiveCore, worker_id: str) -> str:
     """Its address; of a socket the name, unless another has the same in another folder."""
     worker = core.workers.get(worker_id)
@@ -106,9 +101,12 @@ def _choice(core: LiveCore, one: LiveSequence, position: int) -> Choice:
     tenant, _, request_id = identity.id.partition(":")
     age_ns = max(0, core.unix_ns - identity.arrived_ns) if identity.arrived_ns else 0
     reasons = dict.fromkeys(
-        f"{name_of(core, over.worker_id)}: {reason(over)}" if over.worker_id else reason(over)
+        f"{name_of(core, over.worker_id)}: {reason(over)}"
+        if over.worker_id and len(core.workers) > 1
+        else reason(over)
         for over in one.passed_over
     )
+    is_here = state_of(one) in ("running", "retiring")
     return Choice(
         id=request_id,
         tenant=tenant,
@@ -123,7 +121,7 @@ def _choice(core: LiveCore, one: LiveSequence, position: int) -> Choice:
         age_s=age_ns / 1e9,
         preemptions=place.num_preemptions,
         position=position,
-        why="; ".join(reasons),
+        why="" if is_here else "; ".join(reasons) or why_behind(core, one, position),
     )
 
 
@@ -174,14 +172,9 @@ def worker_rows(core: LiveCore) -> Iterator[Row]:
                 f"{held}/{worker.block_count}",
                 bar(held, worker.block_count),
                 ", ".join(f"{p.plan_id}: {p.steps_answered}/{p.lease_steps}" for p in worker.plans),
-                _state(worker),
+                ", ".join(["takes more"] * takes_more(worker) + states_of(worker)),
             ),
         )
-
-
-def _state(worker: WatchedWorker) -> str:
-    said = ["draining"] * worker.is_draining + ["late"] * worker.is_late
-    return ", ".join([*said, *map(reason, worker.passed_over)]) or "takes more"
 
 
 RUNNING_COLUMNS: Final = ("slot", "request", "tenant", "worker", "tokens", "", "age", "preempted")
@@ -211,7 +204,7 @@ QUEUE_COLUMNS: Final = ("place", "request", "tenant", "state", "tokens", "age", 
 
 
 def queue_rows(some: Iterable[Choice]) -> Iterator[Row]:
-    """Who waits, and why; who has no reason stands behind somebody who may not be overtaken."""
+    """Who waits, and why."""
     for one in some:
         if one.state in ("running", "retiring"):
             continue
@@ -224,7 +217,7 @@ def queue_rows(some: Iterable[Choice]) -> Iterator[Row]:
                 one.state,
                 f"{one.tokens}/{one.tokens_max}",
                 age(one.age_s),
-                one.why or ("behind another" if one.position else "forks from its first choice"),
+                one.why,
             ),
         )
 

@@ -84,9 +84,15 @@ def spans(choice: ChoiceTimeline) -> Iterator[Span]:
         some = list(group)
         chunks, steps = sum(len(i.chunk_tokens) for i in some), sum(i.num_steps for i in some)
         reasons = "; ".join(dict.fromkeys(i.why for i in some if i.why))
-        counts = [f"{chunks} chunks"] * bool(chunks) + [f"{steps} steps"] * bool(steps)
+        counts = [_counted(chunks, "chunk")] * bool(chunks) + [_counted(steps, "step")] * bool(
+            steps
+        )
         said = "  ".join([*counts, *[reasons] * bool(reasons)])
         yield Span(f"kaiten.{phase}", some[0].start_unix_ns, some[-1].end_unix_ns, said)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _bar(one: Span, start_ns: int, total_ns: int) -> str:

@@ -10,7 +10,7 @@ from scheduler_svc.core.workers import Worker
 
 # By so much a step may be too long before anybody leaves, so that who leaves does not come back at
 # once.
-SLACK_PERCENT = 10
+SLACK_PERCENT = 5
 
 
 def give_way(draft: Draft) -> None:

@@ -2,6 +2,8 @@
 which flex sequences sit it out.
 """
 
+from bisect import bisect_right
+
 from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.planner.draft import Draft
 from scheduler_svc.core.policy.mix import MixView, StepShares
@@ -104,10 +106,9 @@ def _no_room(
         return decoding
     live, flex = num_decodes(worker)
     rows = (spec.mixed_budget - prompt_tokens) // spec.slot_tokens_max - live
-    left_us, count = gap_us - worker.cost.prefill_us(prompt_tokens), max(0, min(flex, rows))
-    while count and worker.cost.decode_us(live + count) > left_us:
-        count -= 1
-    return sorted(decoding, key=lambda slot: worker.flex[slot].sequence_id)[count:]
+    left_us, counts = gap_us - worker.cost.prefill_us(prompt_tokens), range(1, min(flex, rows) + 1)
+    fit = bisect_right(counts, left_us, key=lambda count: worker.cost.decode_us(live + count))
+    return sorted(decoding, key=lambda slot: worker.flex[slot].sequence_id)[fit:]
 
 
 def _flex_shares(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -37,7 +38,8 @@ MISSING = (
 )
 # Goes through parts as `benchmarks.gpu.parts` does, and badly.
 PLAYED = """
-import json, os, signal, subprocess, sys, time
+import faulthandler, json, os, signal, subprocess, sys, time
+faulthandler.register(signal.SIGUSR1)
 said, *parts = sys.argv[2:]
 def row(table, **figures):
     with open(said, "a") as file:
@@ -170,6 +172,9 @@ def test_a_part_that_ends_badly_stops_no_other_and_what_it_said_stays(tmp_path: 
     assert [row["what"] for row in found["rows"]] == list(names)
     assert "it failed" in logs(found)
     assert "no" in rendered(found)
+    # Where it hung.
+    (hung,) = (outcome["log"] for outcome in found["parts"] if outcome["part"] == "hangs")
+    assert re.search(r'played.py", line \d+ in <module>', hung)
 
 
 def test_who_fails_and_ends_later_fails_alone(

@@ -3,17 +3,20 @@
 import json
 import queue
 from collections.abc import Iterator
+from pathlib import Path
+from re import findall
 from typing import Any
 
 import pytest
 
 from kaiten.cli.live import cell_view, ps
-from kaiten.cli.live.cell_view import FREE, HELD, SHARED, Rates, worker_rows
+from kaiten.cli.live.cell_view import FREE, HELD, SHARED, Rates, choices, worker_rows
+from kaiten.cli.live.reasons import WORDS
 from kaiten.client.errors import ApiError, UnavailableError
 from kaiten.client.live_core import LiveCore
-from kaiten.v1.watch_pb2 import WatchResponse
+from kaiten.v1.watch_pb2 import PassedOver, WatchResponse, WhyPassedOver
 from scheduler_svc.core.commands import Command, Configured, MakePlan
-from scheduler_svc.core.outcome import Outcome
+from scheduler_svc.core.outcome import Outcome, Why
 from scheduler_svc.core.types import WorkerSpec
 from scheduler_svc.live_view import Moment, View, look
 from scheduler_svc.live_view_wire import changes_to_proto
@@ -26,6 +29,7 @@ from textual.widgets import DataTable, Static
 from kaiten.cli.live.top import Top
 
 SECOND = 1_000_000_000
+ROOT = Path(__file__).parents[3]
 
 
 class Told(Cell):
@@ -83,6 +87,42 @@ def test_ps_lists_who_runs_and_why_others_wait() -> None:
     assert lines[1].endswith("host:1 slot 0")
     assert "1.0 s" in lines[3]
     assert "waiting" in lines[3]
+    # Of who waits for what all wait for nothing is said by itself.
+    assert lines[3].endswith("every slot is taken")
+    assert lines[4].endswith("every slot is taken")
+
+
+def test_who_waits_is_always_told_why() -> None:
+    core = seen(crowded())
+    (worker,) = core.workers.values()
+    first = core.queue[0]
+
+    def whys() -> list[str]:
+        return [one.why for one in choices(core) if one.position]
+
+    del worker.passed_over[:]
+    assert whys() == ["its turn has not come", "behind those before it"]
+    worker.passed_over.add(stage="lease", why=WhyPassedOver.WHY_PASSED_OVER_PREFILL)
+    (row,) = worker_rows(core)
+    assert row.cells[-1] == "takes more, short plans: a prefill goes on"
+    assert whys() == ["its turn has not come", "behind those before it"]
+    worker.is_late = True
+    assert whys() == ["a step of the worker is overdue"] * 2
+    newer = PassedOver(worker_id=worker.worker_id, stage="admit", why=99)  # type: ignore[arg-type]
+    core.sequences[first].passed_over = [newer]
+    assert whys()[0] == "reason 99", "of a newer leader"
+    core.workers.clear()
+    del core.sequences[first].passed_over[:]
+    assert whys() == ["no worker is here"] * 2
+
+
+def test_people_read_the_planners_own_words() -> None:
+    """At a terminal and on the dashboard's page."""
+    said = {why.name: why.value for why in Why}
+    assert said == WORDS
+    page = (ROOT / "gateway/openai/pages/dashboard/panels.js").read_text()
+    table = page.partition("const WHYS = {")[2].partition("};")[0]
+    assert {name.upper(): words for name, words in findall(r'(\w+): "([^"]*)"', table)} == said
 
 
 def test_ps_gives_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +236,7 @@ async def test_top_follows_what_is_told_and_keys_move_about() -> None:
         assert "leader 7  fair" in screen.text("headline")
         (worker,) = screen.rows("workers")
         assert worker[:2] == ["host:1", "2/2"]
-        assert "no slot" in worker[-1]
+        assert worker[-1] == "every slot is taken"
         assert [row[1] for row in screen.rows("running")] == ["r1", "r2"]
         assert [row[:2] for row in screen.rows("queue")] == [["1", "r3"], ["2", "r4"]]
 

@@ -88,13 +88,13 @@ def test_a_cell_as_lines() -> None:
     assert "\n".join(lines_of(cell())) == (
         "epoch 7  record 12 (2 uncommitted)  fair  3 waiting\n"
         "worker host:1  2 of 2 slots  30 of 40 blocks free  plans 3 (2 of 8 steps)  late"
-        "  no slot (place)\n"
+        "  every slot is taken\n"
         "  retiring  acme:1/0  computed 47, scheduled 49, tokens 50 of 50\n"
         "  slot 0  acme:2/0  computed 4, scheduled 5, tokens 6 of 50\n"
         "  slot 1  acme:3/0  computed 8, scheduled 8, tokens 9 of 50\n"
         "worker w2  0 of 4 slots  4 of 4 blocks free  plans none\n"
         "waiting 1  preempted  acme:5/0  computed 0, scheduled 0, tokens 9 of 50"
-        "  host:1: blocks (admit)\n"
+        "  host:1: too few blocks are free\n"
         "forking  acme:6/0  computed 0, scheduled 0, tokens 3 of 50\n"
         "and 2 more"
     )

@@ -56,10 +56,15 @@ EARLY = ("8b", f"{PLAIN} early", 90)
 # What has not changed since the table was written need not be compiled again; the last line proves
 # that a change, also of what a kernel calls, is seen.
 _SCRIPT = """
-import json, sys
+import json, sys, torch
 from dataclasses import replace
+from types import SimpleNamespace
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
 from benchmarks.kernels import aot
-from kernels import jit, variants
+from benchmarks.kernels.compiled_code import access_order
+from kernels import dispatch, jit, variants
+from kernels.norms_rope import gate_mul
 wanted = {tuple(key) for key in json.loads(sys.argv[1])}
 table = aot.read_table()
 for shape in aot.SHAPES:
@@ -75,11 +80,33 @@ with variants.forced("programmatic-launch", True):
 assert early.arguments["launch_pdl"]
 early = replace(early, variant=early.variant + " early")
 print(json.dumps({"row": aot.told_of(aot.compile_for(early, 90)), "is_known": False}))
+moves = {one.name: one for one in aot.specialisations(aot.SHAPES[0], 90)}["advance_rows_kernel"]
+order = access_order(aot.binary_of(moves, 90).asm["ptx"])
+# A GPU's driver, played: it is asked which GPU there is, and launches nothing.
+driver.set_active(SimpleNamespace(
+    get_current_device=lambda: 0,
+    get_current_stream=lambda device: 0,
+    get_current_target=lambda: GPUTarget("cuda", 90, 32),
+))
+jit._capability = lambda device: (9, 0)
+ahead, x = [], torch.empty(3, 64, device="meta")
+jit.watch_compiles(lambda kernel: ahead.append(kernel.partition(" ")[0]))
+broken = lambda: gate_mul._gate_mul_kernel[(1,)](x, x, 5, 5, IS_GELU=False, BLOCK=3, PDL=False)
+for _ in range(2):
+    with jit.compiling_ahead(torch.device("cuda", 0), 2), dispatch.forced("triton"):
+        for is_gelu in (False, True):
+            gate_mul.gate_mul(x, is_gelu)
+        broken()
+try:
+    broken()
+except Exception as error:
+    ahead.append(type(error).__name__)
+    ahead.append(jit.is_compilers(error))
 digests = [aot.digest_for(early, 90), aot.digest_for(early, 90), aot.digest_for(early, 80)]
 for changed in (early.kernel, jit.wait_for_neighbour):
     changed._unsafe_update_src(changed.src.rstrip() + "\\n    pass\\n")
     digests.append(aot.digest_for(early, 90))
-print(json.dumps(digests))
+print(json.dumps({"digests": digests, "order": order, "ahead": ahead}))
 """
 
 
@@ -90,6 +117,10 @@ class Compiled:
     new: set[Any]
     # Of one kernel: twice, for another processor, changed, and with another callee.
     digests: list[str]
+    # How the kernel that moves rows on reads and writes (`compiled_code.access_order`).
+    order: str
+    # What was compiled ahead, and how what cannot be compiled ended.
+    ahead: list[Any]
 
     def code(self, *key: object) -> CodeFacts:
         facts = self.rows[key].code
@@ -121,12 +152,12 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
         (folder / "said").write_text(done.stdout)
 
     said = (made_once(tmp_path_factory, "aot", compile_all) / "said").read_text()
-    *lines, digests = [json.loads(line) for line in said.splitlines()]
+    *lines, others = [json.loads(line) for line in said.splitlines()]
     rows = [(aot.row_of(line["row"]), line["is_known"]) for line in lines]
     return Compiled(
         rows={row.key: row for row, _ in rows},
         new={row.key for row, is_known in rows if not is_known},
-        digests=digests,
+        **others,
     )
 
 
@@ -147,6 +178,19 @@ def test_what_has_changed_is_compiled_again(compiled: Compiled) -> None:
     assert first == again
     assert len({first, *others}) == 1 + len(others)
     assert EARLY in compiled.new
+
+
+def test_rows_are_not_written_before_all_threads_have_read_them(compiled: Compiled) -> None:
+    """Each reads for itself what one of them writes."""
+    assert compiled.order.lstrip("b").startswith("s"), compiled.order
+    assert compiled.order.startswith("b"), compiled.order
+
+
+def test_kernels_are_compiled_before_they_are_launched(compiled: Compiled) -> None:
+    """Once each; one that cannot be says so to who launches it."""
+    *told, error, is_compilers = compiled.ahead
+    assert told == ["_gate_mul_kernel"] * 2
+    assert (error, is_compilers) == ("CompilationError", True)
 
 
 def test_attention_reads_ahead_in_whole_words_and_multiplies_as_it_should(

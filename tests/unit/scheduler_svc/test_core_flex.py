@@ -312,6 +312,21 @@ def test_alone_they_fill_the_batch_and_leave_when_somebody_comes() -> None:
     assert len(cell.running()) == 60
 
 
+def test_who_stays_makes_steps_a_twentieth_too_long_and_no_more() -> None:
+    """By a tenth, 34 of 128 rows would stay with those who came, and take 5.4 ms; and where the fit
+    is still wrong by as much as it may be, steps would be longer than the gap and a tenth.
+    """
+    worker = spec(slots=128, step_tokens=400, blocks=4000)
+    cell = Cell(worker, lease=1, in_flight=1, batch_gap_us=5000)
+    cell.workers["w1"].token_us, cell.workers["w1"].base_us = TOKEN_US, BASE_US
+    for _ in range(200):
+        flex(cell, 4, 400)
+    steps_us(cell, 60)
+    cell.submit(4, 100)
+    assert max(steps_us(cell, 60)[20:]) <= 5250
+    assert sum(len(plan.preempted) for plan in cell.turns(20)) == 0
+
+
 def test_rows_that_fit_are_found_from_both_sides() -> None:
     """Steps take 2 ms and 0.1 for each row, so that 30 rows take 5 ms."""
     for rows in (1, 60):

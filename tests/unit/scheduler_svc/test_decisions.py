@@ -120,7 +120,19 @@ def test_what_steps_took_stands_beside_what_was_expected() -> None:
     assert (last.step_us, last.rows, last.is_graph) == (2000, 1, True)
     assert abs(last.expected_us - 2000) < 100
     (line,) = lines_of(replace(last, expected_us=1900), Cursor(7, 9))
-    assert line.endswith("2.0 ms, 1.9 ms expected, 1 rows with a token, one graph")
+    assert line.endswith("2.0 ms, 1.9 ms expected, 1 row with a token, one graph")
+    # Whose prompt is computed by a plan's first step decodes in those after it.
+    cell.finish()
+    cell.submit(3, 40)
+    cell.plan()
+    decided = cell.decided()
+    assert (decided.decode_rows, decided.lease_steps) == (0, 2)
+    for _ in range(2):
+        cell.commit(replace(cell.compute(), step_us=2000))
+    last = cell.said[-1]
+    assert isinstance(last, Measured)
+    assert last.step == 1
+    assert abs(last.expected_us - 2000) < 100
 
 
 class ReadWorld(World):

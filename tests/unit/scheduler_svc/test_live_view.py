@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
+from operator import sub
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from kaiten.v1.watch_pb2 import (
     SEQUENCE_STATE_FORKING,
     SEQUENCE_STATE_RUNNING,
     SEQUENCE_STATE_WAITING,
+    WHY_PASSED_OVER_BLOCKS,
     WHY_PASSED_OVER_NO_SLOT,
     WHY_PASSED_OVER_TENANT,
     WHY_PASSED_OVER_WORST_CASE,
@@ -314,6 +317,48 @@ async def test_every_step_is_told_with_its_batch() -> None:
     is_over.set()
     assert [response async for response in responses] == []
     assert cell.watching.watchers == 0
+
+
+async def test_a_step_is_told_with_what_its_plan_decided() -> None:
+    """As its span and the archive's replay have it."""
+    cell = Looked(spec(slots=4, step_tokens=40, mixed_tokens=24), lease=1, in_flight=1)
+    responses = cell.watching.changes(WatchRequest(takes_rows=True), asyncio.Event())
+
+    async def newest() -> WatchedStep:
+        cell.clock.now_ns += 1_000_000_000
+        (of_worker,) = (await anext(responses)).steps
+        return of_worker.steps[-1]
+
+    await anext(responses)
+    prompt = tuple(range(1, 17))
+    cell.submit(prompt, 30)
+    for _ in range(20):
+        cell.plan()
+        cell.commit(replace(cell.compute(), step_us=2000, is_graph=True))
+    step = await newest()
+    assert (step.step_us, step.is_graph, step.num_tokens) == (2000, True, 1)
+    assert abs(step.expected_us - 2000) < 100
+    before = cell.worker().kv.counts
+    cell.submit((*prompt[:12], *range(100, 130)), 3)
+    cell.turn()
+    step = await newest()
+    told = step.blocks_allocated, step.blocks_evicted, step.blocks_shared, step.blocks_freed
+    assert told == tuple(map(sub, cell.worker().kv.counts, before))
+    assert (step.num_cached_tokens, step.blocks_shared) == (12, 3)
+    assert (step.budget_tokens, step.lease_steps, *step.chunk_tokens) == (24, 1, 23)
+    await responses.aclose()
+
+    cell = Looked(spec(blocks=8, slots=2), lease=1)
+    responses = cell.watching.changes(WatchRequest(takes_rows=True), asyncio.Event())
+    await anext(responses)
+    for _ in range(2):
+        cell.submit(8, 20)
+    cell.finish()
+    cell.clock.now_ns += 1_000_000_000
+    (of_worker,) = (await anext(responses)).steps
+    whys = [why for step in of_worker.steps for why in step.preempted_whys]
+    assert whys == [WHY_PASSED_OVER_BLOCKS] * len(whys) != []
+    await responses.aclose()
 
 
 async def test_who_came_and_went_between_two_looks_is_named() -> None:

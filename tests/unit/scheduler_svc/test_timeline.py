@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+from kaiten.cli.explain import lines_of
 from scheduler_svc import timeline, timeline_intervals
 from scheduler_svc.core.commands import Command, Expire, StoreBehind, WorkerLate
 from scheduler_svc.core.outcome import Outcome, Why
 from scheduler_svc.core.types import FLEX_PRIORITY, Reason
 from scheduler_svc.timeline import Phase, Timelines
-from scheduler_svc.timeline_intervals import GAPS_SHOWN, timelines_of
+from scheduler_svc.timeline_intervals import GAPS_SHOWN, mentioned, timelines_of
+from scheduler_svc.timeline_wire import timeline_to_proto
 from tests.sim.test_scheduler_sim import World
 from tests.support.cell import spec
 from tests.support.told_cell import MS, Told, check
@@ -187,6 +189,8 @@ def test_blocks_and_who_had_a_slot_beside_it() -> None:
     prefill = next(i for i in told.intervals if i.phase is Phase.PREFILL)
     assert (prefill.num_blocks, prefill.num_shared_blocks) == (4, 3)
     assert (told.num_mates, told.mates) == (1, (f"r{first}",))
+    shown = [*lines_of("x", timeline_to_proto(told))]
+    assert shown[-1].endswith(f"in a batch with 1 other request: r{first}")
     assert cell.timeline(alone).num_mates == 0
 
 
@@ -196,8 +200,12 @@ def test_who_stood_before_it_is_named() -> None:
     cell.turns(2)
     large, small = cell.submit(20, 2), cell.submit(2, 2)
     cell.finish()
-    behind = {interval.behind for interval in cell.timeline(small).intervals}
-    assert large in behind
+    told = cell.timeline(small)
+    assert large in {interval.behind for interval in told.intervals}
+    # And whose it was, by the name that people know.
+    said = timeline_to_proto(told, cell.timelines.names(mentioned([told])))
+    assert {each.behind_id for each in said.intervals if each.behind_sequence_id} == {f"r{large}"}
+    assert any(f"of r{large}, which is before it" in line for line in lines_of("x", said))
     assert cell.whys(small)[-1] == Why.BLOCKS.value
 
 

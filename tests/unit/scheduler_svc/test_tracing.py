@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from opentelemetry.trace import SpanKind
@@ -17,6 +18,7 @@ from service_kit.telemetry import LINKS_MAX, Span, Spans
 from tests.support.answers import until
 from tests.support.cell import Cell, spec
 from tests.support.kept_spans import KeptSpans
+from tests.support.told_cell import Told
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OTHER = "00-1af7651916cd43dd8448eb211c80319c-c7ad6b7169203331-01"
@@ -156,6 +158,34 @@ async def test_the_phases_of_a_request_follow_each_other_below_its_span(
     for span in spans:
         assert span.parent is not None
         assert f"{span.parent.span_id:016x}" == TRACE.split("-")[2]
+
+
+async def test_a_preempted_request_has_its_phases_again_with_the_reason(
+    told: tuple[Tracing, KeptSpans],
+) -> None:
+    """Every chunk, and every preemption: without holes, from its arrival to its end."""
+    tracing, exporter = told
+    cell = Told(spec(blocks=8, slots=2, step_tokens=6), lease=1)
+    cell.submit(8, 20)
+    one = cell.submit(8, 20)
+    cell.finish()
+    over = cell.overs[one]
+    assert over.num_preemptions
+    tracing.ended([over], lambda _: TRACE, cell.now_ns, cell.timelines.tracks)
+    count = 3 + 3 * over.num_preemptions
+    await until(lambda: len(exporter.get_finished_spans()) == count, "all phases")
+    spans = exporter.get_finished_spans()
+    assert [span.name for span in spans] == ["kaiten.queue", "kaiten.prefill", "kaiten.decode"] * (
+        1 + over.num_preemptions
+    )
+    assert all(one.end_ns == other.start_ns for one, other in pairwise(spans))
+    track = cell.timelines.tracks(over.id)[0]
+    assert (spans[0].start_ns, spans[-1].end_ns) == (track.transitions[0].at_ns, track.end_ns)
+    assert [span.kind is SpanKind.CONSUMER for span in spans] == [True] + [False] * (count - 1)
+    first, again = spans[1], spans[3]
+    assert sum(first.attributes["kaiten.chunks"]) == 8  # type: ignore[arg-type]
+    assert len(first.attributes["kaiten.chunks"]) > 1  # type: ignore[arg-type]
+    assert f"preempted: {Why.BLOCKS.value}" in again.attributes["kaiten.why"]  # type: ignore[operator]
 
 
 async def test_later_steps_are_children_with_the_ids_that_the_worker_counts_on(

@@ -82,7 +82,7 @@ class Track {
     }
     // What is left out is as it was.
     const before = this.column(index - 1);
-    if (column.step) Object.assign(column, {free: before?.free ?? null, waiting: before?.waiting ?? null});
+    if (column.step) Object.assign(column, {free: before?.free ?? null, waiting: before?.waiting ?? null, budget: before?.budget ?? 0, lease: before?.lease ?? 0});
     this.columns[index % this.cap] = {...column, decodes, chunked, idle, finished: finished.length, preempted: preempted.length};
   }
   mark(index, number, flag) {
@@ -202,7 +202,9 @@ class Story {
       (step.join_slots || []).forEach((slot, index) => track.join(slot, step.join_sequence_ids[index]));
       const chunks = new Map((step.chunk_slots || []).map((slot, index) => [slot, step.chunk_tokens[index]]));
       track.push({at: step.answered_unix_ms, stepUs: step.step_us, plan: step.plan_id, step: step.step, tokens: step.tokens,
-        free: step.blocks_free ?? 0, waiting: step.waiting ?? 0, budget: worker?.step_tokens_max || 0}, chunks,
+        free: step.blocks_free ?? 0, waiting: step.waiting ?? 0, budget: step.budget_tokens || worker?.step_tokens_max || 0, lease: step.lease_steps || 0,
+        cached: step.cached_tokens || 0, blocks: ["allocated", "evicted", "shared", "freed"].map((name) => step[`blocks_${name}`] || 0),
+        expectedUs: step.expected_us || 0, isGraph: !!step.is_graph, whys: step.preempted_whys || []}, chunks,
         new Set(step.tokenless_slots), step.finished_slots || [], step.preempted_sequence_ids || [], this.heat);
     }
   }

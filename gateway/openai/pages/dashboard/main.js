@@ -67,12 +67,16 @@ async function older() {
 }
 
 function words(hit) {
-  const of = track(), column = of.column(hit.index), lines = [`iteration ${column.plan}.${column.step}, ${clock(column.at)}: ${milliseconds(column.stepUs / 1000)}, ${column.decodes} decode${column.chunked ? `, ${column.chunked} prompt tokens` : ""}`];
+  const of = track(), column = of.column(hit.index), took = `${milliseconds(column.stepUs / 1000)}${column.expectedUs ? ` (${milliseconds(column.expectedUs / 1000)} expected)` : ""}${column.isGraph ? ", one graph" : ""}`;
+  const lines = [`iteration ${column.plan}.${column.step}${column.lease > 1 ? ` of ${column.lease} steps` : ""}, ${clock(column.at)}: ${took}, ${column.decodes} decode${column.chunked ? `, ${column.chunked} prompt tokens` : ""}`];
   if (hit.slot !== null) {
     const {owner, kind, chunk} = of.cell(hit.index, hit.slot), one = view.story.owners.all[owner];
     lines.push(`slot ${hit.slot}: ${owner ? `${one.id ? nameOf(one) : `sequence ${one.sequenceId}`}, ${["idle", "decode", "prefill", "prefill and first token", "sits out"][kind & KIND]}${chunk ? ` of ${chunk} tokens` : ""}${kind & FINISHED ? ", ended" : ""}${kind & PREEMPTED ? ", preempted" : ""}` : "idle"}`);
   }
   if (column.free !== null && column.free !== undefined) lines.push(`${column.free} blocks free, ${column.waiting} waiting`);
+  const [taken, evicted, shared, freed] = column.blocks || [0, 0, 0, 0];
+  if (taken || shared || freed) lines.push(`blocks: ${taken} taken${evicted ? ` (${evicted} evicted)` : ""}, ${shared} from the cache${column.cached ? ` (${column.cached} tokens)` : ""}, ${freed} given back`);
+  for (const why of new Set(column.whys)) lines.push(`preempted: ${reasonOf({why})}`);
   return lines.join("\n");
 }
 const clock = (ms) => new Date(ms).toISOString().slice(11, 23);

@@ -18,7 +18,7 @@ const WHYS = {
   tenant: "its tenant has as much running as it may", long_prefill: "as many long prompts as may be are being computed",
   blocks: "too few blocks are free", margin: "too few blocks would stay free", worst_case: "at its longest it does not fit",
   reserved: "at its longest it does not fit beside those that may not be preempted either", batch: "the batch runs out first",
-  end_is_near: "a slot will be free soon", prefill: "a prefill goes on",
+  end_is_near: "somebody waits, and a slot will be free soon", prefill: "a prefill goes on",
   batch_gap: "with it the gaps of others would be longer than flex requests may make them",
   place_needed: "one that is not flex needs its place", steps_too_long: "with it the gaps of others are longer than flex requests may make them",
   store_behind: "the store has not acknowledged what was decided",
@@ -91,7 +91,7 @@ function showWorkers(story, frame, chosen, choose) {
       element("span", {className: "dim", textContent: `  ${speed}`}), ...[isDraining && "draining", isLate && "late"].filter(Boolean).map((word) => element("span", {className: "bad", textContent: `  ${word}`})),
       meter("slots", busy, slots), meter("blocks", blocks - free, blocks),
       element("div", {className: "dim", textContent: `${plans.length} plan${plans.length === 1 ? "" : "s"} in flight${plans.length ? `: ${plans.map((plan) => `${plan.steps_answered} of ${plan.lease_steps} steps`).join(", ")}` : ""}`}),
-      over.length ? element("div", {className: "dim", textContent: `nobody joins: ${reasonOf(over[0])}`}) : null))
+      ...over.map((each) => element("div", {className: "dim", textContent: `${each.stage === "lease" ? "short plans" : "nobody joins"}: ${reasonOf(each)}`}))))
     : [element("p", {className: "dim", textContent: "no worker"})], JSON.stringify(told));
 }
 // Over the newest second.
@@ -169,7 +169,8 @@ class Drawer {
     const rows = choice.intervals.map((interval) => {
       const more = [interval.why, interval.chunk_tokens.length && `${interval.chunk_tokens.reduce((a, b) => a + b)} tokens in ${interval.chunk_tokens.length} chunk${interval.chunk_tokens.length > 1 ? "s" : ""}`,
         interval.cached_tokens && `${interval.cached_tokens} from the cache`, interval.phase === "decode" && `${interval.steps} steps, ${milliseconds(interval.gap_p50_ms)} apart${interval.longest_gaps[0] ? `, ${milliseconds(interval.longest_gaps[0].gap_ms)} at most` : ""}`,
-        interval.behind_sequence_id && `of sequence ${interval.behind_sequence_id}, which is before it`, interval.batch_mates && `beside ${interval.batch_mates}`].filter(Boolean).join("; ");
+        interval.stalled_by_sequence_id && `that of ${interval.stalled_by_id || `sequence ${interval.stalled_by_sequence_id}`}`,
+        interval.behind_sequence_id && `of ${interval.behind_id || `sequence ${interval.behind_sequence_id}`}, which is before it`, interval.batch_mates && `beside ${interval.batch_mates}`].filter(Boolean).join("; ");
       return element("tr", {}, cell(milliseconds(interval.start_ms), true), cell(milliseconds(interval.ms), true), element("td", {}, element("span", {className: `swatch p-${interval.phase}`}), PHASES[interval.phase] || interval.phase), cell(more));
     });
     const track = element("div", {className: "track"}, ...choice.intervals.map((interval) => {

@@ -8,10 +8,12 @@ import pytest
 
 from gateway.requests import operators
 from gateway.requests.archives import Part
+from gateway.requests.explaining import scrubbed
 from gateway.requests.operators import Operators
 from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
 from kaiten.v1.ledger_pb2 import CellRecord
 from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
+from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval
 from kaiten.v1.watch_pb2 import WatchRequest
 from ledger import Lease
 from service_kit.errors import NotFound, Unavailable
@@ -119,3 +121,12 @@ async def test_a_leader_is_waited_for_and_then_not_any_more(ledger: FakeLedger) 
         await anext(asked(ledger, clock).watch(WatchRequest()))
     assert clock.now_ns == pytest.approx(10e9, rel=0.1)
     assert ledger.looks > 10
+
+
+def test_a_tenant_is_told_of_others_as_counts() -> None:
+    told = ChoiceTimeline(num_batch_mates=2, batch_mate_ids=["b:x", "b:y"])
+    others = {"behind_sequence_id": 1, "behind_id": "b:x", "stalled_by_id": "b:y"}
+    others |= {"stalled_by_sequence_id": 2, "worker_id": "w"}
+    told.intervals.add(why="every slot is taken", batch_mates=3, **others)
+    left = TimelineInterval(why="every slot is taken", batch_mates=3)
+    assert scrubbed(told) == ChoiceTimeline(num_batch_mates=2, intervals=[left])

@@ -1,12 +1,14 @@
 """Steps are recorded once and launched at once: one launch and its uploads, whatever rows want."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.rows import Rows
@@ -49,7 +51,9 @@ class Counting(CpuStreams):
 
         def launch() -> None:
             self.launches += 1
-            run()
+            # The device's, not the host's.
+            with _disable_current_modes():
+                run()
 
         return launch
 
@@ -57,6 +61,19 @@ class Counting(CpuStreams):
         # Of each upload.
         self.uploads += 1
         return super().mark()
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What the host asks torch for: views of memory are no more than names."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self.names[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +116,39 @@ def test_every_step_is_two_launches_and_one_upload_at_most(
     assert {uploads for _, uploads in counts} <= {0, 1}
     assert len(counts) >= 8
     assert found == outputs(model.in_turns(), lengths, **wanted)
+
+
+def operators_of(
+    model: Model, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], wanted: Any
+) -> set[tuple[str, ...]]:
+    """Of each launch, sorted."""
+    runner = model.resident(Counting())
+    launch, found = runner.launch, set[tuple[str, ...]]()
+
+    def counted(step: Any) -> Any:
+        with Operators() as asked:
+            flight = launch(step)
+        found.add(tuple(sorted(asked.names.elements())))
+        return flight
+
+    monkeypatch.setattr(runner, "launch", counted)
+    outputs(OneAhead(Rows(LIMITS), runner), lengths, **wanted)
+    return found
+
+
+def test_what_a_launch_asks_of_torch_is_the_same_of_any_rows_and_contexts(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To send its slots or tokens if they are others, and to put its results aside and fetch them:
+    a token of each row, or with log-probabilities four columns.
+    """
+    sent, fetched = ["copy_"] * 3, ["copy_"] * 2
+    for wanted, columns in (({}, 1), (RULES, 4)):
+        few, many = (
+            operators_of(model, monkeypatch, lengths, wanted)
+            for lengths in ((3,), (1, 30, 9, 4, 50))
+        )
+        assert few == many == {tuple(fetched * columns), tuple(sent + fetched * columns)}
 
 
 def test_rules_stop_nobody_from_running_ahead(model: Model) -> None:

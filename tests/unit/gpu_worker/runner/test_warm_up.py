@@ -22,6 +22,7 @@ from gpu_worker.runner.warm_up import launch_seated, make_ready, mixed_tokens, t
 from gpu_worker.service import loading
 from gpu_worker.settings import MIXED_STEP_MS, WorkerSettings
 from kernels import dispatch, jit
+from service_kit.errors import ConfigError
 from tests.support.ahead import Model, play
 from tests.support.mini_scheduler import MiniScheduler, sampling
 from tests.support.random_model import write_random_model
@@ -145,7 +146,17 @@ def test_ready_is_who_has_run_the_worst_step_and_forgot_it(
 ) -> None:
     device = model.resident()
     attention = Attention(device, monkeypatch)
+    copied: list[tuple[list[int], list[int]]] = []
+    copy = device._copies.copy
+
+    def noted(sources: torch.Tensor, targets: torch.Tensor) -> None:
+        copied.append((sources.tolist(), targets.tolist()))
+        copy(sources, targets)
+
+    monkeypatch.setattr(device._copies, "copy", noted)
     make_ready(device)
+    # What copies blocks is loaded, too.
+    assert copied == [([0], [0])]
     assert attention.steps[-1] == ([37, 1, 1, 1], [64] * 4)
     assert not device.rows.state.is_live.any()
     answers = []
@@ -221,6 +232,36 @@ def test_the_thread_that_computes_takes_the_device(
     engine.start(loaded.warm_up_thread).result(timeout=280)
     engine.stop()
     assert told == ["compute", "warm-up"]
+
+
+def test_the_thread_that_computes_launches_one_by_one_too(model: Model) -> None:
+    """Libraries give a thread its handles when it first asks, and recorded steps ask for none."""
+    device = model.resident()
+    is_graph: list[bool] = []
+    launch = device.launch
+
+    def noted(step: StepInputs) -> Any:
+        flight = launch(step)
+        is_graph.append(flight.result().is_graph)
+        return flight
+
+    device.launch = noted  # type: ignore[method-assign]
+    loading.warm_up_thread(CpuStreams(), device, LIMITS)
+    assert is_graph.count(False) == 1
+    assert is_graph.count(True) >= 4
+    assert not device.rows.state.is_live.any()
+
+
+def test_what_it_meets_is_a_sentence(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = model.resident()
+
+    def full(step: StepInputs) -> Any:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")
+
+    device.launch = full  # type: ignore[method-assign]
+    said = r"GPU fails while the worker starts .*computing thread: .*ALLOC_FAILED"
+    with pytest.raises(ConfigError, match=said):
+        loading.warm_up_thread(CpuStreams(), device, LIMITS)
 
 
 def test_a_gpu_is_taken_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """What a worker looks at first when it starts."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -58,21 +60,71 @@ def test_a_kernel_that_asks_for_more_than_the_gpu_has_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Triton's errors are neither torch's nor the driver's."""
-    errors = pytest.importorskip("triton.runtime.errors", reason="no triton here")
-    fault = errors.OutOfResources(131072, 101376, "shared memory")
-    assert not isinstance(fault, RuntimeError)
+    compiler = pytest.importorskip("triton.compiler.compiler", reason="no triton here")
+    from triton.runtime.driver import DriverConfig
 
-    def fails(_settings: WorkerSettings, timer: PhaseTimer) -> None:
-        timer.running = "warm_up"
-        raise fault
-
-    monkeypatch.setattr(jit, "IS_THERE", True)
-    monkeypatch.setattr(loading, "_load", fails)
+    driver = DriverConfig()
+    utils = SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": 101376})
+    driver.set_active(
+        SimpleNamespace(
+            utils=utils, get_current_device=lambda: 0, launcher_cls=lambda src, metadata: None
+        )
+    )
+    monkeypatch.setattr("triton.runtime.driver", driver)
+    monkeypatch.setattr(compiler, "driver", driver)
+    kernel = object.__new__(compiler.CompiledKernel)
+    kernel.module, kernel.src, kernel.metadata = None, None, SimpleNamespace(shared=131072)
     said = (
         r"kernel cannot run .*warm_up: .*shared memory, Required: 131072, .* 101376.*--device cpu"
     )
     with pytest.raises(ConfigError, match=said):
-        load(WorkerSettings(model="m"))
+        in_warm_up(monkeypatch, kernel._init_handles)
+
+
+def test_what_the_compiler_says_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """MLIR's own failure is an error like any other, but for where it comes from."""
+    compiler = pytest.importorskip("triton.compiler", reason="no triton here")
+    from triton.backends.compiler import GPUTarget
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    broken = tmp_path / "broken.ttir"
+    broken.write_text("module { tt.nothing }")
+    target = GPUTarget("cuda", 90, 32)
+    with pytest.raises(RuntimeError) as bare:
+        compiler.compile(str(broken), target=target)
+    assert type(bare.value) is RuntimeError
+    with capture_logs() as logs, pytest.raises(ConfigError) as caught:
+        in_warm_up(monkeypatch, lambda: compiler.compile(str(broken), target=target))
+    said = str(caught.value)
+    assert f"(phase warm_up: RuntimeError: {bare.value})" in said
+    assert "\n" not in said
+    (told,) = (entry for entry in logs if entry["event"] == "worker.start_failed")
+    assert (told["log_level"], type(told["exc_info"])) == ("debug", RuntimeError)
+
+
+def test_a_cache_that_cannot_be_written_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache = pytest.importorskip("triton.runtime.cache", reason="no triton here")
+    nowhere = tmp_path / "file"
+    nowhere.touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(nowhere))
+    said = r"cannot keep what it compiles .*NotADirectoryError.*; let TRITON_CACHE_DIR be a folder"
+    with pytest.raises(ConfigError, match=said):
+        in_warm_up(monkeypatch, lambda: cache.FileCacheManager("key"))
+
+
+def in_warm_up(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
+    """A start of which that is a part."""
+
+    def fails(_settings: WorkerSettings, timer: PhaseTimer) -> None:
+        timer.running = "warm_up"
+        run()
+
+    monkeypatch.setattr(loading, "_load", fails)
+    load(WorkerSettings(model="m"))
 
 
 def test_a_fault_of_the_program_keeps_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,11 @@ import torch
 
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.rows import Rows
+from gpu_worker.model.checkpoint import Checkpoint
+from gpu_worker.model.config import read_config
+from gpu_worker.model.weights import load_weights
 from gpu_worker.runner import eager_runner
+from gpu_worker.runner.compile_ahead import ask_for_kernels
 from gpu_worker.runner.device_streams import CpuStreams
 from gpu_worker.runner.dummy_steps import step_of
 from gpu_worker.runner.graph_runner import GraphRunner
@@ -79,6 +84,9 @@ class Recording(CpuStreams):
 class Warm:
     device: GraphRunner
     keys: LaunchKeys
+    # Of the start.
+    first: frozenset[str]
+    folder: Path
 
     @contextmanager
     def compiling_nothing(self) -> Iterator[None]:
@@ -107,7 +115,7 @@ def warm(small_splits: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with launch_keys(NUMBERS) as keys:
         device = GraphRunner(*model.decoder(), LIMITS, Recording())
         make_ready(device)
-        yield Warm(device=device, keys=keys)
+        yield Warm(device=device, keys=keys, first=frozenset(keys.seen), folder=folder)
     dispatch.force(None)
 
 
@@ -132,6 +140,27 @@ def test_the_record_tells_compiles_apart(warm: Warm) -> None:
     with pytest.raises(AssertionError, match="_merge_kernel"), warm.compiling_nothing():
         # Eight bytes on: no longer divisible by 16.
         token_logprobs(logits, ids[1:], 7)
+
+
+# Of prompts' log-probabilities, of which no recorded step is: they are ranked where they begin at
+# even places, and the last layer attends with all tokens, here the only one with a window.
+NOT_RECORDED = {"_rank_kernel", "_merge_kernel", "attend_kernel"}
+
+
+def test_a_start_finds_its_kernels_compiled_ahead(warm: Warm) -> None:
+    """Those of recorded steps: what is launched over tensors without memory is the same."""
+    config, meta = read_config(warm.folder), torch.device("meta")
+    with Checkpoint(warm.folder) as checkpoint:
+        weights = load_weights(checkpoint, config, dtype=torch.float32, device=meta)
+    tile = config.kv_heads, LIMITS.block_size, config.head_dim
+    pages = torch.empty(config.groups.places, 2, 1, *tile)
+    # None of them is run.
+    with launch_keys({key.split()[0] for key in warm.first}) as ahead:
+        ask_for_kernels(config, weights, pages, LIMITS, None)
+    missed = sorted(warm.first - ahead.seen)
+    assert {key.split()[0] for key in missed} == NOT_RECORDED, missed
+    assert len(missed) == len(NOT_RECORDED)
+    assert ahead.seen <= warm.first
 
 
 def test_log_probabilities_whatever_their_number(warm: Warm) -> None:

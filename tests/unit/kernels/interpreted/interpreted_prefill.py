@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from kernels.attention import plan as attention_plan
 from kernels.attention import triton_launch
 from kernels.attention.paged_attention import paged_attention
 from kernels.attention.plan import AttentionPlan, Parts, PartsSize, plan_attention, with_parts
+from kernels.attention.triton_kernels import combine_kernel
 from kernels.kv import fp8
 from tests.unit.kernels.paged_cases import PagedCase, excess_over, paged_case, widened
 
@@ -246,6 +248,35 @@ def test_ragged_chunks(
         plan, out = plan_of(case), torch.full_like(case.q, float("nan"))
         assert paged_attention(*case.arguments(), plan, own=own_of(case), out=out) is out
         assert excess_over(case, out) <= 1.0
+
+
+@pytest.mark.parametrize("programs", [1, 2, 16])
+def test_rows_are_shared_by_as_many_programs_as_there_are(
+    generator: torch.Generator, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that have parts, beside those that have none."""
+    split_every(SHORT_SPLIT, monkeypatch)
+    case = paged_case(
+        generator,
+        counts=[18, 1, 20, 0, 17],
+        contexts=[SHORT_SPLIT + 9, 5, 20, 0, 2 * SHORT_SPLIT + 3],
+        heads=2,
+        kv_heads=1,
+        head_dim=16,
+        dtype=torch.float16,
+    )
+    monkeypatch.setattr(triton_launch, "_ROWS_APART", programs)
+    grids: list[tuple[int, int, int]] = []
+
+    class Noting:
+        def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+            grids.append(grid)
+            return combine_kernel[grid]
+
+    monkeypatch.setattr(triton_launch, "combine_kernel", Noting())
+    out = torch.full_like(case.q, float("nan"))
+    assert excess_over(case, paged_attention(*case.arguments(), out=out)) <= 1.0
+    assert (min(programs, 5), 1, 16) in grids
 
 
 def test_one_room_serves_many_calls(generator: torch.Generator, short_splits: None) -> None:

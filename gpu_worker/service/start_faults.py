@@ -1,0 +1,66 @@
+"""What fails while a worker starts, as a sentence that says what to change."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import structlog
+import torch
+
+from kernels import jit
+from service_kit.errors import ConfigError
+
+log = structlog.get_logger()
+
+# Of a compiler's words; all of them are in the log.
+_REASON_MAX: Final = 300
+
+
+@contextmanager
+def in_sentences(phase: Callable[[], str]) -> Iterator[None]:
+    """Inside, what a GPU, its driver and Triton say is a ConfigError that says what to change.
+
+    `phase` is the one that runs. Where it was said is in the log, at level debug.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        if (said := _sentence_of(error, phase())) is None:
+            raise
+        log.debug("worker.start_failed", phase=phase(), exc_info=error)
+        raise ConfigError(said) from error
+
+
+def _sentence_of(error: Exception, phase: str) -> str | None:
+    """None: it is about this program."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return (
+            f"the GPU's memory is full while the worker starts (phase {phase}); lower "
+            "--gpu-memory-share, --step-tokens or --slots, take a smaller model or a larger "
+            "device, or end what else uses it"
+        )
+    reason = str(error).strip().partition("\n")[0]
+    # torch's and Triton's words for what the driver says.
+    if isinstance(error, RuntimeError) and "CUDA" in reason:
+        return (
+            f"the GPU fails while the worker starts (phase {phase}: {reason}); look at nvidia-smi "
+            f"and whether the driver is new enough for torch {torch.__version__}, or take --device "
+            "cpu"
+        )
+    return _of_compiler(error, phase) if jit.is_compilers(error) else None
+
+
+def _of_compiler(error: Exception, phase: str) -> str:
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_MAX]
+    if isinstance(error, OSError):
+        return (
+            f"Triton cannot keep what it compiles (phase {phase}: {reason}); let TRITON_CACHE_DIR "
+            "be a folder that this user can write"
+        )
+    return (
+        f"a kernel cannot run on the GPU (phase {phase}: {reason}); kaiten's are tried for "
+        "processors 8.0, 9.0 and 10.0: take --device cpu, another GPU, or the Triton that this "
+        "release is tested with (--log-level debug tells all that was said)"
+    )

@@ -1,0 +1,45 @@
+"""Times in which nothing could be planned for some, and why. Pure."""
+
+from collections import deque
+from typing import Final, NamedTuple
+
+# Of the store, of a worker, of a tenant.
+WINDOWS_MAX: Final = 512
+
+
+class Window(NamedTuple):
+    """A time in which nothing could be planned for those whom it concerns."""
+
+    start_ns: int
+    end_ns: int
+    why: str
+
+
+class Windows:
+    """One after the other; the last may be open."""
+
+    def __init__(self) -> None:
+        self._closed: deque[Window] = deque(maxlen=WINDOWS_MAX)
+        self._open: tuple[int, str] | None = None
+
+    def set(self, now_ns: int, why: str) -> None:
+        """From here on it is so, for this reason; empty: it is not."""
+        if self._open is not None:
+            start_ns, before = self._open
+            if before == why:
+                return
+            self.add(Window(start_ns, now_ns, before))
+        self._open = (now_ns, why) if why else None
+
+    def add(self, window: Window) -> None:
+        """One that has ended. What it has in common with the one before is that one's."""
+        start_ns = max(window.start_ns, self._closed[-1].end_ns if self._closed else 0)
+        if start_ns < window.end_ns:
+            self._closed.append(window._replace(start_ns=start_ns))
+
+    def until(self, now_ns: int) -> list[Window]:
+        """In order, none of them in another."""
+        found = [*self._closed]
+        if self._open is not None and self._open[0] < now_ns:
+            found.append(Window(self._open[0], now_ns, self._open[1]))
+        return found
