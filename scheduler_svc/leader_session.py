@@ -93,6 +93,8 @@ class LeaderSession:
     ) -> None:
         """`standby_addresses`: of those who stand by now."""
         self.leader, self.settings = leader, settings
+        # Of the settings: made of many, and every look tells it.
+        self._configured = settings.configured
         self._standby_addresses = standby_addresses
         # Of a leader that some worker takes for newer than us.
         self.seen_epoch = 0
@@ -135,7 +137,7 @@ class LeaderSession:
         self.roster.weights_digest = self.renewal.told_digest = before.weights_digest
         self.roster.cell = f"{self._ledger.keys.cell} in store {await self._ledger.store_id()}"
         self._journal = Journal(self._requests, self.leader)
-        self.tell(self.settings.configured)
+        self.tell(self._configured)
         # At once: whoever follows must hear of a leader, who may know less than the one before.
         self._commits.put(self._journal.opened(self.now_ns()))
         for entry in recovered.entries:
@@ -192,7 +194,7 @@ class LeaderSession:
         """The core as it is, for those who watch."""
         moment = Moment(self.leader.epoch, self._journal.seq, self.journal_seq, self.now_ns())
         addresses = {link.worker_id: link.address for link in self.roster.links.values()}
-        return look(self.core, moment, self.settings.configured, looks, addresses, before)
+        return look(self.core, moment, self._configured, looks, addresses, before)
 
     # What happens
 
@@ -218,8 +220,9 @@ class LeaderSession:
 
     def configure(self, settings: SchedulerSettings) -> None:
         """Decide by this from now on, as long as this leader leads; its journal says so."""
-        self.tell(settings.configured)
-        self.settings = settings
+        configured = settings.configured
+        self.tell(configured)
+        self.settings, self._configured = settings, configured
 
     def tell(self, command: Command) -> None:
         """Tell the core, and let everybody know what came of it."""

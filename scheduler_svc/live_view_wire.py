@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import islice
 from operator import attrgetter, or_
+from types import MappingProxyType
 from typing import Final
 
 from kaiten.v1.common_pb2 import LayerGroup
@@ -90,7 +91,8 @@ def changes_to_proto(
             is_new = sequence_id not in before.sequence_ids
             _tell(response.sequences.add(sequence_id=sequence_id), known, view, is_new=is_new)
     response.sequence_ids_gone.extend(sorted(before.sequence_ids - now.sequence_ids))
-    response.steps.extend(steps_to_proto(steps, num_skipped))
+    batches = _running(before) if takes_rows and steps else {}
+    response.steps.extend(steps_to_proto(steps, num_skipped, batches))
     response.passed.extend(_passed(before, now, steps))
     if not takes_rows:
         tell_one_by_one(response, now.resident_ids)
@@ -135,16 +137,32 @@ def _passed(before: View, now: View, steps: Sequence[StepNote]) -> Iterator[Watc
         yield WatchedSequence(sequence_id=sequence_id, identity=identity)
 
 
-def steps_to_proto(notes: Sequence[StepNote], num_skipped: int) -> Iterator[WatchedSteps]:
-    """By worker."""
+Batches = Mapping[str, Mapping[SlotIndex, Residency]]
+
+
+def _running(view: View) -> Batches:
+    """By worker, those of whom somebody who was told of this view knows the slot."""
+    return {
+        worker_id: {one.slot: one for one in islice(rows.seen, rows.num_retiring, None)}
+        for worker_id, rows in view.rows.items()
+    }
+
+
+def steps_to_proto(
+    notes: Sequence[StepNote], num_skipped: int, known: Batches = MappingProxyType({})
+) -> Iterator[WatchedSteps]:
+    """By worker, told against the batches that are known."""
     by_worker: dict[str, list[WatchedStep]] = {}
-    members: dict[str, Mapping[SlotIndex, Residency]] = {}
+    members = dict(known)
     for note in notes:
         told = _step_to_proto(note, members.get(note.worker_id, {}))
         by_worker.setdefault(note.worker_id, []).append(told)
         members[note.worker_id] = note.members
     for worker_id, steps in by_worker.items():
-        yield WatchedSteps(worker_id=worker_id, num_skipped=num_skipped, steps=steps)
+        is_diff = bool(known.get(worker_id))
+        yield WatchedSteps(
+            worker_id=worker_id, num_skipped=num_skipped, steps=steps, is_diff=is_diff
+        )
 
 
 def _step_to_proto(note: StepNote, before: Mapping[SlotIndex, Residency]) -> WatchedStep:

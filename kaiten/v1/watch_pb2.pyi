@@ -144,14 +144,16 @@ class WatchedRows(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., sequence_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_scheduled_tokens: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[_Iterable[int]] = ..., table_rows: _Optional[_Iterable[int]] = ..., num_skipped_blocks: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WatchedSteps(_message.Message):
-    __slots__ = ("worker_id", "num_skipped", "steps")
+    __slots__ = ("worker_id", "num_skipped", "steps", "is_diff")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_SKIPPED_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    IS_DIFF_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     num_skipped: int
     steps: _containers.RepeatedCompositeFieldContainer[WatchedStep]
-    def __init__(self, worker_id: _Optional[str] = ..., num_skipped: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[WatchedStep, _Mapping]]] = ...) -> None: ...
+    is_diff: bool
+    def __init__(self, worker_id: _Optional[str] = ..., num_skipped: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[WatchedStep, _Mapping]]] = ..., is_diff: bool = ...) -> None: ...
 
 class WatchedStep(_message.Message):
     __slots__ = ("plan_id", "step", "answered_ns", "step_us", "leave_slots", "join_slots", "join_sequence_ids", "chunk_slots", "chunk_tokens", "tokenless_slots", "num_tokens", "finished_slots", "preempted_sequence_ids", "blocks_free", "waiting", "preempted_whys", "lease_steps", "budget_tokens", "num_cached_tokens", "blocks_allocated", "blocks_evicted", "blocks_shared", "blocks_freed", "expected_us", "is_graph")

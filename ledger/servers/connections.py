@@ -15,6 +15,7 @@ from redis import exceptions as redis_errors
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.driver_info import DriverInfo
 
 from ledger.servers.primary import Route
 from ledger.servers.refusals import NotPrimary, raise_refusal
@@ -27,6 +28,8 @@ Command: TypeAlias = Sequence[Argument]
 REDIRECTS_MAX: Final = 3
 # Who gives up sooner has not waited for the server.
 DOUBT_AFTER_S: Final = 0.5
+# What CLIENT LIST shows. Left to itself, each socket reads redis-py's metadata for its version.
+_DRIVER: Final = DriverInfo()
 
 
 class Connections:
@@ -43,6 +46,7 @@ class Connections:
             "socket_timeout": None,
             "retry": Retry(NoBackoff(), 0),
             "protocol": 2,
+            "driver_info": _DRIVER,
         }
         self._route = route
         route.on_move(self._leave_others)

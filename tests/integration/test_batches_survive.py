@@ -34,7 +34,8 @@ def lines() -> bytes:
 
 async def test_every_line_is_answered_exactly_once(tmp_path: Path) -> None:
     async with Cluster(tmp_path, workers=0) as cluster:
-        flags: dict[str, object] = {"model": CHECKPOINT, "slots": 4, "threads": 1, "kv_blocks": 256}
+        flags: dict[str, object] = {"model": CHECKPOINT, "slots": 4, "threads": 1}
+        flags |= {"kv_blocks": 256, "step_tokens": 512}
         worker = cluster.add_worker(flags, WORKER)
         (first, address), (second, other) = add_door(cluster), add_door(cluster)
         for process in (worker, first, second):

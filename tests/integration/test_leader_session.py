@@ -157,7 +157,9 @@ async def test_a_renewal_while_recovering_leaves_what_was_said_of_the_cell(ledge
 
 async def test_what_a_leader_has_learned_of_a_request_the_next_one_knows(ledger: Ledger) -> None:
     """Or a request that kills workers would have them all again."""
-    accepted = await ledger.submit(submit_record("r"), b"")
+    record, trace = submit_record("r"), f"00-{1:032x}-{2:016x}-01"
+    record.traceparent = trace
+    accepted = await ledger.submit(record, b"")
     past = SequencePast(sequence_id=accepted.sequence_id, num_preemptions=2, deaths=1, furthest=17)
     learned = Handover(sequences=(past,), tenants=(("acme", 900),))
 
@@ -171,6 +173,8 @@ async def test_what_a_leader_has_learned_of_a_request_the_next_one_knows(ledger:
         await until(is_told, "a renewal")
     async with leading(ledger) as (session, _):
         assert session.core.handover() == learned
+        # Its spans go on in the trace in which they began.
+        assert session._requests.traceparent(accepted.sequence_id) == trace
 
 
 async def test_a_new_leader_says_whose_workers_it_has_yet_to_reach(ledger: Ledger) -> None:

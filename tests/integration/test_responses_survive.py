@@ -27,7 +27,8 @@ ASKED: Any = {
 
 async def test_it_is_retrieved_whole_and_equal(tmp_path: Path) -> None:
     async with Cluster(tmp_path, workers=0) as cluster:
-        flags = {"model": CHECKPOINT, "slots": 4, "threads": 1, "kv_blocks": 256}
+        flags = {"model": CHECKPOINT, "slots": 4, "threads": 1}
+        flags |= {"kv_blocks": 256, "step_tokens": 512}
         worker = cluster.add_worker(flags, WORKER)
         gateway, address = add_door(cluster)
         for process in (worker, gateway):

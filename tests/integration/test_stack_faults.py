@@ -53,7 +53,7 @@ async def serving(
     async with Cluster(tmp_path, workers=0) as cluster:
         stack = Stack(cluster)
         flags: dict[str, object] = {"model": CHECKPOINT, "slots": STREAMS, "threads": 1}
-        flags["kv_blocks"] = 512
+        flags |= {"kv_blocks": 512, "step_tokens": 512}
         if ahead is not None:
             workers += 1
             # The compiled kernels have no padding rows, which recorded steps need. In fp32 the

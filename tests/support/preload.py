@@ -17,7 +17,15 @@ from tests.support import quick_flags
 from tests.support.processes import GATEWAY, MOCK_WORKER, SCHEDULER, WORKER
 
 # And what each imports a moment later: a worker with its first plan, a gateway for its metrics.
-LATER: Final = ("gpu_worker.service.loading", "numpy.ma", "opentelemetry.exporter.prometheus")
+LATER: Final = (
+    "gpu_worker.batch.grammar_masks",
+    "gpu_worker.service.loading",
+    "numpy.ma",
+    "opentelemetry.exporter.prometheus",
+    "pydantic.type_adapter",
+    "service_kit.metric_aliases",
+    "uvicorn.lifespan.off",
+)
 MODULES: Final = (SCHEDULER, GATEWAY, MOCK_WORKER, WORKER, *LATER)
 
 gc.disable()

@@ -44,6 +44,7 @@ class Served:
         command = [sys.executable, "-I", "-S", TETHER, str(os.getpid())]
         command += [sys.executable, "-m", "kaiten", "serve", *words, "--data-dir", str(data_dir)]
         command += ["--grpc-port", "0", "--http-port", "0", "--threads", "1", "--dtype", "fp32"]
+        command += [] if "--step-tokens" in words else ["--step-tokens", "512"]
         with (data_dir / "said").open("w") as said:
             self.process = subprocess.Popen(
                 command,

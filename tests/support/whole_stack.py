@@ -32,7 +32,14 @@ from tests.support.store_server import StoreServer
 MODEL = "mini"
 WAIT_S = 60.0
 POLL_S = 0.02
-WORKER_FLAGS: Flags = {"model": CHECKPOINT, "slots": 16, "threads": 1, "kv_blocks": 512}
+# How long a step may be is said: finding it out by running some is half of a worker's start.
+WORKER_FLAGS: Flags = {
+    "model": CHECKPOINT,
+    "slots": 16,
+    "threads": 1,
+    "kv_blocks": 512,
+    "step_tokens": 512,
+}
 GOLDEN = {"model": MODEL, "prompt": "The chef", "max_tokens": 24, "temperature": 0}
 # What a service writes when something happened that it has no name for.
 FAULTS = ('"level": "critical"', "internal error", "http.crashed", "rpc.crashed", "Traceback (")

@@ -22,6 +22,7 @@ from tools.mini import chats, grammar, orders, tokens
 SEED: Final = 2_000_003
 ASSISTANT: Final = "<|assistant|>"
 BATCH: Final = 25
+ANSWER_TOKENS_MAX: Final = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +67,15 @@ def cases(count: int) -> dict[str, list[Case]]:
     return found
 
 
-def figures(tokenizer: Tokenizer, model: Any, *, count: int) -> list[Figure]:
+def figures(
+    tokenizer: Tokenizer, model: Any, *, count: int, tokens_max: int = ANSWER_TOKENS_MAX
+) -> list[Figure]:
+    """`tokens_max` bounds an answer; who has not learned to stop would go on."""
     found = []
     for what, asked in cases(count).items():
         # Whether it calls is known from the first token.
-        tokens_max = 160 if asked[0].is_call else 2
-        told = answers(tokenizer, model, [case.prompt for case in asked], tokens_max=tokens_max)
+        longest = tokens_max if asked[0].is_call else 2
+        told = answers(tokenizer, model, [case.prompt for case in asked], tokens_max=longest)
         right = sum(case.is_right(text) for case, text in zip(asked, told, strict=True))
         found.append(Figure(what=what, right=right, asked=count))
     return found

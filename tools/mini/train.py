@@ -40,6 +40,7 @@ class Recipe:
     layers: int = 4
     sample_tokens_max: int = 400
     questions: int = 200
+    answer_tokens_max: int = evaluate.ANSWER_TOKENS_MAX
 
 
 def build_model(recipe: Recipe, tokenizer: Tokenizer) -> Any:
@@ -190,7 +191,9 @@ def card_of(recipe: Recipe, tokenizer: Tokenizer, model: Any, *, held_out_loss: 
     told = evaluate.answers(tokenizer, model, prompts, tokens_max=recipe.sample_tokens_max)
     return card.render(
         list(zip(asked, told, strict=True)),
-        evaluate.figures(tokenizer, model, count=recipe.questions),
+        evaluate.figures(
+            tokenizer, model, count=recipe.questions, tokens_max=recipe.answer_tokens_max
+        ),
         parameters=model.num_parameters(),
         held_out_loss=held_out_loss,
         steps=recipe.steps,

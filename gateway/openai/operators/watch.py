@@ -141,8 +141,9 @@ class LiveQueue(Struct, kw_only=True):
 
 class LiveStep(Struct, kw_only=True, omit_defaults=True):
     """One iteration. Leaves and joins are against the step before in the same list; of the first
-    one, all of the batch joins. Who is in it and not in `tokenless_slots` had a token. What its
-    plan decided is told with `step` 0; blocks are those since the worker's plan before.
+    one, all of the batch joins, or as `is_diff` says. Who is in it and not in `tokenless_slots` had
+    a token. What its plan decided is told with `step` 0; blocks are those since the worker's plan
+    before.
     """
 
     plan_id: Count
@@ -174,11 +175,14 @@ class LiveStep(Struct, kw_only=True, omit_defaults=True):
 
 
 class LiveSteps(Struct, kw_only=True):
-    """Of a worker, since the event before; `skipped` before these are not told."""
+    """Of a worker, since the event before; `skipped` before these are not told. With `is_diff` the
+    first is told against who was running there as of the event before.
+    """
 
     worker_id: str
     skipped: Count
     steps: list[LiveStep]
+    is_diff: bool = False
 
 
 class LiveCore(Struct, kw_only=True, omit_defaults=True):
@@ -294,6 +298,7 @@ def steps_of(said: watch_pb2.WatchedSteps) -> LiveSteps:
         worker_id=said.worker_id,
         skipped=said.num_skipped,
         steps=[_step(step) for step in said.steps],
+        is_diff=said.is_diff,
     )
 
 
@@ -402,7 +407,7 @@ ROWS: Final = parameter(
     "query",
     "rows",
     "",
-    "true: who is on a worker is told in columns, which is a third of the bytes",
+    "true: who is on a worker is told in columns, and batches as differences: a fifth of the bytes",
 )
 OPERATIONS: Final = (
     Operation(

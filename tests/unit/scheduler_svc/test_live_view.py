@@ -276,11 +276,18 @@ class Batch:
     """The batches of one worker, step by step, as whoever is told of steps has them."""
 
     def __init__(self) -> None:
+        self.core = LiveCore()
         self.steps: list[tuple[dict[int, int], WatchedStep]] = []
 
     def take(self, told: WatchResponse) -> None:
+        running = {
+            one.place.slot: sequence_id
+            for sequence_id, one in self.core.sequences.items()
+            if one.place.state == SEQUENCE_STATE_RUNNING
+        }
+        self.core.take(told)
         for of_worker in told.steps:
-            rows: dict[int, int] = {}
+            rows = running if of_worker.is_diff else {}
             for step in of_worker.steps:
                 for slot in step.leave_slots:
                     del rows[slot]
@@ -317,6 +324,30 @@ async def test_every_step_is_told_with_its_batch() -> None:
     is_over.set()
     assert [response async for response in responses] == []
     assert cell.watching.watchers == 0
+
+
+async def test_a_batch_that_stays_is_not_told_again() -> None:
+    """But to who knows of no rows, it is: all of it, with every response."""
+    cell, is_over = Looked(spec(slots=4)), asyncio.Event()
+    rows, plain = (
+        cell.watching.changes(WatchRequest(takes_rows=takes_rows), is_over)
+        for takes_rows in (True, False)
+    )
+    await anext(rows)
+    await anext(plain)
+    both = [cell.submit(2, 30), cell.submit(2, 30)]
+    joined: list[tuple[list[int], list[int]]] = []
+    for _ in range(3):
+        for _ in range(4):
+            cell.turn()
+        cell.clock.now_ns += 1_000_000_000
+        (of_rows,), (of_plain,) = (await anext(rows)).steps, (await anext(plain)).steps
+        first, whole = of_rows.steps[0], of_plain.steps[0]
+        joined.append(([*first.join_sequence_ids], [*whole.join_sequence_ids]))
+        assert not of_plain.is_diff
+    assert joined[1:] == [([], both)] * 2
+    await rows.aclose()
+    await plain.aclose()
 
 
 async def test_a_step_is_told_with_what_its_plan_decided() -> None:

@@ -91,7 +91,8 @@ Path(sys.argv[2]).write_text(json.dumps({
 TRAINING = """
 from tools.mini import evaluate, tokens, train
 recipe = train.Recipe(
-    steps=3, rows_per_step=2, hidden=128, layers=1, sample_tokens_max=4, questions=2)
+    steps=3, rows_per_step=2, hidden=128, layers=1, sample_tokens_max=4, questions=2,
+    answer_tokens_max=4)
 tokenizer = tokens.train_tokenizer(seed=recipe.seed, documents=200, vocab_size=600)
 model = train.train(recipe, tokenizer)
 batch = next(train.batches(recipe, tokenizer, seed=1))

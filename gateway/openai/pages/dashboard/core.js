@@ -150,7 +150,7 @@ class Story {
 
   // One event of /v1/watch. What is not told is as before.
   take(told) {
-    const core = this.core;
+    const core = this.core, before = told.is_snapshot ? new Map() : core.sequences;
     if (told.is_snapshot) { core.workers = new Map(); core.sequences = new Map(); core.rows = new Map(); core.queue = []; core.waiting = 0; }
     Object.assign(core, {epoch: told.epoch, seq: told.seq, committedSeq: told.committed_seq, at: told.unix_ms});
     if (told.configured) core.configured = told.configured;
@@ -159,7 +159,7 @@ class Story {
     if (told.sequences || told.sequence_ids_gone || told.rows || told.is_snapshot) core.sequences = this.sequences(told);
     if (told.queue) { core.queue = told.queue.sequence_ids; core.waiting = told.queue.length; }
     for (const one of told.passed || []) this.owners.name(one.sequence_id, one.identity);
-    for (const ofWorker of told.steps || []) this.steps(ofWorker);
+    for (const ofWorker of told.steps || []) this.steps(ofWorker, before);
     this.keep();
     if (this.owners.all.length > OWNERS_MAX) this.forget();
   }
@@ -190,12 +190,14 @@ class Story {
       })});
     }
   }
-  steps({worker_id, skipped, steps}) {
+  // `before`: of whoever ran as of the event before.
+  steps({worker_id, skipped, steps, is_diff}, before) {
     const worker = this.core.workers.get(worker_id);
     let slots = worker?.slots_max || 0;
     for (const step of steps) for (const slot of step.join_slots || []) slots = Math.max(slots, slot + 1);
     const track = this.track(worker_id, slots);
     track.clear();
+    if (is_diff) for (const [id, {place}] of before) if (place?.state === "running" && place.worker_id === worker_id) track.join(place.slot, id);
     this.lost += skipped;
     for (const step of steps) {
       for (const slot of step.leave_slots || []) track.leave(slot);

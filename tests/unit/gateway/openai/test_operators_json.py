@@ -139,7 +139,7 @@ def test_what_is_told_is_all_that_was_said() -> None:
             sequences=[sequence],
             sequence_ids_gone=[3],
             queue=WatchedQueue(sequence_ids=[9, 8], length=40),
-            steps=[WatchedSteps(worker_id="w", num_skipped=1, steps=[step])],
+            steps=[WatchedSteps(worker_id="w", num_skipped=1, steps=[step], is_diff=True)],
             passed=[went],
             rows=[rows, WatchedRows(worker_id="v")],
         )
@@ -218,6 +218,7 @@ def test_what_is_told_is_all_that_was_said() -> None:
                         "is_graph": True,
                     }
                 ],
+                "is_diff": True,
             }
         ],
         "passed": [
