@@ -34,4 +34,6 @@ def _reason(record: CellRecord, position: int, tenant: str) -> str:
                 f"tenant {tenant} has {full.tokens_running} of {full.tokens_max} running tokens, "
                 f"its next request needs {full.tokens_next}"
             )
-    return f"{position - 1} requests go first; {record.running} run now"
+    before = position - 1
+    first = "1 request goes" if before == 1 else f"{before} requests go"
+    return f"{first} first; {record.running} run now"

@@ -23,7 +23,8 @@ from service_kit.errors import ConfigError
 MB: Final = 1_000_000
 # Of the memory free after loading, when --kv-memory-mb does not say.
 _FREE_SHARE: Final = 0.4
-_ALIGN_BYTES: Final = 64
+# A large page of Linux.
+_ALIGN_BYTES: Final = 2 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +200,8 @@ def allocate_pages(
     """Zeroed pages. On the CPU the memory is taken from the system only as blocks are used.
 
     There numpy asks Linux for large pages (2 MiB), as torch does not: a step reads blocks from all
-    over the pool.
+    over the pool. It begins with such a page: begun within one, the first block of each layer lay
+    in two where layers have a multiple of 2 MiB, and took both (46 MB more of 12 layers).
     """
     shape = (
         config.groups.places,

@@ -29,6 +29,13 @@ void unpack_int8_rows(const Unpack& a) {
 }
 
 void linear_int8(const Linear& a) {
+  const int64_t panels = panels_of(a.out);
+  if (a.rows == 1 && panels % 2 == 0) {
+    return for_each_ahead(panels / 2, a.in * a.out > kSerialFlops, [&](int64_t i, int64_t next, bool) {
+      const int64_t following = next < 0 ? -1 : 2 * next;
+      a.is_bf16 ? multiply_two<bf16, Codes>(a, 2 * i, following) : multiply_two<float, Codes>(a, 2 * i, following);
+    });
+  }
   for_each_panel(a, [](const Linear& part, int64_t panel, int64_t next, bool is_new) {
     part.is_bf16 ? multiply_panel<bf16, Codes>(part, panel, next, is_new)
                  : multiply_panel<float, Codes>(part, panel, next, is_new);

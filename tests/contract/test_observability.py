@@ -202,10 +202,6 @@ FIRES: Final[Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]]] = {
         {'kaiten_workers_lost_total{how="crash"}': "0+1x40"},
         {'kaiten_workers_lost_total{how="leave"}': "0+1x40"},
     ),
-    "KaitenWorkerSilent": (
-        {'kaiten_worker_heartbeat_age_seconds{worker="w"}': "3x40"},
-        {'kaiten_worker_heartbeat_age_seconds{worker="w"}': "0.5x40"},
-    ),
     "KaitenRowErrors": (
         {'kaiten_worker_row_errors_total{instance="w"}': "0+1x40"},
         {'kaiten_worker_row_errors_total{instance="w"}': "2x40"},

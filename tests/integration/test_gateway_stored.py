@@ -125,7 +125,7 @@ async def test_a_live_request_tells_its_place_in_the_queue(
     seen = await stack.gateway.inference.GetRequest(pb.GetRequestRequest(request_id="q"))
     assert seen.state == pb.RequestState.REQUEST_STATE_LIVE
     assert seen.queue_position == 2
-    assert seen.queue_reason == "1 requests go first; 3 run now"
+    assert seen.queue_reason == "1 request goes first; 3 run now"
     full = {"tenant": "default", "tokens_running": 90, "tokens_max": 100, "tokens_next": 51}
     stack.scheduler.cell.full_tenants.add(**full)
     await until(lambda: bool(watch.record and watch.record.full_tenants), "a full tenant")

@@ -212,7 +212,8 @@ def test_pages_are_zero_aligned_and_of_the_layout(dtype: torch.dtype) -> None:
     pages = allocate_pages(CONFIG, pool, dtype, torch.device("cpu"))
     assert pages.shape == (2, 2, 5, 2, 16, 8)
     assert pages.dtype == dtype
-    assert pages.data_ptr() % 64 == 0
+    # Where a large page begins: a first block that lay in two would take both, in every layer.
+    assert pages.data_ptr() % (2 << 20) == 0
     assert pages.is_contiguous()
     assert not pages.float().any()
 
