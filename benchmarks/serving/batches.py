@@ -149,7 +149,12 @@ async def over_beside(client: httpx.AsyncClient, batch: str, lines: int, seen: S
             )
         if (twentieth := 20 * count // lines) > told:
             told = twentieth
-            sys.stderr.write(f"{count} of {lines} lines, {len(seen.first)} live requests\n")
+            say(f"{count} of {lines} lines, {len(seen.first)} live requests")
+
+
+def say(what: str) -> None:
+    """To who waits: a busy machine needs minutes for each of these."""
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {what}\n")
 
 
 async def measured(stack: Stack, lines: int, slots: int) -> dict[str, Any]:
@@ -158,7 +163,8 @@ async def measured(stack: Stack, lines: int, slots: int) -> dict[str, Any]:
     alone, beside, shared = Seen(), Seen(), list[float]()
     async with httpx.AsyncClient(base_url=stack.http, timeout=600) as client:
         await as_crowd(client, lines // 4, slots)
-        for _ in range(TURNS):
+        for turn in range(TURNS):
+            say(f"turn {turn + 1} of {TURNS}")
             for way in rates:
                 before, begun = cpu_s(stack.pid), time.perf_counter()
                 if way == "batch":
@@ -191,7 +197,9 @@ async def whole(stack: Stack, lines: int, slots: int) -> dict[str, Any]:
     alone, beside = Seen(), Seen()
     async with httpx.AsyncClient(base_url=stack.http, timeout=600) as client:
         await as_crowd(client, 4 * slots, slots)
+        say("warm; live streams alone")
         await live(stack, alone, TURNS * LIVE_ROUNDS)
+        say(f"{len(alone.first)} live requests alone")
         began_s = time.perf_counter()
         streaming = asyncio.create_task(live(stack, beside, None))
         await over_beside(client, await as_batch(client, lines), lines, beside)
@@ -220,7 +228,9 @@ def main() -> None:
     parser.add_argument("--save", action="store_true")
     asked = parser.parse_args()
     flags = ["--batch-gap-ms", str(asked.batch_gap_ms)] if asked.batch_gap_ms else []
+    say("starts the stack")
     with serving("", "--slots", str(asked.slots), *flags) as stack:
+        say("it is ready")
         measure = whole if asked.whole else measured
         figures = asyncio.run(measure(stack, asked.lines, asked.slots))
         # Read before the folder goes; the scheduler writes the last half second later.
