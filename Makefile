@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 # It is asked for torch alone: one that does not answer costs each package it is asked for a minute.
 TORCH := torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Of thousands of modules few are ever imported, and who does first compiles them for all.
+PIP := --progress-bar off --quiet --no-compile
 PARALLEL := -q -n auto --dist worksteal --durations=30 --durations-min=1
 MODEL ?=
 ARGS ?=
@@ -36,11 +38,11 @@ $(VENV)/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  rm -rf $(VENV); echo "Python's venv module is missing: apt install python3-venv"; exit 1; }
 	@echo "installing torch and the packages of pyproject.toml into $(VENV): a few minutes, mostly downloads"
-	@$(BIN)/pip install --progress-bar off --quiet --no-deps --retries 1 --timeout 10 \
+	@$(BIN)/pip install $(PIP) --no-deps --retries 1 --timeout 10 \
 	  --extra-index-url $(TORCH_INDEX) '$(TORCH)' || { \
 	  echo "torch could not be installed. Is the network there? For another source of it:"; \
 	  echo "make TORCH_INDEX=URL $(MAKECMDGOALS)"; exit 1; }
-	@$(BIN)/pip install --progress-bar off --quiet -e '.[dev]' || { \
+	@$(BIN)/pip install $(PIP) -e '.[dev]' || { \
 	  echo "The packages of pyproject.toml could not be installed; pip says why above. Then: make $(MAKECMDGOALS)"; exit 1; }
 	@echo "compiling the CPU kernels for this processor: ten seconds, once per machine"
 	@$(BIN)/python -c 'from kernels import native; native.build(); print(native.reason())'

@@ -50,18 +50,24 @@ def test_files_are_listed_the_newest_first_and_page_by_page(client: OpenAI) -> N
         client.files.delete(file.id)
 
 
-def test_what_a_tenant_may_keep_is_bounded(
-    another_door: Callable[..., Door], tmp_path: Path
-) -> None:
-    keys = tmp_path / "keys.toml"
-    names = ("alice", "bob")
+def keys_of(folder: Path, *names: str) -> Path:
+    """A key file of tenants whose keys are their names. What others keep is none of theirs."""
     digests = [hashlib.sha256(name.encode()).hexdigest() for name in names]
-    keys.write_text(
+    file = folder / "keys.toml"
+    file.write_text(
         "".join(
             f'[tenants.{name}]\nkeys = ["sha256:{digest}"]\n'
             for name, digest in zip(names, digests, strict=True)
         )
     )
+    return file
+
+
+def test_what_a_tenant_may_keep_is_bounded(
+    another_door: Callable[..., Door], tmp_path: Path
+) -> None:
+    names = ("alice", "bob")
+    keys = keys_of(tmp_path, *names)
     door = another_door(api_keys_file=keys, files_mb=1)
     alice, bob = (
         OpenAI(base_url=door.openai, api_key=name, max_retries=0, timeout=60) for name in names
@@ -83,9 +89,10 @@ def test_what_a_tenant_may_keep_is_bounded(
 
 
 async def test_all_that_a_tenant_sends_at_once_is_bounded_too(
-    whole_stack: WholeStack, another_door: Callable[..., Door]
+    whole_stack: WholeStack, another_door: Callable[..., Door], tmp_path: Path
 ) -> None:
-    door, is_refused = another_door(files_mb=2), asyncio.Event()
+    keys = keys_of(tmp_path, "carol")
+    door, is_refused = another_door(api_keys_file=keys, files_mb=2), asyncio.Event()
 
     def form(size_bytes: int) -> bytes:
         return (PURPOSE + part("file", "a" * size_bytes, '; filename="a"') + END).encode()
@@ -98,9 +105,11 @@ async def test_all_that_a_tenant_sends_at_once_is_bounded_too(
 
     async with (
         Redis.from_url(whole_stack.store.url) as store,
-        httpx.AsyncClient(base_url=door.openai, headers=FORM, timeout=60) as client,
+        httpx.AsyncClient(
+            base_url=door.openai, headers=FORM | {"authorization": "Bearer carol"}, timeout=60
+        ) as client,
     ):
-        pieces = "*:file:default:*:0"
+        pieces = "*:file:carol:*:0"
         before = set(await store.keys(pieces))
 
         async def is_coming_in() -> bool:
