@@ -14,11 +14,10 @@ from kaiten.v1.common_pb2 import (
     FEATURE_LOGPROBS,
     FEATURE_PROMPT_LOGPROBS,
     Capabilities,
-    Leader,
     WorkerDescription,
 )
 from kaiten.v1.ledger_pb2 import CellRecord
-from kaiten.v1.worker_service_pb2 import StepResult, StepTimings
+from kaiten.v1.worker_service_pb2 import StepResult
 from ledger import Candidate, Ledger
 from ledger.commits import PAGE_ENTRIES
 from scheduler_svc.core.commands import HandedOver, MakePlan, Submit
@@ -492,27 +491,3 @@ async def test_a_hung_worker_gives_its_sequences_up_and_is_judged(ledger: Ledger
             assert judged["is_crash"] is True
         session.roster.link_opened(link)
         assert "w" in session.core.workers, "and it may come back"
-
-
-def test_how_long_a_step_may_take_follows_from_the_longest_of_late() -> None:
-    link = WorkerLink(address=NOWHERE, worker=worker("w"), leader=Leader(), owner=Nobody())
-    link.waited_ns = 5
-    link.answered(StepTimings(forward_us=600_000, sample_us=100_000))
-    assert (link.waited_ns, link.step_ns_max) == (0, 8 * 700_000_000)
-    for _ in range(400):
-        link.answered(StepTimings(forward_us=2_000))
-    assert link.step_ns_max == 1_000_000_000, "never less than what a busy machine may lose"
-
-
-class Nobody:
-    """Hears nothing from a link."""
-
-    def link_opened(self, link: WorkerLink) -> None: ...
-
-    def link_refused(self, link: WorkerLink, epoch: int) -> None: ...
-
-    def plan_written(self, link: WorkerLink, after_ns: int) -> None: ...
-
-    def link_closed(self, link: WorkerLink, reason: str, *, is_crash: bool | None) -> None: ...
-
-    def step_arrived(self, link: WorkerLink, result: StepResult) -> None: ...

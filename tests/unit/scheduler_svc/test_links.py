@@ -1,4 +1,4 @@
-"""What a worker's refusal says of leaders: believed within bounds."""
+"""A link to one worker: what its refusals say of leaders, and how long its steps may take."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
 from kaiten.v1.common_pb2 import Leader, WorkerDescription
+from kaiten.v1.worker_service_pb2 import StepTimings
 from scheduler_svc.links import EPOCHS_AHEAD_MAX, WorkerLink
 
 OURS = 1_795_000_000_000_000
@@ -20,6 +21,11 @@ class Owner:
 
     def link_refused(self, link: WorkerLink, epoch: int) -> None:
         self.epochs.append(epoch)
+
+
+def link_of(owner: Any) -> WorkerLink:
+    leader, worker = Leader(epoch=OURS, nonce=1), WorkerDescription(boot_id="w")
+    return WorkerLink(address="127.0.0.1:1", worker=worker, leader=leader, owner=owner)
 
 
 def refusal(epoch: str) -> grpc.aio.AioRpcError:
@@ -46,9 +52,16 @@ def refusal(epoch: str) -> grpc.aio.AioRpcError:
     ],
 )
 def test_an_epoch_that_a_worker_has_seen(epoch: str, heard: list[int]) -> None:
-    owner: Any = Owner()
-    leader = Leader(epoch=OURS, nonce=1)
-    worker = WorkerDescription(boot_id="w")
-    link = WorkerLink(address="127.0.0.1:1", worker=worker, leader=leader, owner=owner)
-    link._look_for_epoch(refusal(epoch))
+    owner = Owner()
+    link_of(owner)._look_for_epoch(refusal(epoch))
     assert owner.epochs == heard
+
+
+def test_how_long_a_step_may_take_follows_from_the_longest_of_late() -> None:
+    link = link_of(Owner())
+    link.waited_ns = 5
+    link.answered(StepTimings(forward_us=600_000, sample_us=100_000))
+    assert (link.waited_ns, link.step_ns_max) == (0, 8 * 700_000_000)
+    for _ in range(400):
+        link.answered(StepTimings(forward_us=2_000))
+    assert link.step_ns_max == 1_000_000_000, "never less than what a busy machine may lose"

@@ -1,0 +1,40 @@
+"""`kaiten explain`: what it prints of a timeline, and where else it says to look."""
+
+from kaiten.cli.explain import hints, lines_of
+from kaiten.v1.inference_service_pb2 import ExplainResponse
+from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePhase
+
+
+def explained(*phases: TimelinePhase) -> ExplainResponse:
+    intervals = [TimelineInterval(phase=phase) for phase in phases]
+    return ExplainResponse(choices=[ChoiceTimeline(), ChoiceTimeline(intervals=intervals)])
+
+
+def test_who_waited_under_a_dead_leader_is_sent_to_the_archive() -> None:
+    queue, unknown = TimelinePhase.TIMELINE_PHASE_QUEUE, TimelinePhase.TIMELINE_PHASE_UNKNOWN
+    assert hints("cmpl-1", explained(queue)) == []
+    (line,) = hints("cmpl-1", explained(queue, unknown))
+    assert line.endswith("kaiten explain cmpl-1 --archive .kaiten")
+
+
+def test_of_many_intervals_it_is_said_first_where_most_went() -> None:
+    told, at = ChoiceTimeline(ended="length", num_batch_mates=9), 0
+    told.batch_mate_ids.extend(f"default:{number}" for number in range(9))
+    phases = (
+        (TimelinePhase.TIMELINE_PHASE_DECODE, 30, ""),
+        (TimelinePhase.TIMELINE_PHASE_STALL, 20, "a step of its worker took that long"),
+        (TimelinePhase.TIMELINE_PHASE_QUEUE, 10, "every slot is taken"),
+        (TimelinePhase.TIMELINE_PHASE_PREFILL, 5, ""),
+        (TimelinePhase.TIMELINE_PHASE_COMMIT, 1, ""),
+    )
+    for phase, ms, why in phases * 2:
+        told.intervals.add(phase=phase, start_unix_ns=at, end_unix_ns=at + ms * 1_000_000, why=why)
+        at += ms * 1_000_000
+    _, sums, *rest = lines_of("cmpl-1", told)
+    assert sums.strip() == (
+        "60.0 ms decode, 40.0 ms stall (a step of its worker took that long), "
+        "20.0 ms queue (every slot is taken), 10.0 ms prefill, 2.0 ms otherwise"
+    )
+    assert len(rest) == 1 + len(told.intervals) + 1
+    assert rest[-1].strip().startswith("in a batch with 9 other requests: default:0, default:1, ")
+    assert rest[-1].endswith("default:7, …")
