@@ -1,6 +1,6 @@
 """A whole `kaiten serve` is killed and started again: what it had accepted goes on.
 
-That another model of that name has another ledger: tests/unit/kaiten/test_ledger_folders.py.
+That another model of that name has another ledger: tests/unit/kaiten/local/test_ledger_folders.py.
 """
 
 from pathlib import Path

@@ -29,7 +29,7 @@ from textual.widgets import DataTable, Static
 from kaiten.cli.live.top import Top
 
 SECOND = 1_000_000_000
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 class Told(Cell):

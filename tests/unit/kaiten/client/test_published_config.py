@@ -15,7 +15,7 @@ from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from service_kit.errors import Overloaded, Unavailable
 from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
 
-PUBLISHED = Path(__file__).parents[3] / "deploy" / "service-config.json"
+PUBLISHED = Path(__file__).parents[4] / "deploy" / "service-config.json"
 WHOLE = [accepted(), delta(0, "abc"), finished(3), done(3)]
 
 

@@ -21,7 +21,7 @@ from kaiten.mini import CHECKPOINT
 from service_kit.errors import InvalidRequest, Unauthenticated
 from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 Ask = Callable[..., Awaitable[tuple[int, str]]]
 
 

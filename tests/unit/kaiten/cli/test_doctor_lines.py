@@ -120,7 +120,7 @@ def test_the_roles_list_only_packages_of_their_extra() -> None:
     """doctor must not promise that an extra brings what it does not bring."""
     import tomllib
 
-    table = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    table = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
     extras = table["optional-dependencies"]
 
     def brought(names: list[str]) -> set[str]:

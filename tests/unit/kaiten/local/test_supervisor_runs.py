@@ -15,7 +15,7 @@ import pytest
 from kaiten.local.supervisor import RESTART_S_MAX, restart_s
 from tests.support.toy_stack import NAMES
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 WAIT_S = 120
 
 
