@@ -9,6 +9,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from tests.support.tcp_server import tcp_server
+
 
 class Relay:
     """Connections go to the targets in turn. `is_silent`: bytes are dropped, nothing is closed.
@@ -21,13 +23,12 @@ class Relay:
         self._delay_s = delay_s
         self.is_silent = False
         self.connections: list[str] = []
-        self._tls = tls
         self._targets = itertools.cycle(targets)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._writers: list[asyncio.StreamWriter] = []
+        self._server = tcp_server(self._accept, tls)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
+        self.address = f"127.0.0.1:{await self._server.__aenter__()}"
         return self
 
     async def __aexit__(
@@ -36,17 +37,7 @@ class Relay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for writer in self._writers:
-            writer.close()
-
-    @property
-    def address(self) -> str:
-        host, port = self._server.sockets[0].getsockname()
-        return f"{host}:{port}"
+        await self._server.__aexit__(kind, error, trace)
 
     def reset(self) -> None:
         """Every connection ends with a RST, to both sides."""
@@ -64,10 +55,13 @@ class Relay:
         host, _, port = target.rpartition(":")
         to_reader, to_writer = await asyncio.open_connection(host, int(port))
         self._writers += [writer, to_writer]
-        for source, sink in ((reader, to_writer), (to_reader, writer)):
-            task = asyncio.create_task(self._carry(source, sink))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        try:
+            await asyncio.gather(self._carry(reader, to_writer), self._carry(to_reader, writer))
+            to_writer.close()
+            with suppress(OSError):
+                await to_writer.wait_closed()
+        finally:
+            to_writer.transport.abort()
 
     async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with suppress(OSError):

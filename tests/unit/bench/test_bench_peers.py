@@ -25,6 +25,7 @@ from benchmarks.peers.tokens import (
     tokens_of_openai,
 )
 from kaiten.bench.workload import Job
+from tests.support.tcp_server import tcp_server
 
 JOBS = tuple(Job(index=index, prompt=(5, 6, 7), output_tokens=2 + index) for index in range(3))
 
@@ -228,12 +229,9 @@ async def answering(answer: Any) -> AsyncIterator[tuple[str, list[tuple[str, Any
             body = json.dumps(answer)
         reply = f"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n{body}"
         writer.write(reply.encode())
-        await writer.drain()
-        writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+    async with tcp_server(serve) as port:
+        yield f"http://127.0.0.1:{port}", asked
 
 
 async def test_token_ids_come_from_where_each_server_has_them() -> None:

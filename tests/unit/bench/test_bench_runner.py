@@ -14,6 +14,7 @@ from kaiten.bench.outcomes import AskError, Ending, OnTokens
 from kaiten.bench.runner import Load
 from kaiten.bench.targets import GrpcTarget, target_of
 from kaiten.bench.workload import Job
+from tests.support.tcp_server import tcp_server
 
 
 def jobs(count: int) -> list[Job]:
@@ -107,9 +108,6 @@ class Http:
             status, events = self.answer(self.bodies[-1])
             lines = [f"data: {json.dumps(event)}\n\n" for event in events]
             self._send(writer, status, "".join([*lines, "data: [DONE]\n\n"]))
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
 
     def _send(self, writer: asyncio.StreamWriter, status: int, body: str) -> None:
         text = f"HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -124,15 +122,12 @@ async def serving(
     answer: Any, *, models: Any = MODELS, is_plain: bool = False
 ) -> AsyncIterator[tuple[OpenAITarget, Http]]:
     http = Http(answer, models)
-    server = await asyncio.start_server(http, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    target = OpenAITarget(f"http://127.0.0.1:{port}", "", is_plain=is_plain)
-    try:
-        yield target, http
-    finally:
-        await target.close()
-        server.close()
-        await server.wait_closed()
+    async with tcp_server(http) as port:
+        target = OpenAITarget(f"http://127.0.0.1:{port}", "", is_plain=is_plain)
+        try:
+            yield target, http
+        finally:
+            await target.close()
 
 
 def chunk(**choice: Any) -> dict[str, Any]:
@@ -229,10 +224,11 @@ async def read_request(reader: asyncio.StreamReader) -> bytes:
 @pytest.mark.parametrize("answers", [0, 1, 3])
 async def test_a_kept_connection_that_is_closed_is_no_answer(answers: int) -> None:
     """A server that hangs up on the request after so many on each connection, without a word."""
-    connections: list[asyncio.Task[None] | None] = []
+    connections = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.append(asyncio.current_task())
+        nonlocal connections
+        connections += 1
         with contextlib.suppress(asyncio.IncompleteReadError):
             for _ in range(answers):
                 await read_request(reader)
@@ -240,23 +236,18 @@ async def test_a_kept_connection_that_is_closed_is_no_answer(answers: int) -> No
                 head = f"HTTP/1.1 200 X\r\ncontent-length: {len(event)}\r\n\r\n"
                 writer.write((head + event).encode())
             await read_request(reader)
-        writer.close()
-        await writer.wait_closed()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        target = OpenAITarget(
-            f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "m", is_plain=False
-        )
+    async with tcp_server(serve) as port:
+        target = OpenAITarget(f"http://127.0.0.1:{port}", "m", is_plain=False)
         if answers:
             for _ in range(6):
                 assert await ask(target) == ([2], Ending(output_tokens=2))
-            assert len(connections) == 6 // answers
+            assert connections == 6 // answers
         else:
             with pytest.raises(AskError, match="connection"):
                 await ask(target)
-            assert len(connections) == 1, "a new connection's end is the server's answer"
+            assert connections == 1, "a new connection's end is the server's answer"
         await target.close()
-        await asyncio.gather(*filter(None, connections))
 
 
 async def test_nobody_there_is_said_at_once() -> None:

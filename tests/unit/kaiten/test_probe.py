@@ -16,6 +16,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from kaiten.local.ports import HeldPort
 from kaiten.probe import says_serving
+from tests.support.tcp_server import tcp_server
 
 SERVING = HealthCheckResponse.SERVING
 # As the console script does, then what it took along.
@@ -73,10 +74,8 @@ async def test_what_is_no_health_service_does_not_serve(said: bytes) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"trailers")
         writer.write(said)
-        writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with tcp_server(answer) as port:
         assert not await asyncio.to_thread(says_serving, f"127.0.0.1:{port}")
 
 
@@ -93,10 +92,8 @@ def test_nobody_answers() -> None:
 async def test_who_is_silent_is_not_waited_for_beyond_the_time_given() -> None:
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
-        writer.close()
 
-    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with tcp_server(say_nothing) as port:
         assert not await asyncio.to_thread(says_serving, f"127.0.0.1:{port}", 0.05)
 
 
