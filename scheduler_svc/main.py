@@ -85,12 +85,12 @@ class SchedulerProcess:
 
     async def drain(self) -> None:
         self._is_draining = True
-        self._health.set_all(False)
+        self._health.set_all("it is draining")
         if self._servicer.session is not None:
             await self._servicer.session.drain()
 
     async def stop(self) -> None:
-        self._health.set_all(False)
+        self._health.set_all("it is stopping")
         await self._server.stop(grace=0.5)
         if self._ledger is not None:
             await self._ledger.close()
@@ -115,7 +115,7 @@ class SchedulerProcess:
             try:
                 store = await self._ledger.check()
             except Unavailable as error:
-                self._health.set_all(False)
+                self._health.set_all(str(error))
                 log.warning("store.waiting", reason=str(error))
                 await self._clock.sleep(STORE_RETRY_S)
                 continue
@@ -130,7 +130,7 @@ class SchedulerProcess:
 
     async def _lead(self) -> None:
         assert self._ledger is not None
-        self._health.set_all(True)
+        self._health.set_all("it is draining" if self._is_draining else "")
         standby = Standby(
             self._ledger,
             self._clock,

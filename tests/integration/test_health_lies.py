@@ -54,9 +54,18 @@ class Watched:
 
     async def worker_is(self, state: str) -> None:
         async def is_so() -> bool:
-            return await state_of(self.worker_address) == state
+            return (await state_of(self.worker_address)).startswith(state)
 
         await until(is_so, f"a worker that is {state}")
+
+    async def computes(self) -> None:
+        """Until somebody sits in the worker's batch."""
+
+        async def is_so() -> bool:
+            state = await self.cluster.state()
+            return state is not None and state.running > 0
+
+        await until(is_so, "a batch")
 
 
 @asynccontextmanager
@@ -72,7 +81,7 @@ async def watched(folder: Path) -> AsyncIterator[Watched]:
         async with httpx.AsyncClient(base_url=f"http://{http_port.address}", timeout=60) as http:
 
             async def is_up() -> bool:
-                return await state_of(door.address) in ("serving", "not serving")
+                return (await state_of(door.address)).startswith(("serving", "not serving"))
 
             await until(is_up, "the gateway")
             found = Watched(cluster, http, worker.address)
@@ -143,8 +152,9 @@ async def test_a_step_that_does_not_end_is_told_from_many_that_wait(tmp_path: Pa
         cluster = cell.cluster
         with cluster.held():
             await cluster.submit_many(SLOTS, max_tokens=8)
-            await cell.worker_is("not serving")
-            assert await state_of(cell.worker_address, LIVE) == "not serving"
+            await cell.worker_is("not serving: a step has not ended for ")
+            lives = await state_of(cell.worker_address, LIVE)
+            assert lives.startswith("not serving: a step has not ended for ")
             await cell.says("no worker is ready: a step of it does not end", "is overdue")
         await cell.worker_is("serving")
         assert await state_of(cell.worker_address, LIVE) == "serving"
@@ -155,4 +165,14 @@ async def test_a_step_that_does_not_end_is_told_from_many_that_wait(tmp_path: Pa
         while not all(answer.is_over for answer in answers):
             assert await state_of(cell.worker_address) == "serving"
             assert not await cell.problem()
+        await cluster.all_done()
+        # The last one leaves: it ends what it has, and nobody else is there for who comes.
+        with cluster.held():
+            await cluster.submit()
+            await cell.computes()
+            cluster.workers[0].send(signal.SIGTERM)
+            await cell.worker_is("not serving: it is draining")
+            await cell.says("no worker is ready: it is draining")
+        assert cluster.workers[0].join() == 0
+        await cell.says("no worker is ready: none is registered")
         await cluster.all_done()
