@@ -53,10 +53,7 @@ class Watched:
             raise AssertionError(f"{error}; it says {await self.problem()!r}") from error
 
     async def worker_is(self, state: str) -> None:
-        async def is_so() -> bool:
-            return (await state_of(self.worker_address)).startswith(state)
-
-        await until(is_so, f"a worker that is {state}")
+        await says(self.worker_address, state)
 
     async def computes(self) -> None:
         """Until somebody sits in the worker's batch."""
@@ -66,6 +63,15 @@ class Watched:
             return state is not None and state.running > 0
 
         await until(is_so, "a batch")
+
+
+async def says(address: str, state: str) -> None:
+    """Until a part says so of itself."""
+
+    async def is_so() -> bool:
+        return (await state_of(address)).startswith(state)
+
+    await until(is_so, f"{address} that is {state}")
 
 
 @asynccontextmanager
@@ -117,6 +123,7 @@ async def test_who_lives_and_cannot_get_on_is_told_from_who_can(tmp_path: Path) 
     """One after the other, with the reason that is given for each; then all is well again."""
     async with watched(tmp_path) as cell:
         cluster, url = cell.cluster, cell.cluster.store.url
+        (scheduler,) = cluster.scheduler_addresses
         lies: dict[str, tuple[Lie, tuple[str, ...]]] = {
             "a worker that is stopped": (
                 partial(stopped, cluster.workers[0]),
@@ -139,8 +146,11 @@ async def test_who_lives_and_cannot_get_on_is_told_from_who_can(tmp_path: Path) 
         for lie, (begun, words) in lies.items():
             with begun():
                 await cell.says(*words)
+                if begun == cluster.store.paused:
+                    await says(scheduler, "not serving: unavailable: the ledger cannot be reached")
             try:
                 await cell.says()
+                await says(scheduler, "serving")
                 await cluster.ready(workers=1)
             except AssertionError as error:
                 raise AssertionError(f"after {lie}: {error}") from error
