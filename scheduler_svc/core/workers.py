@@ -19,6 +19,12 @@ from scheduler_svc.core.types import SequenceId, SlotIndex, WorkerSpec
 CHECKSUM_MASK = (1 << 64) - 1
 # From a step's result until the plan that answers it is there, a busy scheduler's time included.
 PLAN_US = 10_000
+# As that, of a scheduler that is not so busy; if it is, the worker stands still for the rest.
+HOLD_US = 5_000
+# A tenth of the steps that flex sequences have been in they may sit out, for first tokens of others
+# that come soon enough anyway; and so many at once, as requests come in groups.
+SPARE_EVERY = 10
+SPARES_MAX = 4
 
 
 def slot_checksum(slot: SlotIndex, sequence_id: SequenceId) -> int:
@@ -80,6 +86,10 @@ class Worker:
         self.checksum = 0
         # Answered since somebody joined last.
         self.steps_since_join = 0
+        # Steps that flex sequences may sit out, in parts of `SPARE_EVERY`.
+        self.spares = SPARES_MAX * SPARE_EVERY
+        # When the step under way ends, as far as steps so far tell; 0: they do not.
+        self.step_end_ns = 0
         # A heap.
         self.slots_free = list(range(spec.slots_max))
         # Of those who run, for the next plan to remember.
@@ -114,6 +124,18 @@ class Worker:
         left, half = newest.lease_steps - newest.answered, newest.lease_steps // 2
         step_us = self.cost.decode_us(len(self.running))
         return left <= max(1, min(half, -(-PLAN_US // step_us)) if step_us else half)
+
+    @property
+    def can_spare(self) -> bool:
+        """Flex sequences may sit a step out though there is room for them."""
+        return self.spares >= SPARE_EVERY
+
+    def hold_ns(self, now_ns: int) -> int | None:
+        """Until when the next plan can wait, and whoever comes meanwhile is in it; None: it cannot,
+        or nobody knows.
+        """
+        until_ns = self.step_end_ns - HOLD_US * 1000
+        return until_ns if self.flights and until_ns > now_ns else None
 
     @property
     def optional_steps(self) -> int:
@@ -269,6 +291,17 @@ class Worker:
         if tokens_to_end <= 0:
             self.note_finishing()
 
+    def begin_step(self, now_ns: int) -> None:
+        """The worker begins with the next of its steps, if it has one."""
+        if not self.flights:
+            self.step_end_ns = 0
+            return
+        next_up = next((one for one in self.flights if not one.answered), self.flights[-1])
+        chunks = {} if next_up.answered else next_up.chunks
+        decodes = len(next_up.sampling) - sum(slot in next_up.sampling for slot in chunks)
+        step_us = self.cost.step_us(decodes=decodes, prompt_tokens=sum(chunks.values()))
+        self.step_end_ns = now_ns + 1000 * step_us if step_us else 0
+
     def note_finishing(self) -> None:
         """More tokens are certain, or have come: of some it may be the last."""
         for slot, sequence in self.running.items() if self.flights[-1].may_end else ():
@@ -286,6 +319,7 @@ class Worker:
                 if other.members.get(slot) is member:
                     other.sampling.discard(slot)
         self.steps_since_join += 1
+        self.spares = min(self.spares + bool(self.flex), SPARES_MAX * SPARE_EVERY)
         if is_last or flight.answered == flight.lease_steps:
             self.flights.popleft()
 
