@@ -99,10 +99,6 @@ class StepCost:
         """Of so many prompt tokens, in whatever steps; 0 where none was seen yet."""
         return prompt_tokens * self._prefill_us // max(1, self._prefill_tokens)
 
-    def step_us(self, *, decodes: int, prompt_tokens: int) -> int:
-        """Of a step with so many of both."""
-        return self.decode_us(decodes) + self.prefill_us(prompt_tokens)
-
     def prompt_tokens_in(self, step_us: int, *, decodes: int) -> int | None:
         """How many fit a step that is to take so long; None: none was seen yet."""
         if not self._prefill_tokens:

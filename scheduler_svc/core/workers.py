@@ -55,6 +55,12 @@ class Flight:
     tenants: defaultdict[Tenant, int] = field(default_factory=lambda: defaultdict(int))
 
     @property
+    def next_step(self) -> tuple[int, int]:
+        """How many rows decode in the next step of it, and how many prompt tokens it computes."""
+        chunks = {} if self.answered else self.chunks
+        return len(self.sampling) - len(self.sampling & chunks.keys()), sum(chunks.values())
+
+    @property
     def optional_steps(self) -> int:
         """Steps that happen only if no newer plan comes first."""
         return self.lease_steps - max(self.answered, 1)
@@ -88,7 +94,7 @@ class Worker:
         self.steps_since_join = 0
         # Steps that flex sequences may sit out, in parts of `SPARE_EVERY`.
         self.spares = SPARES_MAX * SPARE_EVERY
-        # When the step under way ends, as far as steps so far tell; 0: they do not.
+        # When the step under way ends, as far as steps so far tell.
         self.step_end_ns = 0
         # A heap.
         self.slots_free = list(range(spec.slots_max))
@@ -124,18 +130,6 @@ class Worker:
         left, half = newest.lease_steps - newest.answered, newest.lease_steps // 2
         step_us = self.cost.decode_us(len(self.running))
         return left <= max(1, min(half, -(-PLAN_US // step_us)) if step_us else half)
-
-    @property
-    def can_spare(self) -> bool:
-        """Flex sequences may sit a step out though there is room for them."""
-        return self.spares >= SPARE_EVERY
-
-    def hold_ns(self, now_ns: int) -> int | None:
-        """Until when the next plan can wait, and whoever comes meanwhile is in it; None: it cannot,
-        or nobody knows.
-        """
-        until_ns = self.step_end_ns - HOLD_US * 1000
-        return until_ns if self.flights and until_ns > now_ns else None
 
     @property
     def optional_steps(self) -> int:
@@ -293,14 +287,11 @@ class Worker:
 
     def begin_step(self, now_ns: int) -> None:
         """The worker begins with the next of its steps, if it has one."""
-        if not self.flights:
-            self.step_end_ns = 0
-            return
-        next_up = next((one for one in self.flights if not one.answered), self.flights[-1])
-        chunks = {} if next_up.answered else next_up.chunks
-        decodes = len(next_up.sampling) - sum(slot in next_up.sampling for slot in chunks)
-        step_us = self.cost.step_us(decodes=decodes, prompt_tokens=sum(chunks.values()))
-        self.step_end_ns = now_ns + 1000 * step_us if step_us else 0
+        due = [flight for flight in self.flights if not flight.answered] or [*self.flights]
+        if due:
+            decodes, prompt_tokens = due[0].next_step
+            step_us = self.cost.decode_us(decodes) + self.cost.prefill_us(prompt_tokens)
+            self.step_end_ns = now_ns + 1000 * step_us
 
     def note_finishing(self) -> None:
         """More tokens are certain, or have come: of some it may be the last."""

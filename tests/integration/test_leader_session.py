@@ -404,8 +404,7 @@ async def test_a_plan_for_which_it_was_early_is_made_in_time(
     sent: list[Plan] = []
     monkeypatch.setattr(WorkerLink, "is_open", True)
     monkeypatch.setattr(WorkerLink, "send", lambda link, plan: sent.append(plan))
-    knobs = {"worker_timeout_ms": 10**9, "batch_gap_ms": 1000, "lease_steps_max": 1}
-    async with leading(ledger, **knobs) as (session, _):
+    async with leading(ledger, batch_gap_ms=1000, lease_steps_max=1) as (session, _):
         session.roster.register(NOWHERE, worker("w"))
         session.roster.link_opened(session.roster.links["w"])
         request = Request(

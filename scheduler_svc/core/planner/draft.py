@@ -7,7 +7,7 @@ from scheduler_svc.core.kv import Hits
 from scheduler_svc.core.outcome import Join, PassedOver, Plan, Why
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.types import BlockId, SequenceId, SlotIndex
-from scheduler_svc.core.workers import CHECKSUM_MASK, SPARE_EVERY, Worker
+from scheduler_svc.core.workers import CHECKSUM_MASK, Worker
 
 # Of one plan; behind somebody who fits another worker only there may be thousands more.
 PASSED_OVER_MAX = 32
@@ -69,10 +69,6 @@ class Draft:
         self.cell.preempt(self.worker, sequence)
         self.gave_way.append(sequence.sequence_id)
         self.pass_over("give_way", why, sequence.sequence_id)
-
-    def spare(self) -> None:
-        """Flex sequences leave the step to others, as they may so often."""
-        self.worker.spares -= SPARE_EVERY
 
     def extend(self, growth: Growth) -> None:
         """Blocks for those whose tables are too short. The caller has seen that they are free."""

@@ -15,7 +15,7 @@ from scheduler_svc.core.planner.give_way import give_way, num_leaving
 from scheduler_svc.core.planner.lease import lease
 from scheduler_svc.core.planner.retire import retire
 from scheduler_svc.core.planner.share import share
-from scheduler_svc.core.workers import Worker
+from scheduler_svc.core.workers import HOLD_US, Worker
 
 # What most questions for a plan are answered with.
 _NONE = {why: (PassedOver("plan", why),) for why in Why}
@@ -49,9 +49,8 @@ def why_none(cell: CellState, worker: Worker, now_ns: int) -> Why | None:
     """Why there is to be no plan, whoever could join; None: there may be one."""
     if cell.is_store_behind or worker.is_late:
         return Why.STORE_BEHIND if cell.is_store_behind else Why.LATE
-    if worker.first_steps_unanswered >= cell.config.plans_in_flight_max:
-        return Why.PLANS_IN_FLIGHT
-    if held_until_ns(cell, worker, now_ns) is not None:
+    is_full = worker.first_steps_unanswered >= cell.config.plans_in_flight_max
+    if is_full or held_until_ns(cell, worker, now_ns) is not None:
         return Why.PLANS_IN_FLIGHT
     return None if cell.waiting or is_due(cell, worker) else Why.NOTHING_CHANGED
 
@@ -59,11 +58,11 @@ def why_none(cell: CellState, worker: Worker, now_ns: int) -> Why | None:
 def held_until_ns(cell: CellState, worker: Worker, now_ns: int) -> int | None:
     """Beside flex sequences steps are long, and a plan that is sent when one has begun waits for
     its end; so does whoever comes after it, and then for all of the step that it is for. So it is
-    made when the step is nearly over. None: now.
+    made when the step is nearly over. None: now, or nobody knows when that is.
     """
-    if cell.config.batch_gap_us is None or not worker.flex:
-        return None
-    return worker.hold_ns(now_ns)
+    until_ns = worker.step_end_ns - HOLD_US * 1000
+    is_held = cell.config.batch_gap_us and worker.flex and worker.flights and until_ns > now_ns
+    return until_ns if is_held else None
 
 
 def is_due(cell: CellState, worker: Worker) -> bool:

@@ -9,7 +9,7 @@ from scheduler_svc.core.planner.draft import Draft
 from scheduler_svc.core.policy.mix import MixView, StepShares
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.types import SlotIndex
-from scheduler_svc.core.workers import Worker
+from scheduler_svc.core.workers import SPARE_EVERY, Worker
 
 Prefills = list[tuple[SlotIndex, Sequence]]
 
@@ -63,7 +63,7 @@ def share(draft: Draft) -> dict[SlotIndex, int]:
     shares = _live_shares(cell, worker, live)
     chunks = _chunks(live, shares)
     if is_spared := _is_spared(cell, worker, live, shares):
-        draft.spare()
+        worker.spares -= SPARE_EVERY
     sit_out = _no_room(cell, worker, live, shares, is_spared=is_spared)
     if (flex := prefills[len(live) :]) and not is_spared:
         decodes = sum(num_decodes(worker)) - len(sit_out)
@@ -97,10 +97,10 @@ def _is_spared(cell: CellState, worker: Worker, prefills: Prefills, shares: Step
     """Prompts of others are computed to their ends, and flex sequences leave the step to them: the
     first tokens come by one as short as they make it. A tenth of the steps goes for that.
     """
-    if cell.config.batch_gap_us is None or shares.decodes_wait or not worker.can_spare:
+    if cell.config.batch_gap_us is None or shares.decodes_wait or worker.spares < SPARE_EVERY:
         return False
-    _, flex = num_decodes(worker)
-    return flex > 0 and 0 < sum(one.gap for _, one in prefills) == sum(shares.counts)
+    prompt_tokens = sum(sequence.gap for _, sequence in prefills)
+    return num_decodes(worker)[1] > 0 and 0 < prompt_tokens == sum(shares.counts)
 
 
 def _no_room(

@@ -382,7 +382,8 @@ def run_step(cell: Cell, *comes: tuple[float, int]) -> int:
         cell.submit(tokens, 4)
         plan_all(cell)
     end_ns = began_ns + 1000 * result.step_us
-    if (again_ns := plan_all(cell)) is not None and again_ns < end_ns:
+    again_ns = plan_all(cell)
+    if again_ns is not None and again_ns < end_ns:
         cell.now_ns = again_ns
         plan_all(cell)
     cell.now_ns = end_ns
@@ -400,6 +401,7 @@ def test_a_plan_waits_for_the_end_of_a_step_that_flex_sequences_make_long() -> N
     cell.now_ns += 1_000_000
     first = cell.submit(5, 4)
     again_ns = plan_all(cell)
+    assert again_ns is not None
     assert again_ns == pytest.approx(began_ns + 1000 * result.step_us - 5_000_000, abs=500_000)
     cell.now_ns += 1_000_000
     second = cell.submit(5, 4)
