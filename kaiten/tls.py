@@ -71,6 +71,16 @@ class TLS:
         return context
 
 
+def verifier(url: str, tls: TLS | None) -> ssl.SSLContext | bool:
+    """What httpx judges the server of `url` by. ValueError as `context`.
+
+    Nobody at http:// has a certificate, and to read the system's takes 60 ms of a processor.
+    """
+    if tls is None and url.startswith("http://"):
+        return False
+    return (tls or TLS()).context()
+
+
 def system_authorities() -> bytes | None:
     """The file that OpenSSL reads here (SSL_CERT_FILE changes it). None: gRPC's own list."""
     path = ssl.get_default_verify_paths().cafile

@@ -18,7 +18,7 @@ import httpx
 from kaiten.bench.outcomes import AskError, Ending, OnTokens
 from kaiten.bench.workload import Job
 from kaiten.client.connection import with_key
-from kaiten.tls import TLS
+from kaiten.tls import TLS, verifier
 
 CONNECT_S: Final = 10.0
 PROBE: Final = Job(index=0, prompt=(7, 8, 9), output_tokens=1)
@@ -73,7 +73,7 @@ class OpenAITarget:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             timeout=httpx.Timeout(None, connect=CONNECT_S),
             trust_env=False,
-            verify=(tls or TLS()).context(),
+            verify=verifier(base_url, tls),
         )
 
     @property

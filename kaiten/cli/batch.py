@@ -17,7 +17,7 @@ from rich.text import Text
 
 from kaiten.api_key import HOW_TO_GIVE
 from kaiten.console import console
-from kaiten.tls import TLS
+from kaiten.tls import TLS, verifier
 from kaiten.waits import doubled_s
 
 # Between two looks: a batch tells nobody by itself.
@@ -95,7 +95,7 @@ class Server:
             base_url=url,
             headers=key,
             timeout=httpx.Timeout(60.0, connect=5.0),
-            verify=(tls or TLS()).context(),
+            verify=verifier(url, tls),
             trust_env=False,
         )
         self._has_answered = False
