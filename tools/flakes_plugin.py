@@ -5,6 +5,7 @@ through modules of the tests, one of those in `WAITING`. New tests are found wit
 """
 
 import ast
+import gc
 import inspect
 import json
 import random
@@ -47,6 +48,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [item for item in items if isinstance(item, pytest.Function) and is_timed(item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = shuffled(kept, config.getoption("--flakes-seed"))
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """The collector complains of what a test left open in whichever test runs when it is found."""
+    yield
+    gc.collect()
 
 
 def shuffled(items: list[pytest.Function], seed: int) -> list[pytest.Item]:

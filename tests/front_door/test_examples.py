@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import close_clients
 from tests.support.whole_stack import WholeStack
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ def run(
 
     def ran(name: str, *words: str) -> tuple[str, str]:
         monkeypatch.setattr(sys, "argv", [name, *words])
-        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        close_clients(runpy.run_path(str(EXAMPLES / name), run_name="__main__"))
         return capsys.readouterr()
 
     return ran

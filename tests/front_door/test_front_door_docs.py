@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.programs import close_clients
 from tests.support.whole_stack import MODEL, WholeStack
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,9 @@ def at(stack: WholeStack, text: str) -> str:
 
 @pytest.mark.parametrize("program", found(PYTHON))
 def test_python(program: str, whole_stack: WholeStack, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(at(whole_stack, program), "snippet", "exec"), {})
+    names: dict[str, object] = {}
+    exec(compile(at(whole_stack, program), "snippet", "exec"), names)
+    close_clients(names)
     assert capsys.readouterr().out.strip()
 
 

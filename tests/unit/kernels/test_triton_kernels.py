@@ -22,14 +22,15 @@ SECONDS_MAX = 280
 
 
 FILES = sorted(path.stem for path in FOLDER.glob("interpreted_*.py"))
-# What compiles late is asked of a process that has compiled nothing else; the others share one.
+# What compiles late is asked of a process that has compiled nothing else; the others share two:
+# on a slow machine that does something else one took more than half of the seconds it may.
 LATE = "interpreted_late_compiles"
 OTHERS = [name for name in FILES if name != LATE]
 
 
 @pytest.mark.parametrize(
     "names",
-    [[LATE], OTHERS],
+    [[LATE], OTHERS[::2], OTHERS[1::2]],
     ids=lambda names: names[0].removeprefix("interpreted_"),
 )
 def test_in_the_interpreter(names: list[str]) -> None:

@@ -50,6 +50,15 @@ PURE = """
 def test_with_a_peer(peer): pass
 def test_without(plain): assert False, "nobody runs this"
 """
+LEAVING = """
+import socket
+
+class Holder: pass
+
+def test_leaves_a_socket():
+    holder = Holder()
+    holder.itself, holder.socket = holder, socket.socket()
+"""
 
 
 @pytest.fixture
@@ -113,6 +122,14 @@ def test_what_waits_is_run_and_nothing_else_in_another_order_each_round(toy: Pat
     assert "test_with_a_peer" in first
     assert "test_without" not in first
     assert first != second
+
+
+def test_what_is_left_to_the_collector_is_found_in_its_own_test(toy: Path) -> None:
+    (toy / "tests" / "test_leaving.py").write_text(LEAVING)
+    (toy / "pytest.ini").write_text("[pytest]\npythonpath = .\nfilterwarnings = error\n")
+    done = flakes(toy, "--runs", "1", "--no-busy")
+    assert "1 of 1: tests/test_leaving.py::test_leaves_a_socket" in done.stdout
+    assert len(rounds(toy)[0]["failed"]) == 1
 
 
 def test_a_story_keeps_its_order() -> None:
