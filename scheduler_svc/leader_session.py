@@ -118,6 +118,8 @@ class LeaderSession:
         self._before = CellRecord()
         # Workers that may need a plan, as the core said.
         self._concerned: dict[str, None] = {}
+        # Of those for whose next plan it was early, when to ask again.
+        self._held: dict[str, asyncio.TimerHandle] = {}
         self._is_stopping = False
         self._load_due_ns = 0
         self._idle_since_ns = clock.monotonic_ns()
@@ -356,6 +358,8 @@ class LeaderSession:
         self._meters.asked(outcome.passed_over)
         self.watching.asked(self.core.workers[link.worker_id], outcome)
         self.timelines.take(command, outcome, now_ns, self.core.waiting.throttled)
+        if outcome.again_ns is not None:
+            self._hold(link.worker_id, outcome.again_ns - now_ns)
         if (plan := outcome.plan) is None:
             return
         samplings = [self._requests.sampling(join.sequence_id) for join in plan.joins]
@@ -371,6 +375,17 @@ class LeaderSession:
         link.send(message)
         self._meters.planned(plan, self.core.workers[link.worker_id].spec)
         self._publish(command, outcome, now_ns, message)
+
+    def _hold(self, worker_id: str, for_ns: int) -> None:
+        """One timer of each worker: its step's end may be expected otherwise by now."""
+        if (before := self._held.get(worker_id)) is not None:
+            before.cancel()
+        after = asyncio.get_running_loop().call_later
+        self._held[worker_id] = after(for_ns / 1e9, self._ask_again, worker_id)
+
+    def _ask_again(self, worker_id: str) -> None:
+        self._concerned[worker_id] = None
+        self._wake()
 
     def _fold(self) -> None:
         if self._journal.seq - self._fold_seq >= self.settings.fold_records:

@@ -3,8 +3,9 @@ archive of the run.
 
 Its decisions are made again, and what a step took is compared with what steps of as many live rows
 took while there were no lines. Counted are steps in which live rows decode, none of their prompts
-is computed, and a line waits: what such a step may take besides is the room, and a step that is
-longer than the gap does not make up for a shorter one.
+is computed, a line waits and a slot is free for it: what such a step may take besides is the room,
+and a step that is longer than the gap does not make up for a shorter one. Where slots are all
+taken, they and not the gap say how long a step is: `slots_taken` is how many of the steps are so.
 """
 
 from collections import defaultdict
@@ -26,6 +27,7 @@ class Steps:
     def __init__(self) -> None:
         self.alone: dict[int, list[int]] = defaultdict(list)
         self.beside: list[tuple[int, int]] = []
+        self.slots_taken = 0
         self._live: set[SequenceId] = set()
         # Plans whose first step has prompt tokens of live requests.
         self._prompts: set[tuple[str, int]] = set()
@@ -42,10 +44,13 @@ class Steps:
                 if result.step == 0 and (result.worker_id, result.plan_id) in self._prompts:
                     return
                 live = len(self._live.intersection(outcome.tokens.sequence_ids))
-                if live and not core.workers[result.worker_id].flex and not core.waiting:
+                worker = core.workers[result.worker_id]
+                if live and not worker.flex and not core.waiting:
                     self.alone[live].append(result.step_us)
                 elif live and core.waiting.num_admissible:
-                    self.beside.append((live, result.step_us))
+                    self.slots_taken += not worker.slots_free
+                    if worker.slots_free:
+                        self.beside.append((live, result.step_us))
 
     def figures(self, gap_us: int) -> dict[str, Any]:
         """Of the room that steps had, the part that was used; None: they had none."""
@@ -57,6 +62,7 @@ class Steps:
                 room_us, used_us = room_us + room, used_us + min(room, step_us - alone_us[live])
         return {
             "steps": len(self.beside),
+            "slots_taken": self.slots_taken,
             "alone_ms": {live: us / 1000 for live, us in sorted(alone_us.items())},
             "step_ms": _spread([step_us for _, step_us in self.beside]),
             "room_used": round(used_us / room_us, 3) if room_us else None,

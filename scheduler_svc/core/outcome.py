@@ -157,5 +157,8 @@ class Outcome:
     # Of MakePlan; None: the worker needs none now, and nothing was changed.
     plan: Plan | None = None
     passed_over: tuple[PassedOver, ...] = ()
+    # Of MakePlan: there was none because it is early; ask again then. Whoever does not is named the
+    # worker again with its next result.
+    again_ns: int | None = None
     # Workers whose next MakePlan may bring a plan; that of every other brings none.
     workers: tuple[str, ...] = ()

@@ -132,16 +132,13 @@ def book_result(
 ) -> tuple[StepTokens, list[Event]]:
     """What a checked result means to the world."""
     prompt_logprobs = _book_chunks(worker, flight, result) if result.step == 0 else {}
-    chunks = flight.chunks if result.step == 0 else {}
     if result.step_us:
-        worker.cost.observe(
-            result.step_us,
-            decodes=len(flight.sampling) - sum(slot in flight.sampling for slot in chunks),
-            prompt_tokens=sum(chunks.values()),
-        )
+        decodes, prompt_tokens = flight.next_step
+        worker.cost.observe(result.step_us, decodes=decodes, prompt_tokens=prompt_tokens)
     tokens = _book_tokens(cell, worker, flight, result, now_ns)
     tokens.prompt_logprobs.update(prompt_logprobs)
     worker.advance(flight, {*result.finished, *result.errors}, is_last=result.is_last)
+    worker.begin_step(now_ns)
     events: list[Event] = []
     for slot, reason in result.finished.items():
         if (ended := _resident(flight, slot)) is not None:

@@ -31,7 +31,7 @@ from scheduler_svc.core.deadlines import Deadlines
 from scheduler_svc.core.handover import handover_of, take_over
 from scheduler_svc.core.kv import BlockTable
 from scheduler_svc.core.outcome import Event, Outcome
-from scheduler_svc.core.planner.plan import make_plan
+from scheduler_svc.core.planner.plan import held_until_ns, make_plan
 from scheduler_svc.core.prospects import why_hopeless, why_misfit, why_workerless
 from scheduler_svc.core.requests import LiveRequest, Sequence, State
 from scheduler_svc.core.results import book_result, check_result
@@ -252,7 +252,8 @@ class Scheduler:
         worker = self.workers[command.worker_id]
         plan, passed_over = make_plan(self._cell, worker, now_ns)
         if plan is None:
-            return Outcome(passed_over=passed_over)
+            again_ns = held_until_ns(self._cell, worker, now_ns)
+            return Outcome(passed_over=passed_over, again_ns=again_ns)
         self._cell.touch(worker.id)
         return Outcome(plan=plan, passed_over=passed_over, workers=self._cell.concerned())
 

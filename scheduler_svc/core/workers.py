@@ -19,6 +19,12 @@ from scheduler_svc.core.types import SequenceId, SlotIndex, WorkerSpec
 CHECKSUM_MASK = (1 << 64) - 1
 # From a step's result until the plan that answers it is there, a busy scheduler's time included.
 PLAN_US = 10_000
+# As that, of a scheduler that is not so busy; if it is, the worker stands still for the rest.
+HOLD_US = 5_000
+# A tenth of the steps that flex sequences have been in they may sit out, for first tokens of others
+# that come soon enough anyway; and so many at once, as requests come in groups.
+SPARE_EVERY = 10
+SPARES_MAX = 4
 
 
 def slot_checksum(slot: SlotIndex, sequence_id: SequenceId) -> int:
@@ -47,6 +53,12 @@ class Flight:
     sequences: list[Sequence] = field(default_factory=list)
     sequence_ids: list[SequenceId] = field(default_factory=list)
     tenants: defaultdict[Tenant, int] = field(default_factory=lambda: defaultdict(int))
+
+    @property
+    def next_step(self) -> tuple[int, int]:
+        """How many rows decode in the next step of it, and how many prompt tokens it computes."""
+        chunks = {} if self.answered else self.chunks
+        return len(self.sampling) - len(self.sampling & chunks.keys()), sum(chunks.values())
 
     @property
     def optional_steps(self) -> int:
@@ -80,6 +92,10 @@ class Worker:
         self.checksum = 0
         # Answered since somebody joined last.
         self.steps_since_join = 0
+        # Steps that flex sequences may sit out, in parts of `SPARE_EVERY`.
+        self.spares = SPARES_MAX * SPARE_EVERY
+        # When the step under way ends, as far as steps so far tell.
+        self.step_end_ns = 0
         # A heap.
         self.slots_free = list(range(spec.slots_max))
         # Of those who run, for the next plan to remember.
@@ -269,6 +285,14 @@ class Worker:
         if tokens_to_end <= 0:
             self.note_finishing()
 
+    def begin_step(self, now_ns: int) -> None:
+        """The worker begins with the next of its steps, if it has one."""
+        due = [flight for flight in self.flights if not flight.answered] or [*self.flights]
+        if due:
+            decodes, prompt_tokens = due[0].next_step
+            step_us = self.cost.decode_us(decodes) + self.cost.prefill_us(prompt_tokens)
+            self.step_end_ns = now_ns + 1000 * step_us
+
     def note_finishing(self) -> None:
         """More tokens are certain, or have come: of some it may be the last."""
         for slot, sequence in self.running.items() if self.flights[-1].may_end else ():
@@ -286,6 +310,7 @@ class Worker:
                 if other.members.get(slot) is member:
                     other.sampling.discard(slot)
         self.steps_since_join += 1
+        self.spares = min(self.spares + bool(self.flex), SPARES_MAX * SPARE_EVERY)
         if is_last or flight.answered == flight.lease_steps:
             self.flights.popleft()
 

@@ -17,12 +17,13 @@ from kaiten.v1.common_pb2 import (
     WorkerDescription,
 )
 from kaiten.v1.ledger_pb2 import CellRecord
-from kaiten.v1.worker_service_pb2 import StepResult
+from kaiten.v1.worker_service_pb2 import Plan, StepResult
 from ledger import Candidate, Ledger
 from ledger.commits import PAGE_ENTRIES
 from scheduler_svc.core.commands import HandedOver, MakePlan, Submit
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Handover, Request, SequencePast
+from scheduler_svc.core.types import FLEX_PRIORITY, Handover, Request, SequencePast
+from scheduler_svc.core.workers import HOLD_US
 from scheduler_svc.journal import INPUTS_MAX
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.links import WorkerLink
@@ -394,6 +395,28 @@ async def test_a_worker_whose_step_is_overdue_is_given_nothing_until_it_answers(
         assert not core_worker.is_late
         link.waited_ns = 10**15
         await until(lambda: core_worker.is_late, "a tick: it owes a step")
+
+
+async def test_a_plan_for_which_it_was_early_is_made_in_time(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a timer: nothing else happens that would ask for it."""
+    sent: list[Plan] = []
+    monkeypatch.setattr(WorkerLink, "is_open", True)
+    monkeypatch.setattr(WorkerLink, "send", lambda link, plan: sent.append(plan))
+    async with leading(ledger, batch_gap_ms=1000, lease_steps_max=1) as (session, _):
+        session.roster.register(NOWHERE, worker("w"))
+        session.roster.link_opened(session.roster.links["w"])
+        request = Request(
+            id="r", sequence_id=1, prompt=(1,), max_tokens=9, arrived_ns=0, priority=FLEX_PRIORITY
+        )
+        session.core.apply(Submit(request=request), 0)
+        assert session.core.apply(MakePlan(worker_id="w"), 0).plan is not None
+        due_ns = session.now_ns() + 30_000_000
+        session.core.workers["w"].step_end_ns = due_ns + HOLD_US * 1000
+        session._ask_again("w")
+        await until(lambda: sent, "the plan behind it")
+        assert session.now_ns() >= due_ns
 
 
 async def test_a_worker_that_describes_itself_anew(ledger: Ledger) -> None:

@@ -1,5 +1,6 @@
 """`LLM`: a stack that belongs to an object, with the shipped model and all its processes."""
 
+import io
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
+from rich.console import Console
 
 import kaiten
 from kaiten import LLM
@@ -43,6 +45,23 @@ def test_prompts_in_answers_out(llm: LLM) -> None:
     assert [answer.usage.output_tokens for answer in answers] == [12] * 3
     (alone,) = llm.generate(PROMPTS[1], max_tokens=12, seed=7, ignore_eos=True)
     assert alone.text == answers[1].text
+
+
+def test_a_bar_on_a_terminal_counts_answers_and_their_tokens(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = io.StringIO()
+    terminal = Console(file=seen, force_terminal=True, width=80)
+    monkeypatch.setattr("kaiten.llm.console", lambda: terminal)
+    monkeypatch.setattr(llm, "_has_progress", terminal.is_terminal)
+    llm.generate(PROMPTS, max_tokens=12, ignore_eos=True)
+    bars = re.findall(
+        r"(\d)/3.*? (\d+) tokens", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.getvalue())
+    )
+    counts = [(int(count), int(tokens)) for count, tokens in bars]
+    assert counts == sorted(counts)
+    assert all(tokens == 12 * count for count, tokens in counts)
+    assert (counts[0], counts[-1]) == ((0, 0), (3, 36))
 
 
 def test_one_conversation_or_several(llm: LLM) -> None:

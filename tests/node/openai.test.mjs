@@ -88,6 +88,27 @@ test("a response in the background, taken up again after every event", async () 
   assert.ok(next.usage.input_tokens > same.usage.input_tokens);
 });
 
+test("a streamed response, left in the middle and taken up where it was", async () => {
+  const asked = { model, input: "Tell me about soup.", temperature: 0, max_output_tokens: 16 };
+  const events = await allOf(await client.responses.create({ ...asked, stream: true }));
+  // How many tokens come with a delta differs from time to time.
+  const textOf = (some) => some.map((each) => each.delta ?? "").join("");
+  const kindsOf = (some) => some.map((each) => each.type).filter((type) => !type.endsWith(".delta"));
+  const sum = await client.responses.stream(asked).finalResponse();
+  assert.equal(sum.output_text, textOf(events));
+  const numbers = events.map((each) => each.sequence_number);
+  assert.deepEqual(numbers, [...new Set(numbers)].sort((a, b) => a - b));
+  const seen = [];
+  for await (const event of await client.responses.create({ ...asked, stream: true, background: true })) {
+    seen.push(event);
+    if (event.type === "response.output_text.delta") break;
+  }
+  const { id } = seen[0].response, starting_after = seen.at(-1).sequence_number;
+  const rest = await allOf(await client.responses.retrieve(id, { stream: true, starting_after }));
+  assert.equal(textOf([...seen, ...rest]), textOf(events));
+  assert.deepEqual(kindsOf([...seen, ...rest]), kindsOf(events));
+});
+
 test("a response is cancelled, deleted, and then found by nobody", async () => {
   const asked = { model, input: "Soup?", max_output_tokens: 900, ignore_eos: true, background: true };
   const { id } = await client.responses.create(asked);

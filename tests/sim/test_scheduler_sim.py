@@ -206,7 +206,8 @@ class World:
             self.check_promise(overdue, outcome)
         if isinstance(command, MakePlan):
             assert outcome.plan is None or command.worker_id in self.concerned
-            self.concerned.discard(command.worker_id)
+            if outcome.again_ns is None:
+                self.concerned.discard(command.worker_id)
         self.concerned |= set(outcome.workers)
         self.trace += [item for item in (outcome.plan, outcome.tokens) if item is not None]
         self.trace += outcome.events

@@ -131,6 +131,8 @@ class Cell:
         if isinstance(command, MakePlan):
             assert outcome.plan is None or command.worker_id in self.concerned
             self.concerned.discard(command.worker_id)
+            if outcome.again_ns is not None:
+                self.concerned.add(command.worker_id)
             if outcome.plan is not None:
                 self.see_joins(outcome.plan)
         self.concerned |= set(outcome.workers)

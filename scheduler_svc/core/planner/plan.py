@@ -15,7 +15,7 @@ from scheduler_svc.core.planner.give_way import give_way, num_leaving
 from scheduler_svc.core.planner.lease import lease
 from scheduler_svc.core.planner.retire import retire
 from scheduler_svc.core.planner.share import share
-from scheduler_svc.core.workers import Worker
+from scheduler_svc.core.workers import HOLD_US, Worker
 
 # What most questions for a plan are answered with.
 _NONE = {why: (PassedOver("plan", why),) for why in Why}
@@ -25,7 +25,7 @@ def make_plan(
     cell: CellState, worker: Worker, now_ns: int
 ) -> tuple[Plan | None, tuple[PassedOver, ...]]:
     """The worker's next plan, or None when it needs none now, which changes nothing."""
-    if (why := why_none(cell, worker)) is not None:
+    if (why := why_none(cell, worker, now_ns)) is not None:
         return None, _NONE[why]
     draft = Draft(cell, worker, now_ns)
     if not is_due(cell, worker):
@@ -38,17 +38,31 @@ def make_plan(
     ensure_blocks(draft)
     admit(draft)
     chunks = share(draft)
-    lease_steps = lease(draft, chunks)
-    return draft.seal(chunks, lease_steps), tuple(draft.passed_over)
+    lease_steps, is_idle = lease(draft, chunks), not worker.flights
+    plan = draft.seal(chunks, lease_steps)
+    if is_idle:
+        worker.begin_step(now_ns)
+    return plan, tuple(draft.passed_over)
 
 
-def why_none(cell: CellState, worker: Worker) -> Why | None:
+def why_none(cell: CellState, worker: Worker, now_ns: int) -> Why | None:
     """Why there is to be no plan, whoever could join; None: there may be one."""
     if cell.is_store_behind or worker.is_late:
         return Why.STORE_BEHIND if cell.is_store_behind else Why.LATE
-    if worker.first_steps_unanswered >= cell.config.plans_in_flight_max:
+    is_full = worker.first_steps_unanswered >= cell.config.plans_in_flight_max
+    if is_full or held_until_ns(cell, worker, now_ns) is not None:
         return Why.PLANS_IN_FLIGHT
     return None if cell.waiting or is_due(cell, worker) else Why.NOTHING_CHANGED
+
+
+def held_until_ns(cell: CellState, worker: Worker, now_ns: int) -> int | None:
+    """Beside flex sequences steps are long, and a plan that is sent when one has begun waits for
+    its end; so does whoever comes after it, and then for all of the step that it is for. So it is
+    made when the step is nearly over. None: now, or nobody knows when that is.
+    """
+    until_ns = worker.step_end_ns - HOLD_US * 1000
+    is_held = cell.config.batch_gap_us and worker.flex and worker.flights and until_ns > now_ns
+    return until_ns if is_held else None
 
 
 def is_due(cell: CellState, worker: Worker) -> bool:

@@ -9,7 +9,7 @@ from scheduler_svc.core.planner.draft import Draft
 from scheduler_svc.core.policy.mix import MixView, StepShares
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.types import SlotIndex
-from scheduler_svc.core.workers import Worker
+from scheduler_svc.core.workers import SPARE_EVERY, Worker
 
 Prefills = list[tuple[SlotIndex, Sequence]]
 
@@ -62,8 +62,10 @@ def share(draft: Draft) -> dict[SlotIndex, int]:
     live = [(slot, one) for slot, one in prefills if not one.is_flex]
     shares = _live_shares(cell, worker, live)
     chunks = _chunks(live, shares)
-    sit_out = _no_room(cell, worker, live, shares)
-    if flex := prefills[len(live) :]:
+    if is_spared := _is_spared(cell, worker, live, shares):
+        worker.spares -= SPARE_EVERY
+    sit_out = _no_room(cell, worker, live, shares, is_spared=is_spared)
+    if (flex := prefills[len(live) :]) and not is_spared:
         decodes = sum(num_decodes(worker)) - len(sit_out)
         flex_shares = _flex_shares(cell, worker, flex, decodes, sum(shares.counts))
         chunks |= _chunks(flex, flex_shares)
@@ -91,18 +93,28 @@ def _live_shares(cell: CellState, worker: Worker, prefills: Prefills) -> StepSha
     return shares
 
 
+def _is_spared(cell: CellState, worker: Worker, prefills: Prefills, shares: StepShares) -> bool:
+    """Prompts of others are computed to their ends, and flex sequences leave the step to them: the
+    first tokens come by one as short as they make it. A tenth of the steps goes for that.
+    """
+    if cell.config.batch_gap_us is None or shares.decodes_wait or worker.spares < SPARE_EVERY:
+        return False
+    prompt_tokens = sum(sequence.gap for _, sequence in prefills)
+    return num_decodes(worker)[1] > 0 and 0 < prompt_tokens == sum(shares.counts)
+
+
 def _no_room(
-    cell: CellState, worker: Worker, prefills: Prefills, shares: StepShares
+    cell: CellState, worker: Worker, prefills: Prefills, shares: StepShares, *, is_spared: bool
 ) -> list[SlotIndex]:
     """Flex sequences that decode and sit out a step with prompts of others, the newest first: all
-    of them while those have more to go than a step holds, and then who would make it longer than
-    their gap. They stay in the batch, as the prompts are soon computed.
+    of them while those have more to go than a step holds, or the step is spared, and then who would
+    make it longer than their gap. They stay in the batch, as the prompts are soon computed.
     """
     gap_us, spec, prompt_tokens = cell.config.batch_gap_us, worker.spec, sum(shares.counts)
     if gap_us is None or not prompt_tokens or shares.decodes_wait:
         return []
     decoding = [slot for slot in worker.flex if slot not in worker.prefills]
-    if prompt_tokens < sum(sequence.gap for _, sequence in prefills):
+    if is_spared or prompt_tokens < sum(sequence.gap for _, sequence in prefills):
         return decoding
     live, flex = num_decodes(worker)
     rows = (spec.mixed_budget - prompt_tokens) // spec.slot_tokens_max - live

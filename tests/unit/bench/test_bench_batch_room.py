@@ -9,7 +9,8 @@ from benchmarks.serving.batch_room import Steps
 from scheduler_svc.core.commands import Command
 from scheduler_svc.core.outcome import Outcome
 
-LOAD = replace(CHATS, prompt=20, pause_ms=100.0)
+# Prompts are hardly ever computed: the steps that are for them have room too, and are not counted.
+LOAD = replace(CHATS, prompt=20, tokens=400, pause_ms=100.0)
 SECONDS = 3
 
 
@@ -33,6 +34,15 @@ def test_room_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures["alone_ms"] == {live: 2 + 0.1 * live for live in (1, 2, 3, 4)}
     assert figures["room_used"] == pytest.approx(told.used_us / told.room_us, abs=0.02)
     assert figures["room_used"] > 0.9
+    assert (alone.slots_taken, figures["slots_taken"]) == (0, 0)
+
+
+def test_where_slots_are_taken_the_gap_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of eight: lines wait for its slots."""
+    steps = Steps()
+    monkeypatch.setattr("tests.unit.bench.test_bench_batch_room.LOAD", replace(LOAD, slots=8))
+    day(monkeypatch, steps, 1000)
+    assert steps.slots_taken > 3 * len(steps.beside)
 
 
 def test_who_takes_the_gap_alone_leaves_none() -> None:

@@ -1,9 +1,12 @@
 """Flex requests: they wait for all others, give way to them, and leave their gaps short."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from scheduler_svc.core.commands import MakePlan
 from scheduler_svc.core.cost import StepCost
@@ -342,3 +345,110 @@ def test_rows_that_fit_are_found_from_both_sides() -> None:
 
 def test_of_a_worker_that_has_answered_nothing_no_rows_are_known() -> None:
     assert StepCost().decodes_in(5000, near=4) is None
+
+
+# Who comes in the middle of a step. Steps of 16 rows take 9.6 ms.
+
+LONG_US = 8000
+
+
+def filled(gap_us: int | None = 12_000, **knobs: Any) -> Cell:
+    """A sequence that goes on beside as many flex ones as there are slots but four, and time."""
+    cell = Cell(spec(slots=20, step_tokens=120), batch_gap_us=gap_us, **knobs)
+    cell.workers["w1"].token_us, cell.workers["w1"].base_us = TOKEN_US, LONG_US
+    cell.submit(4, 900)
+    for _ in range(15):
+        flex(cell, 6, 200)
+    for _ in range(12):
+        run_step(cell)
+    assert len(cell.running()) == 16
+    return cell
+
+
+def plan_all(cell: Cell) -> int | None:
+    """When to ask again."""
+    while (outcome := cell.apply(MakePlan(worker_id="w1"))).plan is not None:
+        cell.workers["w1"].send(outcome.plan)
+    return outcome.again_ns
+
+
+def run_step(cell: Cell, *comes: tuple[float, int]) -> int:
+    """One step in its time, and who comes at which part of it with so many tokens; what it took."""
+    plan_all(cell)
+    began_ns, result = cell.now_ns, cell.compute()
+    asks = [(began_ns + int(part * 1000 * result.step_us), tokens) for part, tokens in comes]
+    for at_ns, tokens in asks:
+        cell.now_ns = at_ns
+        cell.submit(tokens, 4)
+        plan_all(cell)
+    end_ns = began_ns + 1000 * result.step_us
+    again_ns = plan_all(cell)
+    if again_ns is not None and again_ns < end_ns:
+        cell.now_ns = again_ns
+        plan_all(cell)
+    cell.now_ns = end_ns
+    cell.commit(result)
+    return result.step_us
+
+
+def test_a_plan_waits_for_the_end_of_a_step_that_flex_sequences_make_long() -> None:
+    """And whoever comes meanwhile is in it. Nobody is kept waiting where there is no gap to keep,
+    no flex sequence, or no step under way.
+    """
+    cell = filled()
+    plan_all(cell)
+    began_ns, result = cell.now_ns, cell.compute()
+    cell.now_ns += 1_000_000
+    first = cell.submit(5, 4)
+    again_ns = plan_all(cell)
+    assert again_ns is not None
+    assert again_ns == pytest.approx(began_ns + 1000 * result.step_us - 5_000_000, abs=500_000)
+    cell.now_ns += 1_000_000
+    second = cell.submit(5, 4)
+    assert plan_all(cell) == again_ns
+    assert {first, second} <= set(cell.waiting())
+    cell.now_ns = again_ns
+    assert {join.sequence_id for join in cell.must_plan().joins} == {first, second}
+    cell.commit(result)
+    assert {first, second} <= set(cell.step().sequence_ids)
+    alone, unbound = filled(), filled(None)
+    for sequence_id in [s.sequence_id for s in alone.worker().flex.values()]:
+        alone.cancel(sequence_id)
+    for other in (alone, unbound):
+        plan_all(other)
+        other.compute()
+        late = other.submit(5, 4)
+        assert plan_all(other) is None
+        assert late in other.running()
+
+
+@settings(max_examples=20)
+@given(part=st.floats(0.01, 0.99), tokens=st.integers(2, 50))
+def test_who_comes_in_the_middle_of_a_step_waits_for_its_end_and_half_of_the_next(
+    part: float, tokens: int
+) -> None:
+    """At most: a plan may be on its way already. Its own step is as short as its prompt."""
+    cell = filled()
+    asked = cell.next_sequence_id
+    took = [run_step(cell, (part, tokens))]
+    waits_us = took[0] * (1 - part)
+    while not cell.outputs[asked]:
+        took.append(run_step(cell))
+        waits_us += took[-1]
+    assert took[-1] <= LONG_US + (tokens + 1) * TOKEN_US
+    assert waits_us - took[-1] <= 12_000 + 5_000
+    assert len(took) == 2 or part * took[0] >= took[0] - 5_000
+
+
+def test_a_tenth_of_the_steps_are_spared_for_first_tokens() -> None:
+    """Short ones come again and again: flex sequences sit out for the first of them at once, and
+    then as often as they may; nobody leaves for it.
+    """
+    cell = filled()
+    flex_tokens = [sum(map(len, map(cell.outputs.get, range(2, 17))))]  # type: ignore[arg-type]
+    for _ in range(100):
+        run_step(cell, (0.1, 5))
+        flex_tokens.append(sum(map(len, map(cell.outputs.get, range(2, 17)))))  # type: ignore[arg-type]
+    idle = sum(before == after for before, after in pairwise(flex_tokens))
+    assert 10 <= idle <= 14
+    assert {s.num_preemptions for s in cell.worker().flex.values()} == {0}
