@@ -79,7 +79,12 @@ class WorkerProcess:
         await asyncio.wrap_future(self._engine.start(loaded.warm_up_thread))
         meters = Meters(self._metrics.meter)
         self._servicer = WorkerServicer(
-            self._engine, description, meters, self._spans, gather_s=settings.gather_ms / 1000
+            self._engine,
+            description,
+            meters,
+            self._spans,
+            gather_s=settings.gather_ms / 1000,
+            device=loaded.device,
         )
         worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server)
         self._health = add_health(server, (SERVICE_NAME,), get_stuck=self._stuck)
