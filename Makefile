@@ -69,8 +69,8 @@ lock: setup  ## write anew what the images install, from the ranges of pyproject
 protos-check: setup  ## are the checked-in stubs fresh?
 	$(BIN)/python protos/generate.py --check
 
-test: setup  ## every test, on all cores: 5 to 17 minutes on two
-	@echo "about 7,000 tests in $$($(PYTHON) -c 'import os; print(2 * os.cpu_count())') processes with real stores and services: 5 to 17 minutes on two cores, by the processor."
+test: setup  ## every test, on all cores: 5 to 20 minutes on two
+	@echo "about 7,000 tests in $$($(PYTHON) -c 'import os; print(2 * os.cpu_count())') processes with real stores and services: 5 to 20 minutes on two cores, by the processor."
 	@echo "One folder, with output as it comes: $(BIN)/python -m pytest tests/unit -x"
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 

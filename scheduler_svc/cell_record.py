@@ -27,7 +27,7 @@ def describe_cell(
     head = islice(core.waiting, WAITING_TOLD_MAX)
     full = (tenant for tenant in core.waiting.tenants.values() if tenant.is_throttled)
     record = CellRecord(
-        workers_ready=sum(link.is_open for link in links),
+        workers_ready=sum(link.is_ready for link in links),
         waiting=len(core.waiting),
         running=core.running_count,
         stalled_ms=stalled_ms,
@@ -53,7 +53,7 @@ def problem_of(core: Scheduler, links: Sequence[WorkerLink]) -> str:
     """What keeps a cell from getting on; empty: nothing that is known here."""
     if not links:
         return "none is registered"
-    if not any(link.is_open for link in links):
+    if not any(link.is_ready for link in links):
         return ", ".join(dict.fromkeys(link.problem for link in links))
     if core.is_store_behind:
         return "the store has not acknowledged what was decided"

@@ -131,15 +131,22 @@ class WorkerLink:
         return self._stream is not None
 
     @property
+    def is_ready(self) -> bool:
+        """Whoever comes now may be computed here: one that drains ends what it has."""
+        return self.is_open and not self.is_draining
+
+    @property
     def is_quarantined(self) -> bool:
         """It gave wrong results too often."""
         return self._rejections >= REJECTIONS_MAX
 
     @property
     def problem(self) -> str:
-        """Why no plan can be sent, in words that anybody may read; empty: one can."""
-        if self.is_open:
+        """Why nobody new is computed here, in words that anybody may read; empty: one can be."""
+        if self.is_ready:
             return ""
+        if self.is_draining:
+            return "it is draining"
         if self.is_quarantined:
             return "its results were wrong too often"
         return "a step of it does not end" if self.is_hung else "it does not answer"

@@ -65,13 +65,18 @@ class LiveSteps:
         self.count = 0
         self._steps: deque[StepNote] = deque(maxlen=STEPS_MAX)
         self._plans: OrderedDict[tuple[str, int], PlanNote] = OrderedDict()
-        # Of each worker's pool, as of its newest plan.
+        # Of each worker's pool, as of its newest plan; kept while nobody watches, too: the first
+        # plan that is seen is told against the one before it.
         self._counts: WeakKeyDictionary[Worker, Counts] = WeakKeyDictionary()
 
-    def planned(self, worker: Worker, plan: Plan, passed_over: Iterable[PassedOver]) -> None:
-        """Just now. Of the first plan that is seen nobody knows what was before."""
-        counts = worker.kv.counts
-        before, self._counts[worker] = self._counts.get(worker, counts), counts
+    def planned(
+        self, worker: Worker, plan: Plan, passed_over: Iterable[PassedOver], *, is_seen: bool
+    ) -> None:
+        """Just now. Of one that nobody sees only the pool's counts are kept."""
+        before = self._counts.get(worker, (0, 0, 0, 0))
+        self._counts[worker] = worker.kv.counts
+        if not is_seen:
+            return
         note = note_of(worker, plan, passed_over, before)
         self._plans[plan.worker_id, plan.plan_id] = note
         if len(self._plans) > PLANS_MAX:
@@ -87,7 +92,6 @@ class LiveSteps:
         """Nobody watches any more. The numbers go on."""
         self._steps.clear()
         self._plans.clear()
-        self._counts.clear()
 
     def between(self, after: int, last: int) -> list[StepNote]:
         """Those behind number `after`, up to `last`, as far as they are there."""

@@ -27,6 +27,7 @@ STORE_RETRY_S = 0.5
 # For a store that does not answer; the lease then runs out by itself.
 RESIGN_S_MAX = 1.0
 SERVICE = "kaiten.v1.SchedulerService"
+DRAINING = "it is draining"
 
 
 class SchedulerProcess:
@@ -85,12 +86,12 @@ class SchedulerProcess:
 
     async def drain(self) -> None:
         self._is_draining = True
-        self._health.set_all(False)
+        self._health.set_all(DRAINING)
         if self._servicer.session is not None:
             await self._servicer.session.drain()
 
     async def stop(self) -> None:
-        self._health.set_all(False)
+        self._health.set_all("it is stopping")
         await self._server.stop(grace=0.5)
         if self._ledger is not None:
             await self._ledger.close()
@@ -115,7 +116,7 @@ class SchedulerProcess:
             try:
                 store = await self._ledger.check()
             except Unavailable as error:
-                self._health.set_all(False)
+                self._store_is(str(error))
                 log.warning("store.waiting", reason=str(error))
                 await self._clock.sleep(STORE_RETRY_S)
                 continue
@@ -130,7 +131,7 @@ class SchedulerProcess:
 
     async def _lead(self) -> None:
         assert self._ledger is not None
-        self._health.set_all(True)
+        self._store_is("")
         standby = Standby(
             self._ledger,
             self._clock,
@@ -139,6 +140,7 @@ class SchedulerProcess:
             above_epoch=self._seen_epoch,
             address=await self._address(),
             peers=self._peers,
+            store_is=self._store_is,
         )
         leader = await standby.campaign()
         self._servicer.begin(leader)
@@ -154,6 +156,7 @@ class SchedulerProcess:
             archive=archive,
             standby_addresses=self._servicer.standby_addresses.values(),
         )
+        session.renewal.store_is = self._store_is
         self._meters.leads(session)
         self._metrics.model_name = lambda: session.roster.model
         try:
@@ -168,6 +171,10 @@ class SchedulerProcess:
             await self._resign(leader)
             if archive is not None:
                 await asyncio.to_thread(archive.close)
+
+    def _store_is(self, problem: str) -> None:
+        """Why the store does not answer, as it was last; empty: it does, and so do we."""
+        self._health.set_all(DRAINING if self._is_draining else problem)
 
     async def _resign(self, leader: Leader) -> None:
         """However a leadership ended, a standby may lead at once. Nothing of it runs any more."""

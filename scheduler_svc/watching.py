@@ -71,8 +71,8 @@ class Watching:
         passed_over = outcome.passed_over
         if not passed_over or passed_over[0].stage != "plan":
             self._looks[worker] = passed_over
-        if self.watchers and outcome.plan is not None:
-            self._steps.planned(worker, outcome.plan, passed_over)
+        if (plan := outcome.plan) is not None:
+            self._steps.planned(worker, plan, passed_over, is_seen=bool(self.watchers))
 
     def flight_of(self, worker: Worker, plan_id: int) -> Flight | None:
         """Of a step that is about to be told to the core. None: nobody watches."""
@@ -125,7 +125,7 @@ class Watching:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Steps are kept while somebody watches, and cost nothing while nobody does."""
+        """Steps are kept while somebody watches, and next to nothing while nobody does."""
         self.watchers += 1
         try:
             yield

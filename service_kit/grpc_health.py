@@ -1,4 +1,7 @@
-"""grpc.health.v1 with a synchronous `set`: readiness may change where one cannot await."""
+"""grpc.health.v1 with a synchronous `set`: readiness may change where one cannot await.
+
+Its answer has no field for a reason: the trailing metadata of `Check` has it, as `kaiten-reason`.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -17,6 +20,10 @@ WATCHES_MAX: Final = 256
 # What to ask before a process is killed: it answers, and what it does gets on. It waits for the
 # store, for others or for the end of a drain all the same.
 LIVE: Final = "live"
+# Why not, behind the answer to `Check`: printable ASCII, which gRPC's metadata must be.
+REASON: Final = "kaiten-reason"
+REASON_CHARS_MAX: Final = 512
+STARTING: Final = "it has not started yet"
 
 
 class AtMost:
@@ -46,43 +53,50 @@ class AtMost:
 class HealthStatus(health_pb2_grpc.HealthServicer):
     """The state of each service name; "" is the whole process. Watchers see every change.
 
-    `live` is asked anew each time, and watchers see it as it was.
+    `live` is asked anew each time, and watchers see it as it was. `get_stuck` says why the process
+    gets nowhere, empty: it does.
     """
 
     def __init__(
         self,
         names: Iterable[str],
         watches_max: int = WATCHES_MAX,
-        is_alive: Callable[[], bool] = lambda: True,
+        get_stuck: Callable[[], str] = lambda: "",
     ) -> None:
-        self._serving = dict.fromkeys(names, False)
-        self._is_alive = is_alive
+        # Why not; empty: it serves.
+        self._problems = dict.fromkeys(names, STARTING)
+        self._get_stuck = get_stuck
         self._watches = AtMost(watches_max, "health watches")
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
-        states = (f"{name or 'process'}={serving}" for name, serving in self._serving.items())
+        states = (f"{name or 'process'}={why or 'serving'}" for name, why in self._problems.items())
         return f"HealthStatus({', '.join(states)})"
 
     def add_to(self, server: "grpc.aio.Server") -> None:
         health_pb2_grpc.add_HealthServicer_to_server(self, server)
 
-    def set(self, name: str, serving: bool) -> None:
-        """Change one name. Setting what already is wakes nobody."""
-        if self._serving.get(name) is serving:
-            return
-        self._serving[name] = serving
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def set(self, name: str, problem: str) -> None:
+        """Change one name: why it does not serve, in words that anybody may read; empty: it does.
 
-    def set_all(self, serving: bool) -> None:
-        """Change every known name, e.g. to False before draining."""
-        for name in self._serving:
-            self.set(name, serving)
+        Another reason is not another state: it wakes nobody.
+        """
+        before = self._problems.get(name)
+        self._problems[name] = problem
+        if before is None or bool(before) is not bool(problem):
+            self._changed.set()
+            self._changed = asyncio.Event()
 
-    async def Check(self, request: Any, _context: Any) -> Any:
-        if request.service != LIVE and request.service not in self._serving:
+    def set_all(self, problem: str) -> None:
+        """Change every known name, e.g. before draining."""
+        for name in self._problems:
+            self.set(name, problem)
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        if request.service != LIVE and request.service not in self._problems:
             raise NotFound(f"service {request.service!r}")
+        if problem := self._problem(request.service):
+            context.set_trailing_metadata(((REASON, _printable(problem)),))
         return self._answer(request.service)
 
     async def Watch(self, request: Any, _context: Any) -> AsyncIterator[Any]:
@@ -96,8 +110,18 @@ class HealthStatus(health_pb2_grpc.HealthServicer):
                     yield answer
                 await changed.wait()
 
+    def _problem(self, name: str) -> str | None:
+        """None: nobody knows the name."""
+        return self._get_stuck() if name == LIVE else self._problems.get(name)
+
     def _answer(self, name: str) -> Any:
-        serving = self._is_alive() if name == LIVE else self._serving.get(name)
-        if serving is None:
+        problem = self._problem(name)
+        if problem is None:
             return Response(status=Response.SERVICE_UNKNOWN)
-        return Response(status=Response.SERVING if serving else Response.NOT_SERVING)
+        return Response(status=Response.NOT_SERVING if problem else Response.SERVING)
+
+
+def _printable(text: str) -> str:
+    """On one line, in ASCII."""
+    words = " ".join(text.split())[:REASON_CHARS_MAX]
+    return "".join(c if " " <= c <= "~" else "?" for c in words)

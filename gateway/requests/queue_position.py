@@ -27,7 +27,7 @@ def place_of(record: CellRecord | None, sequence_id: int, tenant: str) -> Place:
 
 def _reason(record: CellRecord, position: int, tenant: str) -> str:
     if not record.workers_ready:
-        return "no worker is ready"
+        return because("no worker is ready", record.problem)
     for full in record.full_tenants:
         if full.tenant == tenant:
             return (
@@ -37,3 +37,8 @@ def _reason(record: CellRecord, position: int, tenant: str) -> str:
     before = position - 1
     first = "1 request goes" if before == 1 else f"{before} requests go"
     return f"{first} first; {record.running} run now"
+
+
+def because(problem: str, why: str) -> str:
+    """A problem with its cause, as far as it is known."""
+    return f"{problem}: {why}" if why else problem

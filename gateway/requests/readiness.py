@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from gateway.requests.ledger_session import LedgerLink
+from gateway.requests.queue_position import because
 from gateway.text.model_card import ModelCard
 from kaiten.v1.common_pb2 import WorkerDescription
 from kaiten.v1.ledger_pb2 import CellRecord
@@ -23,6 +24,7 @@ log = structlog.get_logger()
 
 # Store rules (eviction, durability) can be changed at run time; looking costs a few round trips.
 POLLS_PER_CHECK: Final = 10
+UNKNOWN: Final = "it has not looked at the store yet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,17 +95,13 @@ class CellWatch:
         is_served = self.record.workers_ready > 0 or self.record.workers_expected > 0
         has_worker = self.worker is not None and is_served
         if not (has_worker or self._limits.accepts_without_workers):
-            return _because("no worker is ready", self.record.problem)
+            return because("no worker is ready", self.record.problem)
         if refusal := self.refusal(card):
             return refusal
         if self.record.stalled_ms > self._limits.stalled_ms_max:
             stalled = f"nothing was committed for {self.record.stalled_ms} ms"
-            return _because(f"work is runnable but {stalled}", self.record.problem)
+            return because(f"work is runnable but {stalled}", self.record.problem)
         return ""
-
-
-def _because(problem: str, why: str) -> str:
-    return f"{problem}: {why}" if why else problem
 
 
 class Readiness:
@@ -117,7 +115,7 @@ class Readiness:
         self._card = card
         self._clock = clock
         self._limits = limits
-        self._listeners: list[Callable[[bool], None]] = []
+        self._listeners: list[Callable[[str], None]] = []
         self._last: str | None = None
         self.is_draining = False
 
@@ -137,10 +135,10 @@ class Readiness:
         if problem := self.problem:
             raise Unavailable(problem)
 
-    def listen(self, listener: Callable[[bool], None]) -> None:
-        """Call with every change, and once with the state as it is."""
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Call with the problem whenever it changes, and once with what it is; empty: ready."""
         self._listeners.append(listener)
-        listener(self._last == "")
+        listener(UNKNOWN if self._last is None else self._last)
 
     def drain(self) -> None:
         """Not ready from now on, whatever else is true."""
@@ -179,4 +177,4 @@ class Readiness:
             log.info("gateway.ready")
         self._last = problem
         for listener in self._listeners:
-            listener(not problem)
+            listener(problem)

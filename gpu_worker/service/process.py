@@ -54,6 +54,8 @@ class WorkerProcess:
         self._registrar: Registrar | None = None
         self._health: HealthStatus | None = None
         self._crashed: asyncio.Future[None] | None = None
+        # Why it takes no work for good; a step that does not end may yet.
+        self._leaves_because = ""
 
     @property
     def drain_s(self) -> float:
@@ -77,13 +79,18 @@ class WorkerProcess:
         await asyncio.wrap_future(self._engine.start(loaded.warm_up_thread))
         meters = Meters(self._metrics.meter)
         self._servicer = WorkerServicer(
-            self._engine, description, meters, self._spans, gather_s=settings.gather_ms / 1000
+            self._engine,
+            description,
+            meters,
+            self._spans,
+            gather_s=settings.gather_ms / 1000,
+            device=loaded.device,
         )
         worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server)
-        self._health = add_health(server, (SERVICE_NAME,), is_alive=self._steps_end)
+        self._health = add_health(server, (SERVICE_NAME,), get_stuck=self._stuck)
         add_reflection(server, (SERVICE_NAME,))
         await server.start()
-        self._health.set_all(True)
+        self._health.set_all("")
 
         async def address_for(scheduler: str) -> str:
             return settings.advertise_address or await bound.advertised(scheduler)
@@ -113,31 +120,33 @@ class WorkerProcess:
             looking.cancel()
             await asyncio.gather(registering, looking, return_exceptions=True)
 
-    def _steps_end(self) -> bool:
+    def _stuck(self) -> str:
+        """Why it does not get on; empty: its steps end."""
         assert self._engine is not None
-        return self._engine.at_it_ns / 1e9 <= self._settings.hung_s
+        at_it_s = self._engine.at_it_ns / 1e9
+        is_hung = at_it_s > self._settings.hung_s
+        return f"a step has not ended for {at_it_s:.0f} s" if is_hung else ""
 
     async def _watch_steps(self) -> None:
         """A worker whose compute thread hangs answers everybody, and is of no use to anybody."""
         assert self._engine is not None
         assert self._health is not None
-        hung_s, was_hung = self._settings.hung_s, False
+        was_hung = False
         while True:
-            await asyncio.sleep(min(_LOOK_S_MAX, hung_s / 4))
-            at_it_s = self._engine.at_it_ns / 1e9
-            if (is_hung := at_it_s > hung_s) is was_hung:
+            await asyncio.sleep(min(_LOOK_S_MAX, self._settings.hung_s / 4))
+            stuck = self._stuck()
+            self._health.set_all(self._leaves_because or stuck)
+            if (is_hung := bool(stuck)) is was_hung:
                 continue
             was_hung = is_hung
-            self._health.set_all(not is_hung)
             if is_hung:
-                log.error("worker.hung", step_s=round(at_it_s, 1))
+                log.error("worker.hung", step_s=round(self._engine.at_it_ns / 1e9, 1))
             else:
                 log.info("worker.goes_on")
 
     async def drain(self) -> None:
         """Keep computing until the scheduler has moved everything elsewhere."""
-        if self._health is not None:
-            self._health.set_all(False)
+        self._leave("it is draining")
         if self._registrar is not None:
             await self._registrar.drain()
 
@@ -161,6 +170,12 @@ class WorkerProcess:
         meters.gauge("device_memory", memory, "of the device: used, and in all", "By", "state")
         meters.gauge("is_registered", lambda: int(registrar.is_registered), "known to a leader")
 
+    def _leave(self, reason: str) -> None:
+        """It serves no more, and why in words that anybody may read."""
+        self._leaves_because = reason
+        if self._health is not None:
+            self._health.set_all(reason)
+
     def _crash_hook(self) -> Callable[[Exception], None]:
         loop = asyncio.get_running_loop()
 
@@ -171,8 +186,7 @@ class WorkerProcess:
 
     def _on_crash(self, error: Exception) -> None:
         assert self._crashed is not None
-        if self._health is not None:
-            self._health.set_all(False)
+        self._leave("its compute thread failed; its log says how")
         if not self._crashed.done():
             self._crashed.set_exception(error)
 

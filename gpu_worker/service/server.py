@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import structlog
+import torch
 
 from gpu_worker.batch.plans import Description, InvalidPlan, Leader, Plan, StepResult
 from gpu_worker.runner.engine import Engine
 from gpu_worker.service import wire
 from gpu_worker.service.gathering import Gathering
 from gpu_worker.service.metrics import Meters
-from gpu_worker.service.step_profile import STEPS_MAX, StepProfile
+from gpu_worker.service.step_profile import CPU, STEPS_MAX, StepProfile
 from gpu_worker.service.tracing import StepTracing
 from kaiten.v1 import worker_service_pb2, worker_service_pb2_grpc
 from service_kit.errors import InvalidRequest, OutOfOrder, Overloaded, StaleLeader
@@ -113,8 +114,9 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         spans: Spans | None = None,
         *,
         gather_s: float = 0.0,
+        device: torch.device = CPU,
     ) -> None:
-        """`spans` None: nobody listens. `gather_s`: see `Gathering`."""
+        """`spans` None: nobody listens. `gather_s`: see `Gathering`. `device`: of profiles."""
         # Called when a leader's stream has ended and no newer one has taken over.
         self.on_stream_end: Callable[[], None] | None = None
         self._engine = engine
@@ -122,6 +124,7 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         self._spans = spans
         self._description = description
         self._gather_s = gather_s
+        self._device = device
         self._is_profiling = False
         self._leader: Leader | None = None
         # Of the leader, as it says.
@@ -176,8 +179,8 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
 
     async def _profiled(self, steps: int) -> StepProfile:
         """Once it has all its steps; who goes away ends it with those it has."""
-        await asyncio.to_thread(StepProfile.prepare)
-        profile = StepProfile(steps)
+        await asyncio.to_thread(StepProfile.prepare, self._device)
+        profile = StepProfile(steps, self._device)
         log.info("profile.begun", steps=steps)
         self._engine.profile(profile)
         try:

@@ -7,6 +7,7 @@ from typing import Final
 import structlog
 import torch
 
+from gpu_worker.batch.step_types import DeviceLost
 from kernels import jit
 from service_kit.errors import ConfigError
 
@@ -41,9 +42,11 @@ def _sentence_of(error: Exception, phase: str) -> str | None:
             "--gpu-memory-share, --step-tokens or --slots, take a smaller model or a larger "
             "device, or end what else uses it"
         )
-    reason = str(error).strip().partition("\n")[0]
+    # What was only waited for, `device_streams.losing` calls lost, of the same words.
+    cause = error.__cause__ if isinstance(error, DeviceLost) and error.__cause__ else error
+    reason = str(cause).strip().partition("\n")[0]
     # torch's and Triton's words for what the driver says.
-    if isinstance(error, RuntimeError) and "CUDA" in reason:
+    if isinstance(error, DeviceLost) or (isinstance(cause, RuntimeError) and "CUDA" in reason):
         return (
             f"the GPU fails while the worker starts (phase {phase}: {reason}); look at nvidia-smi "
             f"and whether the driver is new enough for torch {torch.__version__}, or take --device "

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from gpu_worker.batch.plans import Plan, StepResult
 
 # A trace of a large batch operator by operator is a megabyte per step.
 STEPS_MAX: Final = 256
+CPU: Final = torch.device("cpu")
 _EVENTS: Final = b'"traceEvents": ['
 _BASE: Final = "baseTimeNanoseconds"
 _CHUNK_BYTES: Final = 1 << 20
@@ -31,26 +32,27 @@ _TRACK: Final = "steps, by plan"
 class StepProfile:
     """Of the next `steps` steps, to the end of the plan in which the last of them is."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, device: torch.device = CPU) -> None:
+        """Of a worker on `device`."""
         assert 1 <= steps <= STEPS_MAX
         # Set on the compute thread, once the steps are there.
         self.ended: Future[None] = Future()
         self._left = steps
         self._marks: list[dict[str, Any]] = []
-        kinds = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            kinds.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=kinds)
+        self._profile = profile(activities=_kinds(device))
 
     @staticmethod
-    def prepare() -> None:
-        """What the first profile of a process loads, in seconds; on any thread but the computing.
+    def prepare(device: torch.device = CPU) -> None:
+        """What the first profile of a process loads, in seconds, of a GPU its library (CUPTI), too.
 
-        The steps that are profiled need not wait for it then.
+        On any thread but the computing one: the steps that are profiled need not wait for it then.
         """
-        first = profile(activities=[ProfilerActivity.CPU])
-        first.start()
-        first.stop()
+        # A profile ends by waiting for the thread's GPU: not for GPU 0, on which this process would
+        # then have memory.
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            first = profile(activities=_kinds(device))
+            first.start()
+            first.stop()
 
     @property
     def is_complete(self) -> bool:
@@ -107,6 +109,11 @@ class StepProfile:
         process = {"pid": os.getpid(), "tid": _TRACK}
         marks = [{**mark, **process, "ts": (mark["ts"] - base_ns) / 1000} for mark in self._marks]
         return b"".join(json.dumps(mark).encode() + b",\n" for mark in marks)
+
+
+def _kinds(device: torch.device) -> list[ProfilerActivity]:
+    kinds = [ProfilerActivity.CPU]
+    return [*kinds, ProfilerActivity.CUDA] if device.type == "cuda" else kinds
 
 
 def _mark(result: StepResult, now_ns: int) -> dict[str, Any]:

@@ -5,7 +5,12 @@ from typing import Final
 from rich.text import Text
 
 from kaiten.api_key import HOW_TO_GIVE
-from kaiten.client.errors import ApiError, UnauthenticatedError, UnavailableError
+from kaiten.client.errors import (
+    ApiError,
+    DeadlineExceededError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from kaiten.console import console
 
 # A person is watching: say quickly that nobody answers.
@@ -15,7 +20,10 @@ RESUME_S: Final = 5.0
 def complain(error: ApiError, address: str) -> int:
     """Say what went wrong, and what to do; the exit code."""
     text = Text(f"error: {error}", style="red")
-    if isinstance(error, UnavailableError):
+    is_away = isinstance(error, UnavailableError)
+    if isinstance(error, DeadlineExceededError) or (is_away and error.is_of_service):
+        text.append(f"\nwhat it says of itself: kaiten healthcheck {address.partition(',')[0]}")
+    elif is_away:
         text.append(f"\nis a gateway listening on {address}? start one with: kaiten serve")
     elif isinstance(error, UnauthenticatedError):
         text.append(f"\n{HOW_TO_GIVE}")

@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.json_format import MessageToJson
 
 from kaiten.cli.complaint import RESUME_S, complain
-from kaiten.cli.live.reasons import reason, states_of, why_behind
+from kaiten.cli.live.reasons import reason, states_of, trouble, why_behind
 from kaiten.client.connection import OPTIONS, with_key
 from kaiten.client.errors import ApiError, CertificateError, from_rpc_error
 from kaiten.client.live_core import NO_BLOCK, LiveCore, LiveSequence
@@ -90,6 +90,7 @@ def lines_of(core: LiveCore, *, with_blocks: bool = False) -> Iterator[str]:
     yield (
         f"epoch {core.epoch}  record {core.seq} ({core.seq - core.committed_seq} uncommitted)  "
         f"{core.configured.policy}  {core.waiting} waiting"
+        + (f"  {why}" if (why := trouble(core)) else "")
     )
     for worker in core.workers.values():
         theirs = [one for _, one in running if one.place.worker_id == worker.worker_id]

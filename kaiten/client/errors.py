@@ -16,12 +16,21 @@ from kaiten.tls import certificate_problem, explained
 
 
 class ApiError(Exception):
-    """An answer that is not a result. `retry_after_s` is None when waiting is no use."""
+    """An answer that is not a result. `retry_after_s` is None when waiting is no use.
+
+    `is_of_service`: the service itself said so; otherwise somebody on the way, or nobody, answered.
+    """
 
     def __init__(
-        self, message: str, *, retry_after_s: float | None = None, fields: tuple[str, ...] = ()
+        self,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        fields: tuple[str, ...] = (),
+        is_of_service: bool = False,
     ) -> None:
         super().__init__(message)
+        self.is_of_service = is_of_service
         self.retry_after_s = retry_after_s
         self.fields = fields
 
@@ -92,10 +101,11 @@ KINDS: Final[dict[grpc.StatusCode, type[ApiError]]] = {
 
 def from_rpc_error(error: grpc.RpcError) -> ApiError:
     """The typed error of a failed RPC, with what its google.rpc details say."""
-    retry_after_s, fields = None, []
+    retry_after_s, fields, is_of_service = None, list[str](), False
     # Somebody between may have put other words there: the status is an answer without them.
     with suppress(DecodeError):
         for packed in _details(error):
+            is_of_service = True
             retry, bad = RetryInfo(), BadRequest()
             if packed.Unpack(retry):
                 retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
@@ -107,7 +117,12 @@ def from_rpc_error(error: grpc.RpcError) -> ApiError:
             return CertificateError(problem)
         message = explained(message)
     kind = KINDS.get(error.code(), InternalServerError)
-    return kind(message, retry_after_s=retry_after_s, fields=tuple(fields))
+    return kind(
+        message,
+        retry_after_s=retry_after_s,
+        fields=tuple(fields),
+        is_of_service=is_of_service,
+    )
 
 
 def _details(error: grpc.RpcError) -> Iterator[Any]:

@@ -12,6 +12,8 @@ from kaiten.tls import TLS, aio_channel, certificate_problem, explained
 
 TIMEOUT_S: Final = 2.0
 PING_TIMEOUT_S: Final = 1.0
+# Trailing metadata of the answer of a part that does not serve: why not.
+REASON: Final = "kaiten-reason"
 # Who was started again is found at once.
 RECONNECT: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -53,17 +55,22 @@ class Health:
 async def state_of(
     address: str, service: str = "", timeout_s: float = TIMEOUT_S, tls: TLS | None = None
 ) -> str:
-    """ "serving", "not serving", or why nobody answered."""
+    """ "serving", "not serving: why", or why nobody answered."""
     async with aio_channel(address, tls or False) as channel:
         return await _said(channel, service, timeout_s)
 
 
 async def _said(channel: "grpc.aio.Channel", service: str, timeout_s: float) -> str:
-    asked = HealthCheckRequest(service=service)
+    call = HealthStub(channel).Check(HealthCheckRequest(service=service), timeout=timeout_s)
     try:
-        answer = await HealthStub(channel).Check(asked, timeout=timeout_s)
+        answer = await call
+        trailers = dict(await call.trailing_metadata() or ())
     except grpc.aio.AioRpcError as error:
         said = error.details() or ""
         why = certificate_problem(said) or explained(said)
         return f"{error.code().name.lower()}: {why}"
-    return "serving" if answer.status == HealthCheckResponse.SERVING else "not serving"
+    if answer.status == HealthCheckResponse.SERVING:
+        return "serving"
+    # Parts of an older version, and those of others, give no reason.
+    reason = trailers.get(REASON, "")
+    return f"not serving: {reason}" if reason else "not serving"

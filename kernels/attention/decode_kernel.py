@@ -122,8 +122,9 @@ def decode_kernel(
     jit.wait_for_neighbour(PDL)
     line = tl.arange(0, QUERY_TILE)
     items = tl.load(total_tasks) * KV_HEADS
-    # From the last, the longest, on.
-    for item in tl.range(items - 1 - tl.program_id(0), -1, -tl.num_programs(0), disable_licm=True):
+    # From the last, the longest, on; counted upwards, as in `attend_kernel`.
+    for turn in tl.range(tl.program_id(0), items, tl.num_programs(0), disable_licm=True):
+        item = items - 1 - turn
         kv_head = item % KV_HEADS
         task = tasks + item // KV_HEADS * TASK
         row = tl.load(task)

@@ -77,10 +77,10 @@ def attend_kernel(
     TOKENS: tl.constexpr = QUERY_TILE // GROUP
     dim, line = tl.arange(0, DIM_TILE)[None, :], tl.arange(0, QUERY_TILE)
     items = tl.load(total_tasks) * KV_HEADS
-    # From the last, the longest, on.
-    for item in tl.range(
-        items - 1 - tl.program_id(0), -1, -tl.num_programs(0), disable_licm=IS_LONG
-    ):  # fmt: skip
+    # From the last, the longest, on. Counted upwards: Triton compiles a step that is negative, and
+    # no constant, into a loop that never runs where it should, and never ends where it should not.
+    for turn in tl.range(tl.program_id(0), items, tl.num_programs(0), disable_licm=IS_LONG):
+        item = items - 1 - turn
         kv_head = item % KV_HEADS
         task = tasks + item // KV_HEADS * TASK
         row, first = tl.load(task), tl.load(task + 1) if IS_LONG else 0

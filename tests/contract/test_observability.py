@@ -24,6 +24,52 @@ ALERTS: Final[Mapping[str, Mapping[str, Any]]] = {
     for rule in group["rules"]
 }
 JAEGER = yaml.safe_load((FOLDER / "jaeger.yml").read_text())
+# Of each component's configuration, as its own repository has it, what the file uses: its fields,
+# and whether they are numbers, switches, durations, addresses, or one of some words.
+COUNT, SWITCH, SPAN, PLACE, TEXT = (
+    r"\d+",
+    "True|False",
+    r"\d+(ms|s|m|h)",
+    r"(http://)?[\w.]+:\d+",
+    ".+",
+)
+SHARE: Final = r"\d+(\.\d+)?"
+POLICY: Final = {
+    "name": TEXT,
+    "type": "status_code|numeric_attribute|probabilistic",
+    "status_code": {"status_codes": ["OK|ERROR|UNSET"]},
+    "numeric_attribute": {"key": TEXT, "min_value": COUNT, "max_value": COUNT},
+    "probabilistic": {"sampling_percentage": SHARE},
+}
+COMPONENTS: Final[Mapping[str, Any]] = {
+    "healthcheckv2": {"use_v2": SWITCH, "http": {"endpoint": PLACE}},
+    "jaeger_storage": {
+        "backends": {"*": {"memory": {"max_traces": COUNT}}},
+        "metric_backends": {
+            "*": {
+                "prometheus": {
+                    "endpoint": PLACE,
+                    "normalize_calls": SWITCH,
+                    "normalize_duration": SWITCH,
+                }
+            }
+        },
+    },
+    "jaeger_query": {"storage": {"traces": TEXT, "metrics": TEXT}, "http": {"endpoint": PLACE}},
+    "otlp": {"protocols": {"grpc": {"endpoint": PLACE, "max_recv_msg_size_mib": COUNT}}},
+    "memory_limiter": {"check_interval": SPAN, "limit_mib": COUNT, "spike_limit_mib": COUNT},
+    "tail_sampling": {
+        "decision_wait": SPAN,
+        "num_traces": COUNT,
+        "expected_new_traces_per_sec": COUNT,
+        "policies": [POLICY],
+    },
+    "batch": {},
+    "spanmetrics": {"metrics_flush_interval": SPAN},
+    "forward": {},
+    "jaeger_storage_exporter": {"trace_storage": TEXT},
+    "prometheus": {"endpoint": PLACE},
+}
 NAME = re.compile(r"\b(?:kaiten|gen_ai|vllm:)[a-z0-9_]*")
 has_promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool here")
 
@@ -111,6 +157,44 @@ def test_the_collectors_pipelines_are_made_of_what_is_there() -> None:
     assert "tail_sampling" not in service["pipelines"]["traces"]["processors"]
     assert "spanmetrics" in service["pipelines"]["traces"]["exporters"]
     assert set(service["extensions"]) == JAEGER["extensions"].keys()
+
+
+def test_the_collector_knows_every_field_of_its_file() -> None:
+    """As far as it can be told without the collector, which no registry that installs has."""
+    sections = ("extensions", "receivers", "processors", "connectors", "exporters")
+    assert JAEGER.keys() == {*sections, "service"}
+    used = {name: said for section in sections for name, said in JAEGER[section].items()}
+    assert used.keys() == COMPONENTS.keys()
+    assert [*misfits(used, COMPONENTS)] == []
+    storage, query = used["jaeger_storage"], used["jaeger_query"]["storage"]
+    assert {query["traces"], used["jaeger_storage_exporter"]["trace_storage"]} == {
+        *storage["backends"]
+    }
+    assert {query["metrics"]} == {*storage["metric_backends"]}
+    assert used["memory_limiter"]["spike_limit_mib"] < used["memory_limiter"]["limit_mib"]
+    for policy in used["tail_sampling"]["policies"]:
+        assert policy.keys() == {"name", "type", policy["type"]}, "its settings are of its type"
+    wrong = {"tail_sampling": {"decision_wait": 10, "policies": [{"naem": "x"}]}}
+    assert [*misfits(wrong, COMPONENTS)] == [
+        "tail_sampling.decision_wait: 10",
+        "tail_sampling.policies.naem",
+    ]
+
+
+def misfits(said: Any, known: Any, path: str = "") -> Iterator[str]:
+    """Where the file says what its reader has no field for, or no such value."""
+    if isinstance(known, list) and isinstance(said, list):
+        for one in said:
+            yield from misfits(one, known[0], path)
+    elif isinstance(known, Mapping) and isinstance(said or {}, Mapping):
+        for name, inner in (said or {}).items():
+            here = f"{path}.{name}".lstrip(".")
+            if (field := known.get(name, known.get("*"))) is None:
+                yield here
+            else:
+                yield from misfits(inner, field, here)
+    elif not isinstance(known, str) or not re.fullmatch(known, str(said)):
+        yield f"{path}: {said}"
 
 
 def test_what_the_collector_keeps_is_what_the_services_say() -> None:

@@ -135,10 +135,10 @@ async def test_a_live_request_tells_its_place_in_the_queue(
     response = (await http.get("/v1/responses/resp_q")).json()
     assert response["status"] == "queued"
     assert response["queue"] == {"position": 2, "reason": reason}
-    stack.scheduler.cell.workers_ready = 0
+    stack.scheduler.cell.workers_ready, stack.scheduler.cell.problem = 0, "it is draining"
     await until(lambda: bool(watch.record and not watch.record.workers_ready), "no worker")
     seen = await stack.gateway.inference.GetRequest(pb.GetRequestRequest(request_id="q"))
-    assert seen.queue_reason == "no worker is ready"
+    assert seen.queue_reason == "no worker is ready: it is draining"
     del stack.scheduler.cell.waiting_sequence_ids[:]
     await until(lambda: bool(watch.record and not watch.record.waiting_sequence_ids), "it runs")
     seen = await stack.gateway.inference.GetRequest(pb.GetRequestRequest(request_id="q"))

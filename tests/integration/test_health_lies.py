@@ -53,10 +53,25 @@ class Watched:
             raise AssertionError(f"{error}; it says {await self.problem()!r}") from error
 
     async def worker_is(self, state: str) -> None:
-        async def is_so() -> bool:
-            return await state_of(self.worker_address) == state
+        await says(self.worker_address, state)
 
-        await until(is_so, f"a worker that is {state}")
+    async def computes(self) -> None:
+        """Until somebody sits in the worker's batch."""
+
+        async def is_so() -> bool:
+            state = await self.cluster.state()
+            return state is not None and state.running > 0
+
+        await until(is_so, "a batch")
+
+
+async def says(address: str, state: str) -> None:
+    """Until a part says so of itself."""
+
+    async def is_so() -> bool:
+        return (await state_of(address)).startswith(state)
+
+    await until(is_so, f"{address} that is {state}")
 
 
 @asynccontextmanager
@@ -72,7 +87,7 @@ async def watched(folder: Path) -> AsyncIterator[Watched]:
         async with httpx.AsyncClient(base_url=f"http://{http_port.address}", timeout=60) as http:
 
             async def is_up() -> bool:
-                return await state_of(door.address) in ("serving", "not serving")
+                return (await state_of(door.address)).startswith(("serving", "not serving"))
 
             await until(is_up, "the gateway")
             found = Watched(cluster, http, worker.address)
@@ -108,6 +123,7 @@ async def test_who_lives_and_cannot_get_on_is_told_from_who_can(tmp_path: Path) 
     """One after the other, with the reason that is given for each; then all is well again."""
     async with watched(tmp_path) as cell:
         cluster, url = cell.cluster, cell.cluster.store.url
+        (scheduler,) = cluster.scheduler_addresses
         lies: dict[str, tuple[Lie, tuple[str, ...]]] = {
             "a worker that is stopped": (
                 partial(stopped, cluster.workers[0]),
@@ -130,8 +146,11 @@ async def test_who_lives_and_cannot_get_on_is_told_from_who_can(tmp_path: Path) 
         for lie, (begun, words) in lies.items():
             with begun():
                 await cell.says(*words)
+                if begun == cluster.store.paused:
+                    await says(scheduler, "not serving: unavailable: the ledger cannot be reached")
             try:
                 await cell.says()
+                await says(scheduler, "serving")
                 await cluster.ready(workers=1)
             except AssertionError as error:
                 raise AssertionError(f"after {lie}: {error}") from error
@@ -143,8 +162,9 @@ async def test_a_step_that_does_not_end_is_told_from_many_that_wait(tmp_path: Pa
         cluster = cell.cluster
         with cluster.held():
             await cluster.submit_many(SLOTS, max_tokens=8)
-            await cell.worker_is("not serving")
-            assert await state_of(cell.worker_address, LIVE) == "not serving"
+            await cell.worker_is("not serving: a step has not ended for ")
+            lives = await state_of(cell.worker_address, LIVE)
+            assert lives.startswith("not serving: a step has not ended for ")
             await cell.says("no worker is ready: a step of it does not end", "is overdue")
         await cell.worker_is("serving")
         assert await state_of(cell.worker_address, LIVE) == "serving"
@@ -155,4 +175,14 @@ async def test_a_step_that_does_not_end_is_told_from_many_that_wait(tmp_path: Pa
         while not all(answer.is_over for answer in answers):
             assert await state_of(cell.worker_address) == "serving"
             assert not await cell.problem()
+        await cluster.all_done()
+        # The last one leaves: it ends what it has, and nobody else is there for who comes.
+        with cluster.held():
+            await cluster.submit()
+            await cell.computes()
+            cluster.workers[0].send(signal.SIGTERM)
+            await cell.worker_is("not serving: it is draining")
+            await cell.says("no worker is ready: it is draining")
+        assert cluster.workers[0].join() == 0
+        await cell.says("no worker is ready: none is registered")
         await cluster.all_done()

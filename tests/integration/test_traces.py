@@ -1,6 +1,8 @@
 """One request is one trace through every service, as a real collector gets it."""
 
+import signal
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +169,55 @@ def test_a_plan_says_what_its_step_is_expected_to_take(stack: Seen) -> None:
 
     wait_until(guesses, "a plan for a step of a known size")
     assert max(guesses()) < 60_000_000
+
+
+def iterations_of(stack: Seen, trace_id: str) -> list[Any]:
+    """Those that link to a request."""
+    return [
+        span
+        for span in stack.collector.named("kaiten.iteration")
+        if any(link.trace_id.hex() == trace_id for link in span.links)
+    ]
+
+
+def workers_of(stack: Seen, trace_id: str) -> set[str]:
+    """Who computed a request."""
+    told = [each for one in iterations_of(stack, trace_id) for each in one.attributes]
+    return {each.value.string_value for each in told if each.key == "kaiten.worker.id"}
+
+
+def test_a_trace_outlives_its_worker_and_its_leader(stack: Seen) -> None:
+    """The worker is killed, then the leader changes: all that comes after hangs where it began."""
+    trace_id = "6bf7651916cd43dd8448eb211c80319c"
+    sampling = SamplingParams(max_tokens=1000, ignore_eos=True)
+
+    def names() -> set[str]:
+        return {span.name for span in stack.collector.of_trace(trace_id)}
+
+    with grpc.insecure_channel(stack.door.grpc) as channel:
+        call = InferenceServiceStub(channel).Generate(
+            pb.GenerateRequest(text="The chef", sampling=sampling),
+            metadata=(("traceparent", f"00-{trace_id}-{PARENT}-01"),),
+            timeout=WAIT_S,
+        )
+        wait_until(lambda: workers_of(stack, trace_id), "an iteration of the first worker")
+        stack.worker.kill()
+        stack.worker.start()
+        wait_until(lambda: len(workers_of(stack, trace_id)) == 2, "one of the second")
+        stack.scheduler.send(signal.SIGTERM)
+        assert stack.scheduler.join() == 0
+        seen = len(iterations_of(stack, trace_id))
+        stack.scheduler.start()
+        wait_until(lambda: len(iterations_of(stack, trace_id)) > seen, "one of the next leader")
+        call.cancel()
+    wait_until(lambda: {"text_completion mini", "kaiten.decode"} <= names(), "the whole trace")
+    spans = sorted(stack.collector.of_trace(trace_id), key=lambda span: span.start_time_unix_nano)
+    (root,) = (span for span in spans if span.parent_span_id.hex() == PARENT)
+    assert {span.parent_span_id for span in spans} - {root.parent_span_id} == {root.span_id}
+    (iterated,) = {link.span_id for one in iterations_of(stack, trace_id) for link in one.links}
+    assert iterated == root.span_id
+    # What was before its leader is in the archive, and the rest is told end to end.
+    phases = [span for span in spans if stack.collector.services[span.span_id] != "kaiten-gateway"]
+    assert [span.name for span in phases] == ["kaiten.unknown", *PHASES]
+    ends = [(one.end_time_unix_nano, other.start_time_unix_nano) for one, other in pairwise(phases)]
+    assert all(end == start for end, start in ends)

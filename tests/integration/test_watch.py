@@ -214,7 +214,7 @@ async def pages_tell(http: str, written: list[ArchiveEntry]) -> None:
 
 async def is_up(address: str) -> bool:
     """It answers, ready or not."""
-    return await state_of(address) in ("serving", "not serving")
+    return (await state_of(address)).partition(":")[0] in ("serving", "not serving")
 
 
 async def refusal(address: str, key: str) -> grpc.StatusCode:

@@ -4,15 +4,19 @@ import asyncio
 import gzip
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+import torch
+from torch.profiler import ProfilerActivity
 
 from gpu_worker import profile
+from gpu_worker.service import step_profile
 from gpu_worker.service.step_profile import STEPS_MAX, StepProfile
 from kaiten.client import AsyncClient
 from kaiten.local.private import unix_address
@@ -99,6 +103,36 @@ async def test_one_at_a_time_and_who_goes_away_is_not_waited_for(served: Served)
 async def test_as_many_steps_as_a_trace_can_hold(served: Served, steps: int) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match=rf"must be 1 to {STEPS_MAX}, got {steps}"):
         await pieces(served.stub.Profile(ProfileRequest(steps=steps), timeout=WAIT_S))
+
+
+def test_the_computing_thread_finds_loaded_what_a_gpus_profile_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the thread that loads it waits for that GPU alone, as the end of a profile does."""
+    told: list[object] = []
+
+    class Told:
+        def __init__(self, activities: list[object]) -> None:
+            told.append(activities)
+
+        def start(self) -> None:
+            pass
+
+        stop = start
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        told.append(device.index)
+        yield
+        told.append("off")
+
+    monkeypatch.setattr(step_profile, "profile", Told)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    gpu = torch.device("cuda", 1)
+    StepProfile.prepare(gpu)
+    StepProfile(3, gpu)
+    kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    assert told == [1, kinds, "off", kinds]
 
 
 def test_one_that_nobody_wants_any_more_does_not_begin() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
-from kaiten.cli.live.reasons import reason, states_of, takes_more, why_behind
+from kaiten.cli.live.reasons import reason, states_of, takes_more, trouble, why_behind
 from kaiten.client.live_core import NO_BLOCK, LiveCore, LiveSequence
 from kaiten.v1.watch_pb2 import SequenceState, WatchedWorker
 
@@ -150,6 +150,7 @@ def headline(core: LiveCore, rate: Rates) -> str:
         f"leader {core.epoch}  {core.configured.policy}  {running}/{slots} running  "
         f"{core.waiting} waiting  KV {share}  {rate.tokens_per_s:.0f} tokens/s  "
         f"{rate.records_per_s:.0f} records/s, {core.seq - core.committed_seq} uncommitted"
+        + (f"  {why}" if (why := trouble(core)) else "")
     )
 
 

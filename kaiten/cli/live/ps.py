@@ -7,6 +7,7 @@ from typing import Final
 
 from kaiten.cli.complaint import complain
 from kaiten.cli.live.cell_view import Choice, age, choices
+from kaiten.cli.live.reasons import trouble
 from kaiten.cli.watch import responses
 from kaiten.client.errors import ApiError
 from kaiten.client.live_core import LiveCore
@@ -28,7 +29,9 @@ def ps(gateways: Sequence[tuple[str, TLS | None]], *, api_key: str | None, as_js
 
 
 def lines_of(core: LiveCore) -> Iterator[str]:
-    """A heading, a line for each choice of each request, and how many are not shown."""
+    """A heading, a line for each choice of each request, how many are not shown, and why nobody
+    who comes now is computed.
+    """
     shown = list(choices(core))
     table = [COLUMNS, *map(_cells, shown)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -36,6 +39,8 @@ def lines_of(core: LiveCore) -> Iterator[str]:
         yield "  ".join(map(str.ljust, cells, widths)).rstrip()
     if len(core.queue) < core.waiting:
         yield f"and {core.waiting - len(core.queue)} more that wait"
+    if why := trouble(core):
+        yield why
 
 
 def _cells(one: Choice) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ WORDS: Final = {
 BY_NUMBER: Final = {
     WhyPassedOver.Value(f"WHY_PASSED_OVER_{name}"): words for name, words in WORDS.items()
 }
+NOBODY: Final = "no worker is here"
 # Stages that close a worker to whoever it might be; another says why its plans are short.
 CLOSING: Final = ("plan", "place")
 TOLD_OTHERWISE: Final = (
@@ -63,10 +64,24 @@ def takes_more(worker: WatchedWorker) -> bool:
     return is_open and all(over.stage not in CLOSING for over in worker.passed_over)
 
 
+def trouble(core: LiveCore) -> str:
+    """Why nobody who comes now is computed, be it that nobody has come; empty: nothing is known."""
+    if not core.workers:
+        return NOBODY
+    said = [_stuck(worker) for worker in core.workers.values()]
+    return ", ".join(dict.fromkeys(said)) if all(said) else ""
+
+
+def _stuck(worker: WatchedWorker) -> str:
+    if worker.is_draining:
+        return WORDS["DRAINING"]
+    return WORDS["LATE"] if worker.is_late else ""
+
+
 def closed(core: LiveCore) -> str:
     """Why nobody can join any worker, as far as it is no one sequence's reason; empty: it is."""
     if not core.workers:
-        return "no worker is here"
+        return NOBODY
     if any(map(takes_more, core.workers.values())):
         return ""
     words = [each for worker in core.workers.values() for each in _closing(worker)]

@@ -4,10 +4,12 @@ Whether a process interprets is settled when Triton is imported, so the tests of
 `interpreted` run in a process of their own: `pytest` passes over their names, this does not.
 """
 
+import ast
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,36 @@ def test_in_the_interpreter(names: list[str]) -> None:
     assert passed, done.stdout
     assert int(passed[1]) >= 5 * len(names)
     assert "skipped" not in done.stdout
+
+
+KERNELS = [
+    path for path in sorted((ROOT / "kernels").rglob("*.py")) if "@jit.compiled" in path.read_text()
+]
+
+
+def loops(tree: ast.AST) -> Iterator[ast.For]:
+    """Those of functions that Triton compiles."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            marks = map(ast.unparse, function.decorator_list)
+            yield from (
+                loop
+                for loop in ast.walk(function)
+                if isinstance(loop, ast.For) and "jit.compiled" in marks
+            )
+
+
+def counts_upwards(loop: ast.For) -> bool:
+    """Without a step, or by a constant, or by as many programs as there are."""
+    assert isinstance(loop.iter, ast.Call)
+    steps = [ast.unparse(step) for step in loop.iter.args[2:]]
+    return all(step.isupper() or step.isdigit() or "num_programs" in step[:15] for step in steps)
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.stem)
+def test_loops_count_upwards(path: Path) -> None:
+    """A step that is negative, and no constant, Triton takes for positive: the loop never runs
+    where it should. The interpreter has Python's range, and does not tell.
+    """
+    for loop in loops(ast.parse(path.read_text())):
+        assert counts_upwards(loop), f"{path}:{loop.lineno}: {ast.unparse(loop.iter)}"

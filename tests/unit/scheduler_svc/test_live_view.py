@@ -370,6 +370,11 @@ async def test_a_step_is_told_with_what_its_plan_decided() -> None:
     assert (step.step_us, step.is_graph, step.num_tokens) == (2000, True, 1)
     assert abs(step.expected_us - 2000) < 100
     before = cell.worker().kv.counts
+    # The first plan that anybody sees is told as all others are.
+    await responses.aclose()
+    responses = cell.watching.changes(WatchRequest(takes_rows=True), asyncio.Event())
+    cell.clock.now_ns += 1_000_000_000
+    await anext(responses)
     cell.submit((*prompt[:12], *range(100, 130)), 3)
     cell.turn()
     step = await newest()

@@ -14,7 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
 
-from service_kit import grpc_server
+from kaiten.local.health import state_of
+from service_kit import grpc_health, grpc_server
 from service_kit.errors import ConfigError, InvalidRequest, Overloaded
 
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -248,23 +249,34 @@ async def test_metadata_has_a_cap(size: int) -> None:
 
 
 async def test_health_tells_each_change() -> None:
-    server = grpc_server.create_server()
-    health = grpc_server.add_health(server, ["kaiten.v1.InferenceService"])
-    port = grpc_server.bind(server, "127.0.0.1", 0)
+    server, service = grpc_server.create_server(), "kaiten.v1.InferenceService"
+    health = grpc_server.add_health(server, [service])
+    address = f"127.0.0.1:{grpc_server.bind(server, '127.0.0.1', 0)}"
     await server.start()
     states = health_pb2.HealthCheckResponse
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with grpc.aio.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
         assert (await watch.read()).status == states.NOT_SERVING
-        health.set("", True)
+        health.set("", "")
         assert (await watch.read()).status == states.SERVING
-        named = health_pb2.HealthCheckRequest(service="kaiten.v1.InferenceService")
+        assert await state_of(address) == "serving"
+        named = health_pb2.HealthCheckRequest(service=service)
         assert (await stub.Check(named)).status == states.NOT_SERVING
-        health.set_all(True)
+        assert await state_of(address, service) == f"not serving: {grpc_health.STARTING}"
+        health.set_all("")
         assert (await stub.Check(named)).status == states.SERVING
-        health.set_all(False)
+        # What others wrote comes into a header: any text is one line of it.
+        health.set_all("the store of Malmö\r\nx: y " + "!" * 1000)
         assert (await watch.read()).status == states.NOT_SERVING
+        said = await state_of(address)
+        assert said.startswith("not serving: the store of Malm? x: y !!")
+        assert len(said) == len("not serving: ") + grpc_health.REASON_CHARS_MAX
+        # Another reason is known to who asks, and no change to who watches.
+        health.set_all("it is draining")
+        assert await state_of(address, service) == "not serving: it is draining"
+        health.set("", "")
+        assert (await watch.read()).status == states.SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
@@ -274,19 +286,20 @@ async def test_health_tells_each_change() -> None:
 
 
 async def test_who_drains_is_alive_and_who_gets_nowhere_is_not() -> None:
-    gets_on = True
+    stuck = ""
     server = grpc_server.create_server()
-    health = grpc_server.add_health(server, is_alive=lambda: gets_on)
+    health = grpc_server.add_health(server, get_stuck=lambda: stuck)
     port = grpc_server.bind(server, "127.0.0.1", 0)
     await server.start()
     states = health_pb2.HealthCheckResponse
-    health.set_all(False)
+    health.set_all("it is draining")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         live = health_pb2.HealthCheckRequest(service="live")
         assert (await stub.Check(live)).status == states.SERVING
-        gets_on = False
+        stuck = "a step has not ended for 61 s"
         assert (await stub.Check(live)).status == states.NOT_SERVING
+        assert await state_of(f"127.0.0.1:{port}", "live") == f"not serving: {stuck}"
     await server.stop(0)
 
 

@@ -193,7 +193,7 @@ async def served(peers: Peers, settings: PartSettings | None = None) -> AsyncIte
         for kind in KINDS
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", handlers),))
-    grpc_server.add_health(server).set("", True)
+    grpc_server.add_health(server).set("", "")
     bound = await peers.bind(server, settings or PartSettings())
     await server.start()
     try:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from gpu_worker.runner.device_streams import CudaStreams
 from gpu_worker.service import loading
 from gpu_worker.service.loading import PhaseTimer, choose_kernels, load
 from gpu_worker.settings import WorkerSettings
@@ -125,6 +126,20 @@ def in_warm_up(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> No
 
     monkeypatch.setattr(loading, "_load", fails)
     load(WorkerSettings(model="m"))
+
+
+def test_a_gpu_that_is_lost_at_the_start_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the host waits for it, as at the end of each recording."""
+
+    def waits() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waits())
+    streams = object.__new__(CudaStreams)
+    streams.device = GPU
+    said = r"GPU fails .*phase warm_up: CUDA error: an illegal memory access .*; look at nvidia-smi"
+    with pytest.raises(ConfigError, match=said):
+        in_warm_up(monkeypatch, streams.finish)
 
 
 def test_a_fault_of_the_program_keeps_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,39 @@
 """`kaiten explain`: what it prints of a timeline, and where else it says to look."""
 
+import grpc
+import pytest
+
+from kaiten.cli.complaint import complain
 from kaiten.cli.explain import hints, lines_of
+from kaiten.client.errors import from_rpc_error
 from kaiten.v1.inference_service_pb2 import ExplainResponse
 from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePhase
+from service_kit.errors import Unavailable
+from service_kit.grpc_errors import trailers_of
 
 
 def explained(*phases: TimelinePhase) -> ExplainResponse:
     intervals = [TimelineInterval(phase=phase) for phase in phases]
     return ExplainResponse(choices=[ChoiceTimeline(), ChoiceTimeline(intervals=intervals)])
+
+
+def test_a_gateway_that_answered_is_not_asked_whether_it_is_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What keeps it is behind it, and it can say what."""
+    trailers = trailers_of(Unavailable("the store does not answer"))
+    for code, trailing, hint in (
+        (grpc.StatusCode.UNAVAILABLE, (), "is a gateway listening on here:1?"),
+        (grpc.StatusCode.UNAVAILABLE, trailers, "kaiten healthcheck here:1"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, (), "kaiten healthcheck here:1"),
+    ):
+        metadata = grpc.aio.Metadata(*trailing)
+        error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, "it does not")
+        assert complain(from_rpc_error(error), "here:1") == 1
+        said = capsys.readouterr().err
+        assert "it does not" in said
+        assert hint in said
+        assert said.count("here:1") == 1
 
 
 def test_who_waited_under_a_dead_leader_is_sent_to_the_archive() -> None:

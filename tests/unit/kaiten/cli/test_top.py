@@ -9,8 +9,18 @@ from typing import Any
 
 import pytest
 
+from kaiten.cli import watch
 from kaiten.cli.live import cell_view, ps
-from kaiten.cli.live.cell_view import FREE, HELD, SHARED, Rates, choices, worker_rows
+from kaiten.cli.live.cell_view import (
+    FREE,
+    HELD,
+    SHARED,
+    Rates,
+    choices,
+    headline,
+    rates,
+    worker_rows,
+)
 from kaiten.cli.live.reasons import WORDS
 from kaiten.client.errors import ApiError, UnavailableError
 from kaiten.client.live_core import LiveCore
@@ -114,6 +124,30 @@ def test_who_waits_is_always_told_why() -> None:
     core.workers.clear()
     del core.sequences[first].passed_over[:]
     assert whys() == ["no worker is here"] * 2
+
+
+def test_a_cell_that_cannot_get_on_says_so_though_nobody_waits() -> None:
+    """Whoever looks because all are refused sees why, at every terminal."""
+    cell = Told(spec(slots=2), spec(slots=2))
+    core = seen(cell)
+
+    def said() -> list[str]:
+        lines = [
+            headline(core, rates(None, core)),
+            next(watch.lines_of(core)),
+            [*ps.lines_of(core)][-1],
+        ]
+        return [line.split("  ")[-1] for line in lines]
+
+    healthy = said()
+    one, other = core.workers.values()
+    one.is_late = True
+    assert said() == healthy, "the other takes them"
+    other.is_draining = True
+    why = "a step of the worker is overdue, the worker is draining"
+    assert said() == [why] * 3
+    core.workers.clear()
+    assert said() == ["no worker is here"] * 3
 
 
 def test_people_read_the_planners_own_words() -> None:
