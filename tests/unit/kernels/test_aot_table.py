@@ -65,6 +65,7 @@ from benchmarks.kernels import aot
 from benchmarks.kernels.compiled_code import access_order
 from kernels import dispatch, jit, variants
 from kernels.norms_rope import gate_mul
+from tests.unit.kernels import compiled_cases
 wanted = {tuple(key) for key in json.loads(sys.argv[1])}
 table = aot.read_table()
 for shape in aot.SHAPES:
@@ -106,7 +107,8 @@ digests = [aot.digest_for(early, 90), aot.digest_for(early, 90), aot.digest_for(
 for changed in (early.kernel, jit.wait_for_neighbour):
     changed._unsafe_update_src(changed.src.rstrip() + "\\n    pass\\n")
     digests.append(aot.digest_for(early, 90))
-print(json.dumps({"digests": digests, "order": order, "ahead": ahead}))
+said = {"digests": digests, "order": order, "ahead": ahead}
+print(json.dumps({**said, "excesses": compiled_cases.excesses()}))
 """
 
 
@@ -121,6 +123,8 @@ class Compiled:
     order: str
     # What was compiled ahead, and how what cannot be compiled ended.
     ahead: list[Any]
+    # Of attention's kernels, as they are compiled (`compiled_cases`).
+    excesses: dict[str, float]
 
     def code(self, *key: object) -> CodeFacts:
         facts = self.rows[key].code
@@ -191,6 +195,12 @@ def test_kernels_are_compiled_before_they_are_launched(compiled: Compiled) -> No
     *told, error, is_compilers = compiled.ahead
     assert told == ["_gate_mul_kernel"] * 2
     assert (error, is_compilers) == ("CompilationError", True)
+
+
+def test_attention_says_as_compiled_what_it_should(compiled: Compiled) -> None:
+    """The interpreter takes a kernel's source for Python, and Python means other things by it."""
+    assert compiled.excesses.keys() == {"mixed", "decode", "decode in parts"}
+    assert max(compiled.excesses.values()) <= 1.0, compiled.excesses
 
 
 def test_attention_reads_ahead_in_whole_words_and_multiplies_as_it_should(
