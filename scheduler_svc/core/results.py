@@ -138,7 +138,7 @@ def book_result(
     tokens = _book_tokens(cell, worker, flight, result, now_ns)
     tokens.prompt_logprobs.update(prompt_logprobs)
     worker.advance(flight, {*result.finished, *result.errors}, is_last=result.is_last)
-    worker.begin_step(now_ns)
+    worker.end_step(result.step_us, now_ns)
     events: list[Event] = []
     for slot, reason in result.finished.items():
         if (ended := _resident(flight, slot)) is not None:

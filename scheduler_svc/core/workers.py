@@ -19,8 +19,9 @@ from scheduler_svc.core.types import SequenceId, SlotIndex, WorkerSpec
 CHECKSUM_MASK = (1 << 64) - 1
 # From a step's result until the plan that answers it is there, a busy scheduler's time included.
 PLAN_US = 10_000
-# As that, of a scheduler that is not so busy; if it is, the worker stands still for the rest.
-HOLD_US = 5_000
+# As that, of a scheduler that is not so busy: what is held for less than a worker has stood still
+# for it is held for less by and by, up to about the last of these times what it stands still.
+HOLD_US, HOLD_GROWS_BITS, HOLD_SHRINKS_BITS = 5_000, 2, 5
 # A tenth of the steps that flex sequences have been in they may sit out, for first tokens of others
 # that come soon enough anyway; and so many at once, as requests come in groups.
 SPARE_EVERY = 10
@@ -94,8 +95,10 @@ class Worker:
         self.steps_since_join = 0
         # Steps that flex sequences may sit out, in parts of `SPARE_EVERY`.
         self.spares = SPARES_MAX * SPARE_EVERY
-        # When the step under way ends, as far as steps so far tell.
-        self.step_end_ns = 0
+        # When the step under way began, and when it ends, as far as steps so far tell; so long
+        # before that the next plan is made.
+        self.step_began_ns = self.step_end_ns = 0
+        self.hold_us = HOLD_US
         # A heap.
         self.slots_free = list(range(spec.slots_max))
         # Of those who run, for the next plan to remember.
@@ -285,8 +288,16 @@ class Worker:
         if tokens_to_end <= 0:
             self.note_finishing()
 
+    def end_step(self, step_us: int, now_ns: int) -> None:
+        """It was answered. What the worker was idle before it, a plan came too late."""
+        idle_us = (now_ns - self.step_began_ns) // 1000 - step_us
+        self.hold_us += min(max(0, idle_us), step_us) >> HOLD_GROWS_BITS
+        self.hold_us -= self.hold_us - HOLD_US >> HOLD_SHRINKS_BITS
+        self.begin_step(now_ns)
+
     def begin_step(self, now_ns: int) -> None:
         """The worker begins with the next of its steps, if it has one."""
+        self.step_began_ns = now_ns
         due = [flight for flight in self.flights if not flight.answered] or [*self.flights]
         if due:
             decodes, prompt_tokens = due[0].next_step

@@ -4,8 +4,15 @@ import re
 import shlex
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.json_format import Parse
+from google.protobuf.message_factory import GetMessageClass
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 
 from tests.support.programs import close_clients
 from tests.support.whole_stack import MODEL, WholeStack
@@ -19,7 +26,10 @@ PAGES = (
     "docs/tools.md",
 )
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-CURL = re.compile(r"^curl (?:\\\n|'[^']*'|[^'\n])+$", re.MULTILINE)
+CURL, GRPCURL = (
+    re.compile(rf"^{program} (?:\\\n|'[^']*'|[^'\n])+$", re.MULTILINE)
+    for program in ("curl", "grpcurl")
+)
 
 
 def found(pattern: re.Pattern[str]) -> list[str]:
@@ -55,5 +65,25 @@ def test_curl(line: str, whole_stack: WholeStack) -> None:
     assert answer.json()["choices"][0]["finish_reason"] in ("stop", "length", "tool_calls")
 
 
+@pytest.mark.parametrize("line", found(GRPCURL))
+def test_grpcurl(line: str, whole_stack: WholeStack) -> None:
+    """As it reads the line: the message is made by what the gateway's reflection says of it."""
+    _, *words = shlex.split(at(whole_stack, line).replace("\\\n", " "))
+    plaintext, data, content, address, method = words
+    assert (plaintext, data) == ("-plaintext", "-d")
+    service, _, name = method.partition("/")
+    with grpc.insecure_channel(address) as channel:
+        pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
+        found = pool.FindServiceByName(service).FindMethodByName(name)
+        asked, told = map(GetMessageClass, (found.input_type, found.output_type))
+        call = channel.unary_stream(
+            f"/{method}",
+            request_serializer=asked.SerializeToString,
+            response_deserializer=told.FromString,
+        )
+        *_, last = call(Parse(content, asked()), timeout=60)
+    assert last.event.HasField("done")
+
+
 def test_all_were_found() -> None:
-    assert (len(found(PYTHON)), len(found(CURL))) == (9, 3)
+    assert [len(found(each)) for each in (PYTHON, CURL, GRPCURL)] == [9, 4, 1]

@@ -15,7 +15,7 @@ from scheduler_svc.core.planner.give_way import give_way, num_leaving
 from scheduler_svc.core.planner.lease import lease
 from scheduler_svc.core.planner.retire import retire
 from scheduler_svc.core.planner.share import share
-from scheduler_svc.core.workers import HOLD_US, Worker
+from scheduler_svc.core.workers import Worker
 
 # What most questions for a plan are answered with.
 _NONE = {why: (PassedOver("plan", why),) for why in Why}
@@ -60,7 +60,7 @@ def held_until_ns(cell: CellState, worker: Worker, now_ns: int) -> int | None:
     its end; so does whoever comes after it, and then for all of the step that it is for. So it is
     made when the step is nearly over. None: now, or nobody knows when that is.
     """
-    until_ns = worker.step_end_ns - HOLD_US * 1000
+    until_ns = worker.step_end_ns - worker.hold_us * 1000
     is_held = cell.config.batch_gap_us and worker.flex and worker.flights and until_ns > now_ns
     return until_ns if is_held else None
 

@@ -14,6 +14,7 @@ from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.policy.presets import RULES
 from scheduler_svc.core.policy.rules import TABLES
 from scheduler_svc.core.types import FLEX_PRIORITY
+from scheduler_svc.core.workers import HOLD_US
 from tests.support.cell import Cell, spec
 
 ORDERS = [order for order in TABLES["order"] if order != "fair"] + ["fair", "fair:shortest"]
@@ -420,6 +421,23 @@ def test_a_plan_waits_for_the_end_of_a_step_that_flex_sequences_make_long() -> N
         late = other.submit(5, 4)
         assert plan_all(other) is None
         assert late in other.running()
+
+
+def test_a_plan_is_made_the_earlier_the_longer_a_worker_stands_still_for_it() -> None:
+    """Until it hardly does. Where it does not any more, plans are made as late as before."""
+    worker = filled().worker()
+    assert worker.hold_us == HOLD_US
+
+    def steps(count: int, plan_us: int) -> None:
+        """Of 9.6 ms, each begun as much too late as plans take longer than they are given."""
+        for _ in range(count):
+            late_us = max(0, plan_us - worker.hold_us)
+            worker.end_step(9600, worker.step_began_ns + 1000 * (9600 + late_us))
+
+    steps(100, plan_us=12_000)
+    assert 10_500 <= worker.hold_us <= 12_000
+    steps(300, plan_us=1000)
+    assert worker.hold_us <= HOLD_US + 50
 
 
 @settings(max_examples=20)
