@@ -384,6 +384,7 @@ class LeaderSession:
         self._held[worker_id] = after(for_ns / 1e9, self._ask_again, worker_id)
 
     def _ask_again(self, worker_id: str) -> None:
+        self._held.pop(worker_id, None)
         self._concerned[worker_id] = None
         self._wake()
 

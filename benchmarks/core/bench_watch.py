@@ -62,7 +62,7 @@ class Watched(Bench):
         return look(self.scheduler, moment, self._configured, {}, {}, before)
 
     def planned(self, plan: Plan) -> None:
-        self.steps_seen.planned(self.scheduler.workers[plan.worker_id], plan, ())
+        self.steps_seen.planned(self.scheduler.workers[plan.worker_id], plan, (), is_seen=True)
 
     def stepped(self, result: StepResult) -> None:
         flight = flight_of(self.scheduler.workers["w"], result.plan_id)
