@@ -116,7 +116,7 @@ class SchedulerProcess:
             try:
                 store = await self._ledger.check()
             except Unavailable as error:
-                self._store_is(str(error))
+                self._note_store_problem(str(error))
                 log.warning("store.waiting", reason=str(error))
                 await self._clock.sleep(STORE_RETRY_S)
                 continue
@@ -131,7 +131,7 @@ class SchedulerProcess:
 
     async def _lead(self) -> None:
         assert self._ledger is not None
-        self._store_is("")
+        self._note_store_problem("")
         standby = Standby(
             self._ledger,
             self._clock,
@@ -140,7 +140,7 @@ class SchedulerProcess:
             above_epoch=self._seen_epoch,
             address=await self._address(),
             peers=self._peers,
-            store_is=self._store_is,
+            on_store_problem=self._note_store_problem,
         )
         leader = await standby.campaign()
         self._servicer.begin(leader)
@@ -156,7 +156,7 @@ class SchedulerProcess:
             archive=archive,
             standby_addresses=self._servicer.standby_addresses.values(),
         )
-        session.renewal.store_is = self._store_is
+        session.renewal.on_store_problem = self._note_store_problem
         self._meters.leads(session)
         self._metrics.model_name = lambda: session.roster.model
         try:
@@ -172,7 +172,7 @@ class SchedulerProcess:
             if archive is not None:
                 await asyncio.to_thread(archive.close)
 
-    def _store_is(self, problem: str) -> None:
+    def _note_store_problem(self, problem: str) -> None:
         """Why the store does not answer, as it was last; empty: it does, and so do we."""
         self._health.set_all(DRAINING if self._is_draining else problem)
 

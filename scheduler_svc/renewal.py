@@ -31,7 +31,7 @@ class Renewal:
     ) -> None:
         self._ledger, self._leader, self._clock, self._cell = ledger, leader, clock, cell
         # Told after each renewal why the store did not take it; empty: it did.
-        self.store_is: Callable[[str], None] = lambda _: None
+        self.on_store_problem: Callable[[str], None] = lambda _: None
         # Of the workers' weights, as the ledger has it.
         self.told_digest = ""
         self._every_s = min(ttl_s / RENEWALS_PER_TTL, RENEW_S_MAX)
@@ -70,8 +70,8 @@ class Renewal:
         except StoreLost:
             raise
         except Unavailable as error:
-            self.store_is(str(error))
+            self.on_store_problem(str(error))
             log.warning("lease.not_renewed", reason=str(error))
             return False
-        self.store_is("")
+        self.on_store_problem("")
         return True

@@ -61,16 +61,16 @@ class Standby:
         address: str,
         above_epoch: int = 0,
         peers: Peers | None = None,
-        store_is: Callable[[str], None] = lambda _: None,
+        on_store_problem: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`above_epoch`: some worker has seen a leader of this one. `store_is` is told after every
-        look why the store does not answer; empty: it does.
+        """`above_epoch`: some worker has seen a leader of this one. `on_store_problem` is told
+        after every look why the store does not answer; empty: it does.
         """
         self._candidate = Candidate(
             ledger, clock, ttl_s, address=address, observer=self, above_epoch=above_epoch
         )
         self._servicer, self._address = servicer, address
-        self._peers, self._store_is = peers or Peers(), store_is
+        self._peers, self._on_store_problem = peers or Peers(), on_store_problem
         self._nonce = 0
         self._following: asyncio.Task[None] | None = None
 
@@ -83,7 +83,7 @@ class Standby:
 
     def saw(self, lease: Lease | None) -> None:
         """Follow whoever leads now. A leader that has ended is nobody to send workers to."""
-        self._store_is("")
+        self._on_store_problem("")
         nonce = 0 if lease is None else lease.nonce
         if nonce == self._nonce:
             return
@@ -98,7 +98,7 @@ class Standby:
             self._following = asyncio.create_task(self._follow(lease), name="follow")
 
     def missed(self, error: Unavailable) -> None:
-        self._store_is(str(error))
+        self._on_store_problem(str(error))
         log.warning("store.waiting", reason=str(error))
 
     async def _follow(self, lease: Lease) -> None:

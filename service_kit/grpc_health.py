@@ -53,7 +53,7 @@ class AtMost:
 class HealthStatus(health_pb2_grpc.HealthServicer):
     """The state of each service name; "" is the whole process. Watchers see every change.
 
-    `live` is asked anew each time, and watchers see it as it was. `get_stuck` says why the process
+    `live` is asked anew each time, and watchers see it as it was. `why_stuck` says why the process
     gets nowhere, empty: it does.
     """
 
@@ -61,11 +61,11 @@ class HealthStatus(health_pb2_grpc.HealthServicer):
         self,
         names: Iterable[str],
         watches_max: int = WATCHES_MAX,
-        get_stuck: Callable[[], str] = lambda: "",
+        why_stuck: Callable[[], str] = lambda: "",
     ) -> None:
         # Why not; empty: it serves.
         self._problems = dict.fromkeys(names, STARTING)
-        self._get_stuck = get_stuck
+        self._why_stuck = why_stuck
         self._watches = AtMost(watches_max, "health watches")
         self._changed = asyncio.Event()
 
@@ -112,7 +112,7 @@ class HealthStatus(health_pb2_grpc.HealthServicer):
 
     def _problem(self, name: str) -> str | None:
         """None: nobody knows the name."""
-        return self._get_stuck() if name == LIVE else self._problems.get(name)
+        return self._why_stuck() if name == LIVE else self._problems.get(name)
 
     def _answer(self, name: str) -> Any:
         problem = self._problem(name)

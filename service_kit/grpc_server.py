@@ -112,12 +112,12 @@ def add_health(
     server: "grpc.aio.Server",
     service_names: Sequence[str] = (),
     watches_max: int = WATCHES_MAX,
-    get_stuck: Callable[[], str] = lambda: "",
+    why_stuck: Callable[[], str] = lambda: "",
 ) -> HealthStatus:
     """Serve grpc.health.v1. Every name, and "" for the process, starts as not serving; `live` is
-    serving unless `get_stuck` says why not.
+    serving unless `why_stuck` says why not.
     """
-    status = HealthStatus(("", *service_names), watches_max, get_stuck)
+    status = HealthStatus(("", *service_names), watches_max, why_stuck)
     status.add_to(server)
     return status
 

@@ -87,7 +87,7 @@ class WorkerProcess:
             device=loaded.device,
         )
         worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server)
-        self._health = add_health(server, (SERVICE_NAME,), get_stuck=self._stuck)
+        self._health = add_health(server, (SERVICE_NAME,), why_stuck=self._why_stuck)
         add_reflection(server, (SERVICE_NAME,))
         await server.start()
         self._health.set_all("")
@@ -120,7 +120,7 @@ class WorkerProcess:
             looking.cancel()
             await asyncio.gather(registering, looking, return_exceptions=True)
 
-    def _stuck(self) -> str:
+    def _why_stuck(self) -> str:
         """Why it does not get on; empty: its steps end."""
         assert self._engine is not None
         at_it_s = self._engine.at_it_ns / 1e9
@@ -134,7 +134,7 @@ class WorkerProcess:
         was_hung = False
         while True:
             await asyncio.sleep(min(_LOOK_S_MAX, self._settings.hung_s / 4))
-            stuck = self._stuck()
+            stuck = self._why_stuck()
             self._health.set_all(self._leaves_because or stuck)
             if (is_hung := bool(stuck)) is was_hung:
                 continue

@@ -68,11 +68,11 @@ def trouble(core: LiveCore) -> str:
     """Why nobody who comes now is computed, be it that nobody has come; empty: nothing is known."""
     if not core.workers:
         return NOBODY
-    said = [_stuck(worker) for worker in core.workers.values()]
+    said = [_why_stuck(worker) for worker in core.workers.values()]
     return ", ".join(dict.fromkeys(said)) if all(said) else ""
 
 
-def _stuck(worker: WatchedWorker) -> str:
+def _why_stuck(worker: WatchedWorker) -> str:
     if worker.is_draining:
         return WORDS["DRAINING"]
     return WORDS["LATE"] if worker.is_late else ""

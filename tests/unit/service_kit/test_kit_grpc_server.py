@@ -288,7 +288,7 @@ async def test_health_tells_each_change() -> None:
 async def test_who_drains_is_alive_and_who_gets_nowhere_is_not() -> None:
     stuck = ""
     server = grpc_server.create_server()
-    health = grpc_server.add_health(server, get_stuck=lambda: stuck)
+    health = grpc_server.add_health(server, why_stuck=lambda: stuck)
     port = grpc_server.bind(server, "127.0.0.1", 0)
     await server.start()
     states = health_pb2.HealthCheckResponse
