@@ -69,7 +69,7 @@ _OPERATIONS: Final = {
     "tt.addptr": "{0} + np.asarray({1}).astype(np.int64) * size({of!r})",
     "tt.load": "loaded({of!r}, {all})",
     "tt.store": "stored({of!r}, {all})",
-    "tt.atomic_rmw": "added({all})",
+    "tt.atomic_rmw": "added({word!r}, {all})",
     "tt.splat": "np.broadcast_to({0}, shape({to!r}))",
     "tt.broadcast": "np.broadcast_to({0}, shape({to!r}))",
     "tt.expand_dims": "np.expand_dims({0}, {axis})",
@@ -189,7 +189,8 @@ def stored(of: str, at: Any, value: Any, mask: Any = True) -> None:
     )
 
 
-def added(at: Any, value: Any, mask: Any) -> Any:
+def added(how: str, at: Any, value: Any, mask: Any) -> Any:
+    assert how == "add", how
     before = loaded("!tt.ptr<i32>", at)
     stored("!tt.ptr<i32>", at, before + value, mask)
     return before
