@@ -3,19 +3,11 @@
 import asyncio
 import itertools
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from kaiten.v1.common_pb2 import (
-    FEATURE_LOGPROBS,
-    FEATURE_PROMPT_LOGPROBS,
-    Capabilities,
-    WorkerDescription,
-)
 from kaiten.v1.ledger_pb2 import CellRecord
 from kaiten.v1.worker_service_pb2 import Plan, StepResult
 from ledger import Candidate, Ledger
@@ -27,18 +19,11 @@ from scheduler_svc.core.workers import HOLD_US
 from scheduler_svc.journal import INPUTS_MAX
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.links import WorkerLink
-from scheduler_svc.meters import Meters
-from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.wire import spec_from_proto
 from service_kit.clock import SystemClock
 from service_kit.errors import OutOfOrder
-from service_kit.metrics import Metrics
 from tests.support.answers import until
+from tests.support.leading import NOWHERE, TTL_S, leading, worker
 from tests.support.play_leader import submit_record
-
-TTL_S = 1.0
-# Nobody listens there.
-NOWHERE = "127.0.0.1:9"
 
 
 class JumpingClock(SystemClock):
@@ -51,42 +36,8 @@ class JumpingClock(SystemClock):
         return super().monotonic_ns() + self.ahead_ns
 
 
-@asynccontextmanager
-async def leading(
-    ledger: Ledger, clock: SystemClock | None = None, **changed: object
-) -> AsyncIterator[tuple[LeaderSession, "asyncio.Task[None]"]]:
-    """A leadership that leads, and the task that runs it."""
-    clock = clock or SystemClock()
-    settings = SchedulerSettings(lease_ttl_s=TTL_S, **changed)  # type: ignore[arg-type]
-    leader = await Candidate(ledger, clock, TTL_S).campaign()
-    meters = Meters(Metrics("scheduler", is_scraped=False).meter)
-    session = LeaderSession(
-        ledger=ledger, leader=leader, settings=settings, clock=clock, meters=meters
-    )
-    await session.recover()
-    running = asyncio.create_task(session.run())
-    await until(lambda: session.roster._tasks is not None, "the leadership runs")
-    try:
-        yield session, running
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError, ExceptionGroup):
-            await running
-
-
 def _fail(*_: object, **__: object) -> None:
     raise AssertionError("on purpose")
-
-
-def worker(boot_id: str, **told: Any) -> WorkerDescription:
-    return WorkerDescription(
-        boot_id=boot_id,
-        block_size=16,
-        block_count=4,
-        slots_max=4,
-        step_tokens_max=8,
-        capabilities=Capabilities(plan_version=1, **told),
-    )
 
 
 async def renewals(ledger: Ledger) -> int:
@@ -417,73 +368,6 @@ async def test_a_plan_for_which_it_was_early_is_made_in_time(
         session._ask_again("w")
         await until(lambda: sent, "the plan behind it")
         assert session.now_ns() >= due_ns
-
-
-async def test_a_worker_that_describes_itself_anew(ledger: Ledger) -> None:
-    """What it can do in a step may change; what its blocks and slots are may not."""
-    async with leading(ledger) as (session, _):
-        first = worker("w")
-        session.roster.register(NOWHERE, first)
-        session.roster.link_opened(session.roster.links["w"])
-        core_worker = session.core.workers["w"]
-        before = session._journal._inputs[:]
-        session.roster.register(NOWHERE, first)
-        assert session._journal._inputs == before, "nothing new"
-        for change in (
-            {"step_tokens_max": 64},
-            {"step_tokens_max": 64, "mixed_tokens_max": 9},
-            {"capabilities": Capabilities(plan_version=1, features=[FEATURE_LOGPROBS])},
-        ):
-            told = WorkerDescription()
-            told.CopyFrom(first)
-            told.MergeFrom(WorkerDescription(**change))
-            session.roster.register(NOWHERE, told)
-            assert core_worker.spec == spec_from_proto(told)
-            assert session.roster.links["w"].worker == told
-            assert session.cell().model == told
-            assert session._journal._inputs[-1].worker_changed.worker_id == "w"
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"slots_max": 5}, r"worker\.slots_max was 4 and is 5: "),
-        ({"block_count": 5}, r"worker\.block_count was 4 and is 5"),
-        ({"block_size": 5}, r"worker\.block_size was 16 and is 5"),
-        ({"fingerprint": "x"}, r"worker\.fingerprint was  and is x"),
-        ({"vocab_size": 5}, r"worker\.vocab_size was 0 and is 5"),
-        (
-            {"capabilities": Capabilities(slot_tokens_max=2)},
-            r"worker\.capabilities\.slot_tokens_max was 0 and is 2",
-        ),
-    ],
-)
-async def test_a_worker_that_becomes_another_is_refused_by_field(
-    ledger: Ledger, change: dict[str, Any], says: str
-) -> None:
-    async with leading(ledger) as (session, _):
-        first = worker("w")
-        session.roster.register(NOWHERE, first)
-        session.roster.link_opened(session.roster.links["w"])
-        told = WorkerDescription()
-        told.CopyFrom(first)
-        told.MergeFrom(WorkerDescription(**change))
-        with pytest.raises(OutOfOrder, match=says):
-            session.roster.register(NOWHERE, told)
-        assert session.roster.links["w"].worker == first
-
-
-async def test_gateways_are_told_what_some_worker_can_do(ledger: Ledger) -> None:
-    async with leading(ledger) as (session, _):
-        session.roster.register(NOWHERE, worker("v", features=[FEATURE_LOGPROBS]))
-        session.roster.register("127.0.0.1:10", worker("w", features=[FEATURE_PROMPT_LOGPROBS]))
-        assert list(session.cell().model.capabilities.features) == [
-            FEATURE_LOGPROBS,
-            FEATURE_PROMPT_LOGPROBS,
-        ]
-        assert not session.roster.links["v"].worker.capabilities.features[1:], (
-            "the worker's own is as it was"
-        )
 
 
 async def test_a_hung_worker_gives_its_sequences_up_and_is_judged(ledger: Ledger) -> None:

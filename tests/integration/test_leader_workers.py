@@ -1,0 +1,83 @@
+"""What a leader makes of what workers say of themselves, and what gateways are told of it."""
+
+from typing import Any
+
+import pytest
+
+from kaiten.v1.common_pb2 import (
+    FEATURE_LOGPROBS,
+    FEATURE_PROMPT_LOGPROBS,
+    Capabilities,
+    WorkerDescription,
+)
+from ledger import Ledger
+from scheduler_svc.wire import spec_from_proto
+from service_kit.errors import OutOfOrder
+from tests.support.leading import NOWHERE, leading, worker
+
+
+async def test_a_worker_that_describes_itself_anew(ledger: Ledger) -> None:
+    """What it can do in a step may change; what its blocks and slots are may not."""
+    async with leading(ledger) as (session, _):
+        first = worker("w")
+        session.roster.register(NOWHERE, first)
+        session.roster.link_opened(session.roster.links["w"])
+        core_worker = session.core.workers["w"]
+        before = session._journal._inputs[:]
+        session.roster.register(NOWHERE, first)
+        assert session._journal._inputs == before, "nothing new"
+        for change in (
+            {"step_tokens_max": 64},
+            {"step_tokens_max": 64, "mixed_tokens_max": 9},
+            {"capabilities": Capabilities(plan_version=1, features=[FEATURE_LOGPROBS])},
+        ):
+            told = WorkerDescription()
+            told.CopyFrom(first)
+            told.MergeFrom(WorkerDescription(**change))
+            session.roster.register(NOWHERE, told)
+            assert core_worker.spec == spec_from_proto(told)
+            assert session.roster.links["w"].worker == told
+            assert session.cell().model == told
+            assert session._journal._inputs[-1].worker_changed.worker_id == "w"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"slots_max": 5}, r"worker\.slots_max was 4 and is 5: "),
+        ({"block_count": 5}, r"worker\.block_count was 4 and is 5"),
+        ({"block_size": 5}, r"worker\.block_size was 16 and is 5"),
+        ({"fingerprint": "x"}, r"worker\.fingerprint was  and is x"),
+        ({"vocab_size": 5}, r"worker\.vocab_size was 0 and is 5"),
+        (
+            {"capabilities": Capabilities(slot_tokens_max=2)},
+            r"worker\.capabilities\.slot_tokens_max was 0 and is 2",
+        ),
+    ],
+)
+async def test_a_worker_that_becomes_another_is_refused_by_field(
+    ledger: Ledger, change: dict[str, Any], says: str
+) -> None:
+    async with leading(ledger) as (session, _):
+        first = worker("w")
+        session.roster.register(NOWHERE, first)
+        session.roster.link_opened(session.roster.links["w"])
+        told = WorkerDescription()
+        told.CopyFrom(first)
+        told.MergeFrom(WorkerDescription(**change))
+        with pytest.raises(OutOfOrder, match=says):
+            session.roster.register(NOWHERE, told)
+        assert session.roster.links["w"].worker == first
+
+
+async def test_gateways_are_told_what_some_worker_can_do(ledger: Ledger) -> None:
+    async with leading(ledger) as (session, _):
+        session.roster.register(NOWHERE, worker("v", features=[FEATURE_LOGPROBS]))
+        session.roster.register("127.0.0.1:10", worker("w", features=[FEATURE_PROMPT_LOGPROBS]))
+        assert list(session.cell().model.capabilities.features) == [
+            FEATURE_LOGPROBS,
+            FEATURE_PROMPT_LOGPROBS,
+        ]
+        assert not session.roster.links["v"].worker.capabilities.features[1:], (
+            "the worker's own is as it was"
+        )
