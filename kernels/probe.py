@@ -1,7 +1,8 @@
 """What the compiled kernels take on this processor: one linear and one attention, timed.
 
 Where nobody has measured which of a processor's binaries is the better one, a worker's start times
-them (native.build); `kaiten doctor` says what they take.
+them (native.build), and bfloat16 where it might be emulated (packed_linear.is_fast); `kaiten
+doctor` says what they take.
 """
 
 import time
@@ -32,13 +33,18 @@ def chosen(times_s: Mapping[str, float]) -> str:
     return best if times_s[best] * MARGIN < times_s[first] else first
 
 
+def is_emulated(seconds: float, float32_s: float) -> bool:
+    """Whether what takes so long in some dtype had better be computed in float32."""
+    return seconds > MARGIN * float32_s
+
+
 def linear_s(library: Library, dtype: torch.dtype, clock: Clock = time.perf_counter) -> float:
     """Best seconds of `ROWS` rows against `WIDTH` x `WIDTH` weights."""
     weight = torch.full((WIDTH, WIDTH), 0.01, dtype=dtype)
     packed = torch.empty(library.packed_shape(weight), dtype=dtype)
     library.pack_linear(weight, packed)
     x = torch.ones(ROWS, WIDTH, dtype=dtype)
-    return _best_s(lambda: library.linear(x, packed, None, WIDTH), clock)
+    return best_s(lambda: library.linear(x, packed, None, WIDTH), clock)
 
 
 def attention_s(library: Library, dtype: torch.dtype, clock: Clock = time.perf_counter) -> float:
@@ -49,7 +55,7 @@ def attention_s(library: Library, dtype: torch.dtype, clock: Clock = time.perf_c
     starts = torch.arange(ROWS + 1, dtype=torch.int32)
     contexts = torch.full((ROWS,), CONTEXT, dtype=torch.int32)
     q = torch.ones(ROWS, HEADS, HEAD_DIM, dtype=dtype)
-    return _best_s(
+    return best_s(
         lambda: library.paged_attention(q, pages, pages, tables, starts, contexts, 0.125, 0, 0.0),
         clock,
     )
@@ -75,7 +81,7 @@ def compared(times_s: Mapping[str, float]) -> str:
     return f"timed here, a linear in bf16: {_listed(times_s)}"
 
 
-def _best_s(run: Callable[[], object], clock: Clock) -> float:
+def best_s(run: Callable[[], object], clock: Clock = time.perf_counter) -> float:
     run()
     seconds = []
     for _ in range(_REPEATS):
