@@ -23,6 +23,13 @@
 #define KAITEN_BF16_DOT 0
 #endif
 
+// And of whole tiles of them.
+#if (KAITEN_AVX512 && KAITEN_BF16_DOT && defined(__AMX_BF16__)) || defined(KAITEN_AMX_PLAYED_BY)
+#define KAITEN_AMX 1
+#else
+#define KAITEN_AMX 0
+#endif
+
 #if KAITEN_AVX512 || KAITEN_NEON || (defined(__AVX2__) && defined(__FMA__))
 #define KAITEN_FMA 1
 #else
