@@ -102,7 +102,8 @@ def _outputs(
 
 def likeliest(weights: Weights, bench: Bench, job: Job, output: Sequence[int]) -> list[int]:
     """After the prompt, and after each token of the output but the last."""
-    return tops(weights, bench, job, output).indices[:, 0].tolist()
+    found: list[int] = tops(weights, bench, job, output).indices[:, 0].tolist()
+    return found
 
 
 def tops(weights: Weights, bench: Bench, job: Job, output: Sequence[int]) -> Any:
