@@ -14,7 +14,7 @@ from cyclopts.validators import Number
 from kaiten.api_key import ApiKeyFile, api_key_of
 from kaiten.cli import packages
 from kaiten.cli.config_file import from_file
-from kaiten.cli.other_servers import explained
+from kaiten.cli.mistakes import explained
 from kaiten.local import services
 from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.scheduling import Scheduling

@@ -8,7 +8,7 @@ from typing import Any
 from cyclopts import App, ArgumentCollection, CycloptsError
 from cyclopts.config import Dict
 
-from kaiten.cli.other_servers import INSTEAD
+from kaiten.cli.mistakes import INSTEAD
 
 
 def from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from kaiten.cli.app import app
-from kaiten.cli.other_servers import INSTEAD
+from kaiten.cli.mistakes import INSTEAD
 from scheduler_svc.settings import SchedulerSettings
 
 ROOT = Path(__file__).parents[2]

@@ -191,6 +191,8 @@ def test_a_wrong_file_is_refused(
         (["serv"], 'Did you mean "serve"?'),
         (["serve", "--grpc-prot", "1"], "Did you mean --grpc-port?"),
         (["serve", "--ctx-size", "1"], "no --ctx-size: use --context-tokens"),
+        (["ps", "localhost:50051"], "by its flag: --address localhost:50051"),
+        (["ps", "all of them"], "kaiten ps does not take 'all of them': see kaiten ps --help"),
         (["serve", "--dtype", "fp8"], "fp8"),
         (["serve", "--weight-dtype", "int3"], "int3"),
         (["serve", "--kv-dtype", "fp16"], "fp16"),

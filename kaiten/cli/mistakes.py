@@ -1,12 +1,15 @@
-"""Flags of other servers that `kaiten serve` does not take, and what to say instead.
+"""What is said of a command line that cannot be understood.
 
-Those that it takes under their name stand in its `--help`; docs/coming_from.md has both.
+Flags of other servers that `kaiten serve` takes under their name stand in its `--help`; what to
+say of the others stands here. docs/coming_from.md has both.
 """
 
+import inspect
+import shlex
 from collections.abc import Mapping
 from typing import Final
 
-from cyclopts import CycloptsError, CycloptsPanel, UnknownOptionError
+from cyclopts import CycloptsError, CycloptsPanel, UnknownOptionError, UnusedCliTokensError
 
 SPLIT: Final = "a worker is one GPU with the whole model; more of them: --workers"
 CHUNKED: Final = "prompts are always computed in chunks beside decodes; how: --mix"
@@ -67,4 +70,18 @@ def explained(error: CycloptsError) -> object:
         flag = (error.token.keyword or error.token.value).partition("=")[0]
         if flag in INSTEAD:
             return CycloptsPanel(f"kaiten serve has no {flag}: {INSTEAD[flag]}.")
+    if isinstance(error, UnusedCliTokensError) and error.target is not None:
+        return CycloptsPanel(of_unused(error))
     return CycloptsPanel(error)
+
+
+def of_unused(error: UnusedCliTokensError) -> str:
+    """Of words that no parameter of a command takes."""
+    assert error.target is not None
+    assert error.unused_tokens is not None
+    command = shlex.join(("kaiten", *(error.command_chain or ())))
+    words = shlex.join(error.unused_tokens)
+    has_address = "address" in inspect.signature(error.target).parameters
+    if has_address and ":" in words:
+        return f"{command} takes an address by its flag: --address {words}"
+    return f"{command} does not take {words}: see {command} --help"
