@@ -41,6 +41,12 @@
 
 // Before a loop over an array of sums: the compiler keeps the array in registers only if it unrolls the loop early.
 #define KAITEN_UNROLL _Pragma("GCC unroll 16")
+// The same, where a panel has so many vectors that the compiler does not do so by itself.
+#if KAITEN_NEON
+#define KAITEN_UNROLL_WIDE KAITEN_UNROLL
+#else
+#define KAITEN_UNROLL_WIDE
+#endif
 
 namespace kaiten {
 
