@@ -4,6 +4,7 @@ Nothing happens at import. A worker calls `build()` once at its start; until the
 fails, launchers take their torch path and `reason()` says why.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ from kernels import probe
 from kernels.cpp import build as binaries
 from kernels.cpp.library import Library
 
+TIMED: Final = "timed"
 _THE_BEST: Final = "the best that this processor has"
 
 
@@ -65,13 +67,14 @@ def build(cache_dir: Path | None = None, *, variant: str | None = None) -> bool:
 
     Processes that start together wait for one build. `variant` names one of those that the
     processor has (cpp/build.py), None: the best, or what is loaded. Where nobody has measured which
-    is the best, it is timed. False, with `reason()`, when none can be had.
+    is the best, it is timed; `TIMED`: with those that are off. False, with `reason()`, when none
+    can be had.
     """
     library = _state.library
     if library is not None and variant in (None, library.instructions()):
         return True
     try:
-        found = _best(cache_dir) if variant is None else _named(variant, cache_dir)
+        found = _found(variant, cache_dir)
     except (OSError, RuntimeError, ValueError) as error:
         disable(f"torch path: {_first_line(error)}")
         return False
@@ -87,14 +90,16 @@ class _Found:
     why: str
 
 
-def _named(name: str, cache_dir: Path | None) -> _Found:
+def _found(name: str | None, cache_dir: Path | None) -> _Found:
+    if name in (None, TIMED):
+        return _best(binaries.rivals(with_off=name == TIMED), cache_dir)
     library, origin = _tried(binaries.variant_named(name), cache_dir)
     return _Found(library, origin, "asked for")
 
 
-def _best(cache_dir: Path | None) -> _Found:
+def _best(rivals: Sequence[binaries.Variant], cache_dir: Path | None) -> _Found:
     """Of several that may be the best the one that is faster here; one that fails is no rival."""
-    rivals, found, problems = binaries.rivals(), {}, []
+    found, problems = {}, []
     for variant in rivals:
         try:
             found[variant.name] = _tried(variant, cache_dir)

@@ -53,17 +53,17 @@ struct BringingInt4 {
       at += k > 0;
       enter();
     }
-    for (int c = 0; c < kColumns * kPer; ++c) lanes[c] = load_lanes(at->codes[step / kStride] + c * W);
+    KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns * kPer; ++c) lanes[c] = load_lanes(at->codes[step / kStride] + c * W);
   }
 
   inline void step(VF (&w)[kColumns], int i) {
-    for (int c = 0; c < kColumns; ++c) w[c] = brought(c, i);
+    KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) w[c] = brought(c, i);
   }
 
  private:
   inline VF brought(int c, int i) const {
     VF weights[kPer];
-    for (int p = 0; p < kPer; ++p) {
+    KAITEN_UNROLL_WIDE for (int p = 0; p < kPer; ++p) {
       const int lane = c * kPer + p;
       weights[p] = fma(code_of(lanes[lane], i), scales[lane], offsets[lane]);
     }
@@ -75,8 +75,8 @@ struct BringingInt4 {
 
   inline void enter() {
     VU zeros[kZeroVectors];
-    for (int v = 0; v < kZeroVectors; ++v) zeros[v] = load_lanes(at->zeros[v]);
-    for (int c = 0; c < kColumns; ++c) {
+    KAITEN_UNROLL_WIDE for (int v = 0; v < kZeroVectors; ++v) zeros[v] = load_lanes(at->zeros[v]);
+    KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) {
       const VF scale = load(at->scales + c * W), zero = code_of(zeros[c / kZerosPerLane], c % kZerosPerLane);
       const VF offset = VF{} - zero * scale;
       if constexpr (kPer == 2) {
@@ -109,7 +109,7 @@ struct Int4 {
       KAITEN_UNROLL for (int i = 0; i < kStride; ++i) {
         VF w[kColumns];
         source.step(w, i);
-        for (int c = 0; c < kColumns; ++c) room[(k + i) * kColumns + c] = w[c];
+        KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) room[(k + i) * kColumns + c] = w[c];
       }
     }
   }

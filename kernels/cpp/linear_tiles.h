@@ -40,20 +40,20 @@ inline int64_t panels_of(int64_t out) { return (out + kPanel - 1) / kPanel; }
 // The sums of a step: of a float32 each, or of a pair of bfloat16, the first of it first.
 template <int R>
 inline void add_step(const VF (&w)[kColumns], const float* x, int64_t x_stride, VF (&sums)[R][kColumns]) {
-  for (int r = 0; r < R; ++r) {
+  KAITEN_UNROLL_WIDE for (int r = 0; r < R; ++r) {
     const VF of_row = splat(x[r * x_stride]);
-    for (int c = 0; c < kColumns; ++c) sums[r][c] = fma(of_row, w[c], sums[r][c]);
+    KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) sums[r][c] = fma(of_row, w[c], sums[r][c]);
   }
 }
 
 #if KAITEN_BF16_DOT
 template <int R>
 inline void add_step(const VF (&w)[kColumns], const bf16* x, int64_t x_stride, VF (&sums)[R][kColumns]) {
-  for (int r = 0; r < R; ++r) {
+  KAITEN_UNROLL_WIDE for (int r = 0; r < R; ++r) {
     uint32_t pair;
     std::memcpy(&pair, x + r * x_stride, sizeof pair);
     const VU of_row = splat(pair);
-    for (int c = 0; c < kColumns; ++c) sums[r][c] = dot_pairs(sums[r][c], (VF)of_row, w[c]);
+    KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) sums[r][c] = dot_pairs(sums[r][c], (VF)of_row, w[c]);
   }
 }
 #endif
@@ -80,7 +80,7 @@ struct Ready {
   const VF* at;
 
   inline void step(VF (&w)[kColumns]) {
-    for (int c = 0; c < kColumns; ++c) w[c] = at[c];
+    KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) w[c] = at[c];
     at += kColumns;
   }
 };
@@ -120,7 +120,7 @@ struct Bringing {
   VF* kept;
 
   inline void step(VF (&w)[kColumns]) {
-    for (int c = 0; c < kColumns; ++c) {
+    KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) {
       w[c] = brought_over<Factor<T>>(at + c * W * kPerStep<T>);
       if constexpr (kKeeps) kept[c] = w[c];
     }
@@ -196,12 +196,12 @@ inline Panel<T> panel_of(const Linear& a, int64_t panel) {
 
 template <class T, int R, bool kWhole>
 inline void write(const Panel<T>& p, const VF (&sums)[R][kColumns], T* out) {
-  for (int c = 0; c < kColumns; ++c) {
+  KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) {
     const int n = kWhole ? W : std::clamp(p.width - c * W, 0, W);
     if (n == 0) return;
     const VF bias = p.bias ? load(p.bias + c * W, n) : VF{};
     const VF scale = p.scales ? load(p.scales + c * W, n) : splat(1.0f);
-    for (int r = 0; r < R; ++r) {
+    KAITEN_UNROLL_WIDE for (int r = 0; r < R; ++r) {
       T* to = out + r * p.out_stride + c * W;
       if constexpr (kWhole)
         store(to, sums[r][c] * scale + bias);

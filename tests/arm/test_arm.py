@@ -1,4 +1,5 @@
-"""The CPU kernels of ARM: compiled as a wheel ships them, and run by an emulated processor.
+"""The CPU kernels of ARM: compiled as a wheel ships them, and run by an emulated processor. And
+the linear of AMX, whose instructions a header plays.
 
 `self_test.cpp` calls them through their door and compares with plain loops. It is run on this
 machine's own kernels as well, so that what it finds is the kernels' and not its own.
@@ -20,7 +21,7 @@ QEMU: Final = "qemu-aarch64"
 SYSROOT: Final = "/usr/aarch64-linux-gnu"
 # The oldest that a variant is for, so that an instruction it lacks ends the program.
 PROCESSORS: Final = {"neon": "cortex-a53", "neon-bf16": "max"}
-SOURCE: Final = Path(__file__).parent / "self_test.cpp"
+HERE: Final = Path(__file__).parent
 
 pytestmark = [pytest.mark.arm, pytest.mark.timeout(900)]
 
@@ -39,14 +40,16 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def self_test(folder: Path, library: Path, compiler: str) -> str:
     """The program, for one library."""
-    program = str(folder / "self_test")
+    words = [str(HERE / "self_test.cpp"), str(library), f"-Wl,-rpath,{library.parent}"]
+    return compiled(folder, compiler, *words)
+
+
+def compiled(folder: Path, compiler: str, *words: str) -> str:
+    program = str(folder / "program")
+    given = ("-std=c++20", "-O1", "-pthread", f"-I{build.SOURCES}", f"-I{HERE}")
     done = subprocess.run(
-        [
-            compiler, "-std=c++20", "-O1", f"-I{build.SOURCES}", str(SOURCE), str(library),
-            f"-Wl,-rpath,{library.parent}", "-o", program,
-        ],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [compiler, *given, *words, "-o", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return program
 
@@ -64,6 +67,16 @@ def test_kernels_compute_what_they_say_and_exactly(
 ) -> None:
     program = self_test(tmp_path, libraries[instructions], CXX)
     held([QEMU, "-L", SYSROOT, "-cpu", PROCESSORS[instructions], program], instructions)
+
+
+@pytest.mark.skipif(bool(missing()), reason=f"no {missing()} here")
+def test_a_linear_in_tiles_is_what_it_says(tmp_path: Path) -> None:
+    neon = next(variant for variant in build.ARM if variant.name == "neon-bf16")
+    played = f'-DKAITEN_AMX_PLAYED_BY="{HERE / "played_amx.h"}"'
+    sources = str(HERE / "amx_test.cpp"), str(build.SOURCES / "parallel.cpp")
+    flags = "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", *neon.flags
+    program = compiled(tmp_path, CXX, *flags, played, *sources)
+    held([QEMU, "-L", SYSROOT, "-cpu", "max", program], "amx")
 
 
 def test_so_do_those_of_this_machine(tmp_path: Path) -> None:

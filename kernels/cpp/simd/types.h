@@ -23,6 +23,13 @@
 #define KAITEN_BF16_DOT 0
 #endif
 
+// And of whole tiles of them.
+#if (KAITEN_AVX512 && KAITEN_BF16_DOT && defined(__AMX_BF16__)) || defined(KAITEN_AMX_PLAYED_BY)
+#define KAITEN_AMX 1
+#else
+#define KAITEN_AMX 0
+#endif
+
 #if KAITEN_AVX512 || KAITEN_NEON || (defined(__AVX2__) && defined(__FMA__))
 #define KAITEN_FMA 1
 #else
@@ -34,6 +41,12 @@
 
 // Before a loop over an array of sums: the compiler keeps the array in registers only if it unrolls the loop early.
 #define KAITEN_UNROLL _Pragma("GCC unroll 16")
+// The same, where a panel has so many vectors that the compiler does not do so by itself.
+#if KAITEN_NEON
+#define KAITEN_UNROLL_WIDE KAITEN_UNROLL
+#else
+#define KAITEN_UNROLL_WIDE
+#endif
 
 namespace kaiten {
 
